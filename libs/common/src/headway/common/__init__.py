@@ -1,0 +1,1 @@
+"""The vocabulary of Headway: plans, messages, shared memory and processes. Never imports torch."""

@@ -1,0 +1,73 @@
+"""The schedule's vocabulary: everything in a step that takes time is an Action.
+
+A chunk is one of the ``vp`` model chunks of a pipeline rank; chunk ``c`` of rank ``r`` is virtual stage
+``c * pp + r``. Micro-batches are numbered locally to one data-parallel replica, from 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class Kind(IntEnum):
+    """What an action does. The numbers are written into flight records: never reuse one."""
+
+    FORWARD = 1
+    BACKWARD = 2  # input and weight gradient together
+    BACKWARD_INPUT = 3
+    BACKWARD_WEIGHT = 4
+    SEND_FORWARD = 5
+    RECV_FORWARD = 6
+    SEND_BACKWARD = 7
+    RECV_BACKWARD = 8
+    ALL_GATHER = 9  # parameters of one chunk, over data parallelism
+    REDUCE_SCATTER = 10  # gradients of one chunk, over data parallelism
+    DATA = 11
+    NORM = 12  # the two world all-reduces that end a step
+    OPTIMIZER = 13
+    SNAPSHOT = 14
+    EVAL = 15
+    STEP = 16  # a whole optimizer step, written when it completes
+    RESTORE = 17
+    JOIN = 18  # building the groups of a generation
+
+
+COMPUTE = frozenset({Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT})
+SENDS = frozenset({Kind.SEND_FORWARD, Kind.SEND_BACKWARD})
+RECEIVES = frozenset({Kind.RECV_FORWARD, Kind.RECV_BACKWARD})
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One entry of one rank's list. ``peer`` is the pipeline rank at the other end of a send or receive."""
+
+    kind: Kind
+    chunk: int = 0
+    micro_batch: int = -1
+    peer: int = -1
+
+    def __str__(self) -> str:
+        where = f"@{self.peer}" if self.peer >= 0 else ""
+        return f"{self.kind.name}[{self.chunk}:{self.micro_batch}]{where}"
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """What each pipeline rank does in one step, in order.
+
+    ``ranks[r]`` is rank ``r``'s list. A computed schedule holds compute actions only; ``lower`` adds
+    communication and the actions that frame a step.
+    """
+
+    name: str
+    pp: int
+    vp: int
+    num_micro_batches: int
+    forward_only: bool
+    ranks: tuple[tuple[Action, ...], ...]
+
+    @property
+    def num_stages(self) -> int:
+        """Virtual stages: ``pp * vp``."""
+        return self.pp * self.vp

@@ -1,0 +1,243 @@
+"""The configuration of a run: one TOML file, nested by the room that reads it.
+
+Each table sits beside its owner: ``[data]``, ``[ckpt]`` and ``[health]`` are the services' own dataclasses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from headway.ckpt_store.config import StoreConfig
+from headway.common.errors import ConfigError
+from headway.common.plan.grid import Grid
+from headway.dataloader.config import DataConfig
+from headway.health.config import HealthConfig
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A GPT: pre-norm LayerNorm blocks, GELU, rotary positions, untied head, no biases in linears."""
+
+    layers: int = 4
+    hidden: int = 384
+    heads: int = 6
+    ffn: int | None = None
+    """Width of the MLP; None means ``4 * hidden``."""
+    vocab_size: int = 8192
+    seq_len: int = 512
+    block: Literal["serial", "parallel"] = "serial"
+    """``parallel``: y = x + mlp(norm(x)) + attn(norm(x)) (MegaScale, arXiv 2402.15627, section 3.1)."""
+    rope_theta: float = 10_000.0
+    init_std: float = 0.02
+
+    def __post_init__(self) -> None:
+        _positive("model", layers=self.layers, hidden=self.hidden, heads=self.heads,
+                  vocab_size=self.vocab_size, seq_len=self.seq_len)
+        if self.hidden % self.heads or (self.hidden // self.heads) % 2:
+            raise ConfigError(
+                f"model.hidden={self.hidden} does not split into {self.heads} heads of an even size",
+                remedy="choose model.hidden as an even multiple of model.heads",
+            )
+
+    @property
+    def ffn_width(self) -> int:
+        """Width of the MLP's inner layer."""
+        return self.ffn or 4 * self.hidden
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.hidden // self.heads
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    """How the model spreads over ranks; ``tp * pp * dp`` is the world size."""
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    vp: int = 1
+    """Model chunks per pipeline rank; above 1 only with the interleaved schedule."""
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zb-h1"] = "1f1b"
+    overlap_grad_reduce: bool = True
+    """Start a chunk's gradient reduction at its last weight gradient; off waits for it at once."""
+    overlap_param_gather: bool = True
+    """Gather chunks while data loads; off waits for each gather at once. Same bits either way."""
+    overlap_p2p: bool = True
+    """Send in the background and post receives early; off waits for each message at once."""
+
+    def __post_init__(self) -> None:
+        _positive("parallel", tp=self.tp, pp=self.pp, dp=self.dp, vp=self.vp)
+
+    @property
+    def grid(self) -> Grid:
+        """The ranks' coordinates."""
+        return Grid(tp=self.tp, pp=self.pp, dp=self.dp, vp=self.vp)
+
+    @property
+    def world_size(self) -> int:
+        """Number of worker processes."""
+        return self.tp * self.pp * self.dp
+
+
+@dataclass(frozen=True)
+class LaunchConfig:
+    """Where the ranks run."""
+
+    nodes: int = 1
+    ranks_per_node: int = 1
+    spares: int = 0
+    """Idle nodes that take over a lost one."""
+    standbys: int = 1
+    """Warm standby workers kept on each node."""
+    threads_per_rank: int = 1
+    """OpenMP threads of one worker."""
+
+    def __post_init__(self) -> None:
+        _positive("launch", nodes=self.nodes, ranks_per_node=self.ranks_per_node,
+                  threads_per_rank=self.threads_per_rank)
+        if self.spares < 0 or self.standbys < 0:
+            raise ConfigError(f"launch.spares={self.spares}, launch.standbys={self.standbys}: below 0",
+                              remedy="use 0 or more")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The loop: how long, how much a step, in which precision."""
+
+    steps: int = 200
+    global_batch_size: int = 8
+    """Sequences per optimizer step, over all data-parallel replicas."""
+    micro_batch_size: int = 1
+    seed: int = 1234
+    dtype: Literal["auto", "bf16", "fp32", "fp64"] = "auto"
+    """Compute type; ``auto`` is bf16 with an fp32 master. fp64 is for equality tests."""
+    eval_every: int = 0
+    """Steps between validation losses; 0 means only before the first and after the last step."""
+    eval_batches: int = 8
+    """Global batches of the validation split per evaluation."""
+    sample_tokens: int = 64
+    """Tokens of the text sample at the end; 0 for none."""
+
+    def __post_init__(self) -> None:
+        _positive("train", steps=self.steps, global_batch_size=self.global_batch_size,
+                  micro_batch_size=self.micro_batch_size, eval_batches=self.eval_batches)
+
+    @property
+    def compute_dtype(self) -> str:
+        """``auto`` resolved: bf16 on every device."""
+        return "bf16" if self.dtype == "auto" else self.dtype
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """AdamW with decoupled weight decay (arXiv 1711.05101), warm-up and cosine decay."""
+
+    lr: float = 1e-3
+    min_lr: float = 1e-4
+    warmup_steps: int = 20
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    clip_grad: float = 1.0
+    """Largest global gradient norm; 0 turns clipping off."""
+
+
+@dataclass(frozen=True)
+class RecoveryConfig:
+    """Time limits of detection and recovery, in seconds."""
+
+    group_timeout_s: float = 20.0
+    """Longest a collective may take before its own timeout ends it."""
+    join_timeout_s: float = 60.0
+    """Longest a generation may take from assignment to its first step before it is fenced."""
+    out_timeout_s: float = 8.0
+    """Longest a survivor may take to leave a fenced generation before it is ended."""
+    orphan_limit_s: float = 600.0
+    """A worker without an executor for this long seals its state and exits."""
+    node_silent_s: float = 3.0
+    """An executor silent for this long is taken for dead and started again."""
+    node_lost_s: float = 10.0
+    """A node that neither answers nor can be started again for this long is replaced by a spare."""
+    driver_silent_s: float = 2.0
+    """A driver silent for this long is replaced by the next executor's."""
+    max_crashes: int = 5
+    """Equal failures at one step before the run stops and names the culprit."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything a run needs, checked as a whole before step 0."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    launch: LaunchConfig = field(default_factory=LaunchConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    ckpt: StoreConfig = field(default_factory=StoreConfig)
+    health: HealthConfig = field(default_factory=HealthConfig)
+    recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
+
+    def __post_init__(self) -> None:
+        self._check_world()
+        self._check_batch()
+        self._check_split()
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Micro-batches of one replica in one step."""
+        return self.train.global_batch_size // (self.train.micro_batch_size * self.parallel.dp)
+
+    def _check_world(self) -> None:
+        world, ranks = self.parallel.world_size, self.launch.nodes * self.launch.ranks_per_node
+        if world != ranks:
+            raise ConfigError(
+                f"tp x pp x dp = {self.parallel.tp} x {self.parallel.pp} x {self.parallel.dp} = {world}, but "
+                f"launch.nodes x launch.ranks_per_node = {ranks}",
+                remedy="make the two products equal",
+            )
+
+    def _check_batch(self) -> None:
+        unit = self.train.micro_batch_size * self.parallel.dp
+        if self.train.global_batch_size % unit:
+            raise ConfigError(
+                f"train.global_batch_size={self.train.global_batch_size} is no multiple of "
+                f"train.micro_batch_size x parallel.dp = {unit}",
+                remedy=f"use a multiple of {unit}",
+            )
+        interleaved = self.parallel.schedule == "interleaved"
+        if self.parallel.vp > 1 and not interleaved:
+            raise ConfigError(
+                f"parallel.vp={self.parallel.vp} with parallel.schedule={self.parallel.schedule!r}",
+                remedy="set parallel.schedule='interleaved' or parallel.vp=1",
+            )
+        if interleaved and self.num_micro_batches % self.parallel.pp:
+            raise ConfigError(
+                f"{self.num_micro_batches} micro-batches per replica are no multiple of parallel.pp="
+                f"{self.parallel.pp}, which the interleaved schedule needs",
+                remedy="change train.global_batch_size",
+            )
+
+    def _check_split(self) -> None:
+        stages = self.parallel.pp * self.parallel.vp
+        if self.model.layers % stages:
+            raise ConfigError(
+                f"model.layers={self.model.layers} is not divisible by pp x vp = {stages}",
+                remedy=f"use a multiple of {stages} layers",
+            )
+        tp = self.parallel.tp
+        for name, value in (("model.heads", self.model.heads), ("model ffn width", self.model.ffn_width),
+                            ("model.vocab_size", self.model.vocab_size), ("model.seq_len", self.model.seq_len)):
+            if value % tp:
+                raise ConfigError(f"{name}={value} is not divisible by parallel.tp={tp}",
+                                  remedy=f"use a multiple of {tp}")
+
+
+def _positive(table: str, **values: int) -> None:
+    for name, value in values.items():
+        if value < 1:
+            raise ConfigError(f"{table}.{name}={value} is below 1", remedy="use 1 or more")

@@ -1,0 +1,98 @@
+"""What the compute path asks of a process group: a handful of calls, each returning a ticket.
+
+The interface hides whether a call runs on a channel's thread (gloo) or on a stream (NCCL). Every wait can be
+left at once when the generation is fenced; it then raises ``Aborted``.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+import torch
+
+Op = Literal["sum", "max"]
+
+
+class Aborted(Exception):
+    """The generation was fenced while this call was under way; the caller must leave the step."""
+
+
+class Ticket(Protocol):
+    """A call under way. Buffers handed to it stay untouched by the caller until ``wait`` returned."""
+
+    def wait(self) -> None:
+        """Block until the call is done.
+
+        Raises:
+            Aborted: the generation was fenced.
+            RuntimeError: the transport failed; the peer is likely gone.
+        """
+
+
+class Comm(Protocol):
+    """One group of ranks, seen from one member. Calls of one Comm are carried out in the order issued."""
+
+    @property
+    def rank(self) -> int:
+        """This process's position in the group."""
+
+    @property
+    def size(self) -> int:
+        """Number of members."""
+
+    def all_reduce(self, tensor: torch.Tensor, op: Op = "sum") -> Ticket:
+        """Reduce ``tensor`` in place over all members."""
+
+    def all_gather(self, out: torch.Tensor, shard: torch.Tensor) -> Ticket:
+        """Fill flat ``out`` [size * n] with every member's flat ``shard`` [n], in rank order."""
+
+    def reduce_scatter(self, out: torch.Tensor, flat: torch.Tensor) -> Ticket:
+        """Sum flat ``flat`` [size * n] over members and leave this member's piece in ``out`` [n].
+
+        ``flat`` may be used as scratch space and holds no defined values afterwards.
+        """
+
+    def send(self, tensor: torch.Tensor, peer: int, tag: int) -> Ticket:
+        """Send to group rank ``peer``; sends to one peer arrive in the order issued."""
+
+    def recv(self, tensor: torch.Tensor, peer: int, tag: int) -> Ticket:
+        """Receive into ``tensor`` from group rank ``peer``."""
+
+
+class Done:
+    """The ticket of a call that had nothing to do."""
+
+    def wait(self) -> None:
+        """Return at once."""
+
+
+class Solo:
+    """The group of one: every call is done when it returns."""
+
+    rank = 0
+    size = 1
+
+    def all_reduce(self, tensor: torch.Tensor, op: Op = "sum") -> Ticket:
+        """Leave ``tensor`` as it is."""
+        del tensor, op
+        return Done()
+
+    def all_gather(self, out: torch.Tensor, shard: torch.Tensor) -> Ticket:
+        """Copy unless ``shard`` is already ``out``."""
+        if out.data_ptr() != shard.data_ptr():
+            out.copy_(shard)
+        return Done()
+
+    def reduce_scatter(self, out: torch.Tensor, flat: torch.Tensor) -> Ticket:
+        """Copy unless ``out`` is already ``flat``."""
+        if out.data_ptr() != flat.data_ptr():
+            out.copy_(flat)
+        return Done()
+
+    def send(self, tensor: torch.Tensor, peer: int, tag: int) -> Ticket:
+        """A group of one has no peer."""
+        raise AssertionError(f"send of {tuple(tensor.shape)} to {peer} (tag {tag}) in a group of one")
+
+    def recv(self, tensor: torch.Tensor, peer: int, tag: int) -> Ticket:
+        """A group of one has no peer."""
+        raise AssertionError(f"receive of {tuple(tensor.shape)} from {peer} (tag {tag}) in a group of one")
