@@ -1,0 +1,223 @@
+"""The flight ring: what a rank did last, readable while it is stuck and after it is dead.
+
+Fixed 64-byte records, one writing process, any number of readers. ``begin`` writes a record whose
+``end_ns`` is 0 (open), ``end`` closes it. Old records are overwritten; the ring keeps the newest ``capacity
+- 1``. Times are ``time.monotonic_ns``, the same clock in all processes of a host.
+
+The record is written before ``head`` counts it, so a writer that dies in between leaves no half record in
+view.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from headway.common.errors import InputError
+from headway.common.node.process import ProcessId
+from headway.common.node.segment import LINE_BYTES, PAGE_BYTES, WORD_BYTES, Segment
+
+_MAGIC = b"HWFLIGHT"
+_VERSION = 1
+
+RECORD = np.dtype(
+    [
+        ("kind", "u1"),  # plan.schedule.actions.Kind
+        ("chunk", "u1"),
+        ("flags", "<u2"),
+        ("micro_batch", "<i4"),  # -1 = none
+        ("step", "<i8"),
+        ("generation", "<u4"),
+        ("peer", "<i4"),  # -1 = none
+        ("sequence", "<u8"),
+        ("start_ns", "<u8"),
+        ("end_ns", "<u8"),  # 0 = still open
+        ("nbytes", "<u8"),
+        ("reserved", "<u8"),
+    ]
+)
+_PACK = struct.Struct("<BBHiqIiQQQQQ")
+assert RECORD.itemsize == _PACK.size == LINE_BYTES
+
+_LINE = LINE_BYTES // WORD_BYTES
+_RANK, _CAPACITY, _PID, _START, _GENERATION = range(_LINE, _LINE + 5)
+_HEAD, _PROGRESS = range(2 * _LINE, 2 * _LINE + 2)
+_RECORDS = PAGE_BYTES // WORD_BYTES
+_END = 5  # word of end_ns in a record
+
+
+@dataclass(frozen=True, slots=True)
+class FlightHeader:
+    """``head`` counts records begun, ``progress`` records ended, both over all processes of the rank."""
+
+    rank: int
+    process: ProcessId
+    generation: int
+    capacity: int
+    head: int
+    progress: int
+
+
+class FlightWriter:
+    """The rank's own end. Its threads may share it."""
+
+    def __init__(self, segment: Segment) -> None:
+        self._segment = segment
+        self._buffer = segment.buffer
+        self._words = segment.words
+        self._capacity = self._words[_CAPACITY]
+        self._generation = self._words[_GENERATION]
+        self._head = self._words[_HEAD]
+        self._lock = threading.Lock()
+
+    @classmethod
+    def create(cls, path: Path, rank: int, capacity: int = 65536) -> FlightWriter:
+        """The rank's ring: a new file, or the one that the rank's earlier process left, records kept.
+
+        Raises:
+            InputError: shared memory is full; or the file is another rank's or has another capacity.
+        """
+        if capacity < 2:
+            raise InputError(f"flight capacity {capacity} is below 2", remedy="use a larger one")
+        segment: Segment | None = None
+
+        def fill(new: Segment) -> None:
+            new.words[_RANK], new.words[_CAPACITY] = rank, capacity
+
+        with contextlib.suppress(FileExistsError):
+            nbytes = PAGE_BYTES + capacity * LINE_BYTES
+            segment = Segment.create(path, nbytes, _MAGIC, _VERSION, fill)
+        if segment is None:
+            segment = Segment.open(path, _MAGIC, _VERSION, writable=True)
+        words, me = segment.words, ProcessId.current()
+        if words[_RANK] != rank or words[_CAPACITY] != capacity:
+            found = f"rank {words[_RANK]}, capacity {words[_CAPACITY]}"
+            segment.close()
+            raise InputError(f"{path} is of {found}, not {rank}, {capacity}", remedy="remove the file")
+        words[_PID] = 0  # never the new pid with the old start time
+        words[_START] = me.start_ticks
+        words[_PID] = me.pid
+        return cls(segment)
+
+    def set_generation(self, generation: int) -> None:
+        """Stamp the records that follow."""
+        self._generation = generation
+        self._words[_GENERATION] = generation
+
+    def begin(
+        self,
+        kind: int,
+        step: int = -1,
+        micro_batch: int = -1,
+        chunk: int = 0,
+        peer: int = -1,
+        nbytes: int = 0,
+        flags: int = 0,
+    ) -> int:
+        """Open a record that starts now; returns its sequence number for ``end``."""
+        with self._lock:
+            seq = self._head
+            _PACK.pack_into(
+                self._buffer,
+                PAGE_BYTES + seq % self._capacity * LINE_BYTES,
+                kind, chunk, flags, micro_batch, step, self._generation, peer,
+                seq, time.monotonic_ns(), 0, nbytes, 0,
+            )  # fmt: skip
+            self._head = seq + 1
+            self._words[_HEAD] = seq + 1
+        return seq
+
+    def end(self, seq: int) -> None:
+        """Close record ``seq`` now. One that the ring has overwritten meanwhile only counts as progress."""
+        with self._lock:
+            words = self._words
+            if self._head - seq <= self._capacity:
+                words[_RECORDS + seq % self._capacity * _LINE + _END] = time.monotonic_ns()
+            words[_PROGRESS] += 1
+
+    def record(self, kind: int, **fields: int) -> _Record:
+        """``begin`` and ``end`` around a with block, also on an exception. Keywords as for ``begin``."""
+        return _Record(self, kind, fields)
+
+    def close(self) -> None:
+        self._buffer = self._words = memoryview(b"").cast("B")
+        self._segment.close()
+
+
+class _Record:
+    __slots__ = ("_fields", "_kind", "_seq", "_writer")
+
+    def __init__(self, writer: FlightWriter, kind: int, fields: dict[str, int]) -> None:
+        self._writer, self._kind, self._fields, self._seq = writer, kind, fields, -1
+
+    def __enter__(self) -> int:
+        self._seq = self._writer.begin(self._kind, **self._fields)
+        return self._seq
+
+    def __exit__(self, *_: object) -> None:
+        self._writer.end(self._seq)
+
+
+class FlightReader:
+    """Anybody else's end: never writes, never waits."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises FileNotFoundError, CorruptError."""
+        self._segment = Segment.open(path, _MAGIC, _VERSION)
+        self._words = self._segment.words
+        self._capacity = self._words[_CAPACITY]
+        self._records = self._segment.array(RECORD, PAGE_BYTES, self._capacity)
+
+    @property
+    def header(self) -> FlightHeader:
+        words = self._words
+        return FlightHeader(
+            rank=words[_RANK],
+            process=ProcessId(words[_PID], words[_START]),
+            generation=words[_GENERATION],
+            capacity=self._capacity,
+            head=words[_HEAD],
+            progress=words[_PROGRESS],
+        )
+
+    def snapshot(self, since: int = 0) -> npt.NDArray[Any]:
+        """A copy of the records from sequence ``since`` on that are still there, in order, dtype ``RECORD``.
+
+        Records that the writer overwrote during the copy are left out.
+        """
+        head = self._words[_HEAD]
+        first = max(since, head - self._capacity + 1, 0)
+        if first >= head:
+            return np.empty(0, RECORD)
+        places = np.arange(first, head) % self._capacity
+        copy = self._records[places]
+        # The record at today's head may be half written: it takes the place of head - capacity.
+        oldest = self._words[_HEAD] - self._capacity + 1
+        sequence = copy["sequence"]
+        whole = (sequence == np.arange(first, head, dtype=np.uint64)) & (sequence.astype(np.int64) >= oldest)
+        kept: npt.NDArray[Any] = copy[whole]
+        return kept
+
+    def last(self) -> npt.NDArray[Any] | None:
+        """The newest record (a 0-d array of dtype ``RECORD``), or None."""
+        for _ in range(3):  # a writer that laps a tiny ring may beat us once
+            head = self._words[_HEAD]
+            if not head:
+                return None
+            found = self.snapshot(head - 1)
+            if len(found):
+                newest: npt.NDArray[Any] = found[-1:].reshape(())
+                return newest
+        return None
+
+    def close(self) -> None:
+        self._words = memoryview(b"").cast("B")
+        self._records = np.empty(0, RECORD)
+        self._segment.close()

@@ -1,0 +1,158 @@
+"""Ends what belongs to no live run: processes, socket folders, shared memory; own user only.
+
+A process belongs to a run by HEADWAY_RUN_ID in the environment it was started with. A run is live while
+somebody holds its run.lock, or while one of its executors or drivers exists, which would mend the run.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from headway.common.errors import HeadwayError
+from headway.common.node.process import ProcessId
+from headway.common.node.run_dir import (
+    ENV_NODE,
+    ENV_RUN_ID,
+    RUN_ID,
+    RunLock,
+    check_run_id,
+    shm_root,
+    sock_root,
+)
+
+_END_TIMEOUT_S = 10.0
+_MENDERS = ("executor", "driver")
+
+
+@dataclass(frozen=True, slots=True)
+class RunProcess:
+    """A living process of a run, as /proc shows it."""
+
+    process: ProcessId
+    run_id: str
+    node: int | None
+    sock_root: Path
+    shm_root: Path
+    mender: bool
+
+
+def processes_of(run_id: str, node: int | None = None) -> list[ProcessId]:
+    """Living processes of the run, or of one of its nodes, by pid; the caller too if it is one."""
+    check_run_id(run_id)
+    return sorted(p.process for p in _scan() if p.run_id == run_id and node in (None, p.node))
+
+
+def end_run(run_id: str) -> list[str]:
+    """End all processes of the run but the caller, remove its shared memory and sockets; say what was done.
+
+    Raises:
+        HeadwayError: a process did not end (it hangs in the kernel).
+    """
+    check_run_id(run_id)
+    done = _end(run_id, lambda p: p.run_id == run_id)
+    return done + _remove(run_id, [shm_root() / run_id, sock_root() / run_id])
+
+
+def end_node(run_id: str, node: int) -> list[str]:
+    """As ``end_run``, for one node: what the loss of a machine does."""
+    check_run_id(run_id)
+    done = _end(f"{run_id} node {node}", lambda p: p.run_id == run_id and p.node == node)
+    folder = f"n{node}"
+    return done + _remove(run_id, [shm_root() / run_id / folder, sock_root() / run_id / folder])
+
+
+def sweep(sock_root: Path, shm_root: Path) -> list[str]:
+    """End and remove every dead run under these two roots; say what was done, one line each.
+
+    A run that starts at the same time waits for the sweep of its id, or is found live.
+    """
+    ids = {p.run_id for p in _scan() if p.sock_root == sock_root and p.shm_root == shm_root}
+    for root in (sock_root, shm_root):
+        if root.is_dir() and not root.is_symlink():
+            ids |= {child.name for child in root.iterdir() if RUN_ID.fullmatch(child.name)}
+    done: list[str] = []
+    for run_id in sorted(ids):
+        done += _sweep_run(run_id, sock_root, shm_root)
+    return done
+
+
+def _sweep_run(run_id: str, sock_root: Path, shm_root: Path) -> list[str]:
+    def ours(p: RunProcess) -> bool:
+        return p.run_id == run_id and p.sock_root == sock_root and p.shm_root == shm_root
+
+    if any(ours(p) and p.mender for p in _scan()):
+        return []
+    lock = RunLock.try_exclusive(run_id, sock_root)
+    if lock is None:
+        return []
+    with lock:  # held until the folder with the lock file itself is gone
+        try:
+            done = _end(run_id, ours)
+        except HeadwayError as error:
+            return [str(error)]
+        return done + _remove(run_id, [shm_root / run_id, sock_root / run_id])
+
+
+def _end(what: str, chosen: Callable[[RunProcess], bool]) -> list[str]:
+    """SIGKILL and wait, again and again: one of them may have started another meanwhile."""
+    ended: set[ProcessId] = set()
+    deadline = time.monotonic() + _END_TIMEOUT_S
+    while victims := [p.process for p in _scan() if p.process.pid != os.getpid() and chosen(p)]:
+        if time.monotonic() > deadline:
+            raise HeadwayError(
+                f"run {what}: processes {[v.pid for v in victims]} do not end",
+                remedy="look at their state (D = stuck in the kernel)",
+            )
+        for victim in victims:
+            victim.kill()
+        ended.update(victims)
+        time.sleep(0.005)
+    return [f"run {what}: ended {len(ended)} processes"] if ended else []
+
+
+def _remove(run_id: str, folders: list[Path]) -> list[str]:
+    done = []
+    for folder in folders:
+        if folder.is_dir() and not folder.is_symlink() and folder.stat().st_uid == os.getuid():
+            shutil.rmtree(folder, ignore_errors=True)
+            # Only the lock's own folder, made by the sweep itself, is not worth a line.
+            done.append(f"run {run_id}: removed {folder}")
+    return done
+
+
+def _scan() -> Iterator[RunProcess]:
+    uid = os.getuid()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            found = _look_at(entry, uid)
+            if found is not None:
+                yield found
+
+
+def _look_at(entry: Path, uid: int) -> RunProcess | None:
+    try:
+        if entry.stat().st_uid != uid:
+            return None
+        identity = ProcessId.of(int(entry.name))
+        pairs = (entry / "environ").read_bytes().split(b"\0")
+        argv = (entry / "cmdline").read_bytes().split(b"\0")
+    except OSError:  # it ended, or is not ours to read
+        return None
+    env = dict(os.fsdecode(pair).split("=", 1) for pair in pairs if b"=" in pair)
+    run_id, node = env.get(ENV_RUN_ID, ""), env.get(ENV_NODE, "")
+    if not RUN_ID.fullmatch(run_id) or identity is None or not identity.alive():
+        return None
+    words = [os.fsdecode(word) for word in argv]
+    return RunProcess(
+        process=identity,
+        run_id=run_id,
+        node=int(node) if node.isdigit() else None,
+        sock_root=sock_root(env),
+        shm_root=shm_root(env),
+        mender=any(word.rpartition(".")[2] in _MENDERS for word in words),
+    )

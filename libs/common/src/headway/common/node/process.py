@@ -1,0 +1,279 @@
+"""Which process is meant, is it alive, and what did it say last?
+
+A pid is reused; a pid together with its start time (field 22 of /proc/PID/stat, clock ticks since boot) is
+not. Everything here takes a ``ProcessId`` and signals through a pidfd, so it never hits a stranger.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from headway.common.errors import CorruptError, HeadwayError, InputError
+from headway.common.node.segment import LINE_BYTES, Segment
+
+_PR_SET_CHILD_SUBREAPER = 36
+GONE = "X"
+
+_WORDS_MAGIC = b"HWWORDS\0"
+_WORDS_VERSION = 1
+_WORDS_BYTES = 16384
+_LENGTH = 8  # word: bytes of the record, 0 = none
+_BODY = 2 * LINE_BYTES
+_MAX_REASON = 1000
+_MAX_CULPRIT = 2400  # characters; at most 4 bytes each, or 6 as a JSON escape
+
+
+def _stat(pid: int) -> tuple[str, int] | None:
+    """State letter and start ticks, or None if there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The name in parentheses may itself hold spaces and parentheses.
+    fields = text[text.rindex(b")") + 2 :].split()
+    return fields[0].decode(), int(fields[19])
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ProcessId:
+    """One process for all time (of this boot): ``start_ticks`` is its start in clock ticks since boot."""
+
+    pid: int
+    start_ticks: int
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessId | None:
+        """The process that has ``pid`` now, zombies included; None if there is none."""
+        found = _stat(pid)
+        return None if found is None else cls(pid, found[1])
+
+    @classmethod
+    def current(cls) -> ProcessId:
+        """This process. Read anew each time: a forked child is somebody else."""
+        found = cls.of(os.getpid())
+        if found is None:
+            raise HeadwayError("/proc has no entry for this process", remedy="mount /proc")
+        return found
+
+    def state(self) -> str:
+        """R running, S sleeping, D in the kernel, T stopped, Z zombie; ``GONE`` if it is no more."""
+        found = _stat(self.pid) if self.pid > 0 else None
+        if found is None or found[1] != self.start_ticks:
+            return GONE
+        return "T" if found[0] == "t" else found[0]
+
+    def alive(self) -> bool:
+        """It exists and can still run; a zombie is dead, a stopped process is not."""
+        return self.state() not in (GONE, "Z", "x")
+
+    def pidfd(self) -> int:
+        """A pidfd, readable (poll) once the process has ended. The caller closes it.
+
+        Works on processes that are no children.
+
+        Raises:
+            ProcessLookupError: the process is gone, or its pid belongs to another one by now.
+        """
+        fd = os.pidfd_open(self.pid)
+        # Open first, compare then: the pid cannot change hands between the two.
+        if self.state() == GONE:
+            os.close(fd)
+            raise ProcessLookupError(f"process {self.pid} started at {self.start_ticks} is gone")
+        return fd
+
+    def kill(self, signum: int = signal.SIGKILL) -> bool:
+        """Send a signal to this process and to no other. False if it is gone."""
+        if self.pid <= 0:
+            return False
+        try:
+            fd = self.pidfd()
+        except (ProcessLookupError, OSError):
+            return False
+        try:
+            signal.pidfd_send_signal(fd, signum)
+        except ProcessLookupError:
+            return False
+        finally:
+            os.close(fd)
+        return True
+
+
+def spawn(
+    argv: Sequence[str | Path], log_path: Path, env: Mapping[str, str], cwd: Path | None = None
+) -> ProcessId:
+    """Start a program that may outlive this process; return once it has been executed.
+
+    Own session, no controlling terminal, stdin from /dev/null, stdout and stderr appended to ``log_path``
+    (a file, not a pipe: the reader's death must not kill the writer), no other file descriptor, exactly
+    ``env`` as environment. The child is a zombie after its end until a ``Reaper`` (or the sub-reaper above)
+    collects it.
+
+    Raises:
+        InputError: no such program or folder, or the log cannot be opened.
+    """
+    try:
+        log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise InputError(
+            f"cannot open log {log_path}: {error.strerror}", remedy="create its folder"
+        ) from error
+    try:
+        child = subprocess.Popen(
+            [str(word) for word in argv],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            close_fds=True,
+            start_new_session=True,
+            env=dict(env),
+            cwd=cwd,
+        )
+    except OSError as error:
+        raise InputError(
+            f"cannot start {argv[0]}: {error.strerror}",
+            remedy="check the program's path and the working folder",
+        ) from error
+    finally:
+        os.close(log)
+    identity = ProcessId.of(child.pid)
+    # The child belongs to whoever reaps; without this, Popen would warn that it is still running.
+    child.returncode = 0
+    if identity is None:
+        raise HeadwayError(f"{argv[0]} ended at once", remedy=f"read {log_path}")
+    return identity
+
+
+def become_subreaper() -> None:
+    """Make orphans among this process's descendants its children, so that their exit status arrives here."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How a child ended: ``code`` is the exit code, or minus the signal's number."""
+
+    process: ProcessId
+    code: int
+
+
+class Reaper:
+    """Collects ended children, adopted ones too.
+
+    It takes the status of every child of this process: use no other waiting (``subprocess.run``) beside it in
+    another thread.
+    """
+
+    def collect(self) -> list[Exit]:
+        """All children that ended since the last call; never blocks."""
+        exits = []
+        while (ended := self._next()) is not None:
+            exits.append(ended)
+        return exits
+
+    def _next(self) -> Exit | None:
+        try:
+            info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return None
+        if info is None:
+            return None
+        # Still a zombie here, so its start time can be read before it is let go.
+        identity = ProcessId.of(info.si_pid) or ProcessId(info.si_pid, 0)
+        code = info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(info.si_pid, 0)
+        return Exit(identity, code)
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """A process's record of its own end, for those who are not its parent and never see its exit status.
+
+    ``code`` is the exit code meant, ``reason`` one line, ``culprit`` who or what caused it, or a traceback.
+    No record means that the process was killed, or lost with its machine.
+    """
+
+    pid: int
+    start_ticks: int
+    code: int
+    reason: str
+    culprit: str
+    at_ns: int  # monotonic clock of this host
+
+    @property
+    def process(self) -> ProcessId:
+        return ProcessId(self.pid, self.start_ticks)
+
+
+class LastWords:
+    """The record in one file. ``prepare`` early: at the end there may be no memory left to make it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._segment: Segment | None = None
+
+    def prepare(self) -> None:
+        """Allocate the file, or empty the one that a predecessor left."""
+        segment = self._open()
+        segment.words[_LENGTH] = 0
+
+    def write(self, code: int, reason: str, culprit: str = "") -> None:
+        """Leave the record; an earlier one is replaced. Long texts are cut at their end.
+
+        Raises:
+            InputError: not prepared, and the file cannot be made.
+        """
+        me = ProcessId.current()
+        words = Words(
+            me.pid, me.start_ticks, code, reason[:_MAX_REASON], culprit[:_MAX_CULPRIT], time.monotonic_ns()
+        )
+        body = json.dumps(asdict(words), ensure_ascii=False).encode("utf-8", "replace")
+        if len(body) > _WORDS_BYTES - _BODY:  # control characters, escaped sixfold
+            body = json.dumps({**asdict(words), "culprit": ""}).encode()
+        segment = self._open()
+        segment.words[_LENGTH] = 0
+        segment.buffer[_BODY : _BODY + len(body)] = body
+        segment.words[_LENGTH] = len(body)
+
+    def read(self) -> Words | None:
+        """The record, or None if there is none (yet)."""
+        try:
+            segment = self._segment or Segment.open(self.path, _WORDS_MAGIC, _WORDS_VERSION)
+        except FileNotFoundError:
+            return None
+        try:
+            length = segment.words[_LENGTH]
+            body = bytes(segment.buffer[_BODY : _BODY + length])
+        finally:
+            if segment is not self._segment:
+                segment.close()
+        if not length:
+            return None
+        try:
+            return Words(**json.loads(body))
+        except (ValueError, TypeError) as error:
+            raise CorruptError(f"{self.path} holds no readable record", remedy="remove the file") from error
+
+    def close(self) -> None:
+        if self._segment is not None:
+            self._segment.close()
+            self._segment = None
+
+    def _open(self) -> Segment:
+        if self._segment is None:
+            with contextlib.suppress(FileExistsError):
+                self._segment = Segment.create(self.path, _WORDS_BYTES, _WORDS_MAGIC, _WORDS_VERSION)
+            if self._segment is None:
+                self._segment = Segment.open(self.path, _WORDS_MAGIC, _WORDS_VERSION, writable=True)
+        return self._segment

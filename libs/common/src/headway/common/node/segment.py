@@ -1,0 +1,186 @@
+"""Named shared memory: one file, one mapping, a checked header.
+
+A segment is a plain file (normally in /dev/shm) that outlives its users until somebody unlinks it. Its
+first 64 bytes are the header: magic (8 bytes), version and length in bytes (u64 little endian each).
+
+Words (aligned u64) are read and written through ``Segment.words``, a memoryview of native 8-byte items:
+CPython moves such an item with one 8-byte copy, so nobody sees half a word. ``struct.pack_into`` gives no
+such promise and is only for data that a word guards. Order between words relies on the total store order of
+x86-64: a reader that sees a later store sees all earlier ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from headway.common.errors import CorruptError, InputError
+
+WORD_BYTES = 8
+LINE_BYTES = 64
+PAGE_BYTES = 4096
+HEADER_BYTES = LINE_BYTES
+_MAGIC, _VERSION, _LENGTH = range(3)
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM})
+
+
+def round_up(value: int, multiple: int) -> int:
+    """Smallest multiple of ``multiple`` that is >= ``value``."""
+    return -(-value // multiple) * multiple
+
+
+class Segment:
+    """A mapped file, from ``create`` or ``open``; as a context manager it closes, never unlinks."""
+
+    def __init__(self, path: Path, mapping: mmap.mmap, *, writable: bool) -> None:
+        self.path = path
+        self.nbytes = len(mapping)
+        self.writable = writable
+        self._mapping: mmap.mmap | None = mapping
+        self.buffer = memoryview(mapping)
+        self.words = self.buffer[: self.nbytes // WORD_BYTES * WORD_BYTES].cast("Q")
+
+    @classmethod
+    def create(
+        cls,
+        path: Path,
+        nbytes: int,
+        magic: bytes,
+        version: int,
+        fill: Callable[[Segment], None] | None = None,
+    ) -> Segment:
+        """Make a segment of ``nbytes`` zero bytes plus header and let ``fill`` write the first content.
+
+        The file appears under ``path`` only when it is whole: it is built under a hidden name and linked.
+        All its memory is allocated and mapped before that, so later stores cannot meet a full device.
+
+        Raises:
+            InputError: the device is full, the folder is missing or not writable.
+            FileExistsError: ``path`` exists already.
+        """
+        if nbytes < HEADER_BYTES or len(magic) != WORD_BYTES:
+            raise ValueError(f"a segment needs >= {HEADER_BYTES} bytes and a magic of {WORD_BYTES}")
+        # Not ``.bin``: whoever looks for segments by pattern must not meet a half-made one.
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        with contextlib.suppress(FileNotFoundError):
+            draft.unlink()
+        try:
+            segment = cls(path, _allocate(draft, path, nbytes), writable=True)
+            try:
+                segment.words[_VERSION] = version
+                segment.words[_LENGTH] = nbytes
+                if fill is not None:
+                    fill(segment)
+                segment.words[_MAGIC] = int.from_bytes(magic, sys.byteorder)
+                os.link(draft, path)
+            except BaseException:
+                segment.close()
+                raise
+            return segment
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                draft.unlink()
+
+    @classmethod
+    def open(cls, path: Path, magic: bytes, version: int, *, writable: bool = False) -> Segment:
+        """Map an existing segment.
+
+        Raises:
+            CorruptError: other magic, other version, or a length that is not the recorded one.
+            FileNotFoundError: there is no such file.
+        """
+        fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            nbytes = os.fstat(fd).st_size
+            if nbytes < HEADER_BYTES:
+                raise CorruptError(f"{path} has {nbytes} bytes, less than a header", remedy="remove the file")
+            prot = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+            mapping = mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED, prot=prot)
+        finally:
+            os.close(fd)
+        segment = cls(path, mapping, writable=writable)
+        try:
+            segment._check(magic, version)
+        except CorruptError:
+            segment.close()
+            raise
+        return segment
+
+    def _check(self, magic: bytes, version: int) -> None:
+        found = self.words[_MAGIC].to_bytes(WORD_BYTES, sys.byteorder)
+        if found != magic:
+            raise CorruptError(f"{self.path} starts with {found!r}, not {magic!r}", remedy="remove the file")
+        if self.words[_VERSION] != version:
+            raise CorruptError(
+                f"{self.path} has layout version {self.words[_VERSION]}, this program writes {version}",
+                remedy="run every process of the run from one installation",
+            )
+        if self.words[_LENGTH] != self.nbytes:
+            raise CorruptError(
+                f"{self.path} has {self.nbytes} bytes, its header says {self.words[_LENGTH]}",
+                remedy="remove the file",
+            )
+
+    def array(self, dtype: npt.DTypeLike, offset: int, count: int) -> npt.NDArray[Any]:
+        """``count`` items of ``dtype`` from byte ``offset``, a view; read-only if the segment is."""
+        return np.frombuffer(self.buffer, dtype, count, offset)
+
+    def close(self) -> None:
+        """Give up this mapping. Views handed out stay valid; the memory is unmapped with the last of them."""
+        mapping, self._mapping = self._mapping, None
+        if mapping is None:
+            return
+        self.words.release()
+        # With views outstanding neither can be released now; dropping the references is enough.
+        with contextlib.suppress(BufferError):
+            self.buffer.release()
+            mapping.close()
+        self.words = self.buffer = memoryview(b"")
+
+    @property
+    def closed(self) -> bool:
+        return self._mapping is None
+
+    def unlink(self) -> None:
+        """Remove the file; mappings of it stay usable. A file already gone is no error."""
+        with contextlib.suppress(FileNotFoundError):
+            self.path.unlink()
+
+    def __enter__(self) -> Segment:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _allocate(draft: Path, path: Path, nbytes: int) -> mmap.mmap:
+    try:
+        fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise InputError(
+            f"cannot create {path}: {error.strerror}", remedy="check that its folder exists and is yours"
+        ) from error
+    try:
+        # ftruncate would succeed on a full tmpfs and the first store would then end the process (SIGBUS).
+        os.posix_fallocate(fd, 0, nbytes)
+        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+        return mmap.mmap(fd, nbytes, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    except OSError as error:
+        if error.errno not in _NO_SPACE:
+            raise
+        free = os.statvfs(path.parent)
+        raise InputError(
+            f"no room for {path}: {nbytes / 2**20:.1f} MiB wanted, "
+            f"{free.f_bavail * free.f_frsize / 2**20:.1f} MiB free",
+            remedy="enlarge or empty the file system of shared memory (containers: --shm-size)",
+        ) from error
+    finally:
+        os.close(fd)
