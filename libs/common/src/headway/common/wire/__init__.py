@@ -1,0 +1,1 @@
+"""Typed messages over ZeroMQ: codec with limits, keys, server, client, and the frame of every service."""

@@ -1,0 +1,108 @@
+"""Opening sockets: options that every socket shares, CURVE, stale ``ipc`` files, and what a failed bind means."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+from pathlib import Path
+
+import zmq
+
+from headway.common.errors import InputError
+from headway.common.wire.codec import MAX_SOCKET_BYTES
+from headway.common.wire.keys import KeyPair, ipc_path, is_public_key
+
+HIGH_WATER_MARK = 256  # messages per peer and direction: at most 256 MiB of the largest ones
+HANDSHAKE_S = 3.0  # a connection that has not identified itself by then is closed
+HEARTBEAT_S = 2.0
+SILENT_PEER_S = 10.0  # a peer that answers no heartbeat for so long is forgotten; it reconnects when it wakes
+
+
+def set_options(opened: zmq.Socket[bytes], endpoint: str, high_water_mark: int) -> None:
+    """The rules of every socket: bounded messages and queues, no linger, silent peers are dropped."""
+    opened.setsockopt(zmq.LINGER, 0)
+    opened.setsockopt(zmq.MAXMSGSIZE, MAX_SOCKET_BYTES)
+    opened.setsockopt(zmq.SNDHWM, high_water_mark)
+    opened.setsockopt(zmq.RCVHWM, high_water_mark)
+    opened.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S * 1000))
+    opened.setsockopt(zmq.HEARTBEAT_IVL, int(HEARTBEAT_S * 1000))
+    opened.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(SILENT_PEER_S * 1000))
+    if endpoint.startswith("tcp://["):
+        opened.setsockopt(zmq.IPV6, 1)
+
+
+def set_server_keys(opened: zmq.Socket[bytes], keys: KeyPair) -> None:
+    opened.curve_server = True
+    opened.curve_secretkey = keys.secret
+    opened.curve_publickey = keys.public
+
+
+def set_client_keys(opened: zmq.Socket[bytes], keys: KeyPair | None, server_key: bytes | None) -> None:
+    """CURVE towards the holder of ``server_key``; without ``keys`` a fresh pair, for servers that admit any client.
+
+    Raises:
+        InputError: ``keys`` without ``server_key``, or a malformed key.
+    """
+    if server_key is None:
+        if keys is not None:
+            raise InputError("client keys without a server key", remedy="pass the server's public key as server_key")
+        return
+    if not is_public_key(server_key):
+        raise InputError("the server key is no Z85 key of 40 bytes", remedy="pass KeyPair.public of the server")
+    own = keys or KeyPair.generate()
+    opened.curve_serverkey = server_key
+    opened.curve_secretkey = own.secret
+    opened.curve_publickey = own.public
+
+
+def bind(opened: zmq.Socket[bytes], endpoint: str) -> str:
+    """Bind and return the resolved endpoint (a port instead of 0). An ``ipc`` file gets mode 0600.
+
+    Raises:
+        InputError: the address is in use, not of this machine, or not permitted.
+    """
+    path = ipc_path(endpoint)
+    if path is not None:
+        _remove_stale(path)
+    # libzmq calls the port that the system chooses "*"
+    wanted = endpoint[:-1] + "*" if endpoint.startswith("tcp://") and endpoint.endswith(":0") else endpoint
+    try:
+        opened.bind(wanted)
+        if path is not None:
+            path.chmod(0o600)
+    except zmq.ZMQError as error:
+        raise InputError(f"cannot listen on {endpoint}: {error.strerror}", remedy=_bind_remedy(error.errno)) from error
+    except OSError as error:
+        raise InputError(f"cannot listen on {endpoint}: {error.strerror}", remedy="check the folder") from error
+    return opened.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()  # type: ignore[union-attr]
+
+
+def _bind_remedy(code: int | None) -> str:
+    if code == errno.EADDRINUSE:
+        return "choose another port (0 takes any free one), or end the process that holds it (ss -ltnp)"
+    if code in (errno.EADDRNOTAVAIL, errno.ENODEV):
+        return "use an address of this machine (ip addr)"
+    if code == errno.ENOENT:
+        return "create the folder first"
+    return "check the address and the permissions of its folder"
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove a socket file that nobody listens on; libzmq would also take over a live one, without a word."""
+    try:
+        mode = path.lstat().st_mode
+    except OSError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise InputError(f"{path} exists and is no socket", remedy="remove it, or choose another path")
+    probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        probe.setblocking(False)
+        outcome = probe.connect_ex(os.fspath(path))
+    finally:
+        probe.close()
+    if outcome not in (errno.ECONNREFUSED, errno.ENOENT):
+        raise InputError(f"{path} is in use by another process", remedy="end it first, or choose another path")
+    path.unlink(missing_ok=True)

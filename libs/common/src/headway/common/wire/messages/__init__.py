@@ -1,0 +1,1 @@
+"""Every message of Headway, one module per receiver; import the module, never ``*``."""

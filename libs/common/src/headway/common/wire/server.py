@@ -1,0 +1,284 @@
+"""A ROUTER that answers typed requests and survives whatever else it is sent."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import structlog
+import zmq
+from zmq.auth.thread import ThreadAuthenticator
+
+from headway.common.errors import HeadwayError, InputError, VersionError, WireError
+from headway.common.wire import codec
+from headway.common.wire.endpoint import HIGH_WATER_MARK, bind, set_options, set_server_keys
+from headway.common.wire.keys import KeyPair, check_endpoint, ipc_path, is_public_key
+from headway.common.wire.message import Message, by_tag, tag_of
+from headway.common.wire.messages.service import Done, Failure
+
+Handler = Callable[[Any, bytes], Message | None]  # the message, of the type it is registered for, and the peer identity
+
+MAX_FRAMES_A_TURN = 64  # then the loop's timers and other sockets have their turn
+MAX_CACHED_REPLIES = 1024
+MAX_CACHED_BYTES = 8 << 20
+COMPLAINT_PERIOD_S = 10.0
+
+_log = structlog.get_logger(__name__)
+
+
+class Server:
+    """Binds ``endpoint`` and hands each message to the handler of its type.
+
+    The socket is a ROUTER with a queue of 256 messages per peer and direction. Incoming mark reached: the peer's
+    own sends wait or fail, other peers are read in turn. Outgoing mark reached, or the peer is gone: the message is
+    dropped and counted, ``send`` says False. Linger 0; larger frames than ``codec.MAX_SOCKET_BYTES`` end their
+    connection; a connection that does not identify itself within 3 s is closed. One thread uses a server.
+
+    A handler gets (message, peer identity). Of a request: its return value is the reply (None answers ``Done``); a
+    ``HeadwayError`` becomes an error reply with code, message and remedy, any other exception "internal" with a
+    logged traceback. A request that comes again under its id (a retry) gets the first answer, not a second run; the
+    newest 1,024 answers (8 MiB) are kept for that. Of a note the return value is ignored.
+
+    ``allowed``: public keys of the clients that may connect, None admits every client that knows the server's key.
+    ``counts`` tells what came and what was refused, by kind.
+
+    Raises:
+        InputError: the endpoint cannot be bound, or is reachable from other machines and has no keys.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        handlers: Mapping[type[Any], Handler],
+        keys: KeyPair | None = None,
+        allowed: Collection[bytes] | None = None,
+        *,
+        high_water_mark: int = HIGH_WATER_MARK,
+    ) -> None:
+        check_endpoint(endpoint, keys)
+        self.counts: Counter[str] = Counter()
+        self._types: dict[str, type[Message]] = {}
+        self._handlers: dict[str, Handler] = {}
+        self.add_handlers(handlers)
+        self._replies = _ReplyCache()
+        self._refused_since_complaint = 0
+        self._complained_at_s = float("-inf")
+        self._context = zmq.Context()
+        self._gate: ThreadAuthenticator | None = None
+        self.socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
+        try:
+            self._secure(keys, allowed)
+            set_options(self.socket, endpoint, high_water_mark)
+            self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # an unroutable send fails instead of vanishing
+            self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a client that reconnects takes its identity with it
+            self.endpoint = bind(self.socket, endpoint)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def messages(self) -> list[str]:
+        """The tags this server takes, sorted."""
+        return sorted(self._types)
+
+    def add_handlers(self, handlers: Mapping[type[Any], Handler], *, replace: bool = True) -> None:
+        """Take further message types; with ``replace=False`` types that have a handler keep it.
+
+        Raises:
+            TypeError: a type without a written tag, or two types with one tag.
+        """
+        self._types = by_tag([*self._types.values(), *handlers])
+        for message, handler in handlers.items():
+            if replace or tag_of(message) not in self._handlers:
+                self._handlers[tag_of(message)] = handler
+
+    def handle_ready(self) -> int:
+        """Handle what has arrived, at most 64 messages, and return their number. Never blocks on the socket, never raises."""
+        for handled in range(MAX_FRAMES_A_TURN):
+            try:
+                frames = self._receive()
+            except zmq.ZMQError:  # nothing left, or the socket was closed by a handler
+                return handled
+            self._handle(frames)
+        return MAX_FRAMES_A_TURN
+
+    def send(self, peer: bytes, message: Message) -> bool:
+        """Send a note to a connected peer; False: it is gone or reads nothing, and the note is dropped. Never blocks.
+
+        Raises:
+            WireError: ``message`` is too large or cannot be encoded.
+        """
+        return self._send(peer, codec.encode_frame("note", 0, codec.encode(message)))
+
+    def close(self, linger_s: float = 0.0) -> None:
+        """Close the socket and remove its ``ipc`` file; waits at most ``linger_s`` for unsent replies. May be repeated."""
+        if not self.socket.closed:
+            self.socket.close(linger=int(linger_s * 1000))
+        if self._gate is not None:
+            self._gate.stop()
+            self._gate = None
+        self._context.term()
+        path = ipc_path(getattr(self, "endpoint", ""))
+        if path is not None:
+            path.unlink(missing_ok=True)
+            self.endpoint = ""
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _secure(self, keys: KeyPair | None, allowed: Collection[bytes] | None) -> None:
+        if keys is None:
+            if allowed is not None:
+                raise InputError("allowed clients without server keys", remedy="pass keys=KeyPair.generate() too")
+            return
+        set_server_keys(self.socket, keys)
+        if allowed is not None:
+            if not all(is_public_key(key) for key in allowed):
+                raise InputError("a client key is no Z85 key of 40 bytes", remedy="pass KeyPair.public of each client")
+            self._gate = ThreadAuthenticator(self._context)
+            self._gate.start()
+            self._gate.configure_curve_callback(domain="*", credentials_provider=_Allowed(allowed))
+
+    def _receive(self) -> list[bytes] | None:
+        """[peer, frame], or None for a message of another number of frames, whose rest is read and forgotten."""
+        frames = [self.socket.recv(zmq.NOBLOCK)]
+        num_frames = 1
+        while self.socket.getsockopt(zmq.RCVMORE):
+            part = self.socket.recv(zmq.NOBLOCK)
+            num_frames += 1
+            if num_frames == 2:
+                frames.append(part)
+        return frames if num_frames == 2 else None
+
+    def _handle(self, frames: list[bytes] | None) -> None:
+        if frames is None:
+            return self._refuse("wrong_frame_count", "a message must have one frame")
+        peer, frame = frames
+        try:
+            envelope = codec.decode_frame(frame)
+        except WireError as error:
+            _, request_id = codec.read_head(frame) if isinstance(error, VersionError) else (None, None)
+            if request_id is not None:
+                self._send(peer, _failure_frame(request_id, error))
+            return self._refuse(f"bad_{error.code}", str(error))
+        if envelope.kind == "req":
+            return self._answer(peer, envelope)
+        if envelope.kind == "note":
+            return self._take_note(peer, envelope)
+        return self._refuse("wrong_kind", f"a {envelope.kind} sent to a server")
+
+    def _answer(self, peer: bytes, envelope: codec.Envelope) -> None:
+        key = (peer, envelope.id, hash(envelope.body))
+        reply = self._replies.get(key)
+        if reply is not None:
+            self.counts["repeated"] += 1
+        else:
+            reply, was_run = self._run(peer, envelope)
+            if was_run:
+                self._replies.put(key, reply)
+        self._send(peer, reply)
+
+    def _run(self, peer: bytes, envelope: codec.Envelope) -> tuple[bytes, bool]:
+        """(reply frame, whether a handler ran: what no handler saw is refused the same way again, uncached)."""
+        try:
+            message = codec.decode(envelope.body, self._types)
+        except WireError as error:
+            self._refuse("bad_body", str(error))
+            return _failure_frame(envelope.id, error), False
+        self.counts["requests"] += 1
+        try:
+            reply = self._handlers[tag_of(type(message))](message, peer)
+            return codec.encode_frame("rep", envelope.id, codec.encode(reply or Done())), True
+        except HeadwayError as error:
+            self.counts["failures"] += 1
+            return _failure_frame(envelope.id, error), True
+        except Exception as error:
+            self.counts["internal_errors"] += 1
+            _log.exception("handler failed", message=tag_of(type(message)))
+            return _failure_frame(envelope.id, _internal(error)), True
+
+    def _take_note(self, peer: bytes, envelope: codec.Envelope) -> None:
+        try:
+            message = codec.decode(envelope.body, self._types)
+        except WireError as error:
+            return self._refuse("bad_body", str(error))
+        self.counts["notes"] += 1
+        try:
+            self._handlers[tag_of(type(message))](message, peer)
+        except Exception:
+            self.counts["internal_errors"] += 1
+            _log.exception("handler of a note failed", message=tag_of(type(message)))
+        return None
+
+    def _send(self, peer: bytes, frame: bytes) -> bool:
+        try:
+            self.socket.send_multipart([peer, frame], zmq.NOBLOCK)
+        except zmq.ZMQError:
+            self.counts["unsent"] += 1
+            return False
+        return True
+
+    def _refuse(self, kind: str, reason: str) -> None:
+        """Count a bad input; log the first, then at most one line per ``COMPLAINT_PERIOD_S``: a flood fills no disk."""
+        self.counts[kind] += 1
+        self._refused_since_complaint += 1
+        now_s = time.monotonic()
+        if now_s - self._complained_at_s >= COMPLAINT_PERIOD_S:
+            _log.warning("refused input", kind=kind, reason=reason[:300], num_refused=self._refused_since_complaint)
+            self._complained_at_s = now_s
+            self._refused_since_complaint = 0
+
+
+class _ReplyCache:
+    """The newest replies by (peer, request id, hash of the body), bounded in number and bytes."""
+
+    def __init__(self) -> None:
+        self._replies: OrderedDict[tuple[bytes, int, int], bytes] = OrderedDict()
+        self._num_bytes = 0
+
+    def get(self, key: tuple[bytes, int, int]) -> bytes | None:
+        return self._replies.get(key)
+
+    def put(self, key: tuple[bytes, int, int], reply: bytes) -> None:
+        self._replies[key] = reply
+        self._num_bytes += len(reply)
+        while len(self._replies) > MAX_CACHED_REPLIES or self._num_bytes > MAX_CACHED_BYTES:
+            _, oldest = self._replies.popitem(last=False)
+            self._num_bytes -= len(oldest)
+
+    def __len__(self) -> int:
+        return len(self._replies)
+
+
+class _Allowed:
+    """What the ZAP authenticator asks for each handshake (pyzmq, ``configure_curve_callback``)."""
+
+    def __init__(self, allowed: Collection[bytes]) -> None:
+        self._allowed = frozenset(allowed)
+
+    def callback(self, _domain: str, key: bytes) -> bool:
+        return key in self._allowed
+
+
+def _failure_frame(request_id: int, error: HeadwayError) -> bytes:
+    failure = Failure(code=error.code, message=_clean(error.message), remedy=_clean(error.remedy))
+    return codec.encode_frame("err", request_id, codec.encode(failure))
+
+
+def _clean(text: str) -> str:
+    return text[:4000].encode("utf-8", "replace").decode()
+
+
+class _InternalError(HeadwayError):
+    @property
+    def code(self) -> str:
+        return "internal"
+
+
+def _internal(error: Exception) -> HeadwayError:
+    return _InternalError(f"{type(error).__name__}: {error}", remedy="see the service's log for the traceback")
