@@ -1,0 +1,155 @@
+"""What an executor receives: from its own workers over ``ipc``, from the driver and the engine over CURVE tcp."""
+
+from __future__ import annotations
+
+from headway.common.wire.message import Message
+from headway.common.wire.messages.worker import Assign, Steer
+
+
+class WorkerBeat(Message, tag="executor.worker_beat/1"):
+    """Worker -> executor (ipc), at 2 Hz and at every change of status; loss is tolerated, the next one tells all."""
+
+    worker: str
+    pid: int
+    start_ticks: int
+    status: str
+    """``idle``, ``joining``, ``running``, ``out``, ``finished``."""
+    generation: int = -1
+    rank: int = -1
+    step: int = 0
+    """Completed optimizer steps."""
+    command: int = 0
+    """Newest steering command held."""
+    applied: int = 0
+    """Newest steering command applied by all ranks."""
+    paused: bool = False
+
+
+class StoreOpened(Message, tag="executor.store_opened/1"):
+    """Worker of rank 0 -> executor -> driver, once a generation; loss ends in ``join_timeout_s`` and a new one."""
+
+    generation: int
+    host: str
+    port: int
+
+
+class LeftGeneration(Message, tag="executor.left_generation/1"):
+    """Worker -> executor -> driver when it left a generation; a lost one is made up by the next beat."""
+
+    worker: str
+    generation: int
+    rank: int
+    reason: str
+    """``aborted``, ``peer`` (a peer's failure) or ``error`` (the worker's own exception)."""
+    detail: str = ""
+    """The exception, one line; with ``error`` the innermost frames of the traceback."""
+
+
+class StepMetrics(Message, tag="executor.step_metrics/1"):
+    """Worker of the reporting rank -> executor -> driver, one a step; kept by the executor while no driver listens."""
+
+    generation: int
+    step: int
+    """Index of the optimizer step, from 0."""
+    loss: float
+    """Mean cross-entropy per token of the global batch, nats."""
+    grad_norm: float
+    lr: float
+    tokens: int
+    """Tokens of the global batch that counted."""
+    duration_s: float
+    unix_s: float
+
+
+class Evaluation(Message, tag="executor.evaluation/1"):
+    """Worker of the reporting rank -> executor -> driver, one an evaluation; kept like ``StepMetrics``."""
+
+    generation: int
+    step: int
+    loss: float
+    """Mean cross-entropy per token of the validation batches, nats."""
+    tokens: int
+
+
+class Sample(Message, tag="executor.sample/1"):
+    """Worker of the reporting rank -> executor -> driver, once at the end of a run; kept like ``StepMetrics``."""
+
+    generation: int
+    tokens: tuple[int, ...]
+    num_prompt_tokens: int
+
+
+class DriverBeat(Message, tag="executor.driver_beat/1"):
+    """Driver -> executor, at 4 Hz; silence for ``driver_silent_s`` lets the next executor start a driver."""
+
+    epoch: int
+    """Number of this driver; an executor obeys the highest it has seen."""
+    host_node: int
+    """The node whose executor runs driver and monitor."""
+    phase: str
+    refill: bool
+    """Whether the node may fork standbys now; during a rebuild the cores belong to the survivors."""
+    active: bool
+    """Whether the node carries ranks; a spare keeps standbys only."""
+    monitor_endpoint: str = ""
+    monitor_key: str = ""
+    acknowledged: int = 0
+    """Newest report sequence number the driver has stored; the executor forgets up to it."""
+
+
+class ToWorker(Message, tag="executor.to_worker/1"):
+    """Driver -> executor: pass this on; the driver repeats it until a beat shows its effect."""
+
+    epoch: int
+    worker: str
+    assign: Assign | None = None
+    abort_generation: int | None = None
+    store_generation: int = -1
+    store_host: str = ""
+    store_port: int = 0
+    steer: Steer | None = None
+
+
+class KillWorker(Message, tag="executor.kill_worker/1"):
+    """Driver -> executor: SIGKILL the worker; repeated until it is gone."""
+
+    epoch: int
+    worker: str
+    reason: str
+
+
+class ReadSeals(Message, tag="executor.read_seals/1"):
+    """Driver -> executor: which snapshots do the node's arenas hold; repeated until ``Seals`` comes."""
+
+    epoch: int
+    generation: int
+
+
+class StopRun(Message, tag="executor.stop_run/1"):
+    """Driver or engine -> executor: the run has ended; stop what runs on the node, save events, clean up."""
+
+    epoch: int
+    outcome: str
+
+
+class AttachRun(Message, tag="executor.attach_run/1"):
+    """Console -> executor (request): carry this run. Refused while another one lives on the node."""
+
+    run_dir: str
+
+
+class Attached(Message, tag="executor.attached/1"):
+    """Executor -> console: the reply to ``AttachRun``."""
+
+    node: int
+
+
+class Inject(Message, tag="executor.inject/1"):
+    """Driver -> executor: break something on purpose, for drills; carried out at most once."""
+
+    epoch: int
+    target: str
+    """``worker`` (with ``rank``) or the name of a service."""
+    fault: str
+    """``kill`` or ``stop``."""
+    rank: int = -1

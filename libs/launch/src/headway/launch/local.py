@@ -1,0 +1,64 @@
+"""Emulated nodes on this machine: one executor process each, with folders and sockets of its own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from headway.common.node.janitor import end_node
+from headway.common.node.process import spawn
+from headway.launch.cluster import ClusterFolder
+from headway.launch.engine import NodeLost
+
+
+class LocalEngine:
+    """Starts executors of a cluster folder as detached processes.
+
+    What a node runs is found in ``/proc`` by the run's id in its environment, so stopping a node needs no
+    help from the node itself.
+    """
+
+    def __init__(self, cluster: ClusterFolder) -> None:
+        self.cluster = cluster
+
+    def start_node(self, node: int) -> None:
+        """Start the executor unless it lives; one that is stopped (state T) is ended first.
+
+        Raises:
+            NodeLost: ``lose_node`` took the machine away.
+        """
+        if self.cluster.lost(node):
+            raise NodeLost(f"node {node} of {self.cluster.path} is gone", remedy="use a spare node")
+        address = self.cluster.address(node)
+        if address is not None and address.process.alive():
+            if address.process.state() != "T":
+                return
+            address.process.kill()
+        spawn(
+            [sys.executable, "-m", "headway.trainer", "executor",
+             "--cluster", str(self.cluster.path.resolve()), "--node", str(node)],
+            log_path=self.cluster.path / "logs" / f"n{node}-executor.log",
+            env={**os.environ, "HEADWAY_RUN_ID": self.cluster.id, "HEADWAY_NODE": str(node),
+                 "HEADWAY_ROLE": "executor"},
+            cwd=Path.cwd(),
+        )
+
+    def stop_node(self, node: int) -> None:
+        """End every process of the node and remove its sockets and shared memory."""
+        for run_id in self._ids(node):
+            end_node(run_id, node)
+        self.cluster.remove(f"nodes/{node}.json")
+        self.cluster.remove(f"nodes/{node}.run")
+
+    def lose_node(self, node: int) -> None:
+        """Take the machine away for good, as a power cut would: processes, sockets, shared memory (for drills)."""
+        (self.cluster.path / f"nodes/{node}.lost").touch()
+        self.stop_node(node)
+
+    def _ids(self, node: int) -> list[str]:
+        carried = self.cluster.read(f"nodes/{node}.run")
+        ids = [self.cluster.id]
+        if carried is not None and carried["run_id"] not in ids:
+            ids.append(str(carried["run_id"]))
+        return ids

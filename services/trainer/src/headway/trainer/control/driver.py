@@ -1,0 +1,289 @@
+"""One per run: hears every executor, lets ``RunState`` decide, writes the journal, carries out.
+
+It holds nothing that a successor could not find again: the journal keeps generations, commands and
+reports; the rest is in the executors' beats.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from headway.ckpt_store.client import newest
+from headway.common.config import load
+from headway.common.errors import HeadwayError, InputError
+from headway.common.log import get_logger
+from headway.common.node.failpoints import configure
+from headway.common.node.process import ProcessId
+from headway.common.node.run_dir import NodePaths, RunDir
+from headway.common.plan.placement import Placement
+from headway.common.wire.client import Client
+from headway.common.wire.message import Message
+from headway.common.wire.messages.driver import (
+    Accepted,
+    Command,
+    GetStatus,
+    NodeBeat,
+    RankStatus,
+    Relay,
+    Report,
+    Seals,
+    Status,
+    WorkerGone,
+)
+from headway.common.wire.messages.executor import DriverBeat, Inject, StopRun
+from headway.common.wire.messages.health import Verdict
+from headway.common.wire.server import Server
+from headway.common.wire.service import Service
+from headway.launch.cluster import ClusterFolder
+from headway.launch.engine import NodeLost
+from headway.launch.local import LocalEngine
+from headway.trainer.config import RunConfig
+from headway.trainer.control.events import (
+    Action,
+    BeginGeneration,
+    DurableFound,
+    FindDurable,
+    Finish,
+    Log,
+    NodeUnavailable,
+    RestartNode,
+    Suspicion,
+    Tell,
+    Tick,
+)
+from headway.trainer.control.journal import Journal
+from headway.trainer.control.state import Event, Limits, RunState
+
+TICK_S = 0.1
+BEAT_S = 0.25
+STEERED = frozenset({"pause", "resume", "stop", "checkpoint", "set"})
+REPORTS = (NodeBeat, Relay, Seals, WorkerGone, Report)
+ACTED_ON = frozenset({"crash", "stopped", "silence"})  # kinds of verdict that end a worker
+
+log = get_logger("driver")
+
+
+class Driver:
+    """``run`` returns when the run is over.
+
+    Raises:
+        LockedError: another driver holds the journal.
+    """
+
+    def __init__(self, run_dir: Path, cluster: ClusterFolder, node: int) -> None:
+        self.run_dir, self.cluster, self.node = RunDir(run_dir), cluster, node
+        self.config = load(RunConfig, files=[self.run_dir.config])
+        self.journal = Journal(self.run_dir.database)
+        self.engine = LocalEngine(cluster)
+        configure(NodePaths(self.run_dir.run_id, node).failpoints, node=node)
+        self.state = self._initial_state()
+        keys = cluster.keys
+        self._keys = keys
+        self._clients: dict[int, tuple[str, Client]] = {}
+        server = Server("tcp://127.0.0.1:0", {GetStatus: self._get_status, Command: self._command,
+                                              Verdict: self._verdict}, keys=keys, allowed={keys.public})
+        self._server = server
+        self._service = Service("driver", server=server)
+        self._service.every(TICK_S, self._tick)
+        self._service.every(BEAT_S, self._beat)
+
+    def _initial_state(self) -> RunState:
+        limits, launch = self.config.recovery, self.config.launch
+        placement = Placement(self.config.parallel.grid, launch.ranks_per_node)
+        rank_nodes = {rank: placement.node_of(rank) for rank in range(self.config.parallel.world_size)}
+        generation = -1
+        if (last := self.journal.last_generation()) is not None:
+            generation, remembered = last
+            rank_nodes = remembered if set(remembered) == set(rank_nodes) else rank_nodes
+        rank_nodes = {rank: home if home < self.cluster.nodes else placement.node_of(rank)
+                      for rank, home in rank_nodes.items()}
+        return RunState(
+            steps=self.config.train.steps, rank_nodes=rank_nodes, nodes=self.cluster.nodes, now=time.monotonic(),
+            generation=generation, commands=self.journal.commands(), epoch=self.journal.epoch,
+            limits=Limits(join_s=limits.join_timeout_s, out_s=limits.out_timeout_s,
+                          node_silent_s=limits.node_silent_s, node_lost_s=limits.node_lost_s,
+                          max_crashes=limits.max_crashes))
+
+    def run(self) -> int:
+        """Drive the run to its end; returns the exit code."""
+        me = ProcessId.current()
+        self._announce({"endpoint": self._server.endpoint, "server_key": self._keys.public.decode(),
+                        "epoch": self.journal.epoch, "pid": me.pid, "start_ticks": me.start_ticks})
+        self.journal.event("driver_started", {"epoch": self.journal.epoch, "node": self.node}, time.monotonic())
+        log.info("driver is up", epoch=self.journal.epoch, endpoint=self._server.endpoint)
+        code = self._service.run()
+        self.journal.close()
+        return code
+
+    def _announce(self, facts: dict[str, Any]) -> None:
+        target = self.run_dir.path / "driver.json"
+        scratch = target.with_name(f".driver.json.{os.getpid()}")
+        scratch.touch(mode=0o600)
+        scratch.write_text(json.dumps(facts))
+        scratch.replace(target)
+
+    # ---- timers -------------------------------------------------------------------------------
+    def _tick(self) -> None:
+        self._reconnect()
+        self._handle(Tick())
+
+    def _beat(self) -> None:
+        monitor = self._monitor()
+        for number, (_, client) in self._clients.items():
+            client.notify(DriverBeat(
+                epoch=self.journal.epoch, host_node=self.node, phase=self.state.phase, refill=self.state.refill,
+                active=number in self.state.rank_nodes.values(), monitor_endpoint=monitor[0],
+                monitor_key=monitor[1], acknowledged=self.journal.reported(number)))
+
+    def _monitor(self) -> tuple[str, str]:
+        try:
+            facts = json.loads((self.run_dir.path / "monitor.json").read_text())
+            return str(facts["endpoint"]), str(facts["server_key"])
+        except (FileNotFoundError, ValueError, KeyError):
+            return "", ""
+
+    def _reconnect(self) -> None:
+        """Executors announce themselves in the cluster's folder; a restarted one has a new address."""
+        for number in range(self.cluster.nodes):
+            address = self.cluster.address(number)
+            known = self._clients.get(number)
+            if address is None or (known is not None and known[0] == address.endpoint):
+                continue
+            if known is not None:
+                self._service.unwatch(known[1].socket)
+                known[1].close()
+            client = Client(address.endpoint, keys=self._keys, server_key=self._keys.public,
+                            identity=f"driver-{self.journal.epoch}-{number}".encode(), accept=REPORTS)
+            self._clients[number] = (address.endpoint, client)
+            self._service.watch(client.socket, self._receiver(client))
+
+    def _receiver(self, client: Client) -> Callable[[], None]:
+        def receive() -> None:
+            for message in client.receive():
+                self._hear(message)
+
+        return receive
+
+    # ---- hearing and acting -------------------------------------------------------------------
+    def _hear(self, message: Message) -> None:
+        match message:
+            case Report():
+                self.journal.store_report(message.node, message.sequence, message.metrics, message.evaluation,
+                                          message.sample)
+            case NodeBeat() | Relay() | Seals() | WorkerGone():
+                self._handle(message)
+            case _:
+                log.warning("unexpected message", message=type(message).__name__)
+
+    def _handle(self, event: Event) -> None:
+        now = time.monotonic()
+        for action in self.state.handle(event, now):
+            self._carry_out(action, now)
+
+    def _carry_out(self, action: Action, now: float) -> None:
+        match action:
+            case Log():
+                self.journal.event(action.event, action.fields, now)
+                log.info(action.event, **action.fields)
+            case Tell():
+                if action.node in self._clients:
+                    self._clients[action.node][1].notify(action.message)
+            case BeginGeneration():
+                self.journal.begin_generation(action.generation, action.rank_nodes)
+            case FindDurable():
+                found = newest(self.run_dir.checkpoints, world_size=self.config.parallel.world_size)
+                self._handle(DurableFound((found.step, str(found.path)) if found else None))
+            case RestartNode():
+                self._restart(action.node)
+            case Finish():
+                self._finish(action, now)
+
+    def _restart(self, node: int) -> None:
+        try:
+            self.engine.start_node(node)
+        except NodeLost:
+            self._handle(NodeUnavailable(node))
+        except HeadwayError as error:
+            log.error("cannot start the node", node=node, error=str(error))
+
+    def _finish(self, action: Finish, now: float) -> None:
+        self.journal.event("run_over", {"outcome": action.outcome, "detail": action.detail, "step": self.state.step}, now)
+        self.journal.set_fact("outcome", action.outcome)
+        self.journal.set_fact("detail", action.detail)
+        log.info("the run is over", outcome=action.outcome, detail=action.detail)
+        for _, client in self._clients.values():
+            client.notify(StopRun(epoch=self.journal.epoch, outcome=action.outcome))
+        self._service.after(1.0, self._service.stop)  # let the notes leave, answer a last status
+
+    # ---- requests -----------------------------------------------------------------------------
+    def _command(self, message: Command, peer: bytes) -> Accepted:
+        del peer
+        now = time.monotonic()
+        if message.operation in STEERED:
+            if message.operation == "set" and (message.name != "lr" or not message.value > 0):
+                raise InputError(f"cannot set {message.name!r} to {message.value}", remedy="set lr to a value above 0")
+            steer, new = self.journal.add_command(message.id, message.operation, message.name, message.value)
+            if new:
+                self.state.commands.append(steer)
+                self._carry_out(Log("command", {"sequence": steer.sequence, "operation": steer.operation,
+                                                "name": steer.name, "value": steer.value}), now)
+                self._tick()
+            return Accepted(sequence=steer.sequence)
+        if message.operation == "inject":
+            self._inject(message, now)
+        elif message.operation == "evict":
+            self._evict(message, now)
+        else:
+            raise InputError(f"unknown operation {message.operation!r}", remedy="see `headway --help`")
+        return Accepted(sequence=0)
+
+    def _inject(self, message: Command, now: float) -> None:
+        if message.fault not in ("kill", "stop"):
+            raise InputError(f"unknown fault {message.fault!r}", remedy="use kill or stop")
+        node = message.node if message.node >= 0 else self.state.rank_nodes.get(message.rank, self.node)
+        if node not in self._clients:
+            raise InputError(f"node {node} is not there", remedy="see `headway status`")
+        self._carry_out(Log("injected", {"target": message.name, "fault": message.fault, "rank": message.rank,
+                                         "node": node}), now)
+        self._clients[node][1].notify(Inject(epoch=self.journal.epoch, target=message.name, fault=message.fault,
+                                             rank=message.rank))
+
+    def _evict(self, message: Command, now: float) -> None:
+        node = self.state.nodes.get(message.node)
+        if node is None or node.status == "lost":
+            raise InputError(f"node {message.node} is not there", remedy="see `headway status`")
+        self._carry_out(Log("evicted", {"node": message.node}), now)
+        self.engine.lose_node(message.node)
+        self._handle(NodeUnavailable(message.node))
+
+    def _verdict(self, message: Verdict, peer: bytes) -> None:
+        del peer
+        now = time.monotonic()
+        self._carry_out(Log("verdict", {"kind": message.kind, "node": message.node, "rank": message.rank,
+                                        "pid": message.pid, "remedy": message.remedy}), now)
+        if message.kind in ACTED_ON and not self._paused():
+            self._handle(Suspicion(node=message.node, pid=message.pid, generation=message.generation,
+                                   kind=message.kind))
+
+    def _paused(self) -> bool:
+        return any(view.paused for view in map(self.state.worker, self.state.members.values()) if view is not None)
+
+    def _get_status(self, message: GetStatus, peer: bytes) -> Status:
+        del message, peer
+        state, ranks = self.state, []
+        for rank, home in sorted(state.rank_nodes.items()):
+            view = state.worker(state.members.get(rank))
+            ranks.append(RankStatus(rank=rank, node=home, worker=view.worker if view else "", pid=view.pid if view else 0,
+                                    status=view.status if view else "missing", step=view.step if view else 0))
+        return Status(
+            name=self.run_dir.name, phase=state.outcome or state.phase, epoch=self.journal.epoch,
+            generation=state.generation, step=state.step, steps=state.steps, paused=self._paused(),
+            commands=len(state.commands), applied=state.applied, ranks=tuple(ranks),
+            nodes={number: node.status for number, node in state.nodes.items()},
+            services={number: node.services for number, node in state.nodes.items()},
+            detail=self.journal.fact("detail", ""))

@@ -1,0 +1,247 @@
+"""The guardian of one node: two sockets, a timer, and the run it carries.
+
+It decides nothing about ranks: it starts, ends and watches processes, passes messages between the driver
+and the workers, and keeps what the driver has not stored yet. Killed, it leaves everything running; its
+successor finds it again.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headway.common.errors import InputError
+from headway.common.log import get_logger
+from headway.common.node.process import ProcessId
+from headway.common.node.run_dir import RunDir, RunLock
+from headway.common.wire.message import Message
+from headway.common.wire.messages.driver import Relay
+from headway.common.wire.messages.executor import (
+    Attached,
+    AttachRun,
+    DriverBeat,
+    Evaluation,
+    Inject,
+    KillWorker,
+    LeftGeneration,
+    ReadSeals,
+    Sample,
+    StepMetrics,
+    StopRun,
+    StoreOpened,
+    ToWorker,
+    WorkerBeat,
+)
+from headway.common.wire.messages.service import ServiceBeat
+from headway.common.wire.messages.worker import Abort, Acknowledged, Quit, StoreAddress
+from headway.common.wire.server import Server
+from headway.common.wire.service import Service
+from headway.launch.cluster import ClusterFolder
+from headway.trainer.control.node_run import NodeRun
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+WATCH_S = 0.05  # 20 Hz: a stopped worker is found within one period
+BEAT_S = 0.25
+RECORD_S = 20.0
+
+log = get_logger("executor")
+
+
+class Executor:
+    """``run`` returns when the service is stopped, or when an ephemeral cluster's only run has ended."""
+
+    def __init__(self, cluster: ClusterFolder, node: int) -> None:
+        if not 0 <= node < cluster.nodes:
+            raise InputError(f"node {node} is outside the cluster's {cluster.nodes} nodes",
+                             remedy=f"use 0 to {cluster.nodes - 1}")
+        self.cluster, self.node = cluster, node
+        keys = cluster.keys
+        handlers: dict[type[Message], Callable[..., Message | None]] = {
+            AttachRun: self._attach, DriverBeat: self._driver_beat, ToWorker: self._to_worker,
+            KillWorker: self._kill_worker, ReadSeals: self._read_seals, StopRun: self._stop_run,
+            Inject: self._inject,
+        }
+        self._lock = RunLock.hold(cluster.id)
+        self._server = Server("tcp://127.0.0.1:0", handlers, keys=keys, allowed={keys.public})
+        self._service = Service("executor", server=self._server)
+        self._local: Server | None = None
+        self._run: NodeRun | None = None
+        self._epoch = 0
+        self._driver: bytes | None = None
+        self._heard_at = time.monotonic()
+        self._service.every(WATCH_S, self._watch)
+        self._service.every(BEAT_S, self._beat)
+        self._service.every(RECORD_S, self._record)
+
+    def run(self) -> int:
+        """Serve until stopped; returns the exit code."""
+        self.cluster.announce(self.node, self._server.endpoint, ProcessId.current())
+        carried = self.cluster.read(f"nodes/{self.node}.run")
+        if carried is not None:
+            self._carry(Path(str(carried["run_dir"])), fresh=False)
+        log.info("executor is up", node=self.node, endpoint=self._server.endpoint)
+        return self._service.run()
+
+    # ---- the run ------------------------------------------------------------------------------
+    def _attach(self, message: AttachRun, peer: bytes) -> Attached:
+        del peer
+        run_dir = Path(message.run_dir)
+        if self._run is not None and self._run.run.path != run_dir:
+            raise InputError(f"node {self.node} carries {self._run.run.path}", remedy="stop that run first")
+        if self._run is None:
+            self.cluster.write(f"nodes/{self.node}.run",
+                               {"run_dir": str(run_dir), "run_id": RunDir(run_dir).run_id})
+            self._carry(run_dir, fresh=True)
+        return Attached(node=self.node)
+
+    def _carry(self, run_dir: Path, *, fresh: bool) -> None:
+        self._run = NodeRun(self.cluster, self.node, run_dir)
+        self._heard_at, self._epoch, self._driver = time.monotonic(), 0, None
+        self._local = Server(self._run.paths.endpoint("executor"), {
+            WorkerBeat: self._worker_beat, StoreOpened: self._store_opened, LeftGeneration: self._left,
+            StepMetrics: self._metrics, Evaluation: self._evaluation, Sample: self._sample,
+            ServiceBeat: self._service_beat,
+        })
+        self._service.watch(self._local.socket, self._local.handle_ready)
+        if (fresh and self.node == 0) or self._run.had_driver():
+            self._run.host_driver()
+
+    def _stop_run(self, message: StopRun, peer: bytes) -> None:
+        del peer
+        if self._run is None or message.epoch < self._epoch:
+            return
+        log.info("the run has ended", outcome=message.outcome)
+        for member in self._run.crew.members.values():
+            self._send(member.peer, Quit())
+        assert self._local is not None
+        self._run.end()
+        self._service.unwatch(self._local.socket)
+        self._local.close()
+        ephemeral = self.cluster.id == self._run.run.run_id
+        self._run, self._local = None, None
+        self.cluster.remove(f"nodes/{self.node}.run")
+        if ephemeral:
+            self._service.stop()
+
+    # ---- timers -------------------------------------------------------------------------------
+    def _watch(self) -> None:
+        if self._run is None:
+            return
+        now = time.monotonic()
+        gone = self._run.poll(now)
+        for worker in gone:
+            self._to_driver(worker)
+        if gone:
+            self._beat()
+        limit = self._run.config.recovery.driver_silent_s * (1 + self.node)
+        if not self._run.hosts_driver and now - self._heard_at > limit:
+            log.warning("no driver is heard; starting one", silent_s=now - self._heard_at)
+            self._run.host_driver()
+
+    def _beat(self) -> None:
+        if self._run is None or self._driver is None or not self._run.crew.settled:
+            return
+        self._to_driver(self._run.beat())
+        for report in list(self._run.reports)[:64]:
+            self._to_driver(report)
+
+    def _record(self) -> None:
+        if self._run is not None:
+            self._run.recorder.save()
+
+    # ---- from the driver ----------------------------------------------------------------------
+    def _driver_beat(self, message: DriverBeat, peer: bytes) -> None:
+        if self._run is None or not self._obeys(message.epoch):
+            return
+        first = self._driver != peer
+        self._driver, self._heard_at = peer, time.monotonic()
+        self._run.obey(message)
+        if self._run.hosts_driver and message.host_node != self.node:
+            self._run.leave_driver()
+        if first:
+            self._beat()
+
+    def _obeys(self, epoch: int) -> bool:
+        if epoch < self._epoch:
+            log.warning("dropped a message of an older driver", epoch=epoch, current=self._epoch)
+            return False
+        self._epoch = epoch
+        return True
+
+    def _to_worker(self, message: ToWorker, peer: bytes) -> None:
+        del peer
+        if self._run is None or not self._obeys(message.epoch):
+            return
+        identity = self._run.crew.peer(message.worker)
+        if identity is None:
+            return
+        if message.assign is not None:
+            self._send(identity, message.assign)
+        if message.store_generation >= 0:
+            self._send(identity, StoreAddress(generation=message.store_generation, host=message.store_host,
+                                              port=message.store_port))
+        if message.steer is not None:
+            self._send(identity, message.steer)
+        if message.abort_generation is not None:
+            self._send(identity, Abort(generation=message.abort_generation))
+
+    def _kill_worker(self, message: KillWorker, peer: bytes) -> None:
+        del peer
+        if self._run is not None and self._obeys(message.epoch):
+            self._run.crew.kill(message.worker)
+
+    def _read_seals(self, message: ReadSeals, peer: bytes) -> None:
+        del peer
+        if self._run is not None and self._obeys(message.epoch):
+            self._to_driver(self._run.seals(message.generation))
+
+    def _inject(self, message: Inject, peer: bytes) -> None:
+        del peer
+        if self._run is not None and self._obeys(message.epoch):
+            hit = self._run.inject(message.target, message.fault, message.rank)
+            log.warning("injected", target=message.target, fault=message.fault, rank=message.rank, hit=hit)
+
+    # ---- from the node's own processes --------------------------------------------------------
+    def _worker_beat(self, message: WorkerBeat, peer: bytes) -> None:
+        assert self._run is not None
+        if self._run.crew.hear(message, peer):
+            self._beat()
+        self._send(peer, Acknowledged())
+
+    def _store_opened(self, message: StoreOpened, peer: bytes) -> None:
+        del peer
+        self._to_driver(Relay(node=self.node, store=message))
+
+    def _left(self, message: LeftGeneration, peer: bytes) -> None:
+        del peer
+        self._to_driver(Relay(node=self.node, left=message))
+
+    def _metrics(self, message: StepMetrics, peer: bytes) -> None:
+        del peer
+        assert self._run is not None
+        self._to_driver(self._run.report(metrics=message))
+
+    def _evaluation(self, message: Evaluation, peer: bytes) -> None:
+        del peer
+        assert self._run is not None
+        self._to_driver(self._run.report(evaluation=message))
+
+    def _sample(self, message: Sample, peer: bytes) -> None:
+        del peer
+        assert self._run is not None
+        self._to_driver(self._run.report(sample=message))
+
+    def _service_beat(self, message: ServiceBeat, peer: bytes) -> None:
+        """Services are watched by pid; their beats only matter to whoever asks for their state."""
+
+    # ---- sending ------------------------------------------------------------------------------
+    def _to_driver(self, message: Message) -> None:
+        if self._driver is not None:
+            self._server.send(self._driver, message)
+
+    def _send(self, peer: bytes, message: Message) -> None:
+        if self._local is not None:
+            self._local.send(peer, message)

@@ -1,0 +1,177 @@
+"""One run on one node: its services, its workers, its reports; what the executor does between messages."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections import deque
+from pathlib import Path
+
+from headway.common.config import load
+from headway.common.log import get_logger
+from headway.common.node.arena import Arena
+from headway.common.node.failpoints import configure
+from headway.common.node.janitor import end_node
+from headway.common.node.process import ProcessId
+from headway.common.node.run_dir import NodePaths, RunDir, RunLock
+from headway.common.wire.messages.driver import NodeBeat, Report, Seals, WorkerGone
+from headway.common.wire.messages.executor import DriverBeat, Evaluation, Sample, StepMetrics
+from headway.launch.cluster import ClusterFolder
+from headway.trainer.config import RunConfig
+from headway.trainer.control.children import Children, Spec
+from headway.trainer.control.crew import Crew
+from headway.trainer.control.recorder import Recorder
+
+MAX_REPORTS = 20_000  # about a day of steps without a driver; the oldest are dropped first
+DRAIN_LIMIT_S = 8.0
+
+log = get_logger("node")
+
+
+class NodeRun:
+    """Made when a run is attached to the node, and again by a restarted executor, which finds all as it was."""
+
+    def __init__(self, cluster: ClusterFolder, node: int, run_dir: Path) -> None:
+        self.cluster, self.node = cluster, node
+        self.run = RunDir(run_dir)
+        self.config = load(RunConfig, files=[self.run.config])
+        self.paths = NodePaths(self.run.run_id, node).create()
+        self.lock = RunLock.hold(self.run.run_id)
+        configure(self.paths.failpoints, node=node)
+        self.children = Children(self.paths.sock_dir / "children.json", self.run.logs, node)
+        self.crew = Crew(node, self.paths.sock_dir / "workers.json", self.paths.socket("zygote"), self.paths.shm_dir)
+        self.recorder = Recorder(self.paths.shm_dir, self.run.events, node)
+        self.reports: deque[Report] = deque(maxlen=MAX_REPORTS)
+        self.active = node < self.config.launch.nodes
+        self.refill = True
+        self._monitor = ("", "")
+        for spec in self._services():
+            self.children.keep(spec)
+
+    # ---- what runs here -----------------------------------------------------------------------
+    def _services(self) -> list[Spec]:
+        paths, python = self.paths, [sys.executable, "-m"]
+        who = ["--run-id", self.run.run_id, "--node", str(self.node), "--executor", paths.endpoint("executor")]
+        common = [*who, "--shm-dir", str(paths.shm_dir)]
+        return [
+            Spec("dataloader", [*python, "headway.dataloader", "serve", "--endpoint", paths.endpoint("dataloader"),
+                                *common], self._env()),
+            Spec("ckpt_store", [*python, "headway.ckpt_store", "serve", "--endpoint", paths.endpoint("ckpt_store"),
+                                *common, "--checkpoints", str(self.run.checkpoints), "--keep",
+                                str(self.config.ckpt.keep), "--world-size",
+                                str(self.config.parallel.world_size)], self._env()),
+            Spec("agent", [*python, "headway.health", "agent", "--endpoint", paths.endpoint("agent"), *common,
+                           "--node-file", str(paths.sock_dir / "monitor.json"), "--logs", str(self.run.logs)],
+                 self._env()),
+            Spec("zygote", [*python, "headway.trainer", "zygote", "--run", str(self.run.path), "--node",
+                            str(self.node)], self._env(threads=self.config.launch.threads_per_rank)),
+        ]
+
+    def _env(self, threads: int = 1) -> dict[str, str]:
+        pools = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+        return {**self.paths.environment(), **dict.fromkeys(pools, str(threads))}
+
+    def host_driver(self) -> None:
+        """Run driver and monitor on this node, adopting those that already do."""
+        python = [sys.executable, "-m"]
+        self.children.keep(Spec("driver", [*python, "headway.trainer", "driver", "--run", str(self.run.path),
+                                           "--cluster", str(self.cluster.path), "--node", str(self.node)], self._env()))
+        self.children.keep(Spec("monitor", [*python, "headway.health", "monitor", "--bind", "tcp://127.0.0.1:0",
+                                            "--keys", str(self.cluster.path / "keys"), "--run-dir",
+                                            str(self.run.path), "--announce",
+                                            str(self.run.path / "monitor.json")], self._env()))
+
+    @property
+    def hosts_driver(self) -> bool:
+        """Whether this node is the one that keeps the driver running."""
+        return "driver" in self.children.names()
+
+    def leave_driver(self) -> None:
+        """Another node hosts the driver now."""
+        for name in ("driver", "monitor"):
+            process = self.children.drop(name)
+            if process is not None:
+                process.kill(signal.SIGTERM)
+
+    def had_driver(self) -> bool:
+        """Whether the executor before this one hosted the driver."""
+        return self.children.was_known("driver")
+
+    # ---- between messages ---------------------------------------------------------------------
+    def obey(self, beat: DriverBeat) -> None:
+        """Take over what the driver's beat says about this node."""
+        if self.active and not beat.active:
+            self._forget_arenas()
+        self.active, self.refill = beat.active, beat.refill
+        while self.reports and self.reports[0].sequence <= beat.acknowledged:
+            self.reports.popleft()
+        if (beat.monitor_endpoint, beat.monitor_key) != self._monitor:
+            self._monitor = (beat.monitor_endpoint, beat.monitor_key)
+            target = self.paths.sock_dir / "monitor.json"
+            scratch = target.with_suffix(".tmp")
+            scratch.write_text(json.dumps({"endpoint": self._monitor[0], "server_key": self._monitor[1]}))
+            scratch.replace(target)
+
+    def poll(self, now: float) -> list[WorkerGone]:
+        """Look after services and workers; returns the workers found dead."""
+        if "zygote" in self.children.poll(now):
+            self.crew.zygote_died()
+        gone = self.crew.poll()
+        if self.refill:
+            launch = self.config.launch
+            self.crew.refill(launch.standbys + (launch.ranks_per_node if self.active else 0), now)
+        return gone
+
+    def report(self, **what: StepMetrics | Evaluation | Sample | None) -> Report:
+        """Keep a report until a driver acknowledges it. Sequence numbers grow over restarts: they are times."""
+        report = Report(node=self.node, sequence=time.time_ns(), **what)  # type: ignore[arg-type]
+        self.reports.append(report)
+        return report
+
+    def beat(self) -> NodeBeat:
+        """The whole truth of this node."""
+        return NodeBeat(node=self.node, pid=os.getpid(), workers=self.crew.beats(), services=self.children.pids())
+
+    def seals(self, generation: int) -> Seals:
+        """Which snapshots the arenas of this node hold."""
+        sealed = {}
+        for path in self.paths.segments("arena"):
+            arena = Arena.open(path, writable=False)
+            sealed[int(path.stem.removeprefix("arena-"))] = tuple(sorted(info.step for info in arena.sealed()))
+            arena.close()
+        return Seals(node=self.node, generation=generation, sealed=sealed)
+
+    def inject(self, target: str, fault: str, rank: int) -> bool:
+        """Break a worker or a service, for drills."""
+        number = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[fault]
+        if target == "executor":
+            return ProcessId.current().kill(number)
+        process = self.children.process(target)
+        if target == "worker":
+            name = self.crew.rank_worker(rank)
+            process = self.crew.members[name].process if name else None
+        return process is not None and process.kill(number)
+
+    def _forget_arenas(self) -> None:
+        """A node that carries no rank any more must not offer what it once held."""
+        for path in self.paths.segments("arena"):
+            path.unlink(missing_ok=True)
+
+    # ---- the end ------------------------------------------------------------------------------
+    def end(self) -> None:
+        """Stop everything of the run on this node and remove what it left in memory; blocks some seconds."""
+        driver = self.children.process("driver")
+        drained = [p for name in self.children.names() if name != "driver" and (p := self.children.process(name))]
+        drained += [member.process for member in self.crew.members.values()]
+        for process in drained:
+            process.kill(signal.SIGTERM)
+        deadline = time.monotonic() + DRAIN_LIMIT_S
+        while time.monotonic() < deadline and any(p.alive() for p in [*drained, *([driver] if driver else [])]):
+            time.sleep(0.02)
+        self.recorder.save(final=True)
+        for line in end_node(self.run.run_id, self.node):
+            log.info(line)
+        self.lock.release()

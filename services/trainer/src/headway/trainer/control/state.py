@@ -1,0 +1,404 @@
+"""The recovery decisions of a run: (state, event, now) -> actions, without sockets, clocks or files.
+
+    gathering --all ranks have a worker--> reading --seals, checkpoint--> joining --all stepped--> running
+        ^                                                                    |                        |
+        +------------------- all out <-- leaving <--- a member died, left, stopped, was suspected ----+
+
+Messages to workers are level-triggered: what a worker reports is compared with what it should do, and
+the difference is said again until it is gone. So a lost message, a restarted executor or a restarted
+driver needs no case of its own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import msgspec
+
+from headway.common.wire.messages.driver import NodeBeat, Relay, Seals, WorkerGone
+from headway.common.wire.messages.executor import KillWorker, LeftGeneration, ReadSeals, ToWorker, WorkerBeat
+from headway.common.wire.messages.worker import Assign, Restore, Steer
+from headway.trainer.control.events import (
+    Action,
+    BeginGeneration,
+    DurableFound,
+    FindDurable,
+    Finish,
+    Log,
+    NodeUnavailable,
+    RestartNode,
+    Suspicion,
+    Tell,
+    Tick,
+)
+from headway.trainer.control.restore import choose_restore
+
+RESEND_S = 0.4  # an answer takes one beat (0.25 s) at most; sooner would only repeat what is under way
+
+Event = NodeBeat | Relay | Seals | WorkerGone | DurableFound | NodeUnavailable | Suspicion | Tick
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Time limits in seconds; see ``RecoveryConfig``."""
+
+    join_s: float
+    out_s: float
+    node_silent_s: float
+    node_lost_s: float
+    max_crashes: int
+
+
+@dataclass
+class Node:
+    """What the driver knows of a node."""
+
+    status: str = "silent"
+    """``active``, ``spare``, ``silent`` (no beat) or ``lost`` (given up)."""
+    heard_at: float = 0.0
+    asked_at: float = float("-inf")
+    workers: dict[str, WorkerBeat] = field(default_factory=dict)
+    services: dict[str, int] = field(default_factory=dict)
+
+
+class RunState:
+    """One run. ``members`` maps ranks to the workers of the current generation."""
+
+    def __init__(self, *, steps: int, rank_nodes: dict[int, int], nodes: int, limits: Limits, now: float,
+                 generation: int = -1, commands: list[Steer] | None = None, epoch: int = 0) -> None:
+        self.steps, self.limits, self.epoch = steps, limits, epoch
+        self.generation = generation
+        self.rank_nodes = dict(rank_nodes)
+        self.nodes = {node: Node(heard_at=now) for node in range(nodes)}
+        self.commands: list[Steer] = list(commands or [])
+        self.members: dict[int, str] = {}
+        self.gone: set[str] = set()
+        self.phase = "gathering"
+        self.since = now
+        self.outcome = ""
+        self.restore = Restore(source="init", step=0)
+        self.store: tuple[str, int] | None = None
+        self.sealed: dict[int, dict[int, tuple[int, ...]]] = {}
+        self.crashes: Counter[tuple[str, int]] = Counter()
+        self._adopting = generation >= 0
+        self._sent: dict[tuple[object, ...], float] = {}
+
+    # ---- the one entry ------------------------------------------------------------------------
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """Take one event; return what to do, in order."""
+        if self.phase == "over":
+            return []
+        actions: list[Action] = []
+        match event:
+            case NodeBeat():
+                self._on_beat(event, now)
+            case WorkerGone():
+                actions += self._lose(event.worker, event.reason, now)
+            case Relay(store=opened) if opened is not None and opened.generation == self.generation:
+                self.store = (opened.host, opened.port)
+            case Relay(left=left) if left is not None:
+                actions += self._on_left(left, now)
+            case Seals() if event.generation == self.generation and self.phase == "reading":
+                self.sealed[event.node] = dict(event.sealed)
+            case DurableFound() if self.phase == "choosing":
+                actions += self._begin(event, now)
+            case NodeUnavailable():
+                actions += self._lose_node(event.node, "the engine cannot start it", now)
+            case Suspicion() if event.generation == self.generation:
+                actions += self._suspect(event, now)
+            case _:
+                pass
+        return actions + self._advance(now)
+
+    # ---- what is heard ------------------------------------------------------------------------
+    def _on_beat(self, beat: NodeBeat, now: float) -> None:
+        node = self.nodes.get(beat.node)
+        if node is None or node.status == "lost":
+            return
+        node.heard_at = now
+        node.status = "active" if beat.node in self.rank_nodes.values() else "spare"
+        node.workers = {worker.worker: worker for worker in beat.workers}
+        node.services = dict(beat.services)
+
+    def _on_left(self, left: LeftGeneration, now: float) -> list[Action]:
+        if left.generation != self.generation or self.members.get(left.rank) != left.worker:
+            return []
+        self._mark(left.worker, "out")
+        if self.phase not in ("joining", "running"):
+            return []
+        if left.reason == "error" and self._brake((left.detail, self.step)):
+            return self._finish("failed", f"rank {left.rank} failed {self.limits.max_crashes} times at step "
+                                f"{self.step}: {left.detail}", now)
+        return self._fence(f"rank {left.rank} left: {left.reason} {left.detail}", now)
+
+    def _brake(self, signature: tuple[str, int]) -> bool:
+        """Count a failure; True when the same one at the same step has come too often to be an accident."""
+        self.crashes[signature] += 1
+        return self.crashes[signature] >= self.limits.max_crashes
+
+    def _suspect(self, event: Suspicion, now: float) -> list[Action]:
+        for worker in self.members.values():
+            view = self.worker(worker)
+            if view is not None and view.pid == event.pid:
+                return self._lose(worker, event.kind, now)
+        return []
+
+    def _lose(self, worker: str, reason: str, now: float) -> list[Action]:
+        if worker in self.gone:
+            return []
+        self.gone.add(worker)
+        rank = next((r for r, w in self.members.items() if w == worker), None)
+        actions: list[Action] = [Log("worker_lost", {"worker": worker, "rank": rank, "reason": reason,
+                                                     "generation": self.generation})]
+        if rank is not None and self.phase in ("joining", "running"):
+            if self._brake((f"rank {rank} {reason}", self.step)):
+                return actions + self._finish("failed", f"rank {rank} was lost {self.limits.max_crashes} times at step "
+                                              f"{self.step}: {reason}", now)
+            actions += self._fence(f"rank {rank} is lost: {reason}", now)
+        return actions
+
+    def _lose_node(self, number: int, reason: str, now: float) -> list[Action]:
+        node = self.nodes[number]
+        if node.status == "lost":
+            return []
+        node.status = "lost"
+        self.gone.update(node.workers)
+        node.workers.clear()
+        actions: list[Action] = [Log("node_lost", {"node": number, "reason": reason})]
+        if number in self.rank_nodes.values() and self.phase in ("joining", "running"):
+            actions += self._fence(f"node {number} is lost", now)
+        return actions
+
+    def _replace_lost(self, now: float) -> list[Action]:
+        """Move the ranks of lost nodes to spares; fail only when no node is left that could become one."""
+        actions: list[Action] = []
+        for lost in {home for home in self.rank_nodes.values() if self.nodes[home].status == "lost"}:
+            ranks = [rank for rank, home in self.rank_nodes.items() if home == lost]
+            free = {n: v for n, v in self.nodes.items() if n not in self.rank_nodes.values() and v.status != "lost"}
+            spare = next((n for n, view in free.items() if view.status == "spare"), None)
+            if spare is not None:
+                self.rank_nodes.update(dict.fromkeys(ranks, spare))
+                self.nodes[spare].status = "active"
+                actions.append(Log("node_replaced", {"node": lost, "spare": spare, "ranks": ranks}))
+            elif not free:
+                return self._finish("failed", f"node {lost} is lost and no spare node is left", now)
+        return actions
+
+    # ---- transitions --------------------------------------------------------------------------
+    def _advance(self, now: float) -> list[Action]:
+        actions = self._watch_nodes(now)
+        if self.phase == "gathering":
+            actions += self._gather(now)
+        if self.phase == "reading":
+            actions += self._read(now)
+        if self.phase == "joining":
+            actions += self._join(now)
+        if self.phase == "running":
+            actions += self._run(now)
+        if self.phase == "leaving":
+            actions += self._leave(now)
+        if self.phase != "over":
+            actions += [self._tell(w.worker, KillWorker(epoch=self.epoch, worker=w.worker, reason="lost"))
+                        for node in self.nodes.values() for w in node.workers.values()
+                        if w.worker in self.gone and self._due(("kill", w.worker), now)]
+        return actions
+
+    def _watch_nodes(self, now: float) -> list[Action]:
+        actions: list[Action] = []
+        for number, node in self.nodes.items():
+            silent = now - node.heard_at
+            if node.status == "lost" or silent < self.limits.node_silent_s:
+                continue
+            if silent >= self.limits.node_lost_s:
+                actions += self._lose_node(number, f"silent for {silent:.1f} s", now)
+            elif now - node.asked_at >= self.limits.node_silent_s:
+                node.status, node.asked_at = "silent", now
+                actions += [Log("node_silent", {"node": number}), RestartNode(number)]
+        return actions
+
+    def _gather(self, now: float) -> list[Action]:
+        actions = self._replace_lost(now)
+        if self.phase == "over" or any(self.nodes[home].status != "active" for home in self.rank_nodes.values()):
+            return actions
+        if self._adopting:
+            self._adopting = False
+            return actions + self._adopt(now)
+        for rank, home in self.rank_nodes.items():
+            if self._alive(self.members.get(rank)):
+                continue
+            self.members.pop(rank, None)
+            free = [w for w in self.nodes[home].workers.values() if w.status in ("idle", "out")
+                    and w.worker not in self.gone and w.worker not in self.members.values()]
+            if not free:
+                return actions
+            # who held the rank before keeps its memory; a worker left over from another rank is the last resort
+            self.members[rank] = min(free, key=lambda w: (w.rank != rank, w.status != "idle", w.worker)).worker
+        self._enter("reading", now)
+        self.sealed.clear()
+        return actions
+
+    def _adopt(self, now: float) -> list[Action]:
+        """A restarted driver takes the run as it finds it."""
+        views = [w for node in self.nodes.values() for w in node.workers.values() if w.rank >= 0]
+        newest = max((w.generation for w in views), default=-1)
+        self.generation = max(self.generation, newest)
+        self.members = {w.rank: w.worker for w in views if w.generation == newest and w.status != "idle"
+                        and self.rank_nodes.get(w.rank) == self._home(w.worker)}
+        if self._all("running", "finished") and newest == self.generation:
+            self._enter("running", now)
+            return [Log("adopted", {"generation": self.generation})]
+        if self.members:
+            return self._fence("the driver was restarted in the middle of a recovery", now)
+        return []
+
+    def _read(self, now: float) -> list[Action]:
+        if not all(self._alive(worker) for worker in self.members.values()):
+            self._enter("gathering", now)
+            return []
+        missing = set(self.rank_nodes.values()) - set(self.sealed)
+        if missing:
+            return [Tell(node, ReadSeals(epoch=self.epoch, generation=self.generation)) for node in sorted(missing)
+                    if self._due(("seals", node), now)]
+        self._enter("choosing", now)
+        return [FindDurable()]
+
+    def _begin(self, found: DurableFound, now: float) -> list[Action]:
+        sealed = {rank: self.sealed[home].get(rank, ()) for rank, home in self.rank_nodes.items()}
+        self.restore = choose_restore(self.rank_nodes, sealed, found.checkpoint)
+        self.generation += 1
+        self.store = None
+        self._enter("joining", now)
+        return [BeginGeneration(self.generation, dict(self.rank_nodes)),
+                Log("generation", {"generation": self.generation, "source": self.restore.source,
+                                   "step": self.restore.step})]
+
+    def _join(self, now: float) -> list[Action]:
+        if self._all("running", "finished"):
+            self._enter("running", now)
+            return [Log("stepping", {"generation": self.generation, "step": self.step})]
+        if now - self.since > self.limits.join_s:
+            return self._join_failed(now)
+        actions: list[Action] = []
+        for rank, worker in self.members.items():
+            view = self.worker(worker)
+            if view is not None and view.generation < self.generation and self._due(("assign", worker), now):
+                assign = Assign(generation=self.generation, rank=rank, restore=self.restore,
+                                commands=tuple(self.commands))
+                actions.append(self._tell(worker, ToWorker(epoch=self.epoch, worker=worker, assign=assign)))
+            elif (view is not None and view.status == "joining" and self.store is not None
+                  and self._due(("store", worker, self.generation), now)):
+                actions.append(self._tell(worker, ToWorker(
+                    epoch=self.epoch, worker=worker, store_generation=self.generation,
+                    store_host=self.store[0], store_port=self.store[1])))
+        return actions
+
+    def _join_failed(self, now: float) -> list[Action]:
+        late = {r: w for r, w in self.members.items() if not self._is(w, "running", "finished")}
+        actions = self._fence(f"ranks {sorted(late)} made no step within {self.limits.join_s} s", now)
+        for worker in late.values():
+            view = self.worker(worker)
+            if view is not None and view.generation < self.generation:  # it never answered: no abort will reach it
+                actions += self._lose(worker, "did not join", now)
+        return actions
+
+    def _run(self, now: float) -> list[Action]:
+        if self._all("finished"):
+            stopped = self.step < self.steps
+            return self._finish("stopped" if stopped else "finished", "", now)
+        left = [rank for rank, worker in self.members.items() if not (self._alive(worker) and self._inside(worker))]
+        if left:
+            return self._fence(f"ranks {left} left and their word was lost", now)
+        actions: list[Action] = []
+        for worker in self.members.values():
+            view = self.worker(worker)
+            if view is None or view.status != "running":
+                continue
+            actions += [self._tell(worker, ToWorker(epoch=self.epoch, worker=worker, steer=steer))
+                        for steer in self.commands[view.command:]
+                        if self._due(("steer", worker, steer.sequence), now)]
+        return actions
+
+    def _fence(self, reason: str, now: float) -> list[Action]:
+        self._enter("leaving", now)
+        return [Log("fence", {"generation": self.generation, "step": self.step, "reason": reason})]
+
+    def _leave(self, now: float) -> list[Action]:
+        waiting = [w for w in self.members.values() if self._alive(w) and self._inside(w)]
+        if not waiting:
+            self._enter("gathering", now)
+            return self._gather(now) + (self._read(now) if self.phase == "reading" else [])
+        actions: list[Action] = []
+        if now - self.since > self.limits.out_s:
+            for worker in waiting:
+                actions += self._lose(worker, f"did not leave within {self.limits.out_s} s", now)
+            return actions
+        return [self._tell(worker, ToWorker(epoch=self.epoch, worker=worker, abort_generation=self.generation))
+                for worker in waiting if self._due(("abort", worker, self.generation), now)]
+
+    def _finish(self, outcome: str, detail: str, now: float) -> list[Action]:
+        self._enter("over", now)
+        self.outcome = outcome
+        return [Finish(outcome, detail)]
+
+    # ---- small questions ----------------------------------------------------------------------
+    @property
+    def step(self) -> int:
+        """Completed steps: the least that every member reports."""
+        views = [self.worker(worker) for worker in self.members.values()]
+        return min((v.step for v in views if v is not None and v.generation == self.generation),
+                   default=self.restore.step)
+
+    @property
+    def applied(self) -> int:
+        """Newest command that every member applied."""
+        return min((v.applied for v in map(self.worker, self.members.values()) if v is not None), default=0)
+
+    @property
+    def refill(self) -> bool:
+        """Whether nodes may fork standbys now: not while survivors need the cores for a rebuild."""
+        return self.phase in ("running", "gathering")
+
+    def worker(self, worker: str | None) -> WorkerBeat | None:
+        """The newest beat of a worker, None if its node reports none."""
+        for node in self.nodes.values():
+            if worker in node.workers:
+                return node.workers[worker]
+        return None
+
+    def _home(self, worker: str) -> int | None:
+        return next((n for n, node in self.nodes.items() if worker in node.workers), None)
+
+    def _alive(self, worker: str | None) -> bool:
+        return worker is not None and worker not in self.gone and self.worker(worker) is not None
+
+    def _is(self, worker: str, *statuses: str) -> bool:
+        view = self.worker(worker)
+        return view is not None and view.generation == self.generation and view.status in statuses
+
+    def _inside(self, worker: str) -> bool:
+        """Whether the worker still holds groups of some generation."""
+        view = self.worker(worker)
+        return view is not None and view.status in ("joining", "running", "finished")
+
+    def _all(self, *statuses: str) -> bool:
+        return set(self.members) == set(self.rank_nodes) and all(
+            self._alive(w) and self._is(w, *statuses) for w in self.members.values())
+
+    def _mark(self, worker: str, status: str) -> None:
+        home, view = self._home(worker), self.worker(worker)
+        if home is not None and view is not None:
+            self.nodes[home].workers[worker] = msgspec.structs.replace(view, status=status)
+
+    def _enter(self, phase: str, now: float) -> None:
+        self.phase, self.since = phase, now
+        self._sent.clear()
+
+    def _due(self, key: tuple[object, ...], now: float) -> bool:
+        if now - self._sent.get(key, float("-inf")) < RESEND_S:
+            return False
+        self._sent[key] = now
+        return True
+
+    def _tell(self, worker: str, message: ToWorker | KillWorker) -> Tell:
+        return Tell(self._home(worker) or 0, message)

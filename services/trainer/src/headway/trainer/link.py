@@ -1,0 +1,83 @@
+"""A worker's line to its executor: one thread that owns the socket, beats, and never lets the trainer wait."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+import zmq
+
+from headway.common.wire.client import Client
+from headway.common.wire.message import Message
+from headway.common.wire.messages.executor import WorkerBeat
+from headway.common.wire.messages.worker import Abort, Acknowledged, Assign, Quit, Steer, StoreAddress
+
+BEAT_S = 0.5
+
+
+class Link:
+    """``send`` may be called from any thread; ``on_message`` runs on the link's own thread and must not block.
+
+    The socket is a DEALER over ``ipc``: it reconnects to a restarted executor by itself and queues up to its
+    high-water mark meanwhile; beyond it messages are dropped, since the next beat tells all.
+    """
+
+    def __init__(self, endpoint: str, name: str, beat: Callable[[], WorkerBeat],
+                 on_message: Callable[[Message], None], on_silence: Callable[[float], None]) -> None:
+        self._endpoint, self._name = endpoint, name
+        self._beat, self._on_message, self._on_silence = beat, on_message, on_silence
+        self._outbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="link", daemon=True)
+        self._thread.start()
+
+    def send(self, message: Message) -> None:
+        """Queue a note to the executor."""
+        self._outbox.put(message)
+        os.eventfd_write(self._wake, 1)
+
+    def beat_now(self) -> None:
+        """Let the executor know of a change at once."""
+        self.send(self._beat())
+
+    def close(self) -> None:
+        """Send what is queued and end the thread."""
+        self._closed.set()
+        os.eventfd_write(self._wake, 1)
+        self._thread.join(timeout=2.0)
+
+    def _serve(self) -> None:
+        client = Client(self._endpoint, identity=self._name.encode(),
+                        accept=(Assign, StoreAddress, Abort, Steer, Quit, Acknowledged))
+        poller = zmq.Poller()
+        poller.register(client.socket, zmq.POLLIN)
+        poller.register(self._wake, zmq.POLLIN)
+        heard_at = time.monotonic()
+        next_beat = 0.0
+        while not self._closed.is_set():
+            now = time.monotonic()
+            if now >= next_beat:
+                client.notify(self._beat())
+                next_beat = now + BEAT_S
+                self._on_silence(now - heard_at)
+            ready = dict(poller.poll(max(1, int(1000 * (next_beat - now)))))
+            if self._wake in ready:
+                os.eventfd_read(self._wake)
+            for message in client.receive() if client.socket in ready else ():
+                heard_at = time.monotonic()
+                if not isinstance(message, Acknowledged):
+                    self._on_message(message)
+            self._flush(client)
+        self._flush(client)
+        client.close(linger_s=0.5)
+
+    def _flush(self, client: Client) -> None:
+        while True:
+            try:
+                client.notify(self._outbox.get_nowait())
+            except queue.Empty:
+                return

@@ -1,0 +1,207 @@
+"""A thread that may block, and a queue that may not: how the main thread leaves a stuck transport.
+
+No call of torch frees a thread that waits inside gloo for a rank that is stopped or gone elsewhere. So every
+blocking call is made by the daemon thread of a channel, and the main thread waits in a queue that an abort also
+feeds: it is out at once, whatever the transport does. A channel's thread that stays stuck is left behind and
+ends at the transport's own timeout; nobody waits for it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, Protocol, TypeVar
+
+from headway.trainer.parallel.comm import Aborted
+
+T = TypeVar("T")
+
+
+class Work(Protocol):
+    """What a transport returns for an operation under way; ``torch.distributed.Work`` is one."""
+
+    def wait(self) -> object:
+        """Block until the operation ended; raises if it failed."""
+
+
+class Call(Generic[T]):
+    """A call handed to a channel; also the ``Ticket`` of a collective. Wait for it on one thread only."""
+
+    __slots__ = ("_box", "_group", "_settled")
+
+    def __init__(self, group: Channels) -> None:
+        self._box: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+        self._group = group
+        self._settled = False
+
+    def wait(self) -> None:
+        """Block until the call returned, failed or was aborted; a second wait returns at once."""
+        if not self._settled:
+            self.result()
+
+    def result(self) -> T:
+        """The call's return value; may be asked for once.
+
+        Raises:
+            Aborted: the generation was fenced, even if the call itself has ended since.
+            RuntimeError: the transport failed.
+        """
+        value, error = self._box.get()
+        self._group._forget(self)
+        if self._group.aborted:
+            raise Aborted
+        if error is not None:
+            try:
+                raise error
+            finally:
+                # exception -> traceback -> this frame -> exception would keep the generation's groups alive
+                # until the next full garbage collection
+                del error
+        self._settled = True
+        return value  # type: ignore[no-any-return]
+
+    def _settle(self, value: object, error: BaseException | None) -> None:
+        self._box.put((value, error))
+
+
+class Channel:
+    """Calls of one kind, started as soon as they are handed in and waited for in that order."""
+
+    def __init__(self, group: Channels, name: str) -> None:
+        self._group = group
+        self._jobs: SimpleQueue[tuple[Callable[[], Any], bool, Call[Any]] | None] = SimpleQueue()
+        threading.Thread(target=_serve, args=(self._jobs,), name=f"channel-{name}", daemon=True).start()
+
+    def call(self, fn: Callable[[], T]) -> Call[T]:
+        """Run ``fn`` on the channel's thread; it may block. Never blocks the caller."""
+        return self._put(fn, False)
+
+    def launch(self, start: Callable[[], Work]) -> Call[object]:
+        """Let the channel's thread start an operation and wait for it. Never blocks the caller.
+
+        Operations handed in while an earlier one is under way are started before that one is waited for
+        again, so receives posted in one go are all open at once.
+        """
+        return self._put(start, True)
+
+    def _put(self, fn: Callable[[], Any], is_work: bool) -> Call[Any]:
+        call = self._group._new_call()
+        self._jobs.put((fn, is_work, call))
+        return call
+
+    def _close(self) -> None:
+        self._jobs.put(None)
+
+
+class Channels:
+    """The channels of one generation: opened by name, aborted and closed together."""
+
+    def __init__(self) -> None:
+        self._channels: dict[str, Channel] = {}
+        self._open: set[Call[Any]] = set()
+        self._aborted = threading.Event()
+        self._on_abort: list[Callable[[], object]] = []
+
+    @property
+    def aborted(self) -> bool:
+        """The generation was fenced; every wait raises ``Aborted`` from now on."""
+        return self._aborted.is_set()
+
+    def open(self, name: str) -> Channel:
+        """The channel called ``name``, made at its first use."""
+        self.check()
+        if name not in self._channels:
+            self._channels[name] = Channel(self, name)
+        return self._channels[name]
+
+    def check(self) -> None:
+        """Raise ``Aborted`` if the generation was fenced."""
+        if self._aborted.is_set():
+            raise Aborted
+
+    def abort(self) -> None:
+        """Let every waiting call raise ``Aborted``. Any thread may call this, any number of times."""
+        self._aborted.set()
+        for call in self._open.copy():
+            call._settle(None, None)
+        while self._on_abort:
+            self._on_abort.pop()()
+
+    def on_abort(self, fn: Callable[[], object]) -> None:
+        """Call ``fn`` once, on the aborting thread, if the generation is fenced."""
+        self._on_abort.append(fn)
+
+    def close(self) -> None:
+        """End the threads that are not stuck; the others end when their operation does. Never blocks."""
+        self._aborted.set()
+        for channel in self._channels.values():
+            channel._close()
+        self._channels.clear()
+        self._on_abort.clear()
+
+    def _new_call(self) -> Call[Any]:
+        call: Call[Any] = Call(self)
+        self._open.add(call)
+        if self._aborted.is_set():  # after the add: an abort before it saw no call, an abort after it does
+            self._open.discard(call)
+            raise Aborted
+        return call
+
+    def _forget(self, call: Call[Any]) -> None:
+        self._open.discard(call)
+
+
+def _serve(jobs: SimpleQueue[tuple[Callable[[], Any], bool, Call[Any]] | None]) -> None:
+    pending: deque[tuple[Work, Call[Any]]] = deque()
+    closed = False
+    while not closed or pending:
+        closed = closed or not _start_all(jobs, pending)
+        if pending:
+            work, call = pending.popleft()
+            _settle_with(call, work.wait)
+            del work, call
+
+
+def _start_all(
+    jobs: SimpleQueue[tuple[Callable[[], Any], bool, Call[Any]] | None], pending: deque[tuple[Work, Call[Any]]]
+) -> bool:
+    """Start every job in the queue, blocking for the first if nothing is under way; False at the end."""
+    while True:
+        try:
+            job = jobs.get(block=not pending)
+        except Empty:
+            return True
+        if job is None:
+            return False
+        start, is_work, call = job
+        del job
+        if not is_work:
+            while pending:  # a plain call has its turn like any other
+                earlier, earlier_call = pending.popleft()
+                _settle_with(earlier_call, earlier.wait)
+                del earlier, earlier_call
+            _settle_with(call, start)
+        else:
+            try:
+                pending.append((start(), call))
+            except BaseException as error:
+                call._settle(None, _without_frames(error))
+        del start, call
+
+
+def _settle_with(call: Call[Any], fn: Callable[[], Any]) -> None:
+    try:
+        value = fn()
+    except BaseException as error:
+        call._settle(None, _without_frames(error))
+    else:
+        call._settle(value, None)
+
+
+def _without_frames(error: BaseException) -> BaseException:
+    """An error with the same text that holds no frame of this thread, hence no group."""
+    if isinstance(error, Aborted):
+        return Aborted()
+    return RuntimeError(f"{type(error).__name__}: {error}")

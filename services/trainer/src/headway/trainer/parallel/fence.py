@@ -1,0 +1,122 @@
+"""Leaving a broken generation: the main thread is out within milliseconds, whatever its peers do.
+
+An abort first feeds every open call of the generation's channels, which frees the main thread, then cuts the
+connected TCP sockets made for the generation, again and again until the main thread is out: gloo's and the
+store's threads see the end of the stream and fail their operations, here and at the peers.
+
+What an abort never touches: listening sockets (gloo's listener thread ends the process when its accept fails),
+Unix sockets (control), and TCP sockets that were open before the generation was entered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+import threading
+import time
+from collections.abc import Iterator
+
+from headway.trainer.parallel.channel import Channels
+from headway.trainer.parallel.comm import Aborted
+
+CUT_EVERY_S = 0.002
+
+
+class Fence:
+    """Which generation the main thread is inside of, and how another thread gets it out.
+
+    ``enter``, ``leave`` and ``check`` are the main thread's, ``abort`` is anybody else's.
+    """
+
+    def __init__(self) -> None:
+        self._fenced = -1
+        self._inside: tuple[int, Channels, frozenset[int]] | None = None
+        self._out = threading.Condition()
+
+    def enter(self, generation: int, channels: Channels) -> None:
+        """Mark the main thread as inside ``generation``, whose blocking calls go through ``channels``.
+
+        Raises:
+            Aborted: the generation was fenced before it was entered: an abort and a join may cross.
+        """
+        self._inside = (generation, channels, tcp_inodes())
+        if self._fenced >= generation:  # after the mark: one of the two sides always sees the other
+            channels.abort()
+            raise Aborted
+
+    def leave(self) -> None:
+        """Mark the main thread as outside; sockets opened from now on are safe from ``abort``."""
+        with self._out:
+            self._inside = None
+            self._out.notify_all()
+
+    def check(self) -> None:
+        """Raise ``Aborted`` if the generation the main thread is in was fenced."""
+        inside = self._inside
+        if inside is not None and self._fenced >= inside[0]:
+            raise Aborted
+
+    def is_fenced(self, generation: int) -> bool:
+        """An abort of this or a later generation has been ordered."""
+        return self._fenced >= generation
+
+    def abort(self, generation: int, *, limit_s: float = 6.0) -> bool:
+        """Fence ``generation`` and all before it; True once the main thread is outside of them.
+
+        Blocks for at most ``limit_s``: a main thread in the middle of a computation leaves at its next check.
+        """
+        self._fenced = max(self._fenced, generation)
+        deadline_s = time.monotonic() + limit_s
+        while (inside := self._inside) is not None and inside[0] <= generation:
+            inside[1].abort()
+            cut_connections(exempt=inside[2])
+            with self._out:
+                if self._inside is inside:
+                    self._out.wait(CUT_EVERY_S)
+            if time.monotonic() > deadline_s:
+                return False
+        return True
+
+
+def cut_connections(*, exempt: frozenset[int] = frozenset()) -> int:
+    """Shut down every connected TCP socket of this process but those with an exempt inode; returns how many.
+
+    The descriptors stay open: their owner closes them, so no number is reused under its feet.
+    """
+    num_cut = 0
+    for inode, copy in _tcp_sockets():
+        with contextlib.suppress(OSError), copy:  # not connected, or gone meanwhile
+            if inode not in exempt and not copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                copy.getpeername()
+                copy.shutdown(socket.SHUT_RDWR)
+                num_cut += 1
+    return num_cut
+
+
+def tcp_inodes() -> frozenset[int]:
+    """The inodes of this process's TCP sockets, listening ones included."""
+    found = set()
+    for inode, copy in _tcp_sockets():
+        copy.close()
+        found.add(inode)
+    return frozenset(found)
+
+
+def _tcp_sockets() -> Iterator[tuple[int, socket.socket]]:
+    """Inode and a duplicate, for the caller to close, of every TCP socket of this process."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            copy = os.dup(int(name))
+        except OSError:  # closed by its owner meanwhile
+            continue
+        info = os.fstat(copy)  # of the duplicate: its number cannot be given to another file
+        if not stat.S_ISSOCK(info.st_mode):
+            os.close(copy)
+            continue
+        sock = socket.socket(fileno=copy)  # family and type are asked from the kernel
+        if sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type & socket.SOCK_STREAM:
+            yield info.st_ino, sock
+        else:
+            sock.close()

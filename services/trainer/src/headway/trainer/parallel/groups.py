@@ -1,0 +1,243 @@
+"""The store and the process groups of one generation, made from nothing each time and dropped as a whole.
+
+All groups are connected when ``build`` returns; after that nobody needs the store. It lives in the generation's
+rank 0, so a lost store is just one more lost rank, and no stale key can survive. Everything listens on
+the given host address only: loopback, or the fabric's.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from queue import SimpleQueue
+from typing import Literal, Protocol
+
+import torch
+import torch.distributed as dist
+
+from headway.common.node.failpoints import failpoint
+from headway.common.plan.grid import Grid
+from headway.trainer.parallel.channel import Channels
+from headway.trainer.parallel.comm import Aborted, Comm, Solo
+from headway.trainer.parallel.gloo import GlooComm, gloo_options
+from headway.trainer.parallel.nccl import NcclComm, nccl_group
+from headway.trainer.parallel.p2p import Direction, PipeComm
+
+Backend = Literal["gloo", "nccl"]
+Announce = Callable[[str, int], None]
+Lookup = Callable[[], tuple[str, int]]
+
+
+@dataclass
+class Groups:
+    """What one rank needs to talk to the others in ``generation``. Groups of one are ``Solo``."""
+
+    generation: int
+    channels: Channels
+    tp: Comm = field(default_factory=Solo)
+    dp: Comm = field(default_factory=Solo)
+    world: Comm = field(default_factory=Solo)
+    pipe: PipeComm = field(default_factory=PipeComm)
+    _held: list[object] = field(default_factory=list)
+
+    @classmethod
+    def alone(cls, generation: int = 0) -> Groups:
+        """The groups of a world of one."""
+        return cls(generation, Channels())
+
+    def release(self) -> None:
+        """End the channels and hand groups and store to the reaper. Never blocks; no call may follow."""
+        self.channels.close()
+        held, self._held = self._held, []
+        for comm in (self.tp, self.dp, self.world, *self.pipe.comms()):
+            if isinstance(comm, GlooComm | NcclComm):
+                held = comm.detach() + held  # the store and the device go last
+        self.tp = self.dp = self.world = Solo()
+        self.pipe = PipeComm()
+        _reap(held)
+
+
+def build(
+    generation: int,
+    grid: Grid,
+    rank: int,
+    *,
+    host: str,
+    announce: Announce,
+    lookup: Lookup,
+    channels: Channels,
+    timeout_s: float,
+    backend: Backend = "gloo",
+    device: torch.device | None = None,
+) -> Groups:
+    """Make the generation's groups on a build thread, and wait for them as for any other call.
+
+    ``announce`` and ``lookup`` run on the build thread. Rank 0 announces the address of its store; the others
+    look it up, which may block and should end when the generation is fenced (a thread it blocks is left behind).
+
+    Raises:
+        Aborted: the generation was fenced; a half-built result is freed in the background.
+        RuntimeError: a member did not come within a few ``timeout_s``, or went away.
+    """
+    if grid.world_size == 1:
+        return Groups(generation, channels)
+    builder = _Builder(generation, grid, rank, host, timeout_s, backend, device, channels)
+    return channels.open("build").call(lambda: builder.run(announce, lookup)).result()
+
+
+class _Builder:
+    """Runs on the build thread."""
+
+    def __init__(
+        self,
+        generation: int,
+        grid: Grid,
+        rank: int,
+        host: str,
+        timeout_s: float,
+        backend: Backend,
+        device: torch.device | None,
+        channels: Channels,
+    ) -> None:
+        self._generation, self._grid, self._rank, self._host = generation, grid, rank, host
+        self._timeout_s, self._backend, self._device = timeout_s, backend, device
+        self._groups = Groups(generation, channels)
+        self._held: list[object] = self._groups._held
+
+    def run(self, announce: Announce, lookup: Lookup) -> Groups:
+        """Store, then tp, pp, dp, world: one order for all ranks, so that no two wait for each other."""
+        groups, grid, rank = self._groups, self._grid, self._rank
+        try:
+            store = self._open_store(announce, lookup)
+            make: _Factory
+            make = (
+                _GlooFactory(store, groups.channels, self._host, self._timeout_s)
+                if self._backend == "gloo"
+                else _NcclFactory(store, groups.channels, self._timeout_s, self._device or torch.device("cuda"))
+            )
+            self._held.append(make)
+            prefix = f"g{self._generation}"
+            groups.tp = make.comm(f"{prefix}/tp", grid.tp_group(rank), rank)
+            failpoint("worker.mid_rendezvous", generation=self._generation)
+            groups.pipe = make.pipe(f"{prefix}/pp", grid.pp_group(rank), rank)
+            groups.dp = make.comm(f"{prefix}/dp", grid.dp_group(rank), rank)
+            groups.world = make.comm(f"{prefix}/world", range(grid.world_size), rank)
+            groups.channels.check()
+        except BaseException:
+            groups.release()
+            raise
+        return groups
+
+    def _open_store(self, announce: Announce, lookup: Lookup) -> dist.Store:
+        if self._rank == 0:
+            store = _serve_store(self._host, self._timeout_s)
+            announce(self._host, store.port)
+        else:
+            host, port = lookup()
+            self._groups.channels.check()
+            store = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=self._timeout_s))
+        self._held.append(store)
+        return store
+
+
+def _serve_store(host: str, timeout_s: float) -> dist.TCPStore:
+    """A store that listens on ``host`` alone: left to itself it would listen on every address."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    listener.bind((host, 0))
+    listener.listen(1024)
+    port = listener.getsockname()[1]
+    return dist.TCPStore(
+        host,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=timeout_s),
+        master_listen_fd=listener.detach(),
+    )
+
+
+class _Factory(Protocol):
+    """Makes the groups of one backend. ``ranks`` are world ranks, in group order."""
+
+    def comm(self, name: str, ranks: Sequence[int], rank: int) -> Comm:
+        """The collective group."""
+
+    def pipe(self, name: str, ranks: Sequence[int], rank: int) -> PipeComm:
+        """The lanes of a pipeline."""
+
+
+class _GlooFactory:
+    def __init__(self, store: dist.Store, channels: Channels, host: str, timeout_s: float) -> None:
+        self._store, self._channels = store, channels
+        self._options = gloo_options(host, timeout_s)
+
+    def comm(self, name: str, ranks: Sequence[int], rank: int) -> Comm:
+        if len(ranks) == 1:
+            return Solo()
+        return GlooComm(self._group(name, ranks, rank), self._channels, name)
+
+    def pipe(self, name: str, ranks: Sequence[int], rank: int) -> PipeComm:
+        if len(ranks) == 1:
+            return PipeComm()
+        group = self._group(name, ranks, rank)
+        lanes = {lane: GlooComm(group, self._channels, f"{name}-{lane[0]}-{lane[1]}") for lane in LANES}
+        return PipeComm(lanes, ranks.index(rank), len(ranks))
+
+    def _group(self, name: str, ranks: Sequence[int], rank: int) -> dist.ProcessGroupGloo:
+        self._channels.check()
+        store = dist.PrefixStore(f"{name}{min(ranks)}", self._store)
+        return dist.ProcessGroupGloo(store, ranks.index(rank), len(ranks), self._options)
+
+
+class _NcclFactory:
+    def __init__(self, store: dist.Store, channels: Channels, timeout_s: float, device: torch.device) -> None:
+        self._store, self._channels, self._timeout_s, self._device = store, channels, timeout_s, device
+
+    def comm(self, name: str, ranks: Sequence[int], rank: int) -> Comm:
+        if len(ranks) == 1:
+            return Solo()
+        self._channels.check()
+        store, place = dist.PrefixStore(f"{name}{min(ranks)}", self._store), ranks.index(rank)
+        group = nccl_group(store, place, len(ranks), self._timeout_s, self._device)
+        return NcclComm(group, self._channels, place, len(ranks))
+
+    def pipe(self, name: str, ranks: Sequence[int], rank: int) -> PipeComm:
+        if len(ranks) == 1:
+            return PipeComm()
+        lanes = {lane: self.comm(f"{name}-{lane[0]}-{lane[1]}-", ranks, rank) for lane in LANES}
+        return PipeComm(lanes, ranks.index(rank), len(ranks))
+
+
+LANES: tuple[tuple[Direction, bool], ...] = (
+    ("forward", True),
+    ("forward", False),
+    ("backward", True),
+    ("backward", False),
+)
+
+
+_reaper_queue: SimpleQueue[list[object]] = SimpleQueue()
+_reaper_lock = threading.Lock()
+_reaper: threading.Thread | None = None
+
+
+def _reap(held: list[object]) -> None:
+    """Free process groups on a thread of their own: 10 ms each, or gloo's timeout if one is in use."""
+    global _reaper
+    with _reaper_lock:
+        if _reaper is None or not _reaper.is_alive():  # a forked child starts without the thread
+            _reaper = threading.Thread(target=_run_reaper, name="group-reaper", daemon=True)
+            _reaper.start()
+    _reaper_queue.put(held)
+    held = []
+
+
+def _run_reaper() -> None:
+    while True:
+        held = _reaper_queue.get()
+        while held:
+            del held[0]

@@ -1,0 +1,72 @@
+"""Forks warm workers: one process per node that has torch imported, one thread, no sockets but its own.
+
+A datagram with a worker's name is a request to fork it; the worker itself says hello to the executor. On
+CUDA a fork would share a driver context, so there the worker is spawned.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+from headway.common.log import get_logger, setup
+from headway.common.node.process import spawn
+from headway.common.node.run_dir import NodePaths, RunDir
+
+log = get_logger("zygote")
+
+
+def serve(run_dir: Path, node: int) -> int:
+    """Fork on request until SIGTERM. Never returns in a forked child."""
+    import torch
+
+    import headway.trainer.generation  # noqa: F401 - imported before the fork, so that no worker pays for it
+    from headway.trainer.worker import main
+
+    setup("zygote", node=node)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are reaped by the kernel
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    paths = NodePaths(RunDir(run_dir).run_id, node)
+    path = paths.socket("zygote")
+    path.unlink(missing_ok=True)
+    gc.collect()
+    gc.freeze()  # shared pages stay shared, and no collection on a recovery's path walks torch's objects
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as requests:
+        requests.bind(str(path))
+        log.info("zygote is up", node=node, threads=len(os.listdir("/proc/self/task")))
+        while True:
+            name = requests.recv(256).decode("ascii", "replace")
+            if not _valid(name, node):
+                log.warning("ignored a request", request=name[:40])
+            elif torch.cuda.is_available():
+                spawn([sys.executable, "-m", "headway.trainer", "worker", "--run", str(run_dir), "--node", str(node),
+                       "--name", name], log_path=_log_path(run_dir, name), env=os.environ, cwd=Path.cwd())
+            elif os.fork() == 0:
+                requests.close()
+                _become_worker(run_dir, name)
+                os._exit(main(run_dir, node, name))
+
+
+def _valid(name: str, node: int) -> bool:
+    prefix = f"n{node}w"
+    return name.startswith(prefix) and name.removeprefix(prefix).isdigit()
+
+
+def _log_path(run_dir: Path, name: str) -> Path:
+    return RunDir(run_dir).logs / f"{name}.log"
+
+
+def _become_worker(run_dir: Path, name: str) -> None:
+    """In the forked child: a session and a log of its own, and none of the zygote's signal handlers."""
+    os.setsid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    out = os.open(_log_path(run_dir, name), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    os.close(out)
