@@ -248,9 +248,7 @@ class RunState:
         if self._all("running", "finished") and newest == self.generation:
             self._enter("running", now)
             return [Log("adopted", {"generation": self.generation})]
-        if self.members:
-            return self._fence("the driver was restarted in the middle of a recovery", now)
-        return []
+        return self._fence("the driver was restarted in the middle of a recovery", now) if views else []
 
     def _read(self, now: float) -> list[Action]:
         if not all(self._alive(worker) for worker in self.members.values()):
@@ -324,7 +322,8 @@ class RunState:
         return [Log("fence", {"generation": self.generation, "step": self.step, "reason": reason})]
 
     def _leave(self, now: float) -> list[Action]:
-        waiting = [w for w in self.members.values() if self._alive(w) and self._inside(w)]
+        waiting = [w for node in self.nodes.values() for w in node.workers  # strays of older generations too
+                   if w not in self.gone and self._inside(w)]
         if not waiting:
             self._enter("gathering", now)
             return self._gather(now) + (self._read(now) if self.phase == "reading" else [])

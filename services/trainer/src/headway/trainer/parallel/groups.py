@@ -105,7 +105,6 @@ class _Builder:
         self._generation, self._grid, self._rank, self._host = generation, grid, rank, host
         self._timeout_s, self._backend, self._device = timeout_s, backend, device
         self._groups = Groups(generation, channels)
-        self._held: list[object] = self._groups._held
 
     def run(self, announce: Announce, lookup: Lookup) -> Groups:
         """Store, then tp, pp, dp, world: one order for all ranks, so that no two wait for each other."""
@@ -118,7 +117,7 @@ class _Builder:
                 if self._backend == "gloo"
                 else _NcclFactory(store, groups.channels, self._timeout_s, self._device or torch.device("cuda"))
             )
-            self._held.append(make)
+            self._groups._held.append(make)
             prefix = f"g{self._generation}"
             groups.tp = make.comm(f"{prefix}/tp", grid.tp_group(rank), rank)
             failpoint("worker.mid_rendezvous", generation=self._generation)
@@ -139,7 +138,7 @@ class _Builder:
             host, port = lookup()
             self._groups.channels.check()
             store = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=self._timeout_s))
-        self._held.append(store)
+        self._groups._held.append(store)
         return store
 
 
@@ -233,7 +232,6 @@ def _reap(held: list[object]) -> None:
             _reaper = threading.Thread(target=_run_reaper, name="group-reaper", daemon=True)
             _reaper.start()
     _reaper_queue.put(held)
-    held = []
 
 
 def _run_reaper() -> None:

@@ -73,8 +73,7 @@ class NcclComm:
         return self._ticket(lambda: self._group.recv([tensor], peer, tag), tensor)
 
     def detach(self) -> list[object]:
-        """Abort the communicator and give it up; the caller frees what is returned."""
-        self._group.abort()
+        """Give up the communicator; freeing what is returned aborts it, which may take a while."""
         held: list[object] = [self._group]
         del self._group
         return held
