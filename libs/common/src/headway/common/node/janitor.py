@@ -85,14 +85,19 @@ def _sweep_run(run_id: str, sock_root: Path, shm_root: Path) -> list[str]:
     def ours(p: RunProcess) -> bool:
         return p.run_id == run_id and p.sock_root == sock_root and p.shm_root == shm_root
 
-    if any(ours(p) and p.mender for p in _scan()):
+    def mended() -> bool:
+        return any(ours(p) and p.mender for p in _scan())
+
+    if mended():
         return []
     lock = RunLock.try_exclusive(run_id, sock_root)
     if lock is None:
         return []
     with lock:  # held until the folder with the lock file itself is gone
+        if mended():  # one that started just now waits for the lock; what it came to mend must stay
+            return []
         try:
-            done = _end(run_id, ours)
+            done = _end(run_id, lambda p: ours(p) and not p.mender)
         except HeadwayError as error:
             return [str(error)]
         return done + _remove(run_id, [shm_root / run_id, sock_root / run_id])
@@ -120,7 +125,6 @@ def _remove(run_id: str, folders: list[Path]) -> list[str]:
     for folder in folders:
         if folder.is_dir() and not folder.is_symlink() and folder.stat().st_uid == os.getuid():
             shutil.rmtree(folder, ignore_errors=True)
-            # Only the lock's own folder, made by the sweep itself, is not worth a line.
             done.append(f"run {run_id}: removed {folder}")
     return done
 

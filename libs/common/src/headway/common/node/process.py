@@ -96,7 +96,7 @@ class ProcessId:
             return False
         try:
             fd = self.pidfd()
-        except (ProcessLookupError, OSError):
+        except ProcessLookupError:
             return False
         try:
             signal.pidfd_send_signal(fd, signum)

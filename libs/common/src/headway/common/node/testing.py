@@ -1,0 +1,128 @@
+"""For tests of whoever uses shared memory and processes: private roots, real children, leak counts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from headway.common.node.janitor import end_run
+from headway.common.node.process import ProcessId
+from headway.common.node.run_dir import ENV_SHM_ROOT, ENV_SOCK_ROOT, RUN_ID, shm_root, sock_root
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0, what: str = "condition") -> None:
+    """Poll until ``condition`` holds. Raises TimeoutError naming ``what`` after ``timeout_s``."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what} not reached in {timeout_s:g} s")
+        time.sleep(0.002)
+
+
+@contextlib.contextmanager
+def private_roots() -> Iterator[tuple[Path, Path]]:
+    """Socket root (short path in /tmp) and shared-memory root of this block's own, in the environment.
+
+    At the end the runs in them are ended and both are removed.
+    """
+    base = Path(tempfile.mkdtemp(prefix="hw", dir="/tmp"))
+    memory = Path(tempfile.mkdtemp(prefix="headway-test-", dir="/dev/shm"))
+    wanted = {ENV_SOCK_ROOT: str(base / "s"), ENV_SHM_ROOT: str(memory / "m")}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield sock_root(), shm_root()
+    finally:
+        for run_id in _runs_under(sock_root(), shm_root()):
+            end_run(run_id)
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+        shutil.rmtree(base, ignore_errors=True)
+        shutil.rmtree(memory, ignore_errors=True)
+
+
+def _runs_under(*roots: Path) -> set[str]:
+    return {p.name for root in roots if root.is_dir() for p in root.iterdir() if RUN_ID.fullmatch(p.name)}
+
+
+def child_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This process's environment with its import path, so that a child finds the same packages."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), **(extra or {})}
+
+
+@contextlib.contextmanager
+def python_child(
+    code: str, *args: str | int | Path, env: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """A real process that runs ``code`` with ``sys.argv[1:] == args``; its stdin and stdout are pipes.
+
+    Killed and collected at the end, whatever state it is in.
+    """
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, args)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=child_environment(env),
+    )
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def say(child: subprocess.Popen[str], line: str) -> None:
+    """Write one line to the child's stdin."""
+    assert child.stdin is not None
+    child.stdin.write(line + "\n")
+    child.stdin.flush()
+
+
+def hear(child: subprocess.Popen[str]) -> str:
+    """The next line of the child's stdout, without its end; '' when the child has closed it."""
+    assert child.stdout is not None
+    return child.stdout.readline().rstrip("\n")
+
+
+def identity(child: subprocess.Popen[str]) -> ProcessId:
+    """Who the child is; it must not have been collected yet."""
+    found = ProcessId.of(child.pid)
+    assert found is not None
+    return found
+
+
+def open_fds() -> dict[int, str]:
+    """This process's file descriptors and what they point at."""
+    fds = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            fds[int(entry.name)] = str(entry.readlink())
+    return {fd: target for fd, target in fds.items() if not target.endswith("/fd")}
+
+
+@contextlib.contextmanager
+def no_leaks(folder: Path) -> Iterator[None]:
+    """Fails if the block leaves a file under ``folder``, a file descriptor, or a mapping of such a file."""
+    files, fds = _files(folder), open_fds()
+    yield
+    left = _files(folder) - files
+    assert not left, f"files left: {sorted(map(str, left))}"
+    new = {fd: target for fd, target in open_fds().items() if fds.get(fd) != target}
+    assert not new, f"file descriptors left: {new}"
+    maps = [line for line in Path("/proc/self/maps").read_text().splitlines() if str(folder) in line]
+    assert not maps, f"mappings left: {maps}"
+
+
+def _files(folder: Path) -> set[Path]:
+    return {path for path in folder.rglob("*") if not path.is_dir()}

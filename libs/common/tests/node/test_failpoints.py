@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from headway.common.errors import InputError
+from headway.common.node import failpoints
+from headway.common.node.failpoints import FailpointError, arm, configure, disarm, failpoint, fired
+from headway.common.node.testing import hear, identity, no_leaks, python_child, say, wait_until
+
+LOOP = """
+import os, sys
+from pathlib import Path
+from headway.common.node.failpoints import FailpointError, add_where, configure, failpoint
+configure(Path(sys.argv[1]), node=0)
+add_where(rank=int(sys.argv[2]))
+print("up", flush=True)
+for line in sys.stdin:
+    try:
+        failpoint("test.here", step=int(line))
+        print("passed", flush=True)
+    except FailpointError as error:
+        print("raised", flush=True)
+"""
+
+
+def test_nothing_happens_unconfigured_unarmed_or_under_another_name(shm: Path) -> None:
+    arm(shm / "fp.bin", "a", "raise")
+    failpoint("a")
+    configure(shm / "fp.bin")
+    failpoint("b")
+    disarm(shm / "fp.bin")
+    failpoint("a")
+    assert fired(shm / "fp.bin") == {}
+
+
+def test_an_armed_failpoint_fires_once_and_says_so(shm: Path) -> None:
+    configure(shm / "fp.bin")
+    key = arm(shm / "fp.bin", "a", "raise", {"step": 3})
+    failpoint("a", step=2)
+    failpoint("a")
+    with pytest.raises(FailpointError, match="failpoint a fired"):
+        failpoint("a", step=3, rank=1)
+    failpoint("a", step=3, rank=1)
+    assert fired(shm / "fp.bin")[key]["name"] == "a"
+
+
+def test_arming_again_fires_again_only_after_disarming(shm: Path) -> None:
+    configure(shm / "fp.bin")
+    for _ in range(2):
+        arm(shm / "fp.bin", "a", "raise", key="k")
+        with pytest.raises(FailpointError):
+            failpoint("a")
+        arm(shm / "fp.bin", "a", "raise", key="k")
+        failpoint("a")
+        disarm(shm / "fp.bin", "k")
+        assert fired(shm / "fp.bin") == {}
+    assert failpoints.armed(shm / "fp.bin") == []
+
+
+def test_disarming_one_key_leaves_the_others(shm: Path) -> None:
+    configure(shm / "fp.bin")
+    arm(shm / "fp.bin", "a", "raise", key="one")
+    arm(shm / "fp.bin", "b", "raise", key="two")
+    disarm(shm / "fp.bin", "one")
+    failpoint("a")
+    with pytest.raises(FailpointError):
+        failpoint("b")
+
+
+def test_arming_reaches_running_processes_and_one_of_them_dies(shm: Path) -> None:
+    path = shm / "fp.bin"
+    with python_child(LOOP, path, 0) as zero, python_child(LOOP, path, 1) as one:
+        for child in (zero, one):
+            assert hear(child) == "up"
+            say(child, "5")
+            assert hear(child) == "passed"
+        arm(path, "test.here", "kill", {"rank": 1, "step": 6, "node": 0}, key="k")
+        say(zero, "6")
+        assert hear(zero) == "passed"
+        say(one, "5")
+        assert hear(one) == "passed"
+        say(one, "6")
+        assert one.wait() == -signal.SIGKILL
+        assert fired(path)["k"]["pid"] == one.pid
+    with python_child(LOOP, path, 1) as successor:
+        assert hear(successor) == "up"
+        say(successor, "6")
+        assert hear(successor) == "passed"
+
+
+def test_of_many_processes_that_reach_it_exactly_one_fires(shm: Path) -> None:
+    path = shm / "fp.bin"
+    arm(path, "test.here", "raise")
+    with python_child(LOOP, path, 0) as a, python_child(LOOP, path, 1) as b, python_child(LOOP, path, 2) as c:
+        children = (a, b, c)
+        for child in children:
+            assert hear(child) == "up"
+        for child in children:
+            say(child, "1")
+        assert sorted(hear(child) for child in children) == ["passed", "passed", "raised"]
+
+
+def test_stop_freezes_the_process_until_it_is_continued(shm: Path) -> None:
+    path = shm / "fp.bin"
+    arm(path, "test.here", "stop")
+    with python_child(LOOP, path, 0) as child:
+        assert hear(child) == "up"
+        say(child, "1")
+        wait_until(lambda: identity(child).state() == "T", what="stop")
+        child.send_signal(signal.SIGCONT)
+        assert hear(child) == "passed"
+
+
+def test_sleep_delays_and_goes_on(shm: Path) -> None:
+    configure(shm / "fp.bin")
+    arm(shm / "fp.bin", "a", "sleep:0.05")
+    start = time.monotonic()
+    failpoint("a")
+    assert time.monotonic() - start >= 0.05
+
+
+def test_a_forked_child_listens_where_its_parent_did(shm: Path) -> None:
+    code = """
+import os, sys
+from pathlib import Path
+from headway.common.node.failpoints import configure, failpoint
+configure(Path(sys.argv[1]))
+read, write = os.pipe()
+pid = os.fork()
+if pid == 0:
+    os.read(read, 1)
+    failpoint("forked")
+    os._exit(0)
+print("up", flush=True)
+sys.stdin.readline()
+os.write(write, b"x")
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+    with python_child(code, shm / "fp.bin") as child:
+        assert hear(child) == "up"
+        arm(shm / "fp.bin", "forked")
+        say(child, "go")
+        assert hear(child) == "-9"
+
+
+def test_what_cannot_be_armed_is_bad_input_and_changes_nothing(shm: Path) -> None:
+    path = shm / "fp.bin"
+    arm(path, "a", "kill", key="good")
+    with pytest.raises(InputError, match="'explode' is unknown"):
+        arm(path, "a", "explode")
+    with pytest.raises(InputError, match="unfit"):
+        arm(path, "a", "kill", key="../x")
+    with pytest.raises(InputError, match="do not fit"):
+        arm(path, "n" * 70_000, "kill", key="big")
+    assert [entry.key for entry in failpoints.armed(path)] == ["good"]
+
+
+def test_failpoints_leave_nothing_open_when_turned_off(shm: Path) -> None:
+    arm(shm / "fp.bin", "a", "raise", {"step": 99})
+    with no_leaks(shm):
+        for _ in range(5):
+            configure(shm / "fp.bin")
+            failpoint("a", step=1)
+            configure(None)

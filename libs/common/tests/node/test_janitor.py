@@ -1,0 +1,251 @@
+"""The janitor among real processes; every one of them has private roots in its environment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from headway.common.errors import InputError
+from headway.common.node import janitor
+from headway.common.node.process import ProcessId
+from headway.common.node.ring import RingWriter
+from headway.common.node.run_dir import NodePaths, RunLock, new_run_id
+from headway.common.node.testing import hear, identity, no_leaks, python_child, say, wait_until
+
+SLEEP = "import signal; print('up', flush=True); signal.pause()"
+EXECUTOR = """
+import sys
+from headway.common.node.run_dir import RunLock
+lock = RunLock.hold(sys.argv[1])
+print("up", flush=True)
+sys.stdin.readline()
+"""
+
+
+def furnish(run_id: str, node: int = 0) -> NodePaths:
+    """The folders of a node with a socket file and a segment in them."""
+    paths = NodePaths(run_id, node).create()
+    paths.socket("executor").touch()
+    RingWriter.create(paths.segment("ring", 0), spec=b"", slot_bytes=64, num_slots=2, num_readers=1).close()
+    return paths
+
+
+@contextlib.contextmanager
+def member(run_id: str, node: int = 0, code: str = SLEEP) -> Iterator[subprocess.Popen[str]]:
+    with python_child(code, run_id, env=NodePaths(run_id, node).environment()) as child:
+        assert hear(child) == "up"
+        yield child
+
+
+def blocked_on_a_lock(process: ProcessId) -> bool:
+    waiting = [line.split() for line in Path("/proc/locks").read_text().splitlines() if "->" in line]
+    return any(line[2] == "FLOCK" and line[5] == str(process.pid) for line in waiting)
+
+
+def gone(child: subprocess.Popen[str]) -> bool:
+    return not identity(child).alive()
+
+
+def test_a_dead_run_loses_its_processes_sockets_and_memory(roots: tuple[Path, Path]) -> None:
+    run_id = new_run_id()
+    paths = furnish(run_id)
+    with member(run_id) as worker, member(run_id, 1) as stopped, member(run_id, code=EXECUTOR) as executor:
+        stopped.send_signal(signal.SIGSTOP)
+        executor.kill()
+        executor.wait()
+        done = janitor.sweep(*roots)
+        assert gone(worker)
+        assert gone(stopped)
+    assert f"run {run_id}: ended 2 processes" in done
+    assert not paths.sock_dir.exists()
+    assert not paths.shm_dir.exists()
+    assert [list(root.iterdir()) for root in roots] == [[], []]
+    assert janitor.sweep(*roots) == []
+
+
+def test_a_live_run_keeps_everything(roots: tuple[Path, Path]) -> None:
+    run_id = new_run_id()
+    paths = furnish(run_id)
+    with member(run_id) as worker, member(run_id, code=EXECUTOR) as executor:
+        assert janitor.sweep(*roots) == []
+        assert not gone(worker)
+        assert not gone(executor)
+    assert paths.socket("executor").exists()
+    assert paths.segment("ring", 0).exists()
+
+
+def test_a_run_lives_as_long_as_one_of_its_executors_holds_it(roots: tuple[Path, Path]) -> None:
+    run_id = new_run_id()
+    furnish(run_id)
+    with (
+        member(run_id, code=EXECUTOR) as one,
+        member(run_id, 1, code=EXECUTOR) as two,
+        member(run_id) as worker,
+    ):
+        one.kill()
+        one.wait()
+        assert janitor.sweep(*roots) == []
+        two.kill()
+        two.wait()
+        assert janitor.sweep(*roots) != []
+        assert gone(worker)
+
+
+def test_an_executor_that_does_not_hold_the_lock_yet_keeps_its_run_alive(roots: tuple[Path, Path]) -> None:
+    run_id = new_run_id()
+    furnish(run_id)
+    env = NodePaths(run_id, 0).environment()
+    argv = [sys.executable, "-c", SLEEP, "headway.trainer.control.executor"]
+    with member(run_id) as worker:
+        executor = subprocess.Popen(argv, stdout=subprocess.PIPE, env=env)
+        try:
+            assert executor.stdout is not None
+            executor.stdout.readline()
+            assert janitor.sweep(*roots) == []
+            assert not gone(worker)
+        finally:
+            executor.kill()
+            executor.communicate()
+        assert janitor.sweep(*roots) != []
+
+
+def test_strangers_and_runs_of_other_roots_are_left_alone(roots: tuple[Path, Path], tmp_path: Path) -> None:
+    dead, elsewhere = new_run_id(), new_run_id()
+    furnish(dead)
+    stray = roots[0] / "not-a-run"
+    stray.mkdir()
+    other = {**NodePaths(elsewhere, 0).environment(), "HEADWAY_SHM_ROOT": str(tmp_path)}
+    with python_child(SLEEP) as foreign, python_child(SLEEP, env=other) as neighbour, member(dead) as worker:
+        assert hear(foreign) == hear(neighbour) == "up"
+        janitor.sweep(*roots)
+        assert gone(worker)
+        assert not gone(foreign)
+        assert not gone(neighbour)
+    assert stray.exists()
+
+
+def test_processes_of_a_run_without_any_folder_are_found_too(roots: tuple[Path, Path]) -> None:
+    run_id = new_run_id()
+    with member(run_id) as worker:
+        assert any(run_id in line for line in janitor.sweep(*roots))
+        assert gone(worker)
+
+
+def test_a_link_in_the_place_of_a_run_is_not_followed(roots: tuple[Path, Path], tmp_path: Path) -> None:
+    treasure = tmp_path / "treasure"
+    treasure.write_text("mine")
+    for root in roots:
+        root.mkdir(mode=0o700)
+    (roots[1] / new_run_id()).symlink_to(tmp_path)
+    janitor.sweep(*roots)
+    assert treasure.read_text() == "mine"
+
+
+@pytest.mark.usefixtures("roots")
+def test_a_process_that_keeps_starting_others_is_ended_with_all_of_them() -> None:
+    breed = """
+import subprocess, sys, time
+print("up", flush=True)
+while True:
+    subprocess.Popen(["sleep", "1000"], start_new_session=True, stdout=subprocess.DEVNULL)
+    time.sleep(0.002)
+"""
+    run_id = new_run_id()
+    with member(run_id, code=breed):
+        wait_until(lambda: len(janitor.processes_of(run_id)) > 3, what="children")
+        janitor.end_run(run_id)
+        assert janitor.processes_of(run_id) == []
+
+
+@pytest.mark.usefixtures("roots")
+def test_the_processes_of_a_run_are_told_by_node_and_zombies_are_none() -> None:
+    run_id = new_run_id()
+    with member(run_id, 0) as a, member(run_id, 1) as b, member(run_id, 1) as c:
+        assert janitor.processes_of(run_id) == sorted(identity(child) for child in (a, b, c))
+        assert janitor.processes_of(run_id, 1) == sorted(identity(child) for child in (b, c))
+        c.kill()
+        wait_until(lambda: identity(c).state() == "Z", what="zombie")
+        assert janitor.processes_of(run_id, 1) == [identity(b)]
+    with pytest.raises(InputError):
+        janitor.processes_of("")
+
+
+@pytest.mark.usefixtures("roots")
+def test_ending_a_node_takes_its_processes_and_memory_and_leaves_the_rest() -> None:
+    run_id = new_run_id()
+    lost, kept = furnish(run_id, 0), furnish(run_id, 1)
+    with member(run_id, 0, code=EXECUTOR) as executor, member(run_id, 1) as worker:
+        done = janitor.end_node(run_id, 0)
+        assert gone(executor)
+        assert not gone(worker)
+        assert done[0] == f"run {run_id} node 0: ended 1 processes"
+    assert not lost.shm_dir.exists() and not lost.sock_dir.exists()
+    assert kept.segment("ring", 0).exists() and kept.socket("executor").exists()
+
+
+@pytest.mark.usefixtures("roots")
+def test_ending_a_run_spares_the_process_that_asks() -> None:
+    code = """
+import sys
+from headway.common.node.janitor import end_run, processes_of
+print("up", flush=True)
+sys.stdin.readline()
+print(len(end_run(sys.argv[1])), len(processes_of(sys.argv[1])), flush=True)
+"""
+    run_id = new_run_id()
+    furnish(run_id)
+    with member(run_id) as worker, member(run_id, code=code) as asking:
+        say(asking, "go")
+        assert hear(asking) == "3 1"  # processes, memory and sockets; itself is left
+        assert gone(worker)
+
+
+def test_a_starting_run_waits_for_the_sweep_of_its_id_and_then_holds_a_fresh_lock(
+    roots: tuple[Path, Path],
+) -> None:
+    run_id = new_run_id()
+    furnish(run_id)
+    sweeping = RunLock.try_exclusive(run_id, roots[0])
+    assert sweeping is not None
+    code = "import sys; print('up', flush=True)" + EXECUTOR.replace('print("up"', 'print("held"')
+    with member(run_id, code=code) as executor:
+        me: ProcessId = identity(executor)
+        wait_until(lambda: blocked_on_a_lock(me), what="a wait for the lock")
+        (roots[0] / run_id / "run.lock").unlink()
+        sweeping.release()
+        assert hear(executor) == "held"
+        assert RunLock.try_exclusive(run_id, roots[0]) is None
+        assert janitor.sweep(*roots) == []
+        say(executor, "end")
+        executor.wait()
+        lock = RunLock.try_exclusive(run_id, roots[0])
+        assert lock is not None
+        lock.release()
+
+
+def test_the_lock_is_not_inherited_by_programs_its_holder_starts(roots: tuple[Path, Path]) -> None:
+    run_id = new_run_id()
+    with RunLock.hold(run_id):
+        env = {k: v for k, v in os.environ.items() if not k.startswith("HEADWAY")}
+        child = subprocess.Popen(["sleep", "100"], env=env, close_fds=False)
+    try:
+        lock = RunLock.try_exclusive(run_id, roots[0])
+        assert lock is not None
+        lock.release()
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_sweeping_leaves_no_file_descriptor(roots: tuple[Path, Path]) -> None:
+    roots[1].mkdir(mode=0o700)
+    with no_leaks(roots[1]):
+        for _ in range(3):
+            furnish(new_run_id())
+            assert janitor.sweep(*roots)
