@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 import uuid
@@ -14,7 +15,7 @@ import zmq.asyncio
 
 from headway.common.errors import DeadlineError, HeadwayError, InputError, VersionError
 from headway.common.wire.codec import Envelope
-from headway.common.wire.endpoint import HIGH_WATER_MARK, set_client_keys, set_options
+from headway.common.wire.endpoint import HIGH_WATER_MARK, reconnect, set_client_keys, set_options
 from headway.common.wire.exchange import Exchange
 from headway.common.wire.keys import KeyPair, check_endpoint
 from headway.common.wire.message import Message
@@ -41,14 +42,13 @@ def _open(
         set_client_keys(opened, keys, server_key)
         # An identity of our own survives reconnects, so the server knows a retry from a new request.
         opened.setsockopt(zmq.IDENTITY, identity or b"c" + uuid.uuid4().bytes)
-        # Queue only to a live connection: nothing stale is delivered to a server that comes up later.
-        opened.setsockopt(zmq.IMMEDIATE, 1)
         opened.setsockopt(zmq.RECONNECT_IVL, int(RECONNECT_S[0] * 1000))
         opened.setsockopt(zmq.RECONNECT_IVL_MAX, int(RECONNECT_S[1] * 1000))
         opened.connect(endpoint)
     except zmq.ZMQError as error:
         opened.close()
-        raise InputError(f"cannot connect to {endpoint}: {error.strerror}", remedy="check the address") from error
+        reason = f"cannot connect to {endpoint}: {error.strerror}"
+        raise InputError(reason, remedy="check the address") from error
     except BaseException:
         opened.close()
         raise
@@ -58,13 +58,15 @@ def _open(
 class Client:
     """A blocking DEALER; one thread uses a client (the first that calls it), each thread makes its own.
 
-    At most 256 messages wait for a connected server; beyond that, and while no server is connected, ``notify`` drops
-    and counts (``counts["notes_dropped"]``) and ``call`` waits within its deadline. Linger 0, so ``close`` drops what is unsent.
-    Incoming notes wait in order, the oldest of more than 1,024 fall out (``counts["notes_lost"]``).
+    At most 256 messages wait for the server, also while it is not there; beyond that ``notify`` drops and counts
+    (``counts["notes_dropped"]``) and ``call`` waits within its deadline. A call that meets its deadline ends the
+    connection, which drops what still waits: no request comes to life after its caller gave up, and the next
+    message connects again. Linger 0. Incoming notes wait in order, the oldest of more than 1,024 fall out
+    (``counts["notes_lost"]``).
 
-    ``server_key`` switches CURVE on; ``keys`` are the client's own, needed where the server admits only known clients.
-    ``identity`` is the name the server's handlers see; two live clients must not share one. ``accept``: the note types
-    that ``receive`` yields.
+    ``server_key`` switches CURVE on; ``keys`` are the client's own, needed where the server admits only known
+    clients. ``identity`` is the name that the server's handlers see; two live clients must not share one.
+    ``accept``: the note types that ``receive`` yields.
 
     Raises:
         InputError: a malformed endpoint, or one off loopback without ``server_key``.
@@ -82,23 +84,16 @@ class Client:
     ) -> None:
         self._exchange = Exchange(endpoint, accept, has_keys=server_key is not None)
         self.counts = self._exchange.counts
-        self._was_connected = False
         self._thread: int | None = None
         self.socket: zmq.Socket[bytes] = _open(
             zmq.Context.instance(), endpoint, keys, server_key, identity, high_water_mark
         )
 
-    def wait_connected(self, timeout_s: float = 5.0) -> bool:
-        """Wait until a server is connected; False at the deadline. Only notes need it: ``call`` waits by itself."""
-        self._check_thread()
-        self._was_connected = bool(self.socket.poll(max(0, int(timeout_s * 1000)), zmq.POLLOUT))
-        return self._was_connected
-
     def call(self, message: Message, reply: type[T], timeout_s: float = 5.0, retries: int = 2) -> T:
         """Send a request and wait for its reply; blocks at most ``timeout_s``, all attempts together.
 
-        The request goes out ``retries + 1`` times at equal distances under one id until a reply comes; a living server runs
-        it once. Only a server restarted in between may run it a second time.
+        The request goes out ``retries + 1`` times at equal distances under one id until a reply comes; a living
+        server runs it once. Only a server restarted in between may run it a second time.
 
         Raises:
             DeadlineError: no reply in time; the request may or may not have been carried out.
@@ -116,10 +111,11 @@ class Client:
             envelope = self._wait_for(request_id, until_s)
             if envelope is not None:
                 return self._exchange.result(envelope, reply)
-        raise self._exchange.too_late(message, timeout_s, connected=self._was_connected)
+        reconnect(self.socket, self._exchange.endpoint)
+        raise self._exchange.too_late(message, timeout_s)
 
     def notify(self, message: Message) -> bool:
-        """Send a note; False: no server is connected or its queue is full, and the note is dropped. Never blocks.
+        """Send a note; False: 256 messages wait already, and this one is dropped and counted. Never blocks.
 
         Raises:
             WireError: ``message`` is too large or cannot be encoded.
@@ -131,7 +127,9 @@ class Client:
         return False
 
     def receive(self, accept: Collection[type[T]] | None = None) -> list[Message]:
-        """The notes that have arrived since, in order; of the types ``accept`` (default: the constructor's). Never blocks.
+        """The notes that have arrived since, in order, of the types ``accept`` (default: the constructor's).
+
+        Never blocks.
 
         Raises:
             VersionError: the server speaks another protocol version.
@@ -141,9 +139,9 @@ class Client:
             self._receive()
         return self._exchange.take_notes(accept)
 
-    def close(self) -> None:
-        """Drop what is unsent and close. May be repeated."""
-        self.socket.close()
+    def close(self, linger_s: float = 0.0) -> None:
+        """Close; what is unsent leaves in the background within ``linger_s`` or is dropped. May be repeated."""
+        self.socket.close(linger=int(linger_s * 1000))
 
     def __enter__(self) -> Client:
         return self
@@ -163,7 +161,6 @@ class Client:
             self.socket.send(frame, zmq.NOBLOCK)
         except zmq.Again:
             return False
-        self._was_connected = True
         return True
 
     def _send_until(self, frame: bytes, until_s: float) -> bool:
@@ -186,7 +183,10 @@ class Client:
 
 
 class AsyncClient:
-    """``Client`` for asyncio: the same rules, and any number of calls at once. Make and use it inside one event loop."""
+    """``Client`` for asyncio: the same rules, any number of calls at once, all inside one event loop.
+
+    A call that meets its deadline ends the connection only when no other call waits.
+    """
 
     def __init__(
         self,
@@ -200,18 +200,12 @@ class AsyncClient:
     ) -> None:
         self._exchange = Exchange(endpoint, accept, has_keys=server_key is not None)
         self.counts = self._exchange.counts
-        self._was_connected = False
         self._waiting: dict[int, asyncio.Future[Envelope]] = {}
         self._reader: asyncio.Task[None] | None = None
         self._context = zmq.asyncio.Context(shadow=zmq.Context.instance())
-        self.socket: zmq.asyncio.Socket = _open(
+        self.socket: Any = _open(
             self._context, endpoint, keys, server_key, identity, high_water_mark
         )
-
-    async def wait_connected(self, timeout_s: float = 5.0) -> bool:
-        """Wait until a server is connected; False at the deadline."""
-        self._was_connected = bool(await self.socket.poll(max(0, int(timeout_s * 1000)), zmq.POLLOUT))
-        return self._was_connected
 
     async def call(self, message: Message, reply: type[T], timeout_s: float = 5.0, retries: int = 2) -> T:
         """As ``Client.call``; cancelling it forgets the request, which may still be carried out."""
@@ -231,7 +225,9 @@ class AsyncClient:
         finally:
             del self._waiting[request_id]
             future.cancel()
-        raise self._exchange.too_late(message, timeout_s, connected=self._was_connected)
+        if not self._waiting:
+            reconnect(self.socket, self._exchange.endpoint)
+        raise self._exchange.too_late(message, timeout_s)
 
     async def notify(self, message: Message) -> bool:
         """As ``Client.notify``: True, or dropped and counted; never waits."""
@@ -246,14 +242,14 @@ class AsyncClient:
         await asyncio.sleep(0)  # the reader's turn
         return self._exchange.take_notes(accept)
 
-    async def close(self) -> None:
-        """End waiting calls with DeadlineError, drop what is unsent and close. May be repeated."""
+    async def close(self, linger_s: float = 0.0) -> None:
+        """End waiting calls with DeadlineError, then as ``Client.close``. May be repeated."""
         if self._reader is not None:
             self._reader.cancel()
             await asyncio.wait([self._reader])
             self._reader = None
-        self._fail_waiting(DeadlineError("the client was closed", remedy="keep it open until its calls are answered"))
-        self.socket.close()
+        self._fail_waiting(DeadlineError("the client was closed", remedy="keep it open while calls wait"))
+        self.socket.close(linger=int(linger_s * 1000))
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -266,7 +262,6 @@ class AsyncClient:
             await self.socket.send(frame, zmq.NOBLOCK)
         except zmq.Again:
             return False
-        self._was_connected = True
         return True
 
     async def _send_until(self, frame: bytes, until_s: float) -> bool:
@@ -301,4 +296,4 @@ class AsyncClient:
 
 
 def _remaining_ms(until_s: float) -> int:
-    return max(0, int((until_s - time.monotonic()) * 1000) + 1) if until_s > time.monotonic() else 0
+    return max(0, math.ceil((until_s - time.monotonic()) * 1000))

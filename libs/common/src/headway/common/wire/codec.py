@@ -12,13 +12,13 @@ that it does not know are skipped, never built.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, TypeVar
+from typing import Literal
 
-import msgpack
+import msgpack  # type: ignore[import-untyped]
 import msgspec
 
 from headway.common.errors import VersionError, WireError
-from headway.common.wire.message import Message
+from headway.common.wire.message import M, Message
 
 PROTOCOL_VERSION = 1
 MAX_MESSAGE_BYTES = 1 << 20  # of a whole frame; bulk bytes go through shared memory or files
@@ -27,7 +27,6 @@ MAX_SOCKET_BYTES = MAX_MESSAGE_BYTES + 256
 MAX_ID = (1 << 63) - 1
 
 Kind = Literal["req", "rep", "err", "note"]
-M = TypeVar("M", bound=Message)
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
@@ -106,7 +105,9 @@ def decode_frame(frame: bytes) -> Envelope:
         WireError: no envelope.
     """
     if len(frame) > MAX_MESSAGE_BYTES:
-        raise WireError(f"a frame of {len(frame)} bytes, at most {MAX_MESSAGE_BYTES} are read", remedy="send less at once")
+        raise WireError(
+            f"a frame of {len(frame)} bytes, at most {MAX_MESSAGE_BYTES} are read", remedy="send less at once"
+        )
     try:
         envelope = _read_envelope(frame)
     except _DECODE_ERRORS as error:

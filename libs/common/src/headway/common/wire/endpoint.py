@@ -79,6 +79,31 @@ def bind(opened: zmq.Socket[bytes], endpoint: str) -> str:
     return opened.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()  # type: ignore[union-attr]
 
 
+def reconnect(opened: zmq.Socket[bytes], endpoint: str) -> None:
+    """Drop the connection with all that waits in it, and connect again."""
+    opened.disconnect(endpoint)
+    opened.connect(endpoint)
+
+
+def somebody_listens(endpoint: str) -> bool:
+    """Whether a plain connection is accepted at ``endpoint``; a guess for error texts. Takes at most 0.2 s."""
+    path = ipc_path(endpoint)
+    try:
+        if path is not None:
+            return _answers(socket.AF_UNIX, os.fspath(path))
+        host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+        family, *_, address = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+        return _answers(family, address)
+    except (OSError, ValueError):
+        return False
+
+
+def _answers(family: int, address: object) -> bool:
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.settimeout(0.2)
+        return probe.connect_ex(address) in (0, errno.EAGAIN)  # type: ignore[arg-type]
+
+
 def _bind_remedy(code: int | None) -> str:
     if code == errno.EADDRINUSE:
         return "choose another port (0 takes any free one), or end the process that holds it (ss -ltnp)"
@@ -97,12 +122,6 @@ def _remove_stale(path: Path) -> None:
         return
     if not stat.S_ISSOCK(mode):
         raise InputError(f"{path} exists and is no socket", remedy="remove it, or choose another path")
-    probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        probe.setblocking(False)
-        outcome = probe.connect_ex(os.fspath(path))
-    finally:
-        probe.close()
-    if outcome not in (errno.ECONNREFUSED, errno.ENOENT):
+    if _answers(socket.AF_UNIX, os.fspath(path)):
         raise InputError(f"{path} is in use by another process", remedy="end it first, or choose another path")
     path.unlink(missing_ok=True)

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from headway.common.errors import DeadlineError, RemoteError, VersionError, WireError
 from headway.common.wire import codec
+from headway.common.wire.endpoint import somebody_listens
 from headway.common.wire.message import Message, by_tag
 from headway.common.wire.messages.service import Failure
 
@@ -24,6 +25,7 @@ class Exchange:
         self.endpoint = endpoint
         self.counts: Counter[str] = Counter()
         self._has_keys = has_keys
+        self._has_heard = False
         self._accept = by_tag(accept)
         # Random start: a restarted client of the same identity must not be answered with its predecessor's replies.
         self._next_id = 1 + secrets.randbits(53)
@@ -54,6 +56,7 @@ class Exchange:
         except WireError:
             self.counts["bad_wire"] += 1
             return None
+        self._has_heard = True
         if envelope.kind in ("rep", "err"):
             return envelope
         if envelope.kind == "note":
@@ -88,10 +91,14 @@ class Exchange:
             raise VersionError(failure.message, remedy=failure.remedy)
         raise RemoteError(failure.message, remedy=failure.remedy, remote_code=failure.code)
 
-    def too_late(self, message: Message, timeout_s: float, *, connected: bool) -> DeadlineError:
-        """The error of an unanswered request, with the likeliest cause as remedy."""
+    def too_late(self, message: Message, timeout_s: float) -> DeadlineError:
+        """The error of an unanswered request, with the likeliest cause as its remedy."""
         what = f"no answer to {type(message).__name__} from {self.endpoint} within {timeout_s:g} s"
-        if connected:
-            return DeadlineError(what, remedy="the service is connected but busy or stopped; look at its log, or wait longer")
-        keys = "that its public key is the server_key given here" if self._has_keys else "that it needs no keys"
-        return DeadlineError(f"{what}, it was never connected", remedy=f"check that the service runs there, and {keys}")
+        if self._has_heard:
+            return DeadlineError(what, remedy="the service has answered before; look whether it still runs, and at its log")
+        if not somebody_listens(self.endpoint):
+            return DeadlineError(what, remedy="nothing listens there; start the service, or check the address")
+        if self._has_keys:
+            return DeadlineError(what, remedy="check the keys: server_key must be the service's public key, "
+                                 "and the service may admit known client keys only; or it is busy, see its log")
+        return DeadlineError(what, remedy="the service is busy, see its log; or it wants keys, then pass server_key")

@@ -1,44 +1,60 @@
-"""The base of every message: a frozen struct whose tag is written down, never taken from its class name."""
+"""The base of every message: a frozen, keyword-only struct whose tag is written down, never taken from its class name."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast, dataclass_transform
 
 import msgspec
 
 TAG_PATTERN = re.compile(r"[a-z0-9_]+\.[a-z0-9_]+/[1-9][0-9]*")
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="t"):
-    """A control message; subclass as ``class Ping(Message, tag="service.ping/1")``.
+class _MessageMeta(msgspec.StructMeta):
+    """Makes every message keyword-only (msgspec does not inherit that) and refuses one without a written tag."""
 
-    The docstring of a message says: sender -> receiver, socket, rate, and what losing it does. New fields have defaults,
-    unknown fields are skipped, a changed meaning is a new tag (msgspec, schema evolution). Arrays and
-    tensors never travel here.
-    """
+    def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **config: Any) -> Any:
+        tag = config.get("tag")
+        if bases != (msgspec.Struct,) and not (isinstance(tag, str) and TAG_PATTERN.fullmatch(tag)):
+            raise TypeError(f'{name} needs a tag; write class {name}(Message, tag="service.name/1")')
+        return super().__new__(mcls, name, bases, namespace, **{"kw_only": True, **config})
+
+
+if TYPE_CHECKING:
+    # What the metaclass does, in the words of a type checker: msgspec's own declaration says neither frozen nor keyword-only.
+    @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
+    class Message:
+        __struct_config__: ClassVar[msgspec.structs.StructConfig]
+        __struct_fields__: ClassVar[tuple[str, ...]]
+
+        def __init_subclass__(cls, *, tag: str, frozen: bool = True, kw_only: bool = True) -> None: ...
+else:
+
+    class Message(msgspec.Struct, metaclass=_MessageMeta, frozen=True, tag_field="t"):
+        """A control message; subclass as ``class Ping(Message, tag="service.ping/1")``.
+
+        The docstring of a message says: sender -> receiver, socket, rate, and what losing it does. New fields have
+        defaults, unknown fields are skipped, a changed meaning is a new tag (msgspec, schema evolution). Arrays and
+        tensors never travel here.
+        """
+
+
+M = TypeVar("M", bound=Message)
 
 
 def tag_of(message: type[Message]) -> str:
-    """The written tag of a message type, as it stands under the key ``t`` on the wire.
-
-    Raises:
-        TypeError: the class has no tag of the form ``service.name/version``; the class name is no tag.
-    """
-    tag = cast("object", message.__struct_config__.tag)
-    if not isinstance(tag, str) or not TAG_PATTERN.fullmatch(tag):
-        raise TypeError(f'{message.__name__} needs a tag; write class {message.__name__}(Message, tag="service.name/1")')
-    return tag
+    """The written tag of a message type, as it stands under the key ``t`` on the wire."""
+    return cast("str", message.__struct_config__.tag)
 
 
-def by_tag(messages: Iterable[type[Message]]) -> dict[str, type[Message]]:
+def by_tag(messages: Iterable[type[M]]) -> dict[str, type[M]]:
     """Message types by tag: what a receiver accepts.
 
     Raises:
-        TypeError: a type has no written tag, or two types share one.
+        TypeError: two types share a tag.
     """
-    accepted: dict[str, type[Message]] = {}
+    accepted: dict[str, type[M]] = {}
     for message in messages:
         known = accepted.setdefault(tag_of(message), message)
         if known is not message:

@@ -1,0 +1,216 @@
+"""A single-threaded poll loop: sources, timers without drift, signals through a wakeup descriptor."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import os
+import signal
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import structlog
+import zmq
+
+MIN_PERIOD_S = 0.001
+MAX_WAIT_S = 1.0
+REST_S = 1.0  # of a source whose callback raised
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+Source = int | zmq.Socket[Any]
+
+_log = structlog.get_logger(__name__)
+
+
+class Timer:
+    """A callback with its next due time; ``cancel`` may be called from anywhere in the loop's thread."""
+
+    def __init__(self, due_s: float, period_s: float | None, callback: Callable[[], object]) -> None:
+        self.due_s = due_s
+        self.period_s = period_s
+        self.callback = callback
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+    def next_due_s(self, now_s: float) -> float:
+        """The next multiple of the period after ``now_s``: no drift, and missed turns are not made up for."""
+        assert self.period_s is not None
+        missed = max(0, int((now_s - self.due_s) // self.period_s))
+        return self.due_s + (missed + 1) * self.period_s
+
+
+class Loop:
+    """``run`` polls until ``end``; ``interrupt`` (any thread) and SIGTERM, SIGINT call ``on_signal`` in the loop.
+
+    Signals are taken over only when ``run`` is called in the main thread, and given back when it returns.
+    """
+
+    def __init__(self, on_signal: Callable[[], None]) -> None:
+        self.errors: Counter[str] = Counter()
+        self.is_ending = False
+        self._on_signal = on_signal
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._order = itertools.count()
+        self._callbacks: dict[Source, Callable[[], object]] = {}
+        self._poller = zmq.Poller()
+        self._slowest = ("", 0.0)
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        self.watch(self._reader.fileno(), self._woken)
+
+    def every(self, period_s: float, callback: Callable[[], object]) -> Timer:
+        if not period_s >= MIN_PERIOD_S:
+            raise ValueError(f"a timer period of {period_s} s; use at least {MIN_PERIOD_S} s")
+        return self._schedule(Timer(time.monotonic(), period_s, callback))
+
+    def after(self, delay_s: float, callback: Callable[[], object]) -> Timer:
+        return self._schedule(Timer(time.monotonic() + delay_s, None, callback))
+
+    def watch(self, source: Source, callback: Callable[[], object]) -> None:
+        self._callbacks[source] = callback
+        self._poller.register(source, zmq.POLLIN)
+
+    def unwatch(self, source: Source) -> None:
+        if self._callbacks.pop(source, None) is not None:
+            self._mute(source)
+
+    def interrupt(self) -> None:
+        # A full pipe already wakes the loop; after close there is nothing left to wake.
+        with contextlib.suppress(BlockingIOError, OSError):
+            self._writer.send(b"\0")
+
+    def end(self) -> None:
+        self.is_ending = True
+
+    def take_slowest(self) -> tuple[str, float]:
+        """(name, seconds) of the longest callback since the last time this was asked."""
+        slowest, self._slowest = self._slowest, ("", 0.0)
+        return slowest
+
+    def guard(self, callback: Callable[[], object]) -> object:
+        """Run ``callback``; an Exception is logged and counted, and the result then None. Its duration is noted."""
+        start_s = time.monotonic()
+        try:
+            return callback()
+        except Exception:
+            self.errors[_name(callback)] += 1
+            _log.exception("callback failed, the service goes on", callback=_name(callback))
+            return None
+        finally:
+            duration_s = time.monotonic() - start_s
+            if duration_s > self._slowest[1]:
+                self._slowest = (_name(callback), duration_s)
+
+    def run(self) -> None:
+        with self._signals():
+            while not self.is_ending:
+                for source in self._poll():
+                    self._serve(source)
+                self._run_due_timers()
+
+    def close(self) -> None:
+        self._callbacks.clear()
+        self._reader.close()
+        self._writer.close()
+
+    def _schedule(self, timer: Timer) -> Timer:
+        heapq.heappush(self._timers, (timer.due_s, next(self._order), timer))
+        return timer
+
+    def _run_due_timers(self) -> None:
+        now_s = time.monotonic()
+        due: list[Timer] = []
+        while self._timers and self._timers[0][0] <= now_s:
+            due.append(heapq.heappop(self._timers)[2])
+        for timer in due:  # taken out first: a slow timer that is due again waits for the sockets' turn
+            if timer.is_cancelled or self.is_ending:
+                continue
+            self.guard(timer.callback)
+            if timer.period_s is not None and not timer.is_cancelled:
+                timer.due_s = timer.next_due_s(time.monotonic())
+                self._schedule(timer)
+
+    def _poll(self) -> list[Source]:
+        wait_s = MAX_WAIT_S
+        if self._timers:
+            wait_s = min(wait_s, max(0.0, self._timers[0][0] - time.monotonic()))
+        try:
+            ready = self._poller.poll(int(wait_s * 1000) + (1 if wait_s > 0 else 0))
+        except zmq.ZMQError:
+            self._forget_closed()
+            return []
+        return [source for source, _ in ready]
+
+    def _serve(self, source: Source) -> None:
+        callback = self._callbacks.get(source)  # None: an earlier callback of this turn took it away
+        if callback is None or self.is_ending:
+            return
+        errors = self.errors[_name(callback)]
+        self.guard(callback)
+        if self.errors[_name(callback)] > errors and source in self._callbacks:
+            self._mute(source)
+            self.after(REST_S, lambda: self._unmute(source))
+
+    def _mute(self, source: Source) -> None:
+        with contextlib.suppress(KeyError):
+            self._poller.unregister(source)
+
+    def _unmute(self, source: Source) -> None:
+        if source in self._callbacks:
+            self._poller.register(source, zmq.POLLIN)
+
+    def _forget_closed(self) -> None:
+        """A source was closed before ``unwatch``: drop it, or poll would fail for ever."""
+        for source in list(self._callbacks):
+            if _is_closed(source):
+                _log.error("a watched source was closed", callback=_name(self._callbacks[source]))
+                self.errors["closed_source"] += 1
+                self.unwatch(source)
+
+    def _woken(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            woken = self._reader.recv(4096)
+            for _ in woken:
+                self._on_signal()
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        # Python runs the handler at its next bytecode, which a blocking poll delays; the wakeup descriptor ends the poll.
+        before = {number: signal.signal(number, _ignore_signal) for number in SIGNALS}
+        wakeup = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(wakeup)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _ignore_signal(_number: int, _frame: FrameType | None) -> None:
+    """Its byte on the wakeup descriptor does the work."""
+
+
+def _is_closed(source: Source) -> bool:
+    if isinstance(source, zmq.Socket):
+        return bool(source.closed)
+    try:
+        os.fstat(source)
+    except OSError:
+        return True
+    return False
+
+
+def _name(callback: Callable[[], object]) -> str:
+    return getattr(callback, "__qualname__", type(callback).__name__)

@@ -1,0 +1,62 @@
+"""The Prometheus exporter of a service: its own registry, loopback only, unimpressed by whoever connects."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+
+from headway.common.errors import InputError
+
+REQUEST_LIMIT_S = 5.0  # a connection that sends no request by then is closed, and its thread ends
+
+
+class Exporter:
+    """``http://127.0.0.1:port/metrics`` in daemon threads; port 0 takes any free one.
+
+    Raises:
+        InputError: the port is in use.
+    """
+
+    def __init__(self, port: int, registry: CollectorRegistry) -> None:
+        try:
+            self._server, self._thread = start_http_server(port, addr="127.0.0.1", registry=registry)
+        except (OSError, OverflowError) as error:
+            raise InputError(
+                f"cannot export metrics on port {port}: {getattr(error, 'strerror', None) or error}",
+                remedy="choose another metrics port, 0 takes any free one",
+            ) from error
+        handler: Any = self._server.RequestHandlerClass
+        self._server.RequestHandlerClass = type("Handler", (handler,), {"timeout": REQUEST_LIMIT_S})
+        # socketserver prints a traceback for each connection that breaks off; that is the peer's business
+        self._server.handle_error = _ignore_error  # type: ignore[method-assign]
+        self.port: int = self._server.server_port
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def counts_collector(name: str, counts: Mapping[str, int], label: str) -> Collector:
+    """Exports a dictionary of counters as ``name_total{label="key"}``, read at scrape time."""
+    return _Counts(name, counts, label)
+
+
+class _Counts(Collector):
+    def __init__(self, name: str, counts: Mapping[str, int], label: str) -> None:
+        self._name, self._counts, self._label = name, counts, label
+
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        family = CounterMetricFamily(self._name, f"{self._name} by {self._label}", labels=[self._label])
+        for key, count in dict(self._counts).items():
+            family.add_metric([key], count)
+        yield family
+
+
+def _ignore_error(_request: socket.socket | tuple[bytes, socket.socket], _address: Any) -> None:
+    """A broken connection of a scraper."""

@@ -1,0 +1,234 @@
+"""The frame of every service: one thread, one poll loop, timers, signals, beats, metrics, a clean end."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import structlog
+import zmq
+from prometheus_client import CollectorRegistry
+
+from headway.common.wire import codec
+from headway.common.wire.client import Client
+from headway.common.wire.keys import KeyPair
+from headway.common.wire.loop import Loop, Timer
+from headway.common.wire.messages.service import (
+    Describe,
+    Description,
+    Drain,
+    Drained,
+    Ping,
+    Pong,
+    ServiceBeat,
+    State,
+)
+from headway.common.wire.metrics import Exporter, counts_collector
+from headway.common.wire.server import Server
+
+DRAIN_PERIOD_S = 0.05
+DRAIN_LIMIT_S = 30.0
+EXIT_LINGER_S = 0.25  # the last replies leave; a peer that does not read cannot hold the exit up
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beat:
+    """Where a service sends its beats: ``endpoint`` of the executor, every ``period_s``.
+
+    ``progress`` returns a counter that moves only when useful work was done.
+    """
+
+    endpoint: str
+    progress: Callable[[], int]
+    period_s: float = 0.5
+    keys: KeyPair | None = None
+    server_key: bytes | None = None
+
+
+class Service:
+    """Runs ``server`` and whatever is registered, in the thread that calls ``run``.
+
+    A callback that raises is logged with its traceback, counted (``headway_service_callback_errors_total``) and
+    called again when next due; it does not end the service. What ends it: ``stop``, SIGTERM, SIGINT or a ``Drain``
+    message, each through ``on_drain``; or an exception that is no ``Exception`` (``SystemExit``).
+
+    Everything shares one thread, so a callback that blocks stops the beats: ``alive_seq`` stands still, and the next
+    beat names the callback and its seconds. ``describe`` returns the facts that ``Description.state`` shows.
+
+    Raises:
+        InputError: the metrics port is in use; the beat's endpoint is malformed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        server: Server | None = None,
+        *,
+        beat: Beat | None = None,
+        metrics_port: int | None = None,
+        describe: Callable[[], State] | None = None,
+        run_id: str | None = None,
+        drain_limit_s: float = DRAIN_LIMIT_S,
+    ) -> None:
+        self.name = name
+        self.run_id = os.environ.get("HEADWAY_RUN_ID", "") if run_id is None else run_id
+        self.metrics = CollectorRegistry()
+        self._server = server
+        self._describe = describe
+        self._started_at_s = time.monotonic()
+        self._start_ticks = _start_ticks()
+        self._drain_limit_s = drain_limit_s
+        self._drain: Callable[[], bool | None] | None = None
+        self._drain_until_s: float | None = None
+        self._exit_code = 0
+        self._loop = Loop(on_signal=self._begin_drain)
+        self.metrics.register(counts_collector("headway_service_callback_errors", self._loop.errors, "callback"))
+        if server is not None:
+            server.add_handlers({Ping: self._ping, Describe: self._description, Drain: self._drained}, replace=False)
+            self.metrics.register(counts_collector("headway_wire_messages", server.counts, "outcome"))
+            self._loop.watch(server.socket, server.handle_ready)
+        self._beat = beat
+        self._alive_seq = 0
+        self._beat_client = Client(beat.endpoint, keys=beat.keys, server_key=beat.server_key) if beat else None
+        if beat is not None:
+            self._loop.every(beat.period_s, self._send_beat)
+        self._exporter = Exporter(metrics_port, self.metrics) if metrics_port is not None else None
+
+    @property
+    def metrics_port(self) -> int | None:
+        """The port of the Prometheus exporter on loopback, None without one."""
+        return self._exporter.port if self._exporter is not None else None
+
+    @property
+    def errors(self) -> dict[str, int]:
+        """How often each callback has raised."""
+        return dict(self._loop.errors)
+
+    def every(self, period_s: float, callback: Callable[[], object]) -> Timer:
+        """Call ``callback`` every ``period_s`` from the loop's start on; turns missed while the loop was busy are skipped.
+
+        Raises:
+            ValueError: ``period_s`` is below 1 ms.
+        """
+        return self._loop.every(period_s, callback)
+
+    def after(self, delay_s: float, callback: Callable[[], object]) -> Timer:
+        """Call ``callback`` once, ``delay_s`` from now."""
+        return self._loop.after(delay_s, callback)
+
+    def watch(self, source: int | zmq.Socket[Any], callback: Callable[[], object]) -> None:
+        """Call ``callback`` whenever ``source`` (file descriptor or ZeroMQ socket) can be read.
+
+        The callback reads what is there, or calls ``unwatch`` at the end of the stream. After an exception its source
+        rests for 1 s, so that a broken one cannot spin the loop.
+        """
+        self._loop.watch(source, callback)
+
+    def unwatch(self, source: int | zmq.Socket[Any]) -> None:
+        """Forget ``source``; to be called before it is closed. An unknown one is ignored."""
+        self._loop.unwatch(source)
+
+    def on_drain(self, callback: Callable[[], bool | None]) -> None:
+        """``callback`` finishes what is open before the exit; called every 50 ms until it returns something but False.
+
+        Beats and messages go on meanwhile. After ``drain_limit_s``, or at a second signal, the service exits 1 without it.
+        """
+        self._drain = callback
+
+    def stop(self) -> None:
+        """End ``run``, through ``on_drain``. From any thread."""
+        self._loop.interrupt()
+
+    def run(self) -> int:
+        """Serve until stopped, close everything, and return the exit code: 0, or 1 after an unfinished drain."""
+        _log.info("service is up", service=self.name, endpoint=self._server.endpoint if self._server else None)
+        try:
+            self._loop.run()
+        finally:
+            self._close()
+        _log.info("service ends", service=self.name, code=self._exit_code)
+        return self._exit_code
+
+    def _close(self) -> None:
+        if self._exporter is not None:
+            self._exporter.close()
+        if self._beat_client is not None:
+            self._beat_client.close()
+        if self._server is not None:
+            self._server.close(linger_s=EXIT_LINGER_S)
+        self._loop.close()
+
+    def _begin_drain(self) -> None:
+        """The first request to end starts the drain, a second one (a second Ctrl-C) cuts it short."""
+        if self._drain_until_s is not None:
+            self._exit_code = 1
+            return self._loop.end()
+        self._drain_until_s = time.monotonic() + self._drain_limit_s
+        self._loop.every(DRAIN_PERIOD_S, self._go_on_draining)
+        return self._go_on_draining()
+
+    def _go_on_draining(self) -> None:
+        assert self._drain_until_s is not None
+        if self._drain is None or self._loop.guard(self._drain) is not False:
+            self._loop.end()
+        elif time.monotonic() >= self._drain_until_s:
+            _log.error("drain not finished in time", service=self.name, limit_s=self._drain_limit_s)
+            self._exit_code = 1
+            self._loop.end()
+
+    def _ping(self, _message: Ping, _peer: bytes) -> Pong:
+        return Pong(
+            name=self.name,
+            pid=os.getpid(),
+            start_ticks=self._start_ticks,
+            run_id=self.run_id,
+            uptime_s=time.monotonic() - self._started_at_s,
+        )
+
+    def _description(self, _message: Describe, _peer: bytes) -> Description:
+        return Description(
+            name=self.name,
+            version=_version(),
+            protocol=codec.PROTOCOL_VERSION,
+            messages=self._server.messages if self._server else [],
+            state=self._describe() if self._describe else {},
+        )
+
+    def _drained(self, _message: Drain, _peer: bytes) -> Drained:
+        if self._drain_until_s is None:
+            self._begin_drain()
+        return Drained(done=self._loop.is_ending)
+
+    def _send_beat(self) -> None:
+        assert self._beat is not None and self._beat_client is not None
+        self._alive_seq += 1
+        slowest, slowest_s = self._loop.take_slowest()
+        beat = ServiceBeat(
+            name=self.name,
+            pid=os.getpid(),
+            start_ticks=self._start_ticks,
+            alive_seq=self._alive_seq,
+            progress=self._beat.progress(),
+            slowest=slowest,
+            slowest_s=slowest_s,
+        )
+        self._beat_client.notify(beat)
+
+
+def _version() -> str:
+    try:
+        return version("headway-common")
+    except PackageNotFoundError:  # run from a source tree
+        return "unknown"
+
+
+def _start_ticks() -> int:
+    """Start of this process in clock ticks since boot: field 22 of /proc/self/stat (proc(5))."""
+    with open("/proc/self/stat", "rb") as file:  # noqa: PTH123  one read of a pseudo file
+        return int(file.read().rpartition(b")")[2].split()[19])
