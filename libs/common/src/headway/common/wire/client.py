@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 import zmq
 import zmq.asyncio
-
 from headway.common.errors import DeadlineError, HeadwayError, InputError, VersionError
 from headway.common.wire.codec import Envelope
 from headway.common.wire.endpoint import HIGH_WATER_MARK, reconnect, set_client_keys, set_options
@@ -58,11 +57,11 @@ def _open(
 class Client:
     """A blocking DEALER; one thread uses a client (the first that calls it), each thread makes its own.
 
-    At most 256 messages wait for the server, also while it is not there; beyond that ``notify`` drops and counts
-    (``counts["notes_dropped"]``) and ``call`` waits within its deadline. A call that meets its deadline ends the
-    connection, which drops what still waits: no request comes to life after its caller gave up, and the next
-    message connects again. Linger 0. Incoming notes wait in order, the oldest of more than 1,024 fall out
-    (``counts["notes_lost"]``).
+    At most 256 messages wait for the server, also while it is not there; beyond that ``notify`` drops and
+    counts (``counts["notes_dropped"]``) and ``call`` waits within its deadline. A call that meets its
+    deadline ends the connection, which drops what still waits: no request comes to life after its caller
+    gave up, and the next message connects again. Linger 0. Incoming notes wait in order, the oldest of more
+    than 1,024 fall out (``counts["notes_lost"]``).
 
     ``server_key`` switches CURVE on; ``keys`` are the client's own, needed where the server admits only known
     clients. ``identity`` is the name that the server's handlers see; two live clients must not share one.
@@ -92,8 +91,8 @@ class Client:
     def call(self, message: Message, reply: type[T], timeout_s: float = 5.0, retries: int = 2) -> T:
         """Send a request and wait for its reply; blocks at most ``timeout_s``, all attempts together.
 
-        The request goes out ``retries + 1`` times at equal distances under one id until a reply comes; a living
-        server runs it once. Only a server restarted in between may run it a second time.
+        The request goes out ``retries + 1`` times at equal distances under one id until a reply comes; a
+        living server runs it once. Only a server restarted in between may run it a second time.
 
         Raises:
             DeadlineError: no reply in time; the request may or may not have been carried out.
@@ -140,7 +139,7 @@ class Client:
         return self._exchange.take_notes(accept)
 
     def close(self, linger_s: float = 0.0) -> None:
-        """Close; what is unsent leaves in the background within ``linger_s`` or is dropped. May be repeated."""
+        """Close; what is unsent leaves in the background within ``linger_s``, or is dropped."""
         self.socket.close(linger=int(linger_s * 1000))
 
     def __enter__(self) -> Client:
@@ -203,9 +202,7 @@ class AsyncClient:
         self._waiting: dict[int, asyncio.Future[Envelope]] = {}
         self._reader: asyncio.Task[None] | None = None
         self._context = zmq.asyncio.Context(shadow=zmq.Context.instance())
-        self.socket: Any = _open(
-            self._context, endpoint, keys, server_key, identity, high_water_mark
-        )
+        self.socket: Any = _open(self._context, endpoint, keys, server_key, identity, high_water_mark)
 
     async def call(self, message: Message, reply: type[T], timeout_s: float = 5.0, retries: int = 2) -> T:
         """As ``Client.call``; cancelling it forgets the request, which may still be carried out."""

@@ -1,12 +1,12 @@
 """Bytes <-> messages: MessagePack with limits, validated into typed structs.
 
-One frame holds one envelope, a MessagePack array ``[version, kind, id, body]``; ``body`` holds the MessagePack map of the
-message. The version stays the first element in every version to come.
+One frame holds one envelope, a MessagePack array ``[version, kind, id, body]``; ``body`` holds the
+MessagePack map of the message. The version stays the first element in every version to come.
 
-Bytes of an unknown sender are read in two passes. msgpack's ``Unpacker.skip`` walks a body and builds nothing, so that a
-declared length is believed only when the elements are really there: a 5-byte header may claim 4 billion of them, and
-building nested lists of a megabyte's length costs gigabytes. Then msgspec builds and validates the struct; fields
-that it does not know are skipped, never built.
+Bytes of an unknown sender are read in two passes. msgpack's ``Unpacker.skip`` walks a body and builds
+nothing, so that a declared length is believed only when the elements are really there: a 5-byte header may
+claim 4 billion of them, and building nested lists of a megabyte's length costs gigabytes. Then msgspec
+builds and validates the struct; fields that it does not know are skipped, never built.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Literal
 
 import msgpack  # type: ignore[import-untyped]
 import msgspec
-
 from headway.common.errors import VersionError, WireError
 from headway.common.wire.message import M, Message
 
@@ -59,7 +58,9 @@ def encode(message: Message) -> bytes:
     try:
         body = msgspec.msgpack.encode(message)
     except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise WireError(f"{name} cannot be sent: {error}", remedy="use plain numbers, text, lists and maps") from error
+        raise WireError(
+            f"{name} cannot be sent: {error}", remedy="use plain numbers, text, lists and maps"
+        ) from error
     _check_size(name, len(body))
     return body
 
@@ -123,11 +124,16 @@ def decode_frame(frame: bytes) -> Envelope:
 
 
 def read_head(frame: bytes) -> tuple[int | None, int | None]:
-    """(version, request id) of a frame of any protocol version; None for what cannot be read. Never raises."""
+    """(version, request id) of a frame of any protocol version; None for what cannot be read."""
     version: int | None = None
     try:
         head = msgpack.Unpacker(
-            max_buffer_size=MAX_MESSAGE_BYTES, read_size=1, max_array_len=0, max_map_len=0, max_ext_len=0, max_bin_len=0
+            max_buffer_size=MAX_MESSAGE_BYTES,
+            read_size=1,
+            max_array_len=0,
+            max_map_len=0,
+            max_ext_len=0,
+            max_bin_len=0,
         )
         head.feed(frame[:128])
         head.read_array_header()

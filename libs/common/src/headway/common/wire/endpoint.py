@@ -1,4 +1,4 @@
-"""Opening sockets: options that every socket shares, CURVE, stale ``ipc`` files, and what a failed bind means."""
+"""Opening sockets: options that all share, CURVE, stale ``ipc`` files, and what a failed bind means."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import stat
 from pathlib import Path
 
 import zmq
-
 from headway.common.errors import InputError
 from headway.common.wire.codec import MAX_SOCKET_BYTES
 from headway.common.wire.keys import KeyPair, ipc_path, is_public_key
@@ -40,17 +39,21 @@ def set_server_keys(opened: zmq.Socket[bytes], keys: KeyPair) -> None:
 
 
 def set_client_keys(opened: zmq.Socket[bytes], keys: KeyPair | None, server_key: bytes | None) -> None:
-    """CURVE towards the holder of ``server_key``; without ``keys`` a fresh pair, for servers that admit any client.
+    """CURVE towards the holder of ``server_key``; without ``keys`` a fresh pair, where anyone is admitted.
 
     Raises:
         InputError: ``keys`` without ``server_key``, or a malformed key.
     """
     if server_key is None:
         if keys is not None:
-            raise InputError("client keys without a server key", remedy="pass the server's public key as server_key")
+            raise InputError(
+                "client keys without a server key", remedy="pass the server's public key as server_key"
+            )
         return
     if not is_public_key(server_key):
-        raise InputError("the server key is no Z85 key of 40 bytes", remedy="pass KeyPair.public of the server")
+        raise InputError(
+            "the server key is no Z85 key of 40 bytes", remedy="pass KeyPair.public of the server"
+        )
     own = keys or KeyPair.generate()
     opened.curve_serverkey = server_key
     opened.curve_secretkey = own.secret
@@ -73,9 +76,13 @@ def bind(opened: zmq.Socket[bytes], endpoint: str) -> str:
         if path is not None:
             path.chmod(0o600)
     except zmq.ZMQError as error:
-        raise InputError(f"cannot listen on {endpoint}: {error.strerror}", remedy=_bind_remedy(error.errno)) from error
+        raise InputError(
+            f"cannot listen on {endpoint}: {error.strerror}", remedy=_bind_remedy(error.errno)
+        ) from error
     except OSError as error:
-        raise InputError(f"cannot listen on {endpoint}: {error.strerror}", remedy="check the folder") from error
+        raise InputError(
+            f"cannot listen on {endpoint}: {error.strerror}", remedy="check the folder"
+        ) from error
     return opened.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()  # type: ignore[union-attr]
 
 
@@ -86,7 +93,7 @@ def reconnect(opened: zmq.Socket[bytes], endpoint: str) -> None:
 
 
 def somebody_listens(endpoint: str) -> bool:
-    """Whether a plain connection is accepted at ``endpoint``; a guess for error texts. Takes at most 0.2 s."""
+    """Whether a plain connection is accepted at ``endpoint``, for error texts. Takes at most 0.2 s."""
     path = ipc_path(endpoint)
     try:
         if path is not None:
@@ -123,5 +130,7 @@ def _remove_stale(path: Path) -> None:
     if not stat.S_ISSOCK(mode):
         raise InputError(f"{path} exists and is no socket", remedy="remove it, or choose another path")
     if _answers(socket.AF_UNIX, os.fspath(path)):
-        raise InputError(f"{path} is in use by another process", remedy="end it first, or choose another path")
+        raise InputError(
+            f"{path} is in use by another process", remedy="end it first, or choose another path"
+        )
     path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""A client's side of the conversation, without a socket: ids, replies, notes. Sync and async clients share it."""
+"""A client's side of the conversation, without a socket: ids, replies, notes. Both clients share it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T", bound=Message)
 
 
 class Exchange:
-    """Numbers requests, sorts what comes back, keeps unread notes (the oldest fall out beyond 1,024, counted)."""
+    """Numbers requests, sorts what comes back, keeps the newest 1,024 unread notes."""
 
     def __init__(self, endpoint: str, accept: Collection[type[Message]], *, has_keys: bool) -> None:
         self.endpoint = endpoint
@@ -27,7 +27,8 @@ class Exchange:
         self._has_keys = has_keys
         self._has_heard = False
         self._accept = by_tag(accept)
-        # Random start: a restarted client of the same identity must not be answered with its predecessor's replies.
+        # Random start: a restarted client of the same identity must not be answered with its predecessor's
+        # replies.
         self._next_id = 1 + secrets.randbits(53)
         self._notes: deque[bytes] = deque(maxlen=MAX_UNREAD_NOTES)
 
@@ -41,7 +42,7 @@ class Exchange:
         return codec.encode_frame("note", 0, codec.encode(message))
 
     def arrived(self, frames: list[bytes]) -> codec.Envelope | None:
-        """The envelope of a reply; None for what is none: notes are kept, anything else is counted and dropped.
+        """The envelope of a reply; None for what is none: notes are kept, all else is counted and dropped.
 
         Raises:
             VersionError: the server speaks another version; every request to it is in vain.
@@ -95,10 +96,19 @@ class Exchange:
         """The error of an unanswered request, with the likeliest cause as its remedy."""
         what = f"no answer to {type(message).__name__} from {self.endpoint} within {timeout_s:g} s"
         if self._has_heard:
-            return DeadlineError(what, remedy="the service has answered before; look whether it still runs, and at its log")
+            return DeadlineError(
+                what, remedy="the service has answered before; look whether it still runs, and at its log"
+            )
         if not somebody_listens(self.endpoint):
-            return DeadlineError(what, remedy="nothing listens there; start the service, or check the address")
+            return DeadlineError(
+                what, remedy="nothing listens there; start the service, or check the address"
+            )
         if self._has_keys:
-            return DeadlineError(what, remedy="check the keys: server_key must be the service's public key, "
-                                 "and the service may admit known client keys only; or it is busy, see its log")
-        return DeadlineError(what, remedy="the service is busy, see its log; or it wants keys, then pass server_key")
+            return DeadlineError(
+                what,
+                remedy="check the keys: server_key must be the service's public key, "
+                "and the service may admit known client keys only; or it is busy, see its log",
+            )
+        return DeadlineError(
+            what, remedy="the service is busy, see its log; or it wants keys, then pass server_key"
+        )

@@ -17,11 +17,13 @@ from typing import Any
 
 import structlog
 import zmq
+from headway.common.wire.throttle import Throttle
 
 MIN_PERIOD_S = 0.001
 MAX_WAIT_S = 1.0
 REST_S = 1.0  # of a source whose callback raised
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_STOP = b"\0"
 
 Source = int | zmq.Socket[Any]
 
@@ -48,15 +50,17 @@ class Timer:
 
 
 class Loop:
-    """``run`` polls until ``end``; ``interrupt`` (any thread) and SIGTERM, SIGINT call ``on_signal`` in the loop.
+    """``run`` polls until ``end``; ``stop`` (from any thread), SIGTERM and SIGINT call ``on_stop`` in it.
 
-    Signals are taken over only when ``run`` is called in the main thread, and given back when it returns.
+    ``on_stop`` gets True for a signal. Signals are taken over only when ``run`` is called in the main thread, and
+    given back when it returns.
     """
 
-    def __init__(self, on_signal: Callable[[], None]) -> None:
+    def __init__(self, on_stop: Callable[[bool], None]) -> None:
         self.errors: Counter[str] = Counter()
         self.is_ending = False
-        self._on_signal = on_signal
+        self._on_stop = on_stop
+        self._throttle = Throttle()
         self._timers: list[tuple[float, int, Timer]] = []
         self._order = itertools.count()
         self._callbacks: dict[Source, Callable[[], object]] = {}
@@ -83,10 +87,10 @@ class Loop:
         if self._callbacks.pop(source, None) is not None:
             self._mute(source)
 
-    def interrupt(self) -> None:
+    def stop(self) -> None:
         # A full pipe already wakes the loop; after close there is nothing left to wake.
         with contextlib.suppress(BlockingIOError, OSError):
-            self._writer.send(b"\0")
+            self._writer.send(_STOP)
 
     def end(self) -> None:
         self.is_ending = True
@@ -97,13 +101,17 @@ class Loop:
         return slowest
 
     def guard(self, callback: Callable[[], object]) -> object:
-        """Run ``callback``; an Exception is logged and counted, and the result then None. Its duration is noted."""
+        """Run ``callback`` and note its duration; an Exception is logged, counted, and gives None."""
         start_s = time.monotonic()
         try:
             return callback()
         except Exception:
             self.errors[_name(callback)] += 1
-            _log.exception("callback failed, the service goes on", callback=_name(callback))
+            held_back = self._throttle.admit(_name(callback))
+            if held_back is not None:
+                _log.exception(
+                    "callback failed, the service goes on", callback=_name(callback), held_back=held_back
+                )
             return None
         finally:
             duration_s = time.monotonic() - start_s
@@ -146,7 +154,8 @@ class Loop:
         try:
             ready = self._poller.poll(int(wait_s * 1000) + (1 if wait_s > 0 else 0))
         except zmq.ZMQError:
-            self._forget_closed()
+            if not self._forget_closed():
+                raise
             return []
         return [source for source, _ in ready]
 
@@ -168,26 +177,29 @@ class Loop:
         if source in self._callbacks:
             self._poller.register(source, zmq.POLLIN)
 
-    def _forget_closed(self) -> None:
-        """A source was closed before ``unwatch``: drop it, or poll would fail for ever."""
+    def _forget_closed(self) -> int:
+        """Drop the sources that were closed before ``unwatch``, or poll would fail for ever; their number."""
+        before = len(self._callbacks)
         for source in list(self._callbacks):
             if _is_closed(source):
                 _log.error("a watched source was closed", callback=_name(self._callbacks[source]))
                 self.errors["closed_source"] += 1
                 self.unwatch(source)
+        return before - len(self._callbacks)
 
     def _woken(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            woken = self._reader.recv(4096)
-            for _ in woken:
-                self._on_signal()
+            for byte in self._reader.recv(4096):  # a service's own SIGCHLD handler, say, leaves a byte too
+                if byte == _STOP[0] or byte in SIGNALS:
+                    self._on_stop(byte != _STOP[0])
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        # Python runs the handler at its next bytecode, which a blocking poll delays; the wakeup descriptor ends the poll.
+        # Python runs the handler at its next bytecode, which a blocking poll delays; the wakeup descriptor
+        # ends the poll.
         before = {number: signal.signal(number, _ignore_signal) for number in SIGNALS}
         wakeup = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         try:

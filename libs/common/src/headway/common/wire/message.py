@@ -1,4 +1,4 @@
-"""The base of every message: a frozen, keyword-only struct whose tag is written down, never taken from its class name."""
+"""The base of every message: a frozen, keyword-only struct whose tag is written down."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TAG_PATTERN = re.compile(r"[a-z0-9_]+\.[a-z0-9_]+/[1-9][0-9]*")
 
 
 class _MessageMeta(msgspec.StructMeta):
-    """Makes every message keyword-only (msgspec does not inherit that) and refuses one without a written tag."""
+    """Makes every message keyword-only (msgspec does not inherit that) and refuses class names as tags."""
 
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **config: Any) -> Any:
         tag = config.get("tag")
@@ -22,7 +22,8 @@ class _MessageMeta(msgspec.StructMeta):
 
 
 if TYPE_CHECKING:
-    # What the metaclass does, in the words of a type checker: msgspec's own declaration says neither frozen nor keyword-only.
+    # What the metaclass does, in the words of a type checker: msgspec's own declaration says neither frozen
+    # nor keyword-only.
     @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
     class Message:
         __struct_config__: ClassVar[msgspec.structs.StructConfig]
@@ -34,9 +35,9 @@ else:
     class Message(msgspec.Struct, metaclass=_MessageMeta, frozen=True, tag_field="t"):
         """A control message; subclass as ``class Ping(Message, tag="service.ping/1")``.
 
-        The docstring of a message says: sender -> receiver, socket, rate, and what losing it does. New fields have
-        defaults, unknown fields are skipped, a changed meaning is a new tag (msgspec, schema evolution). Arrays and
-        tensors never travel here.
+        The docstring of a message says: sender -> receiver, socket, rate, and what losing it does. New
+        fields have defaults, unknown fields are skipped, a changed meaning is a new tag (msgspec, schema
+        evolution). Arrays and tensors never travel here.
         """
 
 

@@ -6,11 +6,10 @@ import socket
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from headway.common.errors import InputError
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
-
-from headway.common.errors import InputError
 
 REQUEST_LIMIT_S = 5.0  # a connection that sends no request by then is closed, and its thread ends
 
@@ -33,7 +32,7 @@ class Exporter:
         handler: Any = self._server.RequestHandlerClass
         self._server.RequestHandlerClass = type("Handler", (handler,), {"timeout": REQUEST_LIMIT_S})
         # socketserver prints a traceback for each connection that breaks off; that is the peer's business
-        self._server.handle_error = _ignore_error  # type: ignore[method-assign]
+        self._server.handle_error = _ignore_error  # type: ignore[assignment, method-assign]
         self.port: int = self._server.server_port
 
     def close(self) -> None:

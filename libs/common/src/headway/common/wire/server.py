@@ -9,21 +9,22 @@ from typing import Any
 
 import structlog
 import zmq
-from zmq.auth.thread import ThreadAuthenticator
-
 from headway.common.errors import HeadwayError, InputError, VersionError, WireError
 from headway.common.wire import codec
 from headway.common.wire.endpoint import HIGH_WATER_MARK, bind, set_options, set_server_keys
 from headway.common.wire.keys import KeyPair, check_endpoint, ipc_path, is_public_key
 from headway.common.wire.message import Message, by_tag, tag_of
 from headway.common.wire.messages.service import Done, Failure
+from headway.common.wire.throttle import Throttle
+from zmq.auth.thread import ThreadAuthenticator
 
-Handler = Callable[[Any, bytes], Message | None]  # the message, of the type it is registered for, and the peer identity
+Handler = Callable[
+    [Any, bytes], Message | None
+]  # the message, of the type it is registered for, and the peer identity
 
 MAX_FRAMES_A_TURN = 64  # then the loop's timers and other sockets have their turn
 MAX_CACHED_REPLIES = 1024
 MAX_CACHED_BYTES = 8 << 20
-COMPLAINT_PERIOD_S = 10.0
 
 _log = structlog.get_logger(__name__)
 
@@ -31,18 +32,20 @@ _log = structlog.get_logger(__name__)
 class Server:
     """Binds ``endpoint`` and hands each message to the handler of its type.
 
-    The socket is a ROUTER with a queue of 256 messages per peer and direction. Incoming mark reached: the peer's
-    own sends wait or fail, other peers are read in turn. Outgoing mark reached, or the peer is gone: the message is
-    dropped and counted, ``send`` says False. Linger 0; larger frames than ``codec.MAX_SOCKET_BYTES`` end their
-    connection; a connection that does not identify itself within 3 s is closed. One thread uses a server.
+    The socket is a ROUTER with a queue of 256 messages per peer and direction. Incoming mark reached: the
+    peer's own sends wait or fail, other peers are read in turn. Outgoing mark reached, or the peer is gone:
+    the message is dropped and counted, ``send`` says False. Linger 0; larger frames than
+    ``codec.MAX_SOCKET_BYTES`` end their connection; a connection that does not identify itself within 3 s is
+    closed. One thread uses a server.
 
-    A handler gets (message, peer identity). Of a request: its return value is the reply (None answers ``Done``); a
-    ``HeadwayError`` becomes an error reply with code, message and remedy, any other exception "internal" with a
-    logged traceback. A request that comes again under its id (a retry) gets the first answer, not a second run; the
-    newest 1,024 answers (8 MiB) are kept for that. Of a note the return value is ignored.
+    A handler gets (message, peer identity). Of a request: its return value is the reply (None answers
+    ``Done``); a ``HeadwayError`` becomes an error reply with code, message and remedy, any other exception
+    "internal" with a logged traceback. A request that comes again under its id (a retry) gets the first
+    answer, not a second run; the newest 1,024 answers (8 MiB) are kept for that. Of a note the return value
+    is ignored.
 
-    ``allowed``: public keys of the clients that may connect, None admits every client that knows the server's key.
-    ``counts`` tells what came and what was refused, by kind.
+    ``allowed``: public keys of the clients that may connect, None admits every client that knows the
+    server's key. ``counts`` tells what came and what was refused, by kind.
 
     Raises:
         InputError: the endpoint cannot be bound, or is reachable from other machines and has no keys.
@@ -63,8 +66,8 @@ class Server:
         self._handlers: dict[str, Handler] = {}
         self.add_handlers(handlers)
         self._replies = _ReplyCache()
-        self._refused_since_complaint = 0
-        self._complained_at_s = float("-inf")
+        self._throttle = Throttle()
+        self._slowest = ("", 0.0)
         self._context = zmq.Context()
         self._gate: ThreadAuthenticator | None = None
         self.socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
@@ -72,7 +75,9 @@ class Server:
             self._secure(keys, allowed)
             set_options(self.socket, endpoint, high_water_mark)
             self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # an unroutable send fails instead of vanishing
-            self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a client that reconnects takes its identity with it
+            self.socket.setsockopt(
+                zmq.ROUTER_HANDOVER, 1
+            )  # a client that reconnects takes its identity with it
             self.endpoint = bind(self.socket, endpoint)
         except BaseException:
             self.close()
@@ -95,7 +100,7 @@ class Server:
                 self._handlers[tag_of(message)] = handler
 
     def handle_ready(self) -> int:
-        """Handle what has arrived, at most 64 messages, and return their number. Never blocks on the socket, never raises."""
+        """Handle what has arrived, at most 64 messages; returns their number. Never waits, never raises."""
         for handled in range(MAX_FRAMES_A_TURN):
             try:
                 frames = self._receive()
@@ -105,15 +110,22 @@ class Server:
         return MAX_FRAMES_A_TURN
 
     def send(self, peer: bytes, message: Message) -> bool:
-        """Send a note to a connected peer; False: it is gone or reads nothing, and the note is dropped. Never blocks.
+        """Send a note to a connected peer; False: it is gone or reads nothing, and the note is dropped.
+
+        Never blocks.
 
         Raises:
             WireError: ``message`` is too large or cannot be encoded.
         """
         return self._send(peer, codec.encode_frame("note", 0, codec.encode(message)))
 
+    def take_slowest(self) -> tuple[str, float]:
+        """(tag, seconds) of the longest handler since the last time this was asked."""
+        slowest, self._slowest = self._slowest, ("", 0.0)
+        return slowest
+
     def close(self, linger_s: float = 0.0) -> None:
-        """Close the socket and remove its ``ipc`` file; waits at most ``linger_s`` for unsent replies. May be repeated."""
+        """Close and remove the ``ipc`` file; waits at most ``linger_s`` for unsent replies."""
         if not self.socket.closed:
             self.socket.close(linger=int(linger_s * 1000))
         if self._gate is not None:
@@ -134,18 +146,22 @@ class Server:
     def _secure(self, keys: KeyPair | None, allowed: Collection[bytes] | None) -> None:
         if keys is None:
             if allowed is not None:
-                raise InputError("allowed clients without server keys", remedy="pass keys=KeyPair.generate() too")
+                raise InputError(
+                    "allowed clients without server keys", remedy="pass keys=KeyPair.generate() too"
+                )
             return
         set_server_keys(self.socket, keys)
         if allowed is not None:
             if not all(is_public_key(key) for key in allowed):
-                raise InputError("a client key is no Z85 key of 40 bytes", remedy="pass KeyPair.public of each client")
+                raise InputError(
+                    "a client key is no Z85 key of 40 bytes", remedy="pass KeyPair.public of each client"
+                )
             self._gate = ThreadAuthenticator(self._context)
             self._gate.start()
             self._gate.configure_curve_callback(domain="*", credentials_provider=_Allowed(allowed))
 
     def _receive(self) -> list[bytes] | None:
-        """[peer, frame], or None for a message of another number of frames, whose rest is read and forgotten."""
+        """[peer, frame], or None for a message of another number of frames, which is read and forgotten."""
         frames = [self.socket.recv(zmq.NOBLOCK)]
         num_frames = 1
         while self.socket.getsockopt(zmq.RCVMORE):
@@ -184,7 +200,7 @@ class Server:
         self._send(peer, reply)
 
     def _run(self, peer: bytes, envelope: codec.Envelope) -> tuple[bytes, bool]:
-        """(reply frame, whether a handler ran: what no handler saw is refused the same way again, uncached)."""
+        """(reply frame, whether a handler ran); what no handler saw need not be kept."""
         try:
             message = codec.decode(envelope.body, self._types)
         except WireError as error:
@@ -192,14 +208,13 @@ class Server:
             return _failure_frame(envelope.id, error), False
         self.counts["requests"] += 1
         try:
-            reply = self._handlers[tag_of(type(message))](message, peer)
+            reply = self._call_handler(message, peer)
             return codec.encode_frame("rep", envelope.id, codec.encode(reply or Done())), True
         except HeadwayError as error:
             self.counts["failures"] += 1
             return _failure_frame(envelope.id, error), True
         except Exception as error:
-            self.counts["internal_errors"] += 1
-            _log.exception("handler failed", message=tag_of(type(message)))
+            self._complain_of_handler(message)
             return _failure_frame(envelope.id, _internal(error)), True
 
     def _take_note(self, peer: bytes, envelope: codec.Envelope) -> None:
@@ -209,11 +224,30 @@ class Server:
             return self._refuse("bad_body", str(error))
         self.counts["notes"] += 1
         try:
-            self._handlers[tag_of(type(message))](message, peer)
+            self._call_handler(message, peer)
+        except HeadwayError as error:
+            self._refuse("failures", f"{tag_of(type(message))}: {error}")
         except Exception:
-            self.counts["internal_errors"] += 1
-            _log.exception("handler of a note failed", message=tag_of(type(message)))
+            self._complain_of_handler(message)
         return None
+
+    def _call_handler(self, message: Message, peer: bytes) -> Message | None:
+        tag = tag_of(type(message))
+        start_s = time.monotonic()
+        try:
+            return self._handlers[tag](message, peer)
+        finally:
+            duration_s = time.monotonic() - start_s
+            if duration_s > self._slowest[1]:
+                self._slowest = (tag, duration_s)
+
+    def _complain_of_handler(self, message: Message) -> None:
+        """Count and log the exception at hand; of one message's handler a traceback per 10 s is enough."""
+        self.counts["internal_errors"] += 1
+        tag = tag_of(type(message))
+        held_back = self._throttle.admit(tag)
+        if held_back is not None:
+            _log.exception("handler failed", message=tag, held_back=held_back)
 
     def _send(self, peer: bytes, frame: bytes) -> bool:
         try:
@@ -224,14 +258,10 @@ class Server:
         return True
 
     def _refuse(self, kind: str, reason: str) -> None:
-        """Count a bad input; log the first, then at most one line per ``COMPLAINT_PERIOD_S``: a flood fills no disk."""
         self.counts[kind] += 1
-        self._refused_since_complaint += 1
-        now_s = time.monotonic()
-        if now_s - self._complained_at_s >= COMPLAINT_PERIOD_S:
-            _log.warning("refused input", kind=kind, reason=reason[:300], num_refused=self._refused_since_complaint)
-            self._complained_at_s = now_s
-            self._refused_since_complaint = 0
+        held_back = self._throttle.admit(kind)
+        if held_back is not None:
+            _log.warning("refused input", kind=kind, reason=reason[:300], held_back=held_back)
 
 
 class _ReplyCache:
@@ -281,4 +311,6 @@ class _InternalError(HeadwayError):
 
 
 def _internal(error: Exception) -> HeadwayError:
-    return _InternalError(f"{type(error).__name__}: {error}", remedy="see the service's log for the traceback")
+    return _InternalError(
+        f"{type(error).__name__}: {error}", remedy="see the service's log for the traceback"
+    )

@@ -11,8 +11,7 @@ from typing import Any
 
 import structlog
 import zmq
-from prometheus_client import CollectorRegistry
-
+from headway.common.errors import InputError
 from headway.common.wire import codec
 from headway.common.wire.client import Client
 from headway.common.wire.keys import KeyPair
@@ -29,6 +28,7 @@ from headway.common.wire.messages.service import (
 )
 from headway.common.wire.metrics import Exporter, counts_collector
 from headway.common.wire.server import Server
+from prometheus_client import CollectorRegistry
 
 DRAIN_PERIOD_S = 0.05
 DRAIN_LIMIT_S = 30.0
@@ -54,12 +54,13 @@ class Beat:
 class Service:
     """Runs ``server`` and whatever is registered, in the thread that calls ``run``.
 
-    A callback that raises is logged with its traceback, counted (``headway_service_callback_errors_total``) and
-    called again when next due; it does not end the service. What ends it: ``stop``, SIGTERM, SIGINT or a ``Drain``
-    message, each through ``on_drain``; or an exception that is no ``Exception`` (``SystemExit``).
+    A callback that raises is logged with its traceback, counted (``headway_service_callback_errors_total``)
+    and called again when next due; it does not end the service. What ends it: ``stop``, SIGTERM, SIGINT or a
+    ``Drain`` message, each through ``on_drain``; or an exception that is no ``Exception`` (``SystemExit``).
 
-    Everything shares one thread, so a callback that blocks stops the beats: ``alive_seq`` stands still, and the next
-    beat names the callback and its seconds. ``describe`` returns the facts that ``Description.state`` shows.
+    Everything shares one thread, so a callback that blocks stops the beats: ``alive_seq`` stands still, and
+    the next beat names the callback and its seconds. ``describe`` returns the facts that
+    ``Description.state`` shows.
 
     Raises:
         InputError: the metrics port is in use; the beat's endpoint is malformed.
@@ -79,6 +80,15 @@ class Service:
         self.name = name
         self.run_id = os.environ.get("HEADWAY_RUN_ID", "") if run_id is None else run_id
         self.metrics = CollectorRegistry()
+        self._beat_client = (
+            Client(beat.endpoint, keys=beat.keys, server_key=beat.server_key) if beat else None
+        )
+        try:
+            self._exporter = Exporter(metrics_port, self.metrics) if metrics_port is not None else None
+        except InputError:
+            if self._beat_client is not None:
+                self._beat_client.close()
+            raise
         self._server = server
         self._describe = describe
         self._started_at_s = time.monotonic()
@@ -87,18 +97,20 @@ class Service:
         self._drain: Callable[[], bool | None] | None = None
         self._drain_until_s: float | None = None
         self._exit_code = 0
-        self._loop = Loop(on_signal=self._begin_drain)
-        self.metrics.register(counts_collector("headway_service_callback_errors", self._loop.errors, "callback"))
+        self._loop = Loop(on_stop=self._begin_drain)
+        self.metrics.register(
+            counts_collector("headway_service_callback_errors", self._loop.errors, "callback")
+        )
         if server is not None:
-            server.add_handlers({Ping: self._ping, Describe: self._description, Drain: self._drained}, replace=False)
+            server.add_handlers(
+                {Ping: self._ping, Describe: self._description, Drain: self._drained}, replace=False
+            )
             self.metrics.register(counts_collector("headway_wire_messages", server.counts, "outcome"))
             self._loop.watch(server.socket, server.handle_ready)
         self._beat = beat
         self._alive_seq = 0
-        self._beat_client = Client(beat.endpoint, keys=beat.keys, server_key=beat.server_key) if beat else None
         if beat is not None:
             self._loop.every(beat.period_s, self._send_beat)
-        self._exporter = Exporter(metrics_port, self.metrics) if metrics_port is not None else None
 
     @property
     def metrics_port(self) -> int | None:
@@ -111,7 +123,7 @@ class Service:
         return dict(self._loop.errors)
 
     def every(self, period_s: float, callback: Callable[[], object]) -> Timer:
-        """Call ``callback`` every ``period_s`` from the loop's start on; turns missed while the loop was busy are skipped.
+        """Call ``callback`` every ``period_s``, first at the loop's start; a busy loop skips turns.
 
         Raises:
             ValueError: ``period_s`` is below 1 ms.
@@ -125,8 +137,8 @@ class Service:
     def watch(self, source: int | zmq.Socket[Any], callback: Callable[[], object]) -> None:
         """Call ``callback`` whenever ``source`` (file descriptor or ZeroMQ socket) can be read.
 
-        The callback reads what is there, or calls ``unwatch`` at the end of the stream. After an exception its source
-        rests for 1 s, so that a broken one cannot spin the loop.
+        The callback reads what is there, or calls ``unwatch`` at the end of the stream. After an exception
+        its source rests for 1 s, so that a broken one cannot spin the loop.
         """
         self._loop.watch(source, callback)
 
@@ -135,40 +147,47 @@ class Service:
         self._loop.unwatch(source)
 
     def on_drain(self, callback: Callable[[], bool | None]) -> None:
-        """``callback`` finishes what is open before the exit; called every 50 ms until it returns something but False.
+        """``callback`` finishes what is open before the exit; called every 50 ms while it returns False.
 
-        Beats and messages go on meanwhile. After ``drain_limit_s``, or at a second signal, the service exits 1 without it.
+        Beats and messages go on meanwhile. After ``drain_limit_s``, or at a second signal, the service exits
+        1 without it.
         """
         self._drain = callback
 
     def stop(self) -> None:
         """End ``run``, through ``on_drain``. From any thread."""
-        self._loop.interrupt()
+        self._loop.stop()
 
     def run(self) -> int:
-        """Serve until stopped, close everything, and return the exit code: 0, or 1 after an unfinished drain."""
-        _log.info("service is up", service=self.name, endpoint=self._server.endpoint if self._server else None)
+        """Serve until stopped, close everything; returns the exit code: 0, or 1 after an unfinished drain."""
+        _log.info(
+            "service is up", service=self.name, endpoint=self._server.endpoint if self._server else None
+        )
         try:
             self._loop.run()
         finally:
-            self._close()
+            self.close()
         _log.info("service ends", service=self.name, code=self._exit_code)
         return self._exit_code
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Close everything, the server included; ``run`` has done so when it returns. May be repeated."""
         if self._exporter is not None:
             self._exporter.close()
+            self._exporter = None
         if self._beat_client is not None:
             self._beat_client.close()
         if self._server is not None:
             self._server.close(linger_s=EXIT_LINGER_S)
         self._loop.close()
 
-    def _begin_drain(self) -> None:
-        """The first request to end starts the drain, a second one (a second Ctrl-C) cuts it short."""
+    def _begin_drain(self, is_signal: bool) -> None:
+        """The first request to end starts the drain; a further signal (a second Ctrl-C) cuts it short."""
         if self._drain_until_s is not None:
-            self._exit_code = 1
-            return self._loop.end()
+            if is_signal:
+                self._exit_code = 1
+                self._loop.end()
+            return None
         self._drain_until_s = time.monotonic() + self._drain_limit_s
         self._loop.every(DRAIN_PERIOD_S, self._go_on_draining)
         return self._go_on_draining()
@@ -202,13 +221,13 @@ class Service:
 
     def _drained(self, _message: Drain, _peer: bytes) -> Drained:
         if self._drain_until_s is None:
-            self._begin_drain()
+            self._begin_drain(False)
         return Drained(done=self._loop.is_ending)
 
     def _send_beat(self) -> None:
         assert self._beat is not None and self._beat_client is not None
         self._alive_seq += 1
-        slowest, slowest_s = self._loop.take_slowest()
+        slowest, slowest_s = self._take_slowest()
         beat = ServiceBeat(
             name=self.name,
             pid=os.getpid(),
@@ -219,6 +238,12 @@ class Service:
             slowest_s=slowest_s,
         )
         self._beat_client.notify(beat)
+
+    def _take_slowest(self) -> tuple[str, float]:
+        """The longest callback of the loop; by its message when a single handler took most of that time."""
+        slowest = self._loop.take_slowest()
+        handler = self._server.take_slowest() if self._server is not None else ("", 0.0)
+        return handler if handler[1] > slowest[1] / 2 else slowest
 
 
 def _version() -> str:

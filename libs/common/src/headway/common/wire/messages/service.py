@@ -8,7 +8,7 @@ State = dict[str, str | int | float | bool | None]
 
 
 class Failure(Message, tag="service.failure/1"):
-    """Any server -> its client, the body of an ``err`` reply on ROUTER/DEALER, one per refused request; loss: the client asks again."""
+    """Any server -> its client, ``err`` reply on ROUTER/DEALER, one a refused request; loss: asked again."""
 
     code: str
     message: str
@@ -16,11 +16,11 @@ class Failure(Message, tag="service.failure/1"):
 
 
 class Done(Message, tag="service.done/1"):
-    """Any server -> its client, reply on ROUTER/DEALER to a request that has nothing to tell; loss: the client asks again."""
+    """Any server -> its client, reply on ROUTER/DEALER that has nothing to tell; loss: asked again."""
 
 
 class Ping(Message, tag="service.ping/1"):
-    """Anyone -> any service, request on DEALER/ROUTER, now and then by hand or by a test; loss: asked again."""
+    """Anyone -> any service, request on DEALER/ROUTER, now and then; loss: asked again."""
 
 
 class Pong(Message, tag="service.pong/1"):
@@ -51,7 +51,7 @@ class Description(Message, tag="service.description/1"):
 
 
 class Drain(Message, tag="service.drain/1"):
-    """Executor or console -> any service, request on DEALER/ROUTER, once at the end of its life; loss: asked again.
+    """Executor or console -> any service, request on DEALER/ROUTER, once at its end; loss: asked again.
 
     The service finishes what it holds and exits 0.
     """
@@ -67,11 +67,12 @@ class Drained(Message, tag="service.drained/1"):
 
 
 class ServiceBeat(Message, tag="service.beat/1"):
-    """Any service -> its executor, note on DEALER/ROUTER, one per ``Beat.period_s``; loss: the next one tells it all.
+    """Any service -> its executor, note on DEALER/ROUTER, one a ``Beat.period_s``; loss: the next tells all.
 
-    ``alive_seq`` counts turns of the service's loop timer: it stands still while a handler blocks. ``progress`` moves
-    only when useful work was done: a loop that turns in vain shows a moving ``alive_seq`` beside a standing
-    ``progress``. ``slowest`` and ``slowest_s`` name the longest single callback since the last beat.
+    ``alive_seq`` counts turns of the service's loop timer: it stands still while a handler blocks.
+    ``progress`` moves only when useful work was done: a loop that turns in vain shows a moving ``alive_seq``
+    beside a standing ``progress``. ``slowest`` and ``slowest_s`` name the longest single callback since the
+    last beat.
     """
 
     name: str
