@@ -6,6 +6,7 @@ import os
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 import zmq
@@ -21,8 +22,8 @@ BEAT_S = 0.5
 class Link:
     """``send`` may be called from any thread; ``on_message`` runs on the link's own thread and must not block.
 
-    The socket is a DEALER over ``ipc``: it reconnects to a restarted executor by itself and queues up to its
-    high-water mark meanwhile; beyond it messages are dropped, since the next beat tells all.
+    The socket is a DEALER over ``ipc``; it reconnects to a restarted executor by itself. Beats sent meanwhile are
+    dropped, since the next one tells all; everything else waits here, the oldest of more than 4,096 falls out.
     """
 
     def __init__(self, endpoint: str, name: str, beat: Callable[[], WorkerBeat],
@@ -30,6 +31,7 @@ class Link:
         self._endpoint, self._name = endpoint, name
         self._beat, self._on_message, self._on_silence = beat, on_message, on_silence
         self._outbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._unsent: deque[Message] = deque(maxlen=4096)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="link", daemon=True)
@@ -73,11 +75,13 @@ class Link:
                     self._on_message(message)
             self._flush(client)
         self._flush(client)
-        client.close(linger_s=0.5)
+        client.socket.setsockopt(zmq.LINGER, 500)
+        client.close()
 
     def _flush(self, client: Client) -> None:
-        while True:
-            try:
-                client.notify(self._outbox.get_nowait())
-            except queue.Empty:
-                return
+        while not self._outbox.empty():
+            self._unsent.append(self._outbox.get())
+        while self._unsent:
+            if not client.notify(self._unsent[0]) and not isinstance(self._unsent[0], WorkerBeat):
+                return  # no executor is connected: the next beat's turn tries again
+            self._unsent.popleft()

@@ -1,0 +1,196 @@
+"""One per rank: waits as a warm standby, trains when assigned, leaves a broken generation, comes back.
+
+Two threads: the main one computes, the link's own hears the executor. What they share is ``View``, written
+field by field; an abort reaches the main thread through the fence.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import queue
+import threading
+import time
+import traceback
+from pathlib import Path
+
+from headway.common.config import load
+from headway.common.log import get_logger, setup
+from headway.common.node.failpoints import add_where, configure
+from headway.common.node.last_words import LastWords
+from headway.common.node.process import ProcessId
+from headway.common.node.run_dir import NodePaths, RunDir
+from headway.common.wire.message import Message
+from headway.common.wire.messages.executor import LeftGeneration, StoreOpened, WorkerBeat
+from headway.common.wire.messages.worker import Abort, Assign, Quit, Steer, StoreAddress
+from headway.trainer.config import RunConfig
+from headway.trainer.link import Link
+from headway.trainer.parallel.comm import Aborted
+from headway.trainer.parallel.fence import Fence
+from headway.trainer.rank import Rank
+
+log = get_logger("worker")
+
+
+@dataclasses.dataclass
+class View:
+    """What the executor is told about this worker; see ``WorkerBeat``."""
+
+    status: str = "idle"
+    generation: int = -1
+    rank: int = -1
+    step: int = 0
+    applied: int = 0
+    paused: bool = False
+
+
+class Worker:
+    """``run`` returns the exit code once the executor says ``Quit``."""
+
+    def __init__(self, run_dir: Path, node: int, name: str) -> None:
+        self.run_dir, self.node, self.name = RunDir(run_dir), node, name
+        self.config = load(RunConfig, files=[self.run_dir.config])
+        self.paths = NodePaths(self.run_dir.run_id, node)
+        configure(self.paths.failpoints, node=node)
+        self.words = LastWords(self.paths.segment("words", name))
+        self.words.prepare()
+        self.view = View()
+        self.commands: list[Steer] = []
+        self.fence = Fence()
+        self._me = ProcessId.current()
+        self._jobs: queue.SimpleQueue[Assign | None] = queue.SimpleQueue()
+        self._stores: queue.SimpleQueue[StoreAddress] = queue.SimpleQueue()
+        self._rank: Rank | None = None
+        self._assigned = -1
+        self.link = Link(self.paths.endpoint("executor"), name, self.beat, self._hear, self._silence)
+
+    # ---- the link's thread --------------------------------------------------------------------
+    def beat(self) -> WorkerBeat:
+        """What this worker is and does now."""
+        v = self.view
+        return WorkerBeat(worker=self.name, pid=self._me.pid, start_ticks=self._me.start_ticks, status=v.status,
+                          generation=v.generation, rank=v.rank, step=v.step, command=len(self.commands),
+                          applied=v.applied, paused=v.paused)
+
+    def _hear(self, message: Message) -> None:
+        match message:
+            case Assign():
+                if message.generation > self._assigned:
+                    self._assigned = message.generation
+                    self._take_commands(message.commands)
+                    self._abort(message.generation - 1)
+                    self._jobs.put(message)
+            case StoreAddress():
+                self._stores.put(message)
+            case Abort():
+                self._abort(message.generation)
+            case Steer():
+                self._take_commands((message,))
+            case Quit():
+                log.info("told to quit")
+                self._quit("told to quit")
+            case _:
+                log.warning("unexpected message", message=type(message).__name__)
+
+    def _take_commands(self, commands: tuple[Steer, ...]) -> None:
+        """Append those that come next; what is held already or leaves a gap is not taken."""
+        for command in commands:
+            if command.sequence == len(self.commands) + 1:
+                self.commands.append(command)
+
+    def _abort(self, generation: int) -> None:
+        if not self.fence.is_fenced(generation):
+            threading.Thread(target=self.fence.abort, args=(generation,), name="abort", daemon=True).start()
+
+    def _silence(self, silent_s: float) -> None:
+        if silent_s > self.config.recovery.orphan_limit_s:
+            self._quit(f"no executor for {silent_s:.0f} s")
+
+    def _quit(self, reason: str) -> None:
+        """End the process from any thread; the newest committed snapshot stays in the arena."""
+        self.words.write(0, reason)
+        os._exit(0)
+
+    # ---- the main thread ----------------------------------------------------------------------
+    def run(self) -> int:
+        """Serve assignments for ever."""
+        while True:
+            assign = self._jobs.get()
+            if assign is None:
+                return 0
+            self._serve(assign)
+
+    def _serve(self, assign: Assign) -> None:
+        self.view = View("joining", assign.generation, assign.rank, assign.restore.step, 0, False)
+        add_where(rank=assign.rank)
+        self.link.beat_now()
+        reason, detail = "aborted", ""
+        try:
+            if self._rank is None or self._rank.rank != assign.rank:
+                self._rank = Rank(self, assign.rank)
+            self._rank.serve(assign, self._lookup)
+            self.view.status = "finished"
+            self.link.beat_now()
+            return
+        except Aborted:
+            pass
+        except (RuntimeError, OSError) as error:
+            reason, detail = ("peer" if _is_transport(error) else "error"), _one_line(error)
+            traceback.clear_frames(error.__traceback__)
+        except Exception as error:
+            reason, detail = "error", _one_line(error)
+            log.exception("the step failed")
+            traceback.clear_frames(error.__traceback__)
+        finally:
+            self.fence.leave()
+        self.left(assign, reason, detail)
+
+    def left(self, assign: Assign, reason: str, detail: str) -> None:
+        """Tell the executor that this worker is outside of the generation."""
+        log.info("left", generation=assign.generation, rank=assign.rank, reason=reason, detail=detail)
+        self.view.status = "out"
+        self.link.send(LeftGeneration(worker=self.name, generation=assign.generation, rank=assign.rank,
+                                      reason=reason, detail=detail[:900]))
+        self.link.beat_now()
+
+    def announce(self, generation: int, host: str, port: int) -> None:
+        """Rank 0, on its build thread: say where the generation's store listens."""
+        self.link.send(StoreOpened(generation=generation, host=host, port=port))
+
+    def _lookup(self, generation: int) -> tuple[str, int]:
+        """Other ranks, on their build thread: wait for the store's address."""
+        deadline = time.monotonic() + self.config.recovery.join_timeout_s
+        while time.monotonic() < deadline and not self.fence.is_fenced(generation):
+            try:
+                found = self._stores.get(timeout=0.2)
+            except queue.Empty:
+                continue
+            if found.generation == generation:
+                return found.host, found.port
+            if found.generation > generation:
+                self._stores.put(found)
+                break
+        raise Aborted
+
+
+def _is_transport(error: BaseException) -> bool:
+    """Whether a peer's failure explains the error: torch raises plain RuntimeErrors, told apart by their text."""
+    text = str(error).lower()
+    return any(word in text for word in ("gloo", "connection", "socket", "nccl", "timed out", "store", "peer"))
+
+
+def _one_line(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)[-3:]
+    where = " < ".join(f"{Path(f.filename).name}:{f.lineno}" for f in reversed(frames))
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''} [{where}]"
+
+
+def main(run_dir: Path, node: int, name: str) -> int:
+    """Be a worker of this node until told to quit; the entry of a forked or spawned process."""
+    setup("worker", node=node)
+    worker = Worker(run_dir, node, name)
+    try:
+        return worker.run()
+    except BaseException as error:
+        worker.words.write(1, _one_line(error), traceback.format_exc(limit=-6))
+        raise
