@@ -1,0 +1,94 @@
+"""What a node's checkpoint store receives, and the notes it sends to its executor about checkpoints."""
+
+from __future__ import annotations
+
+from headway.common.wire.message import Message
+
+
+class StoreStatus(Message, tag="ckpt_store.status/1"):
+    """Anyone -> store (request): where does the node's part of the checkpoints stand; loss is made up by a
+    retry."""
+
+
+class ArenaStatus(Message, tag="ckpt_store.arena_status/1"):
+    """Part of ``StoreStatusReply``: one rank's arena; never sent alone, so no rate and no loss of its own."""
+
+    rank: int
+    committed_step: int
+    """Newest snapshot in memory that all ranks have sealed, -1 before the first."""
+    durable_step: int
+    """Newest step of this rank that this daemon has flushed or found flushed since it started, -1 for
+    none."""
+    pending_steps: tuple[int, ...] = ()
+    """Steps that wait to be made durable, oldest first."""
+
+
+class StoreStatusReply(Message, tag="ckpt_store.status_reply/1"):
+    """Store -> whoever asked: the reply to ``StoreStatus``."""
+
+    run_id: str
+    node: int
+    world_size: int
+    shm_dir: str
+    checkpoints: str
+    arenas: tuple[ArenaStatus, ...]
+    complete_step: int
+    """Step of the newest complete checkpoint in the folder, -1 for none."""
+    complete_generation: int
+    bytes_written: int
+    """Snapshot bytes flushed since the daemon started."""
+    errors: int
+    """Attempts given up and other trouble since then."""
+    last_error: str = ""
+    last_remedy: str = ""
+
+
+class Flush(Message, tag="ckpt_store.flush/1"):
+    """Anyone -> store (request): look at arenas and folder now, not at the next period; answered by
+    ``StoreStatusReply``.
+
+    It does not wait for the disk: ask ``StoreStatus`` until nothing is pending. Carrying it out twice is
+    harmless.
+    """
+
+
+class MarkGeneration(Message, tag="ckpt_store.mark_generation/1"):
+    """Executor -> store (request, once a recovery): ``generation`` goes on from ``restart_step`` (-1: from
+    the start).
+
+    What older generations saved after that step is superseded. The mark is durable when the reply comes; it
+    may be sent by every node and repeated. One that is lost costs a superseded checkpoint that still counts.
+    """
+
+    generation: int
+    restart_step: int
+
+
+class GenerationMarked(Message, tag="ckpt_store.generation_marked/1"):
+    """Store -> executor: the reply to ``MarkGeneration``."""
+
+    generation: int
+
+
+class CheckpointComplete(Message, tag="ckpt_store.complete/1"):
+    """Store -> executor (note), once for each checkpoint that became complete; a lost one is made up by
+    ``StoreStatus``."""
+
+    run_id: str
+    node: int
+    step: int
+    generation: int
+
+
+class StoreTrouble(Message, tag="ckpt_store.trouble/1"):
+    """Store -> executor (note), once for each trouble; training goes on. A lost one stands in the log and
+    in ``StoreStatus``."""
+
+    run_id: str
+    node: int
+    kind: str
+    """``no_space``, ``flush_failed``, ``manifest_failed``, ``remove_failed`` or ``corrupt``."""
+    message: str
+    remedy: str
+    step: int = -1
+    generation: int = -1

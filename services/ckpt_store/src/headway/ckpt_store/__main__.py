@@ -1,0 +1,48 @@
+"""``python -m headway.ckpt_store``: the commands of ``headway ckpt``, and ``serve``, the daemon of a node."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from headway.ckpt_store.cli import app
+
+
+@app.command("serve")
+def serve(
+    endpoint: Annotated[str, typer.Option(help="Where to answer, ipc://PATH.")],
+    shm_dir: Annotated[Path, typer.Option(help="Folder of the node's arenas (arena-*.bin).")],
+    checkpoints: Annotated[Path, typer.Option(help="Folder for durable checkpoints.")],
+    world_size: Annotated[int, typer.Option(min=1, help="Ranks of the whole run.")] = 1,
+    executor: Annotated[str | None, typer.Option(help="Endpoint that gets beats and notes.")] = None,
+    run_id: Annotated[str, typer.Option(envvar="HEADWAY_RUN_ID", help="Serve this run's arenas only.")] = "",
+    node: Annotated[int, typer.Option(envvar="HEADWAY_NODE", help="Number of this node.")] = 0,
+    keep: Annotated[int, typer.Option(min=1, help="Complete checkpoints to keep.")] = 3,
+    metrics_port: Annotated[int | None, typer.Option(help="Prometheus exporter on loopback.")] = None,
+) -> None:
+    """Make the wanted snapshots of a node durable. Runs at nice 10, so that training keeps the cores."""
+    from headway.ckpt_store.config import StoreConfig
+    from headway.ckpt_store.server import ServeOptions, serve
+    from headway.common import log
+
+    log.setup("ckpt_store", run_id=run_id, node=node)
+    options = ServeOptions(endpoint, shm_dir, checkpoints, world_size, executor, run_id, node, metrics_port)
+    raise typer.Exit(serve(options, StoreConfig(keep=keep)))
+
+
+def main() -> int:
+    """Run; an error a user can mend is one line on stderr."""
+    from headway.common.errors import HeadwayError
+
+    try:
+        app()
+    except HeadwayError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

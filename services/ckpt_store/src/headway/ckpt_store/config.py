@@ -1,0 +1,46 @@
+"""The settings of the checkpoint store: table ``[ckpt]`` of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from headway.common.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class StoreConfig:
+    """What is kept on disk and how hard the store works for it."""
+
+    durable_every: int = 50
+    """Steps between two durable checkpoints; snapshots in memory are taken at every step whatever this
+    says."""
+    keep: int = 3
+    """Complete checkpoints that retention keeps; marked ones come on top. The newest is never removed."""
+    verify_before_remove: Literal["digests", "sizes"] = "digests"
+    """How retention checks the newest checkpoint before it removes an older one: read back every byte once,
+    or only compare lengths (for folders where reading costs too much)."""
+    nice: int = 10
+    """Niceness the daemon gives itself, 0..19: training wins wherever both want a core. With 10 the daemon's
+    weight in the Linux scheduler is 110 to a trainer's 1024."""
+    scan_period_s: float = 0.05
+    """How often the daemon looks at the arenas; a look is a handful of memory reads per rank."""
+    folder_period_s: float = 0.5
+    """How often the daemon lists the checkpoints folder for the parts of other nodes."""
+
+    def __post_init__(self) -> None:
+        for name, value, least in (("durable_every", self.durable_every, 1), ("keep", self.keep, 1)):
+            if value < least:
+                raise ConfigError(
+                    f"{name} = {value} is below {least}", remedy=f"set {name} to {least} or more"
+                )
+        if not 0 <= self.nice <= 19:
+            raise ConfigError(
+                f"nice = {self.nice} is not within 0..19", remedy="choose a niceness from 0 to 19"
+            )
+        for name, period_s in (
+            ("scan_period_s", self.scan_period_s),
+            ("folder_period_s", self.folder_period_s),
+        ):
+            if not period_s > 0:
+                raise ConfigError(f"{name} = {period_s} is not positive", remedy=f"set {name} above 0")

@@ -1,0 +1,177 @@
+"""The thread that may block: it carries out one job at a time and posts how it ended, with a fresh listing.
+
+So the daemon's main thread answers messages and beats while a flush of many gigabytes runs; digests and
+writes let go of the interpreter lock.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from pathlib import Path
+from queue import SimpleQueue
+
+import structlog
+from headway.ckpt_store.config import StoreConfig
+from headway.ckpt_store.files import Files, is_no_space
+from headway.ckpt_store.flush import Snapshot, StaleSnapshotError, write_manifest, write_shard
+from headway.ckpt_store.folder import look, open_checkpoint
+from headway.ckpt_store.manifest import blob_name, part_name, step_dir_name
+from headway.ckpt_store.state import (
+    Check,
+    Done,
+    DropParts,
+    EmptyTrash,
+    Event,
+    Failed,
+    FlushSlot,
+    FolderSeen,
+    Job,
+    Remove,
+    WriteManifest,
+)
+from headway.ckpt_store.verify import verify
+from headway.common.errors import HeadwayError
+
+_log = structlog.get_logger(__name__)
+_STOP, _LOOK = "stop", "look"
+
+
+class Disk:
+    """Starts its thread at once. ``ready_fd`` becomes readable when ``take`` has something."""
+
+    def __init__(self, checkpoints: Path, files: Files, config: StoreConfig) -> None:
+        self.checkpoints = checkpoints
+        self.bytes_written = 0
+        self.progress = 0
+        """Moves with every piece written or read back, and with every job finished."""
+        self.ready_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._files = files
+        self._deep = config.verify_before_remove == "digests"
+        self._orders: SimpleQueue[tuple[Job | str, Snapshot | None]] = SimpleQueue()
+        self._events: SimpleQueue[Event] = SimpleQueue()
+        self._is_look_ordered = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ckpt-disk", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Job, snapshot: Snapshot | None = None) -> None:
+        """Order a job; ``snapshot`` belongs to ``FlushSlot``. Answered by Done or Failed, then FolderSeen."""
+        self._orders.put((job, snapshot))
+
+    def look(self) -> None:
+        """Order a listing, unless one is on order."""
+        if not self._is_look_ordered.is_set():
+            self._is_look_ordered.set()
+            self._orders.put((_LOOK, None))
+
+    def take(self) -> list[Event]:
+        """The events since the last call; never blocks."""
+        try:
+            os.eventfd_read(self.ready_fd)
+        except BlockingIOError:
+            return []
+        events = []
+        while not self._events.empty():
+            events.append(self._events.get())
+        return events
+
+    def close(self, timeout_s: float = 30.0) -> bool:
+        """Finish the job at hand and end the thread; False if that took too long (then the next start
+        cleans up)."""
+        self._orders.put((_STOP, None))
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while True:
+            job, snapshot = self._orders.get()
+            if job == _STOP:
+                return
+            if not isinstance(job, str):
+                self._post(self._carry_out(job, snapshot))
+                self.progress += 1
+            self._is_look_ordered.clear()
+            self._list()
+
+    def _list(self) -> None:
+        try:
+            self._post(FolderSeen(look(self.checkpoints)))
+        except OSError as error:
+            _log.warning("checkpoints folder cannot be listed", path=str(self.checkpoints), error=str(error))
+
+    def _post(self, event: Event) -> None:
+        self._events.put(event)
+        os.eventfd_write(self.ready_fd, 1)
+
+    def _carry_out(self, job: Job, snapshot: Snapshot | None) -> Event:
+        try:
+            self._do(job, snapshot)
+        except StaleSnapshotError as error:
+            return Failed(job, error.message, is_stale=True)
+        except HeadwayError as error:
+            return Failed(job, error.message, error.remedy)
+        except OSError as error:
+            is_gone = isinstance(error, FileNotFoundError) and not isinstance(job, FlushSlot)
+            return Failed(job, str(error), _remedy(error, self.checkpoints), is_no_space(error), is_gone)
+        except Exception as error:  # the store must outlive a bug in one job
+            _log.exception("job failed", job=repr(job))
+            return Failed(job, repr(error), "report this as a bug")
+        return Done(job)
+
+    def _do(self, job: Job, snapshot: Snapshot | None) -> None:
+        match job:
+            case FlushSlot():
+                assert snapshot is not None
+                write_shard(self._files, self.checkpoints, snapshot, self._wrote)
+            case WriteManifest(key):
+                write_manifest(self._files, self.checkpoints / step_dir_name(*key))
+            case DropParts(key, ranks):
+                drop_parts(self._files, self.checkpoints, key, ranks)
+            case Check(key):
+                problems = verify(
+                    open_checkpoint(self.checkpoints, *key), deep=self._deep, progress=self._moved
+                )
+                if problems:
+                    raise HeadwayError(problems[0].message, remedy="look with `headway ckpt verify`")
+            case Remove(key):
+                self._files.remove_tree(self.checkpoints / step_dir_name(*key))
+            case EmptyTrash(names):
+                for name in names:
+                    self._files.remove_tree(self.checkpoints / name)
+
+    def _wrote(self, nbytes: int) -> None:
+        self.bytes_written += nbytes
+        self.progress += 1
+
+    def _moved(self, _: int) -> None:
+        self.progress += 1
+
+
+def drop_parts(files: Files, checkpoints: Path, key: tuple[int, int], ranks: tuple[int, ...]) -> None:
+    """Remove what ``ranks`` wrote for an attempt that was given up; a step whose parts are all there
+    stays."""
+    attempt = next((a for a in look(checkpoints).attempts if a.key == key), None)
+    if attempt is None or attempt.is_complete or attempt.has_all_parts:
+        return
+    folder = checkpoints / step_dir_name(*key)
+    for rank in ranks:
+        for name in (part_name(rank), blob_name(rank)):  # the part first: it vouches for the blob
+            files.discard(folder / name)
+    files.remove_empty_dir(folder)
+
+
+def remove_leftovers(files: Files, checkpoints: Path) -> list[Path]:
+    """Remove the temporary files of an earlier process of this owner; called once at start."""
+    found = list(checkpoints.glob(f"*/.*.{files.owner}.tmp"))
+    for path in found:
+        files.discard(path)
+    return found
+
+
+def _remedy(error: OSError, checkpoints: Path) -> str:
+    if is_no_space(error):
+        return f"free space for {checkpoints} or lower ckpt.keep; the next durable step tries again"
+    if error.errno == errno.EROFS:
+        return f"remount {checkpoints} writable"
+    return f"check the disk of {checkpoints}; the next durable step tries again"

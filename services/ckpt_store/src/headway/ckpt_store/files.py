@@ -1,0 +1,200 @@
+"""Every change the store makes to a file system, through one small interface.
+
+The rules it holds, in the order in which they matter:
+
+1. Space is allocated before the first byte is written, so a full disk strikes while nothing has happened yet.
+2. A file is written under a temporary name, fsynced, renamed, and then its folder is fsynced.
+3. A failed fsync is final: the kernel may have dropped the dirty pages and told us once. The file is
+   discarded, never synced again.
+4. Removal of a folder is one rename (and a sync) before any file in it goes, so no half of it is ever seen.
+
+``headway.ckpt_store.testing`` has a variant that records these calls for crash-point tests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+PAGE_BYTES = 4096
+TRASH_PREFIX = ".trash-"
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+class NewFile:
+    """A file being written front to back, past the page cache where the file system and alignment allow.
+
+    O_DIRECT is worth 1.6x over buffered writes on a virtio disk, and it reads straight from the shared
+    memory of an arena: no second copy. It is dropped for good at the first piece that is not a whole number
+    of pages (normally the tail), or when the file system refuses it.
+    """
+
+    def __init__(self, path: Path, nbytes: int) -> None:
+        self.path = path
+        self.offset = 0
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._fd, self._direct = _open_direct(path, flags)
+        try:
+            if nbytes:
+                os.posix_fallocate(self._fd, 0, nbytes)
+        except BaseException:
+            os.close(self._fd)
+            with contextlib.suppress(OSError):
+                path.unlink()
+            raise
+
+    def write(self, data: Any) -> None:
+        """Append a bytes-like object; blocks until the kernel (or the disk) has it.
+
+        Raises:
+            OSError: as from write(2).
+        """
+        view = memoryview(data).cast("B")
+        if self._direct and not (_is_aligned(view) and self.offset % PAGE_BYTES == 0):
+            self._drop_direct()
+        while view:
+            try:
+                done = os.write(self._fd, view)
+            except OSError as error:
+                if error.errno != errno.EINVAL or not self._direct:
+                    raise
+                self._drop_direct()
+                continue
+            self.offset += done
+            view = view[done:]
+            if self._direct and done % PAGE_BYTES:
+                self._drop_direct()
+
+    def sync(self) -> None:
+        """fsync. If this raises the file is lost: abandon it."""
+        os.fsync(self._fd)
+
+    def close(self) -> None:
+        """Close; no effect the second time."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _drop_direct(self) -> None:
+        fcntl.fcntl(self._fd, fcntl.F_SETFL, fcntl.fcntl(self._fd, fcntl.F_GETFL) & ~os.O_DIRECT)
+        self._direct = False
+
+
+class Files:
+    """The real file system. ``owner`` goes into temporary names, so two daemons never share one."""
+
+    def __init__(self, owner: str = "0") -> None:
+        self.owner = owner
+
+    def make_dir(self, path: Path) -> None:
+        """Make ``path`` and what is missing above it; each new name is durable when this returns."""
+        if path.is_dir():
+            return
+        self.make_dir(path.parent)
+        with contextlib.suppress(FileExistsError):
+            self._mkdir(path)
+        self.sync_dir(path.parent)
+
+    def create(self, path: Path, nbytes: int) -> NewFile:
+        """A new file with ``nbytes`` allocated.
+
+        Raises:
+            FileExistsError; OSError with ENOSPC when there is no room (and no file is left).
+        """
+        return NewFile(path, nbytes)
+
+    def temporary(self, path: Path) -> Path:
+        """The name under which this owner writes ``path``; a leftover of that name is removed first."""
+        draft = path.with_name(f".{path.name}.{self.owner}.tmp")
+        with contextlib.suppress(FileNotFoundError):
+            self.remove(draft)
+        return draft
+
+    def write_whole(self, path: Path, data: bytes) -> Path:
+        """Write and sync ``data`` under a temporary name of ``path`` and return that name: the caller
+        renames it."""
+        draft = self.temporary(path)
+        file = self.create(draft, len(data))
+        try:
+            file.write(data)
+            file.sync()
+        except BaseException:
+            file.close()
+            self.discard(draft)
+            raise
+        file.close()
+        return draft
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Atomic; durable only after ``sync_dir``."""
+        source.replace(target)
+
+    def sync_dir(self, path: Path) -> None:
+        """Make the names in ``path`` durable."""
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def remove(self, path: Path) -> None:
+        """Remove one file."""
+        path.unlink()
+
+    def discard(self, path: Path) -> None:
+        """Remove one file as far as possible: for clean-up after an error, whose own failure must not hide
+        the first."""
+        with contextlib.suppress(OSError):
+            self.remove(path)
+
+    def remove_tree(self, path: Path) -> None:
+        """Remove a folder: out of sight in one durable rename, then file by file."""
+        trash = path
+        if not path.name.startswith(TRASH_PREFIX):
+            trash = path.with_name(TRASH_PREFIX + path.name)
+            if trash.exists():
+                self._delete_tree(trash)
+            self.rename(path, trash)
+            self.sync_dir(path.parent)
+        self._delete_tree(trash)
+
+    def remove_empty_dir(self, path: Path) -> None:
+        """Remove ``path`` if nothing is in it."""
+        with contextlib.suppress(OSError):
+            path.rmdir()
+
+    def _mkdir(self, path: Path) -> None:
+        path.mkdir()
+
+    def _delete_tree(self, path: Path) -> None:
+        shutil.rmtree(path, ignore_errors=False)
+
+
+def is_no_space(error: BaseException) -> bool:
+    """Whether ``error`` says that a disk or a quota is full."""
+    return isinstance(error, OSError) and error.errno in _NO_SPACE
+
+
+def _open_direct(path: Path, flags: int) -> tuple[int, bool]:
+    try:
+        return os.open(path, flags | os.O_DIRECT, 0o644), True
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    # Some kernels make the file before they find that the file system has no O_DIRECT.
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+    return os.open(path, flags, 0o644), False
+
+
+def _is_aligned(view: memoryview) -> bool:
+    if not view or len(view) % PAGE_BYTES:
+        return False
+    return int(np.frombuffer(view, np.uint8).ctypes.data) % PAGE_BYTES == 0

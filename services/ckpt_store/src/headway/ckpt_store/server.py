@@ -1,0 +1,402 @@
+"""The daemon of a node: sees what the arenas want, lets ``state`` decide, hands jobs to the disk thread.
+
+It holds nothing that is not also in the arenas or in the folder, so a restarted daemon simply looks again.
+Training never waits for it: a rank whose wanted snapshot is not yet released goes on in its other two slots.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+from headway.ckpt_store.config import StoreConfig
+from headway.ckpt_store.disk import Disk, remove_leftovers
+from headway.ckpt_store.files import Files
+from headway.ckpt_store.flush import Snapshot, parse_layout
+from headway.ckpt_store.folder import mark_generation
+from headway.ckpt_store.state import (
+    Announce,
+    ArenasSeen,
+    Done,
+    Event,
+    Failed,
+    FlushSlot,
+    FolderSeen,
+    ReleaseSlot,
+    Report,
+    Slot,
+    State,
+    decide,
+)
+from headway.common.errors import CorruptError, HeadwayError, InputError
+from headway.common.node import failpoints
+from headway.common.node.arena import Arena, SlotInfo
+from headway.common.wire.client import Client
+from headway.common.wire.message import Message
+from headway.common.wire.messages.ckpt_store import (
+    ArenaStatus,
+    CheckpointComplete,
+    Flush,
+    GenerationMarked,
+    MarkGeneration,
+    StoreStatus,
+    StoreStatusReply,
+    StoreTrouble,
+)
+from headway.common.wire.server import Server
+from headway.common.wire.service import Beat, Service
+from prometheus_client import CollectorRegistry, Gauge
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """Where a daemon works. ``world_size``: ranks of the whole run, for ``StoreStatus``; a step's own
+    layout decides."""
+
+    endpoint: str
+    shm_dir: Path
+    checkpoints: Path
+    world_size: int = 1
+    executor: str | None = None
+    run_id: str = ""
+    node: int = 0
+    metrics_port: int | None = None
+
+
+class Store:
+    """Everything between the arenas and the folder; ``scan`` and ``pump`` are called by the service loop."""
+
+    def __init__(self, options: ServeOptions, config: StoreConfig) -> None:
+        files = Files(f"n{options.node}")
+        files.make_dir(options.checkpoints)
+        if leftovers := remove_leftovers(files, options.checkpoints):
+            _log.info(
+                "removed what an earlier daemon left unfinished", files=[path.name for path in leftovers]
+            )
+        self.options = options
+        self.disk = Disk(options.checkpoints, files, config)
+        self.errors = 0
+        self._last = Report("flush_failed", "", "")
+        self._state = State(keep=config.keep)
+        self._arenas = _Arenas(options.shm_dir, options.run_id)
+        self._durable: dict[int, int] = {}
+        self._client = Client(options.executor) if options.executor else None
+        self.disk.look()
+
+    @property
+    def is_idle(self) -> bool:
+        """No snapshot is waiting or on its way to the disk."""
+        return not self._state.wanted and self._state.job is None and self._state.view is not None
+
+    @property
+    def progress(self) -> int:
+        """A counter that moves only while bytes move or jobs end."""
+        return self.disk.progress
+
+    def scan(self) -> None:
+        """Look at the arenas."""
+        ranks, wanted = self._arenas.look(keep_mapped=self._state.job is not None)
+        self._take(ArenasSeen(ranks, wanted))
+
+    def pump(self) -> None:
+        """Take in what the disk thread has to tell."""
+        for event in self.disk.take():
+            self._note_durable(event)
+            self._take(event)
+
+    def status(self, _message: Any = None, _peer: bytes = b"") -> StoreStatusReply:
+        """Handler of ``StoreStatus``."""
+        step, generation = self._state.announced or (-1, -1)
+        return StoreStatusReply(
+            run_id=self.options.run_id,
+            node=self.options.node,
+            world_size=self.options.world_size,
+            shm_dir=str(self.options.shm_dir),
+            checkpoints=str(self.options.checkpoints),
+            arenas=tuple(
+                ArenaStatus(
+                    rank=rank,
+                    committed_step=committed,
+                    durable_step=self._durable.get(rank, -1),
+                    pending_steps=tuple(slot.step for slot in self._state.wanted if slot.rank == rank),
+                )
+                for rank, committed in self._arenas.committed().items()
+            ),
+            complete_step=step,
+            complete_generation=generation,
+            bytes_written=self.disk.bytes_written,
+            errors=self.errors,
+            last_error=self._last.message,
+            last_remedy=self._last.remedy,
+        )
+
+    def flush(self, _message: Flush, _peer: bytes) -> StoreStatusReply:
+        """Handler of ``Flush``."""
+        self.scan()
+        self.disk.look()
+        return self.status()
+
+    def mark(self, message: MarkGeneration, _peer: bytes) -> GenerationMarked:
+        """Handler of ``MarkGeneration``: a small file, written here so that the reply means it is durable."""
+        if message.generation < 0 or message.restart_step < -1:
+            raise InputError(
+                f"generation {message.generation} from step {message.restart_step} is impossible",
+                remedy="count generations from 0 and steps from -1",
+            )
+        mark_generation(
+            self.options.checkpoints,
+            message.generation,
+            message.restart_step,
+            Files(f"n{self.options.node}-mark"),
+        )
+        self.disk.look()
+        return GenerationMarked(generation=message.generation)
+
+    def describe(self) -> dict[str, str | int | float | bool | None]:
+        """Facts for ``Description.state``."""
+        status = self.status()
+        return {
+            "checkpoints": status.checkpoints,
+            "complete_step": status.complete_step,
+            "bytes_written": status.bytes_written,
+            "errors": status.errors,
+        }
+
+    def register_metrics(self, registry: CollectorRegistry) -> None:
+        """Export what an operator alerts on."""
+        facts = {
+            "headway_ckpt_bytes_written": ("Snapshot bytes flushed", lambda: self.disk.bytes_written),
+            "headway_ckpt_errors": ("Attempts given up and other trouble", lambda: self.errors),
+            "headway_ckpt_complete_step": (
+                "Newest complete checkpoint",
+                lambda: (self._state.announced or (-1,))[0],
+            ),
+            "headway_ckpt_pending": ("Snapshots waiting for the disk", lambda: len(self._state.wanted)),
+        }
+        for name, (text, read) in facts.items():
+            Gauge(name, text, registry=registry).set_function(read)
+
+    def close(self) -> None:
+        """End the disk thread and let go of the arenas, which stay where they are."""
+        if self.disk.close():
+            self._arenas.close()
+        if self._client is not None:
+            self._client.close()
+
+    def _take(self, event: Event) -> None:
+        self._state, actions = decide(self._state, event, time.monotonic())
+        for action in actions:
+            match action:
+                case ReleaseSlot(slot):
+                    self._arenas.release(slot)
+                case Announce(key):
+                    _log.info("checkpoint complete", step=key[0], generation=key[1])
+                    self._notify(CheckpointComplete(**self._origin(), step=key[0], generation=key[1]))
+                case Report():
+                    self._report(action)
+                case FlushSlot(slot):
+                    self._submit_flush(action, slot)
+                case _:
+                    self.disk.submit(action)
+
+    def _submit_flush(self, job: FlushSlot, slot: Slot) -> None:
+        try:
+            snapshot = self._arenas.snapshot(slot)
+        except HeadwayError as error:
+            return self._take(Failed(job, error.message, error.remedy))
+        if snapshot is None:
+            return self._take(Failed(job, "the snapshot was withdrawn", is_stale=True))
+        return self.disk.submit(job, snapshot)
+
+    def _report(self, report: Report) -> None:
+        self.errors += 1
+        self._last = report
+        step, generation = report.key or (-1, -1)
+        trouble = StoreTrouble(
+            **self._origin(),
+            kind=report.code,
+            message=report.message,
+            remedy=report.remedy,
+            step=step,
+            generation=generation,
+        )
+        _log.error(
+            "checkpoint trouble, training goes on",
+            kind=trouble.kind,
+            error=trouble.message,
+            remedy=trouble.remedy,
+            step=step,
+            generation=generation,
+        )
+        self._notify(trouble)
+
+    def _note_durable(self, event: Event) -> None:
+        if isinstance(event, Done) and isinstance(event.job, FlushSlot):
+            slot = event.job.slot
+            self._durable[slot.rank] = max(slot.step, self._durable.get(slot.rank, -1))
+        if isinstance(event, FolderSeen):
+            for attempt in event.view.attempts:
+                for rank in attempt.ranks:
+                    self._durable[rank] = max(attempt.step, self._durable.get(rank, -1))
+
+    def _origin(self) -> dict[str, Any]:
+        return {"run_id": self.options.run_id, "node": self.options.node}
+
+    def _notify(self, message: Message) -> None:
+        if self._client is not None:
+            self._client.notify(message)
+
+
+class _Arenas:
+    """The arena files of one shared-memory folder, opened as they appear and dropped when they go."""
+
+    def __init__(self, shm_dir: Path, run_id: str) -> None:
+        self._shm_dir = shm_dir
+        self._run_id = run_id
+        self._open: dict[Path, tuple[int, Arena]] = {}
+        self._refused: dict[Path, int] = {}
+        self._gone: list[Arena] = []
+        self._slots: dict[Slot, tuple[Arena, SlotInfo]] = {}
+
+    def look(self, *, keep_mapped: bool) -> tuple[frozenset[int], tuple[Slot, ...]]:
+        """(ranks, wanted snapshots). While ``keep_mapped`` nothing is unmapped: the disk thread may be
+        reading."""
+        self._follow_files()
+        if not keep_mapped:
+            for arena in self._gone:
+                arena.close()
+            self._gone.clear()
+        self._slots = {
+            Slot(info.step, info.generation, arena.rank, info.seal): (arena, info)
+            for _, arena in self._open.values()
+            for info in arena.wanted()
+        }
+        return frozenset(arena.rank for _, arena in self._open.values()), tuple(self._slots)
+
+    def committed(self) -> dict[int, int]:
+        """Newest committed step by rank, in order of ranks."""
+        return dict(sorted((arena.rank, arena.committed) for _, arena in self._open.values()))
+
+    def release(self, slot: Slot) -> None:
+        """Let the rank use the slot again."""
+        if slot in self._slots:
+            arena, info = self._slots[slot]
+            if arena not in self._gone:
+                arena.release(info)
+
+    def snapshot(self, slot: Slot) -> Snapshot | None:
+        """The bytes behind ``slot``, None if it is gone. Raises CorruptError for an unreadable layout."""
+        if slot not in self._slots:
+            return None
+        arena, info = self._slots[slot]
+        data, extra = arena.read(info)
+        if not arena.unchanged(info):
+            return None
+        return Snapshot(
+            arena.run_id, info.step, info.generation, parse_layout(arena.layout), data, extra,
+            still_valid=lambda: arena.unchanged(info),
+        )  # fmt: skip
+
+    def close(self) -> None:
+        for arena in [*self._gone, *(arena for _, arena in self._open.values())]:
+            arena.close()
+        self._open.clear()
+        self._gone.clear()
+
+    def _follow_files(self) -> None:
+        found = {path: inode for path in self._shm_dir.glob("arena-*.bin") if (inode := _inode(path))}
+        for path, (inode, arena) in list(self._open.items()):
+            if found.get(path) != inode:
+                self._gone.append(arena)
+                del self._open[path]
+        for path, inode in found.items():
+            if path not in self._open and self._refused.get(path) != inode:
+                self._adopt(path, inode)
+
+    def _adopt(self, path: Path, inode: int) -> None:
+        try:
+            arena = Arena.open(path)
+        except FileNotFoundError:
+            return
+        except CorruptError as error:
+            self._refused[path] = inode
+            _log.error("not an arena, left alone", path=str(path), error=str(error))
+            return
+        if self._run_id and arena.run_id != self._run_id:
+            self._refused[path] = inode
+            _log.error("arena of another run, left alone", path=str(path), run_id=arena.run_id)
+            arena.close()
+            return
+        self._open[path] = (inode, arena)
+        _log.info("arena adopted", path=str(path), rank=arena.rank, committed=arena.committed)
+
+
+def serve(options: ServeOptions, config: StoreConfig) -> int:
+    """Run the daemon until SIGTERM, SIGINT or ``Drain``; returns the exit code.
+
+    Lowers its own priority by ``config.nice`` first: training has the better claim on every core.
+
+    Raises:
+        InputError: another daemon serves ``shm_dir``, a folder cannot be made, or the endpoint is taken.
+    """
+    lock = _only_one(options.shm_dir)
+    os.nice(config.nice)
+    failpoints.configure(options.shm_dir.parent / "failpoints.bin", node=options.node)
+    try:
+        store = Store(options, config)
+    except OSError as error:
+        raise InputError(
+            f"cannot use {options.checkpoints}: {error.strerror}", remedy="choose a writable --checkpoints"
+        ) from error
+    try:
+        server = Server(
+            options.endpoint,
+            {StoreStatus: store.status, Flush: store.flush, MarkGeneration: store.mark},
+        )
+        beat = Beat(endpoint=options.executor, progress=lambda: store.progress) if options.executor else None
+        service = Service(
+            "ckpt_store", server, beat=beat, metrics_port=options.metrics_port, describe=store.describe,
+            run_id=options.run_id or None,
+        )  # fmt: skip
+        store.register_metrics(service.metrics)
+        service.every(config.scan_period_s, store.scan)
+        service.every(config.folder_period_s, store.disk.look)
+        service.watch(store.disk.ready_fd, store.pump)
+        service.on_drain(lambda: store.is_idle)
+        return service.run()
+    finally:
+        store.close()
+        os.close(lock)
+
+
+def _only_one(shm_dir: Path) -> int:
+    """A lock that the kernel lets go when this process ends, whatever way."""
+    try:
+        shm_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        fd = os.open(shm_dir / "ckpt_store.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise InputError(
+            f"cannot use {shm_dir}: {error.strerror}", remedy="choose a writable --shm-dir"
+        ) from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(fd)
+        raise InputError(
+            f"another checkpoint store serves {shm_dir}", remedy="stop it first, or choose another --shm-dir"
+        ) from error
+    return fd
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,283 @@
+"""What the store does next: (state, event, now) -> (state, actions), without files, sockets or clocks.
+
+One job on the disk at a time, chosen in this order: commit a step whose parts are all there; flush the oldest
+wanted snapshot; clear up what failed; check the newest checkpoint and remove what retention lets go.
+Everything an action does may be done twice, so a daemon that dies between an action and its event starts
+again from what it sees.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from headway.ckpt_store.folder import FolderView, is_superseded
+from headway.ckpt_store.retention import Key, dead_attempts, is_dead, newest_complete, removable
+
+RETRY_S = 5.0
+"""Pause after a failed commit or removal. (A failed flush is not repeated: its snapshot is given up.)"""
+
+
+@dataclass(frozen=True, order=True)
+class Slot:
+    """A snapshot in an arena that its rank wants durable."""
+
+    step: int
+    generation: int
+    rank: int
+    seal: int
+    """The arena's number of this snapshot, never used twice."""
+
+    @property
+    def key(self) -> Key:
+        return (self.step, self.generation)
+
+
+# Jobs: one at a time, on the thread that may block.
+
+
+@dataclass(frozen=True)
+class FlushSlot:
+    slot: Slot
+
+
+@dataclass(frozen=True)
+class WriteManifest:
+    key: Key
+
+
+@dataclass(frozen=True)
+class DropParts:
+    """Remove this node's part of an attempt that cannot be completed."""
+
+    key: Key
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Check:
+    key: Key
+
+
+@dataclass(frozen=True)
+class Remove:
+    key: Key
+
+
+@dataclass(frozen=True)
+class EmptyTrash:
+    names: tuple[str, ...]
+
+
+Job = FlushSlot | WriteManifest | DropParts | Check | Remove | EmptyTrash
+
+
+# Other actions: done at once.
+
+
+@dataclass(frozen=True)
+class ReleaseSlot:
+    slot: Slot
+
+
+@dataclass(frozen=True)
+class Announce:
+    """A checkpoint is complete."""
+
+    key: Key
+
+
+@dataclass(frozen=True)
+class Report:
+    """Trouble, for the log, the counters and the executor; training goes on."""
+
+    code: Literal["no_space", "flush_failed", "manifest_failed", "remove_failed", "corrupt"]
+    message: str
+    remedy: str
+    key: Key | None = None
+
+
+Action = Job | ReleaseSlot | Announce | Report
+
+
+# Events.
+
+
+@dataclass(frozen=True)
+class ArenasSeen:
+    """A look at the node's arenas: their ranks, and what they want (committed and unreleased)."""
+
+    ranks: frozenset[int]
+    wanted: tuple[Slot, ...]
+
+
+@dataclass(frozen=True)
+class FolderSeen:
+    view: FolderView
+
+
+@dataclass(frozen=True)
+class Done:
+    job: Job
+
+
+@dataclass(frozen=True)
+class Failed:
+    """``is_stale``: what the job was about has gone, which is nobody's fault."""
+
+    job: Job
+    message: str
+    remedy: str = ""
+    is_no_space: bool = False
+    is_stale: bool = False
+
+
+Event = ArenasSeen | FolderSeen | Done | Failed
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything the decisions rest on."""
+
+    keep: int
+    ranks: frozenset[int] = frozenset()
+    wanted: tuple[Slot, ...] = ()
+    view: FolderView | None = None
+    """None until the folder has been listed: until then nothing is decided about it."""
+    job: Job | None = None
+    given_up: frozenset[Key] = frozenset()
+    """Attempts of which a rank of this node could not be flushed."""
+    to_drop: tuple[Key, ...] = ()
+    sound: Key | None = None
+    """The newest checkpoint that was read back and found whole."""
+    corrupt: frozenset[Key] = frozenset()
+    announced: Key | None = None
+    retry_at_s: float = field(default=0.0)
+
+
+def decide(state: State, event: Event, now_s: float) -> tuple[State, list[Action]]:
+    """Take in ``event`` and say what to do. ``now_s`` is a monotonic clock."""
+    actions: list[Action] = []
+    match event:
+        case ArenasSeen():
+            state = replace(state, ranks=event.ranks, wanted=tuple(sorted(event.wanted)))
+        case FolderSeen():
+            state, actions = _folder_seen(state, event.view)
+        case Done():
+            state, actions = _done(state, event.job)
+        case Failed():
+            state, actions = _failed(state, event, now_s)
+    state, released = _release_hopeless(state)
+    state, job = _next_job(state, now_s)
+    return state, [*actions, *released, *([job] if job else [])]
+
+
+def _folder_seen(state: State, view: FolderView) -> tuple[State, list[Action]]:
+    newest = newest_complete(view)
+    state = replace(state, view=view)
+    if newest is None or newest == state.announced:
+        return state, []
+    given_up = frozenset(key for key in state.given_up if key > newest)
+    return replace(state, announced=newest, given_up=given_up), [Announce(newest)]
+
+
+def _done(state: State, job: Job) -> tuple[State, list[Action]]:
+    state = replace(state, job=None)
+    match job:
+        case FlushSlot(slot):
+            return _without(state, [slot]), [ReleaseSlot(slot)]
+        case Check(key):
+            return replace(state, sound=key), []
+        case Remove() | WriteManifest() | DropParts() | EmptyTrash():
+            # The listing is out of date: decide on folders again when there is a new one.
+            return replace(state, view=None), []
+
+
+def _failed(state: State, event: Failed, now_s: float) -> tuple[State, list[Action]]:
+    state, job = replace(state, job=None), event.job
+    if isinstance(job, FlushSlot):
+        return _flush_failed(state, event, job.slot)
+    if event.is_stale:
+        return replace(state, view=None), []
+    if isinstance(job, Check):
+        text = f"{event.message}: nothing is removed until a newer checkpoint is sound"
+        corrupt = state.corrupt | {job.key}
+        return replace(state, corrupt=corrupt), [Report("corrupt", text, event.remedy, job.key)]
+    key = None if isinstance(job, EmptyTrash) else job.key
+    code: Literal["manifest_failed", "remove_failed"]
+    code = "manifest_failed" if isinstance(job, WriteManifest) else "remove_failed"
+    state = replace(state, view=None, retry_at_s=now_s + RETRY_S)
+    return state, [Report(code, event.message, event.remedy, key)]
+
+
+def _flush_failed(state: State, event: Failed, slot: Slot) -> tuple[State, list[Action]]:
+    if event.is_stale:
+        return _without(state, [slot]), [ReleaseSlot(slot)]
+    code: Literal["no_space", "flush_failed"] = "no_space" if event.is_no_space else "flush_failed"
+    state = replace(state, given_up=state.given_up | {slot.key}, to_drop=(*state.to_drop, slot.key))
+    return _without(state, [slot]), [
+        Report(code, event.message, event.remedy, slot.key),
+        ReleaseSlot(slot),
+    ]
+
+
+def _release_hopeless(state: State) -> tuple[State, list[Action]]:
+    """Give back slots that need no flush: of attempts given up, dead, or complete already."""
+    flushing = state.job.slot if isinstance(state.job, FlushSlot) else None
+    hopeless = [s for s in state.wanted if s != flushing and _is_hopeless(state, s.key)]
+    return _without(state, hopeless), [ReleaseSlot(slot) for slot in hopeless]
+
+
+def _is_hopeless(state: State, key: Key) -> bool:
+    if key in state.given_up:
+        return True
+    if state.view is None:
+        return False
+    is_complete = any(a.key == key and a.is_complete for a in state.view.attempts)
+    return is_complete or is_dead(key, state.view.attempts, state.view.marks)
+
+
+def _without(state: State, slots: list[Slot]) -> State:
+    return replace(state, wanted=tuple(s for s in state.wanted if s not in slots))
+
+
+def _next_job(state: State, now_s: float) -> tuple[State, Job | None]:
+    if state.job is not None:
+        return state, None
+    job = _commit(state, now_s) or _flush(state) or _clear_up(state, now_s)
+    if isinstance(job, DropParts):
+        state = replace(state, to_drop=tuple(k for k in state.to_drop if k != job.key))
+    return replace(state, job=job), job
+
+
+def _commit(state: State, now_s: float) -> Job | None:
+    if state.view is None or now_s < state.retry_at_s:
+        return None
+    for a in reversed(state.view.attempts):
+        is_ready = a.has_all_parts and not a.is_complete and a.key not in state.given_up
+        if is_ready and not is_superseded(*a.key, state.view.marks):
+            return WriteManifest(a.key)
+    return None
+
+
+def _flush(state: State) -> Job | None:
+    # Without a listing a restarted daemon might flush what is complete already: harmless, but work for
+    # nothing.
+    return FlushSlot(state.wanted[0]) if state.wanted and state.view is not None else None
+
+
+def _clear_up(state: State, now_s: float) -> Job | None:
+    if state.to_drop:
+        return DropParts(state.to_drop[0], tuple(sorted(state.ranks)))
+    # One remover per run is enough: the node that carries rank 0.
+    if state.view is None or 0 not in state.ranks or now_s < state.retry_at_s:
+        return None
+    if state.view.trash:
+        return EmptyTrash(state.view.trash)
+    if dead := dead_attempts(state.view):
+        return Remove(dead[0])
+    surplus = removable(state.view, state.keep, state.corrupt)
+    newest = newest_complete(state.view)
+    if not surplus or newest is None or newest in state.corrupt:
+        return None
+    return Remove(surplus[0]) if newest == state.sound else Check(newest)

@@ -1,0 +1,50 @@
+"""Torch tensors in a saved state. ``CheckpointClient`` loads this by itself when a state holds tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from headway.ckpt_store.tree import Leaf
+from headway.common.errors import CorruptError, InputError
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether ``value`` is a tensor (parameters included)."""
+    return isinstance(value, torch.Tensor)
+
+
+def to_leaf(tensor: torch.Tensor) -> Leaf:
+    """The bytes of a tensor: a view of contiguous CPU memory, a copy of anything else.
+
+    Raises:
+        InputError: a sparse, quantised or meta tensor, or a dtype that safetensors does not know.
+    """
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+        raise InputError(
+            f"a tensor of shape {tuple(tensor.shape)} is not dense in memory", remedy="call .to_dense() first"
+        )
+    dense = tensor.detach().to("cpu").contiguous()
+    if dense.is_conj() or dense.is_neg():
+        dense = dense.resolve_conj().resolve_neg()
+    name = str(dense.dtype).removeprefix("torch.")
+    # A view of the same bytes as uint8 exists for every dtype, also for those numpy lacks (bfloat16).
+    flat = dense.reshape(-1).view(torch.uint8) if dense.numel() else torch.empty(0, dtype=torch.uint8)
+    return Leaf(flat.numpy(), name, tuple(dense.shape), "torch")
+
+
+def from_leaf(leaf: Leaf) -> torch.Tensor:
+    """A tensor on the CPU that shares the leaf's memory.
+
+    Raises:
+        CorruptError: unknown dtype, or bytes that do not make that shape.
+    """
+    dtype = getattr(torch, leaf.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise CorruptError(f"the checkpoint has a tensor of dtype {leaf.dtype!r}", remedy="use a newer torch")
+    if leaf.data.nbytes == 0:
+        return torch.empty(leaf.shape, dtype=dtype)
+    # torch wants the offset aligned to the item, which a slice of a shared buffer may not be.
+    aligned = leaf.data if leaf.data.ctypes.data % dtype.itemsize == 0 else np.array(leaf.data)
+    return torch.from_numpy(aligned).view(dtype).reshape(leaf.shape)

@@ -1,0 +1,162 @@
+"""Reading back, never on trust: every byte is compared with the digest that was taken from memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from headway.ckpt_store.folder import CheckpointInfo
+from headway.ckpt_store.manifest import (
+    CHUNK_BYTES,
+    MANIFEST_NAME,
+    Part,
+    blob_name,
+    decode_part,
+    digest,
+    encode_manifest,
+    part_name,
+)
+from headway.common.errors import CorruptError, InputError
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong with a checkpoint."""
+
+    path: Path
+    message: str
+
+
+def read_part(info: CheckpointInfo, rank: int) -> Part:
+    """The part file of ``rank``, checked against the manifest.
+
+    Raises:
+        InputError: the checkpoint has no such rank. CorruptError: missing, changed, or unreadable.
+    """
+    if not 0 <= rank < info.world_size:
+        raise InputError(
+            f"{info.path} has no rank {rank}, only 0..{info.world_size - 1}",
+            remedy="restore on the grid that saved it",
+        )
+    path = info.path / part_name(rank)
+    raw = _read_file(path)
+    if digest(raw) != info.manifest.part_digests[rank]:
+        raise _corrupt(path, "its digest is not the manifest's")
+    return decode_part(raw, path)
+
+
+def read_shard_into(info: CheckpointInfo, rank: int, buffer: Any) -> bytes:
+    """Read the snapshot of ``rank`` straight into ``buffer`` and return the extra state.
+
+    ``buffer`` is a writable contiguous bytes-like object or uint8 array of at least ``data_bytes`` of the
+    part; bytes behind are left alone. On an error its content is undefined.
+
+    Raises:
+        CorruptError: a digest, length or format is wrong; names file and chunk. Go to an older checkpoint
+            (``newest(..., max_step=info.step - 1)``).
+        InputError: ``buffer`` is too small, or there is no such rank.
+    """
+    part = read_part(info, rank)
+    view = memoryview(buffer).cast("B")
+    if len(view) < part.data_bytes:
+        raise InputError(
+            f"a buffer of {len(view)} bytes cannot hold the {part.data_bytes} of rank {rank}",
+            remedy="restore with the model and grid that saved it",
+        )
+    for _ in _read_chunks(info.path / blob_name(rank), part, lambda start, stop: view[start:stop]):
+        pass
+    return part.extra
+
+
+def read_shard(info: CheckpointInfo, rank: int) -> tuple[npt.NDArray[np.uint8], bytes]:
+    """The snapshot of ``rank`` in new memory, and its extra state. Raises as ``read_shard_into``."""
+    data = np.empty(read_part(info, rank).data_bytes, np.uint8)
+    return data, read_shard_into(info, rank, data)
+
+
+def verify(
+    info: CheckpointInfo, *, deep: bool = True, progress: Callable[[int], None] = lambda _: None
+) -> list[Problem]:
+    """Everything wrong with a checkpoint, one entry per file; an empty list means sound.
+
+    ``deep`` reads every byte and compares digests; otherwise lengths only. ``progress`` is told bytes read.
+    """
+    problems, parts = [], []
+    for rank in range(info.world_size):
+        try:
+            part = read_part(info, rank)
+            parts.append((part, (info.path / part_name(rank)).read_bytes()))
+            if deep:
+                scratch = memoryview(bytearray(min(CHUNK_BYTES, part.data_bytes)))
+                for nbytes in _read_chunks(info.path / blob_name(rank), part, _reuse(scratch)):
+                    progress(nbytes)
+            else:
+                _check_length(info.path / blob_name(rank), part)
+        except CorruptError as error:
+            problems.append(Problem(info.path / blob_name(rank), error.message))
+        except OSError as error:
+            problems.append(Problem(info.path / blob_name(rank), str(error)))
+    manifest = info.path / MANIFEST_NAME
+    if not problems and encode_manifest(parts) != _read_file(manifest):
+        problems.append(Problem(manifest, f"{manifest}: it is not the manifest of its parts"))
+    return problems
+
+
+def _read_chunks(path: Path, part: Part, target: Callable[[int, int], memoryview]) -> Iterator[int]:
+    """Read and check the blob; ``target(start, stop)`` gives the memory for those bytes of the data."""
+    _check_length(path, part)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        header = bytearray(part.data_start)
+        _fill(fd, memoryview(header), 0, path)
+        if digest(header) != part.header_digest:
+            raise _corrupt(path, "the header does not match its digest")
+        for number, expected in enumerate(part.chunks):
+            start = number * CHUNK_BYTES
+            stop = min(start + CHUNK_BYTES, part.data_bytes)
+            memory = target(start, stop)
+            _fill(fd, memory, part.data_start + start, path)
+            if digest(memory) != expected:
+                at = f"bytes {part.data_start + start} to {part.data_start + stop}"
+                raise _corrupt(path, f"chunk {number} ({at}) does not match its digest")
+            yield stop - start
+    finally:
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)  # leave the page cache to the corpus
+        os.close(fd)
+
+
+def _reuse(scratch: memoryview) -> Callable[[int, int], memoryview]:
+    return lambda start, stop: scratch[: stop - start]
+
+
+def _fill(fd: int, memory: memoryview, offset: int, path: Path) -> None:
+    while memory:
+        done = os.preadv(fd, [memory], offset)
+        if not done:
+            raise _corrupt(path, f"it ends at byte {offset}")
+        memory, offset = memory[done:], offset + done
+
+
+def _check_length(path: Path, part: Part) -> None:
+    try:
+        nbytes = path.stat().st_size
+    except FileNotFoundError as error:
+        raise _corrupt(path, "it is missing") from error
+    if nbytes != part.file_bytes:
+        raise _corrupt(path, f"it has {nbytes} bytes of {part.file_bytes}")
+
+
+def _read_file(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        raise _corrupt(path, "it is missing") from error
+
+
+def _corrupt(path: Path, what: str) -> CorruptError:
+    return CorruptError(f"{path}: {what}", remedy="use an older checkpoint")
