@@ -1,9 +1,9 @@
 """A thread that may block, and a queue that may not: how the main thread leaves a stuck transport.
 
-No call of torch frees a thread that waits inside gloo for a rank that is stopped or gone elsewhere. So every
-blocking call is made by the daemon thread of a channel, and the main thread waits in a queue that an abort also
-feeds: it is out at once, whatever the transport does. A channel's thread that stays stuck is left behind and
-ends at the transport's own timeout; nobody waits for it.
+No call of torch frees a thread that waits inside gloo for a rank that is stopped or gone elsewhere. So
+every blocking call is made by the daemon thread of a channel, and the main thread waits in a queue that an
+abort also feeds: it is out at once, whatever the transport does. A channel's thread that stays stuck is left
+behind and ends at the transport's own timeout; nobody waits for it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from headway.trainer.parallel.comm import Aborted
 
 T = TypeVar("T")
+_Jobs: TypeAlias = "SimpleQueue[tuple[Callable[[], Any], bool, Call[Any]] | None]"
 
 
 class Work(Protocol):
@@ -71,7 +72,7 @@ class Channel:
 
     def __init__(self, group: Channels, name: str) -> None:
         self._group = group
-        self._jobs: SimpleQueue[tuple[Callable[[], Any], bool, Call[Any]] | None] = SimpleQueue()
+        self._jobs: _Jobs = SimpleQueue()
         threading.Thread(target=_serve, args=(self._jobs,), name=f"channel-{name}", daemon=True).start()
 
     def call(self, fn: Callable[[], T]) -> Call[T]:
@@ -153,7 +154,7 @@ class Channels:
         self._open.discard(call)
 
 
-def _serve(jobs: SimpleQueue[tuple[Callable[[], Any], bool, Call[Any]] | None]) -> None:
+def _serve(jobs: _Jobs) -> None:
     pending: deque[tuple[Work, Call[Any]]] = deque()
     closed = False
     while not closed or pending:
@@ -164,9 +165,7 @@ def _serve(jobs: SimpleQueue[tuple[Callable[[], Any], bool, Call[Any]] | None]) 
             del work, call
 
 
-def _start_all(
-    jobs: SimpleQueue[tuple[Callable[[], Any], bool, Call[Any]] | None], pending: deque[tuple[Work, Call[Any]]]
-) -> bool:
+def _start_all(jobs: _Jobs, pending: deque[tuple[Work, Call[Any]]]) -> bool:
     """Start every job in the queue, blocking for the first if nothing is under way; False at the end."""
     while True:
         try:

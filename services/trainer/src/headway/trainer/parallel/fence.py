@@ -4,8 +4,8 @@ An abort first feeds every open call of the generation's channels, which frees t
 connected TCP sockets made for the generation, again and again until the main thread is out: gloo's and the
 store's threads see the end of the stream and fail their operations, here and at the peers.
 
-What an abort never touches: listening sockets (gloo's listener thread ends the process when its accept fails),
-Unix sockets (control), and TCP sockets that were open before the generation was entered.
+What an abort never touches: listening sockets (gloo's listener thread ends the process when its accept
+fails), Unix sockets (control), and TCP sockets that were open before the generation was entered.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import stat
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 from headway.trainer.parallel.channel import Channels
 from headway.trainer.parallel.comm import Aborted
@@ -46,8 +47,15 @@ class Fence:
             channels.abort()
             raise Aborted
 
-    def leave(self) -> None:
-        """Mark the main thread as outside; sockets opened from now on are safe from ``abort``."""
+    def leave(self, *, broken: bool = True) -> None:
+        """Mark the main thread as outside; sockets opened from now on are safe from ``abort``.
+
+        ``broken`` cuts the connections of the generation: whoever learned from a failing peer, before any
+        abort, that it is over, would otherwise leave its channels waiting for the peers that still live.
+        """
+        inside = self._inside
+        if broken and inside is not None:
+            cut_connections(exempt=inside[2])
         with self._out:
             self._inside = None
             self._out.notify_all()
@@ -106,9 +114,9 @@ def tcp_inodes() -> frozenset[int]:
 
 def _tcp_sockets() -> Iterator[tuple[int, socket.socket]]:
     """Inode and a duplicate, for the caller to close, of every TCP socket of this process."""
-    for name in os.listdir("/proc/self/fd"):
+    for entry in Path("/proc/self/fd").iterdir():
         try:
-            copy = os.dup(int(name))
+            copy = os.dup(int(entry.name))
         except OSError:  # closed by its owner meanwhile
             continue
         info = os.fstat(copy)  # of the duplicate: its number cannot be given to another file

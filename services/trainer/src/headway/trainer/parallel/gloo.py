@@ -7,14 +7,16 @@ agree, and a half-built generation is simply dropped.
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import torch
-import torch.distributed as dist
+import torch.distributed
 
 from headway.trainer.parallel.channel import Channels
 from headway.trainer.parallel.comm import Op, Ticket
 
-_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
+_dist: Any = torch.distributed  # its stubs know neither the stores nor the methods of a bare group
+_OPS = {"sum": _dist.ReduceOp.SUM, "max": _dist.ReduceOp.MAX}
 
 
 class GlooComm:
@@ -23,7 +25,7 @@ class GlooComm:
     Two instances may share a group if one of them only sends and receives.
     """
 
-    def __init__(self, group: dist.ProcessGroupGloo, channels: Channels, name: str) -> None:
+    def __init__(self, group: Any, channels: Channels, name: str) -> None:
         self._group = group
         self._channels = channels
         self._name = name
@@ -51,7 +53,8 @@ class GlooComm:
 
         def run() -> None:
             group.allreduce([flat]).wait()
-            out.copy_(own)
+            if out.data_ptr() != own.data_ptr():
+                out.copy_(own)
 
         return self._channels.open(self._name).call(run)
 
@@ -72,10 +75,10 @@ class GlooComm:
         return held
 
 
-def gloo_options(host: str, timeout_s: float) -> dist.ProcessGroupGloo._Options:
+def gloo_options(host: str, timeout_s: float) -> Any:
     """Options whose one device listens on ``host`` only; groups that share them share one event thread."""
-    options = dist.ProcessGroupGloo._Options()
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
+    options = _dist.ProcessGroupGloo._Options()
+    options._devices = [_dist.ProcessGroupGloo.create_device(hostname=host)]
     options._timeout = timedelta(seconds=timeout_s)
     options._threads = 1  # a channel starts collectives one after the other anyway
     return options

@@ -1,8 +1,8 @@
 """The store and the process groups of one generation, made from nothing each time and dropped as a whole.
 
-All groups are connected when ``build`` returns; after that nobody needs the store. It lives in the generation's
-rank 0, so a lost store is just one more lost rank, and no stale key can survive. Everything listens on
-the given host address only: loopback, or the fabric's.
+All groups are connected when ``build`` returns; after that nobody needs the store. It lives in the
+generation's rank 0, so a lost store is just one more lost rank, and no stale key can survive. Everything
+listens on the given host address only: loopback, or the fabric's.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from queue import SimpleQueue
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
-import torch.distributed as dist
-
+import torch.distributed
 from headway.common.node.failpoints import failpoint
 from headway.common.plan.grid import Grid
+
 from headway.trainer.parallel.channel import Channels
-from headway.trainer.parallel.comm import Aborted, Comm, Solo
+from headway.trainer.parallel.comm import Comm, Solo
 from headway.trainer.parallel.gloo import GlooComm, gloo_options
 from headway.trainer.parallel.nccl import NcclComm, nccl_group
 from headway.trainer.parallel.p2p import Direction, PipeComm
 
+_dist: Any = torch.distributed  # its stubs know neither the stores nor the methods of a bare group
 Backend = Literal["gloo", "nccl"]
 Announce = Callable[[str, int], None]
 Lookup = Callable[[], tuple[str, int]]
@@ -49,7 +49,7 @@ class Groups:
         return cls(generation, Channels())
 
     def release(self) -> None:
-        """End the channels and hand groups and store to the reaper. Never blocks; no call may follow."""
+        """End the channels and leave groups and store to a reaper thread. Never blocks; no call may follow."""
         self.channels.close()
         held, self._held = self._held, []
         for comm in (self.tp, self.dp, self.world, *self.pipe.comms()):
@@ -75,8 +75,9 @@ def build(
 ) -> Groups:
     """Make the generation's groups on a build thread, and wait for them as for any other call.
 
-    ``announce`` and ``lookup`` run on the build thread. Rank 0 announces the address of its store; the others
-    look it up, which may block and should end when the generation is fenced (a thread it blocks is left behind).
+    ``announce`` and ``lookup`` run on the build thread. Rank 0 announces the address of its store; the
+    others look it up, which may block and should end when the generation is fenced (a thread that it blocks
+    is left behind).
 
     Raises:
         Aborted: the generation was fenced; a half-built result is freed in the background.
@@ -112,11 +113,11 @@ class _Builder:
         try:
             store = self._open_store(announce, lookup)
             make: _Factory
-            make = (
-                _GlooFactory(store, groups.channels, self._host, self._timeout_s)
-                if self._backend == "gloo"
-                else _NcclFactory(store, groups.channels, self._timeout_s, self._device or torch.device("cuda"))
-            )
+            if self._backend == "gloo":
+                make = _GlooFactory(store, groups.channels, self._host, self._timeout_s)
+            else:
+                device = self._device or torch.device("cuda")
+                make = _NcclFactory(store, groups.channels, self._timeout_s, device)
             self._groups._held.append(make)
             prefix = f"g{self._generation}"
             groups.tp = make.comm(f"{prefix}/tp", grid.tp_group(rank), rank)
@@ -130,26 +131,26 @@ class _Builder:
             raise
         return groups
 
-    def _open_store(self, announce: Announce, lookup: Lookup) -> dist.Store:
+    def _open_store(self, announce: Announce, lookup: Lookup) -> Any:
         if self._rank == 0:
             store = _serve_store(self._host, self._timeout_s)
             announce(self._host, store.port)
         else:
             host, port = lookup()
             self._groups.channels.check()
-            store = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=self._timeout_s))
+            store = _dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=self._timeout_s))
         self._groups._held.append(store)
         return store
 
 
-def _serve_store(host: str, timeout_s: float) -> dist.TCPStore:
+def _serve_store(host: str, timeout_s: float) -> Any:
     """A store that listens on ``host`` alone: left to itself it would listen on every address."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     listener.bind((host, 0))
     listener.listen(1024)
     port = listener.getsockname()[1]
-    return dist.TCPStore(
+    return _dist.TCPStore(
         host,
         port,
         is_master=True,
@@ -170,7 +171,7 @@ class _Factory(Protocol):
 
 
 class _GlooFactory:
-    def __init__(self, store: dist.Store, channels: Channels, host: str, timeout_s: float) -> None:
+    def __init__(self, store: Any, channels: Channels, host: str, timeout_s: float) -> None:
         self._store, self._channels = store, channels
         self._options = gloo_options(host, timeout_s)
 
@@ -186,21 +187,21 @@ class _GlooFactory:
         lanes = {lane: GlooComm(group, self._channels, f"{name}-{lane[0]}-{lane[1]}") for lane in LANES}
         return PipeComm(lanes, ranks.index(rank), len(ranks))
 
-    def _group(self, name: str, ranks: Sequence[int], rank: int) -> dist.ProcessGroupGloo:
+    def _group(self, name: str, ranks: Sequence[int], rank: int) -> Any:
         self._channels.check()
-        store = dist.PrefixStore(f"{name}{min(ranks)}", self._store)
-        return dist.ProcessGroupGloo(store, ranks.index(rank), len(ranks), self._options)
+        store = _dist.PrefixStore(f"{name}{min(ranks)}", self._store)
+        return _dist.ProcessGroupGloo(store, ranks.index(rank), len(ranks), self._options)
 
 
 class _NcclFactory:
-    def __init__(self, store: dist.Store, channels: Channels, timeout_s: float, device: torch.device) -> None:
+    def __init__(self, store: Any, channels: Channels, timeout_s: float, device: torch.device) -> None:
         self._store, self._channels, self._timeout_s, self._device = store, channels, timeout_s, device
 
     def comm(self, name: str, ranks: Sequence[int], rank: int) -> Comm:
         if len(ranks) == 1:
             return Solo()
         self._channels.check()
-        store, place = dist.PrefixStore(f"{name}{min(ranks)}", self._store), ranks.index(rank)
+        store, place = _dist.PrefixStore(f"{name}{min(ranks)}", self._store), ranks.index(rank)
         group = nccl_group(store, place, len(ranks), self._timeout_s, self._device)
         return NcclComm(group, self._channels, place, len(ranks))
 
@@ -219,23 +220,12 @@ LANES: tuple[tuple[Direction, bool], ...] = (
 )
 
 
-_reaper_queue: SimpleQueue[list[object]] = SimpleQueue()
-_reaper_lock = threading.Lock()
-_reaper: threading.Thread | None = None
-
-
 def _reap(held: list[object]) -> None:
-    """Free process groups on a thread of their own: 10 ms each, or gloo's timeout if one is in use."""
-    global _reaper
-    with _reaper_lock:
-        if _reaper is None or not _reaper.is_alive():  # a forked child starts without the thread
-            _reaper = threading.Thread(target=_run_reaper, name="group-reaper", daemon=True)
-            _reaper.start()
-    _reaper_queue.put(held)
+    """Free groups and store on a thread of their own: 10 ms each, or gloo's timeout if one is in use."""
 
-
-def _run_reaper() -> None:
-    while True:
-        held = _reaper_queue.get()
+    def run() -> None:
         while held:
             del held[0]
+
+    if held:
+        threading.Thread(target=run, name="group-reaper", daemon=True).start()

@@ -1,4 +1,4 @@
-"""Collectives and messages over NCCL: calls are queued on the communicator's stream, waits on the current one.
+"""Collectives and messages over NCCL: queued on the communicator's stream, waited for by the current one.
 
 A ticket's ``wait`` makes the current stream wait and returns at once, so the main thread blocks nowhere but
 where it reads a value from the device; there it must poll (``read_when_ready``), because only ``abort``
@@ -10,21 +10,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import torch
-import torch.distributed as dist
+import torch.distributed
 
 from headway.trainer.parallel.channel import Channels
 from headway.trainer.parallel.comm import Op, Ticket
 
-_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
+_dist: Any = torch.distributed  # its stubs know neither the stores nor the methods of a bare group
+_OPS = {"sum": _dist.ReduceOp.SUM, "max": _dist.ReduceOp.MAX}
 _POLL_S = 20e-6
 
 
 class _StreamTicket:
     """Orders the current stream behind the operation. ``tensors`` stay alive until then."""
 
-    def __init__(self, work: dist.Work, channels: Channels, tensors: tuple[torch.Tensor, ...]) -> None:
+    def __init__(self, work: Any, channels: Channels, tensors: tuple[torch.Tensor, ...]) -> None:
         self._work = work
         self._channels = channels
         self._tensors = tensors
@@ -43,7 +45,7 @@ class NcclComm:
     never holds a send in front of the receive that the peer waits behind.
     """
 
-    def __init__(self, group: dist.Backend, channels: Channels, rank: int, size: int) -> None:
+    def __init__(self, group: Any, channels: Channels, rank: int, size: int) -> None:
         self._group = group
         self._channels = channels
         self.rank = rank
@@ -52,7 +54,7 @@ class NcclComm:
 
     def all_reduce(self, tensor: torch.Tensor, op: Op = "sum") -> Ticket:
         """Reduce contiguous ``tensor`` in place over all members."""
-        options = dist.AllreduceOptions()
+        options = _dist.AllreduceOptions()
         options.reduceOp = _OPS[op]
         return self._ticket(lambda: self._group.allreduce([tensor], options), tensor)
 
@@ -78,16 +80,18 @@ class NcclComm:
         del self._group
         return held
 
-    def _ticket(self, start: Callable[[], dist.Work], *tensors: torch.Tensor) -> Ticket:
+    def _ticket(self, start: Callable[[], Any], *tensors: torch.Tensor) -> Ticket:
         self._channels.check()
         return _StreamTicket(start(), self._channels, tensors)
 
 
-def nccl_group(store: dist.Store, rank: int, size: int, timeout_s: float, device: torch.device) -> dist.Backend:
+def nccl_group(
+    store: Any, rank: int, size: int, timeout_s: float, device: torch.device
+) -> Any:
     """A communicator, connected when this returns; call it on the build thread only."""
-    options = dist.ProcessGroupNCCL.Options()
+    options = _dist.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=timeout_s)
-    group = dist.ProcessGroupNCCL(store, rank, size, options)
+    group = _dist.ProcessGroupNCCL(store, rank, size, options)
     group.eager_connect_single_device(device)
     return group
 
@@ -102,7 +106,7 @@ def read_when_ready(tensor: torch.Tensor, channels: Channels) -> list[float]:
         return [float(value) for value in tensor.tolist()]
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     host.copy_(tensor, non_blocking=True)
-    ready = torch.cuda.Event()
+    ready: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
     ready.record()
     while not ready.query():
         channels.check()

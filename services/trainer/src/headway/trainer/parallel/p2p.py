@@ -1,8 +1,8 @@
 """Messages between the stages of one pipeline: four lanes, each ordered, none waiting for another.
 
-A lane is a direction of the schedule (activations forward, gradients backward) and a direction of rank numbers: with
-interleaving the last rank sends forward to the first, on the same pair of ranks when pp is 2. Keeping
-them apart lets a lane be a plain queue on both sides, which is all NCCL offers.
+A lane is a direction of the schedule (activations forward, gradients backward) and a direction of rank
+numbers: with interleaving the last rank sends forward to the first, on the same pair of ranks when pp is 2.
+Keeping them apart lets a lane be a plain queue on both sides, which is all NCCL offers.
 """
 
 from __future__ import annotations

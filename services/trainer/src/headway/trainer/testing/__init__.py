@@ -1,0 +1,1 @@
+"""What tests and benchmarks of the trainer share: a pool of worker processes and the jobs that it runs."""
