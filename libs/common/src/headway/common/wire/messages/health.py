@@ -1,0 +1,128 @@
+"""What the health monitor receives (beats of the agents) and what it concludes from them (verdicts)."""
+
+from __future__ import annotations
+
+import msgspec
+from headway.common.wire.message import Message
+
+
+class WorkerSignals(Message, tag="health.worker_signals/1"):
+    """Part of ``AgentBeat``: one rank's process and flight ring; never sent alone, so no rate and no loss of
+    its own."""
+
+    rank: int
+    pid: int
+    start_ticks: int
+    state: str
+    """``R S D T t Z`` as in /proc, ``gone`` (no such process), ``done`` (ended by itself with code 0)."""
+    generation: int
+    head: int
+    """Flight records begun so far; together with the ring's progress counter it moves while work is done."""
+    step: int
+    """Index of the last finished optimizer step, -1 before the first."""
+    step_s: float
+    """Duration of that step, 0.0 before the first."""
+    age_s: float
+    """Time since the flight ring last moved, on the node's own monotonic clock."""
+    open_kind: str = ""
+    """Name of the newest action that has begun and not ended; empty between actions."""
+    open_micro_batch: int = -1
+    phase: str = "step"
+    """``join``, ``restore`` or ``eval`` while such an action is open, else ``step``."""
+    rss_bytes: int = 0
+    pss_bytes: int = 0
+    """Proportional share, refreshed every ``HealthConfig.pss_interval_s``; 0 where the kernel does not
+    tell."""
+    num_threads: int = 0
+    num_fds: int = 0
+    cpu_fraction: float = 0.0
+    """Cores in use since the previous beat."""
+    exit_code: int | None = None
+    """From the last words of a process that has ended; None when it left none."""
+    reason: str = ""
+    """From the last words."""
+
+
+class HostSignals(Message, tag="health.host_signals/1"):
+    """Part of ``AgentBeat``: the node as a whole; never sent alone, so no rate and no loss of its own."""
+
+    load_1m: float = 0.0
+    num_cpus: int = 0
+    memory_total_bytes: int = 0
+    memory_available_bytes: int = 0
+    pressure: dict[str, float] = msgspec.field(default_factory=dict)
+    """Pressure stall information: ``cpu.some``, ``memory.full``... -> fraction of the last 10 s, 0..1."""
+    disk_free_bytes: int = -1
+    """Of the file system that holds the logs; -1 unknown."""
+    shm_free_bytes: int = -1
+
+
+class LogHit(Message, tag="health.log_hit/1"):
+    """Part of ``AgentBeat``: a log line that a keyword rule matched; repeated for a while so that a lost beat
+    is no loss."""
+
+    rule: str
+    """Name of the rule in ``headway.health.policy``."""
+    file: str
+    inode: int
+    offset: int
+    """Byte offset of the line in the file; (file, inode, offset) tells repetitions apart."""
+    line: str
+    rank: int = -1
+    """From the line or the file's name; -1 when neither says."""
+    detail: str = ""
+    """What the rule's pattern captured: an Xid number, a device, a path."""
+
+
+class AgentBeat(Message, tag="health.agent_beat/1"):
+    """Agent -> monitor (note over CURVE tcp), at 2 Hz; the whole truth of a node, so loss is tolerated."""
+
+    run_id: str
+    node: int
+    pid: int
+    start_ticks: int
+    sequence: int
+    sent_at_ns: int
+    """Sender's monotonic clock; compare only with the same sender."""
+    workers: tuple[WorkerSignals, ...] = ()
+    host: HostSignals = HostSignals()
+    hits: tuple[LogHit, ...] = ()
+
+
+class Evidence(Message, tag="health.evidence/1"):
+    """Part of ``Verdict``: one observed fact; never sent alone, so no rate and no loss of its own."""
+
+    source: str
+    """``proc``, ``flight``, ``log``, ``beat`` or ``host``."""
+    name: str
+    value: str
+
+
+class Verdict(Message, tag="health.verdict/1"):
+    """Monitor -> driver (note over CURVE tcp) and a line of ``verdicts.jsonl``: one episode, told once and
+    revised.
+
+    The same ``id`` with a higher ``revision`` replaces what was said before; ``is_open = False`` closes the
+    episode, after which the same trouble is a new one. A lost note is made up by the file, and by the
+    driver's own signals: the monitor only advises.
+    """
+
+    id: str
+    revision: int
+    kind: str
+    """``crash``, ``stopped``, ``silence``, ``node_silent``, or the kind of a log rule."""
+    is_open: bool
+    run_id: str
+    node: int
+    rank: int = -1
+    pid: int = 0
+    generation: int = -1
+    confidence: float = 0.0
+    """0..1."""
+    action: str = ""
+    """``replace_worker``, ``kill_worker``, ``replace_node``, ``stop_run`` or ``observe``."""
+    remedy: str = ""
+    """The same for people: one sentence."""
+    evidence: tuple[Evidence, ...] = ()
+    unix_s: float = 0.0
+    """Wall time of this revision, for logs only."""

@@ -1,0 +1,122 @@
+"""One per node: reads what the node shows of its ranks and itself, and tells the monitor, twice a second.
+
+It never touches a worker: everything comes from /proc, from shared memory and from log files. Its death costs
+beats and nothing else; restarted, it goes on in the logs where it stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+from headway.common.log import setup
+from headway.common.node.process import ProcessId
+from headway.common.wire.messages.health import AgentBeat, LogHit
+from headway.common.wire.server import Server
+from headway.common.wire.service import Beat, Service
+from headway.health.announce import FollowedPeer
+from headway.health.config import HealthConfig
+from headway.health.exporter import BeatCollector
+from headway.health.sources.host import read_host
+from headway.health.sources.train_log import LogTail
+from headway.health.sources.workers import WorkerSource
+
+MAX_WAITING_BEATS = 4
+"""A beat holds the whole truth, so two seconds of them are enough to bridge a reconnection."""
+MAX_HITS_A_BEAT = 64
+"""A flood of matching lines must not make a beat too large; what is left waits for the next beat."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentOptions:
+    """What an agent is started with: its own endpoint, whom to tell, and where to look."""
+
+    endpoint: str
+    node_file: Path
+    shm_dir: Path
+    logs: Path
+    run_id: str
+    node: int
+    log_pattern: str = "*.log"
+    executor: str | None = None
+    metrics_port: int | None = None
+
+
+class NodeWatch:
+    """Makes the node's beats."""
+
+    def __init__(self, options: AgentOptions, config: HealthConfig) -> None:
+        self._options, self._config = options, config
+        self._me = ProcessId.current()
+        self._workers = WorkerSource(options.shm_dir, config.pss_interval_s)
+        cursors = options.shm_dir / "agent-cursors.json"
+        self._tail = LogTail(options.logs, options.log_pattern, cursors)
+        self._hits: deque[tuple[LogHit, float | None]] = deque()
+        """Matched lines and until when they are repeated; None before they were sent at all."""
+        self._sequence = 0
+        self.newest: AgentBeat | None = None
+
+    def beat(self) -> AgentBeat:
+        """Reads everything once."""
+        self._sequence += 1
+        if len(self._hits) < MAX_HITS_A_BEAT:
+            self._hits.extend((hit, None) for hit in self._tail.poll(self._config.log_bytes_per_beat))
+        self.newest = AgentBeat(
+            run_id=self._options.run_id,
+            node=self._options.node,
+            pid=self._me.pid,
+            start_ticks=self._me.start_ticks,
+            sequence=self._sequence,
+            sent_at_ns=time.monotonic_ns(),
+            workers=self._workers.read(),
+            host=read_host(self._options.logs, self._options.shm_dir),
+            hits=tuple(hit for hit, _ in list(self._hits)[:MAX_HITS_A_BEAT]),
+        )
+        return self.newest
+
+    def sent(self, now_s: float) -> None:
+        """The newest beat went out: its lines are repeated for a while yet, then forgotten."""
+        told = [self._hits.popleft() for _ in range(min(len(self._hits), MAX_HITS_A_BEAT))]
+        until_s = now_s + self._config.hit_repeat_s
+        kept = [(hit, until_s if limit_s is None else limit_s) for hit, limit_s in told]
+        self._hits.extendleft(reversed([(hit, limit_s) for hit, limit_s in kept if limit_s > now_s]))
+
+    def close(self) -> None:
+        self._workers.close()
+
+
+def run_agent(options: AgentOptions, config: HealthConfig) -> int:
+    """Serves until SIGTERM; returns the exit code.
+
+    Raises:
+        InputError: the endpoint or the metrics port is taken.
+    """
+    setup("agent", run_id=options.run_id, node=options.node)
+    watch = NodeWatch(options, config)
+    monitor = FollowedPeer(options.node_file, MAX_WAITING_BEATS)
+    num_beats = 0
+
+    def send_beat() -> None:
+        nonlocal num_beats
+        monitor.refresh()
+        beat = watch.beat()
+        if monitor.notify(beat):
+            watch.sent(time.monotonic())
+        num_beats += 1
+
+    with contextlib.closing(watch), contextlib.closing(monitor):
+        service = Service(
+            "agent",
+            Server(options.endpoint, {}),
+            beat=Beat(endpoint=options.executor, progress=lambda: num_beats) if options.executor else None,
+            metrics_port=options.metrics_port,
+            describe=lambda: {"node": options.node, "pid": os.getpid(), "num_beats": num_beats},
+            run_id=options.run_id,
+        )
+        service.metrics.register(BeatCollector(lambda: watch.newest))
+        service.every(config.beat_interval_s, send_beat)
+        return service.run()

@@ -1,0 +1,100 @@
+"""Where is the other end now? A small JSON file that its owner rewrites, and a client that follows it."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from headway.common.errors import HeadwayError, InputError
+from headway.common.wire.client import Client
+from headway.common.wire.message import Message
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """An endpoint and its owner's public CURVE key (Z85 text; empty without CURVE)."""
+
+    endpoint: str
+    server_key: str
+
+
+def announce(path: Path, address: Address) -> None:
+    """Writes the file, complete or not at all; a reader never sees half of it.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(
+            json.dumps({"endpoint": address.endpoint, "server_key": address.server_key}) + "\n"
+        )
+        temporary.replace(path)
+    except OSError as error:
+        raise InputError(
+            f"cannot write {path}: {error.strerror}", remedy="create its folder, or free space"
+        ) from error
+
+
+def read_address(path: Path) -> Address | None:
+    """The announced address, None while there is none that can be read."""
+    try:
+        row = json.loads(path.read_bytes())
+        return Address(str(row["endpoint"]), str(row["server_key"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+class FollowedPeer:
+    """Sends notes to whoever the file names, and changes over when the file does. Single-threaded.
+
+    ``max_waiting`` messages wait while the peer is not there, the rest is dropped: a beat that waited is
+    worth less than the next one.
+    """
+
+    def __init__(self, path: Path, max_waiting: int) -> None:
+        self._path, self._max_waiting = path, max_waiting
+        self._stamp: tuple[int, int, int] | None = None
+        self._address: Address | None = None
+        self._client: Client | None = None
+
+    def refresh(self) -> bool:
+        """Looks at the file; True when a new peer was connected. One ``stat`` while nothing changes."""
+        try:
+            stat = self._path.stat()
+        except OSError:
+            return False  # keep what is known: the owner may be rewriting, or be gone
+        stamp = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+        if stamp == self._stamp:
+            return False
+        address = read_address(self._path)
+        if address is None:
+            return False
+        self._stamp = stamp
+        if address == self._address:
+            return False
+        return self._connect(address)
+
+    def notify(self, message: Message) -> bool:
+        """Sends a note without waiting; False when nobody is known or too much waits already."""
+        return self._client.notify(message) if self._client is not None else False
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def _connect(self, address: Address) -> bool:
+        self.close()
+        self._address = address
+        try:
+            self._client = Client(
+                address.endpoint,
+                server_key=address.server_key.encode() or None,
+                high_water_mark=self._max_waiting,
+            )
+        except HeadwayError:
+            return False  # a malformed address: the next version of the file may be better
+        return True

@@ -1,0 +1,59 @@
+"""Do the clocks agree? The monotonic clock across CPUs, and its pace beside the wall clock's."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Iterable
+
+from headway.health.checks.base import CheckSettings, Finding
+
+HOPS = 200
+"""Changes of CPU; a core whose counter is off shows at the first hop to it."""
+PACE_S = 0.5
+
+
+def check(settings: CheckSettings) -> Finding:
+    """Reads the monotonic clock on one CPU after the other, then compares two clocks over half a second."""
+    back_ns = largest_step_back(read_across_cpus())
+    skew = abs(pace_of_wall_clock(PACE_S) - 1)
+    values: dict[str, float | str] = {"step back ns": back_ns, "skew": round(skew, 6)}
+    if back_ns:
+        message = f"the monotonic clock went back by {back_ns} ns between CPUs"
+        return Finding(False, message, "check the clock source (dmesg | grep -i tsc); drain the node", values)
+    if skew > settings.max_clock_skew:
+        message = (
+            f"wall and monotonic clock differ by {skew:.2%} in pace, more than {settings.max_clock_skew:.2%}"
+        )
+        return Finding(
+            False, message, "see whether the time service stepped the clock (chronyc tracking)", values
+        )
+    return Finding(
+        True, f"monotonic across {len(os.sched_getaffinity(0))} CPUs, pace within {skew:.4%}", values=values
+    )
+
+
+def read_across_cpus() -> list[int]:
+    """Readings of the monotonic clock, each on another CPU than the one before."""
+    allowed = sorted(os.sched_getaffinity(0))
+    readings: list[int] = []
+    try:
+        for hop in range(HOPS):
+            os.sched_setaffinity(0, {allowed[hop % len(allowed)]})
+            readings.append(time.monotonic_ns())
+    finally:
+        os.sched_setaffinity(0, allowed)
+    return readings
+
+
+def largest_step_back(readings: Iterable[int]) -> int:
+    """Nanoseconds by which a reading was before its predecessor, at most; 0 for a monotonic row."""
+    return max(0, *(before - after for before, after in itertools.pairwise(readings)), 0)
+
+
+def pace_of_wall_clock(duration_s: float) -> float:
+    """Seconds of the wall clock per second of the monotonic one."""
+    wall_ns, steady_ns = time.time_ns(), time.monotonic_ns()
+    time.sleep(duration_s)
+    return (time.time_ns() - wall_ns) / (time.monotonic_ns() - steady_ns)

@@ -1,0 +1,59 @@
+"""Can the node write a file for good, and read the same back? As a checkpoint does: write, fsync, rename."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import zlib
+from pathlib import Path
+
+from headway.health.checks.base import GIB, MIB, CheckSettings, Finding
+from headway.health.sources.host import free_bytes
+
+NUM_BYTES = 16 * MIB
+
+
+def check(settings: CheckSettings) -> Finding:
+    """Writes 16 MiB into the folder, syncs, reads back, removes."""
+    free = free_bytes(settings.disk)
+    values: dict[str, float | str] = {"free GiB": round(free / GIB, 2)}
+    if free < settings.min_disk_free_bytes:
+        wanted = settings.min_disk_free_bytes / GIB
+        message = f"{settings.disk} has {max(free, 0) / GIB:.2f} GiB free, below {wanted:.2f}"
+        return Finding(False, message, "free space there, or choose another folder with --disk", values)
+    try:
+        rate, is_whole = write_and_read(settings.disk)
+    except OSError as error:
+        return Finding(
+            False, f"cannot write to {settings.disk}: {error.strerror}", "check mount and permissions", values
+        )
+    values["MiB/s"] = round(rate / MIB, 1)
+    if not is_whole:
+        return Finding(
+            False, f"{settings.disk} gave back other bytes than were written", "drain the node", values
+        )
+    if rate < settings.min_disk_bytes_per_s:
+        wanted = settings.min_disk_bytes_per_s / MIB
+        message = f"{settings.disk} writes {rate / MIB:.1f} MiB/s with fsync, below {wanted:.1f}"
+        return Finding(False, message, "see what else writes there (iostat), or use a local disk", values)
+    return Finding(True, f"{settings.disk} writes {rate / MIB:.0f} MiB/s with fsync", values=values)
+
+
+def write_and_read(folder: Path) -> tuple[float, bool]:
+    """(bytes per second of write and fsync, whether the bytes came back). Raises OSError."""
+    block = os.urandom(NUM_BYTES)
+    path = folder / f".headway-health-{os.getpid()}"
+    began_s = time.perf_counter()
+    try:
+        with path.open("wb") as file:
+            file.write(block)
+            file.flush()
+            os.fsync(file.fileno())
+            elapsed_s = time.perf_counter() - began_s
+            # Ask for the pages to be dropped, so that the read goes to the disk where the system allows it.
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        return NUM_BYTES / elapsed_s, zlib.crc32(path.read_bytes()) == zlib.crc32(block)
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink()

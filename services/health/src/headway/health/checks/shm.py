@@ -1,0 +1,30 @@
+"""Is there room in shared memory for arenas, rings and flight records?"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from headway.health.checks.base import MIB, CheckSettings, Finding
+from headway.health.sources.host import free_bytes
+
+
+def check(settings: CheckSettings) -> Finding:
+    """Compares free space with the least, and allocates a megabyte for real."""
+    free = free_bytes(settings.shm)
+    values: dict[str, float | str] = {"free MiB": round(free / MIB, 1)}
+    remedy = f"enlarge it: mount -o remount,size=8G {settings.shm}, or docker run --shm-size=8g"
+    if free < settings.min_shm_free_bytes:
+        wanted = settings.min_shm_free_bytes / MIB
+        message = f"{settings.shm} has {max(free, 0) / MIB:.0f} MiB free, below {wanted:.0f}"
+        return Finding(False, message, remedy, values)
+    path = settings.shm / f".headway-health-{os.getpid()}"
+    try:
+        with path.open("xb") as file:
+            os.posix_fallocate(file.fileno(), 0, MIB)
+    except OSError as error:
+        return Finding(False, f"cannot allocate in {settings.shm}: {error.strerror}", remedy, values)
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink()
+    return Finding(True, f"{settings.shm} has {free / MIB:.0f} MiB free", values=values)

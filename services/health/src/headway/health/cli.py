@@ -1,0 +1,126 @@
+"""``headway health``: check this node; and the two daemons, which other parts of Headway start.
+
+Exit codes: 0 well, 1 a check failed, 2 bad usage; as a Slurm prolog expects them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from headway.common.errors import HeadwayError
+
+app = typer.Typer(
+    name="health",
+    help="Check this node; agent and monitor of a run.",
+    no_args_is_help=True,
+    add_completion=False,
+)
+
+RunId = Annotated[str, typer.Option(help="Id of the run; beats of other runs are dropped.")]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", help="A limit of [health], as beat_interval_s=0.2; repeatable.")
+]
+Executor = Annotated[str | None, typer.Option(help="ipc:// endpoint of the executor that gets beats.")]
+
+
+@app.command()
+def check(
+    suite: Annotated[str, typer.Option(help="Which suite to run; today there is 'quick'.")] = "quick",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON list on stdout.")] = False,
+    disk: Annotated[Path | None, typer.Option(help="Folder that the disk check writes to.")] = None,
+    min_shm_mib: Annotated[int | None, typer.Option(help="Least free shared memory, MiB.")] = None,
+    deadline_s: Annotated[float | None, typer.Option(help="Longest time for one check, seconds.")] = None,
+) -> None:
+    """Check this node. Exits 0 when all is well, 1 when a check failed, 2 on bad usage."""
+    from dataclasses import replace
+
+    from headway.health.checks.base import MIB, CheckSettings
+    from headway.health.runner import run_suite
+
+    settings = CheckSettings()
+    if disk is not None:
+        settings = replace(settings, disk=disk)
+    if min_shm_mib is not None:
+        settings = replace(settings, min_shm_free_bytes=min_shm_mib * MIB)
+    try:
+        results = []
+        for result in run_suite(suite, settings, deadline_s):
+            results.append(result)
+            if not as_json:
+                _print(result.name, result.ok, result.message, result.remedy, result.duration_s)
+    except HeadwayError as error:
+        _fail(error)
+    if as_json:
+        typer.echo(json.dumps([asdict(result) for result in results], indent=2))
+    raise typer.Exit(0 if all(result.ok for result in results) else 1)
+
+
+@app.command()
+def agent(
+    endpoint: Annotated[str, typer.Option(help="ipc:// endpoint to serve on.")],
+    node_file: Annotated[Path, typer.Option(help="JSON file with the monitor's endpoint and key.")],
+    shm_dir: Annotated[Path, typer.Option(help="Shared-memory folder of the node, with its flight rings.")],
+    logs: Annotated[Path, typer.Option(help="Folder with the logs to follow.")],
+    run_id: RunId,
+    node: Annotated[int, typer.Option(help="Number of this node.")],
+    log_pattern: Annotated[str, typer.Option(help="Which files of the folder are this node's.")] = "*.log",
+    executor: Executor = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="Prometheus port on loopback; 0 takes a free one.")
+    ] = None,
+    overrides: Set = None,
+) -> None:
+    """Watch this node for the monitor of a run."""
+    from headway.common.config import load
+    from headway.health.agent import AgentOptions, run_agent
+    from headway.health.config import HealthConfig
+
+    options = AgentOptions(
+        endpoint, node_file, shm_dir, logs, run_id, node, log_pattern, executor, metrics_port
+    )
+    try:
+        code = run_agent(options, load(HealthConfig, overrides=overrides or ()))
+    except HeadwayError as error:
+        _fail(error)
+    raise typer.Exit(code)
+
+
+@app.command()
+def monitor(
+    run_dir: Annotated[
+        Path, typer.Option(help="Folder of the run: verdicts.jsonl is written, driver.json read.")
+    ],
+    run_id: RunId,
+    announce: Annotated[Path, typer.Option(help="JSON file that gets the monitor's endpoint and key.")],
+    keys: Annotated[Path, typer.Option(help="Folder with the run's keys; monitor.key is made in it.")],
+    bind: Annotated[str, typer.Option(help="tcp:// address to listen on.")] = "tcp://127.0.0.1:0",
+    executor: Executor = None,
+    overrides: Set = None,
+) -> None:
+    """Judge the beats of a run's agents and advise its driver."""
+    from headway.common.config import load
+    from headway.health.config import HealthConfig
+    from headway.health.monitor import MonitorOptions, run_monitor
+
+    options = MonitorOptions(bind, keys, run_dir, run_id, announce, executor)
+    try:
+        code = run_monitor(options, load(HealthConfig, overrides=overrides or ()))
+    except HeadwayError as error:
+        _fail(error)
+    raise typer.Exit(code)
+
+
+def _print(name: str, ok: bool, message: str, remedy: str, duration_s: float) -> None:
+    mark = "ok    " if ok else "FAILED"
+    typer.echo(f"{mark} {name:<10} {duration_s:5.1f} s  {message}{'; ' + remedy if remedy else ''}")
+
+
+def _fail(error: HeadwayError) -> NoReturn:
+    """Ends with the error's one line on stderr and its exit code."""
+    print(f"headway health: {error}", file=sys.stderr)
+    raise typer.Exit(error.exit_code)

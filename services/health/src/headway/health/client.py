@@ -1,0 +1,29 @@
+"""What other programs import: run the checks of this node, read the verdicts of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headway.common.wire.messages.health import Verdict
+from headway.health.checks.base import CheckSettings
+from headway.health.journal import newest_revisions, read_verdicts
+from headway.health.runner import CheckResult, run_suite
+
+__all__ = ["CheckResult", "CheckSettings", "Verdict", "run_checks", "verdicts_of"]
+
+
+def run_checks(
+    suite: str = "quick", settings: CheckSettings | None = None, deadline_s: float | None = None
+) -> list[CheckResult]:
+    """Runs a suite on this node and waits for it; ``deadline_s`` bounds each check.
+
+    Raises:
+        InputError: there is no such suite.
+    """
+    return list(run_suite(suite, settings, deadline_s))
+
+
+def verdicts_of(run_dir: Path, *, only_open: bool = False) -> list[Verdict]:
+    """The last word on each episode of a run, oldest episode first; empty while nothing has happened."""
+    newest = newest_revisions(read_verdicts(run_dir / "verdicts.jsonl"))
+    return [verdict for verdict in newest if verdict.is_open or not only_open]

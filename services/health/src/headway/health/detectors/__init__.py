@@ -1,0 +1,1 @@
+"""From signals to verdicts, pure."""

@@ -1,0 +1,127 @@
+"""One trouble, one verdict: opens an episode once, revises it when more is known, closes it when it is
+over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+import msgspec
+from headway.common.wire.messages.health import Evidence, Verdict
+from headway.health.policy import Advice
+
+Key = tuple[str | int, ...]
+
+
+class Episodes:
+    """The verdicts that are open now, by the key of their trouble. Every change is returned as a new
+    revision."""
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._open: dict[Key, Verdict] = {}
+        self._numbers: dict[str, int] = {}
+        """Episodes so far, by the part of the id before the number."""
+        self._keys_of_rank: dict[int, set[Key]] = {}
+
+    def restore(self, verdicts: Iterable[Verdict]) -> None:
+        """Takes over what an earlier monitor of the run wrote, oldest first."""
+        for verdict in verdicts:
+            stem, _, number = verdict.id.rpartition("#")
+            self._numbers[stem] = max(self._numbers.get(stem, 0), int(number))
+            if verdict.is_open:
+                self._put(_key_of(stem), verdict)
+            else:
+                self._pop(_key_of(stem))
+
+    def get(self, key: Key) -> Verdict | None:
+        """The open verdict of a trouble."""
+        return self._open.get(key)
+
+    def open_of_generation(self, generation: int, kinds: frozenset[str]) -> bool:
+        """Whether something of these kinds is open in a generation, so that it explains further signs."""
+        return any(one.generation == generation and one.kind in kinds for one in self._open.values())
+
+    def of_rank(self, rank: int) -> list[tuple[Key, Verdict]]:
+        """The open verdicts about one rank; asked once per worker and beat, so it costs no search."""
+        keys = self._keys_of_rank.get(rank)
+        return [(key, self._open[key]) for key in keys] if keys else []
+
+    def open_keys(self) -> list[Key]:
+        """The troubles that are open now."""
+        return list(self._open)
+
+    def verdicts(self) -> list[Verdict]:
+        """What stands now."""
+        return list(self._open.values())
+
+    def report(
+        self,
+        key: Key,
+        kind: str,
+        advice: Advice,
+        evidence: tuple[Evidence, ...],
+        *,
+        node: int,
+        rank: int = -1,
+        pid: int = 0,
+        generation: int = -1,
+        confidence: float | None = None,
+    ) -> list[Verdict]:
+        """Opens an episode, or revises it when its ``kind`` has changed; the same kind again says nothing
+        new."""
+        known = self._open.get(key)
+        if known is not None and known.kind == kind:
+            return []
+        stem = _stem_of(key)
+        if known is None:
+            self._numbers[stem] = self._numbers.get(stem, 0) + 1
+        verdict = Verdict(
+            id=known.id if known else f"{stem}#{self._numbers[stem]}",
+            revision=known.revision + 1 if known else 0,
+            kind=kind,
+            is_open=True,
+            run_id=self._run_id,
+            node=node,
+            rank=rank,
+            pid=pid,
+            generation=generation,
+            confidence=advice.confidence if confidence is None else confidence,
+            action=advice.action,
+            remedy=advice.remedy,
+            evidence=(*(known.evidence if known else ()), *evidence),
+        )
+        self._put(key, verdict)
+        return [verdict]
+
+    def close(self, key: Key, why: Evidence) -> list[Verdict]:
+        """Ends an episode, if it is open, with the reason as its last evidence."""
+        known = self._pop(key)
+        if known is None:
+            return []
+        rows = (*known.evidence, why)
+        return [revise(known, revision=known.revision + 1, is_open=False, evidence=rows)]
+
+    def _put(self, key: Key, verdict: Verdict) -> None:
+        self._open[key] = verdict
+        self._keys_of_rank.setdefault(verdict.rank, set()).add(key)
+
+    def _pop(self, key: Key) -> Verdict | None:
+        verdict = self._open.pop(key, None)
+        if verdict is not None:
+            self._keys_of_rank[verdict.rank].discard(key)
+        return verdict
+
+
+def revise(verdict: Verdict, **changes: Any) -> Verdict:
+    """A copy with some fields changed."""
+    # To a type checker a message is no msgspec struct (see ``wire.message``).
+    return cast("Verdict", msgspec.structs.replace(cast("Any", verdict), **changes))
+
+
+def _stem_of(key: Key) -> str:
+    return ":".join(map(str, key))
+
+
+def _key_of(stem: str) -> Key:
+    return tuple(int(part) if part.lstrip("-").isdigit() else part for part in stem.split(":"))

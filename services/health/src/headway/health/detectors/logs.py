@@ -1,0 +1,75 @@
+"""Do matched log lines tell of a new trouble, or of one that is known?"""
+
+from __future__ import annotations
+
+from headway.common.wire.messages.health import Evidence, LogHit, Verdict
+from headway.health.detectors.episodes import Episodes, Key
+from headway.health.policy import RULES_BY_NAME, advice
+
+
+class LogEpisodes:
+    """One episode per (rule, node, rank, what was captured where that names a device); it ends when its lines
+    stop."""
+
+    def __init__(self, episodes: Episodes, quiet_s: float) -> None:
+        self._episodes, self._quiet_s = episodes, quiet_s
+        self._read_up_to: dict[tuple[str, int], int] = {}
+        """(file, inode) -> offset of the newest line seen; agents repeat lines, and two may follow one
+        file."""
+        self._heard_s: dict[Key, float] = {}
+        self._counts: dict[Key, int] = {}
+
+    def restore(self, verdicts: list[Verdict], now_s: float) -> None:
+        """Remembers the lines that an earlier monitor has told of; its open episodes end after a quiet
+        time."""
+        for verdict in verdicts:
+            for row in verdict.evidence:
+                if row.source == "log" and row.name == "at":
+                    file, inode, offset = row.value.rsplit(":", 2)
+                    self._note((file, int(inode)), int(offset))
+        for key in self._episodes.open_keys():
+            if key[0] == "log":
+                self._heard_s[key], self._counts[key] = now_s, 1
+
+    def judge(self, node: int, generation: int, hits: tuple[LogHit, ...], now_s: float) -> list[Verdict]:
+        """Verdicts for the lines of a beat that were not seen before. A rule of another version is
+        skipped."""
+        verdicts: list[Verdict] = []
+        for hit in hits:
+            place = (hit.file, hit.inode)
+            rule = RULES_BY_NAME.get(hit.rule)
+            if rule is None or hit.offset <= self._read_up_to.get(place, -1):
+                continue
+            self._note(place, hit.offset)
+            key: Key = ("log", hit.rule, node, hit.rank)
+            if rule.name == "gpu_xid":
+                key = (*key, f"xid{hit.detail}")
+            self._heard_s[key] = now_s
+            self._counts[key] = self._counts.get(key, 0) + 1
+            rows = (
+                Evidence(source="log", name="line", value=hit.line),
+                Evidence(source="log", name="at", value=f"{hit.file}:{hit.inode}:{hit.offset}"),
+            )
+            verdicts += self._episodes.report(
+                key,
+                rule.kind,
+                advice(rule, hit.detail),
+                rows,
+                node=node,
+                rank=hit.rank,
+                generation=generation,
+            )
+        return verdicts
+
+    def tick(self, now_s: float) -> list[Verdict]:
+        """Closes the episodes that have been quiet."""
+        closed: list[Verdict] = []
+        for key in [key for key, heard_s in self._heard_s.items() if now_s - heard_s > self._quiet_s]:
+            del self._heard_s[key]
+            num_lines = self._counts.pop(key)
+            value = f"{num_lines} lines, then quiet for {self._quiet_s:.0f} s"
+            closed += self._episodes.close(key, Evidence(source="log", name="ended", value=value))
+        return closed
+
+    def _note(self, place: tuple[str, int], offset: int) -> None:
+        self._read_up_to[place] = max(self._read_up_to.get(place, -1), offset)

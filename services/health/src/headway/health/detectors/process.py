@@ -1,0 +1,74 @@
+"""Has a worker's process ended or been stopped?"""
+
+from __future__ import annotations
+
+from headway.common.wire.messages.health import Evidence, Verdict, WorkerSignals
+from headway.health.detectors.episodes import Episodes, Key
+from headway.health.policy import PROCESS_ADVICE
+
+ENDED = frozenset({"gone", "Z", "X", "x"})
+STOPPED = frozenset({"T", "t"})
+PROCESS_KINDS = frozenset({"crash", "stopped", "silence"})
+"""Kinds of one worker's episode; each may turn into the next worse one."""
+
+
+def process_key(node: int, worker: WorkerSignals) -> Key:
+    """Names the episode of one process: its successor in the rank is another one."""
+    return ("worker", node, worker.rank, worker.pid, worker.start_ticks)
+
+
+def judge_process(episodes: Episodes, node: int, worker: WorkerSignals) -> list[Verdict]:
+    """Crash and stop from one beat; a process that goes on again closes its episode.
+
+    ``done`` (ended by itself with code 0) is no trouble, nor is anything but these states.
+    """
+    key = process_key(node, worker)
+    state = Evidence(source="proc", name="state", value=worker.state)
+    if worker.state in ENDED:
+        return _report(episodes, "crash", node, worker, (state, *_last_words(worker)))
+    if worker.state in STOPPED:
+        return _report(episodes, "stopped", node, worker, (state,))
+    known = episodes.get(key)
+    if known is not None and known.kind == "stopped":
+        return episodes.close(key, state)
+    return []
+
+
+def _report(
+    episodes: Episodes, kind: str, node: int, worker: WorkerSignals, rows: tuple[Evidence, ...]
+) -> list[Verdict]:
+    where = {"node": node, "rank": worker.rank, "pid": worker.pid, "generation": worker.generation}
+    return episodes.report(process_key(node, worker), kind, PROCESS_ADVICE[kind], rows, **where)
+
+
+def close_replaced(episodes: Episodes, node: int, worker: WorkerSignals) -> list[Verdict]:
+    """Closes the episodes of earlier processes of a rank once another process holds it in a later
+    generation."""
+    closed: list[Verdict] = []
+    for key, verdict in episodes.of_rank(worker.rank):
+        is_earlier = verdict.kind in PROCESS_KINDS and verdict.pid != worker.pid
+        if is_earlier and worker.generation > verdict.generation:
+            value = f"pid {worker.pid} on node {node} in generation {worker.generation}"
+            closed += episodes.close(key, Evidence(source="flight", name="replaced_by", value=value))
+    return closed
+
+
+def _last_words(worker: WorkerSignals) -> tuple[Evidence, ...]:
+    rows: list[Evidence] = []
+    if worker.exit_code is not None:
+        rows.append(Evidence(source="proc", name="exit_code", value=str(worker.exit_code)))
+        rows.append(Evidence(source="proc", name="last_words", value=worker.reason))
+    else:
+        rows.append(Evidence(source="proc", name="last_words", value="none: killed from outside"))
+    rows.append(Evidence(source="flight", name="last_action", value=describe_action(worker)))
+    return tuple(rows)
+
+
+def describe_action(worker: WorkerSignals) -> str:
+    """Where a rank stood, for people."""
+    where = (
+        f"{worker.open_kind} of micro-batch {worker.open_micro_batch}"
+        if worker.open_kind
+        else "between actions"
+    )
+    return f"{where}, after step {worker.step}, {worker.age_s:.1f} s ago"

@@ -1,0 +1,119 @@
+"""Runs checks, each in a process of its own with a deadline: a probe that hangs on dying hardware hangs
+alone.
+
+``python -m headway.health.runner NAME`` is that process; it takes settings as JSON on stdin and prints its
+finding.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from headway.common.errors import InputError
+from headway.health.checks.base import CheckSettings, Finding
+from headway.health.config import HealthConfig
+
+SUITES: dict[str, tuple[str, ...]] = {
+    "quick": ("versions", "shm", "clock", "disk", "memory", "gemm", "bandwidth"),
+}
+"""Suite -> checks in order, cheap ones first."""
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """What became of one check."""
+
+    name: str
+    ok: bool
+    message: str
+    remedy: str
+    duration_s: float
+    values: dict[str, float | str] = field(default_factory=dict)
+
+
+def run_suite(
+    suite: str = "quick", settings: CheckSettings | None = None, deadline_s: float | None = None
+) -> Iterator[CheckResult]:
+    """Runs the checks of a suite one after the other, so that none disturbs another's measurement.
+
+    Raises:
+        InputError: there is no such suite (before anything runs).
+    """
+    names = SUITES.get(suite)
+    if names is None:
+        raise InputError(f"there is no suite {suite!r}", remedy=f"choose one of: {', '.join(SUITES)}")
+    limit_s = HealthConfig().check_deadline_s if deadline_s is None else deadline_s
+    return (run_check(name, settings or CheckSettings(), limit_s) for name in names)
+
+
+def run_check(name: str, settings: CheckSettings, deadline_s: float) -> CheckResult:
+    """Runs one check; a crash, a missed deadline or unreadable output are failures of the node, not
+    errors."""
+    began_s = time.monotonic()
+    child = subprocess.Popen(
+        [sys.executable, "-m", "headway.health.runner", name],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    try:
+        output, errors = child.communicate(
+            json.dumps(asdict(settings), default=str).encode(), timeout=deadline_s
+        )
+    except subprocess.TimeoutExpired:
+        message = f"not done within {deadline_s:g} s and ended"
+        finding = Finding(False, message, "the device it probes may hang: run it alone, see dmesg")
+    else:
+        finding = _finding_of(child.returncode, output, errors)
+    finally:
+        _end(child)
+    return CheckResult(
+        name=name, ok=finding.ok, message=finding.message, remedy=finding.remedy,
+        duration_s=time.monotonic() - began_s, values=finding.values,
+    )  # fmt: skip
+
+
+def _finding_of(code: int, output: bytes, errors: bytes) -> Finding:
+    try:
+        return Finding(**json.loads(output)) if code == 0 else _crashed(code, errors)
+    except (ValueError, TypeError):
+        return Finding(False, "ended without a finding", "run it alone to see its output")
+
+
+def _crashed(code: int, errors: bytes) -> Finding:
+    how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+    lines = errors.decode(errors="replace").strip().splitlines()
+    return Finding(False, f"crashed ({how}){': ' + lines[-1] if lines else ''}", "run it alone; see dmesg")
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Ends the check with whatever it started, and collects it; one stuck in the kernel is left behind."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.communicate(timeout=2.0)
+
+
+def _settings_from(row: dict[str, Any]) -> CheckSettings:
+    return replace(CheckSettings(), **{**row, "disk": Path(row["disk"]), "shm": Path(row["shm"])})
+
+
+def main(name: str) -> int:
+    """The process of one check."""
+    settings = _settings_from(json.load(sys.stdin))
+    check: Callable[[CheckSettings], Finding] = importlib.import_module(f"headway.health.checks.{name}").check
+    print(json.dumps(asdict(check(settings))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,96 @@
+"""What is known of each rank of this node? Flight ring, process and last words, put together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from headway.common.errors import HeadwayError
+from headway.common.node.process import LastWords, ProcessId, Words
+from headway.common.wire.messages.health import WorkerSignals
+from headway.health.sources.flight import FlightSource, Progress
+from headway.health.sources.proc import PROC, ProcessSignals, read_process, read_pss
+
+_ENDED = frozenset({"gone", "Z", "X", "x"})
+
+
+class WorkerSource:
+    """The ranks whose flight rings lie in ``shm_dir``."""
+
+    def __init__(
+        self,
+        shm_dir: Path,
+        pss_interval_s: float,
+        root: Path = PROC,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._shm_dir, self._root, self._clock_s = shm_dir, root, clock_s
+        self._pss_interval_s = pss_interval_s
+        self._flight = FlightSource(shm_dir)
+        self._cpu: dict[ProcessId, tuple[float, float]] = {}
+        """Process -> (time, CPU seconds) of the last reading."""
+        self._pss: dict[ProcessId, tuple[float, int]] = {}
+
+    def read(self) -> tuple[WorkerSignals, ...]:
+        """One reading of every rank."""
+        found = self._flight.read()
+        processes = {progress.process for progress in found}
+        self._cpu = {process: row for process, row in self._cpu.items() if process in processes}
+        self._pss = {process: row for process, row in self._pss.items() if process in processes}
+        return tuple(self._worker(progress) for progress in found)
+
+    def close(self) -> None:
+        self._flight.close()
+
+    def _worker(self, progress: Progress) -> WorkerSignals:
+        process = progress.process
+        signals = read_process(process.pid, process.start_ticks, self._root)
+        words = self._last_words(process) if signals.state in _ENDED else None
+        return WorkerSignals(
+            rank=progress.rank,
+            pid=process.pid,
+            start_ticks=process.start_ticks,
+            state="done" if words is not None and words.code == 0 else signals.state,
+            generation=progress.generation,
+            head=progress.head,
+            step=progress.step,
+            step_s=progress.step_s,
+            age_s=progress.age_s,
+            open_kind=progress.open_kind,
+            open_micro_batch=progress.open_micro_batch,
+            phase=progress.phase,
+            rss_bytes=signals.rss_bytes,
+            pss_bytes=self._pss_bytes(process),
+            num_threads=signals.num_threads,
+            num_fds=signals.num_fds,
+            cpu_fraction=self._cpu_fraction(process, signals),
+            exit_code=words.code if words is not None else None,
+            reason=words.reason if words is not None else "",
+        )
+
+    def _cpu_fraction(self, process: ProcessId, signals: ProcessSignals) -> float:
+        now_s = self._clock_s()
+        before_s, before_cpu_s = self._cpu.get(process, (now_s, signals.cpu_s))
+        self._cpu[process] = (now_s, signals.cpu_s)
+        elapsed_s = now_s - before_s
+        return max(0.0, signals.cpu_s - before_cpu_s) / elapsed_s if elapsed_s > 0 else 0.0
+
+    def _pss_bytes(self, process: ProcessId) -> int:
+        now_s = self._clock_s()
+        read_s, nbytes = self._pss.get(process, (float("-inf"), 0))
+        if now_s - read_s >= self._pss_interval_s:
+            nbytes = read_pss(process.pid, self._root)
+            self._pss[process] = (now_s, nbytes)
+        return nbytes
+
+    def _last_words(self, process: ProcessId) -> Words | None:
+        """The record that this very process left, whatever its file is called."""
+        for path in sorted(self._shm_dir.glob("words-*.bin")):
+            try:
+                words = LastWords(path).read()
+            except (OSError, HeadwayError):
+                continue  # being written, or removed
+            if words is not None and (words.pid, words.start_ticks) == (process.pid, process.start_ticks):
+                return words
+        return None
