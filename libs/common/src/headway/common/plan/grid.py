@@ -46,8 +46,10 @@ class Grid:
     def coordinates(self, rank: int) -> Coordinates:
         """Where ``rank`` is. Raises ConfigError for a rank outside the grid."""
         if not 0 <= rank < self.world_size:
-            raise ConfigError(f"rank {rank} is outside a grid of {self.world_size}",
-                              remedy=f"use 0 to {self.world_size - 1}")
+            raise ConfigError(
+                f"rank {rank} is outside a grid of {self.world_size}",
+                remedy=f"use 0 to {self.world_size - 1}",
+            )
         return Coordinates(tp=rank % self.tp, dp=rank // self.tp % self.dp, pp=rank // (self.tp * self.dp))
 
     def rank(self, *, tp: int = 0, dp: int = 0, pp: int = 0) -> int:

@@ -21,8 +21,10 @@ class Placement:
 
     def __post_init__(self) -> None:
         if self.ranks_per_node < 1 or self.grid.world_size % self.ranks_per_node:
-            raise ConfigError(f"{self.grid.world_size} ranks do not fill nodes of {self.ranks_per_node}",
-                              remedy="choose a divisor of tp x pp x dp")
+            raise ConfigError(
+                f"{self.grid.world_size} ranks do not fill nodes of {self.ranks_per_node}",
+                remedy="choose a divisor of tp x pp x dp",
+            )
 
     @property
     def num_nodes(self) -> int:

@@ -1,0 +1,156 @@
+"""Compute order of every pipeline schedule: pure functions from (pp, vp, micro-batches) to action lists.
+
+Communication is not here; ``lower`` adds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from headway.common.errors import ConfigError
+from headway.common.plan.schedule.actions import Action, Kind, Schedule
+
+Order = list[Action]
+
+
+def generate(name: str, *, pp: int, vp: int = 1, num_micro_batches: int) -> Schedule:
+    """The schedule called ``gpipe``, ``1f1b``, ``interleaved`` or ``zb-h1``.
+
+    Raises:
+        ConfigError: an unknown name, a count below 1, or a combination the schedule cannot serve.
+    """
+    makers: dict[str, Callable[..., Schedule]] = {
+        "gpipe": gpipe, "1f1b": one_f_one_b, "interleaved": interleaved_1f1b, "zb-h1": zb_h1}
+    if name not in makers:
+        raise ConfigError(f"unknown schedule {name!r}", remedy=f"use one of {', '.join(makers)}")
+    if name == "interleaved":
+        return interleaved_1f1b(pp=pp, vp=vp, num_micro_batches=num_micro_batches)
+    if vp != 1:
+        raise ConfigError(f"vp={vp} with schedule {name!r}", remedy="use schedule 'interleaved' or vp=1")
+    return makers[name](pp=pp, num_micro_batches=num_micro_batches)
+
+
+def gpipe(*, pp: int, num_micro_batches: int) -> Schedule:
+    """All forwards, then all backwards (GPipe, arXiv 1811.06965)."""
+    order = _forwards(num_micro_batches) + _backwards(num_micro_batches)
+    return _schedule("gpipe", pp, 1, num_micro_batches, [order] * pp)
+
+
+def one_f_one_b(*, pp: int, num_micro_batches: int) -> Schedule:
+    """One forward, one backward (PipeDream-Flush; Megatron-LM, arXiv 2104.04473, section 2.2.1)."""
+    ranks = []
+    for rank in range(pp):
+        warmup = min(pp - rank - 1, num_micro_batches)
+        forwards, backwards = _forwards(num_micro_batches), _backwards(num_micro_batches)
+        ranks.append(_weave(forwards, backwards, warmup))
+    return _schedule("1f1b", pp, 1, num_micro_batches, ranks)
+
+
+def interleaved_1f1b(*, pp: int, vp: int, num_micro_batches: int) -> Schedule:
+    """1F1B over ``vp`` chunks per rank (Megatron-LM, arXiv 2104.04473, section 2.2.2).
+
+    Micro-batches go in groups of ``pp`` through one chunk, then the next; the warm-up of rank r is
+    ``2 (pp - r - 1) + (vp - 1) pp`` forwards.
+
+    Raises:
+        ConfigError: ``num_micro_batches`` is no multiple of ``pp``.
+    """
+    if num_micro_batches % pp:
+        raise ConfigError(f"{num_micro_batches} micro-batches with pp={pp} and the interleaved schedule",
+                          remedy=f"use a multiple of {pp} micro-batches")
+    total = num_micro_batches * vp
+    ranks = []
+    for rank in range(pp):
+        if vp == 1:
+            warmup = pp - rank - 1
+        elif num_micro_batches == pp:
+            warmup = total
+        else:
+            warmup = 2 * (pp - rank - 1) + (vp - 1) * pp
+        forwards = [_virtual(Kind.FORWARD, k, pp, vp) for k in range(total)]
+        backwards = [_virtual(Kind.BACKWARD, k, pp, vp) for k in range(total)]
+        ranks.append(_weave(forwards, backwards, min(warmup, total)))
+    return _schedule("interleaved", pp, vp, num_micro_batches, ranks)
+
+
+def zb_h1(*, pp: int, num_micro_batches: int) -> Schedule:
+    """Zero-bubble ZB-H1 (arXiv 2401.10241, section 2.1): input gradients first, weight gradients fill the bubble.
+
+    Rank r keeps up to r weight gradients waiting, so that no rank holds more activations than rank 0 of 1F1B does.
+    """
+    ranks = []
+    for rank, order in enumerate(one_f_one_b(pp=pp, num_micro_batches=num_micro_batches).ranks):
+        split: Order = []
+        for action in order:
+            if action.kind is Kind.FORWARD:
+                split.append(action)
+                continue
+            split.append(Action(Kind.BACKWARD_INPUT, 0, action.micro_batch))
+            if action.micro_batch >= rank:
+                split.append(Action(Kind.BACKWARD_WEIGHT, 0, action.micro_batch - rank))
+        first = max(0, num_micro_batches - rank)
+        split += [Action(Kind.BACKWARD_WEIGHT, 0, mb) for mb in range(first, num_micro_batches)]
+        ranks.append(split)
+    return _schedule("zb-h1", pp, 1, num_micro_batches, ranks)
+
+
+def forward_only(*, pp: int, vp: int = 1, num_micro_batches: int) -> Schedule:
+    """Every micro-batch through every chunk, no backward: validation and sampling."""
+    order = [Action(Kind.FORWARD, chunk, mb)
+             for first in range(0, num_micro_batches, pp)
+             for chunk in range(vp)
+             for mb in range(first, min(first + pp, num_micro_batches))]
+    return _schedule("forward-only", pp, vp, num_micro_batches, [order] * pp, forward_only=True)
+
+
+def bubble_fraction(*, pp: int, num_micro_batches: int, vp: int = 1) -> float:
+    """Idle time of one 1F1B step over its ideal compute time, dimensionless.
+
+    Interleaving splits each stage into ``vp`` chunks and divides the bubble by ``vp`` (Megatron-LM, arXiv
+    2104.04473, section 2.2).
+
+    >>> bubble_fraction(pp=4, num_micro_batches=8)
+    0.375
+
+    Raises:
+        ConfigError: a count below 1.
+    """
+    _check(pp, vp, num_micro_batches)
+    return (pp - 1) / (num_micro_batches * vp)
+
+
+def _weave(forwards: Order, backwards: Order, warmup: int) -> Order:
+    """``warmup`` forwards, then forward and backward in turn, then what is left of the backwards."""
+    order = forwards[:warmup]
+    for index, action in enumerate(forwards[warmup:]):
+        order += [action, backwards[index]]
+    return order + backwards[len(forwards) - warmup:]
+
+
+def _virtual(kind: Kind, k: int, pp: int, vp: int) -> Action:
+    """The k-th of a rank's virtual micro-batches: groups of ``pp`` micro-batches, chunk after chunk."""
+    chunk = k % (pp * vp) // pp
+    if kind is Kind.BACKWARD:
+        chunk = vp - 1 - chunk
+    return Action(kind, chunk, k // (pp * vp) * pp + k % pp)
+
+
+def _forwards(count: int) -> Order:
+    return [Action(Kind.FORWARD, 0, mb) for mb in range(count)]
+
+
+def _backwards(count: int) -> Order:
+    return [Action(Kind.BACKWARD, 0, mb) for mb in range(count)]
+
+
+def _schedule(name: str, pp: int, vp: int, num_micro_batches: int, ranks: list[Order], *,
+              forward_only: bool = False) -> Schedule:
+    _check(pp, vp, num_micro_batches)
+    return Schedule(name=name, pp=pp, vp=vp, num_micro_batches=num_micro_batches, forward_only=forward_only,
+                    ranks=tuple(tuple(order) for order in ranks))
+
+
+def _check(pp: int, vp: int, num_micro_batches: int) -> None:
+    for name, value in (("pp", pp), ("vp", vp), ("num_micro_batches", num_micro_batches)):
+        if value < 1:
+            raise ConfigError(f"{name}={value} is below 1", remedy="use 1 or more")

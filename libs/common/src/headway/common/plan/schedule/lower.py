@@ -1,0 +1,76 @@
+"""Adds to a compute order everything else that takes time in a step: messages, collectives, data, optimizer.
+
+Messages come from one global sequence: compute actions by their start in unit time, each message at the end
+of the action that makes it. The send and its receive enter their ranks' lists at the same place of that sequence. So
+the lists run to their end even if every send waits for its receive: the first message of the sequence that
+is not done yet has nothing before it, on either side, that is not done.
+"""
+
+from __future__ import annotations
+
+from headway.common.plan.schedule.actions import COMPUTE, Action, Kind, Schedule
+from headway.common.plan.schedule.timeline import Span, stage_of, unit_timeline
+
+
+def lower(schedule: Schedule) -> Schedule:
+    """The complete list of every rank.
+
+    A forward-only schedule gets messages and data; a training schedule also the all-gathers and reduce-scatters of
+    its chunks and the actions that end a step. Neighbouring chunks on one rank need no message.
+
+    Raises:
+        ConfigError: the compute order is impossible.
+    """
+    moments: list[tuple[float, int, int, list[tuple[int, Action]]]] = []
+    for number, span in enumerate(unit_timeline(schedule)):
+        moments.append((span.start, 1, number, [(span.rank, span.action)]))
+        message = _message(schedule, span)
+        if message:
+            moments.append((span.end, 0, number, message))
+    lists: list[list[Action]] = [[] for _ in range(schedule.pp)]
+    for _, _, _, entries in sorted(moments, key=lambda moment: moment[:3]):
+        for rank, action in entries:
+            lists[rank].append(action)
+    framed = [_frame(schedule, rank, order) for rank, order in enumerate(lists)]
+    return Schedule(name=schedule.name, pp=schedule.pp, vp=schedule.vp, num_micro_batches=schedule.num_micro_batches,
+                    forward_only=schedule.forward_only, ranks=tuple(map(tuple, framed)))
+
+
+def _message(schedule: Schedule, span: Span) -> list[tuple[int, Action]]:
+    """The send and the receive that carry the result of a compute action to the next stage, if it leaves the rank."""
+    action, mb = span.action, span.action.micro_batch
+    stage = stage_of(schedule, span.rank, action.chunk)
+    if action.kind is Kind.FORWARD:
+        target, send, receive = stage + 1, Kind.SEND_FORWARD, Kind.RECV_FORWARD
+    elif action.kind in (Kind.BACKWARD, Kind.BACKWARD_INPUT):
+        target, send, receive = stage - 1, Kind.SEND_BACKWARD, Kind.RECV_BACKWARD
+    else:
+        return []
+    peer, chunk = target % schedule.pp, target // schedule.pp
+    if not 0 <= target < schedule.num_stages or peer == span.rank:
+        return []
+    return [(span.rank, Action(send, action.chunk, mb, peer)), (peer, Action(receive, chunk, mb, span.rank))]
+
+
+def _frame(schedule: Schedule, rank: int, order: list[Action]) -> list[Action]:
+    """Put data, all-gathers and reduce-scatters where they belong, and end the step."""
+    takes_data = rank in (0, schedule.pp - 1)
+    training = not schedule.forward_only
+    framed: list[Action] = []
+    gathered: set[int] = set()
+    if training:
+        framed.append(Action(Kind.ALL_GATHER, 0))  # issued first, so that it runs while data is taken
+        gathered.add(0)
+    if takes_data:
+        framed.append(Action(Kind.DATA))
+    last_gradient = {a.chunk: i for i, a in enumerate(order) if a.kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT)}
+    for index, action in enumerate(order):
+        if training and action.kind in COMPUTE and action.chunk not in gathered:
+            gathered.add(action.chunk)
+            framed.append(Action(Kind.ALL_GATHER, action.chunk))
+        framed.append(action)
+        if last_gradient.get(action.chunk) == index:
+            framed.append(Action(Kind.REDUCE_SCATTER, action.chunk))
+    if training:
+        framed += [Action(Kind.NORM), Action(Kind.OPTIMIZER), Action(Kind.SNAPSHOT)]
+    return framed

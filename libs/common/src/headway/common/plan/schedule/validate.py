@@ -1,0 +1,176 @@
+"""Proves a lowered schedule: everything is done once, in an order that works, and nobody waits for ever."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from headway.common.errors import ConfigError
+from headway.common.plan.schedule.actions import COMPUTE, RECEIVES, SENDS, Action, Kind, Schedule
+from headway.common.plan.schedule.timeline import stage_of
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What ``validate`` found. ``peak_in_flight[r]``: most micro-batches whose activations rank r holds at once."""
+
+    peak_in_flight: tuple[int, ...]
+
+
+def validate(schedule: Schedule) -> Proof:
+    """Check a lowered schedule under the strictest transport: each send waits until its receive is reached.
+
+    Raises:
+        ConfigError: an action is missing, doubled or out of order, or the ranks deadlock; names rank and action.
+    """
+    for rank, order in enumerate(schedule.ranks):
+        _check_complete(schedule, rank, order)
+        _check_weight_order(schedule, rank, order)
+    _run_rendezvous(schedule)
+    return Proof(tuple(_peak(order) for order in schedule.ranks))
+
+
+def _expected(schedule: Schedule, rank: int) -> Counter[tuple[Kind, int, int]]:
+    """Compute and message actions that rank must do, backward counted as its two halves."""
+    wanted: Counter[tuple[Kind, int, int]] = Counter()
+    last = schedule.num_stages - 1
+    for chunk in range(schedule.vp):
+        stage = stage_of(schedule, rank, chunk)
+        kinds = [Kind.FORWARD]
+        if stage > 0 and schedule.pp > 1:
+            kinds.append(Kind.RECV_FORWARD)
+        if stage < last and schedule.pp > 1:
+            kinds.append(Kind.SEND_FORWARD)
+        if not schedule.forward_only:
+            kinds += [Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT]
+            if stage < last and schedule.pp > 1:
+                kinds.append(Kind.RECV_BACKWARD)
+            if stage > 0 and schedule.pp > 1:
+                kinds.append(Kind.SEND_BACKWARD)
+        wanted.update((kind, chunk, mb) for kind in kinds for mb in range(schedule.num_micro_batches))
+    return wanted
+
+
+def _check_complete(schedule: Schedule, rank: int, order: tuple[Action, ...]) -> None:
+    found: Counter[tuple[Kind, int, int]] = Counter()
+    for action in order:
+        key = (action.chunk, action.micro_batch)
+        if action.kind is Kind.BACKWARD:
+            found.update([(Kind.BACKWARD_INPUT, *key), (Kind.BACKWARD_WEIGHT, *key)])
+        elif action.kind in COMPUTE | SENDS | RECEIVES:
+            found[action.kind, *key] += 1
+    wanted = _expected(schedule, rank)
+    missing, extra = wanted - found, found - wanted
+    if missing or extra:
+        what, which = ("misses", missing) if missing else ("has too many", extra)
+        kind, chunk, mb = next(iter(which))
+        _refuse(schedule, rank, f"{what} {Action(kind, chunk, mb)}")
+    if not schedule.forward_only:
+        for kind in (Kind.ALL_GATHER, Kind.REDUCE_SCATTER):
+            chunks = sorted(a.chunk for a in order if a.kind is kind)
+            if chunks != list(range(schedule.vp)):
+                _refuse(schedule, rank, f"{kind.name} of chunks {chunks}")
+
+
+def _check_weight_order(schedule: Schedule, rank: int, order: tuple[Action, ...]) -> None:
+    """Weight gradients are summed in micro-batch order; the reduction of a chunk follows its last one."""
+    next_mb = [0] * schedule.vp
+    reduced: set[int] = set()
+    gathered: set[int] = set()
+    for action in order:
+        if action.kind is Kind.ALL_GATHER:
+            gathered.add(action.chunk)
+        elif action.kind is Kind.REDUCE_SCATTER:
+            reduced.add(action.chunk)
+            if next_mb[action.chunk] != schedule.num_micro_batches:
+                _refuse(schedule, rank, f"{action} comes before the chunk's last weight gradient")
+        elif action.kind in COMPUTE and not schedule.forward_only and action.chunk not in gathered:
+            _refuse(schedule, rank, f"{action} comes before its chunk's all-gather")
+        if action.kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT):
+            if action.micro_batch != next_mb[action.chunk]:
+                _refuse(schedule, rank, f"{action} is out of micro-batch order")
+            next_mb[action.chunk] += 1
+
+
+def _run_rendezvous(schedule: Schedule) -> None:
+    """Run all lists; a send and its receive happen together or not at all."""
+    at = [0] * schedule.pp
+    have: list[set[tuple[Kind, int, int]]] = [set() for _ in range(schedule.pp)]
+    moved = True
+    while moved:
+        moved = False
+        for rank in range(schedule.pp):
+            while at[rank] < len(schedule.ranks[rank]) and _step(schedule, rank, at, have):
+                moved = True
+    for rank, order in enumerate(schedule.ranks):
+        if at[rank] < len(order):
+            _refuse(schedule, rank, f"waits for ever at {order[at[rank]]}")
+
+
+def _step(schedule: Schedule, rank: int, at: list[int], have: list[set[tuple[Kind, int, int]]]) -> bool:
+    """Do the rank's next action if it can be done now."""
+    action = schedule.ranks[rank][at[rank]]
+    if action.kind in RECEIVES:
+        return False  # done by its sender
+    if action.kind in SENDS:
+        return _exchange(schedule, rank, action, at, have)
+    if action.kind in COMPUTE:
+        _compute(schedule, rank, action, have[rank])
+    at[rank] += 1
+    return True
+
+
+def _exchange(schedule: Schedule, rank: int, send: Action, at: list[int],
+              have: list[set[tuple[Kind, int, int]]]) -> bool:
+    forward = send.kind is Kind.SEND_FORWARD
+    made = (Kind.FORWARD if forward else Kind.BACKWARD_INPUT, send.chunk, send.micro_batch)
+    if made not in have[rank]:
+        _refuse(schedule, rank, f"{send} comes before what it sends is made")
+    target = stage_of(schedule, rank, send.chunk) + (1 if forward else -1)
+    peer, chunk = target % schedule.pp, target // schedule.pp
+    if peer != send.peer:
+        _refuse(schedule, rank, f"{send} goes to rank {send.peer}, its stage is on {peer}")
+    other = schedule.ranks[peer][at[peer]] if at[peer] < len(schedule.ranks[peer]) else None
+    kind = Kind.RECV_FORWARD if forward else Kind.RECV_BACKWARD
+    if other != Action(kind, chunk, send.micro_batch, rank):
+        return False
+    have[peer].add((kind, chunk, send.micro_batch))
+    at[peer] += 1
+    at[rank] += 1
+    return True
+
+
+def _compute(schedule: Schedule, rank: int, action: Action, have: set[tuple[Kind, int, int]]) -> None:
+    """Check that inputs are there. Stages on one rank hand over without a message."""
+    stage, mb, chunk = stage_of(schedule, rank, action.chunk), action.micro_batch, action.chunk
+    needs: list[tuple[Kind, int, int]] = []
+    if action.kind is Kind.FORWARD and stage > 0:
+        needs.append((Kind.RECV_FORWARD, chunk, mb) if schedule.pp > 1 else (Kind.FORWARD, chunk - 1, mb))
+    if action.kind in (Kind.BACKWARD, Kind.BACKWARD_INPUT):
+        needs.append((Kind.FORWARD, chunk, mb))
+        if stage < schedule.num_stages - 1:
+            needs.append((Kind.RECV_BACKWARD, chunk, mb) if schedule.pp > 1 else (Kind.BACKWARD_INPUT, chunk + 1, mb))
+    if action.kind is Kind.BACKWARD_WEIGHT:
+        needs.append((Kind.BACKWARD_INPUT, chunk, mb))
+    for need in needs:
+        if need not in have:
+            _refuse(schedule, rank, f"{action} comes before {Action(*need)}")
+    have.add((Kind.BACKWARD_INPUT if action.kind is Kind.BACKWARD else action.kind, chunk, mb))
+
+
+def _peak(order: tuple[Action, ...]) -> int:
+    """Most (chunk, micro-batch) pairs between their forward and their last gradient."""
+    live = peak = 0
+    for action in order:
+        if action.kind is Kind.FORWARD:
+            live += 1
+            peak = max(peak, live)
+        elif action.kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT):
+            live -= 1
+    return peak
+
+
+def _refuse(schedule: Schedule, rank: int, what: str) -> None:
+    raise ConfigError(f"schedule {schedule.name!r} (pp={schedule.pp}, vp={schedule.vp}, "
+                      f"{schedule.num_micro_batches} micro-batches): rank {rank} {what}",
+                      remedy="mend the schedule's generator")
