@@ -100,6 +100,16 @@ def test_sealing_ahead_of_the_commits_is_refused_before_it_can_destroy_anything(
     assert [s.step for s in arena.sealed()] == [1, 2, 3]
 
 
+def test_the_newest_committed_snapshot_is_not_given_up_for_a_pinned_one(shm: Path) -> None:
+    arena = make(shm / "a")
+    snapshot(arena, 0, wanted=True)
+    snapshot(arena, 1)
+    arena.seal(arena.begin(2, 1))
+    with pytest.raises(HeadwayError, match="no free slot"):
+        arena.begin(3, 1)
+    assert [s.step for s in arena.sealed()] == [0, 1, 2]
+
+
 def test_extra_state_that_does_not_fit_is_bad_input_and_seals_nothing(shm: Path) -> None:
     arena = make(shm / "a")
     slot = arena.begin(0, 1)

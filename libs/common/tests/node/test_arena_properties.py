@@ -193,6 +193,47 @@ ArenaMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=
 TestArenaAgainstItsModel = ArenaMachine.TestCase
 
 
+def live(arena: Arena, daemon: Arena, sealed: list[int]) -> None:
+    """Six snapshots, one of them wanted and flushed, a recovery to step 3, two more; notes the sealed."""
+    for step, attempt in [(0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (5, 0), (4, 1), (5, 1)]:
+        if (step, attempt) == (4, 1):
+            sealed[:] = [s for s in sealed if s <= 4]
+            arena.invalidate_newer(4)
+            sealed[:] = [s for s in sealed if s <= 3]
+            arena.invalidate_newer(3)
+        slot = arena.begin(step, attempt)
+        slot.data[:] = np.frombuffer(content(step, attempt), np.uint8)
+        arena.seal(slot, content(step, attempt)[:8], wanted=step == 1)
+        sealed.append(step)
+        arena.commit(step)
+        for info in daemon.wanted():
+            daemon.release(info)
+
+
+def test_a_death_between_any_two_stores_of_the_worker_loses_and_invents_nothing(shm: Path) -> None:
+    deaths = 0
+    for budget in range(1000):
+        path, sealed = shm / str(budget), [-1]
+        arena, daemon = create(path), Arena.open(path)
+        arena._words = FragileWords(arena._words, budget)  # type: ignore[assignment]
+        try:
+            live(arena, daemon, sealed)
+            break
+        except Crash:
+            deaths += 1
+        found = {info.step: info for info in daemon.sealed()}
+        for info in found.values():
+            data, extra = daemon.read(info)
+            assert data.tobytes() == content(info.step, info.generation)
+            assert extra == content(info.step, info.generation)[:8]
+        assert sealed[-1] == -1 or sealed[-1] in found
+        assert daemon.committed == -1 or daemon.committed in found
+        assert [info.step for info in daemon.wanted()] in ([], [1])
+        assert daemon.wanted() == [] or sealed[-1] == 1, "released, and wanted again"
+        daemon.unlink()
+    assert deaths > 70
+
+
 class Rank:
     """One rank's side of the protocol, cut into the pieces that other ranks may see it between."""
 

@@ -60,6 +60,15 @@ def test_arming_again_fires_again_only_after_disarming(shm: Path) -> None:
     assert failpoints.armed(shm / "fp.bin") == []
 
 
+def test_what_is_armed_later_is_seen_by_a_process_that_has_read_the_file_before(shm: Path) -> None:
+    configure(shm / "fp.bin")
+    arm(shm / "fp.bin", "a", "raise", {"step": 99})
+    failpoint("b")
+    arm(shm / "fp.bin", "b", "raise")
+    with pytest.raises(FailpointError):
+        failpoint("b")
+
+
 def test_disarming_one_key_leaves_the_others(shm: Path) -> None:
     configure(shm / "fp.bin")
     arm(shm / "fp.bin", "a", "raise", key="one")

@@ -123,7 +123,8 @@ def test_strangers_and_runs_of_other_roots_are_left_alone(roots: tuple[Path, Pat
     other = {**NodePaths(elsewhere, 0).environment(), "HEADWAY_SHM_ROOT": str(tmp_path)}
     with python_child(SLEEP) as foreign, python_child(SLEEP, env=other) as neighbour, member(dead) as worker:
         assert hear(foreign) == hear(neighbour) == "up"
-        janitor.sweep(*roots)
+        done = janitor.sweep(*roots)
+        assert {line.split(":")[0] for line in done} == {f"run {dead}"}
         assert gone(worker)
         assert not gone(foreign)
         assert not gone(neighbour)
@@ -142,8 +143,9 @@ def test_a_link_in_the_place_of_a_run_is_not_followed(roots: tuple[Path, Path], 
     treasure.write_text("mine")
     for root in roots:
         root.mkdir(mode=0o700)
-    (roots[1] / new_run_id()).symlink_to(tmp_path)
-    janitor.sweep(*roots)
+    link = roots[1] / new_run_id()
+    link.symlink_to(tmp_path)
+    assert not any(str(link) in line for line in janitor.sweep(*roots))
     assert treasure.read_text() == "mine"
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 from headway.common.errors import CorruptError, DeadlineError, HeadwayError, InputError
+from headway.common.node import failpoints
+from headway.common.node.failpoints import FailpointError
 from headway.common.node.ring import RingAbortedError, RingReader, RingWriter
 from headway.common.node.testing import hear, no_leaks, python_child, say
 
@@ -133,6 +135,19 @@ def test_a_slot_that_is_not_whole_is_called_corrupt(shm: Path) -> None:
         file.write(data)
     with pytest.raises(CorruptError, match="slot 0"):
         reader.poll()
+
+
+def test_the_failpoint_in_publish_lies_before_readers_see_the_slot(shm: Path) -> None:
+    failpoints.configure(shm / "fp.bin")
+    failpoints.arm(shm / "fp.bin", "ring.publish", "raise", {"seq": 1})
+    writer, reader = make(shm / "r"), RingReader(shm / "r", 0)
+    put(writer, 1)
+    with pytest.raises(FailpointError):
+        put(writer, 2)
+    assert [taken and taken[0] for taken in (reader.poll(), reader.poll())] == [0, None]
+    put(writer, 3)
+    seq, slot = reader.get(5.0)
+    assert (seq, slot[0]) == (1, 3)
 
 
 def test_a_second_writer_that_overruns_a_held_slot_is_found_at_release(shm: Path) -> None:

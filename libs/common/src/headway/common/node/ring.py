@@ -166,9 +166,7 @@ class RingWriter(_Ring):
         words, head = self._words, self._words[_HEAD]
         if head - self.slowest_tail() >= self.num_slots:
             return None
-        slot = self._slot(head)
-        words[slot + _ENDED] = 0
-        words[slot + _BEGUN] = head + 1
+        words[self._slot(head) + _BEGUN] = head + 1  # ``ended`` still names the slot that lay here before
         self._reserved = True
         return self._payload(head)
 
