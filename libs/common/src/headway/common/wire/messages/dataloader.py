@@ -1,0 +1,103 @@
+"""What the dataloader receives and answers, over its node's ``ipc`` ROUTER. Batches are in rings, never
+here.
+"""
+
+from __future__ import annotations
+
+from headway.common.wire.message import Message
+
+
+class StreamSpec(Message, tag="dataloader.stream_spec/1"):
+    """Part of ``OpenStream``, and as JSON the spec of a ring: it alone decides every batch. Never sent alone.
+
+    The global batch of step s is samples ``[start_sample + s*GB, start_sample + (s+1)*GB)``; its micro-batch
+    j, ``micro_batch_size`` samples, belongs to dp rank ``j % dp_size`` as its local ``j // dp_size``.
+    """
+
+    path: str
+    """Absolute: a prepared folder, or the prefix of one ``.bin``/``.idx`` pair (training split only)."""
+    split: str
+    """``train`` or ``validation``."""
+    seed: int
+    seq_len: int
+    micro_batch_size: int
+    num_micro_batches: int
+    """Local to the dp rank; ``micro_batch_size * num_micro_batches * dp_size`` is the global batch size."""
+    global_batch_size: int
+    dp_rank: int
+    dp_size: int
+    generation: int = 0
+    start_sample: int = 0
+    """Global samples consumed before this stream."""
+    num_samples: int = 0
+    """Above 0: Megatron's order for a run of so many samples. 0: endless, each epoch shuffled on its own."""
+    cycle_samples: int = 0
+    """Above 0: after so many samples the stream starts again at ``start_sample`` (a fixed evaluation set)."""
+    ring_slots: int = 16
+    num_readers: int = 1
+    """Exactly the readers there will be: one that never reads holds the ring full."""
+    fingerprint: str = ""
+    """Of the token file. When given, other data are refused; the daemon writes it into the ring's spec."""
+
+
+class OpenStream(Message, tag="dataloader.open_stream/1"):
+    """Worker -> dataloader (request), one per generation and split; asked twice, answered with the same ring.
+
+    Rings of older generations are removed. A lost one is sent again by the client.
+    """
+
+    spec: StreamSpec
+
+
+class StreamOpened(Message, tag="dataloader.stream_opened/1"):
+    """Dataloader -> worker: the reply to ``OpenStream``."""
+
+    path: str
+    """The ring's file."""
+    fingerprint: str
+
+
+class CloseStream(Message, tag="dataloader.close_stream/1"):
+    """Worker -> dataloader (request or note), once per ring: nobody reads it any more.
+
+    A lost one costs shared memory until the next generation, or the end of the run.
+    """
+
+    generation: int
+    dp_rank: int
+    split: str
+
+
+class StreamClosed(Message, tag="dataloader.stream_closed/1"):
+    """Dataloader -> worker: the reply to ``CloseStream``."""
+
+    was_open: bool
+
+
+class GetDataStatus(Message, tag="dataloader.get_data_status/1"):
+    """Anyone -> dataloader (request): which rings are filled, how far."""
+
+
+class StreamStatus(Message, tag="dataloader.stream_status/1"):
+    """Part of ``DataStatus``: one ring; never sent alone."""
+
+    ring: str
+    spec: StreamSpec
+    filled: int
+    """Slots published since the ring was made."""
+    released: int
+    """Slots that every reader has given back."""
+    next_sample: int
+    error: str = ""
+    """Why nothing is filled any more: the damaged file is named."""
+
+
+class DataStatus(Message, tag="dataloader.data_status/1"):
+    """Dataloader -> whoever asked with ``GetDataStatus``."""
+
+    streams: tuple[StreamStatus, ...]
+    num_batches: int
+    """Batches filled by this process."""
+    num_tokens: int
+    adopted: int
+    """Rings that this process took over from a predecessor."""

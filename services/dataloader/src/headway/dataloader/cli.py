@@ -1,0 +1,184 @@
+"""``headway data`` and ``python -m headway.dataloader``: prepare a corpus, look at it, check it, serve it.
+
+Heavy imports happen inside the commands, so that ``--help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from headway.common.errors import HeadwayError
+
+if TYPE_CHECKING:
+    from headway.dataloader.dataset import Meta
+
+app = typer.Typer(
+    help="Text to tokens, and tokens to trainers.", rich_markup_mode=None,
+    pretty_exceptions_enable=False, add_completion=False,
+)  # fmt: skip
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+DataPath = Annotated[Path, typer.Argument(help="A prepared folder, or the prefix of a .bin/.idx pair.")]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code. Bad input: one line on stderr, code 2."""
+    command = typer.main.get_command(app)
+    try:
+        result = command.main(args=arguments, prog_name="python -m headway.dataloader", standalone_mode=False)
+    except Exception as error:
+        text = getattr(error, "format_message", None)  # usage errors of click, whichever copy typer carries
+        if text is None or not hasattr(error, "exit_code"):
+            raise
+        line = " ".join(str(text()).split())
+        if line:
+            typer.echo(f"error: {line}; see --help", err=True)
+        return int(error.exit_code)
+    except KeyboardInterrupt:
+        return 130
+    return result if isinstance(result, int) else 0
+
+
+def _one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(command)
+    def wrapped(**options: Any) -> None:
+        try:
+            command(**options)
+        except HeadwayError as error:
+            typer.echo(f"error: {' '.join(str(error).split())}", err=True)
+            raise typer.Exit(error.exit_code) from None
+
+    return wrapped
+
+
+@app.command()
+@_one_line_errors
+def prepare(
+    source: Annotated[
+        str, typer.Option(help="stdlib, debian-docs, or the path of a folder, text file or .jsonl.")
+    ] = "stdlib",
+    out: Annotated[Path | None, typer.Option(help="Folder to make; data/<source> by default.")] = None,
+    vocab_size: Annotated[int, typer.Option(help="Tokens of the byte-level BPE trained on the text.")] = 8192,
+    validation_fraction: Annotated[float, typer.Option(help="Share of documents for validation.")] = 0.05,
+    cache: Annotated[
+        Path | None, typer.Option(help="Where downloads are kept; ~/.cache/headway by default.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace prepared data that differ.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Turn text into token files, a tokenizer and meta.json. The second time does nothing."""
+    from headway.dataloader.config import DataConfig
+    from headway.dataloader.prepare import prepare as run
+
+    folder = out or Path("data") / (Path(source).stem or "corpus")
+    config = DataConfig(
+        path=str(folder), source=source, vocab_size=vocab_size, validation_fraction=validation_fraction
+    )
+    done = run(config, force=force, cache=cache, say=lambda line: typer.echo(line, err=as_json))
+    facts = {"path": str(done.path), "was_there": done.was_there, **_facts(done.meta)}
+    _print(facts, as_json)
+
+
+@app.command()
+@_one_line_errors
+def inspect(
+    path: DataPath,
+    split: Annotated[str, typer.Option(help="train or validation.")] = "train",
+    documents: Annotated[int, typer.Option(help="Beginnings of documents to show.", min=0)] = 2,
+    as_json: AsJson = False,
+) -> None:
+    """Show counts, hashes and the beginnings of some documents."""
+    from headway.dataloader.dataset import Dataset
+
+    data = Dataset(path)
+    tokens = data.split(split)
+    facts: dict[str, Any] = {
+        "path": str(data.path),
+        "split": split,
+        "sequences": tokens.num_sequences,
+        "tokens": tokens.num_tokens,
+        "dtype": str(tokens.dtype),
+        "fingerprint": tokens.fingerprint(),
+    }
+    if data.meta is not None:
+        facts |= _facts(data.meta)
+    first = [tokens.sequence(index)[:48].tolist() for index in range(min(documents, tokens.num_sequences))]
+    facts["beginnings"] = first if data.meta is None else [data.tokenizer.decode(row) for row in first]
+    _print(facts, as_json)
+
+
+@app.command()
+@_one_line_errors
+def verify(path: DataPath, as_json: AsJson = False) -> None:
+    """Check every byte against its recorded digest; damage is named and exits 1."""
+    from headway.dataloader.dataset import verify as run
+
+    checked = run(path)
+    _print({"path": str(path), "intact": True, "checked": checked}, as_json)
+
+
+@app.command()
+@_one_line_errors
+def serve(
+    endpoint: Annotated[str, typer.Option(help="Where to listen: ipc:///path.sock.")],
+    shm_dir: Annotated[Path | None, typer.Option(help="Folder in /dev/shm for the rings.")] = None,
+    executor: Annotated[str | None, typer.Option(help="Endpoint that receives the beats.")] = None,
+    run_id: Annotated[str | None, typer.Option(help="Run that this daemon belongs to.")] = None,
+    node: Annotated[int, typer.Option(help="Node of that run.", min=0)] = 0,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="Prometheus exporter on loopback; 0 takes any port.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fill rings of batches for this node until SIGTERM."""
+    from headway.common.log import setup
+    from headway.common.node.failpoints import configure
+    from headway.common.node.run_dir import NodePaths, shm_root
+    from headway.dataloader.server import serve as run
+
+    setup("dataloader", run_id=run_id or "", node=node if run_id else None, json=as_json or None)
+    folder = shm_dir or shm_root() / "dataloader"
+    if run_id:
+        paths = NodePaths(run_id, node).create()
+        configure(paths.failpoints, node=node)
+        folder = shm_dir or paths.shm_dir
+    code = run(
+        endpoint=endpoint, shm_dir=folder, executor=executor, run_id=run_id or "", metrics_port=metrics_port
+    )
+    raise typer.Exit(code)
+
+
+def _facts(meta: Meta) -> dict[str, Any]:
+    return {
+        "source": meta.source,
+        "corpus_sha256": meta.corpus_sha256,
+        "vocab_size": meta.vocab_size,
+        "unigram_nats": round(meta.unigram_nats, 4),
+        "splits": {
+            name: {"documents": split.documents, "tokens": split.tokens, "text_bytes": split.text_bytes}
+            for name, split in meta.splits.items()
+        },
+    }
+
+
+def _print(facts: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        json.dump(facts, sys.stdout)
+        typer.echo()
+        return
+    for name, value in facts.items():
+        if isinstance(value, list):
+            typer.echo(f"{name}:")
+            for entry in value:
+                typer.echo(f"  {entry!r}" if isinstance(entry, str) and "\n" in entry else f"  {entry}")
+        elif isinstance(value, dict):
+            for key, entry in value.items():
+                typer.echo(f"{key:>15}  " + "  ".join(f"{k} {v:,}" for k, v in entry.items()))
+        else:
+            typer.echo(f"{name:>15}  {value:,}" if type(value) is int else f"{name:>15}  {value}")

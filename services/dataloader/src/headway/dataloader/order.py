@@ -1,0 +1,111 @@
+"""Which tokens make sample i? Megatron's GPTDataset order, element for element, in numpy.
+
+Three indices, drawn from one ``numpy.random.RandomState(seed)`` in this order (Megatron-LM
+``megatron/core/datasets/gpt_dataset.py`` and ``helpers.cpp``):
+
+    document index  which sequence lies at each position, over all epochs
+    sample index    row s = (position, offset) of flat token ``s * seq_len``; samples overlap by one token
+    shuffle index   the order in which samples are handed out
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from headway.common.errors import InputError
+
+# A last epoch that is used less than this is shuffled apart, so that its samples come last (Megatron-LM).
+_SEPARATE_BELOW = 0.80
+Indices = npt.NDArray[Any]
+
+
+def samples_per_epoch(num_tokens: int, seq_len: int) -> int:
+    """Samples of ``seq_len`` + 1 tokens, overlapping by one, in one epoch; a partial last one is dropped."""
+    return max(0, (num_tokens - 1) // seq_len)
+
+
+class SampleOrder:
+    """The three indices for one (lengths, seq_len, seed, num_samples); any sample in O(1).
+
+    ``document_index`` i32[epochs * S], ``sample_index`` i32 or i64 [N + 1, 2], ``shuffle_index`` u32 or i64
+    [N], where N >= ``num_samples`` is what the whole epochs hold.
+    """
+
+    def __init__(self, lengths: npt.NDArray[np.int32], *, seq_len: int, seed: int, num_samples: int) -> None:
+        """Build the indices: O(samples), once.
+
+        Raises:
+            InputError: the sequences do not hold one sample.
+        """
+        num_tokens = int(lengths.sum(dtype=np.int64))
+        if samples_per_epoch(num_tokens, seq_len) < 1:
+            raise InputError(
+                f"{num_tokens} tokens hold no sample of seq_len {seq_len}",
+                remedy=f"use a seq_len below {max(num_tokens, 2)}",
+            )
+        self._lengths = lengths
+        self.num_epochs = max(1, -(-(num_samples * seq_len + 1) // num_tokens))
+        total = (self.num_epochs * num_tokens - 1) // seq_len
+        before_last = self._samples_before_last_epoch(num_tokens, seq_len, num_samples)
+        random = np.random.RandomState(seed)
+        self.document_index = self._documents(random, separate=before_last is not None)
+        self.sample_index = self._samples(seq_len, total)
+        self.shuffle_index = _shuffles(random, total, before_last)
+
+    def _samples_before_last_epoch(self, num_tokens: int, seq_len: int, num_samples: int) -> int | None:
+        """Samples of all epochs but the last, if the last is to be shuffled apart."""
+        if self.num_epochs == 1:
+            return None
+        before = ((self.num_epochs - 1) * num_tokens - 1) // seq_len
+        threshold = int(_SEPARATE_BELOW * samples_per_epoch(num_tokens, seq_len))
+        return before if num_samples - before < threshold else None
+
+    def _documents(self, random: np.random.RandomState, *, separate: bool) -> Indices:
+        blocks = [self.num_epochs - 1, 1] if separate else [self.num_epochs]
+        parts = []
+        for epochs in blocks:
+            part = np.tile(np.arange(self._lengths.size, dtype=np.int32), epochs)
+            random.shuffle(part)
+            parts.append(part)
+        return np.concatenate(parts)
+
+    def _samples(self, seq_len: int, total: int) -> Indices:
+        ends = np.cumsum(self._lengths[self.document_index], dtype=np.int64)
+        flat = np.arange(total + 1, dtype=np.int64) * seq_len
+        position = np.searchsorted(ends, flat, side="right")
+        offset = flat - np.where(position > 0, ends[np.maximum(position - 1, 0)], 0)
+        rows = np.stack([position, offset], axis=1)
+        rows[0] = 0  # Megatron starts at position 0 even when that sequence is empty
+        return rows.astype(np.int32) if rows.max() <= np.iinfo(np.int32).max else rows
+
+    @property
+    def num_samples(self) -> int:
+        """N: samples there are, at least those asked for."""
+        return int(self.shuffle_index.size)
+
+    def pieces(self, sample: int) -> Iterator[tuple[int, int, int]]:
+        """(sequence, first token, end token) of each piece of ``sample``, together seq_len + 1 tokens."""
+        row = int(self.shuffle_index[sample])
+        (position, start), (last, stop) = self.sample_index[row].tolist(), self.sample_index[row + 1].tolist()
+        while position < last:
+            sequence = int(self.document_index[position])
+            length = int(self._lengths[sequence])
+            if length > start:
+                yield sequence, start, length
+            position, start = position + 1, 0
+        yield int(self.document_index[last]), start, stop + 1
+
+
+def _shuffles(random: np.random.RandomState, total: int, before_last: int | None) -> Indices:
+    dtype = np.uint32 if total < np.iinfo(np.uint32).max - 1 else np.int64
+    bounds = [0, total] if before_last is None else [0, before_last, total]
+    parts = []
+    for low, high in itertools.pairwise(bounds):
+        part = np.arange(low, high, dtype=dtype)
+        random.shuffle(part)
+        parts.append(part)
+    return np.concatenate(parts)

@@ -1,0 +1,116 @@
+"""How do samples become rows of tokens? Documents joined by end-of-text, cut every seq_len tokens (Megatron).
+
+Attention and positions run across documents; document masks are not made here.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from headway.common.errors import CorruptError, InputError
+from headway.dataloader.formats import TokenFile, bin_path
+from headway.dataloader.order import SampleOrder, samples_per_epoch
+
+_KEPT_EPOCHS = 2  # prefetch runs across the end of one
+
+
+class EndOfOrderError(InputError):
+    """A sample past the end of an order of ``num_samples``."""
+
+
+class Packer:
+    """Sample number -> seq_len + 1 tokens, a pure function of (token file, seq_len, seed, num_samples).
+
+    With ``num_samples`` above 0 the order is Megatron's for a run of that many samples. With 0 it is endless:
+    epoch e is Megatron's order of one epoch under ``seed + e``, so that a longer run changes no earlier
+    sample.
+    """
+
+    def __init__(
+        self,
+        tokens: TokenFile,
+        *,
+        seq_len: int,
+        seed: int,
+        num_samples: int = 0,
+        vocab_size: int | None = None,
+    ) -> None:
+        """``vocab_size``: ids from there on are damage; None leaves them unchecked.
+
+        Raises:
+            InputError: the file does not hold one sample.
+        """
+        self.tokens = tokens
+        self.seq_len = seq_len
+        self.samples_per_epoch = samples_per_epoch(tokens.num_tokens, seq_len)
+        self._seed = seed
+        self._num_samples = num_samples
+        self._limit = vocab_size
+        self._epochs: OrderedDict[int, SampleOrder] = OrderedDict()
+        try:
+            self._order(0)
+        except InputError as error:
+            raise InputError(f"{tokens.prefix}: {error.message}", remedy=error.remedy) from error
+
+    def write(self, sample: int, row: npt.NDArray[np.int32]) -> None:
+        """Fill ``row`` int32[seq_len + 1].
+
+        Raises:
+            InputError: past ``num_samples``. CorruptError: a token id outside the vocabulary; sequence and
+                file are named.
+        """
+        order, index = self._find(sample)
+        at = 0
+        for sequence, start, stop in order.pieces(index):
+            first = int(self.tokens.starts[sequence])
+            row[at : at + stop - start] = self.tokens.tokens[first + start : first + stop]
+            at += stop - start
+        if at != self.seq_len + 1:
+            raise CorruptError(
+                f"{self.tokens.prefix}: sample {sample} has {at} tokens", remedy="prepare the data again"
+            )
+        if self._limit is not None and (row.max() >= self._limit or row.min() < 0):
+            raise self._bad_token(order, index)
+
+    def _find(self, sample: int) -> tuple[SampleOrder, int]:
+        if self._num_samples:
+            order = self._order(0)
+            if not 0 <= sample < order.num_samples:
+                raise EndOfOrderError(
+                    f"sample {sample} is past the {order.num_samples} of this order",
+                    remedy="raise num_samples, or set it to 0 for an endless order",
+                )
+            return order, sample
+        epoch, index = divmod(sample, self.samples_per_epoch)
+        return self._order(epoch), index
+
+    def _order(self, epoch: int) -> SampleOrder:
+        known = self._epochs.get(epoch)
+        if known is None:
+            known = SampleOrder(
+                self.tokens.lengths,
+                seq_len=self.seq_len,
+                seed=(self._seed + epoch) % 2**32,
+                num_samples=self._num_samples or self.samples_per_epoch,
+            )
+            self._epochs[epoch] = known
+            while len(self._epochs) > _KEPT_EPOCHS:
+                self._epochs.popitem(last=False)
+        self._epochs.move_to_end(epoch)
+        return known
+
+    def _bad_token(self, order: SampleOrder, index: int) -> CorruptError:
+        for sequence, start, stop in order.pieces(index):
+            piece: npt.NDArray[Any] = self.tokens.sequence(sequence)[start:stop]
+            bad = np.flatnonzero((piece >= self._limit) | (piece < 0))
+            if bad.size:
+                where, value = start + int(bad[0]), int(piece[bad[0]])
+                break
+        return CorruptError(
+            f"{bin_path(self.tokens.prefix)}: token {where} of sequence {sequence} is {value}, "
+            f"the vocabulary has {self._limit}",
+            remedy="run `headway data verify`, then prepare the data again",
+        )

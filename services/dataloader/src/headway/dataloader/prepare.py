@@ -1,0 +1,249 @@
+"""How does text become a prepared folder? Read, split, learn a vocabulary, encode, put it in place at once.
+
+Nothing is visible at the target before all of it is there: the work is done in a hidden folder beside it,
+which is renamed. A lock lets the second of two runs wait and then find the work done; what an interrupted
+run left is swept away by the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from headway.common.errors import HeadwayError, InputError
+from headway.dataloader.config import DataConfig
+from headway.dataloader.dataset import META_VERSION, Dataset, Meta, SplitMeta, read_meta, sha256
+from headway.dataloader.formats import TokenFileWriter, bin_path, idx_path, token_dtype
+from headway.dataloader.sources import Document, read_source
+from headway.dataloader.tokenizer import Tokenizer
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The folder, its description, and whether this call made it or found it."""
+
+    path: Path
+    meta: Meta
+    was_there: bool
+
+
+def prepare(
+    config: DataConfig, *, force: bool = False, cache: Path | None = None, say: Say | None = None
+) -> Prepared:
+    """Make ``config.path`` from ``config.source``; the same text and settings again is a no-op.
+
+    ``cache`` keeps downloads (default ``~/.cache/headway``); ``say`` receives a line per stage.
+
+    Raises:
+        InputError: no such source, a folder that cannot be written, or one that holds something else and
+            not ``force``.
+    """
+    tell = say or (lambda _line: None)
+    target = Path(config.path).expanduser()
+    with _locked(target):
+        _refuse_foreign(target)
+        for leftover in target.parent.glob(f".{target.name}.*.tmp"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        tell(f"reading {config.source}")
+        documents = read_source(config.source, cache=cache)
+        digest = corpus_hash(documents)
+        if not force and (found := _found(target, config, digest)) is not None:
+            tell(f"{target} is already prepared from {config.source} (corpus {digest[:16]})")
+            return Prepared(target, found, was_there=True)
+        draft = target.parent / f".{target.name}.{os.getpid()}.tmp"
+        try:
+            meta = _build(draft, documents, digest, config, tell)
+            _put(draft, target)
+        except OSError as error:
+            raise InputError(
+                f"cannot write {target}: {error.strerror}", remedy="check disk space and rights"
+            ) from error
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+        return Prepared(target, meta, was_there=False)
+
+
+def corpus_hash(documents: Sequence[Document]) -> str:
+    """SHA-256 over keys and texts in order, each preceded by its length."""
+    digest = hashlib.sha256()
+    for document in documents:
+        for part in (
+            document.key.encode("utf-8", "surrogateescape"),
+            document.text.encode("utf-8", "surrogatepass"),
+        ):
+            digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()
+
+
+def is_validation(key: str, fraction: float) -> bool:
+    """Whether the document ``key`` belongs to validation: by SHA-256 of the key, so adding others moves
+    none.
+    """
+    return _place(key) < fraction
+
+
+def _place(key: str) -> float:
+    return int.from_bytes(hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()[:6], "big") / 2**48
+
+
+def split_documents(documents: Sequence[Document], fraction: float) -> dict[str, list[Document]]:
+    """Documents per split, in order; neither split is left empty.
+
+    A single document is cut at a line, its end going to validation; of few documents, the one nearest
+    the bound moves.
+
+    Raises:
+        InputError: one document of one character.
+    """
+    if len(documents) == 1:
+        documents = _cut(documents[0], fraction)
+        return {"train": [documents[0]], "validation": [documents[1]]}
+    places = [_place(document.key) for document in documents]
+    if all(place >= fraction for place in places):
+        places[places.index(min(places))] = -1.0
+    elif all(place < fraction for place in places):
+        places[places.index(max(places))] = 2.0
+    parts: dict[str, list[Document]] = {"train": [], "validation": []}
+    for document, place in zip(documents, places, strict=True):
+        parts["validation" if place < fraction else "train"].append(document)
+    return parts
+
+
+def _cut(document: Document, fraction: float) -> list[Document]:
+    text = document.text
+    if len(text) < 2:
+        raise InputError("the source holds one character", remedy="give more text")
+    at = min(max(int(len(text) * (1 - fraction)), 1), len(text) - 1)
+    line = text.rfind("\n", 0, at) + 1
+    at = line or at
+    return [Document(f"{document.key}#train", text[:at]), Document(f"{document.key}#validation", text[at:])]
+
+
+def unigram_nats(train: npt.NDArray[np.int64], validation: npt.NDArray[np.int64]) -> float:
+    """Cross-entropy per validation token under training unigrams, nats; counts per id, add-one smoothed."""
+    log_p = np.log((train + 1) / (train.sum() + train.size))
+    return float(-(validation * log_p).sum() / validation.sum())
+
+
+def _build(draft: Path, documents: Sequence[Document], digest: str, config: DataConfig, tell: Say) -> Meta:
+    draft.mkdir(parents=True)
+    parts = split_documents(documents, config.validation_fraction)
+    tell(f"training a vocabulary of {config.vocab_size} on {len(parts['train'])} documents")
+    tokenizer = Tokenizer.train((_clean(document.text) for document in parts["train"]), config.vocab_size)
+    tokenizer.save(draft / "tokenizer.json")
+    dtype = np.dtype(token_dtype(tokenizer.vocab_size))
+    splits, counts = {}, {}
+    for split, part in parts.items():
+        tell(f"encoding {len(part)} documents of {split}")
+        splits[split], counts[split] = _encode(draft / split, part, tokenizer, dtype)
+    meta = Meta(
+        version=META_VERSION,
+        source=config.source,
+        corpus_sha256=digest,
+        vocab_size=tokenizer.vocab_size,
+        asked_vocab_size=config.vocab_size,
+        validation_fraction=config.validation_fraction,
+        eod_id=tokenizer.eod_id,
+        dtype=str(dtype),
+        unigram_nats=unigram_nats(counts["train"], counts["validation"]),
+        tokenizer_sha256=sha256(draft / "tokenizer.json"),
+        splits=splits,
+    )
+    (draft / "meta.json").write_bytes(msgspec.json.format(msgspec.json.encode(meta), indent=1) + b"\n")
+    return meta
+
+
+def _encode(
+    prefix: Path, documents: Sequence[Document], tokenizer: Tokenizer, dtype: np.dtype[np.generic]
+) -> tuple[SplitMeta, npt.NDArray[np.int64]]:
+    counts = np.zeros(tokenizer.vocab_size, dtype=np.int64)
+    with TokenFileWriter(prefix, dtype) as writer:
+        for tokens in tokenizer.encode_all([_clean(document.text) for document in documents]):
+            tokens.append(tokenizer.eod_id)
+            writer.add(tokens)
+            counts += np.bincount(tokens, minlength=counts.size)
+    meta = SplitMeta(
+        documents=len(documents),
+        tokens=int(counts.sum()),
+        text_bytes=sum(len(_clean(document.text).encode()) for document in documents),
+        bin_sha256=sha256(bin_path(prefix)),
+        idx_sha256=sha256(idx_path(prefix)),
+    )
+    return meta, counts
+
+
+def _clean(text: str) -> str:
+    """JSON can spell a lone surrogate, which is no character and cannot be encoded."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _refuse_foreign(target: Path) -> None:
+    """Whatever was asked, ``--force`` too: what we did not make is not replaced."""
+    ours = not target.exists() or (
+        target.is_dir() and ((target / "meta.json").exists() or not any(target.iterdir()))
+    )
+    if not ours:
+        raise InputError(f"{target} exists and is no prepared data", remedy="choose another --out")
+
+
+def _found(target: Path, config: DataConfig, digest: str) -> Meta | None:
+    """The description of what is there if it is what is wanted, None if nothing usable is there."""
+    if not (target / "meta.json").exists():
+        return None
+    try:
+        meta = read_meta(target)
+        data = Dataset(target)
+        intact = all(data.split(split).num_tokens == part.tokens for split, part in meta.splits.items())
+        intact = intact and sha256(target / "tokenizer.json") == meta.tokenizer_sha256
+    except HeadwayError:
+        return None  # damaged or half-deleted: made again
+    same = (meta.corpus_sha256, meta.asked_vocab_size, meta.validation_fraction) == (
+        digest,
+        config.vocab_size,
+        config.validation_fraction,
+    )
+    if not same:
+        raise InputError(
+            f"{target} holds corpus {meta.corpus_sha256[:16]} of {meta.source!r} with "
+            f"{meta.asked_vocab_size} tokens, asked was {digest[:16]} of {config.source!r} with {config.vocab_size}",
+            remedy="choose another --out, or replace it with --force",
+        )
+    return meta if intact else None
+
+
+def _put(draft: Path, target: Path) -> None:
+    """Rename into place. With something there already, a reader may for an instant find nothing, never a
+    mixture.
+    """
+    old = draft.with_name(f".{target.name}.{os.getpid()}.old.tmp")
+    if target.exists():
+        target.rename(old)
+    draft.rename(target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(target: Path) -> Iterator[None]:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(target.parent / f".{target.name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise InputError(
+            f"cannot write {target.parent}: {error.strerror}", remedy="choose another --out"
+        ) from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)

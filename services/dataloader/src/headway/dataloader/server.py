@@ -1,0 +1,139 @@
+"""The daemon of a node: answers who wants a stream, lets a thread fill the rings, tells that it is alive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from headway.common.errors import InputError
+from headway.common.node.run_dir import private_folder, shm_root
+from headway.common.wire.message import Message
+from headway.common.wire.messages.dataloader import (
+    CloseStream,
+    DataStatus,
+    GetDataStatus,
+    OpenStream,
+    StreamClosed,
+    StreamOpened,
+)
+from headway.common.wire.messages.service import State
+from headway.common.wire.metrics import counts_collector
+from headway.common.wire.server import Handler, Server
+from headway.common.wire.service import Beat, Service
+from headway.dataloader.prefetch import Prefetcher
+
+_ADOPT_PERIOD_S = 0.5  # a predecessor may still be ending when its successor starts
+
+
+class Dataloader:
+    """Handlers over a ``Prefetcher``; no state of its own."""
+
+    def __init__(self, prefetcher: Prefetcher) -> None:
+        self.prefetcher = prefetcher
+
+    def handlers(self) -> dict[type[Message], Handler]:
+        """Message type -> handler, for ``Server``."""
+        return {OpenStream: self.open, CloseStream: self.close, GetDataStatus: self.status}
+
+    def open(self, message: OpenStream, _peer: bytes) -> StreamOpened:
+        """Raises what ``Prefetcher.open`` raises; it becomes the error reply."""
+        stream = self.prefetcher.open(message.spec)
+        return StreamOpened(path=str(stream.writer.path), fingerprint=stream.spec.fingerprint)
+
+    def close(self, message: CloseStream, _peer: bytes) -> StreamClosed:
+        """Remove one ring."""
+        return StreamClosed(
+            was_open=self.prefetcher.close(message.generation, message.dp_rank, message.split)
+        )
+
+    def status(self, _message: GetDataStatus, _peer: bytes) -> DataStatus:
+        """Every ring with its head, tail and trouble."""
+        rows = [stream.status() for stream in self.prefetcher.streams]
+        return DataStatus(
+            streams=tuple(row for row in rows if row is not None),
+            num_batches=self.prefetcher.num_batches,
+            num_tokens=self.prefetcher.num_tokens,
+            adopted=self.prefetcher.num_adopted,
+        )
+
+    def facts(self) -> State:
+        """For ``Description.state``."""
+        return {
+            "shm_dir": str(self.prefetcher.shm_dir),
+            "streams": len(self.prefetcher.streams),
+            "batches": self.prefetcher.num_batches,
+        }
+
+
+class _Counts(Mapping[str, int]):
+    """The prefetcher's counters, read when scraped."""
+
+    def __init__(self, prefetcher: Prefetcher) -> None:
+        self._prefetcher = prefetcher
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("batches", "tokens", "adopted"))
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, key: str) -> int:
+        return int(getattr(self._prefetcher, f"num_{key}"))
+
+
+def serve(
+    *,
+    endpoint: str,
+    shm_dir: Path,
+    executor: str | None = None,
+    run_id: str = "",
+    metrics_port: int | None = None,
+    keep_rings: bool | None = None,
+) -> int:
+    """Serve until SIGTERM or ``Drain``; returns the exit code.
+
+    ``executor`` receives the beats. ``keep_rings``: leave rings in place at a clean end, so that a successor
+    adopts them; by default only under an executor, which removes them with its node. Killed, the daemon
+    always leaves them.
+
+    Raises:
+        InputError: the endpoint or the folder cannot be used.
+    """
+    prefetcher = Prefetcher(_folder(shm_dir))
+    loader = Dataloader(prefetcher)
+    server = Server(endpoint, loader.handlers())
+    beat = None if executor is None else Beat(endpoint=executor, progress=lambda: prefetcher.num_batches)
+    try:
+        service = Service(
+            "dataloader",
+            server,
+            beat=beat,
+            metrics_port=metrics_port,
+            describe=loader.facts,
+            run_id=run_id or None,
+        )
+    except BaseException:
+        server.close()
+        raise
+    service.metrics.register(counts_collector("headway_dataloader", _Counts(prefetcher), "what"))
+    service.every(_ADOPT_PERIOD_S, prefetcher.adopt)
+    prefetcher.adopt()
+    prefetcher.start()
+    keep = executor is not None if keep_rings is None else keep_rings
+    try:
+        return service.run()
+    finally:
+        prefetcher.stop(unlink=not keep)
+
+
+def _folder(path: Path) -> Path:
+    path = path.absolute()
+    if path.is_relative_to(shm_root()):
+        return private_folder(path, up_to=shm_root())
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"cannot create {path}: {error.strerror}", remedy="choose another --shm-dir"
+        ) from error
+    return path

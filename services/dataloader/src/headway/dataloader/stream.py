@@ -1,0 +1,145 @@
+"""Which micro-batch lies in slot n of a ring, and how? All of it follows from the stream's specification.
+
+Slot: int32 tokens ``[micro_batch_size, seq_len + 1]``, then uint8 loss mask ``[micro_batch_size, seq_len]``
+(1 = counts).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from headway.common.errors import ConfigError, CorruptError, InputError
+from headway.dataloader.config import SPLITS, StreamSpec, num_local_micro_batches
+from headway.dataloader.dataset import Dataset
+from headway.dataloader.formats import TokenFile
+from headway.dataloader.pack import Packer
+
+_TOKEN_BYTES = 4
+_MAX_RING_BYTES = 1 << 40
+_MAX_POSITION = 1 << 62
+
+Tokens = npt.NDArray[np.int32]
+Mask = npt.NDArray[np.uint8]
+
+
+def slot_bytes(spec: StreamSpec) -> int:
+    """Payload of one slot."""
+    return spec.micro_batch_size * (_TOKEN_BYTES * (spec.seq_len + 1) + spec.seq_len)
+
+
+def slot_views(spec: StreamSpec, payload: memoryview) -> tuple[Tokens, Mask]:
+    """(tokens int32 [micro_batch_size, seq_len + 1], mask uint8 [micro_batch_size, seq_len]) in
+    ``payload``.
+    """
+    rows, columns = spec.micro_batch_size, spec.seq_len + 1
+    tokens = np.frombuffer(payload, np.int32, rows * columns).reshape(rows, columns)
+    mask = np.frombuffer(payload, np.uint8, rows * spec.seq_len, _TOKEN_BYTES * rows * columns)
+    return tokens, mask.reshape(rows, spec.seq_len)
+
+
+def slot_sample(spec: StreamSpec, slot: int) -> int:
+    """Global number of the first sample in slot ``slot``.
+
+    Slot n holds local micro-batch ``k = n % num_micro_batches`` of step ``s = n // num_micro_batches``, that
+    is global micro-batch ``j = dp_rank + k * dp_size``: samples from ``start_sample + s * GB + j *
+    micro_batch_size``.
+    """
+    step, local = divmod(slot, spec.num_micro_batches)
+    position = step * spec.global_batch_size
+    if spec.cycle_samples:
+        position %= spec.cycle_samples
+    return spec.start_sample + position + (spec.dp_rank + local * spec.dp_size) * spec.micro_batch_size
+
+
+def check(spec: StreamSpec) -> None:
+    """Raises ConfigError naming the first value of ``spec`` that cannot be, InputError for an unknown
+    split.
+    """
+    if spec.split not in SPLITS:
+        raise InputError(f"split {spec.split!r} is unknown", remedy=f"use {' or '.join(SPLITS)}")
+    for name, low, high in (
+        ("seq_len", 1, 1 << 31),
+        ("seed", 0, (1 << 32) - 1),
+        ("generation", 0, _MAX_POSITION),
+        ("start_sample", 0, _MAX_POSITION),
+        ("num_samples", 0, 1 << 40),
+        ("cycle_samples", 0, _MAX_POSITION),
+        ("ring_slots", 1, 1 << 20),
+        ("num_readers", 1, 16),
+    ):
+        value = getattr(spec, name)
+        if not low <= value <= high:
+            raise ConfigError(f"{name}={value} is out of range", remedy=f"use {low}..{high}")
+    expected = num_local_micro_batches(
+        spec.global_batch_size, spec.micro_batch_size, spec.dp_rank, spec.dp_size
+    )
+    if spec.num_micro_batches != expected or not expected:
+        raise ConfigError(
+            f"num_micro_batches={spec.num_micro_batches}: dp rank {spec.dp_rank} of {spec.dp_size} has "
+            f"{expected} of the {spec.global_batch_size // spec.micro_batch_size} micro-batches of a global batch",
+            remedy="use global_batch_size = micro_batch_size x num_micro_batches x dp_size",
+        )
+    if spec.cycle_samples % spec.global_batch_size:
+        raise ConfigError(
+            f"cycle_samples={spec.cycle_samples} is no multiple of "
+            f"global_batch_size={spec.global_batch_size}",
+            remedy="cycle over whole global batches",
+        )
+    if slot_bytes(spec) * spec.ring_slots > _MAX_RING_BYTES:
+        raise ConfigError(
+            f"{spec.ring_slots} slots of {slot_bytes(spec)} bytes are out of range",
+            remedy="use fewer or smaller slots",
+        )
+
+
+class Filler:
+    """Writes slots of one stream; equal specifications and data give equal bytes, whoever fills."""
+
+    def __init__(self, spec: StreamSpec, packer: Packer) -> None:
+        self.spec = spec
+        self._packer = packer
+
+    @property
+    def packer(self) -> Packer:
+        """Shared by the streams of a node that read the same data in the same order."""
+        return self._packer
+
+    def fill(self, payload: memoryview, slot: int) -> int:
+        """Write slot ``slot`` into ``payload`` and return the number of its first sample.
+
+        Raises:
+            InputError: the stream has come to the end of its ``num_samples``.
+            CorruptError: damaged data; file and place are named. ``payload`` is then not to be used.
+        """
+        tokens, mask = slot_views(self.spec, payload)
+        first = slot_sample(self.spec, slot)
+        for row in range(self.spec.micro_batch_size):
+            self._packer.write(first + row, tokens[row])
+        mask[...] = 1
+        return first
+
+
+def open_tokens(spec: StreamSpec) -> tuple[TokenFile, int | None]:
+    """The token file of ``spec`` and the size of its vocabulary, if known.
+
+    Raises:
+        InputError: missing data. CorruptError: damaged data, or other data than ``spec.fingerprint`` says.
+    """
+    data = Dataset(Path(spec.path))
+    tokens = data.split(spec.split)
+    found = tokens.fingerprint()
+    if spec.fingerprint and found != spec.fingerprint:
+        raise CorruptError(
+            f"{tokens.prefix} has changed: fingerprint {found}, the run began with {spec.fingerprint}",
+            remedy="bring the old data back, or begin a new run",
+        )
+    return tokens, data.vocab_size
+
+
+def make_packer(spec: StreamSpec, tokens: TokenFile, vocab_size: int | None) -> Packer:
+    """The packer of ``spec``; raises InputError if the split does not hold one sample."""
+    return Packer(
+        tokens, seq_len=spec.seq_len, seed=spec.seed, num_samples=spec.num_samples, vocab_size=vocab_size
+    )

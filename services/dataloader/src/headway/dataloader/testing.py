@@ -1,0 +1,101 @@
+"""For tests of whoever uses the data service: small corpora, streams, and a real daemon."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from headway.common.errors import DeadlineError
+from headway.common.node.testing import child_environment, wait_until
+from headway.common.wire.client import Client
+from headway.common.wire.messages.dataloader import DataStatus, GetDataStatus
+from headway.dataloader.formats import TokenFileWriter
+
+
+def write_tokens(prefix: Path, lengths: Sequence[int], *, vocab_size: int = 60_000, seed: int = 0) -> Path:
+    """A ``.bin``/``.idx`` pair of random u16 tokens with these sequence lengths; returns ``prefix``."""
+    random = np.random.default_rng(seed)
+    with TokenFileWriter(prefix, np.uint16) as writer:
+        for length in lengths:
+            writer.add(random.integers(0, vocab_size, length))
+    return prefix
+
+
+class Daemon:
+    """A dataloader process; ``kill`` and ``start`` it as often as wanted. Its log is ``log``."""
+
+    def __init__(self, folder: Path, *arguments: str | Path) -> None:
+        self.endpoint = f"ipc://{folder / 'd.sock'}"
+        self.shm_dir = Path(tempfile.mkdtemp(prefix="headway-data-", dir="/dev/shm"))
+        self.log = folder / "daemon.log"
+        self._arguments = arguments
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the process and wait until it answers."""
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "headway.dataloader", "serve", "--endpoint", self.endpoint]
+                + ["--shm-dir", str(self.shm_dir), *map(str, self._arguments)],
+                stdout=log,
+                stderr=log,
+                env=child_environment(),
+            )
+        wait_until(self._answers, what=f"an answer of the daemon, see {self.log}")
+
+    def _answers(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, self.log.read_text()
+        try:
+            self.status(timeout_s=0.5)
+        except DeadlineError:
+            return False
+        return True
+
+    @property
+    def pid(self) -> int:
+        """Of the running process."""
+        assert self._process is not None
+        return self._process.pid
+
+    def status(self, timeout_s: float = 5.0) -> DataStatus:
+        """What the daemon says about its rings."""
+        with Client(self.endpoint) as client:
+            return client.call(GetDataStatus(), DataStatus, timeout_s=timeout_s)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self) -> int:
+        """SIGTERM; returns the exit code."""
+        assert self._process is not None
+        self._process.terminate()
+        return self._process.wait()
+
+    @property
+    def files(self) -> list[str]:
+        """Names of what lies in its shared-memory folder."""
+        return sorted(path.name for path in self.shm_dir.iterdir())
+
+
+@contextlib.contextmanager
+def running_daemon(folder: Path, *arguments: str | Path) -> Iterator[Daemon]:
+    """A daemon with its socket in ``folder`` (a short path); ended, and its shared memory removed, at the end."""
+    daemon = Daemon(folder, *arguments)
+    try:
+        daemon.start()
+        yield daemon
+    finally:
+        daemon.kill()
+        for path in daemon.shm_dir.iterdir():
+            path.unlink()
+        daemon.shm_dir.rmdir()
