@@ -52,8 +52,8 @@ class Timer:
 class Loop:
     """``run`` polls until ``end``; ``stop`` (from any thread), SIGTERM and SIGINT call ``on_stop`` in it.
 
-    ``on_stop`` gets True for a signal. Signals are taken over only when ``run`` is called in the main thread, and
-    given back when it returns.
+    ``on_stop`` gets True for a signal. Signals are taken over only when ``run`` is called in the main
+    thread, and given back when it returns.
     """
 
     def __init__(self, on_stop: Callable[[bool], None]) -> None:

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
+BACKLOG = 128
 REQUEST_LIMIT_S = 5.0  # a connection that sends no request by then is closed, and its thread ends
 
 
@@ -29,6 +30,7 @@ class Exporter:
                 f"cannot export metrics on port {port}: {getattr(error, 'strerror', None) or error}",
                 remedy="choose another metrics port, 0 takes any free one",
             ) from error
+        self._server.socket.listen(BACKLOG)  # http.server waits for 5; a sixth would be put off by a second
         handler: Any = self._server.RequestHandlerClass
         self._server.RequestHandlerClass = type("Handler", (handler,), {"timeout": REQUEST_LIMIT_S})
         # socketserver prints a traceback for each connection that breaks off; that is the peer's business
