@@ -79,6 +79,10 @@ class Driver:
         self.run_dir, self.cluster, self.node = RunDir(run_dir), cluster, node
         self.config = load(RunConfig, files=[self.run_dir.config])
         self.journal = Journal(self.run_dir.database)
+        if self.journal.fact("outcome", ""):
+            self.journal.retire_commands()
+            self.journal.set_fact("outcome", "")
+            self.journal.set_fact("detail", "")
         self.engine = LocalEngine(cluster)
         configure(NodePaths(self.run_dir.run_id, node).failpoints, node=node)
         self.state = self._initial_state()

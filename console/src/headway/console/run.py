@@ -1,0 +1,199 @@
+"""One run, seen from outside: its status, its commands, its numbers. Works on live and ended runs alike."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from headway.common.config import load
+from headway.common.errors import DeadlineError, HeadwayError, InputError
+from headway.common.node.process import ProcessId
+from headway.common.node.run_dir import RunDir
+from headway.common.wire.client import Client
+from headway.common.wire.keys import KeyPair
+from headway.common.wire.messages.driver import Accepted, Command, GetStatus, Status
+from headway.trainer.config import RunConfig
+
+OVER = frozenset({"finished", "stopped", "failed"})
+
+
+class Run:
+    """A run folder and, while it lives, its driver.
+
+    Every call makes its own connection, so a ``Run`` may be used from any thread and survives a restarted driver.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.folder = RunDir(path)
+        if not self.folder.run_json.exists():
+            raise InputError(f"{path} holds no run", remedy="see `headway runs`")
+
+    def __repr__(self) -> str:
+        return f"Run({self.name!r}, {self.outcome or ('live' if self.live else 'interrupted')})"
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.folder.name
+
+    @property
+    def path(self) -> Path:
+        """The run's folder."""
+        return self.folder.path
+
+    @property
+    def config(self) -> RunConfig:
+        """The resolved configuration."""
+        return load(RunConfig, files=[self.folder.config])
+
+    # ---- where it stands ----------------------------------------------------------------------
+    @property
+    def live(self) -> bool:
+        """Whether anything of the run's cluster still works on it."""
+        return any(address.alive() for address in self._executors())
+
+    @property
+    def outcome(self) -> str:
+        """``finished``, ``stopped`` or ``failed``; empty while the run is unfinished."""
+        return self.fact("outcome")
+
+    def fact(self, key: str) -> str:
+        """A remembered value of the journal, empty if there is none."""
+        rows = self.query("SELECT value FROM facts WHERE key = ?", (key,))
+        return str(rows[0][0]) if rows else ""
+
+    def query(self, sql: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        """Read the journal; an absent one is empty."""
+        if not self.folder.database.exists():
+            return []
+        uri = f"file:{self.folder.database}?mode=ro"
+        with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=5.0)) as database:
+            try:
+                return database.execute(sql, values).fetchall()
+            except sqlite3.OperationalError as error:
+                if "no such table" in str(error):
+                    return []
+                raise
+
+    def status(self, timeout_s: float = 5.0) -> Status:
+        """Ask the driver.
+
+        Raises:
+            DeadlineError: no driver answers; it may be starting, or the run is over.
+        """
+        with self._driver() as client:
+            return client.call(GetStatus(), Status, timeout_s=timeout_s)
+
+    def wait(self, timeout_s: float | None = None) -> str:
+        """Block until the run is over; returns its outcome.
+
+        Raises:
+            DeadlineError: not over within ``timeout_s``.
+            HeadwayError: nothing of the run is alive any more, and it is not over.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            outcome, live = self.outcome, self.live
+            if outcome in OVER and not live:
+                return outcome
+            if not live and not self.outcome:
+                raise HeadwayError(f"run {self.name} is not over, but nothing of it is alive",
+                                   remedy=f"start it again with `headway run`; logs lie in {self.folder.logs}")
+            if deadline is not None and time.monotonic() > deadline:
+                raise DeadlineError(f"run {self.name} is not over after {timeout_s} s", remedy="see `headway status`")
+            time.sleep(0.2)
+
+    # ---- steering -----------------------------------------------------------------------------
+    def pause(self) -> int:
+        """Hold all ranks at their next step; returns the command's sequence number."""
+        return self.command("pause")
+
+    def resume(self) -> int:
+        """Go on after ``pause``."""
+        return self.command("resume")
+
+    def stop(self) -> int:
+        """End at the next step, with a checkpoint."""
+        return self.command("stop")
+
+    def checkpoint(self) -> int:
+        """Make the next snapshot durable."""
+        return self.command("checkpoint")
+
+    def set(self, *, lr: float) -> int:
+        """Hold the learning rate at ``lr`` from the next step on."""
+        return self.command("set", name="lr", value=lr)
+
+    def evict(self, node: int) -> int:
+        """Take a node out of the run; its ranks move to a spare."""
+        return self.command("evict", node=node)
+
+    def inject(self, fault: str, *, target: str = "worker", rank: int = -1, node: int = -1) -> int:
+        """Break something on purpose: ``kill`` or ``stop`` a worker by rank, or a service of a node."""
+        return self.command("inject", name=target, fault=fault, rank=rank, node=node)
+
+    def command(self, operation: str, *, name: str = "", value: float = 0.0, fault: str = "", rank: int = -1,
+                node: int = -1) -> int:
+        """Send one command; retried over a driver's restart and carried out once.
+
+        Raises:
+            RemoteError: the driver refused it.
+            DeadlineError: no driver took it.
+        """
+        if not self.live:
+            raise InputError(f"run {self.name} is not live", remedy="start it with `headway run`")
+        command = Command(id=uuid.uuid4().hex, operation=operation, name=name, value=value, fault=fault, rank=rank,
+                          node=node)
+        for attempt in range(4):
+            try:
+                with self._driver() as client:
+                    return client.call(command, Accepted, timeout_s=4.0).sequence
+            except DeadlineError:
+                if attempt == 3:
+                    raise
+        raise AssertionError("unreachable")
+
+    def wait_applied(self, sequence: int, timeout_s: float = 60.0) -> None:
+        """Block until all ranks have applied a command.
+
+        Raises:
+            DeadlineError: not within ``timeout_s``.
+        """
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            with contextlib.suppress(DeadlineError):
+                if self.status().applied >= sequence:
+                    return
+            time.sleep(0.1)
+        raise DeadlineError(f"command {sequence} is not applied after {timeout_s} s", remedy="see `headway status`")
+
+    # ---- inside -------------------------------------------------------------------------------
+    @property
+    def cluster_folder(self) -> Path:
+        """The folder of the cluster that carries, or last carried, the run."""
+        record = json.loads(self.folder.run_json.read_text())
+        return Path(record.get("cluster") or self.path / "cluster")
+
+    def _executors(self) -> Iterator[ProcessId]:
+        """Executors that carry this run: an ephemeral cluster's, or those whose ``nodes/K.run`` names it."""
+        nodes = self.cluster_folder / "nodes"
+        for file in nodes.glob("*.json"):
+            with contextlib.suppress(ValueError, KeyError, OSError):
+                facts = json.loads(file.read_text())
+                carried = json.loads((nodes / f"{file.stem}.run").read_text())
+                if carried["run_id"] == self.folder.run_id:
+                    yield ProcessId(int(facts["pid"]), int(facts["start_ticks"]))
+
+    def _driver(self) -> Client:
+        try:
+            facts = json.loads((self.path / "driver.json").read_text())
+            keys = KeyPair.load(self.cluster_folder / "keys" / "cluster.key")
+        except FileNotFoundError as error:
+            raise DeadlineError(f"run {self.name} has no driver yet", remedy="try again in a moment") from error
+        return Client(facts["endpoint"], keys=keys, server_key=facts["server_key"].encode())

@@ -1,0 +1,60 @@
+"""``python -m headway.trainer``: the processes of a run. Heavy imports wait inside the commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="trainer", help="The trainer's own processes; `headway run` starts them for you.", no_args_is_help=True,
+    rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False,
+)
+
+RUN = Annotated[Path, typer.Option(help="The run's folder.")]
+CLUSTER = Annotated[Path, typer.Option(help="The cluster's folder.")]
+NODE = Annotated[int, typer.Option(help="Number of the node, from 0.")]
+
+
+@app.command()
+def executor(cluster: CLUSTER, node: NODE) -> None:
+    """Guard one node: start, watch and mend what runs on it."""
+    from headway.common.log import setup
+    from headway.launch.cluster import ClusterFolder
+    from headway.trainer.control.executor import Executor
+
+    setup("executor", node=node)
+    raise typer.Exit(Executor(ClusterFolder(cluster), node).run())
+
+
+@app.command()
+def driver(run: RUN, cluster: CLUSTER, node: NODE) -> None:
+    """Drive one run: decide on recoveries, keep the journal, take commands."""
+    from headway.common.log import get_logger, setup
+    from headway.launch.cluster import ClusterFolder
+    from headway.trainer.control.driver import Driver
+    from headway.trainer.control.journal import LockedError
+
+    setup("driver", node=node)
+    try:
+        raise typer.Exit(Driver(run, ClusterFolder(cluster), node).run())
+    except LockedError as error:
+        get_logger("driver").info("standing back", reason=str(error))
+        raise typer.Exit(0) from None
+
+
+@app.command()
+def zygote(run: RUN, node: NODE) -> None:
+    """Fork warm workers on request."""
+    from headway.trainer.zygote import serve
+
+    raise typer.Exit(serve(run, node))
+
+
+@app.command()
+def worker(run: RUN, node: NODE, name: Annotated[str, typer.Option(help="The worker's name.")]) -> None:
+    """Be one worker; used where the zygote cannot fork (CUDA)."""
+    from headway.trainer.worker import main
+
+    raise typer.Exit(main(run, node, name))
