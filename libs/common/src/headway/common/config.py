@@ -57,8 +57,11 @@ def to_toml(config: Any) -> str:
 def diff(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
     """Dotted key -> (old value, new value) of every leaf that differs; None where it is absent."""
     left, right = _leaves(to_dict(old)), _leaves(to_dict(new))
-    return {key: (left.get(key), right.get(key)) for key in sorted(left.keys() | right.keys())
-            if left.get(key) != right.get(key)}
+    return {
+        key: (left.get(key), right.get(key))
+        for key in sorted(left.keys() | right.keys())
+        if left.get(key) != right.get(key)
+    }
 
 
 # ---- reading ----------------------------------------------------------------------------------
@@ -66,7 +69,9 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError as error:
-        raise ConfigError(f"no configuration file {path}", remedy="check the path; examples/ holds some") from error
+        raise ConfigError(
+            f"no configuration file {path}", remedy="check the path; examples/ holds some"
+        ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}", remedy="check the file") from error
     except tomllib.TOMLDecodeError as error:
@@ -77,7 +82,9 @@ def _parse_override(text: str) -> dict[str, Any]:
     key, equals, raw = text.partition("=")
     parts = key.strip().split(".")
     if not equals or not all(parts):
-        raise ConfigError(f"override {text!r} is not of the form table.key=value", remedy="for example train.steps=200")
+        raise ConfigError(
+            f"override {text!r} is not of the form table.key=value", remedy="for example train.steps=200"
+        )
     try:
         value: Any = tomllib.loads(f"value = {raw.strip()}")["value"]
     except tomllib.TOMLDecodeError:
@@ -104,7 +111,9 @@ def _build(cls: Any, data: Any, path: str) -> Any:
     for key in data:
         if key not in known:
             raise _unknown(key, known, path)
-    values = {key: _convert(hints[key], value, f"{path}.{key}" if path else key) for key, value in data.items()}
+    values = {
+        key: _convert(hints[key], value, f"{path}.{key}" if path else key) for key, value in data.items()
+    }
     try:
         return cls(**values)
     except ConfigError:
@@ -112,13 +121,17 @@ def _build(cls: Any, data: Any, path: str) -> Any:
     except HeadwayError as error:
         raise ConfigError(error.message, remedy=error.remedy) from error
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{path or cls.__name__}: {error}", remedy="see the option's description") from error
+        raise ConfigError(
+            f"{path or cls.__name__}: {error}", remedy="see the option's description"
+        ) from error
 
 
 def _unknown(key: str, known: Sequence[str], path: str) -> ConfigError:
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     full = f"{path}.{key}" if path else key
-    hint = f"did you mean {f'{path}.' if path else ''}{near[0]}?" if near else f"known here: {', '.join(known)}"
+    hint = (
+        f"did you mean {f'{path}.' if path else ''}{near[0]}?" if near else f"known here: {', '.join(known)}"
+    )
     return ConfigError(f"unknown configuration key {full!r}", remedy=hint)
 
 
@@ -131,8 +144,10 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
         return _convert(inner[0], value, path)
     if origin is Literal:
         if value not in args:
-            raise ConfigError(f"{path} = {value!r} is not one of {', '.join(map(repr, args))}",
-                              remedy=_nearest_choice(value, args))
+            raise ConfigError(
+                f"{path} = {value!r} is not one of {', '.join(map(repr, args))}",
+                remedy=_nearest_choice(value, args),
+            )
         return value
     if origin is tuple:
         if not isinstance(value, list | tuple):

@@ -1,13 +1,13 @@
 """Every error a user may see: a code, one line, and the remedy.
 
-    HeadwayError
-    ├── InputError        bad input found before step 0; the command exits 2
-    │   └── ConfigError   an unknown or impossible configuration value
-    ├── WireError         a frame or message that cannot be read
-    │   └── VersionError  ... because its sender speaks another version
-    ├── RemoteError       the other side answered with an error
-    ├── DeadlineError     the other side did not answer in time
-    └── CorruptError      bytes on disk or in memory fail their digest or format
+HeadwayError
+├── InputError        bad input found before step 0; the command exits 2
+│   └── ConfigError   an unknown or impossible configuration value
+├── WireError         a frame or message that cannot be read
+│   └── VersionError  ... because its sender speaks another version
+├── RemoteError       the other side answered with an error
+├── DeadlineError     the other side did not answer in time
+└── CorruptError      bytes on disk or in memory fail their digest or format
 """
 
 from __future__ import annotations

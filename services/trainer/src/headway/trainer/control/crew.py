@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headway.common.log import get_logger
-from headway.common.node.last_words import LastWords
-from headway.common.node.process import ProcessId
+from headway.common.node.process import LastWords, ProcessId
 from headway.common.wire.messages.driver import WorkerGone
 from headway.common.wire.messages.executor import WorkerBeat
 

@@ -50,23 +50,20 @@ def interleaved_1f1b(*, pp: int, vp: int, num_micro_batches: int) -> Schedule:
     """1F1B over ``vp`` chunks per rank (Megatron-LM, arXiv 2104.04473, section 2.2.2).
 
     Micro-batches go in groups of ``pp`` through one chunk, then the next; the warm-up of rank r is
-    ``2 (pp - r - 1) + (vp - 1) pp`` forwards.
+    ``2 (pp - r - 1) + (vp - 1) pp`` forwards, or all of them if there are fewer. (Megatron-LM once ran every
+    forward first when there are just ``pp`` micro-batches; that holds more activations for the same bubble.)
 
     Raises:
         ConfigError: ``num_micro_batches`` is no multiple of ``pp``.
     """
+    _check(pp, vp, num_micro_batches)
     if num_micro_batches % pp:
         raise ConfigError(f"{num_micro_batches} micro-batches with pp={pp} and the interleaved schedule",
                           remedy=f"use a multiple of {pp} micro-batches")
     total = num_micro_batches * vp
     ranks = []
     for rank in range(pp):
-        if vp == 1:
-            warmup = pp - rank - 1
-        elif num_micro_batches == pp:
-            warmup = total
-        else:
-            warmup = 2 * (pp - rank - 1) + (vp - 1) * pp
+        warmup = pp - rank - 1 if vp == 1 else 2 * (pp - rank - 1) + (vp - 1) * pp
         forwards = [_virtual(Kind.FORWARD, k, pp, vp) for k in range(total)]
         backwards = [_virtual(Kind.BACKWARD, k, pp, vp) for k in range(total)]
         ranks.append(_weave(forwards, backwards, min(warmup, total)))
@@ -95,7 +92,8 @@ def zb_h1(*, pp: int, num_micro_batches: int) -> Schedule:
 
 
 def forward_only(*, pp: int, vp: int = 1, num_micro_batches: int) -> Schedule:
-    """Every micro-batch through every chunk, no backward: validation and sampling."""
+    """Every micro-batch through every chunk, no backward: validation and sampling. Any number of micro-batches."""
+    _check(pp, vp, num_micro_batches)
     order = [Action(Kind.FORWARD, chunk, mb)
              for first in range(0, num_micro_batches, pp)
              for chunk in range(vp)
@@ -145,7 +143,7 @@ def _backwards(count: int) -> Order:
 
 def _schedule(name: str, pp: int, vp: int, num_micro_batches: int, ranks: list[Order], *,
               forward_only: bool = False) -> Schedule:
-    _check(pp, vp, num_micro_batches)
+    _check(pp, vp, num_micro_batches)  # gpipe and 1f1b come here unchecked
     return Schedule(name=name, pp=pp, vp=vp, num_micro_batches=num_micro_batches, forward_only=forward_only,
                     ranks=tuple(tuple(order) for order in ranks))
 

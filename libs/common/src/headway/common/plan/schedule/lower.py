@@ -3,13 +3,19 @@
 Messages come from one global sequence: compute actions by their start in unit time, each message at the end
 of the action that makes it. The send and its receive enter their ranks' lists at the same place of that sequence. So
 the lists run to their end even if every send waits for its receive: the first message of the sequence that
-is not done yet has nothing before it, on either side, that is not done.
+is not done yet has nothing before it, on either side, that is not done. Both ends of a lane (two ranks, one direction)
+list its messages in the same order, so a lane may be a plain queue.
+
+A receive in the list is posted, its message waited for where it is used; a send is issued directly after what it sends
+was made, with no compute action in between.
 """
 
 from __future__ import annotations
 
 from headway.common.plan.schedule.actions import COMPUTE, Action, Kind, Schedule
 from headway.common.plan.schedule.timeline import Span, stage_of, unit_timeline
+
+_BACKWARD_MESSAGE, _FORWARD_MESSAGE, _COMPUTE = range(3)  # order of what happens at one moment
 
 
 def lower(schedule: Schedule) -> Schedule:
@@ -22,11 +28,15 @@ def lower(schedule: Schedule) -> Schedule:
         ConfigError: the compute order is impossible.
     """
     moments: list[tuple[float, int, int, list[tuple[int, Action]]]] = []
-    for number, span in enumerate(unit_timeline(schedule)):
-        moments.append((span.start, 1, number, [(span.rank, span.action)]))
+    for span in unit_timeline(schedule):
+        moments.append((span.start, _COMPUTE, span.rank, [(span.rank, span.action)]))
         message = _message(schedule, span)
-        if message:
-            moments.append((span.end, 0, number, message))
+        # Of messages made at one moment those backward go first, from rank 0 up, then those forward, from the last
+        # rank down: without a ring, each rank's send then comes before what its neighbours send to it.
+        if message and message[0][1].kind is Kind.SEND_BACKWARD:
+            moments.append((span.end, _BACKWARD_MESSAGE, span.rank, message))
+        elif message:
+            moments.append((span.end, _FORWARD_MESSAGE, -span.rank, message))
     lists: list[list[Action]] = [[] for _ in range(schedule.pp)]
     for _, _, _, entries in sorted(moments, key=lambda moment: moment[:3]):
         for rank, action in entries:
@@ -53,21 +63,24 @@ def _message(schedule: Schedule, span: Span) -> list[tuple[int, Action]]:
 
 
 def _frame(schedule: Schedule, rank: int, order: list[Action]) -> list[Action]:
-    """Put data, all-gathers and reduce-scatters where they belong, and end the step."""
+    """Put data, all-gathers and reduce-scatters where they belong, and end the step.
+
+    A chunk's all-gather is issued one chunk ahead, so that it can run under the chunk before.
+    """
     takes_data = rank in (0, schedule.pp - 1)
     training = not schedule.forward_only
     framed: list[Action] = []
-    gathered: set[int] = set()
+    num_gathered = 0
     if training:
         framed.append(Action(Kind.ALL_GATHER, 0))  # issued first, so that it runs while data is taken
-        gathered.add(0)
+        num_gathered = 1
     if takes_data:
         framed.append(Action(Kind.DATA))
     last_gradient = {a.chunk: i for i, a in enumerate(order) if a.kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT)}
     for index, action in enumerate(order):
-        if training and action.kind in COMPUTE and action.chunk not in gathered:
-            gathered.add(action.chunk)
-            framed.append(Action(Kind.ALL_GATHER, action.chunk))
+        if training and action.kind in COMPUTE and num_gathered < min(action.chunk + 2, schedule.vp):
+            framed.append(Action(Kind.ALL_GATHER, num_gathered))
+            num_gathered += 1
         framed.append(action)
         if last_gradient.get(action.chunk) == index:
             framed.append(Action(Kind.REDUCE_SCATTER, action.chunk))

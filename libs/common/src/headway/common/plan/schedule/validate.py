@@ -9,6 +9,8 @@ from headway.common.errors import ConfigError
 from headway.common.plan.schedule.actions import COMPUTE, RECEIVES, SENDS, Action, Kind, Schedule
 from headway.common.plan.schedule.timeline import stage_of
 
+_BODY = COMPUTE | SENDS | RECEIVES | {Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.DATA}
+
 
 @dataclass(frozen=True, slots=True)
 class Proof:
@@ -20,12 +22,19 @@ class Proof:
 def validate(schedule: Schedule) -> Proof:
     """Check a lowered schedule under the strictest transport: each send waits until its receive is reached.
 
+    What ends there ends under every laxer one (background sends, receives posted early): in the order in which the
+    strict run did them, each action finds what it waits for already done.
+
     Raises:
         ConfigError: an action is missing, doubled or out of order, or the ranks deadlock; names rank and action.
     """
+    if len(schedule.ranks) != schedule.pp:
+        _refuse(schedule, len(schedule.ranks), f"is one of {len(schedule.ranks)} lists, not {schedule.pp}")
     for rank, order in enumerate(schedule.ranks):
         _check_complete(schedule, rank, order)
-        _check_weight_order(schedule, rank, order)
+        _check_frame(schedule, rank, order)
+        _check_order(schedule, rank, order)
+        _check_sends(schedule, rank, order)
     _run_rendezvous(schedule)
     return Proof(tuple(_peak(order) for order in schedule.ranks))
 
@@ -65,15 +74,52 @@ def _check_complete(schedule: Schedule, rank: int, order: tuple[Action, ...]) ->
         what, which = ("misses", missing) if missing else ("has too many", extra)
         kind, chunk, mb = next(iter(which))
         _refuse(schedule, rank, f"{what} {Action(kind, chunk, mb)}")
-    if not schedule.forward_only:
-        for kind in (Kind.ALL_GATHER, Kind.REDUCE_SCATTER):
-            chunks = sorted(a.chunk for a in order if a.kind is kind)
-            if chunks != list(range(schedule.vp)):
-                _refuse(schedule, rank, f"{kind.name} of chunks {chunks}")
+    for kind in (Kind.ALL_GATHER, Kind.REDUCE_SCATTER):
+        chunks = sorted(a.chunk for a in order if a.kind is kind)
+        if chunks != list(range(0 if schedule.forward_only else schedule.vp)):
+            _refuse(schedule, rank, f"{kind.name} of chunks {chunks}")
 
 
-def _check_weight_order(schedule: Schedule, rank: int, order: tuple[Action, ...]) -> None:
-    """Weight gradients are summed in micro-batch order; the reduction of a chunk follows its last one."""
+def _check_frame(schedule: Schedule, rank: int, order: tuple[Action, ...]) -> None:
+    """The outer stages take data before they compute; the last three actions end a training step; no strangers."""
+    kinds = [action.kind for action in order]
+    takes_data = rank in (0, schedule.pp - 1)
+    if kinds.count(Kind.DATA) != takes_data:
+        _refuse(schedule, rank, f"has {kinds.count(Kind.DATA)} DATA instead of {takes_data:d}")
+    if takes_data and any(kind in COMPUTE for kind in kinds[:kinds.index(Kind.DATA)]):
+        _refuse(schedule, rank, "computes before DATA")
+    end = [] if schedule.forward_only else [Kind.NORM, Kind.OPTIMIZER, Kind.SNAPSHOT]
+    body = kinds[:len(kinds) - len(end)]
+    if kinds[len(body):] != end:
+        _refuse(schedule, rank, "does not end with NORM, OPTIMIZER, SNAPSHOT")
+    for kind in body:
+        if kind not in _BODY:
+            _refuse(schedule, rank, f"has {kind.name} where it does not belong")
+
+
+def _check_sends(schedule: Schedule, rank: int, order: tuple[Action, ...]) -> None:
+    """A result leaves before the rank computes on; a split input gradient even before anything else happens."""
+    for index, action in enumerate(order):
+        if action.kind not in SENDS:
+            continue
+        made = Kind.FORWARD if action.kind is Kind.SEND_FORWARD else Kind.BACKWARD_INPUT
+        before = next((a for a in reversed(order[:index]) if a.kind in COMPUTE), None)
+        key = (action.chunk, action.micro_batch)
+        if before is None or _half(before.kind) is not made or (before.chunk, before.micro_batch) != key:
+            _refuse(schedule, rank, f"{action} does not follow {Action(made, *key)}")
+        if before is not None and before.kind is Kind.BACKWARD_INPUT and order[index - 1] is not before:
+            _refuse(schedule, rank, f"{action} does not follow {before} directly")
+
+
+def _half(kind: Kind) -> Kind:
+    """What of a compute action goes to the next stage: of a whole backward the input gradient."""
+    return Kind.BACKWARD_INPUT if kind is Kind.BACKWARD else kind
+
+
+def _check_order(schedule: Schedule, rank: int, order: tuple[Action, ...]) -> None:
+    """Micro-batches go through each chunk in order, and weight gradients are summed in that order; the reduction
+    of a chunk follows its last one."""
+    next_forward = [0] * schedule.vp
     next_mb = [0] * schedule.vp
     reduced: set[int] = set()
     gathered: set[int] = set()
@@ -86,10 +132,11 @@ def _check_weight_order(schedule: Schedule, rank: int, order: tuple[Action, ...]
                 _refuse(schedule, rank, f"{action} comes before the chunk's last weight gradient")
         elif action.kind in COMPUTE and not schedule.forward_only and action.chunk not in gathered:
             _refuse(schedule, rank, f"{action} comes before its chunk's all-gather")
-        if action.kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT):
-            if action.micro_batch != next_mb[action.chunk]:
+        if action.kind in (Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD_WEIGHT):
+            expected = next_forward if action.kind is Kind.FORWARD else next_mb
+            if action.micro_batch != expected[action.chunk]:
                 _refuse(schedule, rank, f"{action} is out of micro-batch order")
-            next_mb[action.chunk] += 1
+            expected[action.chunk] += 1
 
 
 def _run_rendezvous(schedule: Schedule) -> None:
@@ -155,7 +202,7 @@ def _compute(schedule: Schedule, rank: int, action: Action, have: set[tuple[Kind
     for need in needs:
         if need not in have:
             _refuse(schedule, rank, f"{action} comes before {Action(*need)}")
-    have.add((Kind.BACKWARD_INPUT if action.kind is Kind.BACKWARD else action.kind, chunk, mb))
+    have.add((_half(action.kind), chunk, mb))
 
 
 def _peak(order: tuple[Action, ...]) -> int:

@@ -22,6 +22,10 @@ class WorkerSignals(Message, tag="health.worker_signals/1"):
     """Index of the last finished optimizer step, -1 before the first."""
     step_s: float
     """Duration of that step, 0.0 before the first."""
+    num_steps: int
+    """Steps finished in this generation, by this process or an earlier one of the rank."""
+    median_step_s: float
+    """Median duration of the last ones, over ``HealthConfig.median_window_steps``."""
     age_s: float
     """Time since the flight ring last moved, on the node's own monotonic clock."""
     open_kind: str = ""
