@@ -1,0 +1,58 @@
+"""Causal attention over this rank's heads, and its backward.
+
+Shapes: S = seq, B = micro-batch, H = local heads, D = head_dim. ``qkv`` holds q, k, v of one head side by
+side, so that cutting its rows over tensor parallelism cuts between heads.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from headway.trainer.model.layers import Rotary
+from headway.trainer.model.matmul import kernel_dtype, widen
+from headway.trainer.model.tape import Tape
+
+
+class Attention:
+    """softmax(rotate(q) rotate(k)^T / sqrt(D)) v with a causal mask, by the device's fused kernel.
+
+    The kernel and its backward differ by device and type, so this one step keeps a small autograd graph of
+    its own between forward and backward; no collective runs inside it.
+    """
+
+    def __init__(self, head_dim: int, rotary: Rotary) -> None:
+        self.head_dim, self.rotary = head_dim, rotary
+
+    def forward(self, qkv: torch.Tensor, tape: Tape | None) -> torch.Tensor:
+        """qkv [S, B, H * 3 * D] -> [S, B, H * D]."""
+        qkv_SBH3D = qkv.view(*qkv.shape[:2], -1, 3, self.head_dim)
+        rotated = torch.empty(
+            qkv_SBH3D[..., :2, :].shape, device=qkv.device, dtype=kernel_dtype(qkv.dtype, qkv.device.type)
+        )
+        self.rotary.rotate(qkv_SBH3D[..., :2, :], rotated)
+        q, k, v = (
+            t.permute(1, 2, 0, 3)
+            for t in (rotated[..., 0, :], rotated[..., 1, :], widen(qkv_SBH3D[..., 2, :]))
+        )
+        if tape is None:
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        else:
+            with torch.enable_grad():
+                q, k, v = (t.detach().requires_grad_() for t in (q, k, v))
+                out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            tape.push((q, k, v, out))
+        return out.detach().permute(2, 0, 1, 3).flatten(2).to(qkv.dtype)
+
+    def backward(self, grad: torch.Tensor, tape: Tape) -> torch.Tensor:
+        """Gradient of ``qkv``, [S, B, H * 3 * D]."""
+        q, k, v, out = tape.pop()
+        grad_BHSD = widen(grad).view(*grad.shape[:2], -1, self.head_dim).permute(1, 2, 0, 3)
+        grads = torch.autograd.grad(out, (q, k, v), grad_BHSD)
+        grad_q, grad_k, grad_v = (t.permute(2, 0, 1, 3) for t in grads)
+        seq, micro_batch, heads, width = grad_q.shape
+        grad_qkv = grad.new_empty((seq, micro_batch, heads, 3, width))
+        self.rotary.rotate(grad_q[..., None, :], grad_qkv[..., 0:1, :], back=True)
+        self.rotary.rotate(grad_k[..., None, :], grad_qkv[..., 1:2, :], back=True)
+        grad_qkv[..., 2, :].copy_(grad_v)
+        return grad_qkv.flatten(2)

@@ -1,0 +1,50 @@
+"""AdamW on the flat shard: one fused pass over master, moments and gradient.
+
+Decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101) on matrices, none on norms.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.optim.adamw import adamw
+
+from headway.trainer.config import OptimConfig
+from headway.trainer.parallel.flat import FlatChunk
+
+
+class AdamW:
+    """Holds no state: the moments live in ``FlatChunk.state``, the count of steps is an argument."""
+
+    def __init__(self, config: OptimConfig) -> None:
+        self.config = config
+
+    @torch.no_grad()
+    def step(self, flat: FlatChunk, lr: float, step: int, grad_scale: float = 1.0) -> None:
+        """Update ``flat.master`` and the moments from ``flat.grad_shard``; parameters are cast separately.
+
+        Args:
+            step: index of the optimizer step, from 0.
+            grad_scale: factor on the gradient, below 1 where the global norm is clipped; the gradient shard
+                is scaled in place.
+        """
+        if grad_scale != 1.0:
+            flat.grad_shard.mul_(grad_scale)
+        count = torch.tensor(float(step), device=flat.device)
+        for span in flat.spans:
+            where = slice(span.start, span.stop)
+            adamw(
+                [flat.master[where]],
+                [flat.grad_shard[where]],
+                [flat.exp_avg[where]],
+                [flat.exp_avg_sq[where]],
+                [],
+                [count.clone()],  # the kernel adds 1 to the count
+                fused=True,
+                amsgrad=False,
+                maximize=False,
+                beta1=self.config.beta1,
+                beta2=self.config.beta2,
+                lr=lr,
+                weight_decay=self.config.weight_decay if span.weight_decay else 0.0,
+                eps=self.config.eps,
+            )

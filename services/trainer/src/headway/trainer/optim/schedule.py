@@ -1,0 +1,28 @@
+"""The learning rate of a step: linear warm-up, then a cosine down to ``min_lr``."""
+
+from __future__ import annotations
+
+import math
+
+from headway.trainer.config import OptimConfig
+
+
+def learning_rate(optim: OptimConfig, step: int, total_steps: int) -> float:
+    """Rate of optimizer step ``step`` (from 0) in a run of ``total_steps``.
+
+    The first warm-up step already moves (``lr / warmup_steps``), step ``warmup_steps`` uses ``lr``, the last
+    step uses ``min_lr``, and later ones too (SGDR without restarts, arXiv 1608.03983).
+    """
+    if step < optim.warmup_steps:
+        return optim.lr * (step + 1) / optim.warmup_steps
+    span = max(1, total_steps - 1 - optim.warmup_steps)
+    progress = min(1.0, (step - optim.warmup_steps) / span)
+    return optim.min_lr + (optim.lr - optim.min_lr) * 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+def clip_scale(optim: OptimConfig, grad_norm: float) -> float:
+    """Factor that brings a global gradient norm down to ``clip_grad``; 1 if it is below, or clipping is
+    off."""
+    if optim.clip_grad <= 0.0 or grad_norm <= optim.clip_grad:
+        return 1.0
+    return optim.clip_grad / grad_norm

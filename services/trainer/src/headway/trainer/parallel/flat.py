@@ -1,0 +1,185 @@
+"""Where do a chunk's parameters, gradients and optimizer state live? In a few flat buffers.
+
+    params  [padded]           compute type; filled by the all-gather of all data-parallel ranks' pieces
+    grads   [padded]           master type; weight gradients are added here, micro-batch after micro-batch
+    state   [3 * shard]        master type; master | exp_avg | exp_avg_sq of this rank's piece: one copy is
+    a snapshot
+
+The optimizer state is cut over data parallelism, gradients and parameters are not (ZeRO stage 1, arXiv
+1910.02054): rank r of dp owns elements [start, stop) of the padded buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from headway.trainer.parallel.init import initial_values
+from headway.trainer.parallel.params import ParamSpec, Precision
+
+ALIGNMENT = 64
+"""Elements; each parameter and each shard starts at a multiple, a cache line or more in every type."""
+
+FIELDS = ("master", "exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A parameter and its place [start, stop) in the flat buffers."""
+
+    spec: ParamSpec
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Span:
+    """Elements [start, stop) of a shard that are all decayed, or all not."""
+
+    start: int
+    stop: int
+    weight_decay: bool
+
+
+class FlatChunk:
+    """The memory of one model chunk on one rank. Padding elements are zero and stay zero."""
+
+    def __init__(
+        self,
+        specs: Sequence[ParamSpec],
+        *,
+        dp_rank: int,
+        dp_size: int,
+        precision: Precision,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.dp_rank, self.dp_size, self.precision = dp_rank, dp_size, precision
+        self.device = torch.device(device)
+        self.placed = _place(specs)
+        used = self.placed[-1].stop if self.placed else 0
+        self.shard_numel = _round_up(used, ALIGNMENT * dp_size) // dp_size
+        self.numel = self.shard_numel * dp_size
+        self.start, self.stop = dp_rank * self.shard_numel, (dp_rank + 1) * self.shard_numel
+        self.replicated = _replicated_range(self.placed)
+        self.state = torch.zeros(3 * self.shard_numel, dtype=precision.master_dtype, device=self.device)
+        self.master, self.exp_avg, self.exp_avg_sq = self.state.view(3, -1).unbind()
+        self.spans = tuple(_spans(self.placed, self.start, self.stop))
+        self.renew()
+
+    def renew(self) -> None:
+        """Replace ``params``, ``grads`` and ``grad_shard`` by fresh zeroed memory; ``state`` stays.
+
+        After an abort an abandoned collective may still write to the old buffers. ``Chunk.bind`` must follow.
+        """
+        self.params = torch.zeros(self.numel, dtype=self.precision.param_dtype, device=self.device)
+        self.grads = torch.zeros(self.numel, dtype=self.precision.master_dtype, device=self.device)
+        self.grad_shard = self.grads[self.start : self.stop]
+        self.param_shard = self.params[self.start : self.stop]
+
+    def views(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """``(data, grad)`` of one parameter, in its local shape."""
+        place = next(place for place in self.placed if place.spec.name == name)
+        where, shape = slice(place.start, place.stop), place.spec.shape
+        return self.params[where].view(shape), self.grads[where].view(shape)
+
+    def zero_grads(self) -> None:
+        """Begin a step: no gradient yet."""
+        self.grads.zero_()
+
+    def norm_square(self, tp_rank: int) -> torch.Tensor:
+        """Sum of squares of the reduced gradient shard, fp64 scalar; over tp, pp and dp these add up to the
+        square of the global norm, because elements that tp replicates are counted on tp rank 0 only."""
+        low, high = self.replicated if tp_rank else (self.stop, self.stop)
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        for start, stop in ((self.start, min(low, self.stop)), (max(high, self.start), self.stop)):
+            if start < stop:
+                piece = self.grad_shard[start - self.start : stop - self.start]
+                total += torch.linalg.vector_norm(piece, dtype=torch.float64).square()
+        return total
+
+    def load_master_from_init(self, seed: int) -> None:
+        """Write this rank's piece of the first weights into ``master``; moments become zero."""
+        self.state.zero_()
+        for place, low, high in self._owned():
+            values = torch.from_numpy(initial_values(place.spec, seed, low - place.start, high - place.start))
+            self.master[low - self.start : high - self.start].copy_(values)
+
+    def cast_shard_to_params(self) -> None:
+        """Round ``master`` to the compute type, into this rank's slice of ``params``."""
+        self.param_shard.copy_(self.master)
+
+    def layout_entries(self, base: int = 0) -> list[dict[str, Any]]:
+        """Where each tensor's piece lies in a snapshot whose copy of ``state`` starts at byte ``base``.
+
+        One entry for each field and each parameter that this shard touches; ``flat_start`` and ``flat_stop``
+        count elements in the flattened local piece of the tensor.
+        """
+        item = self.state.element_size()
+        dtype = str(self.precision.master_dtype).removeprefix("torch.")
+        return [
+            {
+                "name": place.spec.name,
+                "field": field,
+                "dtype": dtype,
+                "offset": base + (index * self.shard_numel + low - self.start) * item,
+                "nbytes": (high - low) * item,
+                "global_shape": list(place.spec.global_shape),
+                "tp_dim": place.spec.tp_dim,
+                "tp_rank": place.spec.tp_rank,
+                "tp_size": place.spec.tp_size,
+                "flat_start": low - place.start,
+                "flat_stop": high - place.start,
+            }
+            for index, field in enumerate(FIELDS)
+            for place, low, high in self._owned()
+        ]
+
+    def _owned(self) -> Iterator[tuple[Placed, int, int]]:
+        """Parameters that overlap this rank's shard, with the overlap in flat positions."""
+        for place in self.placed:
+            low, high = max(place.start, self.start), min(place.stop, self.stop)
+            if low < high:
+                yield place, low, high
+
+
+def _round_up(n: int, unit: int) -> int:
+    return -(-n // unit) * unit
+
+
+def _place(specs: Sequence[ParamSpec]) -> tuple[Placed, ...]:
+    placed, position = [], 0
+    for spec in specs:
+        placed.append(Placed(spec, position, position + spec.numel))
+        position = _round_up(position + spec.numel, ALIGNMENT)
+    return tuple(placed)
+
+
+def _replicated_range(placed: Sequence[Placed]) -> tuple[int, int]:
+    """The one segment of tp-replicated parameters; raises ValueError if they are not in one piece."""
+    inside = [index for index, place in enumerate(placed) if place.spec.is_replicated]
+    if not inside:
+        return 0, 0
+    if inside != list(range(inside[0], inside[-1] + 1)):
+        raise ValueError("replicated parameters are not next to each other; order the specs so that they are")
+    return placed[inside[0]].start, placed[inside[-1]].stop
+
+
+def _spans(placed: Sequence[Placed], start: int, stop: int) -> Iterator[Span]:
+    """Cut [start, stop) into the fewest runs of equal decay; the gap after a parameter belongs to it."""
+    current: Span | None = None
+    for index, place in enumerate(placed):
+        end = placed[index + 1].start if index + 1 < len(placed) else max(stop, place.stop)
+        low, high = max(place.start, start) - start, min(end, stop) - start
+        if low >= high:
+            continue
+        if current is not None and current.weight_decay == place.spec.weight_decay:
+            current = Span(current.start, high, current.weight_decay)
+            continue
+        if current is not None:
+            yield current
+        current = Span(low, high, place.spec.weight_decay)
+    if current is not None:
+        yield current

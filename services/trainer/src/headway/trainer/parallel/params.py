@@ -1,0 +1,101 @@
+"""What a parameter is before it has memory: its name, its global shape, its cut and its first values."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from headway.common.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The two types of a run: what matrices multiply in, and what sums, moments and masters are kept in."""
+
+    param_dtype: torch.dtype
+    master_dtype: torch.dtype
+
+    @classmethod
+    def of(cls, name: str) -> Precision:
+        """The pair behind a configured type.
+
+        Raises:
+            ConfigError: ``name`` is none of bf16, fp32, fp64.
+        """
+        try:
+            return cls(*_PRECISIONS[name])
+        except KeyError:
+            raise ConfigError(
+                f"unknown compute type {name!r}", remedy=f"use one of {', '.join(_PRECISIONS)}"
+            ) from None
+
+
+_PRECISIONS = {
+    "bf16": (torch.bfloat16, torch.float32),
+    "fp32": (torch.float32, torch.float32),
+    "fp64": (torch.float64, torch.float64),
+}
+
+
+@dataclass(frozen=True)
+class ParamSpec:
+    """One parameter as one tensor-parallel rank sees it.
+
+    ``tp_dim`` is the dimension that is cut in ``tp_size`` equal pieces, of which this rank holds number
+    ``tp_rank``; None means every rank holds a replica. First values are normal with ``init_std`` around 0,
+    or, where ``init_std`` is 0, all equal to ``init_value``.
+    """
+
+    name: str
+    global_shape: tuple[int, ...]
+    tp_dim: int | None
+    tp_rank: int
+    tp_size: int
+    weight_decay: bool
+    init_std: float = 0.0
+    init_value: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.tp_dim is not None and self.global_shape[self.tp_dim] % self.tp_size:
+            raise ConfigError(
+                f"{self.name}: dimension {self.tp_dim} of {self.global_shape} is not divisible by "
+                f"parallel.tp={self.tp_size}",
+                remedy="choose parallel.tp as a divisor of it",
+            )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the local piece."""
+        if self.tp_dim is None:
+            return self.global_shape
+        return tuple(
+            n // self.tp_size if dim == self.tp_dim else n for dim, n in enumerate(self.global_shape)
+        )
+
+    @property
+    def numel(self) -> int:
+        """Elements of the local piece."""
+        return math.prod(self.shape)
+
+    @property
+    def is_replicated(self) -> bool:
+        """True if all tensor-parallel ranks of a group of several hold the same elements."""
+        return self.tp_dim is None
+
+
+class Parameter:
+    """A spec bound to memory: ``data`` in the compute type, ``grad`` in the master type, both views of flat
+    buffers."""
+
+    __slots__ = ("data", "grad", "spec")
+
+    def __init__(self, spec: ParamSpec) -> None:
+        self.spec = spec
+        self.data: torch.Tensor
+        self.grad: torch.Tensor
+
+    def bind(self, data: torch.Tensor, grad: torch.Tensor) -> None:
+        """Use ``data`` and ``grad``, each of the local shape, from now on."""
+        self.data, self.grad = data, grad
