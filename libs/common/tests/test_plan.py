@@ -35,8 +35,10 @@ def test_the_groups_of_each_axis_cut_the_world_into_equal_parts(grid: Grid) -> N
 
 def test_tensor_parallel_peers_share_a_node() -> None:
     placement = Placement(Grid(tp=2, pp=2, dp=2), ranks_per_node=2)
-    assert all(placement.node_of(a) == placement.node_of(b) for a, b in
-               (placement.grid.tp_group(rank) for rank in range(8)))
+    assert all(
+        placement.node_of(a) == placement.node_of(b)
+        for a, b in (placement.grid.tp_group(rank) for rank in range(8))
+    )
     assert [placement.ranks_of(n) for n in range(placement.num_nodes)] == [(0, 1), (2, 3), (4, 5), (6, 7)]
 
 
@@ -50,7 +52,8 @@ def test_the_default_model_has_about_ten_million_parameters() -> None:
     assert shape.matmul_parameters == 4 * 12 * 384 * 384 + 384 * 8192
     assert 13e6 < shape.parameters < 14e6
     assert mfu(tokens_per_s=1000, flops_per_token=shape.flops_per_token, peak_flops=1e12) == pytest.approx(
-        shape.flops_per_token / 1e9)
+        shape.flops_per_token / 1e9
+    )
 
 
 # ---- configuration ----------------------------------------------------------------------------
@@ -76,9 +79,17 @@ class Outer:
 
 outers = st.builds(
     Outer,
-    inner=st.builds(Inner, steps=st.integers(-9, 1000), rate=st.floats(allow_nan=False, allow_infinity=False),
-                    mode=st.sampled_from(["fast", "slow"]), name=st.none() | st.text()),
-    path=st.just(Path("a b/ü")), sizes=st.lists(st.integers()).map(tuple), loud=st.booleans())
+    inner=st.builds(
+        Inner,
+        steps=st.integers(-9, 1000),
+        rate=st.floats(allow_nan=False, allow_infinity=False),
+        mode=st.sampled_from(["fast", "slow"]),
+        name=st.none() | st.text(),
+    ),
+    path=st.just(Path("a b/ü")),
+    sizes=st.lists(st.integers()).map(tuple),
+    loud=st.booleans(),
+)
 
 
 @given(outers)
@@ -98,17 +109,20 @@ def test_later_layers_win(tmp_path: Path) -> None:
     assert diff(Outer(), config)["inner.steps"] == (3, 6)
 
 
-@pytest.mark.parametrize(("override", "words"), [
-    ("inner.step=1", "did you mean inner.steps"),
-    ("innner.steps=1", "did you mean inner"),
-    ("inner.steps=fast", "inner.steps = 'fast'"),
-    ("inner.steps=true", "expected int"),
-    ("inner.mode=fats", "did you mean 'fast'"),
-    ("inner=3", "is not a table"),
-    ("sizes=3", "expected a list"),
-    ("inner.steps=1001", "above 1000"),
-    ("nonsense", "table.key=value"),
-])
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("inner.step=1", "did you mean inner.steps"),
+        ("innner.steps=1", "did you mean inner"),
+        ("inner.steps=fast", "inner.steps = 'fast'"),
+        ("inner.steps=true", "expected int"),
+        ("inner.mode=fats", "did you mean 'fast'"),
+        ("inner=3", "is not a table"),
+        ("sizes=3", "expected a list"),
+        ("inner.steps=1001", "above 1000"),
+        ("nonsense", "table.key=value"),
+    ],
+)
 def test_bad_values_are_named_with_a_remedy(override: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         load(Outer, overrides=[override])

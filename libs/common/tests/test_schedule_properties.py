@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 from headway.common.errors import ConfigError
@@ -43,8 +44,8 @@ def test_a_dropped_action_is_refused(schedule: Schedule, data: st.DataObject) ->
     framing = {Kind.DATA, Kind.NORM, Kind.OPTIMIZER, Kind.SNAPSHOT}
     places = [i for i, action in enumerate(lowered.ranks[rank]) if action.kind not in framing]
     place = data.draw(st.sampled_from(places))
-    with pytest.raises(ConfigError, match=rf"rank \d+"):
-        validate(_with(lowered, rank, lowered.ranks[rank][:place] + lowered.ranks[rank][place + 1:]))
+    with pytest.raises(ConfigError, match=r"rank \d+"):
+        validate(_with(lowered, rank, lowered.ranks[rank][:place] + lowered.ranks[rank][place + 1 :]))
 
 
 @settings(max_examples=60, deadline=None)
@@ -64,9 +65,11 @@ def test_two_swapped_micro_batches_are_refused(name: str, pp: int, m: int, data:
 def test_send_and_receive_in_the_naive_order_deadlock_under_rendezvous_and_are_refused() -> None:
     lowered = lower(generate("1f1b", pp=2, num_micro_batches=4))
     order = list(lowered.ranks[0])
-    place = next(i for i, (a, b) in enumerate(zip(order, order[1:], strict=False))
-                 if a.kind is Kind.RECV_BACKWARD and b.kind is Kind.SEND_FORWARD
-                 or a.kind is Kind.SEND_FORWARD and b.kind is Kind.RECV_BACKWARD)
+    place = next(
+        i
+        for i, (a, b) in enumerate(itertools.pairwise(order))
+        if {a.kind, b.kind} == {Kind.RECV_BACKWARD, Kind.SEND_FORWARD}
+    )
     order[place], order[place + 1] = order[place + 1], order[place]
     with pytest.raises(ConfigError, match="waits for ever"):
         validate(_with(lowered, 0, tuple(order)))
@@ -74,7 +77,9 @@ def test_send_and_receive_in_the_naive_order_deadlock_under_rendezvous_and_are_r
 
 def test_a_message_to_the_wrong_rank_is_refused() -> None:
     lowered = lower(generate("1f1b", pp=3, num_micro_batches=3))
-    order = [dataclasses.replace(a, peer=2) if a.kind in SENDS and a.peer == 1 else a for a in lowered.ranks[0]]
+    order = [
+        dataclasses.replace(a, peer=2) if a.kind in SENDS and a.peer == 1 else a for a in lowered.ranks[0]
+    ]
     with pytest.raises(ConfigError, match="goes to rank 2"):
         validate(_with(lowered, 0, tuple(order)))
 
@@ -84,7 +89,9 @@ def test_a_message_to_the_wrong_rank_is_refused() -> None:
 def test_the_bubble_in_unit_time_is_the_published_formula(pp: int, m: int) -> None:
     spans = unit_timeline(generate("1f1b", pp=pp, num_micro_batches=m))
     ideal = 3.0 * m
-    assert max(span.end for span in spans) / ideal - 1 == pytest.approx(bubble_fraction(pp=pp, num_micro_batches=m))
+    assert max(span.end for span in spans) / ideal - 1 == pytest.approx(
+        bubble_fraction(pp=pp, num_micro_batches=m)
+    )
 
 
 def test_interleaving_and_zero_bubble_end_sooner_than_1f1b() -> None:
@@ -103,12 +110,15 @@ def test_zero_bubble_holds_no_more_than_the_first_rank_of_1f1b(pp: int, m: int) 
     assert max(zero) <= max(plain)
 
 
-@pytest.mark.parametrize(("call", "words"), [
-    (lambda: generate("1f1b", pp=2, vp=2, num_micro_batches=4), "vp=2"),
-    (lambda: generate("interleaved", pp=2, vp=2, num_micro_batches=3), "3 micro-batches"),
-    (lambda: generate("2f2b", pp=2, num_micro_batches=3), "2f2b"),
-    (lambda: generate("1f1b", pp=0, num_micro_batches=3), "pp=0"),
-])
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: generate("1f1b", pp=2, vp=2, num_micro_batches=4), "vp=2"),
+        (lambda: generate("interleaved", pp=2, vp=2, num_micro_batches=3), "3 micro-batches"),
+        (lambda: generate("2f2b", pp=2, num_micro_batches=3), "2f2b"),
+        (lambda: generate("1f1b", pp=0, num_micro_batches=3), "pp=0"),
+    ],
+)
 def test_an_impossible_combination_names_its_values(call: object, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         call()  # type: ignore[operator]

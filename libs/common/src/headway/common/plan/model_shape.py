@@ -1,4 +1,4 @@
-"""A model's size in numbers: parameters, floating-point operations per token, and the utilisation that follows."""
+"""A model's size in numbers: parameters, floating-point operations per token, utilisation."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class ModelShape:
     """A GPT without biases in its linears and with an untied head.
 
-    ``num_norms`` counts LayerNorms of weight and bias: two a layer in the serial block, one in the parallel block, and
-    one before the head.
+    ``norms_per_layer`` counts LayerNorms of weight and bias: two in the serial block, one in the
+    parallel block. One more stands before the head.
     """
 
     layers: int
@@ -22,7 +22,7 @@ class ModelShape:
 
     @property
     def matmul_parameters(self) -> int:
-        """Parameters that take part in a matrix product per token: linears and head, not the embedding table."""
+        """Parameters in a token's matrix products: linears and head, not the embedding table."""
         return self.layers * self.hidden * (4 * self.hidden + 2 * self.ffn) + self.hidden * self.vocab_size
 
     @property
@@ -35,15 +35,15 @@ class ModelShape:
     def flops_per_token(self) -> int:
         """Model FLOPs of one token's forward and backward.
 
-        ``6 x matmul parameters + 6 x layers x hidden x seq_len``: two operations per multiply-add, backward twice the
-        forward, causal attention at half of ``12 x layers x hidden x seq_len`` (Megatron-LM, arXiv 2104.04473,
-        section 5.1, without recomputation).
+        ``6 x matmul parameters + 6 x layers x hidden x seq_len``: two operations per multiply-add,
+        backward twice the forward, causal attention at half of ``12 x layers x hidden x seq_len``
+        (Megatron-LM, arXiv 2104.04473, section 5.1, without recomputation).
         """
         return 6 * self.matmul_parameters + 6 * self.layers * self.hidden * self.seq_len
 
 
 def mfu(*, tokens_per_s: float, flops_per_token: int, peak_flops: float) -> float:
-    """Model FLOPs utilisation, 0..1: model FLOPs per second over the hardware's peak (PaLM, arXiv 2204.02311, B).
+    """Model FLOPs utilisation, 0..1: model FLOPs per second over the peak (PaLM, arXiv 2204.02311, app. B).
 
     Raises:
         ValueError: ``peak_flops`` is not above 0.

@@ -1,4 +1,4 @@
-"""Which node carries which rank: consecutive ranks share a node, so tensor-parallel groups stay inside one."""
+"""Which node carries which rank: consecutive ranks share a node, so tensor-parallel groups stay inside."""
 
 from __future__ import annotations
 

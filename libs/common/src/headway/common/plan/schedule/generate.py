@@ -20,7 +20,11 @@ def generate(name: str, *, pp: int, vp: int = 1, num_micro_batches: int) -> Sche
         ConfigError: an unknown name, a count below 1, or a combination the schedule cannot serve.
     """
     makers: dict[str, Callable[..., Schedule]] = {
-        "gpipe": gpipe, "1f1b": one_f_one_b, "interleaved": interleaved_1f1b, "zb-h1": zb_h1}
+        "gpipe": gpipe,
+        "1f1b": one_f_one_b,
+        "interleaved": interleaved_1f1b,
+        "zb-h1": zb_h1,
+    }
     if name not in makers:
         raise ConfigError(f"unknown schedule {name!r}", remedy=f"use one of {', '.join(makers)}")
     if name == "interleaved":
@@ -58,8 +62,10 @@ def interleaved_1f1b(*, pp: int, vp: int, num_micro_batches: int) -> Schedule:
     """
     _check(pp, vp, num_micro_batches)
     if num_micro_batches % pp:
-        raise ConfigError(f"{num_micro_batches} micro-batches with pp={pp} and the interleaved schedule",
-                          remedy=f"use a multiple of {pp} micro-batches")
+        raise ConfigError(
+            f"{num_micro_batches} micro-batches with pp={pp} and the interleaved schedule",
+            remedy=f"use a multiple of {pp} micro-batches",
+        )
     total = num_micro_batches * vp
     ranks = []
     for rank in range(pp):
@@ -71,9 +77,9 @@ def interleaved_1f1b(*, pp: int, vp: int, num_micro_batches: int) -> Schedule:
 
 
 def zb_h1(*, pp: int, num_micro_batches: int) -> Schedule:
-    """Zero-bubble ZB-H1 (arXiv 2401.10241, section 2.1): input gradients first, weight gradients fill the bubble.
+    """Zero-bubble ZB-H1 (arXiv 2401.10241, section 2.1): input gradients first, weight gradients fill gaps.
 
-    Rank r keeps up to r weight gradients waiting, so that no rank holds more activations than rank 0 of 1F1B does.
+    Rank r keeps up to r weight gradients waiting, so that no rank holds more activations than rank 0 of 1F1B.
     """
     ranks = []
     for rank, order in enumerate(one_f_one_b(pp=pp, num_micro_batches=num_micro_batches).ranks):
@@ -92,12 +98,14 @@ def zb_h1(*, pp: int, num_micro_batches: int) -> Schedule:
 
 
 def forward_only(*, pp: int, vp: int = 1, num_micro_batches: int) -> Schedule:
-    """Every micro-batch through every chunk, no backward: validation and sampling. Any number of micro-batches."""
+    """Every micro-batch, any number of them, through every chunk, no backward: validation and sampling."""
     _check(pp, vp, num_micro_batches)
-    order = [Action(Kind.FORWARD, chunk, mb)
-             for first in range(0, num_micro_batches, pp)
-             for chunk in range(vp)
-             for mb in range(first, min(first + pp, num_micro_batches))]
+    order = [
+        Action(Kind.FORWARD, chunk, mb)
+        for first in range(0, num_micro_batches, pp)
+        for chunk in range(vp)
+        for mb in range(first, min(first + pp, num_micro_batches))
+    ]
     return _schedule("forward-only", pp, vp, num_micro_batches, [order] * pp, forward_only=True)
 
 
@@ -122,7 +130,7 @@ def _weave(forwards: Order, backwards: Order, warmup: int) -> Order:
     order = forwards[:warmup]
     for index, action in enumerate(forwards[warmup:]):
         order += [action, backwards[index]]
-    return order + backwards[len(forwards) - warmup:]
+    return order + backwards[len(forwards) - warmup :]
 
 
 def _virtual(kind: Kind, k: int, pp: int, vp: int) -> Action:
@@ -141,11 +149,18 @@ def _backwards(count: int) -> Order:
     return [Action(Kind.BACKWARD, 0, mb) for mb in range(count)]
 
 
-def _schedule(name: str, pp: int, vp: int, num_micro_batches: int, ranks: list[Order], *,
-              forward_only: bool = False) -> Schedule:
+def _schedule(
+    name: str, pp: int, vp: int, num_micro_batches: int, ranks: list[Order], *, forward_only: bool = False
+) -> Schedule:
     _check(pp, vp, num_micro_batches)  # gpipe and 1f1b come here unchecked
-    return Schedule(name=name, pp=pp, vp=vp, num_micro_batches=num_micro_batches, forward_only=forward_only,
-                    ranks=tuple(tuple(order) for order in ranks))
+    return Schedule(
+        name=name,
+        pp=pp,
+        vp=vp,
+        num_micro_batches=num_micro_batches,
+        forward_only=forward_only,
+        ranks=tuple(tuple(order) for order in ranks),
+    )
 
 
 def _check(pp: int, vp: int, num_micro_batches: int) -> None:

@@ -1,13 +1,13 @@
 """Adds to a compute order everything else that takes time in a step: messages, collectives, data, optimizer.
 
 Messages come from one global sequence: compute actions by their start in unit time, each message at the end
-of the action that makes it. The send and its receive enter their ranks' lists at the same place of that sequence. So
-the lists run to their end even if every send waits for its receive: the first message of the sequence that
-is not done yet has nothing before it, on either side, that is not done. Both ends of a lane (two ranks, one direction)
-list its messages in the same order, so a lane may be a plain queue.
+of the action that makes it. The send and its receive enter their ranks' lists at the same place of that
+sequence. So the lists run to their end even if every send waits for its receive: the first message of the
+sequence that is not done yet has nothing before it, on either side, that is not done. Both ends of a lane
+(two ranks, one direction) list its messages in the same order, so a lane may be a plain queue.
 
-A receive in the list is posted, its message waited for where it is used; a send is issued directly after what it sends
-was made, with no compute action in between.
+A receive in the list is posted, its message waited for where it is used; a send is issued directly after what
+it sends was made, with no compute action in between.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ _BACKWARD_MESSAGE, _FORWARD_MESSAGE, _COMPUTE = range(3)  # order of what happen
 def lower(schedule: Schedule) -> Schedule:
     """The complete list of every rank.
 
-    A forward-only schedule gets messages and data; a training schedule also the all-gathers and reduce-scatters of
-    its chunks and the actions that end a step. Neighbouring chunks on one rank need no message.
+    A forward-only schedule gets messages and data; a training schedule also the all-gathers and
+    reduce-scatters of its chunks and the actions that end a step. Neighbouring chunks on one rank need
+    no message.
 
     Raises:
         ConfigError: the compute order is impossible.
@@ -31,8 +32,8 @@ def lower(schedule: Schedule) -> Schedule:
     for span in unit_timeline(schedule):
         moments.append((span.start, _COMPUTE, span.rank, [(span.rank, span.action)]))
         message = _message(schedule, span)
-        # Of messages made at one moment those backward go first, from rank 0 up, then those forward, from the last
-        # rank down: without a ring, each rank's send then comes before what its neighbours send to it.
+        # Of messages made at one moment those backward go first, from rank 0 up, then those forward, from the
+        # last rank down: without a ring, each rank's send then comes before what its neighbours send to it.
         if message and message[0][1].kind is Kind.SEND_BACKWARD:
             moments.append((span.end, _BACKWARD_MESSAGE, span.rank, message))
         elif message:
@@ -42,12 +43,18 @@ def lower(schedule: Schedule) -> Schedule:
         for rank, action in entries:
             lists[rank].append(action)
     framed = [_frame(schedule, rank, order) for rank, order in enumerate(lists)]
-    return Schedule(name=schedule.name, pp=schedule.pp, vp=schedule.vp, num_micro_batches=schedule.num_micro_batches,
-                    forward_only=schedule.forward_only, ranks=tuple(map(tuple, framed)))
+    return Schedule(
+        name=schedule.name,
+        pp=schedule.pp,
+        vp=schedule.vp,
+        num_micro_batches=schedule.num_micro_batches,
+        forward_only=schedule.forward_only,
+        ranks=tuple(map(tuple, framed)),
+    )
 
 
 def _message(schedule: Schedule, span: Span) -> list[tuple[int, Action]]:
-    """The send and the receive that carry the result of a compute action to the next stage, if it leaves the rank."""
+    """The send and the receive that carry an action's result to the next stage, if it leaves the rank."""
     action, mb = span.action, span.action.micro_batch
     stage = stage_of(schedule, span.rank, action.chunk)
     if action.kind is Kind.FORWARD:
@@ -76,7 +83,9 @@ def _frame(schedule: Schedule, rank: int, order: list[Action]) -> list[Action]:
         num_gathered = 1
     if takes_data:
         framed.append(Action(Kind.DATA))
-    last_gradient = {a.chunk: i for i, a in enumerate(order) if a.kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT)}
+    last_gradient = {
+        a.chunk: i for i, a in enumerate(order) if a.kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT)
+    }
     for index, action in enumerate(order):
         if training and action.kind in COMPUTE and num_gathered < min(action.chunk + 2, schedule.vp):
             framed.append(Action(Kind.ALL_GATHER, num_gathered))

@@ -1,4 +1,4 @@
-"""When each compute action of a schedule would run if messages took no time: the order that lowering follows."""
+"""When each compute action would run if messages took no time: the order that lowering follows."""
 
 from __future__ import annotations
 
@@ -50,8 +50,10 @@ def unit_timeline(schedule: Schedule) -> list[Span]:
                 moved = True
     for rank, order in enumerate(schedule.ranks):
         if at[rank] < len(order):
-            raise ConfigError(f"schedule {schedule.name!r}: rank {rank} waits for ever at {order[at[rank]]}",
-                              remedy="the compute order is impossible; mend its generator")
+            raise ConfigError(
+                f"schedule {schedule.name!r}: rank {rank} waits for ever at {order[at[rank]]}",
+                remedy="the compute order is impossible; mend its generator",
+            )
     return sorted(spans, key=lambda span: (span.start, span.rank))
 
 
@@ -60,7 +62,9 @@ def stage_of(schedule: Schedule, rank: int, chunk: int) -> int:
     return chunk * schedule.pp + rank
 
 
-def _ready(schedule: Schedule, rank: int, action: Action, done: dict[tuple[Kind, int, int], float]) -> float | None:
+def _ready(
+    schedule: Schedule, rank: int, action: Action, done: dict[tuple[Kind, int, int], float]
+) -> float | None:
     """When the action's input is there; None if its producer has not run yet."""
     stage, last = stage_of(schedule, rank, action.chunk), schedule.num_stages - 1
     mb = action.micro_batch

@@ -14,7 +14,11 @@ _BODY = COMPUTE | SENDS | RECEIVES | {Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What ``validate`` found. ``peak_in_flight[r]``: most micro-batches whose activations rank r holds at once."""
+    """What ``validate`` found.
+
+    ``peak_in_flight[r]``: most pairs of chunk and micro-batch whose activations rank r holds at once, from
+    their forward to their weight gradient; 0 for a forward-only schedule.
+    """
 
     peak_in_flight: tuple[int, ...]
 
@@ -22,21 +26,22 @@ class Proof:
 def validate(schedule: Schedule) -> Proof:
     """Check a lowered schedule under the strictest transport: each send waits until its receive is reached.
 
-    What ends there ends under every laxer one (background sends, receives posted early): in the order in which the
-    strict run did them, each action finds what it waits for already done.
+    What ends there ends under every laxer one (background sends, receives posted early): in the order in
+    which the strict run did them, each action finds what it waits for already done.
 
     Raises:
-        ConfigError: an action is missing, doubled or out of order, or the ranks deadlock; names rank and action.
+        ConfigError: an action is missing, doubled or out of order, or ranks deadlock; names rank and action.
     """
     if len(schedule.ranks) != schedule.pp:
-        _refuse(schedule, len(schedule.ranks), f"is one of {len(schedule.ranks)} lists, not {schedule.pp}")
+        first = min(len(schedule.ranks), schedule.pp)
+        _refuse(schedule, first, f"has no list, or one too many: there are {len(schedule.ranks)}")
     for rank, order in enumerate(schedule.ranks):
         _check_complete(schedule, rank, order)
         _check_frame(schedule, rank, order)
         _check_order(schedule, rank, order)
         _check_sends(schedule, rank, order)
     _run_rendezvous(schedule)
-    return Proof(tuple(_peak(order) for order in schedule.ranks))
+    return Proof(tuple(0 if schedule.forward_only else _peak(order) for order in schedule.ranks))
 
 
 def _expected(schedule: Schedule, rank: int) -> Counter[tuple[Kind, int, int]]:
@@ -81,16 +86,16 @@ def _check_complete(schedule: Schedule, rank: int, order: tuple[Action, ...]) ->
 
 
 def _check_frame(schedule: Schedule, rank: int, order: tuple[Action, ...]) -> None:
-    """The outer stages take data before they compute; the last three actions end a training step; no strangers."""
+    """The outer stages take data before they compute; three actions end a training step; no strangers."""
     kinds = [action.kind for action in order]
     takes_data = rank in (0, schedule.pp - 1)
     if kinds.count(Kind.DATA) != takes_data:
         _refuse(schedule, rank, f"has {kinds.count(Kind.DATA)} DATA instead of {takes_data:d}")
-    if takes_data and any(kind in COMPUTE for kind in kinds[:kinds.index(Kind.DATA)]):
+    if takes_data and any(kind in COMPUTE for kind in kinds[: kinds.index(Kind.DATA)]):
         _refuse(schedule, rank, "computes before DATA")
     end = [] if schedule.forward_only else [Kind.NORM, Kind.OPTIMIZER, Kind.SNAPSHOT]
-    body = kinds[:len(kinds) - len(end)]
-    if kinds[len(body):] != end:
+    body = kinds[: len(kinds) - len(end)]
+    if kinds[len(body) :] != end:
         _refuse(schedule, rank, "does not end with NORM, OPTIMIZER, SNAPSHOT")
     for kind in body:
         if kind not in _BODY:
@@ -98,7 +103,7 @@ def _check_frame(schedule: Schedule, rank: int, order: tuple[Action, ...]) -> No
 
 
 def _check_sends(schedule: Schedule, rank: int, order: tuple[Action, ...]) -> None:
-    """A result leaves before the rank computes on; a split input gradient even before anything else happens."""
+    """A result leaves before the rank computes on; a split input gradient before anything else happens."""
     for index, action in enumerate(order):
         if action.kind not in SENDS:
             continue
@@ -117,8 +122,8 @@ def _half(kind: Kind) -> Kind:
 
 
 def _check_order(schedule: Schedule, rank: int, order: tuple[Action, ...]) -> None:
-    """Micro-batches go through each chunk in order, and weight gradients are summed in that order; the reduction
-    of a chunk follows its last one."""
+    """Micro-batches go through each chunk in order, weight gradients are summed in that order, and the
+    reduction of a chunk follows its last one."""
     next_forward = [0] * schedule.vp
     next_mb = [0] * schedule.vp
     reduced: set[int] = set()
@@ -167,8 +172,9 @@ def _step(schedule: Schedule, rank: int, at: list[int], have: list[set[tuple[Kin
     return True
 
 
-def _exchange(schedule: Schedule, rank: int, send: Action, at: list[int],
-              have: list[set[tuple[Kind, int, int]]]) -> bool:
+def _exchange(
+    schedule: Schedule, rank: int, send: Action, at: list[int], have: list[set[tuple[Kind, int, int]]]
+) -> bool:
     forward = send.kind is Kind.SEND_FORWARD
     made = (Kind.FORWARD if forward else Kind.BACKWARD_INPUT, send.chunk, send.micro_batch)
     if made not in have[rank]:
@@ -196,7 +202,9 @@ def _compute(schedule: Schedule, rank: int, action: Action, have: set[tuple[Kind
     if action.kind in (Kind.BACKWARD, Kind.BACKWARD_INPUT):
         needs.append((Kind.FORWARD, chunk, mb))
         if stage < schedule.num_stages - 1:
-            needs.append((Kind.RECV_BACKWARD, chunk, mb) if schedule.pp > 1 else (Kind.BACKWARD_INPUT, chunk + 1, mb))
+            needs.append(
+                (Kind.RECV_BACKWARD, chunk, mb) if schedule.pp > 1 else (Kind.BACKWARD_INPUT, chunk + 1, mb)
+            )
     if action.kind is Kind.BACKWARD_WEIGHT:
         needs.append((Kind.BACKWARD_INPUT, chunk, mb))
     for need in needs:
@@ -218,6 +226,8 @@ def _peak(order: tuple[Action, ...]) -> int:
 
 
 def _refuse(schedule: Schedule, rank: int, what: str) -> None:
-    raise ConfigError(f"schedule {schedule.name!r} (pp={schedule.pp}, vp={schedule.vp}, "
-                      f"{schedule.num_micro_batches} micro-batches): rank {rank} {what}",
-                      remedy="mend the schedule's generator")
+    raise ConfigError(
+        f"schedule {schedule.name!r} (pp={schedule.pp}, vp={schedule.vp}, "
+        f"{schedule.num_micro_batches} micro-batches): rank {rank} {what}",
+        remedy="mend the schedule's generator",
+    )
