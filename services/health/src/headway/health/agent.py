@@ -52,7 +52,7 @@ class NodeWatch:
     def __init__(self, options: AgentOptions, config: HealthConfig) -> None:
         self._options, self._config = options, config
         self._me = ProcessId.current()
-        self._workers = WorkerSource(options.shm_dir, config.pss_interval_s)
+        self._workers = WorkerSource(options.shm_dir, config)
         cursors = options.shm_dir / "agent-cursors.json"
         self._tail = LogTail(options.logs, options.log_pattern, cursors)
         self._hits: deque[tuple[LogHit, float | None]] = deque()

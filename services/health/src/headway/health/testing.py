@@ -4,12 +4,15 @@ other packages."""
 from __future__ import annotations
 
 import bisect
+import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from headway.common.wire.messages.health import AgentBeat, LogHit, WorkerSignals
+from headway.health.config import HealthConfig
 
 RUN_ID = "0badcafe"
+WINDOW_STEPS = HealthConfig().median_window_steps
 _STEP_PARTS = ("DATA", "FORWARD", "RECV_BACKWARD", "BACKWARD", "REDUCE_SCATTER", "NORM", "OPTIMIZER")
 
 
@@ -56,6 +59,9 @@ class Timeline:
         began_s, ended_s, kind, _ = self.actions[head - 1] if head else (0.0, 0.0, "", -1)
         is_open = head > 0 and ended_s > now_s
         step = self.steps[finished - 1] if finished else (0.0, 0.0, -1)
+        durations_s = [
+            ended - began for began, ended, _ in self.steps[max(0, finished - WINDOW_STEPS) : finished]
+        ]
         return WorkerSignals(
             rank=self.rank,
             pid=1000 + self.rank,
@@ -65,6 +71,8 @@ class Timeline:
             head=head,
             step=step[2],
             step_s=step[1] - step[0],
+            num_steps=finished,
+            median_step_s=statistics.median(durations_s) if durations_s else 0.0,
             age_s=now_s - (began_s if is_open else ended_s),
             open_kind=kind if is_open else "",
             phase={"JOIN": "join", "EVAL": "eval", "RESTORE": "restore"}.get(kind, "step")

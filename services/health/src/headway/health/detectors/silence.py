@@ -7,8 +7,6 @@ those that wait in communication are victims; the one that computes, or is betwe
 
 from __future__ import annotations
 
-import statistics
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -29,25 +27,21 @@ class RankView:
 
     node: int
     signals: WorkerSignals
-    first_step: int
-    """Last finished step when this process was first seen in this generation."""
-    durations_s: deque[float]
     beats_over: int = 0
     """Beats in a row in which the rank was silent beyond its limit."""
 
     def is_suspended(self, config: HealthConfig) -> bool:
         """Whether the rank may rightly take long: it joins, restores, evaluates or makes its first steps."""
-        num_steps = self.signals.step - self.first_step
-        return self.signals.phase != "step" or num_steps < config.first_steps or not self.durations_s
+        return self.signals.phase != "step" or self.signals.num_steps < config.first_steps
 
     def limit_s(self, config: HealthConfig) -> float:
         """Silence that counts for this rank now."""
         if self.is_suspended(config):
             return config.suspended_limit_s
-        return max(config.silence_floor_s, config.silence_factor * statistics.median(self.durations_s))
+        return max(config.silence_floor_s, config.silence_factor * self.signals.median_step_s)
 
     def stall_s(self, config: HealthConfig) -> float:
-        """Silence from which on it cannot be said to move: half its limit, since the last rank to stop stops
+        """Silence from which on it cannot be said to move: half its limit, since the last one to stop stops
         later."""
         return self.limit_s(config) / (1 if self.is_suspended(config) else 2)
 
@@ -61,13 +55,9 @@ def observe(view: RankView | None, node: int, signals: WorkerSignals, config: He
         and view.signals.generation == signals.generation
     )
     if view is None or not is_same:
-        return RankView(node, signals, signals.step, deque(maxlen=config.median_window_steps))
-    if signals.step != view.signals.step and signals.step_s > 0:
-        view.durations_s.append(signals.step_s)
+        view = RankView(node, signals)
     view.signals = signals
-    # The limit costs a median, so it is computed only for the few that are quiet.
-    is_over = signals.age_s > config.silence_floor_s and signals.age_s > view.limit_s(config)
-    view.beats_over = view.beats_over + 1 if is_over else 0
+    view.beats_over = view.beats_over + 1 if signals.age_s > view.limit_s(config) else 0
     return view
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +33,10 @@ class Progress:
     head: int
     step: int
     step_s: float
+    num_steps: int
+    """Steps finished in this generation."""
+    median_step_s: float
+    """Over the last of these, 0.0 without any."""
     age_s: float
     open_kind: str
     open_micro_batch: int
@@ -44,6 +50,8 @@ class _Follower:
 
     reader: FlightReader
     inode: int
+    durations_s: deque[float]
+    """Of the last steps of this generation."""
     seen: int = 0
     """Records below this sequence number were read, the open ones among them are kept in ``open``."""
     counters: tuple[int, int, int] = (-1, -1, -1)
@@ -55,13 +63,18 @@ class _Follower:
     step: int = -1
     step_s: float = 0.0
     step_end_ns: int = 0
+    generation: int = -1
+    num_steps: int = 0
 
 
 class FlightSource:
     """Reads every ``flight-*.bin`` of a folder. Rings that come, go or are replaced are followed."""
 
-    def __init__(self, folder: Path, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
-        self._folder, self._clock_ns = folder, clock_ns
+    def __init__(
+        self, folder: Path, window_steps: int = 16, clock_ns: Callable[[], int] = time.monotonic_ns
+    ) -> None:
+        """``window_steps``: how many of the last steps the median is taken over."""
+        self._folder, self._window_steps, self._clock_ns = folder, window_steps, clock_ns
         self._followers: dict[Path, _Follower] = {}
 
     def read(self) -> list[Progress]:
@@ -100,6 +113,8 @@ class FlightSource:
             head=header.head,
             step=follower.step,
             step_s=follower.step_s,
+            num_steps=follower.num_steps,
+            median_step_s=statistics.median(follower.durations_s) if follower.durations_s else 0.0,
             age_s=max(0, now_ns - follower.changed_ns) / 1e9,
             open_kind=_name(newest[0]) if newest else "",
             open_micro_batch=newest[1] if newest else -1,
@@ -113,7 +128,7 @@ class FlightSource:
             return known
         if known is not None:
             self._followers.pop(path).reader.close()
-        made = self._followers[path] = _Follower(FlightReader(path), inode)
+        made = self._followers[path] = _Follower(FlightReader(path), inode, deque(maxlen=self._window_steps))
         return made
 
 
@@ -132,22 +147,26 @@ def _advance(follower: _Follower, header: FlightHeader) -> int:
         int(row["sequence"]): (int(row["kind"]), int(row["micro_batch"]))
         for row in records[is_open & (records["sequence"] >= follower.first)]
     }
-    _note_step(follower, records[(records["kind"] == Kind.STEP) & (records["end_ns"] > 0)])
+    _note_steps(follower, header, records[(records["kind"] == Kind.STEP) & (records["end_ns"] > 0)])
     follower.seen = max(follower.seen, header.head)
     return int(max(records["start_ns"].max(), records["end_ns"].max())) if len(records) else 0
 
 
-def _note_step(follower: _Follower, steps: npt.NDArray[Any]) -> None:
-    """Takes the last finished step; one that was recorded only at its end lasts since the one before it."""
-    for row in steps[-2:]:
+def _note_steps(follower: _Follower, header: FlightHeader, steps: npt.NDArray[Any]) -> None:
+    """Takes the steps that have finished; one that was recorded only at its end lasts since the one before
+    it."""
+    if header.generation != follower.generation:
+        follower.generation, follower.num_steps = header.generation, 0
+        follower.durations_s.clear()
+    for row in steps[steps["end_ns"] > follower.step_end_ns]:
         start_ns, end_ns = int(row["start_ns"]), int(row["end_ns"])
-        if end_ns <= follower.step_end_ns:
-            continue
-        begun_ns = (
-            start_ns if end_ns - start_ns > INSTANT_NS or not follower.step_end_ns else follower.step_end_ns
-        )
+        is_instant = end_ns - start_ns < INSTANT_NS and follower.step_end_ns > 0
+        begun_ns = follower.step_end_ns if is_instant else start_ns
         follower.step, follower.step_s = int(row["step"]), (end_ns - begun_ns) / 1e9
         follower.step_end_ns = end_ns
+        if row["generation"] == header.generation:
+            follower.num_steps += 1
+            follower.durations_s.append(follower.step_s)
 
 
 def _name(kind: int) -> str:

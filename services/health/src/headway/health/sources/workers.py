@@ -9,6 +9,7 @@ from pathlib import Path
 from headway.common.errors import HeadwayError
 from headway.common.node.process import LastWords, ProcessId, Words
 from headway.common.wire.messages.health import WorkerSignals
+from headway.health.config import HealthConfig
 from headway.health.sources.flight import FlightSource, Progress
 from headway.health.sources.proc import PROC, ProcessSignals, read_process, read_pss
 
@@ -21,13 +22,13 @@ class WorkerSource:
     def __init__(
         self,
         shm_dir: Path,
-        pss_interval_s: float,
+        config: HealthConfig,
         root: Path = PROC,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._shm_dir, self._root, self._clock_s = shm_dir, root, clock_s
-        self._pss_interval_s = pss_interval_s
-        self._flight = FlightSource(shm_dir)
+        self._pss_interval_s = config.pss_interval_s
+        self._flight = FlightSource(shm_dir, config.median_window_steps)
         self._cpu: dict[ProcessId, tuple[float, float]] = {}
         """Process -> (time, CPU seconds) of the last reading."""
         self._pss: dict[ProcessId, tuple[float, int]] = {}
@@ -56,6 +57,8 @@ class WorkerSource:
             head=progress.head,
             step=progress.step,
             step_s=progress.step_s,
+            num_steps=progress.num_steps,
+            median_step_s=progress.median_step_s,
             age_s=progress.age_s,
             open_kind=progress.open_kind,
             open_micro_batch=progress.open_micro_batch,

@@ -1,0 +1,163 @@
+"""The verdict file, the address files, and episodes of log lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from headway.common.errors import ConfigError, InputError
+from headway.common.wire.keys import KeyPair
+from headway.common.wire.messages.health import LogHit, Verdict
+from headway.common.wire.server import Server
+from headway.health.announce import Address, FollowedPeer, announce, read_address
+from headway.health.client import verdicts_of
+from headway.health.config import HealthConfig
+from headway.health.journal import VerdictFile, read_verdicts
+from headway.health.state import MonitorState
+from headway.health.testing import RUN_ID, SimulatedNode, lockstep
+
+
+def verdict(number: int, revision: int = 0, is_open: bool = True) -> Verdict:
+    return Verdict(
+        id=f"worker:0:1:2:3#{number}", revision=revision, kind="crash", is_open=is_open, run_id=RUN_ID, node=0
+    )
+
+
+def test_what_is_written_is_read_back_and_the_last_revision_counts(tmp_path: Path) -> None:
+    file = VerdictFile(tmp_path / "verdicts.jsonl")
+    row = [verdict(1), verdict(2), verdict(1, 1, False)]
+    for one in row:
+        file.append(one)
+    file.close()
+    assert read_verdicts(tmp_path / "verdicts.jsonl") == row
+    assert verdicts_of(tmp_path) == [row[2], row[1]]
+    assert verdicts_of(tmp_path, only_open=True) == [row[1]]
+    assert (tmp_path / "verdicts.jsonl").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("torn", [b'{"t":"health.verdict/1","id":"wor', b"\xff\xfe", b"[]"])
+def test_a_torn_last_line_costs_only_itself(tmp_path: Path, torn: bytes) -> None:
+    path = tmp_path / "verdicts.jsonl"
+    file = VerdictFile(path)
+    file.append(verdict(1))
+    file.close()
+    with path.open("ab") as raw:
+        raw.write(torn)
+    file = VerdictFile(path)
+    file.append(verdict(2))
+    file.close()
+    assert read_verdicts(path) == [verdict(1), verdict(2)]
+
+
+def test_no_file_is_no_verdict_and_no_folder_is_bad_input(tmp_path: Path) -> None:
+    assert verdicts_of(tmp_path) == []
+    with pytest.raises(InputError, match="nowhere"):
+        VerdictFile(tmp_path / "nowhere" / "verdicts.jsonl")
+    with pytest.raises(InputError, match="nowhere"):
+        announce(tmp_path / "nowhere" / "monitor.json", Address("tcp://127.0.0.1:1", ""))
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"endpoint": 1}', "null"])
+def test_an_address_file_that_says_nothing_is_no_address(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "monitor.json"
+    assert read_address(path) is None
+    path.write_text(content)
+    assert read_address(path) is None
+    with_peer = FollowedPeer(path, 4)
+    assert not with_peer.refresh() and not with_peer.notify(verdict(1))
+
+
+def test_a_peer_is_followed_to_its_new_address_and_stays_when_the_file_goes(tmp_path: Path) -> None:
+    path, heard = tmp_path / "driver.json", []
+
+    def server() -> tuple[Server, Address]:
+        keys = KeyPair.generate()
+        made = Server("tcp://127.0.0.1:0", {Verdict: lambda one, _: heard.append(one)}, keys=keys)
+        return made, Address(made.endpoint, keys.public.decode())
+
+    (first, first_address), (second, second_address) = server(), server()
+    peer = FollowedPeer(path, 4)
+    announce(path, first_address)
+    assert peer.refresh() and not peer.refresh()
+    announce(path, first_address)
+    assert not peer.refresh(), "the same address written again is no new peer"
+    announce(path, second_address)
+    assert peer.refresh()
+    path.unlink()
+    assert not peer.refresh() and peer.notify(verdict(7))
+    assert second.socket.poll(20_000)
+    second.handle_ready()
+    assert heard == [verdict(7)]
+    peer.close(), first.close(), second.close()
+
+
+def test_an_unreachable_peer_never_holds_more_than_a_few_messages(tmp_path: Path) -> None:
+    announce(tmp_path / "m.json", Address("tcp://127.0.0.1:9", KeyPair.generate().public.decode()))
+    peer = FollowedPeer(tmp_path / "m.json", 4)
+    peer.refresh()
+    assert sum(peer.notify(verdict(number)) for number in range(100)) <= 8
+    peer.close()
+
+
+def hit(
+    offset: int, rule: str = "nan_loss", line: str = "loss: nan", inode: int = 1, detail: str = ""
+) -> LogHit:
+    return LogHit(
+        rule=rule, file="/logs/a:b.log", inode=inode, offset=offset, line=line, rank=0, detail=detail
+    )
+
+
+def test_repeated_and_further_lines_are_one_episode_that_ends_in_quiet() -> None:
+    state, node = MonitorState(HealthConfig(), RUN_ID), SimulatedNode(0, lockstep(1, 2000, lambda _: 0.4))
+    told: list[Verdict] = []
+    for turn in range(1, 300):
+        now_s = turn / 2
+        hits = (hit(100), hit(200)) if turn < 10 else (hit(300),) if turn == 20 else ()
+        told += state.on_beat(node.beat(now_s, hits), now_s)
+        told += state.tick(now_s)
+    assert [(one.kind, one.rank, one.is_open) for one in told] == [
+        ("nan_loss", 0, True),
+        ("nan_loss", 0, False),
+    ]
+    assert told[1].evidence[-1].value.startswith("3 lines")
+    again = state.on_beat(node.beat(150.0, (hit(400),)), 150.0)
+    assert [one.is_open for one in again] == [True] and again[0].id != told[0].id
+
+
+def test_a_restarted_monitor_knows_the_lines_it_has_told_of() -> None:
+    node = SimulatedNode(0, lockstep(1, 100, lambda _: 0.4))
+    first = MonitorState(HealthConfig(), RUN_ID)
+    told = first.on_beat(node.beat(1.0, (hit(100),)), 1.0)
+    second = MonitorState(HealthConfig(), RUN_ID)
+    second.restore(told)
+    assert second.on_beat(node.beat(2.0, (hit(100), hit(200))), 2.0) == []
+    assert [one.kind for one in second.on_beat(node.beat(2.5, (hit(10, "disk_full", inode=2),)), 2.5)] == [
+        "disk_full"
+    ]
+
+
+def test_different_xids_are_different_episodes_with_their_own_action() -> None:
+    node, state = SimulatedNode(0, lockstep(1, 100, lambda _: 0.4)), MonitorState(HealthConfig(), RUN_ID)
+    lines = (hit(1, "gpu_xid", detail="13"), hit(2, "gpu_xid", detail="79"), hit(3, "gpu_xid", detail="13"))
+    told = state.on_beat(node.beat(1.0, lines), 1.0)
+    assert [one.action for one in told] == ["replace_worker", "replace_node"]
+
+
+def test_a_rule_of_a_later_version_is_skipped() -> None:
+    node, state = SimulatedNode(0, lockstep(1, 100, lambda _: 0.4)), MonitorState(HealthConfig(), RUN_ID)
+    assert state.on_beat(node.beat(1.0, (hit(1, "rule_of_tomorrow"),)), 1.0) == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"beat_interval_s": 0.0}, {"first_steps": 0}, {"node_silence_s": 0.6}, {"silence_floor_s": -1.0}],
+)
+def test_impossible_limits_are_refused_by_name(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        HealthConfig(**wrong)  # type: ignore[arg-type]
+
+
+def test_the_descriptor_of_the_verdict_file_is_closed(tmp_path: Path) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    VerdictFile(tmp_path / "verdicts.jsonl").close()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

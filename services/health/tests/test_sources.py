@@ -1,0 +1,306 @@
+"""What a node shows of itself, read from real processes, real files, and recorded /proc trees."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from headway.common.node.flight import FlightWriter
+from headway.common.node.testing import hear, identity, python_child, say, wait_until
+from headway.common.plan.schedule.actions import Kind
+from headway.health.config import HealthConfig
+from headway.health.sources.flight import FlightSource
+from headway.health.sources.host import free_bytes, read_host, read_pressure
+from headway.health.sources.proc import GONE, read_process, read_pss
+from headway.health.sources.train_log import LogTail
+from headway.health.sources.workers import WorkerSource
+
+IDLE = "import sys; print('up', flush=True); sys.stdin.read()"
+
+
+def test_a_process_is_followed_from_sleep_to_stop_to_zombie_to_gone() -> None:
+    with python_child(IDLE) as child:
+        assert hear(child) == "up"
+        me = identity(child)
+        wait_until(lambda: read_process(me.pid, me.start_ticks).state == "S")
+        live = read_process(me.pid, me.start_ticks)
+        assert live.rss_bytes > 1 << 20 and live.num_threads >= 1 and live.num_fds >= 3
+        assert read_pss(me.pid) > 0
+        os.kill(me.pid, signal.SIGSTOP)
+        wait_until(lambda: read_process(me.pid, me.start_ticks).state == "T")
+        os.kill(me.pid, signal.SIGKILL)
+        wait_until(lambda: read_process(me.pid, me.start_ticks).state == "Z")
+        child.wait()
+        assert read_process(me.pid, me.start_ticks) == GONE
+
+
+def test_a_pid_of_another_start_time_is_somebody_else() -> None:
+    mine = read_process(os.getpid())
+    assert read_process(os.getpid(), mine.start_ticks).state == "R"
+    assert read_process(os.getpid(), mine.start_ticks + 1) == GONE
+
+
+def test_a_command_name_with_brackets_and_spaces_moves_no_field(tmp_path: Path) -> None:
+    folder = tmp_path / "77"
+    folder.mkdir()
+    fields = "T 1 1 1 0 -1 4194304 100 0 0 0 250 50 0 0 20 0 7 0 4242 1000000 300"
+    (folder / "stat").write_text(f"77 (evil) R (name)) {fields} 18446744073709551615\n")
+    (folder / "fd").mkdir()
+    (folder / "fd" / "0").touch()
+    found = read_process(77, 4242, tmp_path)
+    assert (found.state, found.start_ticks, found.num_threads, found.num_fds) == ("T", 4242, 7, 1)
+    assert found.cpu_s == pytest.approx(300 / os.sysconf("SC_CLK_TCK"))
+    assert found.rss_bytes == 300 * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_the_host_is_read_from_a_recorded_tree(tmp_path: Path) -> None:
+    (tmp_path / "loadavg").write_text("3.51 2.01 1.00 2/345 6789\n")
+    (tmp_path / "meminfo").write_text(
+        "MemTotal:       16314712 kB\nMemFree: 1 kB\nMemAvailable:   8157356 kB\nHugePages_Total: 0\n"
+    )
+    (tmp_path / "pressure").mkdir()
+    (tmp_path / "pressure" / "memory").write_text(
+        "some avg10=12.50 avg60=1.00 avg300=0.10 total=123\nfull avg10=2.00 avg60=0.10 avg300=0.00 total=45\n"
+    )
+    host = read_host(tmp_path, tmp_path / "absent", tmp_path)
+    assert (host.load_1m, host.memory_total_bytes) == (3.51, 16314712 * 1024)
+    assert host.memory_available_bytes * 2 == host.memory_total_bytes
+    assert host.pressure == {"memory.some": 0.125, "memory.full": 0.02}
+    assert host.disk_free_bytes > 0 and host.shm_free_bytes == -1
+
+
+def test_a_kernel_without_pressure_information_gives_none(tmp_path: Path) -> None:
+    assert read_pressure(tmp_path) == {}
+    assert read_host(tmp_path, tmp_path, tmp_path).memory_total_bytes == 0
+    assert free_bytes(Path("/")) > 0
+
+
+def test_lines_are_reported_once_with_place_and_rank(tmp_path: Path) -> None:
+    tail = LogTail(tmp_path)
+    log = tmp_path / "worker-rank-3.log"
+    log.write_text("fine\nstep 7 loss: nan\n")
+    [hit] = tail.poll(1 << 20)
+    assert (hit.rule, hit.rank, hit.offset, hit.inode) == ("nan_loss", 3, 5, log.stat().st_ino)
+    assert tail.poll(1 << 20) == []
+    with log.open("a") as file:
+        file.write('{"loss": NaN, "rank": 9}\n')
+    assert [one.rank for one in tail.poll(1 << 20)] == [9]
+
+
+def test_an_unfinished_line_waits_for_its_end(tmp_path: Path) -> None:
+    tail = LogTail(tmp_path)
+    log = tmp_path / "a.log"
+    log.write_text("step 7 loss: n")
+    assert tail.poll(1 << 20) == []
+    with log.open("a") as file:
+        file.write("an\n")
+    assert [hit.line for hit in tail.poll(1 << 20)] == ["step 7 loss: nan"]
+
+
+def test_truncation_and_rotation_are_survived(tmp_path: Path) -> None:
+    tail = LogTail(tmp_path)
+    log = tmp_path / "a.log"
+    log.write_text("fine " * 100 + "\n")
+    tail.poll(1 << 20)
+    log.write_text("loss: nan\n")
+    assert len(tail.poll(1 << 20)) == 1
+    log.rename(tmp_path / "a.log.1")
+    log.write_text("CUDA out of memory\n")
+    assert [hit.rule for hit in tail.poll(1 << 20)] == ["cuda_oom"]
+    log.unlink()
+    assert tail.poll(1 << 20) == []
+
+
+def test_old_news_are_not_told_and_a_successor_goes_on_where_the_tail_stopped(tmp_path: Path) -> None:
+    log, cursors = tmp_path / "a.log", tmp_path / "cursors.json"
+    log.write_text("loss: nan\n")
+    first = LogTail(tmp_path, cursors=cursors)
+    assert first.poll(1 << 20) == []
+    with log.open("a") as file:
+        file.write("CUDA out of memory\n")
+    successor = LogTail(tmp_path, cursors=cursors)
+    assert [hit.rule for hit in successor.poll(1 << 20)] == ["cuda_oom"]
+    assert LogTail(tmp_path, cursors=cursors).poll(1 << 20) == []
+    cursors.write_text("torn{")
+    assert LogTail(tmp_path, cursors=cursors).poll(1 << 20) == []
+
+
+def test_a_flood_is_read_in_portions_without_loss(tmp_path: Path) -> None:
+    tail = LogTail(tmp_path)
+    (tmp_path / "a.log").write_text("".join(f"step {i} loss: nan\n" for i in range(1000)))
+    seen, portions = [], 0
+    while hits := tail.poll(4096):
+        portions += 1
+        seen += [hit.line for hit in hits]
+    assert portions > 1 and seen == [f"step {i} loss: nan" for i in range(1000)]
+
+
+def test_a_line_without_end_fills_no_memory(tmp_path: Path) -> None:
+    tail = LogTail(tmp_path)
+    (tmp_path / "a.log").write_bytes(b"\0" * 100_000)
+    for _ in range(30):
+        tail.poll(8192)
+    with (tmp_path / "a.log").open("a") as file:
+        file.write("\nloss: nan\n")
+    assert len(tail.poll(8192)) == 1
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[FlightWriter]:
+    made = FlightWriter.create(tmp_path / "flight-2.bin", 2, capacity=64)
+    made.set_generation(5)
+    yield made
+    made.close()
+
+
+def test_a_ring_tells_step_open_action_and_phase(tmp_path: Path, writer: FlightWriter) -> None:
+    source = FlightSource(tmp_path)
+    [fresh] = source.read()
+    assert (fresh.rank, fresh.generation, fresh.step, fresh.open_kind) == (2, 5, -1, "")
+    with writer.record(Kind.STEP, step=7):
+        seq = writer.begin(Kind.FORWARD, step=7, micro_batch=3)
+        [busy] = source.read()
+        assert (busy.open_kind, busy.open_micro_batch, busy.phase, busy.step) == ("FORWARD", 3, "step", -1)
+        writer.end(seq)
+    [idle] = source.read()
+    assert (idle.open_kind, idle.step) == ("", 7) and idle.step_s > 0
+    with writer.record(Kind.EVAL, step=7):
+        for _ in range(200):  # more than the ring holds: the open evaluation itself has been overwritten
+            with writer.record(Kind.FORWARD):
+                pass
+            assert source.read()[0].head > idle.head
+        seq = writer.begin(Kind.FORWARD)
+        [evaluating] = source.read()
+        assert evaluating.open_kind == "FORWARD"
+        writer.end(seq)
+    source.close()
+
+
+def test_an_open_evaluation_is_seen_under_the_actions_inside_it(tmp_path: Path, writer: FlightWriter) -> None:
+    source = FlightSource(tmp_path)
+    with writer.record(Kind.EVAL):
+        source.read()
+        for _ in range(10):
+            with writer.record(Kind.FORWARD):
+                pass
+        seq = writer.begin(Kind.FORWARD)
+        assert source.read()[0].phase == "eval"
+        writer.end(seq)
+    assert source.read()[0].phase == "step"
+    source.close()
+
+
+def test_age_counts_from_the_last_movement_of_the_ring(tmp_path: Path, writer: FlightWriter) -> None:
+    now_ns = [0]
+    source = FlightSource(tmp_path, clock_ns=lambda: now_ns[0])
+    seq = writer.begin(Kind.FORWARD)
+    begun_ns = int(writer_start_ns(tmp_path))
+    now_ns[0] = begun_ns + 3_000_000_000
+    assert source.read()[0].age_s == pytest.approx(3.0)
+    now_ns[0] += 1_000_000_000
+    assert source.read()[0].age_s == pytest.approx(4.0)
+    writer.end(seq)
+    assert source.read()[0].age_s < 4.0
+    source.close()
+
+
+def writer_start_ns(folder: Path) -> int:
+    from headway.common.node.flight import FlightReader
+
+    reader = FlightReader(folder / "flight-2.bin")
+    last = reader.last()
+    assert last is not None
+    start_ns = int(last["start_ns"])
+    del last
+    reader.close()
+    return start_ns
+
+
+def test_what_a_dead_generation_left_open_is_not_open(tmp_path: Path, writer: FlightWriter) -> None:
+    source = FlightSource(tmp_path)
+    writer.begin(Kind.RECV_FORWARD)
+    assert source.read()[0].open_kind == "RECV_FORWARD"
+    writer.set_generation(6)
+    assert source.read()[0].open_kind == ""
+    source.close()
+
+
+def test_steps_recorded_only_at_their_end_last_since_the_one_before(
+    tmp_path: Path, writer: FlightWriter
+) -> None:
+    source = FlightSource(tmp_path)
+    for step in range(2):
+        with writer.record(Kind.FORWARD):
+            begun_ns = writer_start_ns(tmp_path)
+            wait_until(lambda since=begun_ns: time.monotonic_ns() - since > 20_000_000)  # type: ignore[misc]
+        with writer.record(Kind.STEP, step=step):
+            pass
+    assert source.read()[0].step_s > 0.015
+    source.close()
+
+
+def test_steps_are_counted_and_their_median_taken_within_the_generation(
+    tmp_path: Path, writer: FlightWriter
+) -> None:
+    source = FlightSource(tmp_path, window_steps=3)
+    for step in range(5):
+        with writer.record(Kind.STEP, step=step):
+            begun_ns = writer_start_ns(tmp_path)
+            wait_until(lambda since=begun_ns, ms=2 + 3 * step: time.monotonic_ns() - since > ms * 1_000_000)  # type: ignore[misc]
+        if step == 2:
+            source.read()
+    [five] = source.read()
+    assert (five.num_steps, five.step) == (5, 4) and 0.011 <= five.median_step_s <= five.step_s
+    late = FlightSource(tmp_path, window_steps=3)
+    assert late.read()[0].num_steps == 5 and late.read()[0].median_step_s == five.median_step_s
+    writer.set_generation(6)
+    for one in (source, late):
+        [fresh] = one.read()
+        assert (fresh.num_steps, fresh.median_step_s, fresh.step) == (0, 0.0, 4)
+        one.close()
+
+
+@pytest.mark.usefixtures("writer")
+def test_rings_come_and_go(tmp_path: Path) -> None:
+    source = FlightSource(tmp_path)
+    (tmp_path / "flight-9.bin").write_bytes(b"no ring")
+    assert [one.rank for one in source.read()] == [2]
+    (tmp_path / "flight-9.bin").unlink()
+    other = FlightWriter.create(tmp_path / "flight-0.bin", 0, capacity=64)
+    assert [one.rank for one in source.read()] == [0, 2]
+    other.close()
+    (tmp_path / "flight-0.bin").unlink()
+    assert [one.rank for one in source.read()] == [2]
+    source.close()
+
+
+WORKER = """
+import sys
+from pathlib import Path
+from headway.common.node.flight import FlightWriter
+from headway.common.node.process import LastWords
+folder = Path(sys.argv[1])
+writer = FlightWriter.create(folder / "flight-0.bin", 0, capacity=64)
+print("up", flush=True)
+code = int(sys.stdin.readline())
+LastWords(folder / "words-anything.bin").write(code, "said goodbye")
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize(("code", "state"), [(0, "done"), (3, "gone")])
+def test_last_words_tell_an_orderly_end_from_a_failure(tmp_path: Path, code: int, state: str) -> None:
+    source = WorkerSource(tmp_path, HealthConfig())
+    with python_child(WORKER, tmp_path) as child:
+        assert hear(child) == "up"
+        [live] = source.read()
+        assert live.pid == child.pid and live.state in "RS" and live.pss_bytes > 0 and live.exit_code is None
+        say(child, str(code))
+        child.wait()
+        [ended] = source.read()
+    assert (ended.state, ended.exit_code, ended.reason) == (state, code, "said goodbye")
+    source.close()
