@@ -19,6 +19,7 @@ from headway.ckpt_store.folder import (
     CheckpointInfo,
     FolderView,
     find,
+    is_superseded,
     look,
     mark_generation,
     newest,
@@ -166,7 +167,8 @@ class CheckpointClient:
     def _go_on_from(self, step: int) -> None:
         """What lies after ``step`` belongs to an earlier life of the script: begin a new generation."""
         view = look(self.checkpoints)
-        if self.world_size == 1 and any(a.step > step for a in view.attempts):
+        newer = [a for a in view.attempts if a.step > step and not is_superseded(*a.key, view.marks)]
+        if self.world_size == 1 and newer:
             self._generation = _newest_generation(view) + 1
             mark_generation(self.checkpoints, self._generation, step)
 

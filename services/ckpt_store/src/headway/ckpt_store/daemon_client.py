@@ -74,7 +74,7 @@ class DaemonArena:
         while (status := self._status()).complete_step < step:
             if time.monotonic() > deadline_s:
                 raise DeadlineError(
-                    f"step {step} is not complete after {timeout_s} s: {status.last_error or 'parts missing'}",
+                    f"step {step} is not complete after {timeout_s} s: {status.last_error or 'no error'}",
                     remedy=status.last_remedy or "are all ranks saving, and their daemons up?",
                 )
             time.sleep(POLL_S)

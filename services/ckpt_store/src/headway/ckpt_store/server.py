@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import structlog
+from headway.ckpt_store.arenas import Arenas
 from headway.ckpt_store.config import StoreConfig
 from headway.ckpt_store.disk import Disk, remove_leftovers
 from headway.ckpt_store.files import Files
-from headway.ckpt_store.flush import Snapshot, parse_layout
 from headway.ckpt_store.folder import mark_generation
 from headway.ckpt_store.state import (
     Announce,
@@ -33,9 +33,8 @@ from headway.ckpt_store.state import (
     State,
     decide,
 )
-from headway.common.errors import CorruptError, HeadwayError, InputError
+from headway.common.errors import HeadwayError, InputError
 from headway.common.node import failpoints
-from headway.common.node.arena import Arena, SlotInfo
 from headway.common.wire.client import Client
 from headway.common.wire.message import Message
 from headway.common.wire.messages.ckpt_store import (
@@ -85,14 +84,14 @@ class Store:
         self.errors = 0
         self._last = Report("flush_failed", "", "")
         self._state = State(keep=config.keep)
-        self._arenas = _Arenas(options.shm_dir, options.run_id)
+        self._arenas = Arenas(options.shm_dir, options.run_id)
         self._durable: dict[int, int] = {}
         self._client = Client(options.executor) if options.executor else None
         self.disk.look()
 
-    @property
-    def is_idle(self) -> bool:
-        """No snapshot is waiting or on its way to the disk."""
+    def drain(self) -> bool:
+        """Whether no snapshot is waiting or on its way to the disk; looks first, for one sealed just now."""
+        self.scan()
         return not self._state.wanted and self._state.job is None and self._state.view is not None
 
     @property
@@ -254,90 +253,6 @@ class Store:
             self._client.notify(message)
 
 
-class _Arenas:
-    """The arena files of one shared-memory folder, opened as they appear and dropped when they go."""
-
-    def __init__(self, shm_dir: Path, run_id: str) -> None:
-        self._shm_dir = shm_dir
-        self._run_id = run_id
-        self._open: dict[Path, tuple[int, Arena]] = {}
-        self._refused: dict[Path, int] = {}
-        self._gone: list[Arena] = []
-        self._slots: dict[Slot, tuple[Arena, SlotInfo]] = {}
-
-    def look(self, *, keep_mapped: bool) -> tuple[frozenset[int], tuple[Slot, ...]]:
-        """(ranks, wanted snapshots). While ``keep_mapped`` nothing is unmapped: the disk thread may be
-        reading."""
-        self._follow_files()
-        if not keep_mapped:
-            for arena in self._gone:
-                arena.close()
-            self._gone.clear()
-        self._slots = {
-            Slot(info.step, info.generation, arena.rank, info.seal): (arena, info)
-            for _, arena in self._open.values()
-            for info in arena.wanted()
-        }
-        return frozenset(arena.rank for _, arena in self._open.values()), tuple(self._slots)
-
-    def committed(self) -> dict[int, int]:
-        """Newest committed step by rank, in order of ranks."""
-        return dict(sorted((arena.rank, arena.committed) for _, arena in self._open.values()))
-
-    def release(self, slot: Slot) -> None:
-        """Let the rank use the slot again."""
-        if slot in self._slots:
-            arena, info = self._slots[slot]
-            if arena not in self._gone:
-                arena.release(info)
-
-    def snapshot(self, slot: Slot) -> Snapshot | None:
-        """The bytes behind ``slot``, None if it is gone. Raises CorruptError for an unreadable layout."""
-        if slot not in self._slots:
-            return None
-        arena, info = self._slots[slot]
-        data, extra = arena.read(info)
-        if not arena.unchanged(info):
-            return None
-        return Snapshot(
-            arena.run_id, info.step, info.generation, parse_layout(arena.layout), data, extra,
-            still_valid=lambda: arena.unchanged(info),
-        )  # fmt: skip
-
-    def close(self) -> None:
-        for arena in [*self._gone, *(arena for _, arena in self._open.values())]:
-            arena.close()
-        self._open.clear()
-        self._gone.clear()
-
-    def _follow_files(self) -> None:
-        found = {path: inode for path in self._shm_dir.glob("arena-*.bin") if (inode := _inode(path))}
-        for path, (inode, arena) in list(self._open.items()):
-            if found.get(path) != inode:
-                self._gone.append(arena)
-                del self._open[path]
-        for path, inode in found.items():
-            if path not in self._open and self._refused.get(path) != inode:
-                self._adopt(path, inode)
-
-    def _adopt(self, path: Path, inode: int) -> None:
-        try:
-            arena = Arena.open(path)
-        except FileNotFoundError:
-            return
-        except CorruptError as error:
-            self._refused[path] = inode
-            _log.error("not an arena, left alone", path=str(path), error=str(error))
-            return
-        if self._run_id and arena.run_id != self._run_id:
-            self._refused[path] = inode
-            _log.error("arena of another run, left alone", path=str(path), run_id=arena.run_id)
-            arena.close()
-            return
-        self._open[path] = (inode, arena)
-        _log.info("arena adopted", path=str(path), rank=arena.rank, committed=arena.committed)
-
-
 def serve(options: ServeOptions, config: StoreConfig) -> int:
     """Run the daemon until SIGTERM, SIGINT or ``Drain``; returns the exit code.
 
@@ -369,7 +284,7 @@ def serve(options: ServeOptions, config: StoreConfig) -> int:
         service.every(config.scan_period_s, store.scan)
         service.every(config.folder_period_s, store.disk.look)
         service.watch(store.disk.ready_fd, store.pump)
-        service.on_drain(lambda: store.is_idle)
+        service.on_drain(store.drain)
         return service.run()
     finally:
         store.close()
@@ -393,10 +308,3 @@ def _only_one(shm_dir: Path) -> int:
             f"another checkpoint store serves {shm_dir}", remedy="stop it first, or choose another --shm-dir"
         ) from error
     return fd
-
-
-def _inode(path: Path) -> int | None:
-    try:
-        return path.stat().st_ino
-    except FileNotFoundError:
-        return None

@@ -41,8 +41,7 @@ class RecordingFiles(Files):
         self.ops: list[Op] = []
 
     def create(self, path: Path, nbytes: int) -> NewFile:
-        file = _RecordingFile(path, nbytes, self)
-        return file
+        return _RecordingFile(path, nbytes, self)
 
     def rename(self, source: Path, target: Path) -> None:
         super().rename(source, target)

@@ -1,0 +1,104 @@
+"""The arenas of one node as the daemon sees them: which exist, what they want, and the bytes behind it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import structlog
+from headway.ckpt_store.flush import Snapshot, parse_layout
+from headway.ckpt_store.state import Slot
+from headway.common.errors import CorruptError
+from headway.common.node.arena import Arena, SlotInfo
+
+_log = structlog.get_logger(__name__)
+
+
+class Arenas:
+    """The arena files of one shared-memory folder, opened as they appear and dropped when they go."""
+
+    def __init__(self, shm_dir: Path, run_id: str) -> None:
+        self._shm_dir = shm_dir
+        self._run_id = run_id
+        self._open: dict[Path, tuple[int, Arena]] = {}
+        self._refused: dict[Path, int] = {}
+        self._gone: list[Arena] = []
+        self._slots: dict[Slot, tuple[Arena, SlotInfo]] = {}
+
+    def look(self, *, keep_mapped: bool) -> tuple[frozenset[int], tuple[Slot, ...]]:
+        """(ranks, wanted snapshots). While ``keep_mapped`` nothing is unmapped: the disk thread may be
+        reading."""
+        self._follow_files()
+        if not keep_mapped:
+            for arena in self._gone:
+                arena.close()
+            self._gone.clear()
+        self._slots = {
+            Slot(info.step, info.generation, arena.rank, info.seal): (arena, info)
+            for _, arena in self._open.values()
+            for info in arena.wanted()
+        }
+        return frozenset(arena.rank for _, arena in self._open.values()), tuple(self._slots)
+
+    def committed(self) -> dict[int, int]:
+        """Newest committed step by rank, in order of ranks."""
+        return dict(sorted((arena.rank, arena.committed) for _, arena in self._open.values()))
+
+    def release(self, slot: Slot) -> None:
+        """Let the rank use the slot again."""
+        if slot in self._slots:
+            arena, info = self._slots[slot]
+            if arena not in self._gone:
+                arena.release(info)
+
+    def snapshot(self, slot: Slot) -> Snapshot | None:
+        """The bytes behind ``slot``, None if it is gone. Raises CorruptError for an unreadable layout."""
+        if slot not in self._slots:
+            return None
+        arena, info = self._slots[slot]
+        data, extra = arena.read(info)
+        if not arena.unchanged(info):
+            return None
+        return Snapshot(
+            arena.run_id, info.step, info.generation, parse_layout(arena.layout), data, extra,
+            still_valid=lambda: arena.unchanged(info),
+        )  # fmt: skip
+
+    def close(self) -> None:
+        for arena in [*self._gone, *(arena for _, arena in self._open.values())]:
+            arena.close()
+        self._open.clear()
+        self._gone.clear()
+
+    def _follow_files(self) -> None:
+        found = {path: inode for path in self._shm_dir.glob("arena-*.bin") if (inode := _inode(path))}
+        for path, (inode, arena) in list(self._open.items()):
+            if found.get(path) != inode:
+                self._gone.append(arena)
+                del self._open[path]
+        for path, inode in found.items():
+            if path not in self._open and self._refused.get(path) != inode:
+                self._adopt(path, inode)
+
+    def _adopt(self, path: Path, inode: int) -> None:
+        try:
+            arena = Arena.open(path)
+        except FileNotFoundError:
+            return
+        except CorruptError as error:
+            self._refused[path] = inode
+            _log.error("not an arena, left alone", path=str(path), error=str(error))
+            return
+        if self._run_id and arena.run_id != self._run_id:
+            self._refused[path] = inode
+            _log.error("arena of another run, left alone", path=str(path), run_id=arena.run_id)
+            arena.close()
+            return
+        self._open[path] = (inode, arena)
+        _log.info("arena adopted", path=str(path), rank=arena.rank, committed=arena.committed)
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:
+        return None

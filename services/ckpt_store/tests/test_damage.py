@@ -1,0 +1,153 @@
+"""Flipped bytes, cut files, missing parts: found, named, and never handed to a trainer."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from headway.ckpt_store import fakes
+from headway.ckpt_store.client import apply_retention
+from headway.ckpt_store.files import Files
+from headway.ckpt_store.flush import write_manifest, write_shard
+from headway.ckpt_store.folder import CheckpointInfo, mark_generation, newest, open_checkpoint
+from headway.ckpt_store.manifest import CHUNK_BYTES, step_dir_name
+from headway.ckpt_store.verify import read_shard, read_shard_into, verify
+from headway.common.errors import CorruptError, HeadwayError
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+
+def save(
+    root: Path, step: int, world_size: int = 1, generation: int = 0, num_floats: int = 500
+) -> CheckpointInfo:
+    for rank in range(world_size):
+        write_shard(Files(), root, fakes.small_snapshot(step, rank, world_size, generation, num_floats))
+    write_manifest(Files(), root / step_dir_name(step, generation))
+    return open_checkpoint(root, step, generation)
+
+
+def flip(path: Path, at: int) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[at] ^= 0x10
+    path.write_bytes(raw)
+
+
+def test_a_flipped_byte_names_file_and_chunk(tmp_path: Path) -> None:
+    info = save(tmp_path, 5, num_floats=CHUNK_BYTES // 4 + 1000)
+    flip(info.path / "rank-0.safetensors", 4096 + CHUNK_BYTES + 17)
+    buffer = np.zeros(2 * CHUNK_BYTES + 30000, np.uint8)
+    with pytest.raises(CorruptError, match=r"rank-0\.safetensors: chunk 1 "):
+        read_shard_into(info, 0, buffer)
+    assert "chunk 1" in verify(info)[0].message
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_no_flipped_bit_in_any_file_goes_unnoticed(tmp_path: Path, data: st.DataObject) -> None:
+    info = save(tmp_path, 5, world_size=2)
+    name = data.draw(st.sampled_from(sorted(path.name for path in info.path.iterdir())))
+    raw = (info.path / name).read_bytes()
+    at, bit = data.draw(st.integers(0, len(raw) - 1)), data.draw(st.integers(0, 7))
+    try:
+        (info.path / name).write_bytes(raw[:at] + bytes([raw[at] ^ 1 << bit]) + raw[at + 1 :])
+        with contextlib.suppress(CorruptError):
+            assert verify(open_checkpoint(tmp_path, 5, 0)) != []
+    finally:
+        (info.path / name).write_bytes(raw)
+
+
+@pytest.mark.parametrize("name", ["rank-1.safetensors", "rank-1.json", "MANIFEST.json"])
+def test_a_truncated_file_is_corrupt(tmp_path: Path, name: str) -> None:
+    info = save(tmp_path, 5, world_size=2)
+    raw = (info.path / name).read_bytes()
+    (info.path / name).write_bytes(raw[:-20])
+    with pytest.raises(CorruptError, match=name):
+        read_shard(open_checkpoint(tmp_path, 5, 0), 1)
+
+
+@pytest.mark.parametrize("name", ["rank-1.safetensors", "rank-1.json"])
+def test_a_missing_file_is_corrupt_and_other_ranks_still_read(tmp_path: Path, name: str) -> None:
+    info = save(tmp_path, 5, world_size=2)
+    (info.path / name).unlink()
+    with pytest.raises(CorruptError, match=f"{name}: it is missing"):
+        read_shard(info, 1)
+    assert [problem.path.name for problem in verify(info)] == ["rank-1.safetensors"]
+    read_shard(info, 0)
+
+
+def test_without_its_manifest_a_step_does_not_count(tmp_path: Path) -> None:
+    save(tmp_path, 5)
+    (save(tmp_path, 9).path / "MANIFEST.json").unlink()
+    info = newest(tmp_path)
+    assert info is not None
+    assert info.step == 5
+
+
+def test_an_unreadable_manifest_falls_back_and_alone_it_is_an_error_never_a_fresh_start(
+    tmp_path: Path,
+) -> None:
+    save(tmp_path, 5)
+    (save(tmp_path, 9).path / "MANIFEST.json").write_bytes(b"{")
+    info = newest(tmp_path)
+    assert info is not None
+    assert info.step == 5
+    (info.path / "MANIFEST.json").write_bytes(b"{")
+    with pytest.raises(CorruptError, match=r"MANIFEST\.json"):
+        newest(tmp_path)
+
+
+def test_an_empty_or_absent_folder_holds_nothing(tmp_path: Path) -> None:
+    assert newest(tmp_path) is None
+    assert newest(tmp_path / "absent") is None
+
+
+def test_the_newest_step_wins_and_of_one_step_the_newest_generation(tmp_path: Path) -> None:
+    for step, generation in ((10, 0), (20, 0), (20, 1), (15, 1)):
+        save(tmp_path, step, generation=generation)
+    info = newest(tmp_path)
+    assert info is not None
+    assert (info.step, info.generation) == (20, 1)
+    older = newest(tmp_path, max_step=19)
+    assert older is not None
+    assert (older.step, older.generation) == (15, 1)
+    assert newest(tmp_path, world_size=2) is None
+
+
+def test_what_a_newer_generation_left_behind_does_not_count(tmp_path: Path) -> None:
+    for step, generation in ((50, 0), (100, 0), (60, 1)):
+        save(tmp_path, step, generation=generation)
+    mark_generation(tmp_path, 1, 50)
+    info = newest(tmp_path)
+    assert info is not None
+    assert (info.step, info.generation) == (60, 1)
+    older = newest(tmp_path, max_step=59)
+    assert older is not None
+    assert (older.step, older.generation) == (50, 0)
+
+
+def test_a_generation_number_used_twice_is_refused(tmp_path: Path) -> None:
+    mark_generation(tmp_path, 1, 50)
+    mark_generation(tmp_path, 1, 50)
+    with pytest.raises(HeadwayError, match="restart from step 50, not 60"):
+        mark_generation(tmp_path, 1, 60)
+
+
+def test_retention_removes_nothing_while_the_newest_is_corrupt(tmp_path: Path) -> None:
+    for step in range(1, 6):
+        info = save(tmp_path, step)
+    flip(info.path / "rank-0.safetensors", 5000)
+    with pytest.raises(CorruptError, match="nothing was removed"):
+        apply_retention(tmp_path, 2, deep=True)
+    assert len(list(tmp_path.iterdir())) == 5
+
+
+def test_retention_keeps_the_newest_and_the_marked(tmp_path: Path) -> None:
+    for step in range(1, 7):
+        info = save(tmp_path, step)
+        if step == 2:
+            (info.path / "KEEP").touch()
+    removed = apply_retention(tmp_path, 2, deep=True)
+    assert [path.name for path in removed] == [step_dir_name(step, 0) for step in (1, 3, 4)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [step_dir_name(step, 0) for step in (2, 5, 6)]

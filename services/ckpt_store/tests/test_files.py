@@ -1,0 +1,193 @@
+"""The file layer against real files, odd sizes, full disks and failing fsyncs."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from headway.ckpt_store import fakes
+from headway.ckpt_store.config import StoreConfig
+from headway.ckpt_store.disk import Disk, drop_parts, remove_leftovers
+from headway.ckpt_store.files import Files, is_no_space
+from headway.ckpt_store.flush import write_manifest, write_shard
+from headway.ckpt_store.folder import newest
+from headway.ckpt_store.manifest import step_dir_name
+from headway.ckpt_store.state import Done, Failed, FlushSlot, FolderSeen, Slot
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+
+@given(pieces=st.lists(st.tuples(st.integers(0, 20000), st.booleans()), max_size=6))
+@settings(max_examples=60, deadline=None)
+def test_what_is_written_is_what_was_given_whatever_sizes_and_alignments(
+    pieces: list[tuple[int, bool]],
+) -> None:
+    expected, given_pieces = b"", []
+    for number, (length, is_aligned) in enumerate(pieces):
+        memory = mmap.mmap(-1, 3 * 4096 * 2)  # page aligned
+        start = 0 if is_aligned else 1
+        piece = memoryview(memory)[start : start + length]
+        piece[:] = np.random.default_rng(number).bytes(length)
+        given_pieces.append(piece)
+        expected += bytes(piece)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "f"
+        file = Files().create(path, len(expected))
+        for piece in given_pieces:
+            file.write(piece)
+        file.sync()
+        file.close()
+        assert path.read_bytes() == expected
+
+
+def test_whole_pages_from_page_aligned_memory_go_past_the_page_cache(tmp_path: Path) -> None:
+    file = Files().create(tmp_path / "f", 8192)
+    try:
+        file.write(memoryview(mmap.mmap(-1, 4096)))
+        if not file._direct:
+            pytest.skip("this file system has no O_DIRECT")
+        file.write(b"tail")
+        assert not file._direct
+    finally:
+        file.close()
+
+
+def test_a_full_disk_strikes_before_any_byte_and_leaves_no_file(tmp_path: Path, monkeypatch: Any) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(os, "write", lambda *_: pytest.fail("a byte was written"))
+    with pytest.raises(OSError, match="No space") as caught:
+        write_shard(Files(), tmp_path, fakes.small_snapshot(1))
+    assert is_no_space(caught.value)
+    assert list((tmp_path / step_dir_name(1, 0)).iterdir()) == []
+
+
+def test_a_failed_fsync_is_final_the_file_goes_and_is_not_synced_again(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    synced = []
+
+    def fail_on_files(fd: int) -> None:
+        if os.path.isfile(f"/proc/self/fd/{fd}"):  # noqa: PTH113
+            synced.append(fd)
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fail_on_files)
+    with pytest.raises(OSError, match="Input/output"):
+        write_shard(Files(), tmp_path, fakes.small_snapshot(1))
+    assert len(synced) == 1
+    assert list((tmp_path / step_dir_name(1, 0)).iterdir()) == []
+
+
+def test_short_writes_are_continued(tmp_path: Path, monkeypatch: Any) -> None:
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: real(fd, data[: max(1, len(data) // 2)]))
+    write_shard(Files(), tmp_path, fakes.small_snapshot(1))
+    monkeypatch.undo()
+    write_manifest(Files(), tmp_path / step_dir_name(1, 0))
+    assert newest(tmp_path) is not None
+
+
+def test_a_file_system_that_refuses_direct_writes_is_served_through_the_page_cache(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    real_open, real_write = os.open, os.write
+
+    def refuse(path: Any, flags: int, *rest: Any, **more: Any) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return real_open(path, flags, *rest, **more)
+
+    monkeypatch.setattr(os, "open", refuse)
+    write_shard(Files(), tmp_path / "open", fakes.small_snapshot(1))
+    monkeypatch.undo()
+    refused = []
+
+    def refuse_first(fd: int, data: Any) -> int:
+        if not refused:
+            refused.append(fd)
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return real_write(fd, data)
+
+    monkeypatch.setattr(os, "write", refuse_first)
+    write_shard(Files(), tmp_path / "write", fakes.small_snapshot(1))
+    monkeypatch.undo()
+    for name in ("open", "write"):
+        write_manifest(Files(), tmp_path / name / step_dir_name(1, 0))
+        info = newest(tmp_path / name)
+        assert info is not None
+
+
+def test_leftovers_of_the_same_owner_go_and_those_of_others_stay(tmp_path: Path) -> None:
+    folder = tmp_path / step_dir_name(1, 0)
+    folder.mkdir()
+    mine, theirs = folder / ".rank-0.json.n0.tmp", folder / ".rank-1.json.n1.tmp"
+    for path in (mine, theirs):
+        path.write_bytes(b"half")
+    remove_leftovers(Files("n0"), tmp_path)
+    assert not mine.exists()
+    assert theirs.exists()
+
+
+def test_parts_of_a_complete_or_completable_step_are_never_dropped(tmp_path: Path) -> None:
+    write_shard(Files(), tmp_path, fakes.small_snapshot(1, 0, 2))
+    write_shard(Files(), tmp_path, fakes.small_snapshot(2, 0, 1))
+    write_shard(Files(), tmp_path, fakes.small_snapshot(3, 0, 1))
+    write_manifest(Files(), tmp_path / step_dir_name(3, 0))
+    for step in (1, 2, 3):
+        drop_parts(Files(), tmp_path, (step, 0), (0,))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [step_dir_name(2, 0), step_dir_name(3, 0)]
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB."""
+    mount = tmp_path / "tiny"
+    mount.mkdir()
+    if os.geteuid() != 0:
+        pytest.skip("mounting a tmpfs needs root")
+    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(mount)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a tmpfs is not permitted here")
+    try:
+        yield mount
+    finally:
+        subprocess.run(["umount", str(mount)], check=True)
+
+
+def test_on_a_full_tmpfs_the_flush_fails_cleanly_and_the_disk_thread_goes_on(
+    tiny_disk: Path, until: Any
+) -> None:
+    disk = Disk(tiny_disk, Files(), StoreConfig())
+    events: list[Any] = []
+
+    def flush(num_floats: int, step: int) -> Any:
+        job = FlushSlot(Slot(step, 0, 0, step))
+        disk.submit(job, fakes.small_snapshot(step, num_floats=num_floats))
+        until(lambda: events.extend(disk.take()) or any(getattr(e, "job", None) == job for e in events))
+        return next(e for e in events if getattr(e, "job", None) == job)
+
+    try:
+        free = os.statvfs(tiny_disk).f_bfree
+        failed = flush(200_000, 1)
+        assert isinstance(failed, Failed)
+        assert failed.is_no_space
+        assert "free space" in failed.remedy
+        until(lambda: os.statvfs(tiny_disk).f_bfree >= free - 1)  # the empty folder may take a page
+        assert isinstance(flush(3000, 2), Done)
+        until(lambda: events.extend(disk.take()) or isinstance(events[-1], FolderSeen))
+    finally:
+        assert disk.close()
+        with contextlib.suppress(OSError):
+            os.close(disk.ready_fd)
