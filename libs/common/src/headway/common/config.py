@@ -1,7 +1,8 @@
 """Configuration in three layers: dataclass defaults, TOML files left to right, ``a.b=value`` overrides.
 
-Classes are frozen dataclasses of str, int, float, bool, Path, Literal, ``X | None``, tuples and further dataclasses.
-None is an absent key, since TOML has no null.
+Classes are frozen dataclasses of str, int, float, bool, Path, Literal, unions such as ``X | None``, tuples
+and further dataclasses. TOML has no null: a None that is the default is an absent key, another one is the
+string "none" (which is an ordinary string where the default is None and strings are allowed).
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from typing import Any, Literal, TypeVar, Union
 from headway.common.errors import ConfigError, HeadwayError
 
 C = TypeVar("C")
-_MISSING = object()
+_NONE = "none"
 
 
 def load(cls: type[C], files: Sequence[Path] = (), overrides: Sequence[str] = ()) -> C:
     """Build ``cls`` from defaults, then files, then overrides such as ``train.steps=200``.
 
     Raises:
-        ConfigError: an unreadable file, an unknown key (with the nearest known one), a value of the wrong type, or
-            one that ``__post_init__`` refuses.
+        ConfigError: an unreadable file, an unknown key (with the nearest known one), a value of the wrong
+            type, or one that ``__post_init__`` refuses.
     """
     tree: dict[str, Any] = {}
     for file in files:
@@ -38,13 +39,12 @@ def load(cls: type[C], files: Sequence[Path] = (), overrides: Sequence[str] = ()
 
 def from_dict(cls: type[C], data: Mapping[str, Any]) -> C:
     """Build ``cls`` from nested mappings. Raises ConfigError as ``load`` does."""
-    return typing.cast("C", _build(cls, data, ""))
+    return typing.cast("C", _build(cls, data, "", None))
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """Nested plain values; a None is left out."""
-    values = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
-    return {name: _plain(value) for name, value in values.items() if value is not None}
+    """Nested plain values, from which ``from_dict`` builds an equal object."""
+    return _to_dict(config, None)
 
 
 def to_toml(config: Any) -> str:
@@ -86,9 +86,11 @@ def _parse_override(text: str) -> dict[str, Any]:
             f"override {text!r} is not of the form table.key=value", remedy="for example train.steps=200"
         )
     try:
-        value: Any = tomllib.loads(f"value = {raw.strip()}")["value"]
+        document = tomllib.loads(f"value = {raw.strip()}")
     except tomllib.TOMLDecodeError:
-        value = raw.strip()  # a bare word is a string
+        document = {}
+    # A bare word is a string, and so is what would be several lines of TOML.
+    value: Any = document["value"] if document.keys() == {"value"} else raw.strip()
     for part in reversed(parts):
         value = {part: value}
     return typing.cast("dict[str, Any]", value)
@@ -103,17 +105,25 @@ def _merge(base: dict[str, Any], layer: Mapping[str, Any]) -> None:
 
 
 # ---- building ---------------------------------------------------------------------------------
-def _build(cls: Any, data: Any, path: str) -> Any:
+def _build(cls: Any, data: Any, path: str, base: Any) -> Any:
+    """A ``cls`` from ``data``; absent keys come from ``base``, an instance, or without one from the class."""
     if not isinstance(data, Mapping):
         raise ConfigError(f"{path} = {data!r} is not a table", remedy=f"write it as [{path}] with keys below")
     hints = typing.get_type_hints(cls)
-    known = [f.name for f in dataclasses.fields(cls) if f.init]
+    fields = [f for f in dataclasses.fields(cls) if f.init]
     for key in data:
-        if key not in known:
-            raise _unknown(key, known, path)
-    values = {
-        key: _convert(hints[key], value, f"{path}.{key}" if path else key) for key, value in data.items()
-    }
+        if key not in hints or key not in [f.name for f in fields]:
+            raise _unknown(cls, key, [f.name for f in fields], path)
+    values: dict[str, Any] = {}
+    for field in fields:
+        full = f"{path}.{field.name}" if path else field.name
+        default = _default(field, base)
+        if field.name in data:
+            values[field.name] = _convert(hints[field.name], data[field.name], full, default)
+        elif default is dataclasses.MISSING:
+            raise ConfigError(f"configuration key {full!r} is missing", remedy="it has no default; set it")
+        else:
+            values[field.name] = default
     try:
         return cls(**values)
     except ConfigError:
@@ -126,24 +136,42 @@ def _build(cls: Any, data: Any, path: str) -> Any:
         ) from error
 
 
-def _unknown(key: str, known: Sequence[str], path: str) -> ConfigError:
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+def _default(field: dataclasses.Field[Any], base: Any) -> Any:
+    """The field's value where nothing is said; ``dataclasses.MISSING`` if it has to be said."""
+    if base is not None:
+        return getattr(base, field.name)
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def _unknown(cls: Any, key: str, known: Sequence[str], path: str) -> ConfigError:
     full = f"{path}.{key}" if path else key
-    hint = (
-        f"did you mean {f'{path}.' if path else ''}{near[0]}?" if near else f"known here: {', '.join(known)}"
-    )
+    inner = {name.rpartition(".")[2]: name for name in _names_below(cls)}
+    if near := difflib.get_close_matches(key, known, n=1, cutoff=0.5):
+        hint = f"did you mean {f'{path}.' if path else ''}{near[0]}?"
+    elif key in inner:
+        hint = f"did you mean {f'{path}.' if path else ''}{inner[key]}?"
+    else:
+        hint = f"known here: {', '.join(known)}"
     return ConfigError(f"unknown configuration key {full!r}", remedy=hint)
 
 
-def _convert(hint: Any, value: Any, path: str) -> Any:
+def _names_below(cls: Any, path: str = "") -> list[str]:
+    """Dotted names of every option in the tables inside ``cls``."""
+    found: list[str] = []
+    for name, hint in typing.get_type_hints(cls).items():
+        full = f"{path}.{name}" if path else name
+        found += _names_below(hint, full) if dataclasses.is_dataclass(hint) else [full] if path else []
+    return found
+
+
+def _convert(hint: Any, value: Any, path: str, default: Any = None) -> Any:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):
-        inner = [a for a in args if a is not type(None)]
-        if value is None:
-            return None
-        return _convert(inner[0], value, path)
+        return _one_of(args, value, path, default)
     if origin is Literal:
-        if value not in args:
+        if not any(value == choice and type(value) is type(choice) for choice in args):
             raise ConfigError(
                 f"{path} = {value!r} is not one of {', '.join(map(repr, args))}",
                 remedy=_nearest_choice(value, args),
@@ -154,8 +182,22 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
             raise _wrong(path, value, "a list")
         return tuple(_convert(args[0], item, f"{path}[{i}]") for i, item in enumerate(value))
     if dataclasses.is_dataclass(hint):
-        return _build(hint, value, path)
+        return _build(hint, value, path, default if isinstance(default, typing.cast("type", hint)) else None)
     return _scalar(hint, value, path)
+
+
+def _one_of(args: Sequence[Any], value: Any, path: str, default: Any) -> Any:
+    """The first member of a union that takes ``value``; if none does, the complaint of the last."""
+    says_none = value == _NONE and (default is not None or str not in args)
+    if type(None) in args and (value is None or says_none):
+        return None
+    inner = [arg for arg in args if arg is not type(None)]
+    for arg in inner[:-1]:
+        try:
+            return _convert(arg, value, path, default)
+        except ConfigError:
+            continue
+    return _convert(inner[-1], value, path, default)
 
 
 def _scalar(hint: Any, value: Any, path: str) -> Any:
@@ -178,11 +220,22 @@ def _nearest_choice(value: Any, choices: Sequence[Any]) -> str:
 
 
 # ---- writing ----------------------------------------------------------------------------------
-def _plain(value: Any) -> Any:
+def _to_dict(config: Any, base: Any) -> dict[str, Any]:
+    table: dict[str, Any] = {}
+    for field in (f for f in dataclasses.fields(config) if f.init):
+        value, default = getattr(config, field.name), _default(field, base)
+        if value is not None:
+            table[field.name] = _plain(value, default)
+        elif default is not None:
+            table[field.name] = _NONE
+    return table
+
+
+def _plain(value: Any, default: Any = None) -> Any:
     if dataclasses.is_dataclass(value):
-        return to_dict(value)
+        return _to_dict(value, default if isinstance(default, type(value)) else None)
     if isinstance(value, tuple):
-        return [_plain(item) for item in value]
+        return [_NONE if item is None else _plain(item) for item in value]
     return str(value) if isinstance(value, Path) else value
 
 
@@ -203,6 +256,8 @@ def _literal(value: Any) -> str:
         return '"' + "".join(c if c >= " " and c != "\x7f" else f"\\u{ord(c):04x}" for c in escaped) + '"'
     if isinstance(value, list):
         return "[" + ", ".join(map(_literal, value)) + "]"
+    if isinstance(value, Mapping):  # in a list; elsewhere it is a table of its own
+        return "{" + ", ".join(f"{key} = {_literal(item)}" for key, item in value.items()) + "}"
     return repr(value)
 
 

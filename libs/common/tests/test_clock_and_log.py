@@ -1,0 +1,51 @@
+"""The manual clock moves only when told; log lines say who wrote them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from headway.common.clock import Clock, ManualClock, SystemClock
+
+SCRIPT = """
+from headway.common.log import get_logger, setup
+log = get_logger("part")
+setup("agent", run_id="0011aabb", node=0, rank=3)
+log.info("hello", count=2)
+try:
+    1 / 0
+except ZeroDivisionError:
+    log.exception("failed")
+setup("worker", node=1)
+log.warning("again")
+"""
+
+
+def test_a_manual_clock_stands_still_until_it_is_advanced() -> None:
+    clock: Clock = ManualClock(5.0)
+    assert clock.now_s() == clock.now_s() == 5.0
+    assert isinstance(clock, ManualClock)
+    clock.advance(0.5)
+    assert clock.now_s() == 5.5
+    with pytest.raises(ValueError, match="cannot go back"):
+        clock.advance(-1)
+
+
+def test_the_system_clock_never_goes_back() -> None:
+    clock: Clock = SystemClock()
+    readings = [clock.now_s() for _ in range(1000)]
+    assert readings == sorted(readings)
+
+
+def test_log_lines_in_a_file_are_json_that_names_service_run_node_and_rank() -> None:
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
+    first, second, third = map(json.loads, done.stderr.splitlines())
+    assert first.items() >= {
+        "service": "agent", "run_id": "0011aabb", "node": 0, "rank": 3, "event": "hello", "count": 2,
+        "level": "info",
+    }.items()  # fmt: skip
+    assert "ZeroDivisionError" in second["exception"]
+    assert (third["service"], third["node"], "rank" in third) == ("worker", 1, False)
+    assert done.stdout == ""
