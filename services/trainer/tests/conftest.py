@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-
 from headway.trainer.testing.pool import WorkerPool, worker_pool
 
 

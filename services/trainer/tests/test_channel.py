@@ -9,7 +9,6 @@ import weakref
 from collections.abc import Callable, Iterator
 
 import pytest
-
 from headway.trainer.parallel.channel import Channels
 from headway.trainer.parallel.comm import Aborted
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from headway.trainer.testing.pool import WorkerPool
 
 JOBS = "headway.trainer.testing.jobs"
@@ -29,15 +28,8 @@ def _args(grid: dict[str, int], folder: Path, generation: int) -> list[dict[str,
 
 
 @pytest.fixture
-def generations(pool: WorkerPool) -> Any:
-    """Numbers that rise over all tests of the pool, as a worker's generations do."""
-    counter: list[int] = pool.__dict__.setdefault("generations", [0])
-
-    def following() -> int:
-        counter[0] += 1
-        return counter[0]
-
-    return following
+def generations(pool: WorkerPool) -> Callable[[], int]:
+    return pool.next_generation
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
@@ -67,9 +59,9 @@ def test_store_and_groups_listen_on_loopback_only(
     assert set(addresses) == {"0100007F"}
 
 
-def _start_busy(pool: WorkerPool, folder: Path, generation: int) -> None:
+def _start_busy(pool: WorkerPool, folder: Path, generation: int, timeout_s: float = 8.0) -> None:
     for index, args in enumerate(_args(GRIDS[1], folder, generation)):
-        pool.submit(index, f"{JOBS}:stay_busy", **args)
+        pool.submit(index, f"{JOBS}:stay_busy", **args, timeout_s=timeout_s)
 
 
 def _inside(folder: Path, generation: int) -> bool:
@@ -150,7 +142,7 @@ def test_threads_and_descriptors_stay_flat_over_repeated_rebuilds_under_fire(
     fds = max(report["fds"] for report in first)
     for _ in range(12):
         generation = generations()
-        _start_busy(pool, tmp_path, generation)
+        _start_busy(pool, tmp_path, generation, timeout_s=3.0)  # an operation that gloo loses ends with it
         _poll(lambda generation=generation: _inside(tmp_path, generation))  # type: ignore[misc]
         for index in range(4):
             pool.abort(index, generation)

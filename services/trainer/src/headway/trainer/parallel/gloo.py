@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 import torch.distributed
-
 from headway.trainer.parallel.channel import Channels
 from headway.trainer.parallel.comm import Op, Ticket
 

@@ -18,7 +18,6 @@ import torch
 import torch.distributed
 from headway.common.node.failpoints import failpoint
 from headway.common.plan.grid import Grid
-
 from headway.trainer.parallel.channel import Channels
 from headway.trainer.parallel.comm import Comm, Solo
 from headway.trainer.parallel.gloo import GlooComm, gloo_options

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from headway.common.plan.grid import Grid
-
 from headway.trainer.parallel.channel import Channels
 from headway.trainer.parallel.comm import Aborted
 from headway.trainer.parallel.groups import Groups, build
@@ -17,7 +16,14 @@ from headway.trainer.testing.pool import FileRendezvous, WorkerContext
 GROUP_TIMEOUT_S = 8.0
 
 
-def join(context: WorkerContext, grid: Grid, rank: int, generation: int, folder: str) -> Groups:
+def join(
+    context: WorkerContext,
+    grid: Grid,
+    rank: int,
+    generation: int,
+    folder: str,
+    timeout_s: float = GROUP_TIMEOUT_S,
+) -> Groups:
     """Enter ``generation`` and build its groups."""
     channels = Channels()
     context.fence.enter(generation, channels)
@@ -30,7 +36,7 @@ def join(context: WorkerContext, grid: Grid, rank: int, generation: int, folder:
         announce=meeting.announce,
         lookup=meeting.lookup,
         channels=channels,
-        timeout_s=GROUP_TIMEOUT_S,
+        timeout_s=timeout_s,
     )
 
 
@@ -107,14 +113,20 @@ def listening_addresses() -> list[str]:
 
 
 def stay_busy(
-    context: WorkerContext, *, grid: dict[str, int], rank: int, generation: int, folder: str
+    context: WorkerContext,
+    *,
+    grid: dict[str, int],
+    rank: int,
+    generation: int,
+    folder: str,
+    timeout_s: float = GROUP_TIMEOUT_S,
 ) -> Any:
     """All-reduces and messages until the generation ends; says how it ended, and what is left of it."""
     plan = Grid(**grid)
     why, done = "", 0
     groups = None
     try:
-        groups = join(context, plan, rank, generation, folder)
+        groups = join(context, plan, rank, generation, folder, timeout_s)
         (Path(folder) / f"inside-{generation}-{rank}").touch()
         while True:
             reduce_once(groups.world, rank)

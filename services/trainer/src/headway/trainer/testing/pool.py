@@ -43,9 +43,15 @@ class WorkerPool:
         )
         theirs.close()
         self._workers = [self._fork() for _ in range(size)]
+        self._generation = 0
 
     def __len__(self) -> int:
         return len(self._workers)
+
+    def next_generation(self) -> int:
+        """A number no worker has been in yet: a fence lets nobody into an older one."""
+        self._generation += 1
+        return self._generation
 
     def pid(self, index: int) -> int:
         """Process id of a worker."""
@@ -173,7 +179,8 @@ def run_zygote(fd: int) -> None:
     import torch
     import torch.distributed
 
-    importlib.import_module("headway.trainer.testing.jobs")
+    for name in ("jobs", "training"):
+        importlib.import_module(f"headway.trainer.testing.{name}")
     torch.set_num_threads(1)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     gc.collect()

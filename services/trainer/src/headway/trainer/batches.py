@@ -1,0 +1,116 @@
+"""Which micro-batches does this rank need, and as what? Tokens on the first stage, labels and mask on the last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from headway.common.node.ring import RingAbortedError
+from headway.trainer.parallel.comm import Aborted
+
+Split = Literal["train", "validation"]
+
+
+class NumpyBatch(Protocol):
+    """What a data client returns: views of [micro_batch, seq], valid until its next call."""
+
+    @property
+    def tokens(self) -> npt.NDArray[np.int32]:
+        """Input tokens."""
+
+    @property
+    def labels(self) -> npt.NDArray[np.int32]:
+        """Tokens one ahead."""
+
+    @property
+    def mask(self) -> npt.NDArray[np.uint8]:
+        """1 where the label counts."""
+
+    @property
+    def sample(self) -> int:
+        """Global number of the first row's sample."""
+
+
+class BatchSource(Protocol):
+    """One stream of micro-batches of one replica, in order; ``dataloader.client.DataClient`` is one."""
+
+    def next(self, abort: Callable[[], bool] | None = None) -> NumpyBatch:
+        """The next micro-batch; asks ``abort`` while it waits."""
+
+    def close(self) -> None:
+        """Give the stream up. Never blocks."""
+
+
+DataFactory = Callable[[Split, int, int], BatchSource]
+"""``(split, start_sample, generation)`` -> this rank's stream.
+
+A training stream starts at global sample ``start_sample``; a validation stream repeats its first
+``train.eval_batches`` global batches for ever.
+"""
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Tensors [micro_batch, seq] int64 (mask: uint8) on the compute device; None where the stage needs none."""
+
+    tokens: torch.Tensor | None = None
+    labels: torch.Tensor | None = None
+    mask: torch.Tensor | None = None
+
+    @property
+    def num_tokens(self) -> float:
+        """Labels that count."""
+        return 0.0 if self.mask is None else float(self.mask.sum())
+
+
+class BatchReader:
+    """Takes a step's micro-batches from a source; a stage between first and last never opens one."""
+
+    def __init__(self, source: BatchSource | None, *, first: bool, last: bool, device: torch.device) -> None:
+        self._source = source
+        self._first, self._last, self._device = first, last, device
+
+    def take(self, count: int, first_sample: int, stride: int, abort: Callable[[], bool]) -> list[MicroBatch]:
+        """The next ``count`` micro-batches.
+
+        ``first_sample`` is the global number of the sample that the first must start with, ``stride`` the
+        distance to the next one's: what was asked for and what came must be the same batch.
+
+        Raises:
+            Aborted: ``abort`` became true while waiting.
+            RuntimeError: the source is at another sample.
+        """
+        if self._source is None:
+            return [MicroBatch()] * count
+        taken = []
+        for index in range(count):
+            try:
+                batch = self._source.next(abort)
+            except RingAbortedError:
+                raise Aborted from None
+            expected = first_sample + index * stride
+            if batch.sample != expected:
+                raise RuntimeError(f"micro-batch {index} starts with sample {batch.sample}, not {expected}")
+            taken.append(self._convert(batch))
+        return taken
+
+    def close(self) -> None:
+        """Give the source up."""
+        if self._source is not None:
+            self._source.close()
+            self._source = None
+
+    def _convert(self, batch: NumpyBatch) -> MicroBatch:
+        return MicroBatch(
+            tokens=self._tensor(batch.tokens, np.int64) if self._first else None,
+            labels=self._tensor(batch.labels, np.int64) if self._last else None,
+            mask=self._tensor(batch.mask, np.uint8) if self._last else None,
+        )
+
+    def _tensor(self, array: npt.NDArray[np.int32] | npt.NDArray[np.uint8], dtype: type) -> torch.Tensor:
+        # A copy: the view is the ring's and goes back to its writer at the next call.
+        return torch.from_numpy(np.array(array, dtype=dtype)).to(self._device)

@@ -1,0 +1,255 @@
+"""A rank's training across generations: join, restore, run, leave; the model's memory stays throughout."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from headway.common.node.arena import Arena
+from headway.common.plan.schedule.actions import Kind
+from headway.trainer.batches import BatchReader, DataFactory
+from headway.trainer.config import RunConfig
+from headway.trainer.model.gpt import Chunk
+from headway.trainer.parallel.flat import FlatChunk
+from headway.trainer.parallel.groups import Groups
+from headway.trainer.parallel.params import Precision
+from headway.trainer.parallel.tensor import TensorParallel
+from headway.trainer.recorder import NoRecorder, Recorder
+from headway.trainer.snapshot import Extra, Snapshots, layout, offsets
+from headway.trainer.step import Parts, StepHooks, TrainStep
+
+ArenaFactory = Callable[[int, bytes], Arena]
+"""``(slot_bytes, layout)`` -> the rank's arena, made or opened; called once, when the model's size is known."""
+
+Source = Literal["init", "arena", "durable"]
+
+PAUSE_ROUND_S = 0.05
+FINAL_ROUNDS = 1200
+"""Rounds of ``PAUSE_ROUND_S`` that the end of a run gives the stores to finish the durable snapshot before."""
+
+
+class Session:
+    """One rank's model and state.
+
+    ``join`` -> ``load`` -> ``run`` -> ``leave``, again and again; ``leave`` may follow any of them, and is safe
+    after an exception. All calls on the main thread.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        rank: int,
+        *,
+        data_factory: DataFactory,
+        open_arena: ArenaFactory | None = None,
+        recorder: Recorder | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.config, self.rank = config, rank
+        self.device = torch.device(device)
+        self._data_factory = data_factory
+        self._recorder = recorder or NoRecorder()
+        self._place = config.parallel.grid.coordinates(rank)
+        self._tp: TensorParallel | None = None
+        self.chunks: list[Chunk] = []
+        self.flats: list[FlatChunk] = []
+        self._open_arena = open_arena
+        self._snapshots: Snapshots | None = None
+        self._groups: Groups | None = None
+        self._readers: dict[str, BatchReader] = {}
+        self._extra = Extra(step=0, samples=0)
+        self._is_used = False
+        self.step = 0
+
+    def join(self, groups: Groups) -> None:
+        """Use ``groups`` from now on; builds the model at the first time."""
+        self._groups = groups
+        self._recorder.set_generation(groups.generation)
+        if self._tp is None:
+            self._tp = TensorParallel(groups.tp)
+            self._build(self._tp)
+        self._tp.comm = groups.tp
+
+    def load(
+        self, source: Source, step: int = 0, state: tuple[npt.NDArray[np.uint8], bytes] | None = None
+    ) -> None:
+        """Put the state after ``step`` completed steps in place.
+
+        ``init`` makes the first weights (``step`` is 0), ``arena`` takes the rank's own arena, ``durable`` takes
+        ``state``: data and extra as ``ckpt_store.client.read_shard`` returns them.
+
+        Raises:
+            HeadwayError: the arena holds no such snapshot. CorruptError: the state does not fit this model.
+        """
+        snapshots = self._ready_snapshots()
+        with self._recorder.record(Kind.RESTORE, step=step):
+            if self._is_used:
+                for chunk, flat in zip(self.chunks, self.flats, strict=True):
+                    flat.renew()  # an abandoned operation may still write to the old buffers
+                    chunk.bind(flat)
+            self._is_used = True
+            if source == "arena":
+                self._extra = snapshots.restore(step)
+            else:
+                snapshots.forget()
+                self._extra = Extra(step=step, samples=step * self.config.train.global_batch_size)
+                if source == "durable":
+                    assert state is not None
+                    snapshots.load(state[0])
+                    self._extra = Extra.unpack(state[1])
+                else:
+                    for flat in self.flats:
+                        flat.load_master_from_init(self.config.train.seed)
+        if self._extra.step != step:
+            raise ValueError(f"the snapshot asked for as {step} says it is {self._extra.step}")
+        self.step = step
+
+    def run(self, hooks: StepHooks, until: int | None = None) -> None:
+        """Train from ``self.step`` to the end of the run, or to ``until`` completed steps, or to a stop.
+
+        Raises:
+            Aborted: the generation was fenced. RuntimeError: a peer failed.
+        """
+        total = self.config.train.steps if until is None else until
+        trainer = TrainStep(self._parts(), hooks, self._reader("train"))
+        trainer.applied, trainer.durable_due = self._extra.command, self._extra.durable_due
+        if self._ready_snapshots().sealed < self.step:
+            trainer.snapshot(self.step, durable=False)
+        trainer.directive = hooks.apply(self.step, trainer.applied, trainer.applied)
+        while self.step < total and not trainer.directive.stop:
+            if trainer.directive.pause:
+                self._pause(trainer, hooks)
+                continue
+            if self._eval_is_due():
+                hooks.on_eval(self.step, trainer.evaluate(self.step, self._reader("validation")))
+            result = trainer.run(self.step)
+            self.step += 1
+            hooks.on_step(result)
+        if self.step >= self.config.train.steps:
+            hooks.on_eval(self.step, trainer.evaluate(self.step, self._reader("validation")))
+        self._make_last_durable(trainer)
+
+    def leave(self) -> None:
+        """Let go of the generation: groups, data, all that an abandoned operation may hold. Never blocks long."""
+        if self._snapshots is not None:
+            try:
+                self._snapshots.finish()
+            finally:
+                self._close_readers()
+        if self._groups is not None:
+            self._groups.release()
+            self._groups = None
+
+    def close(self) -> None:
+        """After ``leave``: end the snapshot thread."""
+        if self._snapshots is not None:
+            self._snapshots.close()
+
+    @property
+    def groups(self) -> Groups:
+        """The generation's groups; after ``join``, before ``leave``."""
+        assert self._groups is not None
+        return self._groups
+
+    @property
+    def tp(self) -> TensorParallel:
+        """The tensor-parallel context; after the first ``join``."""
+        assert self._tp is not None
+        return self._tp
+
+    @property
+    def param_dtype(self) -> torch.dtype:
+        """The compute type of parameters and activations."""
+        return Precision.of(self.config.train.compute_dtype).param_dtype
+
+    def _build(self, tp: TensorParallel) -> None:
+        config, grid = self.config, self.config.parallel.grid
+        precision = Precision.of(config.train.compute_dtype)
+        stages = grid.pp * grid.vp
+        depth = config.model.layers // stages
+        for index in range(grid.vp):
+            stage = index * grid.pp + self._place.pp
+            chunk = Chunk(
+                config.model,
+                layers=range(stage * depth, (stage + 1) * depth),
+                is_first=stage == 0,
+                is_last=stage == stages - 1,
+                tp=tp,
+                precision=precision,
+                device=self.device,
+            )
+            flat = FlatChunk(
+                chunk.params,
+                dp_rank=self._place.dp,
+                dp_size=grid.dp,
+                precision=precision,
+                device=self.device,
+            )
+            chunk.bind(flat)
+            self.chunks.append(chunk)
+            self.flats.append(flat)
+
+    def _ready_snapshots(self) -> Snapshots:
+        if self._snapshots is None:
+            arena = None
+            if self._open_arena is not None:
+                _, slot_bytes = offsets(self.flats)
+                arena = self._open_arena(slot_bytes, layout(self.flats, self.config.parallel.grid, self.rank))
+            self._snapshots = Snapshots(arena, self.flats)
+        return self._snapshots
+
+    def _parts(self) -> Parts:
+        assert self._groups is not None and self._tp is not None
+        return Parts(
+            config=self.config,
+            rank=self.rank,
+            chunks=self.chunks,
+            flats=self.flats,
+            tp=self._tp,
+            groups=self._groups,
+            snapshots=self._ready_snapshots(),
+            recorder=self._recorder,
+            device=self.device,
+        )
+
+    def _reader(self, split: Literal["train", "validation"]) -> BatchReader:
+        """The split's stream, opened where it is first needed in a generation."""
+        if split not in self._readers:
+            assert self._groups is not None
+            first = any(chunk.is_first for chunk in self.chunks)
+            last = any(chunk.is_last for chunk in self.chunks)
+            start = self.step * self.config.train.global_batch_size if split == "train" else 0
+            source = None
+            if first or last:
+                source = self._data_factory(split, start, self._groups.generation)
+            self._readers[split] = BatchReader(source, first=first, last=last, device=self.device)
+        return self._readers[split]
+
+    def _close_readers(self) -> None:
+        for reader in self._readers.values():
+            reader.close()
+        self._readers.clear()
+
+    def _eval_is_due(self) -> bool:
+        every = self.config.train.eval_every
+        return self.step == 0 or (every > 0 and self.step % every == 0)
+
+    def _pause(self, trainer: TrainStep, hooks: StepHooks) -> None:
+        hooks.on_pause(True)
+        while trainer.directive.pause and not trainer.directive.stop:
+            time.sleep(PAUSE_ROUND_S)
+            trainer.control_round(self.step)
+        hooks.on_pause(False)
+
+    def _make_last_durable(self, trainer: TrainStep) -> None:
+        """Commit the last snapshot, marked durable; first wait until every store has let go of the one before."""
+        for _ in range(FINAL_ROUNDS):  # counted, not timed: all ranks must end the loop together
+            if not trainer.control_round(self.step).busy:
+                break
+            time.sleep(PAUSE_ROUND_S)
+        trainer.snapshot(self.step, durable=True)
+        trainer.control_round(self.step)

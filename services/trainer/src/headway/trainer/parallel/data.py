@@ -1,0 +1,75 @@
+"""Data parallelism over flat buffers: whole chunks, gathered before use and reduced after their last gradient.
+
+The switches decide when a ticket is waited for, never which collectives are issued or in which order: with
+one off, the same call is simply waited for at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headway.common.plan.schedule.actions import Kind
+from headway.trainer.parallel.comm import Comm, Ticket
+from headway.trainer.parallel.flat import FlatChunk
+from headway.trainer.recorder import WAITING, Recorder
+
+
+class DataParallel:
+    """The collectives of one generation over ``flats``, the chunks of this rank."""
+
+    def __init__(
+        self,
+        flats: Sequence[FlatChunk],
+        comm: Comm,
+        recorder: Recorder,
+        *,
+        overlap_gather: bool,
+        overlap_reduce: bool,
+    ) -> None:
+        self._flats, self._comm, self._recorder = flats, comm, recorder
+        self._overlap_gather, self._overlap_reduce = overlap_gather, overlap_reduce
+        self._gathers: dict[int, Ticket] = {}
+        self._reduces: dict[int, Ticket] = {}
+
+    def gather(self, chunk: int, step: int) -> None:
+        """Issue the all-gather of ``chunk``'s parameters, made from the master weights."""
+        flat = self._flats[chunk]
+        with self._recorder.record(Kind.ALL_GATHER, step=step, chunk=chunk, nbytes=flat.params.nbytes):
+            flat.cast_shard_to_params()
+            self._gathers[chunk] = self._comm.all_gather(flat.params, flat.param_shard)
+        if not self._overlap_gather:
+            self.ready(chunk, step)
+
+    def ready(self, chunk: int, step: int) -> None:
+        """Wait until ``chunk``'s parameters are complete, if that is still open."""
+        ticket = self._gathers.pop(chunk, None)
+        if ticket is not None:
+            with self._recorder.record(Kind.ALL_GATHER, step=step, chunk=chunk, flags=WAITING):
+                ticket.wait()
+
+    def gather_all(self, step: int) -> None:
+        """Complete parameters of all chunks, for a pass outside of a training step."""
+        for chunk in range(len(self._flats)):
+            self.gather(chunk, step)
+        for chunk in range(len(self._flats)):
+            self.ready(chunk, step)
+
+    def reduce(self, chunk: int, step: int) -> None:
+        """Issue the reduce-scatter of ``chunk``'s gradients into its shard."""
+        flat = self._flats[chunk]
+        with self._recorder.record(Kind.REDUCE_SCATTER, step=step, chunk=chunk, nbytes=flat.grads.nbytes):
+            self._reduces[chunk] = self._comm.reduce_scatter(flat.grad_shard, flat.grads)
+        if not self._overlap_reduce:
+            self._wait_reduce(chunk, step)
+
+    def finish(self, step: int) -> None:
+        """Wait for every reduction of the step."""
+        for chunk in list(self._reduces):
+            self._wait_reduce(chunk, step)
+
+    def _wait_reduce(self, chunk: int, step: int) -> None:
+        ticket = self._reduces.pop(chunk)
+        with self._recorder.record(Kind.REDUCE_SCATTER, step=step, chunk=chunk, flags=WAITING):
+            ticket.wait()
+
+

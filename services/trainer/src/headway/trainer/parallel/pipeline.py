@@ -1,0 +1,219 @@
+"""Runs a lowered schedule: one loop, one table from kind to method, no knowledge of any schedule by name.
+
+Receives are posted ahead of their place in the list, sends go out in the background, and the only waits are at
+the action that consumes a message. With ``overlap`` off the same messages are waited for where they stand.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+
+import torch
+from headway.common.node.failpoints import failpoint
+from headway.common.plan.schedule.actions import RECEIVES, Action, Kind
+from headway.trainer.batches import MicroBatch
+from headway.trainer.model.gpt import Chunk, Forward
+from headway.trainer.parallel.comm import Ticket
+from headway.trainer.parallel.p2p import Direction, PipeComm
+from headway.trainer.recorder import WAITING, Recorder
+
+POSTED_AHEAD = 3
+"""Receives open beyond the one being consumed: enough to hide a message behind two computations."""
+
+Handler = Callable[[Action], None]
+_Key = tuple[Kind, int, int]  # receiving kind, chunk, micro-batch
+_DIRECTIONS: dict[Kind, Direction] = {
+    Kind.SEND_FORWARD: "forward",
+    Kind.RECV_FORWARD: "forward",
+    Kind.SEND_BACKWARD: "backward",
+    Kind.RECV_BACKWARD: "backward",
+}
+
+
+class Pipeline:
+    """One pass over one rank's action list; made anew for each pass, so an aborted one leaves nothing behind.
+
+    Args:
+        before_compute: called with the chunk before each of its computations.
+        check: raises ``Aborted`` when the generation was fenced; called between actions.
+    """
+
+    def __init__(
+        self,
+        actions: Sequence[Action],
+        chunks: Sequence[Chunk],
+        pipe: PipeComm,
+        recorder: Recorder,
+        *,
+        step: int,
+        micro_batch_size: int,
+        loss_scale: float,
+        train: bool,
+        overlap: bool,
+        check: Callable[[], None],
+        before_compute: Callable[[int], None] = lambda chunk: None,
+    ) -> None:
+        self._actions, self._chunks, self._pipe, self._recorder = actions, chunks, pipe, recorder
+        self._step, self._size, self._loss_scale = step, micro_batch_size, loss_scale
+        self._train, self._overlap = train, overlap
+        self._check, self._before_compute = check, before_compute
+        self._handlers: dict[Kind, Handler] = {
+            Kind.FORWARD: self._forward,
+            Kind.BACKWARD: self._backward,
+            Kind.BACKWARD_INPUT: self._backward,
+            Kind.BACKWARD_WEIGHT: self._backward_weight,
+            Kind.SEND_FORWARD: self._send,
+            Kind.SEND_BACKWARD: self._send,
+            Kind.RECV_FORWARD: self._receive,
+            Kind.RECV_BACKWARD: self._receive,
+        }
+        self._to_post = deque(action for action in actions if action.kind in RECEIVES)
+        self._num_open = 0
+        self._posted: dict[_Key, tuple[Ticket, torch.Tensor, Action]] = {}
+        self._sent: list[tuple[Ticket, Action]] = []
+        self._inbox: dict[_Key, torch.Tensor] = {}  # arrived, or made here by a neighbouring chunk
+        self._outbox: dict[_Key, torch.Tensor] = {}  # made here, to be sent
+        self._forwards: dict[tuple[int, int], Forward] = {}
+        self.batches: Sequence[MicroBatch] = ()
+        self.loss_sum = torch.zeros((), dtype=torch.float64, device=chunks[0].device)
+
+    def handle(self, kind: Kind, handler: Handler) -> None:
+        """Say what to do for a kind that is no computation and no message."""
+        self._handlers[kind] = handler
+
+    def run(self) -> None:
+        """Carry the list out.
+
+        Raises:
+            Aborted: the generation was fenced. RuntimeError: a peer failed.
+        """
+        if self._overlap:
+            self._post_ahead()
+        for action in self._actions:
+            self._check()
+            self._handlers[action.kind](action)
+        for ticket, action in self._sent:
+            with self._record(action, WAITING):
+                ticket.wait()
+
+    def _forward(self, action: Action) -> None:
+        chunk = self._chunks[action.chunk]
+        batch = self.batches[action.micro_batch] if self.batches else MicroBatch()
+        x = batch.tokens if chunk.is_first else self._take(Kind.RECV_FORWARD, action)
+        assert x is not None
+        self._before_compute(action.chunk)
+        failpoint("worker.in_forward", step=self._step, micro_batch=action.micro_batch)
+        with self._record(action):
+            forward = chunk.forward(x, batch.labels, batch.mask, train=self._train)
+        if chunk.is_last:
+            self.loss_sum += forward.output.double()
+        else:
+            self._hand_on(action, Kind.RECV_FORWARD, forward.output)
+        if self._train:
+            self._forwards[action.chunk, action.micro_batch] = forward
+
+    def _backward(self, action: Action) -> None:
+        chunk, key = self._chunks[action.chunk], (action.chunk, action.micro_batch)
+        grad_output = None if chunk.is_last else self._take(Kind.RECV_BACKWARD, action)
+        whole = action.kind is Kind.BACKWARD
+        self._before_compute(action.chunk)
+        with self._record(action):
+            grad = chunk.backward(
+                self._forwards[key], grad_output, loss_scale=self._loss_scale, weight=whole
+            )
+        if grad is not None:
+            self._hand_on(action, Kind.RECV_BACKWARD, grad)
+        if whole:
+            del self._forwards[key]
+
+    def _backward_weight(self, action: Action) -> None:
+        with self._record(action):
+            self._chunks[action.chunk].backward_weight(
+                self._forwards.pop((action.chunk, action.micro_batch))
+            )
+
+    def _send(self, action: Action) -> None:
+        direction = _DIRECTIONS[action.kind]
+        kind = Kind.RECV_FORWARD if direction == "forward" else Kind.RECV_BACKWARD
+        key = self._receiver(action, kind)
+        tensor = self._outbox.pop(key).contiguous()
+        with self._record(action, nbytes=tensor.nbytes):
+            ticket = self._pipe.send(direction, tensor, action.peer, _tag(key))
+            if not self._overlap:
+                ticket.wait()
+        if self._overlap:
+            self._sent.append((ticket, action))
+
+    def _receive(self, action: Action) -> None:
+        if not self._overlap:
+            self._post()
+            self._arrived(action)
+
+    def _post_ahead(self) -> None:
+        while self._to_post and self._num_open <= POSTED_AHEAD:
+            self._post()
+
+    def _post(self) -> None:
+        """Open the next receive of the list; always in list order, so both switch positions issue the same."""
+        action = self._to_post.popleft()
+        chunk = self._chunks[action.chunk]
+        buffer = torch.empty(
+            chunk.activation_shape(self._size), dtype=chunk.precision.param_dtype, device=chunk.device
+        )
+        key = (action.kind, action.chunk, action.micro_batch)
+        ticket = self._pipe.recv(_DIRECTIONS[action.kind], buffer, action.peer, _tag(key))
+        self._posted[key] = ticket, buffer, action
+        self._num_open += 1
+
+    def _take(self, kind: Kind, consumer: Action) -> torch.Tensor:
+        """The message or local result that ``consumer`` needs."""
+        key = (kind, consumer.chunk, consumer.micro_batch)
+        if key in self._posted:
+            self._arrived(self._posted[key][2])
+            self._post_ahead()
+        return self._inbox.pop(key)
+
+    def _arrived(self, action: Action) -> None:
+        """Wait for a posted receive and put its tensor where its consumer looks."""
+        key = (action.kind, action.chunk, action.micro_batch)
+        ticket, buffer, _ = self._posted.pop(key)
+        with self._record(action, WAITING, buffer.nbytes):
+            ticket.wait()
+        self._num_open -= 1
+        self._inbox[key] = buffer
+
+    def _hand_on(self, action: Action, kind: Kind, tensor: torch.Tensor) -> None:
+        box = self._inbox if self._pipe.size == 1 else self._outbox
+        box[self._receiver(action, kind)] = tensor
+
+    def _receiver(self, action: Action, kind: Kind) -> _Key:
+        """Where the result of ``action`` goes: the receiver's kind, chunk and micro-batch.
+
+        The next stage of the last pipeline rank is chunk + 1 on rank 0, the one before rank 0's is chunk - 1
+        on the last rank.
+        """
+        chunk, rank, size = action.chunk, self._pipe.rank, self._pipe.size
+        if kind is Kind.RECV_FORWARD:
+            chunk += rank == size - 1
+        else:
+            chunk -= rank == 0
+        return kind, chunk, action.micro_batch
+
+    def _record(self, action: Action, flags: int = 0, nbytes: int = 0) -> AbstractContextManager[object]:
+        return self._recorder.record(
+            action.kind,
+            step=self._step,
+            micro_batch=action.micro_batch,
+            chunk=action.chunk,
+            peer=action.peer,
+            nbytes=nbytes,
+            flags=flags,
+        )
+
+
+def _tag(key: _Key) -> int:
+    """A number that is the same on both sides and no other message of the pass has."""
+    kind, chunk, micro_batch = key
+    return (micro_batch << 16) | (chunk << 8) | kind

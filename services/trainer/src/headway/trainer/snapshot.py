@@ -1,0 +1,211 @@
+"""Flat state to arena and back: one copy per chunk, in the background, sealed before the next norm all-reduce.
+
+A snapshot numbered s holds the state after s completed steps. It is copied while step s computes, which reads
+parameters and writes gradients but leaves master weights and moments alone until its optimizer.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import torch
+from headway.common.errors import CorruptError
+from headway.common.node.arena import Arena, ArenaSlot
+from headway.common.node.failpoints import failpoint
+from headway.common.plan.grid import Grid
+from headway.trainer.parallel.flat import FlatChunk
+
+SLOT_ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class Extra:
+    """The small state beside the tensors."""
+
+    step: int
+    """Completed steps; the snapshot's number."""
+    samples: int
+    """Global samples consumed: where the data go on."""
+    command: int = 0
+    """Newest steering command applied."""
+    durable_due: bool = False
+    """A durable snapshot was asked for and not yet marked, because the store was busy."""
+
+    def pack(self) -> bytes:
+        """MessagePack."""
+        return msgspec.msgpack.encode(self)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Extra:
+        """Raises CorruptError."""
+        try:
+            return msgspec.msgpack.decode(data, type=cls)
+        except msgspec.DecodeError as error:
+            raise CorruptError(f"a snapshot's extra state is unreadable: {error}") from error
+
+
+def offsets(flats: Sequence[FlatChunk]) -> tuple[list[int], int]:
+    """Where each chunk's ``state`` starts in a slot, and the slot's size, in bytes."""
+    starts, position = [], 0
+    for flat in flats:
+        starts.append(position)
+        position += -(-flat.state.nbytes // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
+    return starts, position
+
+
+def layout(flats: Sequence[FlatChunk], grid: Grid, rank: int) -> bytes:
+    """The arena's layout JSON: every tensor's piece and the mesh."""
+    starts, _ = offsets(flats)
+    tensors = [
+        entry for flat, start in zip(flats, starts, strict=True) for entry in flat.layout_entries(start)
+    ]
+    mesh = {"tp": grid.tp, "pp": grid.pp, "dp": grid.dp, "vp": grid.vp, "rank": rank}
+    return json.dumps({"tensors": tensors, "mesh": mesh}, separators=(",", ":")).encode()
+
+
+class Snapshots:
+    """Seals the chunks' state into ``arena``; without one every call succeeds and nothing is kept."""
+
+    def __init__(self, arena: Arena | None, flats: Sequence[FlatChunk]) -> None:
+        self._arena, self._flats = arena, flats
+        self._starts, size = offsets(flats)
+        if arena is not None and arena.slot_bytes != size:
+            raise CorruptError(
+                f"{arena.path} has slots of {arena.slot_bytes} bytes, this model needs {size}",
+                remedy="remove it: it belongs to another configuration",
+            )
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._running: _Job | None = None
+        self._sealed = -1
+        self._thread: threading.Thread | None = None
+
+    @property
+    def sealed(self) -> int:
+        """Newest snapshot known to be sealed, -1 for none."""
+        return self._sealed
+
+    @property
+    def busy(self) -> bool:
+        """The store has not yet let go of the last durable snapshot."""
+        return self._arena is not None and self._arena.busy()
+
+    def begin(self, step: int, generation: int, extra: Extra, *, durable: bool) -> None:
+        """Start sealing snapshot ``step``; the state must not change before ``finish`` returned."""
+        self.finish()
+        if self._arena is None:
+            self._sealed = step
+            return
+        failpoint("snapshot.before_seal", step=step)
+        job = _Job(self._arena.begin(step, generation), extra.pack(), durable, _when_written(self._flats))
+        self._running = job
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="snapshot", daemon=True)
+            self._thread.start()
+        self._jobs.put(job)
+
+    def finish(self) -> None:
+        """Wait until the snapshot under way is sealed; a memory copy, so it ends without anybody's help.
+
+        Raises:
+            HeadwayError: sealing failed.
+        """
+        job = self._running
+        if job is None:
+            return
+        job.done.wait()
+        self._running = None
+        if job.error is not None:
+            raise job.error
+        self._sealed = job.slot.step
+
+    def commit(self, step: int) -> None:
+        """All ranks have sealed ``step``."""
+        if self._arena is not None and step >= 0:
+            self._arena.commit(step)
+
+    def restore(self, step: int) -> Extra:
+        """Load snapshot ``step`` from the arena and drop every newer one.
+
+        Raises:
+            HeadwayError: the arena holds no sealed snapshot of that step.
+        """
+        assert self._arena is not None
+        data, extra = self._arena.view(step)
+        self.load(data)
+        self._arena.invalidate_newer(step)
+        self._arena.commit(step)  # a recovery restores what every rank has sealed
+        self._sealed = step
+        return Extra.unpack(extra)
+
+    def forget(self, step: int = -1) -> None:
+        """Drop every snapshot after ``step`` of the arena: a start from elsewhere makes them wrong."""
+        if self._arena is not None:
+            self._arena.invalidate_newer(step)
+        self._sealed = -1
+
+    def load(self, data: npt.NDArray[np.uint8]) -> None:
+        """Copy a slot's bytes into the chunks' state.
+
+        Raises:
+            CorruptError: ``data`` has another size than this model's state.
+        """
+        _, size = offsets(self._flats)
+        if data.nbytes != size:
+            raise CorruptError(f"a snapshot has {data.nbytes} bytes, this model needs {size}")
+        for flat, start in zip(self._flats, self._starts, strict=True):
+            piece = data[start : start + flat.state.nbytes]
+            if flat.state.device.type == "cpu":
+                np.copyto(flat.state.numpy().view(np.uint8), piece)
+            else:  # torch knows no read-only tensors, so this takes a copy
+                flat.state.copy_(torch.from_numpy(piece.copy()).view(flat.state.dtype))
+
+    def close(self) -> None:
+        """End the thread, after the snapshot under way; may be repeated."""
+        self._jobs.put(None)
+        self._thread = None
+
+    def _work(self) -> None:
+        while True:
+            job = self._jobs.get()
+            if job is None:
+                return
+            try:
+                self._copy(job)
+            except Exception as error:
+                job.error = error
+            job.done.set()
+            del job
+
+    def _copy(self, job: _Job) -> None:
+        assert self._arena is not None
+        if job.written is not None:
+            job.written.synchronize()
+        target = torch.from_numpy(job.slot.data)
+        for flat, start in zip(self._flats, self._starts, strict=True):
+            target[start : start + flat.state.nbytes].view(flat.state.dtype).copy_(flat.state)
+            failpoint("snapshot.mid_seal", step=job.slot.step)
+        self._arena.seal(job.slot, job.extra, job.durable)
+
+
+class _Job:
+    def __init__(self, slot: ArenaSlot, extra: bytes, durable: bool, written: Any) -> None:
+        self.slot, self.extra, self.durable, self.written = slot, extra, durable, written
+        self.done = threading.Event()
+        self.error: BaseException | None = None
+
+
+def _when_written(flats: Sequence[FlatChunk]) -> Any:
+    """On a GPU the event behind the optimizer that wrote the state; None on a CPU."""
+    if flats[0].state.device.type != "cuda":
+        return None
+    event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record()
+    return event

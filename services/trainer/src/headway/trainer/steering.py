@@ -1,0 +1,65 @@
+"""The two small world all-reduces of a step: what the ranks add up, and what they must agree on.
+
+They replace every round trip to a driver: after them each rank knows the same norm and loss, which command
+all ranks hold, and which snapshot all ranks have sealed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from headway.trainer.parallel.channel import Channels
+from headway.trainer.parallel.comm import Comm
+from headway.trainer.parallel.nccl import read_when_ready
+
+
+@dataclass(frozen=True)
+class Sums:
+    """World sums: square of the gradient norm (before any scaling), loss over tokens, tokens that count."""
+
+    norm_square: float
+    loss_sum: float
+    num_tokens: float
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What one rank brings to the agreement."""
+
+    command: int
+    """Newest steering command held; 0 for none."""
+    sealed: int
+    """Newest snapshot sealed; -1 for none."""
+    stop: bool = False
+    """This rank wants the run to end with this step."""
+    bad: bool = False
+    """This rank saw a value that is not finite."""
+    busy: bool = False
+    """This rank's store still works on the last durable snapshot."""
+
+
+def add_up(world: Comm, channels: Channels, values: torch.Tensor) -> Sums:
+    """Sum fp64 [3] (norm square, loss sum, tokens) over the world, in place.
+
+    Raises:
+        Aborted: the generation was fenced.
+    """
+    world.all_reduce(values).wait()
+    return Sums(*read_when_ready(values, channels))
+
+
+def agree(world: Comm, channels: Channels, mine: Standing, device: torch.device) -> Standing:
+    """The world's standing: the oldest command and snapshot, and every flag that somebody raised.
+
+    When it returns, each rank has sealed the snapshot it names: that one is committed.
+
+    Raises:
+        Aborted: the generation was fenced.
+    """
+    values = torch.tensor(
+        [-mine.command, -mine.sealed, mine.stop, mine.bad, mine.busy], dtype=torch.float64
+    ).to(device)
+    world.all_reduce(values, "max").wait()
+    command, sealed, stop, bad, busy = read_when_ready(values, channels)
+    return Standing(int(-command), int(-sealed), stop > 0, bad > 0, busy > 0)

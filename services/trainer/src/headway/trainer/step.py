@@ -1,0 +1,345 @@
+"""One training step: the lowered schedule with everything that frames it, down to the snapshot.
+
+Order of what matters to others: gradients reduced -> snapshot of this step's start sealed -> the two world
+all-reduces -> that snapshot committed -> optimizer -> next snapshot begun.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from headway.common.node.failpoints import failpoint
+from headway.common.plan.schedule.actions import Action, Kind
+from headway.common.plan.schedule.generate import forward_only, generate
+from headway.common.plan.schedule.lower import lower
+from headway.trainer.batches import BatchReader, MicroBatch
+from headway.trainer.config import RunConfig
+from headway.trainer.evaluate import mean_loss
+from headway.trainer.model.gpt import Chunk
+from headway.trainer.optim.adamw import AdamW
+from headway.trainer.optim.schedule import clip_scale, learning_rate
+from headway.trainer.parallel.data import DataParallel
+from headway.trainer.parallel.flat import FlatChunk
+from headway.trainer.parallel.groups import Groups
+from headway.trainer.parallel.pipeline import Pipeline
+from headway.trainer.parallel.tensor import TensorParallel
+from headway.trainer.recorder import WAITING, Recorder
+from headway.trainer.snapshot import Extra, Snapshots
+from headway.trainer.steering import Standing, Sums, add_up, agree
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What every rank knows after step ``step``, equal on all."""
+
+    step: int
+    loss: float
+    """Mean over the step's tokens, in nats, before the update."""
+    grad_norm: float
+    lr: float
+    num_tokens: int
+    skipped: bool
+    """Norm or loss was not finite, so the optimizer left the state as it was."""
+    duration_s: float
+    """This rank's time for the step."""
+
+
+@dataclass(frozen=True)
+class Directive:
+    """What the commands agreed on so far ask for, from this step's end on."""
+
+    lr: float | None = None
+    """Replaces the schedule's learning rate from the next step on."""
+    pause: bool = False
+    stop: bool = False
+    checkpoint: bool = False
+    """Make the snapshot that follows durable."""
+
+
+class StepHooks(Protocol):
+    """The control side, asked on the main thread; nothing here may block."""
+
+    def command_seq(self) -> int:
+        """Newest steering command held, 0 for none."""
+
+    def apply(self, step: int, applied: int, agreed: int) -> Directive:
+        """What commands 1..``agreed`` ask for; those up to ``applied`` have had their one-time effects.
+
+        Called with every step's agreement, also if nothing is new. A function of the commands alone, so
+        that a step done again after a recovery comes to the same.
+        """
+
+    def stop_requested(self) -> bool:
+        """This rank wants the run to end, whatever the commands say."""
+
+    def on_step(self, result: StepResult) -> None:
+        """A step is complete."""
+
+    def on_eval(self, step: int, loss: float) -> None:
+        """Validation loss after ``step`` completed steps."""
+
+    def on_pause(self, paused: bool) -> None:
+        """The run was paused, or goes on."""
+
+
+class NoHooks:
+    """Nobody steers; a base for hooks that need little."""
+
+    def command_seq(self) -> int:
+        """No commands."""
+        return 0
+
+    def apply(self, step: int, applied: int, agreed: int) -> Directive:
+        """Nothing is asked for."""
+        del step, applied, agreed
+        return Directive()
+
+    def stop_requested(self) -> bool:
+        """Never."""
+        return False
+
+    def on_step(self, result: StepResult) -> None:
+        """No effect."""
+
+    def on_eval(self, step: int, loss: float) -> None:
+        """No effect."""
+
+    def on_pause(self, paused: bool) -> None:
+        """No effect."""
+
+
+@dataclass
+class Parts:
+    """What a rank trains with; the model outlives generations, the rest is of one."""
+
+    config: RunConfig
+    rank: int
+    chunks: Sequence[Chunk]
+    flats: Sequence[FlatChunk]
+    tp: TensorParallel
+    groups: Groups
+    snapshots: Snapshots
+    recorder: Recorder
+    device: torch.device
+
+
+class TrainStep:
+    """Runs steps and validation passes of one generation."""
+
+    def __init__(self, parts: Parts, hooks: StepHooks, reader: BatchReader) -> None:
+        config = parts.config
+        parallel = config.parallel
+        grid = parallel.grid
+        self._parts, self._hooks, self._reader = parts, hooks, reader
+        self._place = grid.coordinates(parts.rank)
+        self._micro_batches = config.num_micro_batches
+        computed = generate(
+            parallel.schedule, pp=grid.pp, vp=grid.vp, num_micro_batches=self._micro_batches
+        )
+        self._actions = lower(computed).ranks[self._place.pp]
+        passes = config.train.eval_batches * self._micro_batches
+        validation = forward_only(pp=grid.pp, vp=grid.vp, num_micro_batches=passes)
+        self._eval_actions = lower(validation).ranks[self._place.pp]
+        self._data = DataParallel(
+            parts.flats,
+            parts.groups.dp,
+            parts.recorder,
+            overlap_gather=parallel.overlap_param_gather,
+            overlap_reduce=parallel.overlap_grad_reduce,
+        )
+        self._adamw = AdamW(config.optim)
+        self._loss_unit = float(config.train.global_batch_size * config.model.seq_len)
+        self.directive = Directive()
+        self.applied = 0
+        self.durable_due = False
+        self._busy = False
+
+    def run(self, step: int) -> StepResult:
+        """Do optimizer step ``step``.
+
+        Raises:
+            Aborted: the generation was fenced. RuntimeError: a peer failed.
+        """
+        started_s = time.monotonic()
+        with self._parts.recorder.record(Kind.STEP, step=step):
+            for flat in self._parts.flats:
+                flat.zero_grads()
+            run = _Run(step, learning_rate(self._parts.config.optim, step, self._parts.config.train.steps))
+            if self.directive.lr is not None:
+                run.lr = self.directive.lr
+            self._pass(run).run()
+        return StepResult(
+            step=step,
+            loss=mean_loss(run.sums.loss_sum, run.sums.num_tokens),
+            grad_norm=run.grad_norm,
+            lr=run.lr,
+            num_tokens=int(run.sums.num_tokens),
+            skipped=not run.is_finite,
+            duration_s=time.monotonic() - started_s,
+        )
+
+    def evaluate(self, step: int, reader: BatchReader) -> float:
+        """Mean validation loss in nats, over the same batches each time; all ranks call this together."""
+        parts = self._parts
+        with parts.recorder.record(Kind.EVAL, step=step):
+            self._data.gather_all(step)
+            pipeline = self._pipeline(self._eval_actions, step, train=False)
+            tokens = 0.0
+
+            def data(_: Action) -> None:
+                nonlocal tokens
+                pipeline.batches = self._take(reader, 0, parts.config.train.eval_batches)
+                tokens = sum(batch.num_tokens for batch in pipeline.batches)
+
+            pipeline.handle(Kind.DATA, data)
+            pipeline.run()
+            sums = self._add_up(0.0, pipeline.loss_sum, tokens)
+        return mean_loss(sums.loss_sum, sums.num_tokens)
+
+    def control_round(self, step: int) -> Standing:
+        """Agree outside of a step: commits what is sealed and hears new commands."""
+        parts = self._parts
+        parts.snapshots.finish()
+        with parts.recorder.record(Kind.NORM, step=step, flags=WAITING):
+            standing = agree(parts.groups.world, parts.groups.channels, self._standing(False), parts.device)
+        self._take_over(step, standing)
+        return standing
+
+    def snapshot(self, step: int, *, durable: bool) -> None:
+        """Begin sealing the state after ``step`` completed steps."""
+        extra = Extra(
+            step=step,
+            samples=step * self._parts.config.train.global_batch_size,
+            command=self.applied,
+            durable_due=self.durable_due and not durable,
+        )
+        with self._parts.recorder.record(Kind.SNAPSHOT, step=step):
+            self._parts.snapshots.begin(step, self._parts.groups.generation, extra, durable=durable)
+
+    def _pass(self, run: _Run) -> Pipeline:
+        pipeline = self._pipeline(self._actions, run.step, train=True)
+        step = run.step
+
+        def data(_: Action) -> None:
+            with self._parts.recorder.record(Kind.DATA, step=step):
+                pipeline.batches = self._take(self._reader, step, 1)
+                run.num_tokens = sum(batch.num_tokens for batch in pipeline.batches)
+
+        def reduce(action: Action) -> None:
+            self._parts.chunks[action.chunk].finish_grads()
+            self._data.reduce(action.chunk, step)
+
+        pipeline.handle(Kind.DATA, data)
+        pipeline.handle(Kind.ALL_GATHER, lambda action: self._data.gather(action.chunk, step))
+        pipeline.handle(Kind.REDUCE_SCATTER, reduce)
+        pipeline.handle(Kind.NORM, lambda _: self._norm(run, pipeline.loss_sum))
+        pipeline.handle(Kind.OPTIMIZER, lambda _: self._optimize(run))
+        pipeline.handle(Kind.SNAPSHOT, lambda _: self._snapshot_after(step))
+        return pipeline
+
+    def _pipeline(self, actions: Sequence[Action], step: int, *, train: bool) -> Pipeline:
+        parts = self._parts
+        return Pipeline(
+            actions,
+            parts.chunks,
+            parts.groups.pipe,
+            parts.recorder,
+            step=step,
+            micro_batch_size=parts.config.train.micro_batch_size,
+            loss_scale=1.0 / self._loss_unit,
+            train=train,
+            overlap=parts.config.parallel.overlap_p2p,
+            check=parts.groups.channels.check,
+            before_compute=lambda chunk: self._data.ready(chunk, step),
+        )
+
+    def _norm(self, run: _Run, loss_sum: torch.Tensor) -> None:
+        """The two all-reduces. All gradients were scaled by 1 / (sequences x length); what is left of the
+        division by the true number of tokens is one factor, 1 unless labels are masked."""
+        parts = self._parts
+        self._data.finish(run.step)
+        parts.snapshots.finish()  # before this rank gives its part: see protocol.md, the life of a commit
+        with parts.recorder.record(Kind.NORM, step=run.step):
+            norm_square = torch.stack([flat.norm_square(parts.tp.rank) for flat in parts.flats]).sum()
+            run.sums = self._add_up(norm_square, loss_sum, run.num_tokens)
+            token_scale = self._loss_unit / max(run.sums.num_tokens, 1.0)
+            run.grad_norm = math.sqrt(run.sums.norm_square) * token_scale
+            run.is_finite = math.isfinite(run.grad_norm) and math.isfinite(run.sums.loss_sum)
+            run.grad_scale = token_scale * clip_scale(parts.config.optim, run.grad_norm)
+            mine = self._standing(not run.is_finite)
+            standing = agree(parts.groups.world, parts.groups.channels, mine, parts.device)
+        run.is_finite = not standing.bad
+        self._take_over(run.step, standing)
+
+    def _add_up(self, norm_square: torch.Tensor | float, loss_sum: torch.Tensor, tokens: float) -> Sums:
+        """World sums. Each tp rank of a last stage holds the whole loss, so only the first one's counts."""
+        parts = self._parts
+        values = torch.zeros(3, dtype=torch.float64, device=parts.device)
+        values[0] = norm_square
+        if self._place.tp == 0:
+            values[1] = loss_sum
+            values[2] = tokens
+        return add_up(parts.groups.world, parts.groups.channels, values)
+
+    def _standing(self, bad: bool) -> Standing:
+        parts = self._parts
+        return Standing(
+            command=self._hooks.command_seq(),
+            sealed=parts.snapshots.sealed,
+            stop=self._hooks.stop_requested(),
+            bad=bad,
+            busy=parts.snapshots.busy,
+        )
+
+    def _take_over(self, step: int, standing: Standing) -> None:
+        """Commit what all have sealed, and apply the commands that all hold."""
+        self._parts.snapshots.commit(standing.sealed)
+        directive = self._hooks.apply(step, self.applied, standing.command)
+        self.applied = max(self.applied, standing.command)
+        self.durable_due |= directive.checkpoint
+        self._busy = standing.busy
+        if standing.stop:
+            directive = Directive(directive.lr, directive.pause, True, directive.checkpoint)
+        self.directive = directive
+
+    def _optimize(self, run: _Run) -> None:
+        if not run.is_finite:
+            return
+        with self._parts.recorder.record(Kind.OPTIMIZER, step=run.step):
+            for chunk, flat in enumerate(self._parts.flats):
+                self._adamw.step(flat, run.lr, run.step, run.grad_scale)
+                failpoint("worker.mid_optimizer", step=run.step, chunk=chunk)
+
+    def _snapshot_after(self, step: int) -> None:
+        """Seal the state, and mark it durable when that is due and no rank's store is still busy."""
+        every = self._parts.config.ckpt.durable_every
+        self.durable_due |= every > 0 and (step + 1) % every == 0
+        durable = self.durable_due and not self._busy
+        if durable:
+            self.durable_due = False
+        self.snapshot(step + 1, durable=durable)
+
+    def _take(self, reader: BatchReader, step: int, steps: int) -> list[MicroBatch]:
+        """Micro-batches of ``steps`` steps from ``step`` on: number j of a step is global j * dp + dp_rank."""
+        train, dp = self._parts.config.train, self._parts.config.parallel.dp
+        size = train.micro_batch_size
+        first = step * train.global_batch_size + self._place.dp * size
+        channels = self._parts.groups.channels
+        return reader.take(steps * self._micro_batches, first, dp * size, lambda: channels.aborted)
+
+
+class _Run:
+    """What one step finds out on its way."""
+
+    def __init__(self, step: int, lr: float) -> None:
+        self.step, self.lr = step, lr
+        self.num_tokens = 0.0
+        self.sums = Sums(0.0, 0.0, 0.0)
+        self.grad_norm = 0.0
+        self.grad_scale = 1.0
+        self.is_finite = True

@@ -1,0 +1,63 @@
+"""Deterministic batches without files: sample i of a seed is the same on every grid."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from headway.trainer.batches import DataFactory, Split
+from headway.trainer.config import RunConfig
+
+
+@dataclass(frozen=True)
+class SyntheticBatch:
+    """See ``batches.NumpyBatch``."""
+
+    tokens: npt.NDArray[np.int32]
+    labels: npt.NDArray[np.int32]
+    mask: npt.NDArray[np.uint8]
+    sample: int
+
+
+class SyntheticSource:
+    """Random tokens in which each follows from the one before, so that there is something to learn."""
+
+    def __init__(self, config: RunConfig, dp_rank: int, split: Split, start_sample: int) -> None:
+        self._config, self._dp_rank, self._split = config, dp_rank, split
+        self._start, self._taken = start_sample, 0
+
+    def next(self, abort: Callable[[], bool] | None = None) -> SyntheticBatch:
+        """The next micro-batch; a tenth of its labels does not count."""
+        del abort
+        train = self._config.train
+        size, dp = train.micro_batch_size, self._config.parallel.dp
+        sample = self._start + (self._taken * dp + self._dp_rank) * size
+        if self._split == "validation":
+            sample = (self._taken * dp + self._dp_rank) * size % (train.eval_batches * train.global_batch_size)
+        self._taken += 1
+        rows = np.stack([self._row(sample + i) for i in range(size)])
+        mask = (rows[:, :-1] % 10 != 3).astype(np.uint8)
+        return SyntheticBatch(rows[:, :-1], rows[:, 1:], mask, sample)
+
+    def close(self) -> None:
+        """Nothing to give up."""
+
+    def _row(self, sample: int) -> npt.NDArray[np.int32]:
+        model = self._config.model
+        split = 0 if self._split == "train" else 1
+        draw = np.random.Generator(np.random.Philox(key=[self._config.data.seed * 2 + split, sample]))
+        noise = draw.integers(0, 3, model.seq_len + 1)
+        return ((draw.integers(model.vocab_size) + np.cumsum(noise + 1)) % model.vocab_size).astype(np.int32)
+
+
+def synthetic(config: RunConfig, rank: int) -> DataFactory:
+    """The data factory of ``rank``."""
+    dp_rank = config.parallel.grid.coordinates(rank).dp
+
+    def make(split: Split, start_sample: int, generation: int) -> SyntheticSource:
+        del generation
+        return SyntheticSource(config, dp_rank, split, start_sample)
+
+    return make

@@ -1,0 +1,243 @@
+"""Jobs that train: a rank's part of a layout, what it reports, and whole tensors put together from all reports."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from headway.common.config import from_dict
+from headway.common.node.arena import Arena
+from headway.common.node.failpoints import add_where, configure
+from headway.trainer.config import RunConfig
+from headway.trainer.generation import ArenaFactory, Session
+from headway.trainer.parallel.channel import Channels
+from headway.trainer.parallel.comm import Aborted
+from headway.trainer.parallel.groups import Groups, build
+from headway.trainer.step import NoHooks, StepResult
+from headway.trainer.testing.pool import FileRendezvous, WorkerContext, WorkerPool
+from headway.trainer.testing.synthetic import synthetic
+
+TIMEOUT_S = 20.0
+Array = npt.NDArray[Any]
+
+
+class Journal(NoHooks):
+    """Writes down every loss, bit for bit, and the reduced gradients of one step."""
+
+    def __init__(self, session: Session, grads_of: int, progress: Path | None) -> None:
+        self.losses: dict[int, str] = {}
+        self.norms: dict[int, str] = {}
+        self.evals: dict[int, str] = {}
+        self.grads: list[Array] = []
+        self._session, self._grads_of, self._progress = session, grads_of, progress
+
+    def on_step(self, result: StepResult) -> None:
+        """Note loss and norm; copy the gradients if it is the step asked for."""
+        self.losses[result.step] = result.loss.hex()
+        self.norms[result.step] = result.grad_norm.hex()
+        if result.step == self._grads_of:
+            self.grads = [flat.grad_shard.numpy().copy() for flat in self._session.flats]
+        if self._progress is not None:
+            self._progress.write_text(str(result.step))
+
+    def on_eval(self, step: int, loss: float) -> None:
+        """Note the validation loss."""
+        self.evals[step] = loss.hex()
+
+
+def train(
+    context: WorkerContext,
+    *,
+    config: dict[str, Any],
+    rank: int,
+    generation: int,
+    folder: str,
+    until: int,
+    source: str = "init",
+    step: int = 0,
+    grads_of: int = 0,
+    arena: bool = False,
+    keep: str = "",
+    failpoints: str = "",
+) -> dict[str, Any]:
+    """Train ``rank``'s part up to ``until`` completed steps; says how it ended.
+
+    ``keep`` names a session that outlives the job, as a survivor's does; without it a new one is made.
+    """
+    run = from_dict(RunConfig, config)
+    if failpoints:
+        configure(Path(failpoints))
+        add_where(rank=rank)
+    place = Path(folder)
+    session = context.kept.get(keep) if keep else None
+    if session is None:
+        opener = _arena_opener(place, rank) if arena else None
+        session = Session(run, rank, data_factory=synthetic(run, rank), open_arena=opener)
+        if keep:
+            context.kept[keep] = session
+    journal = Journal(session, grads_of, place / f"progress-{generation}-{rank}")
+    why = "done"
+    try:
+        session.join(_groups(context, run, rank, generation, folder))
+        session.load(source, step)
+        session.run(journal, until)
+    except Aborted:
+        why = "aborted"
+    except RuntimeError as error:
+        why = f"transport: {error}"
+    finally:
+        context.fence.leave(broken=why != "done")
+        session.leave()
+    if why == "done":
+        _report(place / f"rank-{rank}.npz", session, journal)
+    if not keep:
+        session.close()
+    return {
+        "why": why,
+        "step": session.step,
+        "losses": {str(k): v for k, v in journal.losses.items()},
+        "norms": {str(k): v for k, v in journal.norms.items()},
+        "evals": {str(k): v for k, v in journal.evals.items()},
+    }
+
+
+@dataclass
+class Trained:
+    """What a whole layout came to: curves by step, whole tensors by name."""
+
+    losses: dict[int, float] = field(default_factory=dict)
+    norms: dict[int, float] = field(default_factory=dict)
+    evals: dict[int, float] = field(default_factory=dict)
+    grads: dict[str, Array] = field(default_factory=dict)
+    params: dict[str, Array] = field(default_factory=dict)
+
+
+def train_layout(
+    pool: WorkerPool, config: Mapping[str, Any], world: int, folder: Path, until: int, **options: Any
+) -> Trained:
+    """Run one layout on the pool's first ``world`` workers and put its tensors together."""
+    folder.mkdir(parents=True, exist_ok=True)
+    args = [
+        {
+            "config": dict(config),
+            "rank": rank,
+            "generation": pool.next_generation(),
+            "folder": str(folder),
+            "until": until,
+            **options,
+        }
+        for rank in range(world)
+    ]
+    for arg in args:
+        arg["generation"] = args[0]["generation"]
+    reports = pool.run(f"{__name__}:train", args)
+    for report in reports:
+        if report["why"] != "done":
+            raise AssertionError(f"a rank left: {report['why']}")
+    return collect(reports, folder)
+
+
+def collect(reports: Sequence[Mapping[str, Any]], folder: Path) -> Trained:
+    """Curves from the reports, which all ranks must agree on, and tensors from their files."""
+    for report in reports[1:]:
+        for curve in ("losses", "norms", "evals"):
+            assert report[curve] == reports[0][curve], f"ranks disagree on {curve}"
+    curves = {
+        curve: {int(step): float.fromhex(value) for step, value in reports[0][curve].items()}
+        for curve in ("losses", "norms", "evals")
+    }
+    pieces = [np.load(folder / f"rank-{rank}.npz") for rank in range(len(reports))]
+    tensors = {kind: assemble(pieces, kind) for kind in ("grad", "param")}
+    return Trained(**curves, grads=tensors["grad"], params=tensors["param"])
+
+
+def assemble(reports: Sequence[Mapping[str, Array]], kind: str) -> dict[str, Array]:
+    """Whole tensors from every rank's flat pieces; copies of one element must be equal bit for bit."""
+    local: dict[tuple[str, int], Array] = {}
+    filled: dict[tuple[str, int], Array] = {}
+    shapes: dict[str, dict[str, Any]] = {}
+    for report in reports:
+        for entry in json.loads(str(report["layout"])):
+            name, tp_rank = entry["name"], entry["tp_rank"]
+            shape = list(entry["global_shape"])
+            if entry["tp_dim"] is not None:
+                shape[entry["tp_dim"]] //= entry["tp_size"]
+            shapes[name] = entry
+            piece = report[f"{kind}/{name}"]
+            key = (name, tp_rank)
+            if key not in local:
+                local[key] = np.zeros(int(np.prod(shape)), piece.dtype).reshape(shape)
+                filled[key] = np.zeros(local[key].size, bool)
+            target, seen = local[key].reshape(-1), filled[key]
+            where = slice(entry["flat_start"], entry["flat_stop"])
+            assert not seen[where].any(), f"{name} is held twice"
+            target[where], seen[where] = piece, True
+    assert all(seen.all() for seen in filled.values()), "a piece of a tensor is held by nobody"
+    return {name: _whole(name, entry, local) for name, entry in shapes.items()}
+
+
+def _whole(name: str, entry: Mapping[str, Any], local: Mapping[tuple[str, int], Array]) -> Array:
+    parts = [local[name, tp_rank] for tp_rank in range(entry["tp_size"])]
+    if entry["tp_dim"] is not None:
+        return np.concatenate(parts, entry["tp_dim"])
+    for part in parts[1:]:
+        assert np.array_equal(part, parts[0]), f"replicas of {name} differ"
+    return parts[0]
+
+
+def distance(found: Mapping[str, Array], expected: Mapping[str, Array]) -> tuple[float, str]:
+    """Largest difference of a tensor, relative to the expected tensor's norm, and its name."""
+    assert found.keys() == expected.keys()
+    worst = (0.0, "")
+    for name, value in expected.items():
+        norm = float(np.linalg.norm(value)) or 1.0
+        worst = max(worst, (float(np.linalg.norm(found[name] - value)) / norm, name))
+    return worst
+
+
+def _groups(context: WorkerContext, run: RunConfig, rank: int, generation: int, folder: str) -> Groups:
+    channels = Channels()
+    context.fence.enter(generation, channels)
+    meeting = FileRendezvous(folder, generation, context.fence)
+    return build(
+        generation,
+        run.parallel.grid,
+        rank,
+        host="127.0.0.1",
+        announce=meeting.announce,
+        lookup=meeting.lookup,
+        channels=channels,
+        timeout_s=TIMEOUT_S,
+    )
+
+
+def _arena_opener(folder: Path, rank: int) -> ArenaFactory:
+    path = folder / f"arena-{rank}.bin"
+
+    def open_arena(slot_bytes: int, layout: bytes) -> Arena:
+        if path.exists():
+            return Arena.open(path)
+        return Arena.create(path, run_id="0123abcd", rank=rank, slot_bytes=slot_bytes, layout=layout)
+
+    return open_arena
+
+
+def _report(path: Path, session: Session, journal: Journal) -> None:
+    arrays: dict[str, Any] = {}
+    entries = []
+    for index, flat in enumerate(session.flats):
+        for entry in flat.layout_entries():
+            if entry["field"] != "master":
+                continue
+            entries.append(entry)
+            start = entry["offset"] // flat.state.element_size()
+            where = slice(start, start + entry["flat_stop"] - entry["flat_start"])
+            arrays[f"param/{entry['name']}"] = flat.master.numpy()[where]
+            if journal.grads:
+                arrays[f"grad/{entry['name']}"] = journal.grads[index][where]
+    np.savez(path, layout=json.dumps(entries), **arrays)
