@@ -8,16 +8,38 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from headway.dataloader.config import DataConfig
 from headway.dataloader.prepare import prepare
 
-WORDS = "the ring holds a batch of tokens while one daemon reads each byte once for every rank on its node".split()
+WORDS = [
+    "the",
+    "ring",
+    "holds",
+    "a",
+    "batch",
+    "of",
+    "tokens",
+    "while",
+    "one",
+    "daemon",
+    "reads",
+    "each",
+    "byte",
+    "once",
+    "for",
+    "every",
+    "rank",
+    "on",
+    "its",
+    "node",
+]
 
 
 def document(number: int, num_words: int) -> str:
     """Text that differs between documents."""
-    return " ".join(WORDS[(number * 7 + k * (number + 3)) % len(WORDS)] + str(k % 5) for k in range(num_words))
+    return " ".join(
+        WORDS[(number * 7 + k * (number + 3)) % len(WORDS)] + str(k % 5) for k in range(num_words)
+    )
 
 
 @pytest.fixture(scope="session")

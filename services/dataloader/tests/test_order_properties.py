@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from headway.common.errors import InputError
+from headway.dataloader.order import SampleOrder, samples_per_epoch
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from headway.common.errors import InputError
-from headway.dataloader.order import SampleOrder, samples_per_epoch
 
-
-def megatron_samples(lengths: list[int], seq_len: int, seed: int, num_samples: int) -> list[list[tuple[int, int]]]:
+def megatron_samples(
+    lengths: list[int], seq_len: int, seed: int, num_samples: int
+) -> list[list[tuple[int, int]]]:
     """Every sample as (sequence, token) pairs, in the order handed out: Megatron-LM's loops, nothing clever."""
     num_tokens = sum(lengths)
     epochs = 1

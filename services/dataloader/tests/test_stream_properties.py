@@ -7,9 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from headway.common.errors import ConfigError, CorruptError, InputError
 from headway.dataloader.client import DataClient
 from headway.dataloader.config import stream_spec
@@ -17,6 +14,8 @@ from headway.dataloader.formats import TokenFile, bin_path
 from headway.dataloader.order import SampleOrder
 from headway.dataloader.stream import check, slot_sample
 from headway.dataloader.testing import write_tokens
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 
 def global_rows(prefix: Path, seq_len: int, seed: int, num_rows: int) -> list[list[int]]:
@@ -44,7 +43,13 @@ def global_rows(prefix: Path, seq_len: int, seed: int, num_rows: int) -> list[li
     start_step=st.integers(0, 3),
 )
 def test_all_ranks_together_read_the_global_batches_whatever_dp_is(
-    lengths: list[int], seq_len: int, seed: int, dp_size: int, micro_batch_size: int, num_global: int, start_step: int
+    lengths: list[int],
+    seq_len: int,
+    seed: int,
+    dp_size: int,
+    micro_batch_size: int,
+    num_global: int,
+    start_step: int,
 ) -> None:
     lengths = [*lengths, seq_len + 1]
     size = num_global * micro_batch_size
@@ -75,9 +80,13 @@ def test_a_run_of_known_length_follows_megatrons_order_over_epochs(tmp_path: Pat
     tokens = TokenFile(prefix)
     order = SampleOrder(tokens.lengths, seq_len=4, seed=9, num_samples=20)
     assert order.num_epochs == 3
-    with DataClient(None, spec=stream_spec(prefix, seq_len=4, micro_batch_size=1, seed=9, num_samples=20)) as client:
+    with DataClient(
+        None, spec=stream_spec(prefix, seq_len=4, micro_batch_size=1, seed=9, num_samples=20)
+    ) as client:
         rows = [batch.tokens[0].tolist() for batch in client]
-    expected = [[int(t) for s, a, b in order.pieces(i) for t in tokens.sequence(s)[a:b]][:-1] for i in range(20)]
+    expected = [
+        [int(t) for s, a, b in order.pieces(i) for t in tokens.sequence(s)[a:b]][:-1] for i in range(20)
+    ]
     assert rows == expected
 
 
@@ -94,7 +103,9 @@ def test_a_longer_endless_run_begins_as_the_shorter_one(tmp_path: Path) -> None:
 
 def test_a_cycle_starts_again_at_its_first_sample(tmp_path: Path) -> None:
     prefix = write_tokens(tmp_path / "x", [200])
-    spec = stream_spec(prefix, seq_len=4, micro_batch_size=2, global_batch_size=4, cycle_samples=8, start_sample=4)
+    spec = stream_spec(
+        prefix, seq_len=4, micro_batch_size=2, global_batch_size=4, cycle_samples=8, start_sample=4
+    )
     assert [slot_sample(spec, slot) for slot in range(10)] == [4, 6, 8, 10, 4, 6, 8, 10, 4, 6]
 
 
@@ -112,7 +123,9 @@ def test_a_cycle_starts_again_at_its_first_sample(tmp_path: Path) -> None:
         ({"ring_slots": 1 << 20, "seq_len": 1 << 30}, "out of range"),
     ],
 )
-def test_a_specification_that_cannot_be_is_named(tmp_path: Path, change: dict[str, object], words: str) -> None:
+def test_a_specification_that_cannot_be_is_named(
+    tmp_path: Path, change: dict[str, object], words: str
+) -> None:
     import msgspec
 
     good = stream_spec(tmp_path, seq_len=4, micro_batch_size=2, global_batch_size=8, dp_size=2)
@@ -132,7 +145,9 @@ def test_a_token_outside_the_vocabulary_is_named_with_its_place(corpus: Path, tm
     bin_path(copy / "train").write_bytes(raw)
     with (
         DataClient(None, spec=stream_spec(copy, seq_len=16, micro_batch_size=4)) as client,
-        pytest.raises(CorruptError, match=r"train\.bin: token 3 of sequence 5 is 40000, the vocabulary has 300"),
+        pytest.raises(
+            CorruptError, match=r"train\.bin: token 3 of sequence 5 is 40000, the vocabulary has 300"
+        ),
     ):
         while True:
             client.next()

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-
 from headway.common.errors import DeadlineError
 from headway.common.node.testing import child_environment, wait_until
 from headway.common.wire.client import Client
