@@ -26,15 +26,10 @@ class Attention:
 
     def forward(self, qkv: torch.Tensor, tape: Tape | None) -> torch.Tensor:
         """qkv [S, B, H * 3 * D] -> [S, B, H * D]."""
-        qkv_SBH3D = qkv.view(*qkv.shape[:2], -1, 3, self.head_dim)
-        rotated = torch.empty(
-            qkv_SBH3D[..., :2, :].shape, device=qkv.device, dtype=kernel_dtype(qkv.dtype, qkv.device.type)
-        )
-        self.rotary.rotate(qkv_SBH3D[..., :2, :], rotated)
-        q, k, v = (
-            t.permute(1, 2, 0, 3)
-            for t in (rotated[..., 0, :], rotated[..., 1, :], widen(qkv_SBH3D[..., 2, :]))
-        )
+        turned = self.rotary.turn(qkv).to(kernel_dtype(qkv.dtype, qkv.device.type))
+        # The kernels like each head's rows together; one copy gives all three.
+        packed = turned.view(*qkv.shape[:2], -1, 3, self.head_dim).permute(3, 1, 2, 0, 4).contiguous()
+        q, k, v = packed.unbind()
         if tape is None:
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         else:
@@ -47,12 +42,7 @@ class Attention:
     def backward(self, grad: torch.Tensor, tape: Tape) -> torch.Tensor:
         """Gradient of ``qkv``, [S, B, H * 3 * D]."""
         q, k, v, out = tape.pop()
-        grad_BHSD = widen(grad).view(*grad.shape[:2], -1, self.head_dim).permute(1, 2, 0, 3)
-        grads = torch.autograd.grad(out, (q, k, v), grad_BHSD)
-        grad_q, grad_k, grad_v = (t.permute(2, 0, 1, 3) for t in grads)
-        seq, micro_batch, heads, width = grad_q.shape
-        grad_qkv = grad.new_empty((seq, micro_batch, heads, 3, width))
-        self.rotary.rotate(grad_q[..., None, :], grad_qkv[..., 0:1, :], back=True)
-        self.rotary.rotate(grad_k[..., None, :], grad_qkv[..., 1:2, :], back=True)
-        grad_qkv[..., 2, :].copy_(grad_v)
-        return grad_qkv.flatten(2)
+        grad_SBHD = widen(grad).view(*grad.shape[:2], -1, self.head_dim)
+        grads = torch.autograd.grad(out, (q, k, v), grad_SBHD.permute(1, 2, 0, 3).contiguous())
+        joined = torch.stack([t.permute(2, 0, 1, 3) for t in grads], 3).flatten(2)
+        return self.rotary.turn(joined, back=True).to(grad.dtype)

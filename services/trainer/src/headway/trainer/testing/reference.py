@@ -91,7 +91,7 @@ def _norm(params: Params, name: str, x: torch.Tensor) -> torch.Tensor:
 
 
 def _mlp(params: Params, layer: str, x: torch.Tensor) -> torch.Tensor:
-    inner = F.gelu(x @ params[f"{layer}.mlp.up.weight"].T, approximate="tanh")
+    inner = F.gelu(x @ params[f"{layer}.mlp.up.weight"].T, approximate="none")
     return inner @ params[f"{layer}.mlp.down.weight"].T
 
 
@@ -108,12 +108,10 @@ def _attention(params: Params, model: ModelConfig, layer: str, x: torch.Tensor) 
 
 
 def _rotate(x: torch.Tensor, model: ModelConfig) -> torch.Tensor:
-    """Rotary positions as a product of complex numbers; x [batch, heads, seq, head_dim]."""
+    """Turn each pair of neighbours by its angle; x [batch, heads, seq, head_dim]."""
     half = model.head_dim // 2
-    angle = torch.arange(x.shape[2], dtype=torch.float64)[:, None] * (
-        model.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
-    )
-    turned = torch.complex(x[..., :half].double(), x[..., half:].double()) * torch.polar(
-        torch.ones_like(angle), angle
-    )
-    return torch.cat((turned.real, turned.imag), -1).to(x.dtype)
+    position = torch.arange(x.shape[2], dtype=torch.float64)[:, None]
+    angle = position * model.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
+    even, odd = x[..., 0::2], x[..., 1::2]
+    turned = (even * angle.cos() - odd * angle.sin(), even * angle.sin() + odd * angle.cos())
+    return torch.stack(turned, -1).flatten(-2).to(x.dtype)
