@@ -1,4 +1,4 @@
-"""Which micro-batches does this rank need, and as what? Tokens on the first stage, labels and mask on the last."""
+"""Which micro-batches does this rank need, and as what? Tokens on the first stage, labels on the last."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ A training stream starts at global sample ``start_sample``; a validation stream 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Tensors [micro_batch, seq] int64 (mask: uint8) on the compute device; None where the stage needs none."""
+    """Tensors [micro_batch, seq], int64 (mask: uint8), on the device; None where the stage needs none."""
 
     tokens: torch.Tensor | None = None
     labels: torch.Tensor | None = None

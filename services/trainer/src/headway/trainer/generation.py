@@ -23,20 +23,20 @@ from headway.trainer.snapshot import Extra, Snapshots, layout, offsets
 from headway.trainer.step import Parts, StepHooks, TrainStep
 
 ArenaFactory = Callable[[int, bytes], Arena]
-"""``(slot_bytes, layout)`` -> the rank's arena, made or opened; called once, when the model's size is known."""
+"""``(slot_bytes, layout)`` -> the rank's arena, made or opened; called once, when its size is known."""
 
 Source = Literal["init", "arena", "durable"]
 
 PAUSE_ROUND_S = 0.05
 FINAL_ROUNDS = 1200
-"""Rounds of ``PAUSE_ROUND_S`` that the end of a run gives the stores to finish the durable snapshot before."""
+"""Rounds of ``PAUSE_ROUND_S`` that the end of a run gives the stores to finish an earlier snapshot."""
 
 
 class Session:
     """One rank's model and state.
 
-    ``join`` -> ``load`` -> ``run`` -> ``leave``, again and again; ``leave`` may follow any of them, and is safe
-    after an exception. All calls on the main thread.
+    ``join`` -> ``load`` -> ``run`` -> ``leave``, again and again; ``leave`` may follow any of them, also after
+    an exception. All calls on the main thread.
     """
 
     def __init__(
@@ -79,8 +79,8 @@ class Session:
     ) -> None:
         """Put the state after ``step`` completed steps in place.
 
-        ``init`` makes the first weights (``step`` is 0), ``arena`` takes the rank's own arena, ``durable`` takes
-        ``state``: data and extra as ``ckpt_store.client.read_shard`` returns them.
+        ``init`` makes the first weights (``step`` is 0), ``arena`` takes the rank's own arena, ``durable``
+        takes ``state``: data and extra as the checkpoint store's ``read_shard`` returns them.
 
         Raises:
             HeadwayError: the arena holds no such snapshot. CorruptError: the state does not fit this model.
@@ -134,7 +134,7 @@ class Session:
         self._make_last_durable(trainer)
 
     def leave(self) -> None:
-        """Let go of the generation: groups, data, all that an abandoned operation may hold. Never blocks long."""
+        """Let go of the generation: groups, data, all that an abandoned operation may hold. Never blocks."""
         if self._snapshots is not None:
             try:
                 self._snapshots.finish()
@@ -246,7 +246,7 @@ class Session:
         hooks.on_pause(False)
 
     def _make_last_durable(self, trainer: TrainStep) -> None:
-        """Commit the last snapshot, marked durable; first wait until every store has let go of the one before."""
+        """Commit the last snapshot, marked durable, once every store has let go of the one before."""
         for _ in range(FINAL_ROUNDS):  # counted, not timed: all ranks must end the loop together
             if not trainer.control_round(self.step).busy:
                 break

@@ -1,4 +1,4 @@
-"""Flat state to arena and back: one copy per chunk, in the background, sealed before the next norm all-reduce.
+"""Flat state to arena and back: one copy per chunk, in the background, sealed before the next all-reduces.
 
 A snapshot numbered s holds the state after s completed steps. It is copied while step s computes, which reads
 parameters and writes gradients but leaves master weights and moments alone until its optimizer.

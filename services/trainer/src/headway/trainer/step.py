@@ -325,7 +325,7 @@ class TrainStep:
         self.snapshot(step + 1, durable=durable)
 
     def _take(self, reader: BatchReader, step: int, steps: int) -> list[MicroBatch]:
-        """Micro-batches of ``steps`` steps from ``step`` on: number j of a step is global j * dp + dp_rank."""
+        """Micro-batches of ``steps`` steps from ``step`` on: local j of a step is global j * dp + dp_rank."""
         train, dp = self._parts.config.train, self._parts.config.parallel.dp
         size = train.micro_batch_size
         first = step * train.global_batch_size + self._place.dp * size

@@ -125,7 +125,10 @@ class Worker:
         self.link.beat_now()
         reason, detail = "aborted", ""
         try:
-            if self._rank is None or self._rank.rank != assign.rank:
+            if self._rank is not None and self._rank.rank != assign.rank:
+                self._rank.close()
+                self._rank = None
+            if self._rank is None:
                 self._rank = Rank(self, assign.rank)
             self._rank.serve(assign, self._lookup)
             self.view.status = "finished"

@@ -200,7 +200,8 @@ class Driver:
             case BeginGeneration():
                 self.journal.begin_generation(action.generation, action.rank_nodes)
             case FindDurable():
-                found = newest(self.run_dir.checkpoints, world_size=self.config.parallel.world_size)
+                found = newest(self.run_dir.checkpoints, world_size=self.config.parallel.world_size,
+                               max_step=action.max_step)
                 self._handle(DurableFound((found.step, str(found.path)) if found else None))
             case RestartNode():
                 self._restart(action.node)
@@ -270,7 +271,7 @@ class Driver:
         now = time.monotonic()
         self._carry_out(Log("verdict", {"kind": message.kind, "node": message.node, "rank": message.rank,
                                         "pid": message.pid, "remedy": message.remedy}), now)
-        if message.kind in ACTED_ON and not self._paused():
+        if message.is_open and message.kind in ACTED_ON and not self._paused():
             self._handle(Suspicion(node=message.node, pid=message.pid, generation=message.generation,
                                    kind=message.kind))
 

@@ -55,7 +55,9 @@ class BeginGeneration:
 
 @dataclass(frozen=True)
 class FindDurable:
-    """Look for the newest complete checkpoint and answer with ``DurableFound``."""
+    """Look for the newest complete checkpoint, of at most ``max_step``, and answer with ``DurableFound``."""
+
+    max_step: int | None = None
 
 
 @dataclass(frozen=True)

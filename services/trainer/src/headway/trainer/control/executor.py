@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 WATCH_S = 0.05  # 20 Hz: a stopped worker is found within one period
 BEAT_S = 0.25
 RECORD_S = 20.0
+START_GRACE_S = 20.0  # the first driver of a run may wait for a busy machine
 
 log = get_logger("executor")
 
@@ -137,6 +138,8 @@ class Executor:
         if gone:
             self._beat()
         limit = self._run.config.recovery.driver_silent_s * (1 + self.node)
+        if self._driver is None:
+            limit += START_GRACE_S
         if not self._run.hosts_driver and now - self._heard_at > limit:
             log.warning("no driver is heard; starting one", silent_s=now - self._heard_at)
             self._run.host_driver()

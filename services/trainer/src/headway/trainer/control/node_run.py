@@ -80,7 +80,8 @@ class NodeRun:
         self.children.keep(Spec("driver", [*python, "headway.trainer", "driver", "--run", str(self.run.path),
                                            "--cluster", str(self.cluster.path), "--node", str(self.node)], self._env()))
         self.children.keep(Spec("monitor", [*python, "headway.health", "monitor", "--bind", "tcp://127.0.0.1:0",
-                                            "--keys", str(self.cluster.path / "keys"), "--run-dir",
+                                            "--keys", str(self.cluster.path / "keys"), "--run-id",
+                                            self.run.run_id, "--run-dir",
                                             str(self.run.path), "--announce",
                                             str(self.run.path / "monitor.json")], self._env()))
 

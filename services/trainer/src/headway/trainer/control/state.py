@@ -81,6 +81,7 @@ class RunState:
         self.store: tuple[str, int] | None = None
         self.sealed: dict[int, dict[int, tuple[int, ...]]] = {}
         self.crashes: Counter[tuple[str, int]] = Counter()
+        self.max_durable: int | None = None
         self._adopting = generation >= 0
         self._sent: dict[tuple[object, ...], float] = {}
 
@@ -127,6 +128,8 @@ class RunState:
         self._mark(left.worker, "out")
         if self.phase not in ("joining", "running"):
             return []
+        if self.restore.source == "durable" and left.detail.startswith("CorruptError"):
+            self.max_durable = self.restore.step - 1  # an older checkpoint may still be good
         if left.reason == "error" and self._brake((left.detail, self.step)):
             return self._finish("failed", f"rank {left.rank} failed {self.limits.max_crashes} times at step "
                                 f"{self.step}: {left.detail}", now)
@@ -259,7 +262,7 @@ class RunState:
             return [Tell(node, ReadSeals(epoch=self.epoch, generation=self.generation)) for node in sorted(missing)
                     if self._due(("seals", node), now)]
         self._enter("choosing", now)
-        return [FindDurable()]
+        return [FindDurable(self.max_durable)]
 
     def _begin(self, found: DurableFound, now: float) -> list[Action]:
         sealed = {rank: self.sealed[home].get(rank, ()) for rank, home in self.rank_nodes.items()}

@@ -1,4 +1,4 @@
-"""Data parallelism over flat buffers: whole chunks, gathered before use and reduced after their last gradient.
+"""Data parallelism over flat buffers: whole chunks, gathered before use, reduced after their last gradient.
 
 The switches decide when a ticket is waited for, never which collectives are issued or in which order: with
 one off, the same call is simply waited for at once.

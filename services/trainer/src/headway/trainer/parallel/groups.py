@@ -48,7 +48,7 @@ class Groups:
         return cls(generation, Channels())
 
     def release(self) -> None:
-        """End the channels and leave groups and store to a reaper thread. Never blocks; no call may follow."""
+        """End the channels and leave groups and store to a reaper. Never blocks; no call may follow."""
         self.channels.close()
         held, self._held = self._held, []
         for comm in (self.tp, self.dp, self.world, *self.pipe.comms()):

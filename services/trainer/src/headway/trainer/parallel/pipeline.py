@@ -1,7 +1,7 @@
 """Runs a lowered schedule: one loop, one table from kind to method, no knowledge of any schedule by name.
 
-Receives are posted ahead of their place in the list, sends go out in the background, and the only waits are at
-the action that consumes a message. With ``overlap`` off the same messages are waited for where they stand.
+Receives are posted ahead of their place in the list, sends go out in the background, and the only waits are
+at the action that consumes a message. With ``overlap`` off the same messages are waited for where they stand.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Pipeline:
         train: bool,
         overlap: bool,
         check: Callable[[], None],
-        before_compute: Callable[[int], None] = lambda chunk: None,
+        before_compute: Callable[[int], None],
     ) -> None:
         self._actions, self._chunks, self._pipe, self._recorder = actions, chunks, pipe, recorder
         self._step, self._size, self._loss_scale = step, micro_batch_size, loss_scale
@@ -156,7 +156,7 @@ class Pipeline:
             self._post()
 
     def _post(self) -> None:
-        """Open the next receive of the list; always in list order, so both switch positions issue the same."""
+        """Open the list's next receive: both positions of the switch issue the same, in the same order."""
         action = self._to_post.popleft()
         chunk = self._chunks[action.chunk]
         buffer = torch.empty(

@@ -35,7 +35,7 @@ class SyntheticSource:
         size, dp = train.micro_batch_size, self._config.parallel.dp
         sample = self._start + (self._taken * dp + self._dp_rank) * size
         if self._split == "validation":
-            sample = (self._taken * dp + self._dp_rank) * size % (train.eval_batches * train.global_batch_size)
+            sample %= train.eval_batches * train.global_batch_size
         self._taken += 1
         rows = np.stack([self._row(sample + i) for i in range(size)])
         mask = (rows[:, :-1] % 10 != 3).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Jobs that train: a rank's part of a layout, what it reports, and whole tensors put together from all reports."""
+"""Jobs that train: a rank's part of a layout, its report, and whole tensors put together from all reports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headway.common.config import from_dict
 from headway.common.node.arena import Arena
 from headway.common.node.failpoints import add_where, configure
 from headway.trainer.config import RunConfig
-from headway.trainer.generation import ArenaFactory, Session
+from headway.trainer.generation import ArenaFactory, Session, Source
 from headway.trainer.parallel.channel import Channels
 from headway.trainer.parallel.comm import Aborted
 from headway.trainer.parallel.groups import Groups, build
@@ -58,7 +58,7 @@ def train(
     generation: int,
     folder: str,
     until: int,
-    source: str = "init",
+    source: Source = "init",
     step: int = 0,
     grads_of: int = 0,
     arena: bool = False,

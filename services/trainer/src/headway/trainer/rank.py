@@ -1,0 +1,205 @@
+"""A worker's rank: its session, and what ties it to the node: arena, flight ring, data daemon, executor."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from headway.ckpt_store.client import newest, read_shard
+from headway.common.errors import CorruptError
+from headway.common.log import get_logger
+from headway.common.node.arena import Arena
+from headway.common.node.flight import FlightWriter
+from headway.common.plan.placement import Placement
+from headway.common.wire.messages.dataloader import StreamSpec
+from headway.common.wire.messages.executor import Evaluation, Sample, StepMetrics
+from headway.common.wire.messages.worker import Assign
+from headway.dataloader.client import DataClient
+from headway.trainer.config import RunConfig
+from headway.trainer.generation import Session
+from headway.trainer.parallel.channel import Channels
+from headway.trainer.parallel.groups import build
+from headway.trainer.sample import sample_text
+from headway.trainer.step import Directive, NoHooks, StepResult
+
+if TYPE_CHECKING:
+    from headway.trainer.worker import Worker
+
+REPORTING_RANK = 0  # every rank knows the same numbers; one reports them
+STORE_LIMIT_S = 60.0  # a store that cannot write by then does not hold the run up any longer
+
+log = get_logger("rank")
+
+
+class Rank:
+    """Made when a worker gets a rank, kept over generations: model, buffers and arena stay in memory."""
+
+    def __init__(self, worker: Worker, rank: int) -> None:
+        self._worker, self.rank, self.config = worker, rank, worker.config
+        self._arena: Arena | None = None
+        self._device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() \
+            else torch.device("cpu")
+        flight = FlightWriter.create(worker.paths.segment("flight", rank), rank)
+        self._session = Session(self.config, rank, data_factory=self._open_data, open_arena=self._open_arena,
+                                recorder=flight, device=self._device)
+
+    def serve(self, assign: Assign, lookup: Callable[[int], tuple[str, int]]) -> None:
+        """Join the generation, restore, train to the end of the run; leaves the groups in every case.
+
+        Raises:
+            Aborted: the generation was fenced. RuntimeError: a peer failed.
+        """
+        channels = Channels()
+        generation, worker = assign.generation, self._worker
+        try:
+            worker.fence.enter(generation, channels)
+            self._session.join(build(
+                generation, self.config.parallel.grid, self.rank, host="127.0.0.1",
+                announce=lambda host, port: worker.announce(generation, host, port),
+                lookup=lambda: lookup(generation), channels=channels,
+                timeout_s=self.config.recovery.group_timeout_s,
+                backend="nccl" if self._device.type == "cuda" else "gloo", device=self._device))
+            self._restore(assign)
+            hooks = ControlHooks(worker, generation)
+            self._session.run(hooks)
+            if self._session.step >= self.config.train.steps and self.config.train.sample_tokens:
+                self._sample(generation)
+            self._wait_for_store()
+        finally:
+            self._session.leave()
+            channels.close()
+
+    def close(self) -> None:
+        """The worker takes another rank."""
+        self._session.close()
+        if self._arena is not None:
+            self._arena.close()
+
+    def _restore(self, assign: Assign) -> None:
+        restore = assign.restore
+        state = None
+        if restore.source == "durable":
+            state = self._read_checkpoint(restore.step, restore.folder)
+        source: Literal["init", "arena", "durable"] = restore.source  # type: ignore[assignment]
+        self._session.load(source, restore.step, state)
+        log.info("restored", rank=self.rank, generation=assign.generation, source=source, step=restore.step)
+
+    def _read_checkpoint(self, step: int, folder: str) -> tuple[npt.NDArray[np.uint8], bytes]:
+        info = newest(self._worker.run_dir.checkpoints, self.config.parallel.world_size, max_step=step)
+        if info is None or str(info.path) != folder:
+            raise CorruptError(f"checkpoint {folder} is not there any more", remedy="an older one is taken")
+        return read_shard(info, self.rank)
+
+    def _open_arena(self, slot_bytes: int, layout: bytes) -> Arena:
+        """The rank's arena: the one that this rank's earlier process left, or a new one."""
+        path = self._worker.paths.segment("arena", self.rank)
+        if path.exists():
+            self._arena = Arena.open(path)
+        else:
+            self._arena = Arena.create(path, run_id=self._worker.run_dir.run_id, rank=self.rank,
+                                       slot_bytes=slot_bytes, layout=layout)
+        return self._arena
+
+    def _open_data(self, split: Literal["train", "validation"], start: int, generation: int) -> DataClient:
+        place = self.config.parallel.grid.coordinates(self.rank)
+        readers = data_readers(self.config, self.rank)
+        spec = stream_spec(self.config, split, start, generation, place.dp, len(readers))
+        return DataClient(self._worker.paths.endpoint("dataloader"), spec=spec, reader=readers.index(self.rank))
+
+    def _sample(self, generation: int) -> None:
+        prompt = [json.loads((Path(self.config.data.path) / "meta.json").read_text())["eod_id"]]
+        tokens = sample_text(self._session, prompt, self.config.train.sample_tokens)
+        if self.rank == REPORTING_RANK:
+            self._worker.link.send(Sample(generation=generation, tokens=tuple([*prompt, *tokens]),
+                                          num_prompt_tokens=len(prompt)))
+
+    def _wait_for_store(self) -> None:
+        """The run is over only when its last checkpoint is on disk."""
+        deadline = time.monotonic() + STORE_LIMIT_S
+        while self._arena is not None and self._arena.busy() and time.monotonic() < deadline:
+            self._worker.fence.check()
+            time.sleep(0.02)
+
+
+def data_readers(config: RunConfig, rank: int) -> list[int]:
+    """The ranks of this rank's node that read the same stream: its replica's first and last stages, all tp ranks."""
+    grid = config.parallel.grid
+    placement = Placement(grid, config.launch.ranks_per_node)
+    place = grid.coordinates(rank)
+    return [other for other in placement.ranks_of(placement.node_of(rank))
+            if (c := grid.coordinates(other)).dp == place.dp and c.pp in (0, grid.pp - 1)]
+
+
+def stream_spec(config: RunConfig, split: str, start: int, generation: int, dp_rank: int, readers: int) -> StreamSpec:
+    """The stream of one replica. Validation repeats its first ``eval_batches`` global batches for ever."""
+    train = config.train
+    cycle = train.eval_batches * train.global_batch_size if split == "validation" else 0
+    return StreamSpec(
+        path=str(config.data.path), split=split, seed=config.data.seed, seq_len=config.model.seq_len,
+        micro_batch_size=train.micro_batch_size, num_micro_batches=config.num_micro_batches,
+        global_batch_size=train.global_batch_size, dp_rank=dp_rank, dp_size=config.parallel.dp,
+        generation=generation, start_sample=start, cycle_samples=cycle, ring_slots=config.data.ring_slots,
+        num_readers=readers)
+
+
+class ControlHooks(NoHooks):
+    """Steering and reports, between a step and the worker's link."""
+
+    def __init__(self, worker: Worker, generation: int) -> None:
+        self._worker, self._generation = worker, generation
+        self._reports = worker.view.rank == REPORTING_RANK
+
+    def command_seq(self) -> int:
+        """Newest command held."""
+        return len(self._worker.commands)
+
+    def apply(self, step: int, applied: int, agreed: int) -> Directive:
+        """What the first ``agreed`` commands of the run add up to."""
+        del step
+        lr: float | None = None
+        pause = stop = checkpoint = False
+        for command in self._worker.commands[:agreed]:
+            match command.operation:
+                case "pause" | "resume":
+                    pause = command.operation == "pause"
+                case "stop":
+                    stop = True
+                case "set":
+                    lr = command.value
+                case "checkpoint":
+                    checkpoint = checkpoint or command.sequence > applied
+                case _:
+                    pass
+        self._worker.view.applied = agreed
+        return Directive(lr=lr, pause=pause, stop=stop, checkpoint=checkpoint)
+
+    def on_step(self, result: StepResult) -> None:
+        """Tell the executor; the first step of a generation at once."""
+        worker = self._worker
+        worker.view.step = result.step + 1
+        if worker.view.status != "running":
+            worker.view.status = "running"
+            worker.link.beat_now()
+        if self._reports:
+            worker.link.send(StepMetrics(
+                generation=self._generation, step=result.step, loss=result.loss, grad_norm=result.grad_norm,
+                lr=result.lr, tokens=result.num_tokens, duration_s=result.duration_s, unix_s=time.time()))
+
+    def on_eval(self, step: int, loss: float) -> None:
+        """Report a validation loss."""
+        if self._reports:
+            train, seq = self._worker.config.train, self._worker.config.model.seq_len
+            self._worker.link.send(Evaluation(generation=self._generation, step=step, loss=loss,
+                                              tokens=train.eval_batches * train.global_batch_size * seq))
+
+    def on_pause(self, paused: bool) -> None:
+        """Say that the run stands still on purpose."""
+        self._worker.view.paused = paused
+        self._worker.link.beat_now()

@@ -1,0 +1,50 @@
+"""Writes a few tokens with the trained model: every rank runs its stage, the last one picks, all hear the pick."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from headway.trainer.evaluate import sample_next
+from headway.trainer.generation import Session
+
+TEMPERATURE = 0.8
+
+
+@torch.no_grad()
+def sample_text(session: Session, prompt: list[int], count: int) -> list[int]:
+    """``count`` tokens that follow ``prompt``, equal on all ranks; a function of the weights and the run's seed.
+
+    Every replica computes the same; nothing is cached, so each token costs one forward over the whole text.
+
+    Raises:
+        Aborted: the generation was fenced.
+    """
+    config, groups, tp = session.config, session.groups, session.tp
+    pipe, vocabulary = groups.pipe, np.random.Generator(np.random.Philox(config.train.seed))
+    length = -(-(len(prompt) + count) // tp.size) * tp.size
+    text = torch.zeros((1, length), dtype=torch.int64, device=session.device)
+    text[0, : len(prompt)] = torch.tensor(prompt)
+    stages = len(session.chunks) * pipe.size
+    for position in range(len(prompt) - 1, len(prompt) - 1 + count):
+        uniform = float(vocabulary.random())
+        picked = torch.zeros(1, dtype=torch.float64, device=session.device)
+        x = text
+        for stage in range(stages):
+            if stage % pipe.size != pipe.rank:
+                continue
+            chunk = session.chunks[stage // pipe.size]
+            if stage > 0 and pipe.size > 1:
+                x = torch.empty((length // tp.size, 1, config.model.hidden), dtype=session.param_dtype,
+                                device=session.device)
+                pipe.recv("forward", x, (stage - 1) % pipe.size, stage).wait()
+            if stage == stages - 1:
+                logits = chunk.logits(x, position)
+                picked[0] = sample_next(logits, tp, temperature=TEMPERATURE, uniform=uniform).item()
+            else:
+                x = chunk.forward(x, train=False).output
+                if pipe.size > 1:
+                    pipe.send("forward", x, (stage + 1) % pipe.size, stage + 1).wait()
+        groups.world.all_reduce(picked, "max").wait()
+        text[0, position + 1] = int(picked.item())
+    return [int(token) for token in text[0, len(prompt) : len(prompt) + count]]

@@ -1,0 +1,103 @@
+"""The layouts whose numbers must equal a single process's, and a model small enough to try them all.
+
+A layout's name is ``<grid>-<schedule>-<block>``, such as ``tp2xpp2-zb-h1-parallel``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+STEPS = 20
+
+GRIDS = {
+    "tp2": {"tp": 2},
+    "pp2": {"pp": 2},
+    "dp2": {"dp": 2},
+    "dp4": {"dp": 4},
+    "tp2xpp2": {"tp": 2, "pp": 2},
+    "pp2xdp2": {"pp": 2, "dp": 2},
+    "tp2xdp2": {"tp": 2, "dp": 2},
+    "tp2xpp2xdp2": {"tp": 2, "pp": 2, "dp": 2},
+}
+SCHEDULES = ("gpipe", "1f1b", "zb-h1")
+INTERLEAVED = ("pp2", "pp2xdp2")
+BLOCKS = ("serial", "parallel")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One grid under one schedule with one kind of block."""
+
+    grid: str
+    schedule: str
+    block: str
+
+    @property
+    def name(self) -> str:
+        """Its name on screens and in files."""
+        return f"{self.grid}-{self.schedule}-{self.block}"
+
+    @property
+    def world_size(self) -> int:
+        """Ranks needed."""
+        size = 1
+        for degree in GRIDS[self.grid].values():
+            size *= degree
+        return size
+
+    def config(self, dtype: str, **switches: bool) -> dict[str, Any]:
+        """A run configuration; ``switches`` go to ``[parallel]``."""
+        parallel = {**GRIDS[self.grid], "schedule": self.schedule, **switches}
+        if self.schedule == "interleaved":
+            parallel["vp"] = 2
+        return small_run(dtype, self.block, parallel, world_size=self.world_size)
+
+
+def all_layouts() -> Iterator[Layout]:
+    """Every grid under every schedule that applies, both blocks."""
+    for block in BLOCKS:
+        for grid in GRIDS:
+            for schedule in SCHEDULES:
+                yield Layout(grid, schedule, block)
+        for grid in INTERLEAVED:
+            yield Layout(grid, "interleaved", block)
+
+
+def single(block: str, dtype: str) -> dict[str, Any]:
+    """The single process that layouts are compared with."""
+    return small_run(dtype, block, {"schedule": "1f1b"}, world_size=1)
+
+
+def small_run(
+    dtype: str, block: str = "serial", parallel: dict[str, Any] | None = None, *, world_size: int
+) -> dict[str, Any]:
+    """Four layers, no two dimensions equal, weights so large that every part of the model counts.
+
+    Eight micro-batches a step, masked labels among them; the norm is clipped in some steps and not in
+    others.
+    """
+    return {
+        "model": {
+            "layers": 4,
+            "hidden": 24,
+            "heads": 4,
+            "ffn": 40,
+            "vocab_size": 64,
+            "seq_len": 16,
+            "block": block,
+            "init_std": 0.3,
+        },
+        "parallel": parallel or {},
+        "launch": {"nodes": 1, "ranks_per_node": world_size},
+        "train": {
+            "steps": STEPS,
+            "global_batch_size": 16,
+            "micro_batch_size": 2,
+            "dtype": dtype,
+            "eval_batches": 1,
+            "eval_every": 10,
+        },
+        "optim": {"lr": 1e-2, "warmup_steps": 4, "clip_grad": 2.0},
+    }
