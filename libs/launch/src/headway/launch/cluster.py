@@ -54,6 +54,10 @@ class ClusterFolder:
         folder.write("cluster.json", {"id": cluster_id or secrets.token_hex(4), "nodes": nodes, "engine": "local"})
         return folder
 
+    def resize(self, nodes: int) -> None:
+        """Change the number of nodes; those beyond it must be stopped already."""
+        self.write("cluster.json", {"id": self.id, "nodes": nodes, "engine": "local"})
+
     def read(self, name: str) -> dict[str, object] | None:
         """One JSON file of the folder, None while it is absent."""
         try:
