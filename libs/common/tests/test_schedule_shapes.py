@@ -253,3 +253,11 @@ def test_every_public_name_exists(module: object) -> None:
     assert module.__all__ == sorted(module.__all__)
     for name in module.__all__:
         assert callable(getattr(module, name)), name
+
+
+@pytest.mark.parametrize("pp", [2, 5])
+def test_without_backward_messages_a_forward_result_too_is_sent_before_anything_else(pp: int) -> None:
+    for rank, order in enumerate(lower(forward_only(pp=pp, num_micro_batches=6)).ranks[:-1]):
+        for action, following in itertools.pairwise(order):
+            if action.kind is Kind.FORWARD:
+                assert following == Action(Kind.SEND_FORWARD, 0, action.micro_batch, rank + 1)
