@@ -103,8 +103,9 @@ def test_bad_input_is_one_line_with_a_remedy_and_exit_code_2(
 
 def test_help_loads_neither_torch_nor_numpy_nor_sockets() -> None:
     script = (
-        "import sys, runpy\nsys.argv = ['ckpt_store', '--help']\n"
-        "try:\n    runpy.run_module('headway.ckpt_store', run_name='__main__')\nexcept SystemExit:\n    pass\n"
+        "import contextlib, runpy, sys\nsys.argv = ['ckpt_store', '--help']\n"
+        "with contextlib.suppress(SystemExit):\n"
+        "    runpy.run_module('headway.ckpt_store', run_name='__main__')\n"
         "print(sorted({'torch', 'numpy', 'zmq'} & set(sys.modules)), file=sys.stderr)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

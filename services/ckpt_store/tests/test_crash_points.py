@@ -134,6 +134,26 @@ def test_a_removal_file_by_file_would_be_seen(tmp_path: Path) -> None:
         check_no_half_removed_one_is_listed(tmp_path, files)
 
 
+class StalledNeighbour(RecordingFiles):
+    """A daemon that stalls before it syncs a step's folder: its names are there, not durable."""
+
+    def sync_dir(self, path: Path) -> None:
+        if not path.name.startswith("step-"):
+            super().sync_dir(path)
+
+
+def test_a_manifest_makes_the_names_of_other_nodes_durable_before_its_own(tmp_path: Path) -> None:
+    root = tmp_path / "real"
+    root.mkdir()
+    files, neighbour = RecordingFiles(root, "n0"), StalledNeighbour(root, "n1")
+    neighbour.ops = files.ops
+    write_shard(files, root / "checkpoints", fakes.small_snapshot(10, 0, WORLD_SIZE, num_floats=600))
+    write_shard(neighbour, root / "checkpoints", fakes.small_snapshot(10, 1, WORLD_SIZE, num_floats=600))
+    write_manifest(files, root / "checkpoints" / step_dir_name(10, 0))
+    for seed in range(20):
+        check_every_crash(tmp_path, files, [(len(files.ops), 10)], "drop", 0.5, seed)
+
+
 def test_after_any_crash_the_same_work_can_be_done_again(tmp_path: Path) -> None:
     files, _ = record(tmp_path / "real", RecordingFiles)
     for num_ops in range(0, len(files.ops) + 1, 3):

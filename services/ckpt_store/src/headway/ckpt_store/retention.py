@@ -40,9 +40,7 @@ def removable(view: FolderView, keep: int, corrupt: Collection[Key] = ()) -> lis
     """
     good = _good(view, corrupt)
     unmarked = [key for key in good if not _attempt(view, key).is_marked]
-    kept = set(unmarked[-keep:])
-    if good:
-        kept.add(good[-1])
+    kept = set(unmarked[-keep:])  # the newest is among them, or is marked
     is_full = len(kept) >= keep
     chosen = []
     for attempt in view.attempts:

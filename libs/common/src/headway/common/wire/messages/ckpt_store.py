@@ -71,8 +71,10 @@ class GenerationMarked(Message, tag="ckpt_store.generation_marked/1"):
 
 
 class CheckpointComplete(Message, tag="ckpt_store.complete/1"):
-    """Store -> executor (note), once for each checkpoint that became complete; a lost one is made up by
-    ``StoreStatus``."""
+    """Store -> executor (note), once for each newest complete checkpoint a daemon sees, so also at its start.
+
+    A lost one is made up by ``StoreStatus``.
+    """
 
     run_id: str
     node: int
