@@ -120,7 +120,7 @@ def test_a_killed_daemon_is_replaced_without_any_reader_noticing(daemon: Daemon,
             wait_until(lambda: full(daemon), what="a full ring")
             daemon.kill()
             found = [rows(client, 2)]  # what was prefetched outlives the daemon
-            waiter = threading.Thread(target=lambda: found.append(rows(client, 8)))
+            waiter = threading.Thread(target=lambda got=found: got.append(rows(client, 8)))
             waiter.start()
             daemon.start()
             waiter.join()

@@ -100,7 +100,8 @@ def test_a_run_killed_in_the_middle_leaves_nothing_at_the_target_and_the_next_on
         "import headway.dataloader.prepare as module\n"
         "module._put = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         "from headway.dataloader.config import DataConfig\n"
-        "module.prepare(DataConfig(path=sys.argv[1], source=sys.argv[2], vocab_size=300, validation_fraction=0.2))\n"
+        "settings = dict(vocab_size=300, validation_fraction=0.2)\n"
+        "module.prepare(DataConfig(path=sys.argv[1], source=sys.argv[2], **settings))\n"
     )
     arguments = [sys.executable, "-c", code, str(tmp_path / "d"), str(text_folder)]
     assert subprocess.run(arguments, env=child_environment(), check=False).returncode == -9

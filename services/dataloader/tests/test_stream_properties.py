@@ -26,8 +26,10 @@ def global_rows(prefix: Path, seq_len: int, seed: int, num_rows: int) -> list[li
     while len(rows) < num_rows:
         one_epoch = (tokens.num_tokens - 1) // seq_len
         order = SampleOrder(tokens.lengths, seq_len=seq_len, seed=seed + epoch, num_samples=one_epoch)
-        for index in range(one_epoch):
-            rows.append([int(t) for s, a, b in order.pieces(index) for t in tokens.sequence(s)[a:b]])
+        rows += [
+            [int(t) for s, a, b in order.pieces(index) for t in tokens.sequence(s)[a:b]]
+            for index in range(one_epoch)
+        ]
         epoch += 1
     return rows[:num_rows]
 
@@ -58,8 +60,8 @@ def test_all_ranks_together_read_the_global_batches_whatever_dp_is(
         rows = global_rows(prefix, seq_len, seed, (start_step + 2) * size)
         for dp_rank in range(dp_size):
             spec = stream_spec(
-                prefix, seq_len=seq_len, micro_batch_size=micro_batch_size, global_batch_size=size, dp_rank=dp_rank,
-                dp_size=dp_size, seed=seed, start_sample=start_step * size,
+                prefix, seq_len=seq_len, micro_batch_size=micro_batch_size, global_batch_size=size,
+                dp_rank=dp_rank, dp_size=dp_size, seed=seed, start_sample=start_step * size,
             )  # fmt: skip
             mine = [j for j in range(num_global) if j % dp_size == dp_rank]
             assert spec.num_micro_batches == len(mine)

@@ -77,8 +77,8 @@ def check(spec: StreamSpec) -> None:
     )
     if spec.num_micro_batches != expected or not expected:
         raise ConfigError(
-            f"num_micro_batches={spec.num_micro_batches}: dp rank {spec.dp_rank} of {spec.dp_size} has "
-            f"{expected} of the {spec.global_batch_size // spec.micro_batch_size} micro-batches of a global batch",
+            f"num_micro_batches={spec.num_micro_batches}: dp rank {spec.dp_rank} of {spec.dp_size} "
+            f"has {expected} of the {spec.global_batch_size // spec.micro_batch_size} micro-batches",
             remedy="use global_batch_size = micro_batch_size x num_micro_batches x dp_size",
         )
     if spec.cycle_samples % spec.global_batch_size:

@@ -33,15 +33,15 @@ class Daemon:
         self.endpoint = f"ipc://{folder / 'd.sock'}"
         self.shm_dir = Path(tempfile.mkdtemp(prefix="headway-data-", dir="/dev/shm"))
         self.log = folder / "daemon.log"
-        self._arguments = arguments
+        self._command = [sys.executable, "-m", "headway.dataloader", "serve", "--endpoint", self.endpoint]
+        self._command += ["--shm-dir", str(self.shm_dir), *map(str, arguments)]
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start the process and wait until it answers."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "headway.dataloader", "serve", "--endpoint", self.endpoint]
-                + ["--shm-dir", str(self.shm_dir), *map(str, self._arguments)],
+                self._command,
                 stdout=log,
                 stderr=log,
                 env=child_environment(),
@@ -88,7 +88,7 @@ class Daemon:
 
 @contextlib.contextmanager
 def running_daemon(folder: Path, *arguments: str | Path) -> Iterator[Daemon]:
-    """A daemon with its socket in ``folder`` (a short path); ended, and its shared memory removed, at the end."""
+    """A daemon with its socket in ``folder`` (a short path); ended and swept at the end."""
     daemon = Daemon(folder, *arguments)
     try:
         daemon.start()
