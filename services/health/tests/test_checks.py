@@ -12,11 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from headway.common.errors import InputError
-from headway.common.node.testing import child_environment
+from headway.common.node.testing import child_environment, wait_until
 from headway.health import run_checks
 from headway.health.checks import bandwidth, clock, disk, gemm, memory, shm, versions
 from headway.health.checks.base import CheckSettings
 from headway.health.runner import SUITES, run_check
+from headway.health.sources.proc import read_process
 
 README = Path(__file__).parents[1] / "README.md"
 
@@ -46,6 +47,21 @@ def test_a_check_that_takes_too_long_is_ended_and_leaves_no_process() -> None:
     result = run_check("clock", CheckSettings(), deadline_s=0.4)
     assert not result.ok and "0.4 s" in result.message and result.remedy
     assert Path("/proc/self/task", str(os.getpid()), "children").read_text() == ""
+
+
+def test_what_a_hanging_check_has_started_is_ended_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import pathlib, subprocess, time\n"
+        "child = subprocess.Popen(['sleep', '1000'])\n"
+        f"pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(child.pid))\n"
+        "time.sleep(1000)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert not run_check("versions", CheckSettings(), deadline_s=2.0).ok
+    pid = int((tmp_path / "pid").read_text())
+    wait_until(lambda: read_process(pid).state in ("gone", "Z"), what="the end of what the check started")
 
 
 def test_a_check_that_crashes_is_a_failure_of_the_node_with_its_last_words() -> None:

@@ -25,7 +25,13 @@ from headway.health.announce import Address, announce, read_address
 from headway.health.client import verdicts_of
 
 RUN_ID = "0badcafe"
-QUICK = ("beat_interval_s=0.1", "silence_floor_s=1.0", "node_silence_s=8.0", "log_quiet_s=600.0")
+QUICK = (
+    "beat_interval_s=0.1",
+    "silence_floor_s=1.0",
+    "node_silence_s=8.0",
+    "log_quiet_s=600.0",
+    "hit_repeat_s=0.5",
+)
 WORKER = """
 import sys, threading, time
 from pathlib import Path
@@ -179,6 +185,11 @@ def test_a_stopped_worker_is_told_and_its_going_on_too(bench: Bench) -> None:
         os.kill(child.pid, signal.SIGCONT)
         bench.wait(lambda: len(bench.told) == 2, "the end of the episode")
         assert bench.kinds() == [("stopped", 0, True), ("stopped", 0, False)]
+        bench.told.clear()
+        bench.driver()  # a new one, which need not hear what is over
+        os.kill(child.pid, signal.SIGSTOP)
+        bench.wait(lambda: bool(bench.told), "the next verdict")
+        assert bench.kinds() == [("stopped", 0, True)]
 
 
 def test_a_worker_that_lives_but_stands_still_is_silent(bench: Bench) -> None:
@@ -220,6 +231,17 @@ def test_a_bad_log_line_is_told_once_for_the_whole_episode(bench: Bench) -> None
     bench.wait(lambda: len(bench.told) == 2, "the second verdict")
     assert bench.kinds() == [("nan_loss", 2, True), ("disk_full", 2, True)]
     assert bench.told[0].evidence[0].value == "step 9 loss: nan"
+
+
+def test_a_line_found_while_no_monitor_was_there_is_told_to_the_first(bench: Bench) -> None:
+    bench.driver(), bench.agent()
+    bench.wait(lambda: any(beat.progress for beat in bench.beats), "the agent's first beat")
+    (bench.root / "logs" / "a.log").write_text("loss: nan\n")
+    count = len(bench.beats)
+    bench.wait(lambda: len(bench.beats) > count + 3, "longer than a line is repeated")
+    bench.monitor()
+    bench.wait(lambda: bool(bench.told), "a verdict")
+    assert bench.kinds() == [("nan_loss", -1, True)]
 
 
 def test_killed_monitor_and_agent_and_a_new_driver_lose_and_repeat_nothing(bench: Bench) -> None:

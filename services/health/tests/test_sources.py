@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 from headway.common.node.flight import FlightWriter
+from headway.common.node.process import LastWords
 from headway.common.node.testing import hear, identity, python_child, say, wait_until
 from headway.common.plan.schedule.actions import Kind
+from headway.health.agent import AgentOptions, NodeWatch
 from headway.health.config import HealthConfig
 from headway.health.sources.flight import FlightSource
 from headway.health.sources.host import free_bytes, read_host, read_pressure
@@ -262,6 +264,9 @@ def test_steps_are_counted_and_their_median_taken_within_the_generation(
         [fresh] = one.read()
         assert (fresh.num_steps, fresh.median_step_s, fresh.step) == (0, 0.0, 4)
         one.close()
+    later = FlightSource(tmp_path, window_steps=3)
+    assert later.read()[0].num_steps == 0
+    later.close()
 
 
 @pytest.mark.usefixtures("writer")
@@ -290,6 +295,51 @@ code = int(sys.stdin.readline())
 LastWords(folder / "words-anything.bin").write(code, "said goodbye")
 sys.exit(code)
 """
+
+
+def test_a_new_process_of_a_rank_shows_its_own_open_action(tmp_path: Path, writer: FlightWriter) -> None:
+    source = FlightSource(tmp_path)
+    writer.begin(Kind.RECV_FORWARD)
+    assert source.read()[0].open_kind == "RECV_FORWARD"
+    code = (
+        "import sys; from pathlib import Path; from headway.common.node.flight import FlightWriter\n"
+        "writer = FlightWriter.create(Path(sys.argv[1]), 2, capacity=64)\n"
+        "print('up', flush=True); sys.stdin.readline()\n"
+        "writer.begin(18); print('joining', flush=True); sys.stdin.read()"
+    )
+    with python_child(code, tmp_path / "flight-2.bin") as child:
+        assert hear(child) == "up"
+        [fresh] = source.read()
+        assert (fresh.process.pid, fresh.open_kind) == (child.pid, "") and fresh.age_s < 1
+        say(child, "")
+        assert hear(child) == "joining"
+        assert [(one.open_kind, one.phase) for one in source.read()] == [("JOIN", "join")]
+    source.close()
+
+
+def test_the_last_words_of_another_process_excuse_nobody(tmp_path: Path) -> None:
+    words = LastWords(tmp_path / "words-0.bin")
+    words.write(0, "finished")
+    words.close()
+    source = WorkerSource(tmp_path, HealthConfig())
+    with python_child(WORKER, tmp_path) as child:
+        assert hear(child) == "up"
+        child.kill()
+        child.wait()
+        assert source.read()[0].state == "gone"
+    source.close()
+
+
+def test_a_matched_line_is_repeated_for_a_while_and_then_forgotten(tmp_path: Path) -> None:
+    options = AgentOptions("", tmp_path / "monitor.json", tmp_path, tmp_path, "0badcafe", 0)
+    watch = NodeWatch(options, HealthConfig())
+    (tmp_path / "a.log").write_text("loss: nan\n")
+    seen = []
+    for now_s in (100.0, 103.0, 104.9, 105.1, 106.0):
+        seen.append(len(watch.beat().hits))
+        watch.sent(now_s)
+    assert seen == [1, 1, 1, 1, 0]
+    watch.close()
 
 
 @pytest.mark.parametrize(("code", "state"), [(0, "done"), (3, "gone")])

@@ -81,6 +81,21 @@ def test_a_hung_rank_is_named_within_its_limit_and_once() -> None:
         assert verdict.confidence > 0.5 and verdict.action == "kill_worker" and verdict.evidence
 
 
+def test_victims_that_began_to_wait_first_are_not_blamed() -> None:
+    timelines = lockstep(4, 100, lambda _: 0.7)
+    for timeline in timelines:
+        timeline.hang(20.0, "BACKWARD" if timeline.rank == 2 else "RECV_BACKWARD")
+    told = play(MonitorState(CONFIG, RUN_ID), nodes_of(timelines), 40.0)
+    assert [(one.kind, one.rank) for _, one in told] == [("silence", 2)]
+
+
+def test_a_run_in_which_one_rank_still_moves_is_slow_and_not_hung() -> None:
+    timelines = lockstep(4, 200, lambda _: 0.4)
+    for timeline in timelines[:3]:
+        timeline.hang(20.0, "NORM")
+    assert play(MonitorState(CONFIG, RUN_ID), nodes_of(timelines), 60.0) == []
+
+
 def test_slow_steps_raise_the_limit_of_silence() -> None:
     timelines = lockstep(4, 20, lambda _: 10.0)
     stall_others(timelines, 2, at_s=100.0)
@@ -168,9 +183,11 @@ def test_a_replaced_rank_closes_its_crash_and_survivors_are_not_blamed() -> None
         timeline.steps = [(a + 19.5, b + 19.5, step) for a, b, step in timeline.steps]
     again_nodes = nodes_of(again)
     for node, old in zip(again_nodes, nodes, strict=True):
-        node.generation, node.sequence = 1, old.sequence
+        node.generation, node.sequence = 1, old.sequence + 1
     beats = [node.beat(20.0) for node in again_nodes]
     newcomer = _replace(beats[1].workers[1], pid=7777)
+    waiting = _replace(beats[1], workers=(_replace(newcomer, generation=0),), sequence=beats[1].sequence - 1)
+    assert state.on_beat(waiting, 19.9) == [], "not replaced before it has joined the next generation"
     beats[1] = _replace(beats[1], workers=(beats[1].workers[0], newcomer))
     told = [one for beat in beats for one in state.on_beat(beat, 20.0)]
     assert [(one.kind, one.is_open) for one in told] == [("crash", False)]
@@ -212,6 +229,15 @@ def test_a_lost_node_is_blamed_and_not_the_ranks_that_wait_for_it() -> None:
     nodes, state = nodes_of(timelines), MonitorState(CONFIG, RUN_ID)
     play(state, nodes, 20.0)
     told = play(state, nodes[:1], 60.0, start_s=20.0)
+    assert [(one.kind, one.node) for _, one in told] == [("node_silent", 1)]
+
+
+def test_while_a_node_is_late_nobody_else_is_blamed() -> None:
+    timelines = lockstep(4, 200, lambda _: 0.4)
+    stall_others(timelines, 3, at_s=20.0)
+    nodes, state = nodes_of(timelines), MonitorState(CONFIG, RUN_ID)
+    play(state, nodes, 21.0)  # its last beat shows rank 3 quiet for a second already
+    told = play(state, nodes[:1], 40.0, start_s=21.0)
     assert [(one.kind, one.node) for _, one in told] == [("node_silent", 1)]
 
 

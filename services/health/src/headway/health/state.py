@@ -101,7 +101,6 @@ class MonitorState:
         verdicts: list[Verdict] = []
         if worker.generation > self.generation:
             self.generation = worker.generation
-            self._quiet.clear()
         is_current = worker.generation == self.generation
         if is_current and worker.state not in ENDED:
             verdicts += close_replaced(self._episodes, node, worker)

@@ -77,7 +77,7 @@ class Episodes:
         if known is None:
             self._numbers[stem] = self._numbers.get(stem, 0) + 1
         verdict = Verdict(
-            id=known.id if known else f"{stem}#{self._numbers[stem]}",
+            id=f"{stem}#{self._numbers[stem]}",
             revision=known.revision + 1 if known else 0,
             kind=kind,
             is_open=True,

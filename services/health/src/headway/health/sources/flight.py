@@ -58,8 +58,6 @@ class _Follower:
     changed_ns: int = 0
     open: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Sequence -> (kind, micro-batch) of records that were open at the last reading."""
-    first: int = 0
-    """Sequence from which on the records are the present process's own, as far as is known."""
     step: int = -1
     step_s: float = 0.0
     step_end_ns: int = 0
@@ -140,12 +138,10 @@ def _advance(follower: _Follower, header: FlightHeader) -> int:
     """
     if follower.counters[2] not in (-1, header.process.pid):
         follower.open.clear()
-        follower.first = header.head
     records = follower.reader.snapshot(min([follower.seen, *follower.open]))
     is_open = (records["end_ns"] == 0) & (records["generation"] == header.generation)
     follower.open = {
-        int(row["sequence"]): (int(row["kind"]), int(row["micro_batch"]))
-        for row in records[is_open & (records["sequence"] >= follower.first)]
+        int(row["sequence"]): (int(row["kind"]), int(row["micro_batch"])) for row in records[is_open]
     }
     _note_steps(follower, header, records[(records["kind"] == Kind.STEP) & (records["end_ns"] > 0)])
     follower.seen = max(follower.seen, header.head)
