@@ -97,12 +97,16 @@ class Bench:
         )  # fmt: skip
 
     def driver(self) -> None:
-        keys = KeyPair.generate()
+        """A new driver; like the real one it admits the monitor alone."""
+        keys, monitor_key = KeyPair.generate(), self.root / "keys" / "monitor.key"
+        if not monitor_key.exists():
+            KeyPair.generate().save(monitor_key)
+        allowed = {KeyPair.load(monitor_key).public}
 
         def hear_verdict(verdict: Verdict, _peer: bytes) -> None:
             self.told.append(verdict)
 
-        server = Server("tcp://127.0.0.1:0", {Verdict: hear_verdict}, keys=keys)
+        server = Server("tcp://127.0.0.1:0", {Verdict: hear_verdict}, keys=keys, allowed=allowed)
         self.servers.append(server)
         announce(self.root / "driver.json", Address(server.endpoint, keys.public.decode()))
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from headway.common.errors import HeadwayError, InputError
 from headway.common.wire.client import Client
+from headway.common.wire.keys import KeyPair
 from headway.common.wire.message import Message
 
 
@@ -54,8 +55,9 @@ class FollowedPeer:
     worth less than the next one.
     """
 
-    def __init__(self, path: Path, max_waiting: int) -> None:
-        self._path, self._max_waiting = path, max_waiting
+    def __init__(self, path: Path, max_waiting: int, keys: KeyPair | None = None) -> None:
+        """``keys``: this side's own, for a peer that admits only known clients."""
+        self._path, self._max_waiting, self._keys = path, max_waiting, keys
         self._stamp: tuple[int, int, int] | None = None
         self._address: Address | None = None
         self._client: Client | None = None
@@ -92,6 +94,7 @@ class FollowedPeer:
         try:
             self._client = Client(
                 address.endpoint,
+                keys=self._keys if address.server_key else None,
                 server_key=address.server_key.encode() or None,
                 high_water_mark=self._max_waiting,
             )

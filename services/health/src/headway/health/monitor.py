@@ -32,7 +32,8 @@ class MonitorOptions:
 
     bind: str
     keys: Path
-    """Folder of the run's keys; ``monitor.key`` is made in it when it is not there."""
+    """Folder of the run's keys; ``monitor.key`` is made in it when it is not there. The monitor serves with
+    it and shows it to the driver, which may admit no other."""
     run_dir: Path
     run_id: str
     announce: Path
@@ -43,13 +44,13 @@ class MonitorOptions:
 class Reporter:
     """Writes verdicts to the run folder and sends them to whoever is the driver now."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, keys: KeyPair) -> None:
         path = run_dir / "verdicts.jsonl"
         self.earlier = read_verdicts(path)
         """What was in the file when the monitor started."""
         self._newest = {verdict.id: verdict for verdict in self.earlier}
         self._file = VerdictFile(path)
-        self._driver = FollowedPeer(run_dir / "driver.json", MAX_WAITING_VERDICTS)
+        self._driver = FollowedPeer(run_dir / "driver.json", MAX_WAITING_VERDICTS, keys)
 
     def follow_driver(self) -> None:
         """Looks for a new driver and tells it what stands."""
@@ -83,7 +84,7 @@ def run_monitor(options: MonitorOptions, config: HealthConfig) -> int:
     """
     setup("monitor", run_id=options.run_id)
     keys = _run_keys(options.keys / "monitor.key")
-    reporter = Reporter(options.run_dir)
+    reporter = Reporter(options.run_dir, keys)
     state = MonitorState(config, options.run_id)
     state.restore(reporter.earlier)
     num_ticks = 0
