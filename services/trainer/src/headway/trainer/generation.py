@@ -35,8 +35,8 @@ FINAL_ROUNDS = 1200
 class Session:
     """One rank's model and state.
 
-    ``join`` -> ``load`` -> ``run`` -> ``leave``, again and again; ``leave`` may follow any of them, also after
-    an exception. All calls on the main thread.
+    ``join`` -> ``load`` -> ``run`` -> ``leave``, again and again; ``leave`` may follow any of them, also if it
+    raised. All calls on the main thread.
     """
 
     def __init__(

@@ -4,6 +4,8 @@ No call of torch frees a thread that waits inside gloo for a rank that is stoppe
 every blocking call is made by the daemon thread of a channel, and the main thread waits in a queue that an
 abort also feeds: it is out at once, whatever the transport does. A channel's thread that stays stuck is left
 behind and ends at the transport's own timeout; nobody waits for it.
+
+Collectives need no thread of ours: gloo queues them for a thread of its own, which settles the call.
 """
 
 from __future__ import annotations
@@ -133,6 +135,20 @@ class Channels:
     def on_abort(self, fn: Callable[[], object]) -> None:
         """Call ``fn`` once, on the aborting thread, if the generation is fenced."""
         self._on_abort.append(fn)
+
+    def watch(self, start: Callable[[], Any]) -> Call[object]:
+        """Start an operation on the calling thread and let its own end settle the call: no channel's thread.
+
+        For operations whose start only queues them and that offer a ``torch.futures.Future``, which saves a
+        collective two changes of thread.
+        """
+        call = self._new_call()
+        try:
+            start().get_future().add_done_callback(lambda future: _settle_with(call, future.value))
+        except BaseException:
+            self._forget(call)
+            raise
+        return call
 
     def close(self) -> None:
         """End the threads that are not stuck; the others end when their operation does. Never blocks."""

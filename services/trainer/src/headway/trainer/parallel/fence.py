@@ -53,10 +53,9 @@ class Fence:
         ``broken`` cuts the connections of the generation: whoever learned from a failing peer, before any
         abort, that it is over, would otherwise leave its channels waiting for the peers that still live.
         """
-        inside = self._inside
-        if broken and inside is not None:
-            cut_connections(exempt=inside[2])
         with self._out:
+            if broken and self._inside is not None:
+                cut_connections(exempt=self._inside[2])
             self._inside = None
             self._out.notify_all()
 
@@ -79,9 +78,9 @@ class Fence:
         deadline_s = time.monotonic() + limit_s
         while (inside := self._inside) is not None and inside[0] <= generation:
             inside[1].abort()
-            cut_connections(exempt=inside[2])
-            with self._out:
+            with self._out:  # held while cutting: the next generation's sockets must not exist before the end
                 if self._inside is inside:
+                    cut_connections(exempt=inside[2])
                     self._out.wait(CUT_EVERY_S)
             if time.monotonic() > deadline_s:
                 return False

@@ -1,4 +1,4 @@
-"""Collectives and messages over gloo: every blocking call on a channel's thread, never on the main thread.
+"""Collectives and messages over gloo: whatever may block does so on another thread than the caller's.
 
 Process-group objects are used directly, without torch's global registry: no names, no counters that must
 agree, and a half-built generation is simply dropped.
@@ -19,9 +19,8 @@ _OPS = {"sum": _dist.ReduceOp.SUM, "max": _dist.ReduceOp.MAX}
 
 
 class GlooComm:
-    """One gloo group. Calls of one instance are carried out in the order issued, on the channel ``name``.
-
-    Two instances may share a group if one of them only sends and receives.
+    """One gloo group. Collectives are carried out in the order issued, by the group's only thread; messages
+    by two channels called after ``name``. Instances may share a group if at most one does collectives.
     """
 
     def __init__(self, group: Any, channels: Channels, name: str) -> None:
@@ -34,12 +33,12 @@ class GlooComm:
     def all_reduce(self, tensor: torch.Tensor, op: Op = "sum") -> Ticket:
         """Reduce contiguous ``tensor`` in place over all members."""
         group, reduce_op = self._group, _OPS[op]
-        return self._channels.open(self._name).launch(lambda: group.allreduce([tensor], reduce_op))
+        return self._channels.watch(lambda: group.allreduce([tensor], reduce_op))
 
     def all_gather(self, out: torch.Tensor, shard: torch.Tensor) -> Ticket:
         """Fill flat ``out`` with every member's flat ``shard``; the shard may be the own piece of ``out``."""
         group = self._group
-        return self._channels.open(self._name).launch(lambda: group._allgather_base(out, shard))
+        return self._channels.watch(lambda: group._allgather_base(out, shard))
 
     def reduce_scatter(self, out: torch.Tensor, flat: torch.Tensor) -> Ticket:
         """Sum ``flat`` over members and keep the own piece in ``out``.
@@ -48,14 +47,8 @@ class GlooComm:
         an all_reduce whose other pieces nobody reads.
         """
         own = flat.view(self.size, -1)[self.rank]
-        group = self._group
-
-        def run() -> None:
-            group.allreduce([flat]).wait()
-            if out.data_ptr() != own.data_ptr():
-                out.copy_(own)
-
-        return self._channels.open(self._name).call(run)
+        reduced = self.all_reduce(flat)
+        return reduced if out.data_ptr() == own.data_ptr() else _CopiedAfter(reduced, out, own)
 
     def send(self, tensor: torch.Tensor, peer: int, tag: int) -> Ticket:
         """Send contiguous ``tensor``; done when the receiver has posted its receive and the bytes are out."""
@@ -74,10 +67,22 @@ class GlooComm:
         return held
 
 
+class _CopiedAfter:
+    """Copies what another ticket's call made, when it is waited for."""
+
+    def __init__(self, ticket: Ticket, out: torch.Tensor, source: torch.Tensor) -> None:
+        self._ticket, self._out, self._source = ticket, out, source
+
+    def wait(self) -> None:
+        """Wait, then copy; a second wait copies the same again."""
+        self._ticket.wait()
+        self._out.copy_(self._source)
+
+
 def gloo_options(host: str, timeout_s: float) -> Any:
     """Options whose one device listens on ``host`` only; groups that share them share one event thread."""
     options = _dist.ProcessGroupGloo._Options()
     options._devices = [_dist.ProcessGroupGloo.create_device(hostname=host)]
     options._timeout = timedelta(seconds=timeout_s)
-    options._threads = 1  # a channel starts collectives one after the other anyway
+    options._threads = 1  # so that collectives are carried out one after the other
     return options

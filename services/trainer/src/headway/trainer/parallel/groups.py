@@ -7,11 +7,9 @@ listens on the given host address only: loopback, or the fabric's.
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any, Literal, Protocol
 
 import torch
@@ -23,6 +21,7 @@ from headway.trainer.parallel.comm import Comm, Solo
 from headway.trainer.parallel.gloo import GlooComm, gloo_options
 from headway.trainer.parallel.nccl import NcclComm, nccl_group
 from headway.trainer.parallel.p2p import Direction, PipeComm
+from headway.trainer.parallel.store import StoreClient, StoreServer
 
 _dist: Any = torch.distributed  # its stubs know neither the stores nor the methods of a bare group
 Backend = Literal["gloo", "nccl"]
@@ -117,7 +116,7 @@ class _Builder:
             else:
                 device = self._device or torch.device("cuda")
                 make = _NcclFactory(store, groups.channels, self._timeout_s, device)
-            self._groups._held.append(make)
+            self._groups._held.insert(0, make)
             prefix = f"g{self._generation}"
             groups.tp = make.comm(f"{prefix}/tp", grid.tp_group(rank), rank)
             failpoint("worker.mid_rendezvous", generation=self._generation)
@@ -130,33 +129,28 @@ class _Builder:
             raise
         return groups
 
-    def _open_store(self, announce: Announce, lookup: Lookup) -> Any:
+    def _open_store(self, announce: Announce, lookup: Lookup) -> StoreClient:
         if self._rank == 0:
-            store = _serve_store(self._host, self._timeout_s)
-            announce(self._host, store.port)
+            server = StoreServer(self._host)
+            self._groups._held.append(_Closing(server))
+            host, port = self._host, server.port
+            announce(host, port)
         else:
             host, port = lookup()
             self._groups.channels.check()
-            store = _dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=self._timeout_s))
-        self._groups._held.append(store)
+        store = StoreClient(host, port, self._timeout_s)
+        self._groups._held.append(_Closing(store))
         return store
 
 
-def _serve_store(host: str, timeout_s: float) -> Any:
-    """A store that listens on ``host`` alone: left to itself it would listen on every address."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    listener.bind((host, 0))
-    listener.listen(1024)
-    port = listener.getsockname()[1]
-    return _dist.TCPStore(
-        host,
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=timedelta(seconds=timeout_s),
-        master_listen_fd=listener.detach(),
-    )
+class _Closing:
+    """Closes a store's end when it is freed."""
+
+    def __init__(self, end: StoreServer | StoreClient) -> None:
+        self._end = end
+
+    def __del__(self) -> None:
+        self._end.close()
 
 
 class _Factory(Protocol):

@@ -7,6 +7,7 @@ control thread that takes aborts meanwhile, as a real worker does. Arrays travel
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import importlib
 import json
 import os
@@ -201,6 +202,7 @@ def run_zygote(fd: int) -> None:
 
 
 def _run_worker(connection: Connection) -> None:
+    faulthandler.register(signal.SIGUSR1)  # for whoever wonders where a stuck worker is
     context = WorkerContext()
     jobs: SimpleQueue[dict[str, Any]] = SimpleQueue()
     connection.send_bytes(json.dumps({"pid": os.getpid()}).encode())

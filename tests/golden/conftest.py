@@ -1,0 +1,36 @@
+"""One pool of eight workers for all golden tests; each imports torch once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from headway.trainer.testing.layouts import STEPS, single
+from headway.trainer.testing.pool import WorkerPool, worker_pool
+from headway.trainer.testing.training import Trained, train_layout
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[WorkerPool]:
+    with worker_pool(8) as workers:
+        yield workers
+
+
+class References:
+    """The single process's run, once per block and type."""
+
+    def __init__(self, pool: WorkerPool, folder: Path) -> None:
+        self._pool, self._folder = pool, folder
+        self._known: dict[tuple[str, str], Trained] = {}
+
+    def __call__(self, block: str, dtype: str) -> Trained:
+        if (block, dtype) not in self._known:
+            folder = self._folder / f"{block}-{dtype}"
+            self._known[block, dtype] = train_layout(self._pool, single(block, dtype), 1, folder, STEPS)
+        return self._known[block, dtype]
+
+
+@pytest.fixture(scope="session")
+def reference(pool: WorkerPool, tmp_path_factory: pytest.TempPathFactory) -> References:
+    return References(pool, tmp_path_factory.mktemp("single"))

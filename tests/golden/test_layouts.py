@@ -1,0 +1,94 @@
+"""Every layout computes what one process computes: gradients, parameters, losses.
+
+The whole matrix is ``make matrix``; this is a subset in which each grid, schedule, block and type occurs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from headway.trainer.testing.layouts import STEPS, Layout
+from headway.trainer.testing.pool import WorkerPool
+from headway.trainer.testing.training import Trained, distance, train_layout
+
+Reference = Callable[[str, str], Trained]
+
+SUBSET = [
+    Layout("tp2", "1f1b", "parallel"),
+    Layout("pp2", "zb-h1", "serial"),
+    Layout("dp2", "gpipe", "parallel"),
+    Layout("dp4", "1f1b", "serial"),
+    Layout("tp2xdp2", "zb-h1", "serial"),
+    Layout("pp2xdp2", "1f1b", "parallel"),
+    Layout("pp2", "interleaved", "parallel"),
+    Layout("pp2xdp2", "interleaved", "serial"),
+    Layout("tp2xpp2", "gpipe", "serial"),
+    Layout("tp2xpp2xdp2", "zb-h1", "parallel"),
+]
+BF16_BOUND = 0.05
+"""Nats of loss; measured: see docs/numerics.md."""
+
+
+def _curve_error(found: Trained, expected: Trained) -> float:
+    assert found.losses.keys() == expected.losses.keys()
+    return max(abs(found.losses[step] - expected.losses[step]) for step in expected.losses)
+
+
+@pytest.mark.parametrize("layout", SUBSET, ids=lambda layout: layout.name)
+def test_in_fp64_gradients_and_parameters_equal_the_single_process(
+    pool: WorkerPool, tmp_path: Path, reference: Reference, layout: Layout
+) -> None:
+    found = train_layout(pool, layout.config("fp64"), layout.world_size, tmp_path, STEPS)
+    expected = reference(layout.block, "fp64")
+    for kind in ("grads", "params"):
+        worst, name = distance(getattr(found, kind), getattr(expected, kind))
+        assert worst < 1e-9, f"{kind} of {name} differ by {worst:.1e} of their norm"
+    assert _curve_error(found, expected) < 1e-9
+    assert found.evals.keys() == expected.evals.keys() == {0, 10, 20}
+    assert max(abs(found.evals[step] - expected.evals[step]) for step in (0, 10, 20)) < 1e-9
+
+
+@pytest.mark.parametrize("layout", [SUBSET[0], SUBSET[7]], ids=lambda layout: layout.name)
+def test_in_fp32_losses_equal_the_single_process_to_1e_5(
+    pool: WorkerPool, tmp_path: Path, reference: Reference, layout: Layout
+) -> None:
+    found = train_layout(pool, layout.config("fp32"), layout.world_size, tmp_path, STEPS)
+    assert _curve_error(found, reference(layout.block, "fp32")) < 1e-5
+
+
+@pytest.mark.parametrize("layout", [SUBSET[0], SUBSET[7]], ids=lambda layout: layout.name)
+def test_in_bf16_losses_stay_within_the_stated_bound(
+    pool: WorkerPool, tmp_path: Path, reference: Reference, layout: Layout
+) -> None:
+    found = train_layout(pool, layout.config("bf16"), layout.world_size, tmp_path, STEPS)
+    assert _curve_error(found, reference(layout.block, "bf16")) < BF16_BOUND
+
+
+def test_the_model_learns_and_its_norm_is_clipped_at_times(reference: Reference) -> None:
+    found = reference("serial", "fp64")
+    assert found.losses[STEPS - 1] < found.losses[0] - 0.5
+    assert found.evals[20] < found.evals[0] - 0.5
+    assert min(found.norms.values()) < 2.0 < max(found.norms.values())
+
+
+SWITCHES = ("overlap_grad_reduce", "overlap_param_gather", "overlap_p2p")
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [Layout("dp4", "1f1b", "serial"), Layout("pp2xdp2", "interleaved", "serial")],
+    ids=lambda layout: layout.name,
+)
+def test_overlap_switches_change_no_bit(pool: WorkerPool, tmp_path: Path, layout: Layout) -> None:
+    on = train_layout(pool, layout.config("bf16"), layout.world_size, tmp_path / "on", STEPS)
+    for switch in (*SWITCHES, "all"):
+        off = dict.fromkeys(SWITCHES if switch == "all" else (switch,), False)
+        found = train_layout(
+            pool, layout.config("bf16", **off), layout.world_size, tmp_path / switch, STEPS
+        )
+        assert found.losses == on.losses, f"{switch} off changes the losses"
+        assert found.norms == on.norms
+        for name, value in on.params.items():
+            assert (found.params[name] == value).all(), f"{switch} off changes {name}"
