@@ -26,7 +26,8 @@ OVER = frozenset({"finished", "stopped", "failed"})
 class Run:
     """A run folder and, while it lives, its driver.
 
-    Every call makes its own connection, so a ``Run`` may be used from any thread and survives a restarted driver.
+    Every call makes its own connection, so a ``Run`` may be used from any thread and survives a restarted
+    driver.
     """
 
     def __init__(self, path: Path) -> None:
@@ -103,10 +104,14 @@ class Run:
             if outcome in OVER and not live:
                 return outcome
             if not live and not self.outcome:
-                raise HeadwayError(f"run {self.name} is not over, but nothing of it is alive",
-                                   remedy=f"start it again with `headway run`; logs lie in {self.folder.logs}")
+                raise HeadwayError(
+                    f"run {self.name} is not over, but nothing of it is alive",
+                    remedy=f"start it again with `headway run`; logs lie in {self.folder.logs}",
+                )
             if deadline is not None and time.monotonic() > deadline:
-                raise DeadlineError(f"run {self.name} is not over after {timeout_s} s", remedy="see `headway status`")
+                raise DeadlineError(
+                    f"run {self.name} is not over after {timeout_s} s", remedy="see `headway status`"
+                )
             time.sleep(0.2)
 
     # ---- steering -----------------------------------------------------------------------------
@@ -138,8 +143,16 @@ class Run:
         """Break something on purpose: ``kill`` or ``stop`` a worker by rank, or a service of a node."""
         return self.command("inject", name=target, fault=fault, rank=rank, node=node)
 
-    def command(self, operation: str, *, name: str = "", value: float = 0.0, fault: str = "", rank: int = -1,
-                node: int = -1) -> int:
+    def command(
+        self,
+        operation: str,
+        *,
+        name: str = "",
+        value: float = 0.0,
+        fault: str = "",
+        rank: int = -1,
+        node: int = -1,
+    ) -> int:
         """Send one command; retried over a driver's restart and carried out once.
 
         Raises:
@@ -148,8 +161,15 @@ class Run:
         """
         if not self.live:
             raise InputError(f"run {self.name} is not live", remedy="start it with `headway run`")
-        command = Command(id=uuid.uuid4().hex, operation=operation, name=name, value=value, fault=fault, rank=rank,
-                          node=node)
+        command = Command(
+            id=uuid.uuid4().hex,
+            operation=operation,
+            name=name,
+            value=value,
+            fault=fault,
+            rank=rank,
+            node=node,
+        )
         for attempt in range(4):
             try:
                 with self._driver() as client:
@@ -171,7 +191,9 @@ class Run:
                 if self.status().applied >= sequence:
                     return
             time.sleep(0.1)
-        raise DeadlineError(f"command {sequence} is not applied after {timeout_s} s", remedy="see `headway status`")
+        raise DeadlineError(
+            f"command {sequence} is not applied after {timeout_s} s", remedy="see `headway status`"
+        )
 
     # ---- inside -------------------------------------------------------------------------------
     @property
@@ -195,5 +217,7 @@ class Run:
             facts = json.loads((self.path / "driver.json").read_text())
             keys = KeyPair.load(self.cluster_folder / "keys" / "cluster.key")
         except FileNotFoundError as error:
-            raise DeadlineError(f"run {self.name} has no driver yet", remedy="try again in a moment") from error
+            raise DeadlineError(
+                f"run {self.name} has no driver yet", remedy="try again in a moment"
+            ) from error
         return Client(facts["endpoint"], keys=keys, server_key=facts["server_key"].encode())

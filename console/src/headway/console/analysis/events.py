@@ -1,0 +1,200 @@
+"""What did each rank do, when? The flight records of all ranks as one frame, and what follows from it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+from headway.common.errors import CorruptError
+from headway.common.node.flight import RECORD, FlightReader
+from headway.common.node.run_dir import NodePaths, RunDir, shm_root
+from headway.common.plan.schedule.actions import COMPUTE, Kind
+
+_WINDOW = re.compile(r"n(\d+)-rank(\d+)-.*\.npy")
+_FIELDS = [name for name in RECORD.names or () if name != "reserved"]
+WAITING = 1
+"""The flag ``headway.trainer.recorder.WAITING``: the record spans a wait."""
+COMPUTE_KINDS = [*sorted(kind.name for kind in COMPUTE), Kind.OPTIMIZER.name]
+SCHEMA = {
+    "node": pl.Int64,
+    "rank": pl.Int64,
+    "action": pl.String,
+    "waiting": pl.Boolean,
+    **dict.fromkeys(_FIELDS, pl.Int64),
+}
+
+
+def load_events(run_dir: Path) -> pl.DataFrame:
+    """All flight records of a run: saved windows, and the live rings of this machine, each record once.
+
+    Columns ``SCHEMA``: ``action`` is the kind's name, ``waiting`` its flag; times in ns of the host's
+    monotonic clock; an action still open has ``end_ns`` null. Sorted by rank and start.
+
+    Raises:
+        CorruptError: a saved window is unreadable.
+    """
+    parts = [_frame(node, rank, records) for node, rank, records in _windows(RunDir(run_dir))]
+    if not parts:
+        return pl.DataFrame(schema=SCHEMA)
+    # A record may lie in a window and still be in the ring, there open, here closed: the closed one counts.
+    identity = ["node", "rank", "sequence", "start_ns"]
+    return (
+        pl.concat(parts)
+        .sort("end_ns", nulls_last=True)
+        .unique(identity, keep="first")
+        .sort("rank", "start_ns", "sequence")
+    )
+
+
+def _windows(run: RunDir) -> Iterator[tuple[int, int, npt.NDArray[Any]]]:
+    for path in sorted(run.events.glob("*.npy")):
+        found = _WINDOW.fullmatch(path.name)
+        if found is None:
+            continue
+        try:
+            records = np.load(path, allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            raise CorruptError(f"{path} is no window of records", remedy="remove the file") from error
+        if records.dtype != RECORD:
+            raise CorruptError(f"{path} holds records of another format", remedy="remove the file")
+        yield int(found[1]), int(found[2]), records
+    for folder in sorted((shm_root() / run.run_id).glob("n*")):
+        node = folder.name[1:]
+        if node.isdigit():
+            yield from _live(NodePaths(run.run_id, int(node)))
+
+
+def _live(paths: NodePaths) -> Iterator[tuple[int, int, npt.NDArray[Any]]]:
+    for path in paths.segments("flight"):
+        try:
+            reader = FlightReader(path)
+        except (CorruptError, FileNotFoundError):
+            continue  # just being made, or removed with its run
+        yield paths.node, reader.header.rank, reader.snapshot()
+        reader.close()
+
+
+def _frame(node: int, rank: int, records: npt.NDArray[Any]) -> pl.DataFrame:
+    columns = {name: np.ascontiguousarray(records[name]).astype(np.int64) for name in _FIELDS}
+    names = {kind.value: kind.name for kind in Kind}
+    action = pl.col("kind").replace_strict(
+        names, default=pl.format("KIND_{}", "kind"), return_dtype=pl.String
+    )
+    return (
+        pl.DataFrame(columns)
+        .with_columns(
+            pl.lit(node, pl.Int64).alias("node"),
+            pl.lit(rank, pl.Int64).alias("rank"),
+            action.alias("action"),
+            (pl.col("flags") & WAITING > 0).alias("waiting"),
+            pl.when(pl.col("end_ns") > 0).then("end_ns").alias("end_ns"),
+        )
+        .select(SCHEMA)
+    )
+
+
+def timeline(events: pl.DataFrame, *, first_step: int = 0, last_step: int | None = None) -> pl.DataFrame:
+    """Closed actions of some steps: what each was, ``start_s`` and ``end_s``.
+
+    Seconds count from the earliest action shown. STEP records, which only frame the others, are left out.
+    """
+    shown = events.filter(
+        pl.col("end_ns").is_not_null() & (pl.col("step") >= first_step) & (pl.col("action") != Kind.STEP.name)
+    )
+    if last_step is not None:
+        shown = shown.filter(pl.col("step") <= last_step)
+    origin = pl.col("start_ns").min()
+    return shown.select(
+        "rank", "action", "micro_batch", "chunk", "step", "generation", "waiting",
+        ((pl.col("start_ns") - origin) * 1e-9).alias("start_s"),
+        ((pl.col("end_ns") - origin) * 1e-9).alias("end_s"),
+    ).sort("rank", "start_s")  # fmt: skip
+
+
+def completed_steps(events: pl.DataFrame) -> pl.DataFrame:
+    """Optimizer steps that a rank brought to their end: rank, generation, step, start_ns, end_ns.
+
+    A STEP record ends with its step, but also when the step is broken off. Only a completed one has taken
+    the snapshot of the state after it, numbered ``step + 1``, its last action.
+    """
+    spans = events.filter((pl.col("action") == Kind.STEP.name) & pl.col("end_ns").is_not_null()).select(
+        "rank", "generation", "step", "start_ns", "end_ns"
+    )
+    sealed = events.filter(pl.col("action") == Kind.SNAPSHOT.name).select(
+        "rank", "generation", (pl.col("step") - 1).alias("step"), pl.col("start_ns").alias("sealed_ns")
+    )
+    return (
+        spans.join(sealed, on=["rank", "generation", "step"])
+        .filter(pl.col("sealed_ns").is_between("start_ns", "end_ns"))
+        .drop("sealed_ns")
+        .unique(["rank", "generation", "step"], keep="last")
+        .sort("rank", "generation", "step")
+    )
+
+
+def redone_steps(events: pl.DataFrame) -> pl.DataFrame:
+    """Completed steps that were done again, by the generation that did so: generation, num_steps, ranks.
+
+    ``num_steps`` counts different steps; ``ranks`` how many ranks did at least one again.
+    """
+    done = completed_steps(events)
+    first = done.group_by("rank", "step").agg(pl.col("generation").min().alias("first_generation"))
+    again = done.join(first, on=["rank", "step"]).filter(pl.col("generation") > pl.col("first_generation"))
+    return (
+        again.group_by("generation")
+        .agg(pl.col("step").n_unique().alias("num_steps"), pl.col("rank").n_unique().alias("ranks"))
+        .sort("generation")
+    )
+
+
+def idle(events: pl.DataFrame) -> pl.DataFrame:
+    """By rank: steps, median step time, and the fraction of it without compute.
+
+    ``idle_fraction`` (pipeline bubble, waits, data) is 0..1, the median over completed steps. Compute actions of a rank never overlap.
+    """
+    spans = completed_steps(events).select(
+        "rank", "generation", "step", (pl.col("end_ns") - pl.col("start_ns")).alias("span_ns")
+    )
+    busy = (
+        events.filter(
+            pl.col("action").is_in(COMPUTE_KINDS) & ~pl.col("waiting") & pl.col("end_ns").is_not_null()
+        )
+        .group_by("rank", "generation", "step")
+        .agg((pl.col("end_ns") - pl.col("start_ns")).sum().alias("busy_ns"))
+    )
+    fraction = 1.0 - pl.col("busy_ns").fill_null(0) / pl.col("span_ns")
+    return (
+        spans.join(busy, on=["rank", "generation", "step"], how="left")
+        .group_by("rank")
+        .agg(
+            pl.len().alias("num_steps"),
+            (pl.col("span_ns").median() * 1e-9).alias("step_s"),
+            fraction.clip(0.0, 1.0).median().alias("idle_fraction"),
+        )
+        .sort("rank")
+    )
+
+
+def heat_map(events: pl.DataFrame) -> pl.DataFrame:
+    """Milliseconds per step of each action (columns, by total) on each rank (rows): the median over steps.
+
+    Waits are columns of their own, ``NAME (wait)``, as they tell whom a rank waits for.
+    """
+    closed = events.filter(
+        pl.col("end_ns").is_not_null() & (pl.col("step") >= 0) & (pl.col("action") != Kind.STEP.name)
+    )
+    name = pl.when("waiting").then(pl.format("{} (wait)", "action")).otherwise("action")
+    per_step = closed.group_by("rank", "generation", "step", name.alias("name")).agg(
+        ((pl.col("end_ns") - pl.col("start_ns")).sum() * 1e-6).alias("ms")
+    )
+    medians = per_step.group_by("rank", "name").agg(pl.col("ms").median())
+    order = medians.group_by("name").agg(pl.col("ms").sum()).sort("ms", descending=True)["name"].to_list()
+    if not order:
+        return pl.DataFrame(schema={"rank": pl.Int64})
+    wide = medians.pivot("name", index="rank", values="ms").sort("rank").fill_null(0.0)
+    return wide.select("rank", *order)

@@ -1,0 +1,50 @@
+"""``headway trace`` and ``headway doctor``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from headway.console.commands.options import RUNS, AnyRun, AsJson, RunsDir, emit, find_run
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("trace")(trace)
+    app.command("doctor")(doctor)
+
+
+def trace(
+    run: AnyRun = None,
+    out: Annotated[
+        Path, typer.Option("-o", "--out", help="trace.json, trace.json.gz, or trace.pftrace (protobuf).")
+    ] = Path("trace.json"),
+    steps: Annotated[str, typer.Option(help="Only these steps, FIRST:LAST, both included.")] = "",
+    runs_dir: RunsDir = RUNS,
+    as_json: AsJson = False,
+) -> None:
+    """Write a trace of all ranks on one clock; open it in https://ui.perfetto.dev."""
+    from headway.console.trace import parse_steps, write_trace
+
+    found = find_run(run, runs_dir)
+    written = write_trace(found, out, steps=parse_steps(steps))
+    emit(
+        {"run": found.name, "path": str(out), "slices": written},
+        as_json,
+        [f"{out}: {written} slices; open it in https://ui.perfetto.dev"],
+    )
+
+
+def doctor(runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
+    """Look for what would keep a run from working here. Exits 1 when something would."""
+    from headway.console.doctor import examine
+
+    findings = examine(runs_dir)
+    lines = [
+        f"{'ok' if f.level == 'ok' else f.level.upper():<5} {f.name:<12} {f.message}"
+        + (f"; {f.remedy}" if f.remedy else "")
+        for f in findings
+    ]
+    emit(findings, as_json, lines)
+    raise typer.Exit(1 if any(f.level == "bad" for f in findings) else 0)

@@ -1,0 +1,89 @@
+"""``headway run``: start or resume a run and stay with it to its end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from headway.console.commands.options import RUNS, AsJson, ClusterDir, RunsDir, to_json
+
+if TYPE_CHECKING:
+    from headway.console.run import Run
+    from headway.trainer.config import RunConfig
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("run")(run)
+
+
+def run(
+    config: Annotated[Path, typer.Argument(help="TOML file, e.g. examples/tiny.toml.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="One setting, e.g. train.steps=50; repeatable."),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the run; else after the file.")] = None,
+    nodes: Annotated[int | None, typer.Option(help="Sets launch.nodes.")] = None,
+    ranks_per_node: Annotated[int | None, typer.Option(help="Sets launch.ranks_per_node.")] = None,
+    spares: Annotated[int | None, typer.Option(help="Sets launch.spares.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the configuration and stop.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Return as soon as the run is up.")] = False,
+    runs_dir: RunsDir = RUNS,
+    cluster: ClusterDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train: all services, real text. An unfinished run of that name goes on where it was.
+
+    Ctrl-C stops the run with a checkpoint; a second one leaves it running.
+    """
+    from headway.common.config import load, to_dict, to_toml
+    from headway.trainer.config import RunConfig
+
+    shortcuts = {"nodes": nodes, "ranks_per_node": ranks_per_node, "spares": spares}
+    given = [f"launch.{key}={value}" for key, value in shortcuts.items() if value is not None]
+    resolved = load(RunConfig, [config], [*given, *(overrides or [])])
+    if dry_run:
+        typer.echo(to_json(to_dict(resolved)) if as_json else to_toml(resolved).rstrip())
+        return
+    started = _launch(resolved, name or None, config.stem, runs_dir, cluster, as_json)
+    if detach:
+        typer.echo(
+            to_json({"name": started.name, "path": started.path, "run_id": started.folder.run_id})
+            if as_json
+            else f"run {started.name} is up; watch it with {_again('watch', started, runs_dir)}"
+        )
+        return
+    raise typer.Exit(_stay(started, runs_dir, as_json))
+
+
+def _launch(
+    config: RunConfig, name: str | None, stem: str, runs_dir: Path, cluster: Path | None, as_json: bool
+) -> Run:
+    from headway.console.cluster import Cluster
+
+    def tell(line: str) -> None:
+        typer.echo(line, err=as_json)
+
+    return Cluster(runs_dir, folder=cluster).launch(config, name=name, base=stem, measure=True, tell=tell)
+
+
+def _stay(run: Run, runs_dir: Path, as_json: bool) -> int:
+    """Follow the run to its end and print the summary; returns the exit code."""
+    from headway.console.follow import Follower
+    from headway.console.peak import cached_peak
+    from headway.console.summary import render, summarise
+
+    follower = Follower(run, peak=cached_peak(), as_json=as_json, again=_again("watch", run, runs_dir))
+    outcome = follower.follow(stop_on_interrupt=True)
+    if outcome == "detached":
+        return 0
+    summary = summarise(run, write_trace=True)
+    typer.echo(to_json(summary) if as_json else "\n".join(render(summary)))
+    return 1 if outcome == "failed" else 0
+
+
+def _again(command: str, run: Run, runs_dir: Path) -> str:
+    where = "" if runs_dir == RUNS else f" --runs-dir {runs_dir}"
+    return f"`headway {command} {run.name}{where}`"

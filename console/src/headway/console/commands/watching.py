@@ -1,0 +1,119 @@
+"""Commands that look at runs, live or ended, and change nothing."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from headway.console.commands.options import RUNS, AnyRun, AsJson, RunsDir, emit, find_run, to_json
+
+if TYPE_CHECKING:
+    from headway.console.progress import Progress
+    from headway.console.run import Run
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("runs")(runs)
+    app.command("status")(status)
+    app.command("watch")(watch)
+    app.command("logs")(logs)
+
+
+def runs(runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
+    """List the runs: how each stands, its last step, its newest checkpoint."""
+    from headway.console.cluster import Cluster
+    from headway.console.summary import checkpoints
+
+    rows = []
+    for run in Cluster(runs_dir).runs():
+        kept = checkpoints(run)
+        rows.append({"name": run.name, "state": state_of(run), "step": completed_steps(run),
+                     "steps": run.config.train.steps, "checkpoint": kept[-1]["step"] if kept else None})  # fmt: skip
+    lines = [f"{'run':<20} {'state':<12} {'step':>13}  checkpoint"]
+    for row in rows:
+        newest = "-" if row["checkpoint"] is None else f"step {row['checkpoint']}"
+        lines.append(f"{row['name']:<20} {row['state']:<12} {row['step']:>6}/{row['steps']:<6}  {newest}")
+    emit(rows, as_json, lines if rows else [f"no run in {runs_dir}; start one with `headway run`"])
+
+
+def state_of(run: Run) -> str:
+    """``live``, ``finished``, ``stopped``, ``failed``, or ``interrupted`` when nothing of it is alive."""
+    return run.outcome or ("live" if run.live else "interrupted")
+
+
+def completed_steps(run: Run) -> int:
+    """Steps that the journal has heard of as completed."""
+    newest = run.query("SELECT MAX(step) FROM metrics")
+    return 0 if not newest or newest[0][0] is None else int(newest[0][0]) + 1
+
+
+def status(run: AnyRun = None, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
+    """Show where a run stands: progress, ranks, nodes, services."""
+    from headway.console.peak import cached_peak
+    from headway.console.progress import read_progress
+
+    found = find_run(run, runs_dir)
+    progress = read_progress(found, cached_peak())
+    lines = [f"run {progress.name}: {progress.line()}"]
+    if progress.detail:
+        lines.append(progress.detail)
+    if progress.status is not None:
+        lines += _status_lines(progress)
+    emit(progress, as_json, lines)
+
+
+def _status_lines(progress: Progress) -> list[str]:
+    assert progress.status is not None
+    lines = [f"{'rank':<5} {'node':<5} {'pid':<8} {'status':<9} step"]
+    lines += [f"{r.rank:<5} {r.node:<5} {r.pid:<8} {r.status:<9} {r.step}" for r in progress.status.ranks]
+    for node, state in sorted(progress.status.nodes.items()):
+        services = progress.status.services.get(node, {})
+        lines.append(f"node {node} {state}: " + ", ".join(f"{k} {v}" for k, v in sorted(services.items())))
+    return lines
+
+
+def watch(
+    run: AnyRun = None,
+    every: Annotated[float, typer.Option(help="Seconds between lines without a terminal.", min=0.1)] = 5.0,
+    runs_dir: RunsDir = RUNS,
+    as_json: AsJson = False,
+) -> None:
+    """Follow a run to its end. Ctrl-C only ends the watching; --json prints one object a time."""
+    from headway.console.follow import Follower
+    from headway.console.peak import cached_peak
+
+    follower = Follower(find_run(run, runs_dir), peak=cached_peak(), as_json=as_json, every_s=every)
+    raise typer.Exit(1 if follower.follow() == "failed" else 0)
+
+
+def logs(
+    run: AnyRun = None,
+    name: Annotated[str, typer.Option(help="Part of the file's name: driver, n0, n1-zygote...")] = "",
+    rank: Annotated[int | None, typer.Option(help="Lines of this rank only.")] = None,
+    level: Annotated[str, typer.Option(help="Lowest level: debug, info, warning, error.")] = "debug",
+    tail: Annotated[int, typer.Option("-n", "--tail", help="Newest lines to begin with.", min=0)] = 50,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on as new lines come.")] = False,
+    runs_dir: RunsDir = RUNS,
+    as_json: AsJson = False,
+) -> None:
+    """Print the newest log lines of all processes of a run, in order of time."""
+    from headway.console.logs import LogReader
+
+    found = find_run(run, runs_dir)
+    reader = LogReader([found.folder.logs, found.cluster_folder / "logs"], name=name, rank=rank, level=level)
+    _print_lines(reader.read()[-tail:] if tail else [], as_json)
+    while follow:
+        live = found.live
+        _print_lines(reader.read(), as_json)
+        if not live:
+            return
+        time.sleep(0.3)
+
+
+def _print_lines(lines: list[dict[str, Any]], as_json: bool) -> None:
+    from headway.console.logs import as_text
+
+    for line in lines:
+        typer.echo(to_json(line) if as_json else as_text(line))

@@ -1,0 +1,218 @@
+"""What would keep a run from working on this machine? Looks, measures little, changes nothing."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import resource
+import shutil
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distributions, version
+from pathlib import Path
+
+from headway.common.node.janitor import processes_of
+from headway.common.node.run_dir import RUN_ID, RunLock, shm_root, sock_root
+from headway.console.preflight import MIN_FREE_BYTES, SHM
+
+PYTHONS = ((3, 11), (3, 13))
+MIN_SHM_BYTES = 1 << 30
+"""Rings and three snapshots of a GPT of 10 M parameters take 0.7 GiB; containers come with 64 MiB."""
+MIN_FILES = 1024
+MIN_PROCESSES = 512
+MIN_THREADS = 2
+TERRAFORM = "1.9"
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """One finding. ``level``: ``ok``, ``note`` (something is left out) or ``bad`` (a run would fail)."""
+
+    name: str
+    level: str
+    message: str
+    remedy: str = ""
+
+
+def examine(runs_dir: Path = Path("runs")) -> list[Diagnosis]:
+    """Every finding, in the order of the checks below."""
+    checks: tuple[Callable[[], Diagnosis], ...] = (
+        python, packages, torch, shared_memory, lambda: disk(runs_dir), limits, processors, ports, leftovers, terraform,
+        gpus,
+    )  # fmt: skip
+    return [check() for check in checks]
+
+
+def python() -> Diagnosis:
+    """The interpreter's version."""
+    have = sys.version_info[:2]
+    message = f"Python {platform.python_version()}"
+    if PYTHONS[0] <= have <= PYTHONS[1]:
+        return Diagnosis("python", "ok", message)
+    return Diagnosis("python", "bad", f"{message} is not supported", "use Python 3.11 to 3.13")
+
+
+def packages(constraints: Path | None = None) -> Diagnosis:
+    """Installed versions against ``constraints.txt``; the parts of Headway against each other."""
+    installed = {_plain(dist.name): dist.version for dist in distributions() if dist.name}
+    ours = {name: v for name, v in installed.items() if name.startswith("headway-")}
+    if len(set(ours.values())) > 1:
+        listed = ", ".join(f"{name} {v}" for name, v in sorted(ours.items()))
+        return Diagnosis(
+            "packages", "bad", f"parts of different versions: {listed}", "install them of one version"
+        )
+    file = constraints or find_up("constraints.txt")
+    if file is None:
+        return Diagnosis(
+            "packages", "ok", f"{len(ours)} parts of one version; no constraints.txt to compare with"
+        )
+    wanted = dict(_pins(file.read_text()))
+    other = {n: (installed[n], v) for n, v in wanted.items() if n in installed and not _same(installed[n], v)}
+    if other:
+        listed = ", ".join(
+            f"{name} {have} (tested {want})" for name, (have, want) in sorted(other.items())[:4]
+        )
+        more = f" and {len(other) - 4} more" if len(other) > 4 else ""
+        return Diagnosis("packages", "note", f"{listed}{more}", "run `make setup`")
+    return Diagnosis("packages", "ok", f"{len(ours)} parts of one version, dependencies as tested")
+
+
+def torch() -> Diagnosis:
+    """Which build of torch is installed, without importing it."""
+    try:
+        have = version("torch")
+    except PackageNotFoundError:
+        return Diagnosis("torch", "bad", "torch is not installed", "run `make setup`")
+    build = "CPU build" if "+cpu" in have else "CUDA build" if "+cu" in have else "standard build"
+    return Diagnosis("torch", "ok", f"torch {have}, {build}")
+
+
+def shared_memory(path: Path = SHM, least_bytes: int = MIN_SHM_BYTES) -> Diagnosis:
+    """Room for snapshots and rings."""
+    free = shutil.disk_usage(path).free
+    message = f"{path}: {free >> 20} MiB free"
+    if free >= least_bytes:
+        return Diagnosis("shm", "ok", message)
+    return Diagnosis("shm", "bad", f"{message}, a small run needs {least_bytes >> 20}",
+                     "enlarge it (mount -o remount,size=2G /dev/shm; docker --shm-size 2g)")  # fmt: skip
+
+
+def disk(folder: Path, least_bytes: int = MIN_FREE_BYTES) -> Diagnosis:
+    """Room for checkpoints and logs, on the disk that would hold the runs."""
+    there = folder.resolve()
+    while not there.exists():
+        there = there.parent
+    free, writable = shutil.disk_usage(there).free, os.access(there, os.W_OK)
+    message = f"{there}: {free >> 20} MiB free"
+    if free >= least_bytes and writable:
+        return Diagnosis("disk", "ok", message)
+    trouble = f"a run needs {least_bytes >> 20}" if writable else "not writable"
+    return Diagnosis("disk", "bad", f"{message}, {trouble}", "free some space or pass --runs-dir")
+
+
+def limits() -> Diagnosis:
+    """Open files and processes of this user."""
+    found = []
+    for name, kind, least in (("open files", resource.RLIMIT_NOFILE, MIN_FILES),
+                              ("processes", resource.RLIMIT_NPROC, MIN_PROCESSES)):  # fmt: skip
+        soft = resource.getrlimit(kind)[0]
+        found.append((name, "unlimited" if soft == resource.RLIM_INFINITY else str(soft),
+                      soft != resource.RLIM_INFINITY and soft < least, least))  # fmt: skip
+    message = ", ".join(f"{name} {value}" for name, value, _, _ in found)
+    low = [(name, least) for name, _, is_low, least in found if is_low]
+    if low:
+        return Diagnosis("limits", "bad", message, f"raise {low[0][0]} to {low[0][1]} or more (ulimit)")
+    return Diagnosis("limits", "ok", message)
+
+
+def processors() -> Diagnosis:
+    """Processors this process may use."""
+    have = len(os.sched_getaffinity(0))
+    if have >= MIN_THREADS:
+        return Diagnosis("processors", "ok", f"{have} usable")
+    return Diagnosis(
+        "processors", "note", f"{have} usable; emulated nodes will share it", "give it 2 or more"
+    )
+
+
+def ports() -> Diagnosis:
+    """Whether loopback sockets can be bound; runs take whatever port is free."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)):
+            return Diagnosis("ports", "ok", "loopback sockets can be bound")
+    except OSError as error:
+        return Diagnosis(
+            "ports", "bad", f"no loopback socket: {error.strerror}", "check 127.0.0.1 and its rights"
+        )
+
+
+def leftovers() -> Diagnosis:
+    """What dead runs left in memory; the next start removes it."""
+    dead = [run_id for run_id in _known_runs() if _is_dead(run_id)]
+    if not dead:
+        return Diagnosis("leftovers", "ok", "none of dead runs")
+    num = sum(len(processes_of(run_id)) for run_id in dead)
+    return Diagnosis("leftovers", "note", f"dead runs {', '.join(dead)}: {num} processes, sockets, shared memory",
+                     "the next `headway run` removes them")  # fmt: skip
+
+
+def _known_runs() -> Iterator[str]:
+    roots = [root for root in (sock_root(), shm_root()) if root.is_dir()]
+    yield from sorted(
+        {child.name for root in roots for child in root.iterdir() if RUN_ID.fullmatch(child.name)}
+    )
+
+
+def _is_dead(run_id: str) -> bool:
+    if not RunLock.path_of(run_id).exists():
+        return not processes_of(run_id)
+    lock = RunLock.try_exclusive(run_id, sock_root())
+    if lock is None:
+        return False
+    lock.release()
+    return True
+
+
+def terraform() -> Diagnosis:
+    """Only `make up` needs it."""
+    found = shutil.which("terraform")
+    if found:
+        return Diagnosis("terraform", "ok", found)
+    return Diagnosis("terraform", "note", "no terraform on the PATH",
+                     f"install Terraform {TERRAFORM} or newer for `make up`; `headway run` does not need it")  # fmt: skip
+
+
+def gpus() -> Diagnosis:
+    """NVIDIA GPUs, as the kernel's driver lists them."""
+    found = sorted(Path("/proc/driver/nvidia/gpus").glob("*"))
+    if found:
+        return Diagnosis("gpus", "ok", f"{len(found)} NVIDIA GPUs: workers use NCCL")
+    return Diagnosis("gpus", "ok", "none: workers compute on the processor and use gloo")
+
+
+def find_up(name: str) -> Path | None:
+    """The nearest file of this name, from the working folder and from this file upward."""
+    for start in (Path.cwd(), Path(__file__).resolve().parent):
+        for folder in (start, *start.parents):
+            if (folder / name).is_file():
+                return folder / name
+    return None
+
+
+def _pins(text: str) -> Iterator[tuple[str, str]]:
+    for line in text.splitlines():
+        found = re.fullmatch(r"([A-Za-z0-9_.-]+)==([^\s;#]+).*", line.strip())
+        if found:
+            yield _plain(found[1]), found[2]
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _same(have: str, want: str) -> bool:
+    """Equal but for a build label: 2.13.0+cpu is 2.13.0."""
+    return have == want or have.partition("+")[0] == want

@@ -1,0 +1,207 @@
+"""Stay with a run until it is over: a progress bar on a terminal, a line now and then elsewhere.
+
+Ctrl-C, when asked to, first stops the run with a checkpoint and keeps following; the second leaves it alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any, TextIO
+
+from headway.common.errors import DeadlineError, HeadwayError
+from headway.console.peak import Peak
+from headway.console.progress import Progress, Teller, clock, read_progress
+from headway.console.run import OVER, Run
+
+POLL_S = 0.25
+
+
+class Follower:
+    """``follow`` returns the outcome, or ``detached``.
+
+    Args:
+        peak: what MFU is told against; None leaves MFU out.
+        as_json: one JSON object a time on stdout instead of text; with a summary to come, on stderr.
+        every_s: seconds between lines without a terminal.
+        again: how to come back, told on detaching.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        *,
+        peak: Peak | None = None,
+        as_json: bool = False,
+        every_s: float = 5.0,
+        again: str = "",
+        out: TextIO | None = None,
+    ) -> None:
+        self._run, self._peak, self._every_s = run, peak, every_s
+        self._again = again or f"`headway watch {run.name}`"
+        self._out = out if out is not None else sys.stdout
+        self._view: _View
+        if as_json:
+            self._view = _JsonView(self._out)
+        elif self._out.isatty():
+            self._view = _BarView(self._out)
+        else:
+            self._view = _LineView(self._out)
+        self._interrupts = 0
+        self._stop_sent = False
+
+    def follow(self, *, stop_on_interrupt: bool = False) -> str:
+        """Block until the run is over.
+
+        Raises:
+            HeadwayError: nothing of the run is alive any more and it is not over.
+            KeyboardInterrupt: Ctrl-C without ``stop_on_interrupt``.
+        """
+        with self._counting() if stop_on_interrupt else contextlib.nullcontext(), self._view:
+            return self._loop()
+
+    def _loop(self) -> str:
+        teller, told_s = Teller(self._run, since=self._since()), float("-inf")
+        while True:
+            outcome, live = self._run.outcome, self._run.live
+            for line in teller.news():
+                self._view.tell(line)
+            now = time.monotonic()
+            over = outcome in OVER and not live
+            if over or now - told_s >= self._view.period(self._every_s):
+                self._view.show(read_progress(self._run, self._peak))
+                told_s = now
+            if over:
+                return outcome
+            if not live and not self._run.outcome:
+                raise HeadwayError(
+                    f"run {self._run.name} is not over, but nothing of it is alive",
+                    remedy=f"start it again with `headway run`; logs: `headway logs {self._run.name}`",
+                )
+            if self._interrupts and self._heed():
+                return "detached"
+            time.sleep(POLL_S)
+
+    def _since(self) -> int | None:
+        """Tell from the newest driver's start on."""
+        newest = self._run.query("SELECT MAX(id) FROM events WHERE name = 'driver_started'")
+        return int(newest[0][0]) - 1 if newest and newest[0][0] is not None else None
+
+    # ---- Ctrl-C -------------------------------------------------------------------------------
+    @contextlib.contextmanager
+    def _counting(self) -> Iterator[None]:
+        def count(number: int, frame: FrameType | None) -> None:
+            del number, frame
+            self._interrupts += 1
+
+        before = signal.signal(signal.SIGINT, count)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def _heed(self) -> bool:
+        """Act on Ctrl-C; True to leave."""
+        name = self._run.name
+        if self._interrupts > 1:
+            self._view.tell(
+                f"left {name} running; go on with {self._again}, end it with `headway stop {name}`"
+            )
+            return True
+        if not self._stop_sent:
+            self._stop_sent = True
+            self._view.tell("stopping with a checkpoint; Ctrl-C again leaves the run to itself")
+            try:
+                self._run.stop()
+            except DeadlineError:  # its driver is being replaced: the next round tries again
+                self._stop_sent = False
+            except HeadwayError as error:
+                self._view.tell(f"not stopped: {error}")
+        return False
+
+
+class _View:
+    """Where progress goes."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def __enter__(self) -> _View:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the terminal as it was."""
+
+    def period(self, every_s: float) -> float:
+        """Seconds between two ``show``."""
+        return every_s
+
+    def tell(self, line: str) -> None:
+        """Something happened."""
+        print(line, file=self._out, flush=True)
+
+    def show(self, progress: Progress) -> None:
+        """The present state."""
+        raise NotImplementedError
+
+
+class _LineView(_View):
+    def show(self, progress: Progress) -> None:
+        print(progress.line(), file=self._out, flush=True)
+
+
+class _JsonView(_View):
+    def tell(self, line: str) -> None:
+        self._print({"event": line, "unix_s": time.time()})
+
+    def show(self, progress: Progress) -> None:
+        self._print(progress.record())
+
+    def _print(self, record: dict[str, Any]) -> None:
+        print(json.dumps(record), file=self._out, flush=True)
+
+
+class _BarView(_View):
+    def __init__(self, out: TextIO) -> None:
+        super().__init__(out)
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+        from rich.progress import Progress as Bar
+
+        self._bar = Bar(
+            TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[facts]}"),
+            console=Console(file=out, highlight=False), refresh_per_second=4,
+        )  # fmt: skip
+        self._task = self._bar.add_task("", total=1, facts="")
+
+    def __enter__(self) -> _View:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def period(self, every_s: float) -> float:
+        return min(every_s, 0.5)
+
+    def tell(self, line: str) -> None:
+        self._bar.console.print(line, markup=False)
+
+    def show(self, progress: Progress) -> None:
+        facts = [progress.phase if not progress.paused else "paused"]
+        if progress.loss is not None:
+            facts.append(f"loss {progress.loss:.3f}")
+        if progress.tokens_per_s:
+            facts.append(f"{progress.tokens_per_s:,.0f} tok/s")
+        if progress.mfu is not None:
+            facts.append(f"MFU {progress.mfu:.1%}")
+        if progress.eta_s is not None:
+            facts.append(f"ETA {clock(progress.eta_s)}")
+        facts.append(f"gen {progress.generation}")
+        self._bar.update(self._task, description=progress.name, total=progress.steps, completed=progress.step,
+                         facts=" · ".join(facts))  # fmt: skip

@@ -1,0 +1,162 @@
+"""What is this machine's highest matrix-product rate? MFU is told against it.
+
+Measured once with torch in a process of its own (the console never imports torch) and kept in
+``~/.cache/headway/peak.json`` by processor, torch version and threads. ``HEADWAY_CACHE`` moves the folder.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from headway.common.errors import CorruptError, HeadwayError
+
+MEASURE_LIMIT_S = 180.0
+
+_PROGRAM = """
+import json, sys, time, torch
+threads, least_s = int(sys.argv[1]), float(sys.argv[2])
+torch.set_num_threads(threads)
+on_gpu = torch.cuda.is_available()
+device = "cuda" if on_gpu else "cpu"
+shapes = ([(8192, 8192, 8192), (16384, 8192, 8192)] if on_gpu
+          else [(1024, 1024, 1024), (2048, 2048, 2048), (2048, 1024, 4096)])
+def rate(m, n, k, dtype):
+    a = torch.randn(m, k, device=device).to(dtype)
+    b = torch.randn(k, n, device=device).to(dtype)
+    for _ in range(2):
+        a @ b
+    best, end = 0.0, time.perf_counter() + least_s
+    while time.perf_counter() < end:
+        if on_gpu:
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(4):
+            a @ b
+        if on_gpu:
+            torch.cuda.synchronize()
+        best = max(best, 4 * 2.0 * m * n * k / (time.perf_counter() - start))
+    return best
+out = {name: max(rate(*shape, dtype) for shape in shapes)
+       for name, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32))}
+print(json.dumps({"device": device, "flops": out}))
+"""
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Matrix-product rates in FLOP/s: of one GPU, or of all ``threads`` of the processor together."""
+
+    device: str
+    """``cuda`` or ``cpu``."""
+    name: str
+    """The processor's or GPU's own name."""
+    threads: int
+    flops: dict[str, float]
+    """By compute type: ``bf16``, ``fp32``."""
+
+    def of_run(self, dtype: str, world_size: int) -> float:
+        """The peak that a run of ``world_size`` ranks has at its disposal, FLOP/s.
+
+        On GPUs each rank has one; on the processor all ranks share all threads. fp64 counts against fp32.
+        """
+        one = self.flops[dtype if dtype in self.flops else "fp32"]
+        return one * world_size if self.device == "cuda" else one
+
+
+def cached_peak() -> Peak | None:
+    """The figures measured earlier on a machine like this, None before the first time."""
+    found = _read().get(_key())
+    try:
+        return msgspec.convert(found, Peak) if found else None
+    except msgspec.ValidationError:
+        return None
+
+
+def machine_peak(least_s: float = 0.4) -> Peak:
+    """The figures of this machine, measured now if they never were (some seconds; best on an idle machine).
+
+    Args:
+        least_s: seconds spent on each shape and type.
+
+    Raises:
+        HeadwayError: torch is not installed or the measurement failed.
+    """
+    known = cached_peak()
+    if known is not None:
+        return known
+    command = [sys.executable, "-c", _PROGRAM, str(usable_threads()), str(least_s)]
+    env = {**os.environ, "OMP_NUM_THREADS": str(usable_threads())}
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=MEASURE_LIMIT_S, env=env
+        )
+        figures = json.loads(done.stdout)
+    except (subprocess.TimeoutExpired, ValueError) as error:
+        raise HeadwayError(
+            f"the peak of this machine could not be measured ({type(error).__name__})",
+            remedy="check `python -c 'import torch'`; MFU is left out meanwhile",
+        ) from error
+    peak = Peak(figures["device"], processor_name(), usable_threads(), figures["flops"])
+    _write(peak)
+    return peak
+
+
+def usable_threads() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def processor_name() -> str:
+    """The GPU's name where there is one, else the processor's."""
+    for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        found = re.search(r"^Model:\s*(.+)$", file.read_text(), re.MULTILINE)
+        if found:
+            return found[1].strip()
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1].strip() if found else os.uname().machine
+
+
+def cache_file() -> Path:
+    """Where the figures are kept."""
+    root = os.environ.get("HEADWAY_CACHE")
+    return (Path(root) if root else Path.home() / ".cache" / "headway") / "peak.json"
+
+
+def _key() -> str:
+    try:
+        torch = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        torch = "none"
+    return f"{processor_name()} | torch {torch} | {usable_threads()} threads"
+
+
+def _read() -> dict[str, dict[str, object]]:
+    try:
+        known = json.loads(cache_file().read_text())
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise CorruptError(f"{cache_file()} is not readable", remedy="remove it") from error
+    return dict(known) if isinstance(known, dict) else {}
+
+
+def _write(peak: Peak) -> None:
+    file = cache_file()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        draft = file.with_name(f".{file.name}.{os.getpid()}")
+        draft.write_text(json.dumps({**_read(), _key(): vars(peak)}, indent=1) + "\n")
+        draft.replace(file)
+    except OSError:
+        return  # a read-only home: measured again the next time

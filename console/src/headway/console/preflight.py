@@ -1,0 +1,108 @@
+"""What is checked, and made ready, before a run takes a node: disk, shared memory, corpus."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from headway.common.errors import CorruptError, InputError
+from headway.common.plan.model_shape import ModelShape
+from headway.dataloader.config import DataConfig
+from headway.trainer.config import RunConfig
+
+MIN_FREE_BYTES = 2 << 30
+SHM = Path("/dev/shm")
+SHM_BESIDES_BYTES = 256 << 20
+"""Rings, flight records and last words of one run, with room to spare."""
+
+
+def check_machine(config: RunConfig, runs_dir: Path) -> None:
+    """Raises InputError when the run folder's disk or the shared memory is too full to begin."""
+    try:
+        runs_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot make {runs_dir}: {error.strerror}", remedy="pass --runs-dir") from error
+    free = shutil.disk_usage(runs_dir).free
+    if free < MIN_FREE_BYTES:
+        raise InputError(
+            f"{runs_dir} has {free >> 20} MiB free, a run needs {MIN_FREE_BYTES >> 20} MiB",
+            remedy="free some space or pass --runs-dir",
+        )
+    need, there = shared_bytes(config), shutil.disk_usage(SHM).free
+    if there < need:
+        raise InputError(
+            f"{SHM} has {there >> 20} MiB free, the snapshots of this run need {need >> 20} MiB",
+            remedy="enlarge it (mount -o remount,size=... /dev/shm; docker --shm-size)",
+        )
+
+
+def shared_bytes(config: RunConfig) -> int:
+    """Shared memory of a run on this machine, all its emulated nodes together.
+
+    Three slots of fp32 master and two moments for every shard; shards add up to the model once.
+    """
+    return 3 * 3 * 4 * model_shape(config).parameters + SHM_BESIDES_BYTES
+
+
+def model_shape(config: RunConfig) -> ModelShape:
+    """The model in numbers."""
+    m = config.model
+    return ModelShape(
+        m.layers,
+        m.hidden,
+        m.ffn_width,
+        m.vocab_size,
+        m.seq_len,
+        norms_per_layer=1 if m.block == "parallel" else 2,
+    )
+
+
+def prepare_corpus(config: RunConfig, tell: Callable[[str], None]) -> None:
+    """Make the corpus if it is absent, then check that it can be read and fits the model.
+
+    With the default source only the default folder is made: a path that was given must be there.
+
+    Raises:
+        InputError: the corpus cannot be made, is damaged, or has more tokens than the model knows.
+    """
+    path = Path(config.data.path)
+    if not _is_there(path):
+        if config.data.source == DataConfig.source and config.data.path != DataConfig.path:
+            raise InputError(
+                f"no prepared data at data.path={config.data.path}",
+                remedy=f"run `headway data prepare --out {config.data.path}` or leave data.path out",
+            )
+        _prepare(config, path, tell)
+    from headway.dataloader import Dataset
+
+    try:
+        data = Dataset(path)
+        for split in ("train", "validation"):
+            data.split(split)
+    except CorruptError as error:
+        raise InputError(error.message, remedy=error.remedy or "prepare the data again") from error
+    if data.vocab_size is not None and data.vocab_size > config.model.vocab_size:
+        raise InputError(
+            f"the corpus {path} has {data.vocab_size} tokens, model.vocab_size={config.model.vocab_size}",
+            remedy=f"set model.vocab_size={data.vocab_size} or prepare with --vocab-size",
+        )
+
+
+def _is_there(path: Path) -> bool:
+    return (path / "meta.json").exists() or path.with_name(path.name + ".idx").exists()
+
+
+def _prepare(config: RunConfig, path: Path, tell: Callable[[str], None]) -> None:
+    tell(f"preparing corpus {config.data.source} in {path}")
+    source = ["--source", str(config.data.source), "--vocab-size", str(config.model.vocab_size)]
+    command = [sys.executable, "-m", "headway.dataloader", "prepare", *source, "--out", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        said = lines[-1].removeprefix("error: ") if lines else f"no data at {path}, code {done.returncode}"
+        raise InputError(said, remedy="" if lines else "run `headway data prepare` by hand")
+    for line in done.stdout.strip().splitlines()[-1:]:
+        tell(line)

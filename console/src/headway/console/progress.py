@@ -1,0 +1,171 @@
+"""Where does a run stand, in numbers? From its driver while that answers, and from the journal always."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from headway.common.errors import DeadlineError
+from headway.common.plan.model_shape import mfu
+from headway.common.wire.messages.driver import Status
+from headway.console.analysis.metrics import load_metrics, seconds_per_step, throughput
+from headway.console.peak import Peak
+from headway.console.preflight import model_shape
+from headway.console.run import OVER, Run
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A run at one moment."""
+
+    name: str
+    phase: str
+    """The driver's phase, the outcome of an ended run, ``unheard`` while no driver answers."""
+    step: int
+    """Completed steps."""
+    steps: int
+    loss: float | None = None
+    """Of the newest completed step, nats per token."""
+    grad_norm: float | None = None
+    lr: float | None = None
+    tokens_per_s: float | None = None
+    mfu: float | None = None
+    """0..1, of the measured peak; None while that is unknown."""
+    eta_s: float | None = None
+    generation: int = -1
+    paused: bool = False
+    applied: int = 0
+    """Newest steering command that all ranks applied."""
+    detail: str = ""
+    status: Status | None = None
+    """The driver's own answer, None while there is none."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has an outcome."""
+        return self.phase in OVER
+
+    def line(self) -> str:
+        """All of it on one line."""
+        parts = [f"step {self.step}/{self.steps}"]
+        if self.loss is not None:
+            parts.append(f"loss {self.loss:.4f}")
+        if self.tokens_per_s:
+            parts.append(f"{self.tokens_per_s:,.0f} tokens/s")
+        if self.mfu is not None:
+            parts.append(f"MFU {self.mfu:.1%}")
+        if self.eta_s is not None and not self.is_over:
+            parts.append(f"ETA {clock(self.eta_s)}")
+        if self.generation >= 0:
+            parts.append(f"generation {self.generation}")
+        parts.append("paused" if self.paused else self.phase)
+        return "  ".join(parts)
+
+    def record(self) -> dict[str, Any]:
+        """Plain values for JSON, without the driver's own answer."""
+        return {**asdict(replace(self, status=None)), "unix_s": time.time()}
+
+
+def read_progress(run: Run, peak: Peak | None = None, *, timeout_s: float = 1.0) -> Progress:
+    """Where ``run`` stands now; waits at most ``timeout_s`` for its driver."""
+    config, metrics = run.config, load_metrics(run)
+    newest = metrics.tail(1).to_dicts()[0] if len(metrics) else {}
+    rate, per_step = throughput(metrics), seconds_per_step(metrics)
+    progress = Progress(
+        name=run.name,
+        phase=run.outcome or "unheard",
+        step=int(newest.get("step", -1)) + 1,
+        steps=config.train.steps,
+        loss=newest.get("loss"),
+        grad_norm=newest.get("grad_norm"),
+        lr=newest.get("lr"),
+        tokens_per_s=rate or None,
+        generation=int(newest.get("generation", -1)),
+        detail=run.fact("detail"),
+    )
+    if peak is not None and rate:
+        flops = peak.of_run(config.train.compute_dtype, config.parallel.world_size)
+        used = mfu(tokens_per_s=rate, flops_per_token=model_shape(config).flops_per_token, peak_flops=flops)
+        progress = replace(progress, mfu=used)
+    if not progress.is_over:
+        progress = _ask_driver(run, progress, timeout_s)
+    if per_step and not progress.is_over:
+        progress = replace(progress, eta_s=max(0, progress.steps - progress.step) * per_step)
+    return progress
+
+
+def _ask_driver(run: Run, progress: Progress, timeout_s: float) -> Progress:
+    try:
+        status = run.status(timeout_s)
+    except DeadlineError:
+        return progress
+    return replace(
+        progress,
+        status=status,
+        phase=status.phase,
+        step=status.step if status.phase == "running" else max(progress.step, status.step),
+        generation=status.generation,
+        paused=status.paused,
+        applied=status.applied,
+        detail=status.detail,
+    )
+
+
+def clock(seconds: float) -> str:
+    """``1:02:03`` or ``2:03``."""
+    whole = round(seconds)
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
+
+
+_TOLD = {
+    "injected": "injected: {fault} of {target} (rank {rank}, node {node})",
+    "evicted": "node {node} was evicted",
+    "worker_lost": "lost worker {worker} (rank {rank}): {reason}",
+    "node_silent": "node {node} is silent; starting it again",
+    "node_lost": "node {node} is lost: {reason}",
+    "node_replaced": "node {spare} takes over ranks {ranks} of node {node}",
+    "fence": "recovery: generation {generation} left at step {step}: {reason}",
+    "generation": "generation {generation} goes on from step {step} ({source})",
+    "adopted": "a new driver took over generation {generation}",
+    "verdict": "verdict: {kind} on node {node}, rank {rank}; {remedy}",
+    "command": "command {sequence}: {operation} {name}",
+    "run_over": "the run is over: {outcome} {detail}",
+}
+"""Journal events that a person wants to read; the others are left to `headway logs`."""
+
+
+class Teller:
+    """Turns new journal events into lines, each once. The first call starts at the present, or at ``since``."""
+
+    def __init__(self, run: Run, *, since: int | None = None) -> None:
+        self._run = run
+        newest = run.query("SELECT MAX(id) FROM events")
+        self._seen = since if since is not None else int((newest[0][0] if newest else 0) or 0)
+        self._fenced_s: float | None = None
+
+    def news(self) -> list[str]:
+        """Lines for what happened since the last call."""
+        sql = "SELECT id, monotonic_s, name, fields FROM events WHERE id > ? ORDER BY id"
+        lines = []
+        for number, now, name, text in self._run.query(sql, (self._seen,)):
+            self._seen = int(number)
+            line = self._line(str(name), json.loads(text), float(now))
+            if line:
+                lines.append(line)
+        return lines
+
+    def _line(self, name: str, fields: dict[str, Any], now: float) -> str:
+        if name == "fence" and self._fenced_s is None:
+            self._fenced_s = now
+        if name == "stepping":
+            fenced, self._fenced_s = self._fenced_s, None
+            return "" if fenced is None else f"recovered: all ranks step again after {now - fenced:.2f} s"
+        if name not in _TOLD:
+            return ""
+        try:
+            return _TOLD[name].format(**fields).strip()
+        except KeyError:  # written by another version
+            return f"{name}: {fields}"

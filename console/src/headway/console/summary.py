@@ -1,0 +1,167 @@
+"""What a run achieved: the end of ``headway run``, and the last cell of a notebook."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headway.ckpt_store.client import newest
+from headway.common.errors import HeadwayError
+from headway.console.analysis.events import load_events, redone_steps
+from headway.console.analysis.metrics import load_evaluations
+from headway.console.analysis.recoveries import load_journal, recoveries
+from headway.console.peak import cached_peak
+from headway.console.progress import read_progress
+from headway.console.run import Run
+from headway.dataloader import Dataset
+
+TRACED_STEPS = 50
+"""The trace written by itself shows this many steps at the end and around each recovery."""
+NOTEBOOK = Path("notebooks/01_launch_and_steer.ipynb")
+
+
+@dataclass
+class Summary:
+    """Losses in nats per token; None where there is nothing to tell."""
+
+    name: str
+    outcome: str
+    detail: str
+    step: int
+    steps: int
+    loss: float | None = None
+    validation_before: float | None = None
+    validation_after: float | None = None
+    unigram_nats: float | None = None
+    """Cross-entropy of the validation split under the training split's unigrams."""
+    tokens_per_s: float | None = None
+    mfu: float | None = None
+    peak_flops: float | None = None
+    dtype: str = ""
+    checkpoints: list[dict[str, Any]] = field(default_factory=list)
+    recoveries: list[dict[str, Any]] = field(default_factory=list)
+    sample: str = ""
+    trace: str = ""
+    notebook: str = ""
+
+
+def summarise(run: Run, *, write_trace: bool = False) -> Summary:
+    """Collect what a run, live or ended, has to show; ``write_trace`` also writes its trace."""
+    config, peak = run.config, cached_peak()
+    progress, evaluations = read_progress(run, peak), load_evaluations(run)
+    losses = evaluations.sort("step", "generation")["loss"].to_list()
+    data = _dataset(config.data.path)
+    return Summary(
+        name=run.name,
+        outcome=run.outcome or progress.phase,
+        detail=progress.detail,
+        step=progress.step,
+        steps=progress.steps,
+        loss=progress.loss,
+        validation_before=losses[0] if losses else None,
+        validation_after=losses[-1] if len(losses) > 1 else None,
+        unigram_nats=data.meta.unigram_nats if data is not None and data.meta is not None else None,
+        tokens_per_s=progress.tokens_per_s,
+        mfu=progress.mfu,
+        peak_flops=peak.of_run(config.train.compute_dtype, config.parallel.world_size) if peak else None,
+        dtype=config.train.compute_dtype,
+        checkpoints=checkpoints(run),
+        recoveries=recovery_rows(run),
+        sample=sample_text(run, data),
+        trace=_trace(run) if write_trace else "",
+        notebook=_notebook(),
+    )
+
+
+def render(summary: Summary) -> list[str]:
+    """The summary for people, one line each."""
+    s = summary
+    lines = [
+        "",
+        f"run {s.name}: {s.outcome} after step {s.step}/{s.steps}{': ' + s.detail if s.detail else ''}",
+    ]
+    losses = f"validation loss  {_nats(s.validation_before)} before, {_nats(s.validation_after)} after"
+    lines.append(f"{losses}; training unigrams give {_nats(s.unigram_nats)}")
+    speed = f"speed            {s.tokens_per_s or 0:,.0f} tokens/s"
+    if s.mfu is not None and s.peak_flops:
+        speed += (
+            f", MFU {s.mfu:.1%} of this machine's {s.peak_flops / 1e9:,.0f} GFLOP/s ({s.dtype}, measured)"
+        )
+    lines.append(speed)
+    for checkpoint in s.checkpoints:
+        size = checkpoint["total_bytes"] / 2**20
+        lines.append(f"checkpoint       step {checkpoint['step']}, {size:.1f} MiB, {checkpoint['path']}")
+    lines += [f"recovery         {_recovery_line(row)}" for row in s.recoveries]
+    if s.sample:
+        lines += ["sample:", *("  " + line for line in s.sample.splitlines())]
+    if s.trace:
+        lines.append(f"trace            {s.trace} (open it in https://ui.perfetto.dev)")
+    if s.notebook:
+        lines.append(f"notebook         {s.notebook} (`make lab`)")
+    return lines
+
+
+def checkpoints(run: Run) -> list[dict[str, Any]]:
+    """Complete checkpoints, the oldest first: step, generation, total_bytes, path."""
+    rows: list[dict[str, Any]] = []
+    found = newest(run.folder.checkpoints)
+    while found is not None:
+        rows.append({"step": found.step, "generation": found.generation, "total_bytes": found.total_bytes,
+                     "path": str(found.path)})  # fmt: skip
+        found = newest(run.folder.checkpoints, max_step=found.step - 1) if found.step else None
+    return rows[::-1]
+
+
+def recovery_rows(run: Run) -> list[dict[str, Any]]:
+    """Each recovery with its times and ``redone``, the completed steps that were done again."""
+    journal = load_journal(run)
+    if journal.filter(journal["name"] == "fence").is_empty():
+        return []
+    events = load_events(run.path)
+    again = dict(redone_steps(events).select("generation", "num_steps").iter_rows())
+    rows = recoveries(journal, events).to_dicts()
+    return [{**row, "redone": int(again.get(row["generation"], 0))} for row in rows]
+
+
+def sample_text(run: Run, data: Dataset | None) -> str:
+    """The text that the model wrote at the end, empty if it wrote none."""
+    raw = run.fact("sample")
+    if not raw or data is None or data.meta is None:
+        return ""
+    tokens = [token for token in json.loads(raw)["tokens"] if token != data.meta.eod_id]
+    return data.tokenizer.decode(tokens)
+
+
+def _dataset(path: str) -> Dataset | None:
+    with contextlib.suppress(HeadwayError):
+        return Dataset(path)
+    return None
+
+
+def _trace(run: Run) -> str:
+    from headway.console.trace import write_trace
+
+    out = run.path / "trace.json.gz"
+    write_trace(run, out, newest=TRACED_STEPS)
+    return str(out)
+
+
+def _notebook() -> str:
+    for root in (Path.cwd(), *Path(__file__).resolve().parents):
+        if (root / NOTEBOOK).exists():
+            return str(root / NOTEBOOK)
+    return ""
+
+
+def _nats(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _recovery_line(row: dict[str, Any]) -> str:
+    spans = {"detect": "detect_s", "decide": "decide_s", "restore": "restore_s", "first step": "first_step_s"}
+    times = ", ".join(f"{name} {row[key]:.2f} s" for name, key in spans.items() if row[key] is not None)
+    total = "under way" if row["total_s"] is None else f"{row['total_s']:.2f} s"
+    return f"{total} ({times}); {row['redone']} completed steps done again; {row['reason']}"
