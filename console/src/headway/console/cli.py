@@ -6,6 +6,7 @@ found by the entry-point group ``headway.commands`` and imported only when used.
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any
 
@@ -21,6 +22,16 @@ INTERRUPTED = 130
 class LazyGroup(TyperGroup):
     """A group that knows the services' command groups by name and imports one only to run it."""
 
+    _is_listing = False
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """The list in the help, which asks each command for one line; no service is imported for that."""
+        self._is_listing = True
+        try:
+            super().format_commands(ctx, formatter)
+        finally:
+            self._is_listing = False
+
     def list_commands(self, ctx: Any) -> list[str]:
         """Own commands in their order, then the services'."""
         return [*super().list_commands(ctx), *sorted(_services())]
@@ -33,29 +44,25 @@ class LazyGroup(TyperGroup):
         point = _services().get(cmd_name)
         if point is None:
             return None
-        if ctx.resilient_parsing or (not ctx.args and _only_listed(ctx)):
+        if self._is_listing:
             return _placeholder(cmd_name, point.value)
         command = typer.main.get_command(point.load())
         command.name = cmd_name
         return command
 
 
+@functools.cache
 def _services() -> dict[str, Any]:
     from importlib.metadata import entry_points
 
     return {point.name: point for point in entry_points(group=GROUP)}
 
 
-def _only_listed(ctx: Any) -> bool:
-    """Whether the group's help is being written, which asks for each command's one-line help."""
-    return not getattr(ctx, "_protected_args", None) and ctx.invoked_subcommand is None
-
-
 def _placeholder(name: str, value: str) -> Any:
     module = value.partition(":")[0].rpartition(".")[0]
     stand_in = typer.Typer(name=name, rich_markup_mode=None, add_completion=False)
 
-    @stand_in.command(name=name, help=f"Commands of {module}: see `headway {name} --help`.")
+    @stand_in.command(name=name, help=f"Commands of {module}.")
     def nothing() -> None: ...
 
     command = typer.main.get_command(stand_in)
@@ -95,7 +102,10 @@ def main(arguments: list[str] | None = None) -> int:
         text = getattr(error, "format_message", None)  # usage errors of the parser inside typer
         if text is None or not hasattr(error, "exit_code"):
             raise
-        return _fail(f"{text()}; see `headway --help`", int(error.exit_code)) if text() else 2
+        if type(error).__name__ == "NoArgsIsHelpError":
+            typer.echo(text(), err=True)
+            return int(error.exit_code)
+        return _fail(f"{text().rstrip('.')}; see `headway --help`", int(error.exit_code))
     return result if isinstance(result, int) else 0
 
 

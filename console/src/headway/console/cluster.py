@@ -18,6 +18,7 @@ from headway.console.run import Run
 from headway.console.start import start
 from headway.launch.cluster import ClusterFolder
 from headway.trainer.config import RunConfig
+from headway.trainer.machine import settled
 
 FIXED = (
     "model.",
@@ -26,6 +27,7 @@ FIXED = (
     "parallel.dp",
     "parallel.vp",
     "train.seed",
+    "train.dtype",
     "train.global_batch_size",
     "train.micro_batch_size",
     "data.path",
@@ -93,6 +95,8 @@ class Cluster:
             InputError: anything wrong that can be found before step 0.
         """
         resolved = config if isinstance(config, RunConfig) else load(RunConfig, [Path(config)], overrides)
+        resolved, dtype_line = settled(resolved)
+        tell(dtype_line)
         base = base or ("run" if isinstance(config, RunConfig) else Path(config).stem)
         check_machine(resolved, self.runs_dir)
         prepare_corpus(resolved, tell)

@@ -40,8 +40,8 @@ class Diagnosis:
 def examine(runs_dir: Path = Path("runs")) -> list[Diagnosis]:
     """Every finding, in the order of the checks below."""
     checks: tuple[Callable[[], Diagnosis], ...] = (
-        python, packages, torch, shared_memory, lambda: disk(runs_dir), limits, processors, ports, leftovers, terraform,
-        gpus,
+        python, packages, torch, shared_memory, lambda: disk(runs_dir), limits, processors, ports, leftovers,
+        terraform, gpus,
     )  # fmt: skip
     return [check() for check in checks]
 
@@ -155,7 +155,7 @@ def leftovers() -> Diagnosis:
     if not dead:
         return Diagnosis("leftovers", "ok", "none of dead runs")
     num = sum(len(processes_of(run_id)) for run_id in dead)
-    return Diagnosis("leftovers", "note", f"dead runs {', '.join(dead)}: {num} processes, sockets, shared memory",
+    return Diagnosis("leftovers", "note", f"dead runs {', '.join(dead)}: {num} processes, sockets, memory",
                      "the next `headway run` removes them")  # fmt: skip
 
 
@@ -182,7 +182,7 @@ def terraform() -> Diagnosis:
     if found:
         return Diagnosis("terraform", "ok", found)
     return Diagnosis("terraform", "note", "no terraform on the PATH",
-                     f"install Terraform {TERRAFORM} or newer for `make up`; `headway run` does not need it")  # fmt: skip
+                     f"`make up` needs Terraform {TERRAFORM} or newer; `headway run` does not")  # fmt: skip
 
 
 def gpus() -> Diagnosis:

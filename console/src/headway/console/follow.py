@@ -174,7 +174,8 @@ class _BarView(_View):
         from rich.progress import Progress as Bar
 
         self._bar = Bar(
-            TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[facts]}"),
+            TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(),
+            TextColumn("{task.fields[facts]}"),
             console=Console(file=out, highlight=False), refresh_per_second=4,
         )  # fmt: skip
         self._task = self._bar.add_task("", total=1, facts="")

@@ -53,8 +53,10 @@ class LogReader:
         except ValueError:
             fields = None
         if not isinstance(fields, dict) or "event" not in fields:
-            before = self._last.get(path, {})
-            kept = {key: before[key] for key in ("timestamp", "level", "rank") if key in before}
+            before: dict[str, Any] = self._last.get(path, {})
+            kept: dict[str, Any] = {
+                key: before[key] for key in ("timestamp", "level", "rank") if key in before
+            }
             return {"timestamp": "", "level": "info", **kept, "file": path.stem, "event": raw.rstrip()}
         self._last[path] = {"timestamp": "", "level": "info", **fields, "file": path.stem}
         return self._last[path]

@@ -138,7 +138,7 @@ _TOLD = {
 
 
 class Teller:
-    """Turns new journal events into lines, each once. The first call starts at the present, or at ``since``."""
+    """Turns journal events after number ``since``, or after now, into lines, each once."""
 
     def __init__(self, run: Run, *, since: int | None = None) -> None:
         self._run = run

@@ -56,8 +56,8 @@ class Run:
     # ---- where it stands ----------------------------------------------------------------------
     @property
     def live(self) -> bool:
-        """Whether anything of the run's cluster still works on it."""
-        return any(address.alive() for address in self._executors())
+        """Whether anything still works on it that would mend the rest: an executor or the driver."""
+        return any(process.alive() for process in (*self._executors(), *self._driver_process()))
 
     @property
     def outcome(self) -> str:
@@ -211,6 +211,11 @@ class Run:
                 carried = json.loads((nodes / f"{file.stem}.run").read_text())
                 if carried["run_id"] == self.folder.run_id:
                     yield ProcessId(int(facts["pid"]), int(facts["start_ticks"]))
+
+    def _driver_process(self) -> Iterator[ProcessId]:
+        with contextlib.suppress(ValueError, KeyError, OSError):
+            facts = json.loads((self.path / "driver.json").read_text())
+            yield ProcessId(int(facts["pid"]), int(facts["start_ticks"]))
 
     def _driver(self) -> Client:
         try:

@@ -1,8 +1,8 @@
 """A run as a trace that ui.perfetto.dev opens: all ranks in one file, on one clock.
 
-One process per rank, one thread per kind of work; actions that overlap in a thread (messages under way) move to
-further lanes of it. The driver is a process too: its recoveries as slices, its decisions as instants. Names ending
-in ``.json`` or ``.json.gz`` are written as Chrome JSON, all others as Perfetto's own protobuf.
+One process per rank, one thread per kind of work; actions that overlap in a thread (messages under way) move
+to further lanes of it. The driver is a process too: its recoveries as slices, its decisions as instants.
+Names ending in ``.json`` or ``.json.gz`` are written as Chrome JSON, all others as Perfetto's own protobuf.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def parse_steps(text: str) -> tuple[int, int | None]:
 
 def rank_slices(events: pl.DataFrame) -> Iterator[Slice]:
     """One slice per flight record. An action still open lasts to the newest moment of all records."""
-    now = max(int(events["start_ns"].max() or 0), int(events["end_ns"].max() or 0))  # type: ignore[call-overload]
+    now = int(events.select(pl.max_horizontal(pl.col("start_ns").max(), pl.col("end_ns").max())).item() or 0)
     lanes: dict[tuple[int, str], list[int]] = {}
     for row in events.sort("start_ns", "end_ns", descending=[False, True]).iter_rows(named=True):
         group = _group(row["action"])
@@ -172,8 +172,8 @@ def chrome_events(slices: list[Slice]) -> Iterator[dict[str, Any]]:
         yield {**where, "name": "thread_name", "args": {"name": track.thread_name}}
         yield {**where, "name": "thread_sort_index", "args": {"sort_index": track.thread}}
     for s in slices:
-        event = {"name": s.name, "pid": s.track.process, "tid": s.track.thread, "ts": (s.start_ns - origin) / 1e3,
-                 "args": s.args}  # fmt: skip
+        where = {"pid": s.track.process, "tid": s.track.thread}
+        event = {**where, "name": s.name, "ts": (s.start_ns - origin) / 1e3, "args": s.args}
         if s.end_ns is None:
             yield {**event, "ph": "i", "s": "g"}
         else:

@@ -155,7 +155,8 @@ def redone_steps(events: pl.DataFrame) -> pl.DataFrame:
 def idle(events: pl.DataFrame) -> pl.DataFrame:
     """By rank: steps, median step time, and the fraction of it without compute.
 
-    ``idle_fraction`` (pipeline bubble, waits, data) is 0..1, the median over completed steps. Compute actions of a rank never overlap.
+    ``idle_fraction`` (pipeline bubble, waits, data) is 0..1, the median over completed steps.
+    Compute actions of a rank never overlap.
     """
     spans = completed_steps(events).select(
         "rank", "generation", "step", (pl.col("end_ns") - pl.col("start_ns")).alias("span_ns")

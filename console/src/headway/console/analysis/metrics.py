@@ -67,7 +67,7 @@ def throughput(metrics: pl.DataFrame, window: int = 20) -> float:
 
 
 def seconds_per_step(metrics: pl.DataFrame, window: int = 50) -> float:
-    """Seconds of wall time from one completed step to the next, over the newest ``window``; 0 before the second.
+    """Seconds of wall time from one completed step to the next, over the newest ``window``; 0 = unknown.
 
     Evaluations, checkpoints and recoveries in between count, so an ETA made of it is honest. A gap longer
     than 20 median steps (a pause) counts as that much.

@@ -24,7 +24,10 @@ def trace(
     runs_dir: RunsDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
-    """Write a trace of all ranks on one clock; open it in https://ui.perfetto.dev."""
+    """Write a trace of all ranks on one clock.
+
+    Open it in https://ui.perfetto.dev.
+    """
     from headway.console.trace import parse_steps, write_trace
 
     found = find_run(run, runs_dir)

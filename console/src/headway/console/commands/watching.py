@@ -22,15 +22,22 @@ def register(app: typer.Typer) -> None:
 
 
 def runs(runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
-    """List the runs: how each stands, its last step, its newest checkpoint."""
+    """List the runs: state, step, newest checkpoint."""
     from headway.console.cluster import Cluster
     from headway.console.summary import checkpoints
 
     rows = []
     for run in Cluster(runs_dir).runs():
         kept = checkpoints(run)
-        rows.append({"name": run.name, "state": state_of(run), "step": completed_steps(run),
-                     "steps": run.config.train.steps, "checkpoint": kept[-1]["step"] if kept else None})  # fmt: skip
+        rows.append(
+            {
+                "name": run.name,
+                "state": state_of(run),
+                "step": completed_steps(run),
+                "steps": run.config.train.steps,
+                "checkpoint": kept[-1]["step"] if kept else None,
+            }
+        )
     lines = [f"{'run':<20} {'state':<12} {'step':>13}  checkpoint"]
     for row in rows:
         newest = "-" if row["checkpoint"] is None else f"step {row['checkpoint']}"
@@ -50,7 +57,7 @@ def completed_steps(run: Run) -> int:
 
 
 def status(run: AnyRun = None, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
-    """Show where a run stands: progress, ranks, nodes, services."""
+    """Show progress, ranks, nodes and services of a run."""
     from headway.console.peak import cached_peak
     from headway.console.progress import read_progress
 
@@ -98,7 +105,10 @@ def logs(
     runs_dir: RunsDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
-    """Print the newest log lines of all processes of a run, in order of time."""
+    """Print the newest log lines of all processes.
+
+    Lines of all files of the run, in order of time.
+    """
     from headway.console.logs import LogReader
 
     found = find_run(run, runs_dir)
