@@ -246,10 +246,15 @@ class Session:
         hooks.on_pause(False)
 
     def _make_last_durable(self, trainer: TrainStep) -> None:
-        """Commit the last snapshot, marked durable, once every store has let go of the one before."""
+        """Commit the last snapshot, marked durable, once every store has let go of the one before.
+
+        A store that does not come back in all that time leaves it undurable, in the arenas only.
+        """
+        busy = trainer.control_round(self.step).busy
         for _ in range(FINAL_ROUNDS):  # counted, not timed: all ranks must end the loop together
-            if not trainer.control_round(self.step).busy:
+            if not busy:
                 break
             time.sleep(PAUSE_ROUND_S)
-        trainer.snapshot(self.step, durable=True)
+            busy = trainer.control_round(self.step).busy
+        trainer.snapshot(self.step, durable=not busy)
         trainer.control_round(self.step)

@@ -27,23 +27,29 @@ Array = npt.NDArray[Any]
 
 
 class Journal(NoHooks):
-    """Writes down every loss, bit for bit, and the reduced gradients of one step."""
+    """Writes down every loss, bit for bit, what was committed by then, and the gradients of one step."""
 
-    def __init__(self, session: Session, grads_of: int, progress: Path | None) -> None:
+    def __init__(self, session: Session, grads_of: int, progress: Path, arena: Path) -> None:
         self.losses: dict[int, str] = {}
         self.norms: dict[int, str] = {}
         self.evals: dict[int, str] = {}
+        self.committed: dict[int, int] = {}
         self.grads: list[Array] = []
         self._session, self._grads_of, self._progress = session, grads_of, progress
+        self._arena = arena
 
     def on_step(self, result: StepResult) -> None:
         """Note loss and norm; copy the gradients if it is the step asked for."""
         self.losses[result.step] = result.loss.hex()
         self.norms[result.step] = result.grad_norm.hex()
+        if self._arena.exists():
+            with Arena.open(self._arena) as arena:
+                self.committed[result.step] = arena.committed
+                for info in arena.wanted():
+                    arena.release(info)  # as the store does when it has made it durable
         if result.step == self._grads_of:
             self.grads = [flat.grad_shard.numpy().copy() for flat in self._session.flats]
-        if self._progress is not None:
-            self._progress.write_text(str(result.step))
+        self._progress.write_text(str(result.step))
 
     def on_eval(self, step: int, loss: float) -> None:
         """Note the validation loss."""
@@ -80,11 +86,12 @@ def train(
         session = Session(run, rank, data_factory=synthetic(run, rank), open_arena=opener)
         if keep:
             context.kept[keep] = session
-    journal = Journal(session, grads_of, place / f"progress-{generation}-{rank}")
+    progress = place / f"progress-{generation}-{rank}"
+    journal = Journal(session, grads_of, progress, arena_path(place, rank))
     why = "done"
     try:
         session.join(_groups(context, run, rank, generation, folder))
-        session.load(source, step)
+        session.load(source, step, _durable(place, rank, step) if source == "durable" else None)
         session.run(journal, until)
     except Aborted:
         why = "aborted"
@@ -103,7 +110,13 @@ def train(
         "losses": {str(k): v for k, v in journal.losses.items()},
         "norms": {str(k): v for k, v in journal.norms.items()},
         "evals": {str(k): v for k, v in journal.evals.items()},
+        "committed": {str(k): v for k, v in journal.committed.items()},
     }
+
+
+def arena_path(folder: Path, rank: int) -> Path:
+    """Where a job keeps its rank's arena."""
+    return folder / f"arena-{rank}.bin"
 
 
 @dataclass
@@ -152,8 +165,9 @@ def collect(reports: Sequence[Mapping[str, Any]], folder: Path) -> Trained:
         for curve in ("losses", "norms", "evals")
     }
     pieces = [np.load(folder / f"rank-{rank}.npz") for rank in range(len(reports))]
-    tensors = {kind: assemble(pieces, kind) for kind in ("grad", "param")}
-    return Trained(**curves, grads=tensors["grad"], params=tensors["param"])
+    has_grads = any(name.startswith("grad/") for name in pieces[0].files)
+    grads = assemble(pieces, "grad") if has_grads else {}
+    return Trained(**curves, grads=grads, params=assemble(pieces, "param"))
 
 
 def assemble(reports: Sequence[Mapping[str, Array]], kind: str) -> dict[str, Array]:
@@ -217,7 +231,7 @@ def _groups(context: WorkerContext, run: RunConfig, rank: int, generation: int, 
 
 
 def _arena_opener(folder: Path, rank: int) -> ArenaFactory:
-    path = folder / f"arena-{rank}.bin"
+    path = arena_path(folder, rank)
 
     def open_arena(slot_bytes: int, layout: bytes) -> Arena:
         if path.exists():
@@ -225,6 +239,15 @@ def _arena_opener(folder: Path, rank: int) -> ArenaFactory:
         return Arena.create(path, run_id="0123abcd", rank=rank, slot_bytes=slot_bytes, layout=layout)
 
     return open_arena
+
+
+def _durable(folder: Path, rank: int, step: int) -> tuple[npt.NDArray[np.uint8], bytes]:
+    """A snapshot as the checkpoint store would hand it out: a copy, read-only."""
+    with Arena.open(arena_path(folder, rank), writable=False) as arena:
+        data, extra = arena.view(step)
+        copy = data.copy()
+    copy.flags.writeable = False
+    return copy, extra
 
 
 def _report(path: Path, session: Session, journal: Journal) -> None:

@@ -1,0 +1,174 @@
+"""A run that is broken off in the middle of a step goes on to the same bits."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from headway.common.node.arena import Arena, newest_common_step
+from headway.common.node.failpoints import arm, fired
+from headway.trainer.testing.layouts import STEPS, Layout
+from headway.trainer.testing.pool import JobFailed, WorkerPool
+from headway.trainer.testing.training import Trained, arena_path, collect, train_layout
+
+LAYOUT = Layout("pp2xdp2", "1f1b", "serial")
+WORLD = 4
+JOB = "headway.trainer.testing.training:train"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(pool: WorkerPool, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    return train_layout(pool, LAYOUT.config("bf16"), WORLD, folder, STEPS)
+
+
+def _poll(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline_s, "the condition never came true"
+        time.sleep(0.001)
+
+
+def _submit(pool: WorkerPool, folder: Path, generation: int, **options: Any) -> None:
+    for rank in range(WORLD):
+        pool.submit(
+            rank,
+            JOB,
+            config=LAYOUT.config("bf16"),
+            rank=rank,
+            generation=generation,
+            folder=str(folder),
+            until=STEPS,
+            arena=True,
+            keep=f"session-{folder}",
+            **options,
+        )
+
+
+def _restore_step(folder: Path) -> int:
+    arenas = [Arena.open(arena_path(folder, rank), writable=False) for rank in range(WORLD)]
+    step = newest_common_step(arenas)
+    for arena in arenas:
+        arena.close()
+    assert step is not None, "there is no step that all ranks have sealed"
+    return step
+
+
+def _finish(pool: WorkerPool, folder: Path) -> tuple[int, list[dict[str, Any]]]:
+    """Join a new generation, restore, run to the end."""
+    step = _restore_step(folder)
+    _submit(pool, folder, pool.next_generation(), source="arena", step=step, grads_of=-1)
+    reports = [pool.result(rank) for rank in range(WORLD)]
+    assert [report["why"] for report in reports] == ["done"] * WORLD
+    return step, reports
+
+
+def _assert_same(undisturbed: Trained, early: list[Mapping[str, Any]], late: Trained, step: int) -> None:
+    """Every step, also one done twice, has the undisturbed run's loss; the end has its parameters."""
+    assert sorted(late.losses) == list(range(step, STEPS))
+    for losses in [late.losses, *({int(k): float.fromhex(v) for k, v in r["losses"].items()} for r in early)]:
+        for number, loss in losses.items():
+            assert loss == undisturbed.losses[number], f"step {number} came out differently"
+    for name, value in undisturbed.params.items():
+        assert (late.params[name] == value).all(), f"{name} ends differently"
+
+
+@pytest.mark.parametrize("source", ["arena", "durable"])
+def test_a_restored_run_continues_bit_for_bit(
+    pool: WorkerPool, tmp_path: Path, undisturbed: Trained, source: str
+) -> None:
+    config = LAYOUT.config("bf16")
+    early = train_layout(pool, config, WORLD, tmp_path, 8, arena=True)
+    late = train_layout(pool, config, WORLD, tmp_path, STEPS, arena=True, source=source, step=8, grads_of=-1)
+    assert {**early.losses, **late.losses} == undisturbed.losses
+    for name, value in undisturbed.params.items():
+        assert (late.params[name] == value).all()
+
+
+def test_an_older_snapshot_than_the_newest_can_be_restored(
+    pool: WorkerPool, tmp_path: Path, undisturbed: Trained
+) -> None:
+    config = LAYOUT.config("bf16")
+    train_layout(pool, config, WORLD, tmp_path, 8, arena=True)
+    late = train_layout(pool, config, WORLD, tmp_path, STEPS, arena=True, source="arena", step=7, grads_of=-1)
+    assert late.losses == {step: undisturbed.losses[step] for step in range(7, STEPS)}
+
+
+def test_leaving_in_the_middle_of_a_step_changes_nothing(
+    pool: WorkerPool, tmp_path: Path, undisturbed: Trained
+) -> None:
+    generation = pool.next_generation()
+    pids = [pool.pid(rank) for rank in range(WORLD)]
+    _submit(pool, tmp_path, generation)
+    progress = tmp_path / f"progress-{generation}-0"
+    _poll(lambda: progress.exists() and progress.read_text() not in ("", "0", "1", "2"))
+    for rank in range(WORLD):
+        pool.abort(rank, generation)
+    early = [pool.result(rank) for rank in range(WORLD)]
+    assert all(report["why"] != "done" for report in early)
+    step, reports = _finish(pool, tmp_path)
+    assert step >= max(report["step"] for report in early) - 1, "more than one completed step is done again"
+    _assert_same(undisturbed, early, collect(reports, tmp_path), step)
+    assert [pool.pid(rank) for rank in range(WORLD)] == pids
+
+
+@pytest.mark.parametrize(
+    "point",
+    ["worker.in_forward", "snapshot.before_seal", "snapshot.mid_seal", "arena.seal", "worker.mid_optimizer"],
+)
+@pytest.mark.parametrize("victim", [0, 3])
+def test_a_killed_rank_is_replaced_and_nothing_changes(
+    pool: WorkerPool, tmp_path: Path, undisturbed: Trained, point: str, victim: int
+) -> None:
+    failpoints = tmp_path / "failpoints.bin"
+    arm(failpoints, point, "kill", {"rank": victim, "step": 7})
+    generation = pool.next_generation()
+    _submit(pool, tmp_path, generation, failpoints=str(failpoints))
+    with pytest.raises(JobFailed, match="ended"):
+        pool.result(victim)
+    assert fired(failpoints)
+    survivors = [rank for rank in range(WORLD) if rank != victim]
+    for rank in survivors:
+        pool.abort(rank, generation)
+    early = [pool.result(rank) for rank in survivors]
+    pids = [pool.pid(rank) for rank in survivors]
+    pool.replace(victim)
+    step, reports = _finish(pool, tmp_path)
+    assert step in (6, 7)
+    assert step >= max(report["step"] for report in early) - 1, "more than one completed step is done again"
+    _assert_same(undisturbed, early, collect(reports, tmp_path), step)
+    assert [pool.pid(rank) for rank in survivors] == pids
+
+
+def test_a_stopped_rank_holds_nobody(pool: WorkerPool, tmp_path: Path, undisturbed: Trained) -> None:
+    generation = pool.next_generation()
+    _submit(pool, tmp_path, generation)
+    progress = tmp_path / f"progress-{generation}-0"
+    _poll(lambda: progress.exists() and progress.read_text() not in ("", "0", "1", "2"))
+    pool.signal(2, signal.SIGSTOP)
+    survivors = (0, 1, 3)
+    for rank in survivors:
+        pool.abort(rank, generation)
+    early = [pool.result(rank) for rank in survivors]
+    pool.replace(2)
+    step, reports = _finish(pool, tmp_path)
+    _assert_same(undisturbed, early, collect(reports, tmp_path), step)
+
+
+def test_no_step_ends_before_every_rank_has_sealed_the_state_it_began_with(
+    pool: WorkerPool, tmp_path: Path
+) -> None:
+    """Catches a norm all-reduce that does not wait for the seal: its rank's would then come too late."""
+    failpoints = tmp_path / "failpoints.bin"
+    for step in (3, 4):
+        arm(failpoints, "snapshot.mid_seal", "sleep:0.4", {"rank": 1, "step": step})
+    generation = pool.next_generation()
+    _submit(pool, tmp_path, generation, failpoints=str(failpoints))
+    reports = [pool.result(rank) for rank in range(WORLD)]
+    assert len(fired(failpoints)) == 2
+    for report in reports:
+        assert report["committed"] == {str(step): step for step in range(STEPS)}
