@@ -1,0 +1,221 @@
+"""The rules of the house: who imports whom, where torch may be, what packages show, how long files are."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LEVELS = {"common": 0, "launch": 1, "dataloader": 2, "ckpt_store": 2, "health": 2, "trainer": 3, "console": 4}
+SERVICES = {"dataloader", "ckpt_store", "health", "trainer"}
+SHOWN = {"client", "config"}
+"""Modules of a service that others may import, beside the names of the package itself."""
+ALSO = {("console", "headway.trainer.machine")}
+"""Completes a configuration with what the machine has: a part of ``config`` that looks around."""
+WITHOUT_TORCH = ("common", "launch", "dataloader", "ckpt_store", "health", "trainer.control")
+MAX_LINES = 400
+FORBIDDEN = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"}
+
+
+def _ours(sources: list[Any]) -> list[tuple[Any, str, str, str]]:
+    """(source, imported package, imported module, where) of each import of one part by another."""
+    found = []
+    for source in sources:
+        for item in source.imports:
+            if item.module.startswith("headway."):
+                package = item.module.split(".")[1]
+                if package != source.package:
+                    found.append((source, package, item.module, f"{source.path}:{item.line}: {item.module}"))
+    return found
+
+
+def test_arrows_point_down_only(sources: list[Any]) -> None:
+    upward = [
+        where for source, package, _, where in _ours(sources) if LEVELS[package] >= LEVELS[source.package]
+    ]
+    assert upward == []
+
+
+def test_the_parts_do_import_each_other_so_the_rules_have_something_to_hold(sources: list[Any]) -> None:
+    pairs = {(source.package, package) for source, package, _, _ in _ours(sources)}
+    assert {
+        ("trainer", "dataloader"),
+        ("trainer", "common"),
+        ("launch", "common"),
+        ("console", "trainer"),
+    } <= pairs
+
+
+def test_of_another_service_only_client_and_config_are_imported(sources: list[Any]) -> None:
+    inner = [
+        where
+        for source, package, module, where in _ours(sources)
+        if package in SERVICES and len(module.split(".")) > 2
+        and module.split(".")[2] not in SHOWN and (source.package, module) not in ALSO
+    ]  # fmt: skip
+    assert inner == []
+
+
+def test_names_taken_from_a_service_package_are_in_its_all(sources: list[Any]) -> None:
+    hidden = []
+    for source in sources:
+        for item in source.imports:
+            parts = item.module.split(".")
+            if (
+                parts[0] != "headway"
+                or len(parts) != 2
+                or parts[1] not in SERVICES
+                or parts[1] == source.package
+            ):
+                continue
+            package = importlib.import_module(item.module)
+            hidden += [
+                f"{source.path}:{item.line}: {n}"
+                for n in item.names
+                if n not in package.__all__ + sorted(SHOWN)
+            ]
+    assert hidden == []
+
+
+def _torch_is_forbidden(module: str) -> bool:
+    below = module.removeprefix("headway.")
+    part = any(below == name or below.startswith(f"{name}.") for name in WITHOUT_TORCH)
+    return part and not module.endswith(".torch_client")
+
+
+def test_no_torch_where_it_is_not_needed(sources: list[Any]) -> None:
+    found = [
+        f"{source.path}:{item.line}"
+        for source in sources
+        for item in source.imports
+        if item.module.split(".")[0] == "torch"
+        and _torch_is_forbidden(source.module)
+        and not item.for_types_only
+    ]
+    assert found == []
+
+
+def test_importing_everything_that_is_free_of_torch_loads_no_torch(sources: list[Any]) -> None:
+    names = [s.module for s in sources if _torch_is_forbidden(s.module) and not s.module.endswith("__main__")]
+    script = (
+        "import importlib, json, sys\n"
+        "for name in json.load(sys.stdin):\n"
+        "    importlib.import_module(name)\n"
+        "    assert 'torch' not in sys.modules, name\n"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], input=json.dumps(names), capture_output=True, text=True
+    )
+    assert (done.stdout.strip(), done.stderr) == ("False", "")
+    assert len(names) > 80
+
+
+def test_no_file_sits_between_the_parts(distributions: dict[Path, Any]) -> None:
+    """One ``src/headway/__init__.py`` hides every other distribution."""
+    for folder in distributions:
+        assert [path.name for path in (folder / "src").iterdir() if path.name != "__pycache__"] == ["headway"]
+        parts = [p for p in (folder / "src" / "headway").iterdir() if p.name != "__pycache__"]
+        assert [part.name for part in parts] == [folder.name], f"{folder}: {parts}"
+        assert (parts[0] / "py.typed").exists()
+
+
+def test_all_equals_reality_in_every_package(sources: list[Any]) -> None:
+    checked = 0
+    for source in sources:
+        if source.path.name != "__init__.py":
+            continue
+        package = importlib.import_module(source.module)
+        names = getattr(package, "__all__", None)
+        if names is None:
+            assert not _public_names(source.tree), f"{source.path} shows names without __all__"
+            continue
+        checked += 1
+        assert names == sorted(names) and len(set(names)) == len(names), source.path
+        for name in names:
+            assert getattr(package, name) is not None, f"{source.path}: {name}"
+        assert set(names) == _public_names(source.tree) | _typed_names(source), source.path
+    assert checked >= 5
+
+
+def _public_names(tree: ast.Module) -> set[str]:
+    """What the module defines or imports itself, beside what every lazy ``__init__`` needs."""
+    found = set()
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Assign):
+            found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("headway."):
+            found |= {alias.asname or alias.name for alias in node.names}
+    return {name for name in found if not name.startswith("_")}
+
+
+def _typed_names(source: Any) -> set[str]:
+    """Names that a lazy package promises to type checkers, or hands out in ``__getattr__`` by a literal."""
+    promised = {
+        n for item in source.imports if item.for_types_only for n in item.names if item.module != "typing"
+    }
+    promised = {name for name in promised if name not in ("Any", "Callable", "ModuleType")}
+    if promised:
+        return promised
+    tables = [
+        n
+        for n in source.tree.body
+        if isinstance(n, ast.Assign | ast.AnnAssign) and isinstance(n.value, ast.Dict)
+    ]
+    keys = {key.value for table in tables for key in table.value.keys if isinstance(key, ast.Constant)}
+    compared = {
+        part.value
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Compare)
+        for part in node.comparators
+        if isinstance(part, ast.Constant) and isinstance(part.value, str)
+    }
+    return keys | compared
+
+
+def test_packages_load_their_names_late(sources: list[Any]) -> None:
+    """``import headway.dataloader`` costs nothing: no ``__init__`` of a service imports its own modules."""
+    eager = [
+        f"{source.path}:{item.line}"
+        for source in sources
+        if source.path.name == "__init__.py" and source.module.count(".") == 1
+        for item in source.imports
+        if item.module.startswith("headway.") and not item.for_types_only
+    ]
+    assert eager == []
+
+
+def test_no_file_is_longer_than_400_lines(root: Path, sources: list[Any]) -> None:
+    tests = [*root.glob("*/tests/**/*.py"), *root.glob("*/*/tests/**/*.py"), *root.glob("tests/**/*.py")]
+    paths = [*tests, *root.glob("benchmarks/*.py"), *(source.path for source in sources)]
+    lengths = {str(path): len(path.read_text().splitlines()) for path in paths}
+    assert {path: length for path, length in lengths.items() if length > MAX_LINES} == {}
+
+
+def test_nothing_pickles(sources: list[Any]) -> None:
+    found = [
+        f"{source.path}:{item.line}"
+        for source in sources
+        for item in source.imports
+        if item.module.split(".")[0] in FORBIDDEN or FORBIDDEN & set(item.names)
+    ]
+    assert found == []
+
+
+def test_no_module_is_called_utils(sources: list[Any]) -> None:
+    parts = [part for source in sources for part in source.module.split(".")]
+    assert not {"utils", "util", "helpers", "misc"} & set(parts)
+
+
+@pytest.mark.parametrize("part", sorted(LEVELS))
+def test_every_part_is_ranked_and_present(sources: list[Any], part: str) -> None:
+    assert any(source.package == part for source in sources)
+    assert {source.package for source in sources} == set(LEVELS)
