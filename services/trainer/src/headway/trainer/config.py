@@ -113,7 +113,8 @@ class TrainConfig:
     micro_batch_size: int = 1
     seed: int = 1234
     dtype: Literal["auto", "bf16", "fp32", "fp64"] = "auto"
-    """Compute type; ``auto`` is bf16 with an fp32 master. fp64 is for equality tests."""
+    """Compute type, bf16 with an fp32 master. ``auto`` is settled at launch: bf16 where the machine has units for
+    it, else fp32. fp64 is for equality tests."""
     eval_every: int = 0
     """Steps between validation losses; 0 means only before the first and after the last step."""
     eval_batches: int = 8
@@ -127,7 +128,7 @@ class TrainConfig:
 
     @property
     def compute_dtype(self) -> str:
-        """``auto`` resolved: bf16 on every device."""
+        """The type to compute in; an ``auto`` that no launch has settled is bf16."""
         return "bf16" if self.dtype == "auto" else self.dtype
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from headway.ckpt_store.client import newest
+from headway.ckpt_store.client import mark_generation, newest
 from headway.common.config import load
 from headway.common.errors import HeadwayError, InputError
 from headway.common.log import get_logger
@@ -199,6 +199,8 @@ class Driver:
                     self._clients[action.node][1].notify(action.message)
             case BeginGeneration():
                 self.journal.begin_generation(action.generation, action.rank_nodes)
+                # what the store holds beyond the restore point belongs to a future that will not happen
+                mark_generation(self.run_dir.checkpoints, action.generation, self.state.restore.step)
             case FindDurable():
                 found = newest(self.run_dir.checkpoints, world_size=self.config.parallel.world_size,
                                max_step=action.max_step)

@@ -11,11 +11,15 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from headway.common.errors import InputError
 from headway.common.log import get_logger
+from headway.common.node.janitor import leave_run
 from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import RunDir, RunLock
 from headway.common.wire.message import Message
+from headway.common.wire.messages.ckpt_store import CheckpointComplete, StoreTrouble
 from headway.common.wire.messages.driver import Relay
 from headway.common.wire.messages.executor import (
     Attached,
@@ -84,7 +88,12 @@ class Executor:
         if carried is not None:
             self._carry(Path(str(carried["run_dir"])), fresh=False)
         log.info("executor is up", node=self.node, endpoint=self._server.endpoint)
-        return self._service.run()
+        code = self._service.run()
+        if self._run is None:  # stopped in the middle of a run it leaves everything to its successor
+            self._lock.release()
+            leave_run(self.cluster.id)
+            self.cluster.remove(f"nodes/{self.node}.run")
+        return code
 
     # ---- the run ------------------------------------------------------------------------------
     def _attach(self, message: AttachRun, peer: bytes) -> Attached:
@@ -104,7 +113,7 @@ class Executor:
         self._local = Server(self._run.paths.endpoint("executor"), {
             WorkerBeat: self._worker_beat, StoreOpened: self._store_opened, LeftGeneration: self._left,
             StepMetrics: self._metrics, Evaluation: self._evaluation, Sample: self._sample,
-            ServiceBeat: self._service_beat,
+            ServiceBeat: self._quiet, CheckpointComplete: self._checkpoint, StoreTrouble: self._trouble,
         })
         self._service.watch(self._local.socket, self._local.handle_ready)
         if (fresh and self.node == 0) or self._run.had_driver():
@@ -123,9 +132,10 @@ class Executor:
         self._local.close()
         ephemeral = self.cluster.id == self._run.run.run_id
         self._run, self._local = None, None
-        self.cluster.remove(f"nodes/{self.node}.run")
-        if ephemeral:
+        if ephemeral:  # who waits for the run to be over waits for this node to be clean: K.run goes last
             self._service.stop()
+        else:
+            self.cluster.remove(f"nodes/{self.node}.run")
 
     # ---- timers -------------------------------------------------------------------------------
     def _watch(self) -> None:
@@ -237,8 +247,16 @@ class Executor:
         assert self._run is not None
         self._to_driver(self._run.report(sample=message))
 
-    def _service_beat(self, message: ServiceBeat, peer: bytes) -> None:
+    def _quiet(self, message: ServiceBeat, peer: bytes) -> None:
         """Services are watched by pid; their beats only matter to whoever asks for their state."""
+
+    def _checkpoint(self, message: CheckpointComplete, peer: bytes) -> None:
+        del peer
+        log.info("checkpoint complete", step=message.step, generation=message.generation)
+
+    def _trouble(self, message: StoreTrouble, peer: bytes) -> None:
+        del peer
+        log.error("the checkpoint store is in trouble", **msgspec.structs.asdict(message))
 
     # ---- sending ------------------------------------------------------------------------------
     def _to_driver(self, message: Message) -> None:

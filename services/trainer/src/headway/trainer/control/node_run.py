@@ -14,7 +14,7 @@ from headway.common.config import load
 from headway.common.log import get_logger
 from headway.common.node.arena import Arena
 from headway.common.node.failpoints import configure
-from headway.common.node.janitor import end_node
+from headway.common.node.janitor import end_node, leave_run
 from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import NodePaths, RunDir, RunLock
 from headway.common.wire.messages.driver import NodeBeat, Report, Seals, WorkerGone
@@ -176,3 +176,4 @@ class NodeRun:
         for line in end_node(self.run.run_id, self.node):
             log.info(line)
         self.lock.release()
+        leave_run(self.run.run_id)
