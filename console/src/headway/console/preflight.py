@@ -70,10 +70,10 @@ def prepare_corpus(config: RunConfig, tell: Callable[[str], None]) -> None:
     """
     path = Path(config.data.path)
     if not _is_there(path):
-        if config.data.source == DataConfig.source and config.data.path != DataConfig.path:
+        if config.data.source == DataConfig.source and path.resolve() != Path(DataConfig.path).resolve():
             raise InputError(
-                f"no prepared data at data.path={config.data.path}",
-                remedy=f"run `headway data prepare --out {config.data.path}` or leave data.path out",
+                f"no prepared data at {path}",
+                remedy=f"run `headway data prepare --out {path}` or leave data.path out",
             )
         _prepare(config, path, tell)
     from headway.dataloader import Dataset

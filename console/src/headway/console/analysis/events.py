@@ -38,7 +38,7 @@ def load_events(run_dir: Path) -> pl.DataFrame:
     Raises:
         CorruptError: a saved window is unreadable.
     """
-    parts = [_frame(node, rank, records) for node, rank, records in _windows(RunDir(run_dir))]
+    parts = [frame(node, rank, records) for node, rank, records in _windows(RunDir(run_dir))]
     if not parts:
         return pl.DataFrame(schema=SCHEMA)
     # A record may lie in a window and still be in the ring, there open, here closed: the closed one counts.
@@ -79,7 +79,7 @@ def _live(paths: NodePaths) -> Iterator[tuple[int, int, npt.NDArray[Any]]]:
         reader.close()
 
 
-def _frame(node: int, rank: int, records: npt.NDArray[Any]) -> pl.DataFrame:
+def frame(node: int, rank: int, records: npt.NDArray[Any]) -> pl.DataFrame:
     columns = {name: np.ascontiguousarray(records[name]).astype(np.int64) for name in _FIELDS}
     names = {kind.value: kind.name for kind in Kind}
     action = pl.col("kind").replace_strict(
@@ -94,7 +94,7 @@ def _frame(node: int, rank: int, records: npt.NDArray[Any]) -> pl.DataFrame:
             (pl.col("flags") & WAITING > 0).alias("waiting"),
             pl.when(pl.col("end_ns") > 0).then("end_ns").alias("end_ns"),
         )
-        .select(SCHEMA)
+        .select(*SCHEMA)
     )
 
 
