@@ -46,8 +46,7 @@ def start(run: Run, cluster: ClusterFolder, launch: LaunchConfig, tell: Callable
 def abandon(run: Run, cluster: ClusterFolder) -> None:
     """Take the run from every node; nodes that were made for this run end."""
     if cluster.id == run.folder.run_id:
-        for node in range(cluster.nodes):
-            LocalEngine(cluster).stop_node(node)
+        LocalEngine(cluster).stop()
         return
     for node in range(cluster.nodes):
         carried, address = cluster.read(f"nodes/{node}.run"), cluster.address(node)

@@ -33,10 +33,12 @@ def create(
 ) -> None:
     """Make the cluster's folder and key, or change its number of nodes."""
     from headway.launch.cluster import ClusterFolder
+    from headway.launch.local import LocalEngine
 
     cluster = ClusterFolder(folder)
     if (folder / "cluster.json").exists():
-        _stop_all(cluster, beyond=nodes)
+        for node in range(nodes, cluster.nodes):
+            LocalEngine(cluster).stop_node(node)
         cluster.resize(nodes)
     else:
         try:
@@ -51,10 +53,11 @@ def create(
 def remove(folder: Folder, as_json: AsJson = False) -> None:
     """Stop all nodes and remove the cluster's folder. An absent one is fine."""
     from headway.launch.cluster import ClusterFolder
+    from headway.launch.local import LocalEngine
 
     cluster = ClusterFolder(folder)
     if (folder / "cluster.json").exists():
-        _stop_all(cluster)
+        LocalEngine(cluster).stop()
         _remove_files(folder)
     emit({"cluster": str(folder), "removed": True}, as_json, [f"{folder}: removed"])
 
@@ -86,15 +89,6 @@ def stop(cluster: ClusterOption, node: Node, as_json: AsJson = False) -> None:
     if (cluster / "cluster.json").exists():
         LocalEngine(ClusterFolder(cluster)).stop_node(node)
     emit({"cluster": str(cluster), "node": node, "stopped": True}, as_json, [f"node {node} is stopped"])
-
-
-def _stop_all(cluster: object, beyond: int = 0) -> None:
-    from headway.launch.cluster import ClusterFolder
-    from headway.launch.local import LocalEngine
-
-    assert isinstance(cluster, ClusterFolder)
-    for node in range(beyond, cluster.nodes):
-        LocalEngine(cluster).stop_node(node)
 
 
 def _remove_files(folder: Path) -> None:

@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from headway.common.node.janitor import end_node
+from headway.common.node.janitor import end_node, end_run
 from headway.common.node.process import spawn
 from headway.launch.cluster import ClusterFolder
 from headway.launch.engine import NodeLost
@@ -50,6 +50,14 @@ class LocalEngine:
             end_node(run_id, node)
         self.cluster.remove(f"nodes/{node}.json")
         self.cluster.remove(f"nodes/{node}.run")
+
+    def stop(self) -> None:
+        """End every node, then what the nodes shared: run lock, crash points."""
+        ids = {run_id for node in range(self.cluster.nodes) for run_id in self._ids(node)}
+        for node in range(self.cluster.nodes):
+            self.stop_node(node)
+        for run_id in sorted(ids):
+            end_run(run_id)
 
     def lose_node(self, node: int) -> None:
         """Take the machine away for good, as a power cut would: processes, sockets, shared memory (for drills)."""

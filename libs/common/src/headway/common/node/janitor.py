@@ -66,6 +66,19 @@ def end_node(run_id: str, node: int) -> list[str]:
     return done + _remove(run_id, [shm_root() / run_id / folder, sock_root() / run_id / folder])
 
 
+def leave_run(run_id: str) -> list[str]:
+    """What the last executor of an ended run does: remove what its nodes shared, end what others left behind.
+
+    Nothing happens while anybody else holds the run; executors and drivers are left to end by themselves.
+    """
+    lock = RunLock.try_exclusive(check_run_id(run_id), sock_root())
+    if lock is None:
+        return []
+    with lock:
+        done = _end(run_id, lambda p: p.run_id == run_id and not p.mender)
+        return done + _remove(run_id, [shm_root() / run_id, sock_root() / run_id])
+
+
 def sweep(sock_root: Path, shm_root: Path) -> list[str]:
     """End and remove every dead run under these two roots; say what was done, one line each.
 
