@@ -318,7 +318,7 @@ class TrainStep:
     def _snapshot_after(self, step: int) -> None:
         """Seal the state, and mark it durable when that is due and no rank's store is still busy."""
         every = self._parts.config.ckpt.durable_every
-        self.durable_due |= every > 0 and (step + 1) % every == 0
+        self.durable_due |= (step + 1) % every == 0
         durable = self.durable_due and not self._busy
         if durable:
             self.durable_due = False

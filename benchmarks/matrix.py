@@ -1,0 +1,94 @@
+"""Every layout against one process: what ``make matrix`` runs. Writes one JSON with an entry per layout and type.
+
+    python -m benchmarks.matrix --out benchmarks/results/matrix.json [--only tp2] [--dtypes fp64]
+
+Bars: fp64 step-0 gradients per parameter, and parameters after 20 steps, to 1e-9 relative to the tensor's norm;
+fp32 losses to 1e-5; bf16 losses to the bound in ``BARS``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from headway.trainer.testing.layouts import STEPS, Layout, all_layouts, single
+from headway.trainer.testing.pool import WorkerPool, worker_pool
+from headway.trainer.testing.training import Trained, distance, train_layout
+
+BARS = {"fp64": 1e-9, "fp32": 1e-5, "bf16": 0.05}
+"""fp64: relative to a tensor's norm, gradients and parameters. fp32 and bf16: nats of loss, any of 20 steps."""
+
+
+def main() -> int:
+    """Run the matrix; the exit code says whether every bar is met."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/matrix.json"))
+    parser.add_argument("--only", default="", help="run only layouts whose name contains this")
+    parser.add_argument("--dtypes", default="fp64,fp32,bf16")
+    options = parser.parse_args()
+    started_s = time.monotonic()
+    with worker_pool(8) as pool, tempfile.TemporaryDirectory() as folder:
+        rows = run(pool, Path(folder), options.only, options.dtypes.split(","))
+    failed = [row for row in rows if not row["ok"]]
+    report = {
+        "bars": BARS,
+        "machine": {"cpus": os.cpu_count(), "platform": platform.platform(), "torch": torch.__version__},
+        "date": time.strftime("%Y-%m-%d"),
+        "duration_s": round(time.monotonic() - started_s, 1),
+        "rows": rows,
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(report, indent=1) + "\n")
+    print(f"{len(rows) - len(failed)} of {len(rows)} within the bars; {options.out}")
+    return 1 if failed else 0
+
+
+def run(pool: WorkerPool, folder: Path, only: str, dtypes: list[str]) -> list[dict[str, Any]]:
+    """One row per layout and type."""
+    references: dict[tuple[str, str], Trained] = {}
+    rows = []
+    for layout in all_layouts():
+        if only not in layout.name:
+            continue
+        for dtype in dtypes:
+            key = (layout.block, dtype)
+            if key not in references:
+                place = folder / f"single-{layout.block}-{dtype}"
+                references[key] = train_layout(pool, single(*key), 1, place, STEPS)
+            row = compare(pool, folder / f"{layout.name}-{dtype}", layout, dtype, references[key])
+            rows.append(row)
+            print(json.dumps(row), flush=True)
+    return rows
+
+
+def compare(pool: WorkerPool, folder: Path, layout: Layout, dtype: str, expected: Trained) -> dict[str, Any]:
+    """Train one layout and measure how far it is from the single process."""
+    started_s = time.monotonic()
+    found = train_layout(pool, layout.config(dtype), layout.world_size, folder, STEPS)
+    loss = max(abs(found.losses[step] - expected.losses[step]) for step in range(STEPS))
+    grads, grads_of = distance(found.grads, expected.grads)
+    params, params_of = distance(found.params, expected.params)
+    error = max(grads, params) if dtype == "fp64" else loss
+    return {
+        "layout": layout.name,
+        "dtype": dtype,
+        "ok": error < BARS[dtype],
+        "loss_error": loss,
+        "gradient_error": grads,
+        "worst_gradient": grads_of,
+        "parameter_error": params,
+        "worst_parameter": params_of,
+        "duration_s": round(time.monotonic() - started_s, 2),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
