@@ -1,0 +1,161 @@
+"""``headway run`` as a user meets it: it trains, is interrupted, killed, started again, and leaves nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from headway.ckpt_store.client import newest
+from headway.console.run import Run
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.toml"))
+TINY = ROOT / "examples" / "tiny.toml"
+STEPS = 60
+LONG = (f"train.steps={STEPS}", "ckpt.durable_every=10")
+
+
+def _run(machine: Any, *overrides: Any, name: str = "") -> list[str]:
+    words = [
+        "run",
+        str(TINY),
+        "--runs-dir",
+        str(machine.runs),
+        *machine.settings(machine.two_ranks, *overrides),
+    ]
+    return [*words, "--name", name] if name else words
+
+
+def _steps_logged(run: Run) -> list[int]:
+    return [int(row[0]) for row in run.query("SELECT step FROM metrics ORDER BY step")]
+
+
+def _wait_for_step(machine: Any, name: str, step: int) -> None:
+    path = machine.runs / name
+    machine.wait_until(
+        lambda: (path / "run.json").exists() and max(_steps_logged(Run(path)), default=-1) >= step,
+        f"{name} reaches step {step}",
+    )
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(make_machine: Any) -> str:
+    """Digest of the parameters after the same run without any disturbance."""
+    machine = make_machine()
+    machine.headway(*_run(machine, LONG, name="whole"))
+    return machine.digest("whole")
+
+
+@pytest.mark.timeout(300)
+def test_a_run_ends_with_a_summary_and_leaves_nothing_behind(machine: Any) -> None:
+    foreground = machine.start(
+        *_run(machine, "train.steps=20", "train.sample_tokens=8", "ckpt.durable_every=10")
+    )
+    _wait_for_step(machine, "tiny", 0)
+    listened = machine.listening()
+    assert listened, "executors and driver listen while the run lives"
+    assert foreground.wait(120) == 0, machine.output.read_text()
+    machine.assert_clean("tiny", listened=listened)
+    text = machine.output.read_text()
+    assert "run tiny: finished after step 20/20" in text
+    for word in (
+        "validation loss",
+        "training unigrams give",
+        "tokens/s",
+        "MFU",
+        "checkpoint       step 20",
+        "sample:",
+        "trace ",
+    ):
+        assert word in text, text
+    # The same command again is a new run, and its summary is JSON on request.
+    out = machine.headway(*_run(machine, "train.steps=3"), "--json")
+    summary = json.loads(out.splitlines()[-1])
+    assert summary["name"] == "tiny-2"
+    assert summary["outcome"] == "finished"
+    assert summary["step"] == summary["steps"] == 3
+    assert summary["validation_before"] is not None and summary["validation_after"] is not None
+    assert 0 < summary["mfu"] < 1
+    assert summary["tokens_per_s"] > 0
+    assert [one["step"] for one in summary["checkpoints"]] == [3]
+    assert Path(summary["trace"]).exists()
+    machine.assert_clean("tiny", "tiny-2")
+    machine.headway(*_run(machine, "train.steps=3", name="tiny"), code=2)
+
+
+@pytest.mark.timeout(300)
+def test_ctrl_c_stops_with_a_checkpoint_and_the_next_run_goes_on_to_the_same_bits(
+    machine: Any, uninterrupted: str
+) -> None:
+    foreground = machine.start(*_run(machine, LONG))
+    _wait_for_step(machine, "tiny", 12)
+    listened = machine.listening()
+    os.kill(foreground.pid, signal.SIGINT)
+    assert foreground.wait(60) == 0, machine.output.read_text()
+    machine.assert_clean("tiny", listened=listened)
+    run = Run(machine.runs / "tiny")
+    assert run.outcome == "stopped"
+    found = newest(run.folder.checkpoints)
+    assert found is not None
+    stopped_at = found.step
+    assert 12 < stopped_at < STEPS
+    assert max(_steps_logged(run)) == stopped_at - 1, "the checkpoint holds every completed step"
+    assert f"run tiny: stopped after step {stopped_at}/{STEPS}" in machine.output.read_text()
+
+    text = machine.headway(*_run(machine, LONG))
+    assert "resuming run tiny" in text
+    assert f"goes on from step {stopped_at} (durable)" in text
+    assert not (machine.runs / "tiny-2").exists()
+    assert _steps_logged(run) == list(range(STEPS)), "no step is missing and none was done twice"
+    assert machine.digest("tiny") == uninterrupted
+    machine.assert_clean("tiny")
+
+
+@pytest.mark.timeout(300)
+def test_after_sigkill_of_everything_the_next_run_cleans_up_and_goes_on_to_the_same_bits(
+    machine: Any, uninterrupted: str
+) -> None:
+    machine.start(*_run(machine, LONG))
+    _wait_for_step(machine, "tiny", 22)
+    run = Run(machine.runs / "tiny")
+    machine.wait_until(lambda: newest(run.folder.checkpoints), "a checkpoint is complete")
+    listened = machine.listening()
+    assert machine.kill_everything() >= 8  # console, executor, driver, monitor, four services, workers
+    assert not run.outcome
+    assert any(machine.shm_root.iterdir()), "killed processes cannot tidy up"
+    kept = newest(run.folder.checkpoints)
+    assert kept is not None
+
+    text = machine.headway(*_run(machine, LONG))
+    assert f"removed {machine.shm_root / run.folder.run_id}" in text, "the janitor says what it did"
+    assert "resuming run tiny" in text
+    assert f"goes on from step {kept.step} (durable)" in text
+    assert sorted(set(_steps_logged(run))) == list(range(STEPS))
+    assert machine.digest("tiny") == uninterrupted
+    machine.assert_clean("tiny", listened=listened)
+
+
+@pytest.mark.timeout(180)
+def test_ctrl_c_before_the_first_step_leaves_nothing_running(machine: Any) -> None:
+    foreground = machine.start(*_run(machine, LONG))
+    machine.wait_until(lambda: list(machine.runs.glob("tiny/cluster/nodes/0.json")), "the executor is up")
+    os.kill(foreground.pid, signal.SIGINT)
+    foreground.wait(90)
+    text = machine.output.read_text()
+    # Caught while starting (130, nothing lives on) or already followed (stopped, as after any step).
+    assert foreground.returncode in (0, 130), text
+    assert "Traceback" not in text
+    machine.assert_clean("tiny")
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_every_example_trains(machine: Any, example: Path) -> None:
+    small = ("model.layers=4", "train.steps=4", "ckpt.durable_every=2")
+    text = machine.headway("run", example, "--runs-dir", machine.runs, *machine.settings(small))
+    assert f"run {example.stem}: finished after step 4/4" in text
+    machine.assert_clean(example.stem)

@@ -1,0 +1,182 @@
+"""Every verb of the command line on one living run, each as a process of its own."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from headway.ckpt_store.client import newest
+from headway.console.run import Run
+
+NAME = "verbs"
+SHAPE = ("parallel.tp=1", "parallel.pp=2", "parallel.dp=1", "launch.nodes=2", "launch.ranks_per_node=1",
+         "launch.spares=1", "launch.standbys=1", "train.global_batch_size=4", "train.steps=1000000",
+         "ckpt.durable_every=1000000")  # fmt: skip
+
+
+class Live:
+    """The run and the command."""
+
+    def __init__(self, machine: Any) -> None:
+        self.machine = machine
+        self.wait_until = machine.wait_until
+        self.headway("run", "examples/tiny.toml", "--name", NAME, "--detach", *machine.settings(SHAPE))
+        self.run = Run(machine.runs / NAME)
+        self.wait_until(lambda: self.step() > 0, "the first step")
+
+    def headway(self, *words: str, code: int = 0) -> str:
+        return str(self.machine.headway(*words, "--runs-dir", self.machine.runs, code=code))
+
+    def status(self) -> dict[str, Any]:
+        """The driver's answer, by way of ``status --json``."""
+
+        def answer() -> Any:
+            return json.loads(self.headway("status", NAME, "--json"))["status"]
+
+        return dict(self.wait_until(answer, "the driver answers"))
+
+    def step(self) -> int:
+        return int(self.status()["step"])
+
+    def pids(self) -> dict[int, int]:
+        return {row["rank"]: row["pid"] for row in self.status()["ranks"]}
+
+    def wait_running(self, generation: int) -> None:
+        def runs() -> bool:
+            status = self.status()
+            return status["phase"] == "running" and status["generation"] >= generation
+
+        self.wait_until(runs, f"generation {generation} runs")
+
+
+@pytest.fixture(scope="module")
+def live(make_machine: Any) -> Iterator[Live]:
+    found = Live(make_machine())
+    yield found
+    if not found.run.outcome:
+        found.headway("stop", NAME, "--wait")
+        assert found.run.wait(timeout_s=60) == "stopped"
+    found.machine.assert_clean(NAME)
+
+
+@pytest.mark.timeout(240)
+def test_status_tells_ranks_nodes_and_services(live: Live) -> None:
+    status = live.status()
+    assert status["phase"] == "running"
+    assert [(row["rank"], row["node"], row["status"]) for row in status["ranks"]] == [
+        (0, 0, "running"), (1, 1, "running")]  # fmt: skip
+    assert status["nodes"] == {"0": "active", "1": "active", "2": "spare"}
+    assert {"dataloader", "ckpt_store", "agent", "zygote", "driver", "monitor"} <= set(
+        status["services"]["0"]
+    )
+    rows = json.loads(live.headway("runs", "--json"))
+    assert [(row["name"], row["state"]) for row in rows] == [(NAME, "live")]
+    assert f"run {NAME}: step" in live.headway("status", NAME)
+
+
+def test_a_paused_run_makes_no_step_until_it_is_resumed(live: Live) -> None:
+    live.headway("pause", NAME, "--wait")
+    live.wait_until(lambda: live.status()["paused"], "the run is paused")
+    held = live.step()
+    assert [live.step() for _ in range(3)] == [held] * 3
+    live.headway("resume", NAME, "--wait")
+    live.wait_until(lambda: live.step() > held, "steps go on")
+    assert not live.status()["paused"]
+
+
+def test_a_set_learning_rate_is_that_of_the_following_steps(live: Live) -> None:
+    live.headway("set", NAME, "lr=0.000321", "--wait")
+    after = live.step()
+    rates = live.wait_until(
+        lambda: live.run.query("SELECT lr FROM metrics WHERE step > ?", (after,)), "a step was reported"
+    )
+    assert {row[0] for row in rates} == {0.000321}
+
+
+def test_checkpoint_makes_the_present_state_durable(live: Live) -> None:
+    before = newest(live.run.folder.checkpoints)
+    asked_at = live.step()
+    sequence = json.loads(live.headway("checkpoint", NAME, "--wait", "--json"))["sequence"]
+    assert sequence > 0
+    found = live.wait_until(lambda: newest(live.run.folder.checkpoints), "a checkpoint is complete")
+    assert found.step >= asked_at
+    assert before is None or found.step > before.step
+
+
+def test_an_injected_kill_replaces_that_worker_alone(live: Live) -> None:
+    pids, generation = live.pids(), live.status()["generation"]
+    live.headway("inject", NAME, "kill", "--rank", "1")
+    live.wait_running(generation + 1)
+    now = live.pids()
+    assert now[0] == pids[0]
+    assert now[1] != pids[1]
+
+
+def test_an_injected_kill_of_a_service_touches_no_worker(live: Live) -> None:
+    pids, status = live.pids(), live.status()
+    old = status["services"]["0"]["dataloader"]
+    live.headway("inject", NAME, "kill", "--service", "dataloader", "--node", "0")
+    live.wait_until(lambda: live.status()["services"]["0"].get("dataloader", old) != old, "a new dataloader")
+    assert live.pids() == pids
+    assert live.status()["generation"] == status["generation"]
+
+
+def test_an_evicted_node_gives_its_rank_to_the_spare(live: Live) -> None:
+    live.headway("checkpoint", NAME, "--wait")
+    live.wait_until(lambda: newest(live.run.folder.checkpoints), "a checkpoint is complete")
+    status = live.status()
+    live.headway("evict", NAME, "1")
+    live.wait_running(status["generation"] + 1)
+    now = live.status()
+    assert {row["rank"]: row["node"] for row in now["ranks"]} == {0: 0, 1: 2}
+    assert now["nodes"]["1"] == "lost"
+    assert now["ranks"][0]["pid"] == status["ranks"][0]["pid"]
+
+
+def test_logs_are_found_by_name_rank_and_level(live: Live) -> None:
+    lines = [
+        json.loads(line) for line in live.headway("logs", NAME, "--name", "driver", "--json").splitlines()
+    ]
+    assert lines
+    assert {line["file"] for line in lines} <= {f"n{node}-driver" for node in range(3)}
+    assert any(line["event"] == "generation" for line in lines)
+    assert len(live.headway("logs", NAME, "--tail", "5").splitlines()) == 5
+    quiet = live.headway("logs", NAME, "--level", "warning", "--tail", "100000", "--json").splitlines()
+    assert {json.loads(line)["level"] for line in quiet} <= {"warning", "error", "critical"}
+
+
+def test_a_trace_holds_slices_of_every_rank(live: Live) -> None:
+    out = live.machine.folder / "trace.json.gz"
+    told = json.loads(live.headway("trace", NAME, "-o", str(out), "--json"))
+    events = json.loads(gzip.decompress(out.read_bytes()))
+    events = events["traceEvents"] if isinstance(events, dict) else events
+    slices = [event for event in events if event.get("ph") == "X"]
+    assert told["slices"] > 0
+    assert {event["name"].split()[0] for event in slices}
+    assert len({event["pid"] for event in slices} | {event.get("tid") for event in slices}) >= 2
+
+
+@pytest.mark.parametrize("words", [
+    ("set", NAME, "lr=-1"), ("set", NAME, "batch=4"), ("inject", NAME, "kill", "--rank", "9"),
+    ("inject", NAME, "burn", "--rank", "0"), ("inject", NAME, "kill"), ("evict", NAME, "7"),
+    ("status", "nobody"), ("pause", "nobody"), ("logs", NAME, "--level", "loud")], ids=" ".join)  # fmt: skip
+def test_a_wrong_verb_is_one_line_with_a_remedy_and_code_2(live: Live, words: tuple[str, ...]) -> None:
+    text = live.headway(*words, code=2)
+    assert text.startswith("error: ")
+    assert len(text.splitlines()) == 1
+    assert ";" in text
+
+
+def test_stop_ends_the_run_with_a_checkpoint_and_later_commands_are_refused(live: Live) -> None:
+    asked_at = live.step()
+    live.headway("stop", NAME)
+    assert live.run.wait(timeout_s=60) == "stopped"
+    found = newest(live.run.folder.checkpoints)
+    assert found is not None
+    assert found.step >= asked_at
+    text = live.headway("pause", NAME, code=2)
+    assert "is not live" in text
+    assert json.loads(live.headway("runs", "--json"))[0]["state"] == "stopped"
