@@ -18,6 +18,8 @@ app = typer.Typer(
     name="health",
     help="Check this node; agent and monitor of a run.",
     no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
     add_completion=False,
 )
 

@@ -17,6 +17,8 @@ from headway.common.log import get_logger, setup
 from headway.common.node.process import spawn
 from headway.common.node.run_dir import NodePaths, RunDir
 
+MAX_DIGITS = 9  # no crew counts further, and the name becomes that of a file
+
 log = get_logger("zygote")
 
 
@@ -54,7 +56,8 @@ def serve(run_dir: Path, node: int) -> int:
 
 def _valid(name: str, node: int) -> bool:
     prefix = f"n{node}w"
-    return name.startswith(prefix) and name.removeprefix(prefix).isdigit()
+    number = name.removeprefix(prefix)
+    return name.startswith(prefix) and number.isdigit() and len(number) <= MAX_DIGITS
 
 
 def _log_path(run_dir: Path, name: str) -> Path:

@@ -16,7 +16,7 @@ from typing import Any
 import zmq
 from headway.common.testing.inputs import Inputs
 from headway.common.wire.endpoint import set_client_keys
-from headway.common.wire.keys import ipc_path
+from headway.common.wire.keys import KeyPair, ipc_path
 
 STREAM_SHARE = 0.1
 OVERSIZE_SHARE = 0.0005  # a megabyte each
@@ -46,14 +46,16 @@ def fuzz_endpoint(
     seed: int,
     corpus: Sequence[bytes],
     server_key: bytes | None = None,
+    keys: KeyPair | None = None,
     probe: Callable[[], object] | None = None,
     probe_every: int = 1000,
 ) -> FuzzReport:
     """Send ``count`` bad inputs and return what was sent; everything follows from ``seed``.
 
     ``corpus``: bodies of valid messages of the service (``codec.encode``) to mutate; leave out what ends it,
-    since some mutations stay valid. ``server_key``: speak CURVE with a fresh client key. ``probe`` is called
-    every ``probe_every`` inputs and at the end, and raises if the service no longer serves.
+    since some mutations stay valid. ``server_key``: speak CURVE, with ``keys`` or a fresh
+    client key. ``probe`` is called every ``probe_every`` inputs and at the end, and raises if the service no
+    longer serves.
 
     Raises:
         TimeoutError: the endpoint read nothing for 60 s.
@@ -61,7 +63,7 @@ def fuzz_endpoint(
     """
     report = FuzzReport()
     inputs = Inputs(seed, corpus)
-    with _Plain(endpoint, report) as plain, _Messages(endpoint, server_key, report) as messages:
+    with _Plain(endpoint, report) as plain, _Messages(endpoint, server_key, keys, report) as messages:
         for number in range(count):
             draw = inputs.rng.random()
             if endpoint.startswith("http://"):
@@ -135,8 +137,10 @@ class _Plain:
 class _Messages:
     """DEALERs that send anything. One never reads, the others throw their replies away."""
 
-    def __init__(self, endpoint: str, server_key: bytes | None, report: FuzzReport) -> None:
-        self._endpoint, self._server_key, self._report = endpoint, server_key, report
+    def __init__(
+        self, endpoint: str, server_key: bytes | None, keys: KeyPair | None, report: FuzzReport
+    ) -> None:
+        self._endpoint, self._server_key, self._keys, self._report = endpoint, server_key, keys, report
         self._context: zmq.Context[Any] = zmq.Context()
         self._dealers: dict[int, zmq.Socket[bytes]] = {}
 
@@ -167,7 +171,7 @@ class _Messages:
         dealer: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         dealer.setsockopt(zmq.LINGER, 1000)
         dealer.setsockopt(zmq.IMMEDIATE, 1)
-        set_client_keys(dealer, None, self._server_key)
+        set_client_keys(dealer, self._keys, self._server_key)
         dealer.connect(self._endpoint)
         return dealer
 
