@@ -176,7 +176,7 @@ def test_a_killed_worker_is_told_to_the_driver_and_written_down(bench: Bench) ->
             assert hear(newcomer) == "up"
             bench.wait(lambda: len(bench.told) == 2, "the end of the episode")
             assert bench.kinds()[1] == ("crash", 1, False)
-            assert verdicts_of(bench.root, only_open=True) == []
+            bench.wait(lambda: verdicts_of(bench.root, only_open=True) == [], "it in the file, written after")
 
 
 def test_a_stopped_worker_is_told_and_its_going_on_too(bench: Bench) -> None:
@@ -269,6 +269,7 @@ def test_killed_monitor_and_agent_and_a_new_driver_lose_and_repeat_nothing(bench
         os.kill(survivor.pid, signal.SIGKILL)
         bench.wait(lambda: len(bench.told) > 1, "the next verdict")
         assert bench.kinds() == [("crash", 1, True), ("crash", 0, True)]
+        bench.wait(lambda: len(verdicts_of(bench.root)) == 2, "both in the file")
         assert [verdict.revision for verdict in verdicts_of(bench.root)] == [0, 0]
 
 

@@ -109,27 +109,21 @@ def hit(
 
 def test_repeated_and_further_lines_are_one_episode_that_ends_in_quiet() -> None:
     state, node = MonitorState(HealthConfig(), RUN_ID), SimulatedNode(0, lockstep(1, 2000, lambda _: 0.4))
-    told: list[Verdict] = []
+    lines = {**dict.fromkeys(range(1, 10), (hit(100), hit(200))), 20: (hit(300),), 120: (hit(400),)}
+    told: list[tuple[float, Verdict]] = []
     for turn in range(1, 400):
         now_s = turn / 2
-        hits = (
-            (hit(100), hit(200))
-            if turn < 10
-            else (hit(300),)
-            if turn == 20
-            else (hit(400),)
-            if turn == 120
-            else ()
-        )
-        told += state.on_beat(node.beat(now_s, hits), now_s)
-        told += state.tick(now_s)
-    assert [(one.kind, one.rank, one.is_open) for one in told] == [
+        told += [(now_s, one) for one in state.on_beat(node.beat(now_s, lines.get(turn, ())), now_s)]
+        told += [(now_s, one) for one in state.tick(now_s)]
+    assert [(one.kind, one.rank, one.is_open) for _, one in told] == [
         ("nan_loss", 0, True),
         ("nan_loss", 0, False),
     ]
-    assert told[1].evidence[-1].value.startswith("4 lines")
+    (_, opened), (closed_s, closed) = told
+    assert closed_s > 60.0 + HealthConfig().log_quiet_s, "quiet counts from the last line"
+    assert closed.evidence[-1].value.startswith("4 lines")
     again = state.on_beat(node.beat(200.0, (hit(500),)), 200.0)
-    assert [one.is_open for one in again] == [True] and again[0].id != told[0].id
+    assert [one.is_open for one in again] == [True] and again[0].id != opened.id
 
 
 def test_a_restarted_monitor_knows_the_lines_it_has_told_of() -> None:

@@ -84,7 +84,7 @@ def test_a_hung_rank_is_named_within_its_limit_and_once() -> None:
 def test_victims_that_began_to_wait_first_are_not_blamed() -> None:
     timelines = lockstep(4, 100, lambda _: 0.7)
     for timeline in timelines:
-        timeline.hang(20.0, "BACKWARD" if timeline.rank == 2 else "RECV_BACKWARD")
+        timeline.hang(19.7, "BACKWARD" if timeline.rank == 2 else "RECV_BACKWARD")
     told = play(MonitorState(CONFIG, RUN_ID), nodes_of(timelines), 40.0)
     assert [(one.kind, one.rank) for _, one in told] == [("silence", 2)]
 
@@ -233,11 +233,13 @@ def test_a_lost_node_is_blamed_and_not_the_ranks_that_wait_for_it() -> None:
 
 
 def test_while_a_node_is_late_nobody_else_is_blamed() -> None:
-    timelines = lockstep(4, 200, lambda _: 0.4)
-    stall_others(timelines, 3, at_s=20.0)
+    timelines = lockstep(4, 200, lambda _: 2.0)
+    stall_others(timelines, 3, at_s=20.1)
     nodes, state = nodes_of(timelines), MonitorState(CONFIG, RUN_ID)
-    play(state, nodes, 21.0)  # its last beat shows rank 3 quiet for a second already
-    told = play(state, nodes[:1], 40.0, start_s=21.0)
+    play(
+        state, nodes, 25.0
+    )  # its last beat shows its ranks quiet for more than half their limit of 6 s already
+    told = play(state, nodes[:1], 40.0, start_s=25.0)
     assert [(one.kind, one.node) for _, one in told] == [("node_silent", 1)]
 
 
