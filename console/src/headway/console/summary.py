@@ -10,9 +10,9 @@ from typing import Any
 
 from headway.ckpt_store.client import newest
 from headway.common.errors import HeadwayError
+from headway.console.analysis.episodes import load_journal, recoveries
 from headway.console.analysis.events import load_events, redone_steps
 from headway.console.analysis.metrics import load_evaluations
-from headway.console.analysis.recoveries import load_journal, recoveries
 from headway.console.peak import cached_peak
 from headway.console.progress import read_progress
 from headway.console.run import Run

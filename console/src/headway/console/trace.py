@@ -18,8 +18,8 @@ from typing import Any
 import polars as pl
 from headway.common.errors import InputError
 from headway.common.plan.schedule.actions import COMPUTE, Kind
+from headway.console.analysis.episodes import load_journal
 from headway.console.analysis.events import load_events
-from headway.console.analysis.recoveries import load_journal
 from headway.console.run import Run
 
 GROUPS = ("steps", "compute", "sends", "receives", "collectives", "data", "state", "other")

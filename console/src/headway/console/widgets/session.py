@@ -18,8 +18,8 @@ from typing import Any
 
 import polars as pl
 from headway.common.errors import DeadlineError, HeadwayError
+from headway.console.analysis.episodes import load_journal, recoveries
 from headway.console.analysis.metrics import current, load_evaluations, load_metrics
-from headway.console.analysis.recoveries import load_journal, recoveries
 from headway.console.peak import cached_peak
 from headway.console.progress import Progress, Teller, read_progress
 from headway.console.run import Run

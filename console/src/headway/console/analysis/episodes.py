@@ -20,6 +20,7 @@ JOURNAL = {
     "fields": pl.String,
 }
 CAUSES = frozenset({"injected", "evicted"})
+"""Faults put in on purpose; one of a service needs no recovery of the ranks."""
 
 
 @dataclass
@@ -88,7 +89,7 @@ def _episodes(rows: Iterator[dict[str, Any]]) -> Iterator[Recovery]:
     for row in rows:
         now, fields = float(row["monotonic_s"]), json.loads(row["fields"])
         match row["name"]:
-            case name if name in CAUSES:
+            case name if name in CAUSES and fields.get("target", "worker") == "worker":
                 cause_s = now if cause_s is None else cause_s
             case "fence" if open_one is None:
                 detect = None if cause_s is None else now - cause_s

@@ -1,0 +1,213 @@
+"""A run without training: a folder, a journal and a driver that answers, for tests of whoever watches runs.
+
+``FakeRun`` keeps the real journal, the real messages over a real socket and real flight rings; only the
+training is made up. Its driver lives in a thread of this process.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from headway.common.config import to_toml
+from headway.common.errors import InputError
+from headway.common.node.flight import FlightWriter
+from headway.common.node.process import ProcessId
+from headway.common.node.run_dir import NodePaths, RunDir, new_run_id
+from headway.common.plan.schedule.actions import Kind
+from headway.common.wire.messages.driver import Accepted, Command, GetStatus, RankStatus, Status
+from headway.common.wire.messages.executor import Evaluation, Sample, StepMetrics
+from headway.common.wire.server import Handler, Server
+from headway.console.run import Run
+from headway.launch.cluster import ClusterFolder
+from headway.trainer.config import LaunchConfig, ModelConfig, ParallelConfig, RunConfig, TrainConfig
+from headway.trainer.control.journal import Journal
+
+TOKENS = 1000
+STEP_S = 0.01
+SMALL = RunConfig(
+    model=ModelConfig(layers=2, hidden=32, heads=2, vocab_size=512, seq_len=32),
+    parallel=ParallelConfig(dp=2),
+    launch=LaunchConfig(nodes=1, ranks_per_node=2),
+    train=TrainConfig(steps=40, global_batch_size=4, dtype="fp32"),
+)
+
+
+class FakeRun:
+    """``FakeRun(runs_dir)`` is live until ``finish`` or ``close``; steps happen only by ``advance``.
+
+    Set HEADWAY_SHM_ROOT before: the flight rings lie there.
+    """
+
+    def __init__(self, runs_dir: Path, name: str = "fake", config: RunConfig = SMALL) -> None:
+        self.config = config
+        self.folder = RunDir.create(runs_dir / name, run_id=new_run_id())
+        self.folder.config.write_text(to_toml(config))
+        self.cluster = ClusterFolder.create(
+            self.folder.path / "cluster", nodes=1, cluster_id=self.folder.run_id
+        )
+        self.step, self.generation, self.paused, self.outcome = 0, 0, False, ""
+        self.commands: list[Command] = []
+        paths = NodePaths(self.folder.run_id, 0)
+        paths.shm_dir.mkdir(parents=True)
+        self._flights = [
+            FlightWriter.create(paths.segment("flight", rank), rank, 4096)
+            for rank in range(config.parallel.world_size)
+        ]
+        me = ProcessId.current()
+        self.cluster.announce(0, "tcp://127.0.0.1:1", me)
+        self.cluster.write("nodes/0.run", {"run_dir": str(self.folder.path), "run_id": self.folder.run_id})
+        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._ended, self._ready = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._drive, name="fake-driver", daemon=True)
+        self._thread.start()
+        self._ready.wait(10.0)
+
+    @property
+    def run(self) -> Run:
+        """The run as the console sees it."""
+        return Run(self.folder.path)
+
+    # ---- what a test makes happen -------------------------------------------------------------
+    def advance(self, steps: int = 1) -> None:
+        """Complete some steps on all ranks."""
+        self._do(lambda: self._advance(steps))
+
+    def evaluate(self, loss: float) -> None:
+        """Report a validation loss after the steps so far."""
+        said = Evaluation(generation=self.generation, step=self.step, loss=loss, tokens=TOKENS)
+        self._do(lambda: self._journal.store_report(0, time.time_ns(), None, said, None))
+
+    def sample(self, tokens: tuple[int, ...]) -> None:
+        """Report the text sample of a run's end."""
+        said = Sample(generation=self.generation, tokens=tokens, num_prompt_tokens=1)
+        self._do(lambda: self._journal.store_report(0, time.time_ns(), None, None, said))
+
+    def recover(self, reason: str = "rank 1 is lost: killed", back_to: int | None = None) -> None:
+        """Leave the generation and go on from step ``back_to`` in the next."""
+        self._do(lambda: self._recover(reason, self.step if back_to is None else back_to))
+
+    def finish(self, outcome: str = "finished") -> None:
+        """End the run: outcome in the journal, executors and driver gone."""
+        self._do(lambda: self._finish(outcome))
+        self.close()
+
+    def close(self) -> None:
+        """Take everything away without an outcome, as a power cut does."""
+        if not self._ended.is_set():
+            self._ended.set()
+            self._thread.join()
+        for flight in self._flights:
+            flight.close()
+        self._flights = []
+        self.cluster.remove("nodes/0.run")
+        (self.folder.path / "driver.json").unlink(missing_ok=True)
+
+    # ---- the driver's thread ------------------------------------------------------------------
+    def _do(self, work: Callable[[], object]) -> None:
+        done = threading.Event()
+
+        def step() -> None:
+            try:
+                work()
+            finally:
+                done.set()
+
+        self._work.put(step)
+        if not done.wait(30.0):
+            raise RuntimeError("the fake driver does not answer")
+
+    def _drive(self) -> None:
+        self._journal = Journal(self.folder.database)
+        keys = self.cluster.keys
+        handlers: Mapping[type[Any], Handler] = {GetStatus: self._status, Command: self._command}
+        server = Server("tcp://127.0.0.1:0", handlers, keys=keys, allowed={keys.public})
+        me = ProcessId.current()
+        facts = {"endpoint": server.endpoint, "server_key": keys.public.decode(), "epoch": 1,
+                 "pid": me.pid, "start_ticks": me.start_ticks}  # fmt: skip
+        (self.folder.path / "driver.json").write_text(json.dumps(facts))
+        self._log("driver_started", epoch=1, node=0)
+        self._log("generation", generation=0, source="init", step=0)
+        self._log("stepping", generation=0, step=1)
+        self._ready.set()
+        while not self._ended.is_set():
+            if server.socket.poll(5):
+                server.handle_ready()
+            while not self._work.empty():
+                self._work.get()()
+        server.close()
+        self._journal.close()
+
+    def _log(self, event: str, **fields: object) -> None:
+        self._journal.event(event, fields, time.monotonic())
+
+    def _advance(self, steps: int) -> None:
+        for _ in range(steps):
+            self._step()
+
+    def _step(self) -> None:
+        for flight in self._flights:
+            with flight.record(Kind.STEP, step=self.step):
+                for micro_batch in range(2):
+                    with flight.record(Kind.FORWARD, step=self.step, micro_batch=micro_batch):
+                        pass
+                    with flight.record(Kind.BACKWARD, step=self.step, micro_batch=micro_batch):
+                        pass
+                with flight.record(Kind.SNAPSHOT, step=self.step + 1):
+                    pass
+        said = StepMetrics(generation=self.generation, step=self.step, loss=6.0 * math.exp(-self.step / 50),
+                           grad_norm=1.0, lr=1e-3, tokens=TOKENS, duration_s=STEP_S,
+                           unix_s=time.time())  # fmt: skip
+        self._journal.store_report(0, time.time_ns(), said, None, None)
+        self.step += 1
+
+    def _recover(self, reason: str, back_to: int) -> None:
+        self._log("fence", generation=self.generation, step=self.step, reason=reason)
+        self.generation += 1
+        self.step = back_to
+        self._log("generation", generation=self.generation, source="arena", step=back_to)
+        for flight in self._flights:
+            flight.set_generation(self.generation)
+            with flight.record(Kind.RESTORE, step=back_to):
+                pass
+        self._step()
+        self._log("stepping", generation=self.generation, step=self.step)
+
+    def _finish(self, outcome: str) -> None:
+        self._log("run_over", outcome=outcome, detail="", step=self.step)
+        self.outcome = outcome
+        self._journal.set_fact("outcome", outcome)
+
+    def _command(self, message: Command, peer: bytes) -> Accepted:
+        del peer
+        if message.operation == "set" and message.value <= 0:
+            raise InputError(f"cannot set lr to {message.value}", remedy="set lr to a value above 0")
+        self.commands.append(message)
+        if message.operation == "inject":
+            self._log("injected", target=message.name, fault=message.fault, rank=message.rank, node=0)
+            self._recover(f"rank {message.rank} is lost: killed", self.step)
+            return Accepted(sequence=0)
+        if message.operation in ("pause", "resume"):
+            self.paused = message.operation == "pause"
+        steer, _ = self._journal.add_command(message.id, message.operation, message.name, message.value)
+        self._log("command", sequence=steer.sequence, operation=steer.operation, name=steer.name)
+        return Accepted(sequence=steer.sequence)
+
+    def _status(self, message: GetStatus, peer: bytes) -> Status:
+        del message, peer
+        me, commands = ProcessId.current(), len(self._journal.commands())
+        ranks = tuple(
+            RankStatus(rank=rank, node=0, worker=f"w{rank}", pid=me.pid, status="running", step=self.step)
+            for rank in range(self.config.parallel.world_size)
+        )
+        return Status(
+            name=self.folder.name, phase=self.outcome or "running", epoch=1, generation=self.generation,
+            step=self.step, steps=self.config.train.steps, paused=self.paused, commands=commands,
+            applied=commands, ranks=ranks, nodes={0: "active"}, services={0: {"dataloader": me.pid}},
+        )  # fmt: skip

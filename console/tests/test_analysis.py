@@ -1,0 +1,247 @@
+"""Frames over metrics, records and the journal say what happened, no more and no less."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from headway.common.errors import CorruptError
+from headway.common.node.flight import RECORD
+from headway.common.plan.schedule.actions import Kind
+from headway.console.analysis import (
+    heat_map,
+    idle,
+    load_evaluations,
+    load_events,
+    load_journal,
+    load_metrics,
+    recoveries,
+    redone_steps,
+    step_times,
+    timeline,
+)
+from headway.console.analysis.episodes import JOURNAL
+from headway.console.analysis.events import completed_steps, frame
+from headway.console.analysis.metrics import METRICS, current, reported_again, seconds_per_step, throughput
+from headway.console.testing import STEP_S, TOKENS, FakeRun
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+MS = 1_000_000
+
+
+def records(*rows: tuple[Kind, int, int, int, int], generation: int = 0) -> np.ndarray:
+    """(kind, step, start_ms, end_ms, flags) each."""
+    made = np.zeros(len(rows), RECORD)
+    for number, (kind, step, start, end, flags) in enumerate(rows):
+        made[number]["kind"], made[number]["step"], made[number]["flags"] = kind, step, flags
+        made[number]["start_ns"], made[number]["end_ns"] = start * MS, end * MS
+        made[number]["sequence"], made[number]["generation"] = number, generation
+        made[number]["micro_batch"] = -1
+    return made
+
+
+def a_step(step: int, start: int, *, broken: bool = False) -> list[tuple[Kind, int, int, int, int]]:
+    """10 ms of which 4 compute and 3 wait; a broken one is left before its snapshot."""
+    rows = [
+        (Kind.STEP, step, start, start + 10, 0),
+        (Kind.FORWARD, step, start, start + 2, 0),
+        (Kind.FORWARD, step, start + 2, start + 5, 1),
+        (Kind.BACKWARD, step, start + 5, start + 7, 0),
+    ]
+    return rows if broken else [*rows, (Kind.SNAPSHOT, step + 1, start + 9, start + 10, 0)]
+
+
+def metrics(*rows: tuple[int, int, float, float]) -> pl.DataFrame:
+    """(generation, step, duration_s, unix_s) each."""
+    return pl.DataFrame(
+        [(g, s, 5.0, 1.0, 1e-3, 100, d, u) for g, s, d, u in rows], schema=METRICS, orient="row"
+    )
+
+
+def test_step_times_are_told_by_generation() -> None:
+    found = step_times(metrics((0, 0, 1.0, 1), (0, 1, 3.0, 4), (1, 2, 2.0, 6))).to_dicts()
+    assert [row["p50_s"] for row in found] == [2.0, 2.0]
+    assert [row["num_steps"] for row in found] == [2, 1]
+    assert found[0]["tokens_per_s"] == pytest.approx(200 / 4)
+    assert found[0]["p99_s"] == pytest.approx(2.98)
+
+
+def test_a_step_done_again_counts_once_and_as_the_newest_generation_did_it() -> None:
+    table = metrics((0, 0, 1.0, 1), (0, 1, 1.0, 2), (1, 1, 4.0, 9))
+    assert current(table)["generation"].to_list() == [0, 1]
+    assert throughput(table) == pytest.approx(200 / 5)
+    assert reported_again(table).to_dicts() == [{"step": 1, "times": 2, "generations": [0, 1]}]
+
+
+def test_a_pause_does_not_spoil_the_eta() -> None:
+    steady = metrics(*((0, step, 1.0, float(step)) for step in range(10)))
+    paused = metrics(*((0, step, 1.0, float(step) + (9000 if step > 4 else 0)) for step in range(10)))
+    assert seconds_per_step(steady) == pytest.approx(1.0)
+    assert seconds_per_step(paused) < 4.0
+    assert seconds_per_step(metrics()) == 0.0
+
+
+def test_a_broken_off_step_is_not_a_completed_one() -> None:
+    events = frame(0, 0, records(*a_step(0, 0), *a_step(1, 10, broken=True)))
+    assert completed_steps(events)["step"].to_list() == [0]
+
+
+def test_the_snapshot_that_begins_a_generation_completes_no_step() -> None:
+    """It is numbered as if the step before had just ended, but lies outside that step's record."""
+    rows = [*a_step(4, 0, broken=True), (Kind.SNAPSHOT, 5, 50, 51, 0)]
+    assert completed_steps(frame(0, 0, records(*rows))).is_empty()
+
+
+def test_steps_done_again_are_counted_per_recovery_and_not_per_rank() -> None:
+    parts = []
+    for rank in (0, 1):
+        parts.append(frame(0, rank, records(*a_step(0, 0), *a_step(1, 10), *a_step(2, 20, broken=True))))
+        parts.append(frame(0, rank, records(*a_step(1, 40), *a_step(2, 50), generation=1)))
+    again = redone_steps(pl.concat(parts)).to_dicts()
+    assert again == [{"generation": 1, "num_steps": 1, "ranks": 2}]
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=6))
+def test_redone_steps_equal_a_count_by_hand(lengths: list[int]) -> None:
+    """Generation g starts where the one before stood or one step earlier, and completes lengths[g] steps."""
+    parts, done, expected, position, at = [], set[int](), {}, 0, 0
+    for generation, length in enumerate(lengths):
+        position = max(0, position - generation % 2)
+        steps = range(position, position + length)
+        rows = [row for step in steps for row in a_step(step, at + 10 * (step - position))]
+        at += 10 * length + 5
+        if rows:
+            parts.append(frame(0, 0, records(*rows, generation=generation)))
+        if repeated := len(done.intersection(steps)):
+            expected[generation] = repeated
+        done.update(steps)
+        position += length
+    if parts:
+        found = redone_steps(pl.concat(parts))
+        assert dict(found.select("generation", "num_steps").iter_rows()) == expected
+
+
+def test_idle_is_the_share_of_a_step_without_compute_and_waits_are_no_compute() -> None:
+    events = frame(0, 3, records(*a_step(0, 0), *a_step(1, 10)))
+    (row,) = idle(events).to_dicts()
+    assert row["rank"] == 3 and row["num_steps"] == 2
+    assert row["idle_fraction"] == pytest.approx(0.6)
+    assert row["step_s"] == pytest.approx(0.010)
+
+
+def test_the_heat_map_tells_waits_from_work() -> None:
+    table = heat_map(pl.concat([frame(0, r, records(*a_step(0, 0), *a_step(1, 10))) for r in (0, 1)]))
+    assert table["rank"].to_list() == [0, 1]
+    assert table.columns[1] == "FORWARD (wait)", "the dearest action comes first"
+    assert table["FORWARD"].to_list() == [2.0, 2.0]
+    assert table["FORWARD (wait)"].to_list() == [3.0, 3.0]
+    assert "STEP" not in table.columns
+
+
+def test_the_timeline_starts_at_zero_and_keeps_to_the_steps_asked_for() -> None:
+    shown = timeline(frame(0, 0, records(*a_step(0, 0), *a_step(1, 10))), first_step=1, last_step=1)
+    assert shown["start_s"].min() == 0.0
+    assert shown["step"].unique().to_list() == [1]
+    assert shown["end_s"].max() == pytest.approx(0.008), "its snapshot begins in the step before"
+
+
+def test_records_of_windows_and_rings_are_read_once_and_a_closed_one_wins(fake: FakeRun) -> None:
+    fake.advance(3)
+    live = load_events(fake.folder.path)
+    assert completed_steps(live).group_by("rank").len()["len"].to_list() == [3, 3]
+    saved = live.filter(pl.col("rank") == 0).head(4)
+    window = np.zeros(len(saved), RECORD)
+    for name in ("kind", "step", "generation", "sequence", "start_ns", "end_ns", "micro_batch"):
+        window[name] = saved[name].to_numpy()
+    window["end_ns"][-1] = 0  # saved while it was open
+    np.save(fake.folder.events / "n0-rank0-000000000000.npy", window)
+    again = load_events(fake.folder.path)
+    assert len(again) == len(live)
+    assert again["end_ns"].null_count() == 0
+
+
+def test_an_unreadable_window_is_named(fake: FakeRun) -> None:
+    (fake.folder.events / "n0-rank0-000000000000.npy").write_bytes(b"no array")
+    with pytest.raises(CorruptError, match="n0-rank0"):
+        load_events(fake.folder.path)
+    np.save(fake.folder.events / "n0-rank0-000000000000.npy", np.zeros(3))
+    with pytest.raises(CorruptError, match="another format"):
+        load_events(fake.folder.path)
+
+
+def test_metrics_come_from_the_journal_of_a_living_run(fake: FakeRun) -> None:
+    assert load_metrics(fake.run).is_empty()
+    fake.advance(4)
+    fake.evaluate(5.5)
+    table = load_metrics(fake.run)
+    assert table["step"].to_list() == [0, 1, 2, 3]
+    assert throughput(table) == pytest.approx(TOKENS / STEP_S)
+    assert load_evaluations(fake.run).to_dicts() == [
+        {"generation": 0, "step": 4, "loss": 5.5, "tokens": TOKENS}
+    ]
+
+
+def test_a_recovery_is_split_at_fence_generation_restore_and_first_step(fake: FakeRun) -> None:
+    fake.advance(3)
+    fake.recover(back_to=2)
+    events = load_events(fake.folder.path)
+    (row,) = recoveries(load_journal(fake.run), events).to_dicts()
+    assert (row["generation"], row["step"], row["source"], row["attempts"]) == (1, 2, "arena", 1)
+    assert row["detect_s"] is None, "no fault was put in"
+    spans = [row["decide_s"], row["restore_s"], row["first_step_s"]]
+    assert all(span is not None and span >= 0 for span in spans)
+    assert sum(spans) <= row["total_s"] + 1e-6
+    assert redone_steps(events).to_dicts() == [{"generation": 1, "num_steps": 1, "ranks": 2}]
+
+
+def journal(*rows: tuple[str, float, dict[str, object]]) -> pl.DataFrame:
+    """(name, monotonic_s, fields) each."""
+    return pl.DataFrame(
+        [(1, at, at, name, json.dumps(fields)) for name, at, fields in rows], schema=JOURNAL, orient="row"
+    )
+
+
+GEN1 = {"generation": 1, "step": 7, "source": "arena"}
+GEN2 = {"generation": 2, "step": 7, "source": "durable"}
+
+
+def test_a_double_fault_is_one_recovery_of_two_attempts() -> None:
+    table = recoveries(journal(
+        ("generation", 0, {"generation": 0, "step": 0, "source": "init"}), ("stepping", 1, {}),
+        ("injected", 10, {}), ("fence", 11, {"reason": "rank 1"}), ("generation", 12, GEN1),
+        ("injected", 12.5, {}), ("fence", 13, {"reason": "rank 2"}), ("generation", 14, GEN2),
+        ("stepping", 16, {}),
+    ))  # fmt: skip
+    (row,) = table.to_dicts()
+    assert (row["generation"], row["attempts"], row["reason"]) == (2, 2, "rank 1")
+    assert row["detect_s"] == pytest.approx(1.0)
+    assert row["decide_s"] == pytest.approx(3.0)
+    assert row["first_step_s"] == pytest.approx(2.0) and row["restore_s"] is None
+    assert row["total_s"] == pytest.approx(6.0)
+
+
+def test_the_start_of_a_run_is_no_recovery_and_one_under_way_has_no_total() -> None:
+    start = ("generation", 0.0, {"generation": 0, "step": 0, "source": "init"})
+    assert recoveries(journal(start, ("stepping", 1, {}))).is_empty()
+    (row,) = recoveries(journal(start, ("stepping", 1, {}), ("fence", 2, {"reason": "x"}))).to_dicts()
+    assert row["generation"] == -1 and row["total_s"] is None
+
+
+def test_a_fault_that_needed_no_recovery_does_not_lengthen_the_next_one() -> None:
+    rows = [("injected", 1.0, {}), ("stepping", 5.0, {}),
+            ("injected", 80.0, {"target": "dataloader"}), ("fence", 90.0, {"reason": "x"}),
+            ("generation", 91.0, GEN1), ("stepping", 92.0, {})]  # fmt: skip
+    (row,) = recoveries(journal(*rows)).to_dicts()
+    assert row["detect_s"] is None
+
+
+def test_analysis_names_are_what_the_package_says() -> None:
+    import headway.console.analysis as package
+
+    assert all(callable(getattr(package, name)) for name in package.__all__)
+    assert Path(package.__file__ or "").name == "__init__.py"

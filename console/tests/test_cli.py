@@ -1,0 +1,243 @@
+"""The command line: what it prints, what it refuses, how it ends."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from headway.console.cli import main
+from headway.console.testing import FakeRun
+
+REPOSITORY = Path(__file__).parents[2]
+TINY = str(REPOSITORY / "examples" / "tiny.toml")
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Call:
+    """(exit code, stdout, stderr) of one command."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = main(list(arguments))
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+@pytest.fixture
+def fake_call(fake: FakeRun, call: Call) -> Call:
+    """A command about the fake run."""
+    runs = str(fake.folder.path.parent)
+    return lambda *arguments: call(*arguments, "--runs-dir", runs)
+
+
+def test_help_lists_own_and_service_commands_without_importing_any_service() -> None:
+    program = (
+        "import sys; from headway.console.cli import main; code = main(['--help']); "
+        "heavy = {'torch', 'polars', 'numpy', 'zmq', 'headway.dataloader.cli', 'headway.health.cli'}; "
+        "sys.exit(f'imported {heavy & set(sys.modules)}' if heavy & set(sys.modules) else code)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    named = (
+        "run runs status watch logs pause resume stop checkpoint set evict inject trace doctor node cluster"
+    )
+    for name in [*named.split(), "data", "ckpt", "health"]:
+        assert f"\n  {name} " in done.stdout, name
+
+
+@pytest.mark.parametrize("service", ["data", "ckpt", "health"])
+def test_a_services_commands_are_mounted_as_its_own_module_has_them(service: str, call: Call) -> None:
+    code, out, _ = call(service, "--help")
+    assert code == 0
+    assert {"data": "prepare", "ckpt": "verify", "health": "check"}[service] in out
+    code, _, err = call(service, "nonsense")
+    assert code == 2 and "nonsense" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named", "remedy"),
+    [
+        (["run", TINY, "--set", "train.stpes=3"], "train.stpes", "did you mean train.steps"),
+        (["run", TINY, "--set", "parallel.dp=3"], "= 6", "equal"),
+        (["run", TINY, "--nodes", "3"], "launch.nodes", "equal"),
+        (["run", TINY, "--set", "model.layers=3"], "model.layers=3", "multiple"),
+        (["run", TINY, "--set", "train.steps=many"], "train.steps", "int"),
+        (["run", "absent.toml"], "absent.toml", "path"),
+        (["status"], "no run", "headway run"),
+        (["status", "nothing"], "nothing", "headway runs"),
+        (["logs", "--level", "loud"], "no run", "headway run"),
+        (["node", "start", "--cluster", "nowhere", "--node", "0"], "nowhere", "make up"),
+        (["frobnicate"], "frobnicate", "--help"),
+        (["run"], "config", "--help"),
+        (["run", TINY, "--frobnicate"], "--frobnicate", "--help"),
+    ],
+)
+def test_bad_input_is_one_line_with_the_value_and_the_remedy_and_exits_2(
+    arguments: list[str],
+    named: str,
+    remedy: str,
+    call: Call,
+    own_roots: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(own_roots)
+    code, out, err = call(*arguments)
+    assert code == 2
+    assert out == ""
+    assert err.startswith("error: ") and err.count("\n") == 1
+    assert named in err and remedy in err
+
+
+def test_no_command_at_all_shows_the_help_and_exits_2(call: Call) -> None:
+    code, _, err = call()
+    assert code == 2 and "Usage: headway" in err
+
+
+def test_dry_run_prints_a_configuration_that_reads_back_equal(call: Call, tmp_path: Path) -> None:
+    from headway.common.config import load
+    from headway.trainer.config import RunConfig
+
+    code, out, _ = call("run", TINY, "--set", "train.steps=7", "--spares", "2", "--dry-run")
+    assert code == 0
+    (tmp_path / "printed.toml").write_text(out)
+    printed = load(RunConfig, [tmp_path / "printed.toml"])
+    assert printed.train.steps == 7 and printed.launch.spares == 2
+    assert printed == load(RunConfig, [Path(TINY)], ["train.steps=7", "launch.spares=2"])
+    code, out, _ = call("run", TINY, "--dry-run", "--json")
+    assert json.loads(out)["parallel"]["dp"] == 2
+
+
+def test_status_shows_ranks_and_progress_of_the_newest_run(fake: FakeRun, fake_call: Call) -> None:
+    fake.advance(3)
+    code, out, _ = fake_call("status")
+    assert code == 0
+    assert "step 3/40" in out and "generation 0" in out and "node 0 active: dataloader" in out
+    code, out, _ = fake_call("status", "fake", "--json")
+    told = json.loads(out)
+    assert (told["step"], told["paused"]) == (3, False)
+    assert [rank["rank"] for rank in told["status"]["ranks"]] == [0, 1]
+
+
+def test_runs_lists_every_state(fake: FakeRun, fake_call: Call) -> None:
+    fake.advance(2)
+    states = []
+    for _ in range(2):
+        _, out, _ = fake_call("runs", "--json")
+        (row,) = json.loads(out)
+        states.append((row["state"], row["step"]))
+        fake.close()
+    assert states == [("live", 2), ("interrupted", 2)]
+
+
+@pytest.mark.parametrize("operation", ["pause", "resume", "stop", "checkpoint"])
+def test_a_steering_command_reaches_the_driver(operation: str, fake: FakeRun, fake_call: Call) -> None:
+    code, out, _ = fake_call(operation, "fake", "--wait", "--json")
+    assert code == 0
+    assert json.loads(out) == {"run": "fake", "operation": operation, "sequence": 1, "applied": True}
+    assert [command.operation for command in fake.commands] == [operation]
+
+
+def test_set_and_inject_carry_their_values(fake: FakeRun, fake_call: Call) -> None:
+    assert fake_call("set", "fake", "lr=3e-4")[0] == 0
+    assert fake_call("inject", "fake", "kill", "--rank", "1")[0] == 0
+    assert fake_call("inject", "fake", "stop", "--service", "dataloader", "--node", "0")[0] == 0
+    sent = [(c.operation, c.name, c.value, c.fault, c.rank, c.node) for c in fake.commands]
+    assert sent == [
+        ("set", "lr", 3e-4, "", -1, -1),
+        ("inject", "worker", 0.0, "kill", 1, -1),
+        ("inject", "dataloader", 0.0, "stop", -1, 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["set", "fake", "lr"],
+        ["set", "fake", "lr=fast"],
+        ["set", "fake", "lr=-1"],
+        ["set", "fake", "lr=nan"],
+        ["set", "fake", "colour=3"],
+        ["inject", "fake", "kill"],
+        ["inject", "fake", "kill", "--rank", "0", "--service", "agent"],
+        ["inject", "fake", "kill", "--rank", "7"],
+        ["trace", "fake", "--steps", "x"],
+        ["logs", "fake", "--level", "loud"],
+    ],
+)
+def test_impossible_orders_are_refused_before_they_are_sent(
+    arguments: list[str], fake: FakeRun, fake_call: Call
+) -> None:
+    code, _, err = fake_call(*arguments)
+    assert code == 2 and err.startswith("error: ")
+    assert fake.commands == []
+
+
+def test_an_ended_run_takes_no_orders(fake: FakeRun, fake_call: Call) -> None:
+    fake.finish()
+    code, _, err = fake_call("pause", "fake")
+    assert code == 2 and "not live" in err
+
+
+def test_trace_writes_where_it_is_told(fake: FakeRun, fake_call: Call, tmp_path: Path) -> None:
+    fake.advance(2)
+    code, out, _ = fake_call("trace", "fake", "-o", str(tmp_path / "t.json"), "--json")
+    assert code == 0
+    assert json.loads(out)["slices"] == len(
+        [e for e in json.loads((tmp_path / "t.json").read_text())["traceEvents"] if e["ph"] in "Xi"]
+    )
+
+
+def test_watch_of_an_ended_run_ends_and_tells_how(fake: FakeRun, fake_call: Call) -> None:
+    fake.advance(1)
+    fake.finish()
+    code, out, _ = fake_call("watch", "fake", "--json")
+    told = [json.loads(line) for line in out.splitlines()]
+    assert code == 0 and told[-1]["phase"] == "finished"
+
+
+def test_a_failed_run_makes_watch_exit_1(fake: FakeRun, fake_call: Call) -> None:
+    fake.finish("failed")
+    assert fake_call("watch", "fake")[0] == 1
+
+
+def test_logs_are_in_order_of_time_over_files(fake: FakeRun, fake_call: Call) -> None:
+    def line(second: int, event: str, **fields: object) -> str:
+        return json.dumps(
+            {"timestamp": f"2026-01-01T00:00:0{second}Z", "level": "info", "event": event, **fields}
+        )
+
+    (fake.folder.logs / "n0-driver.log").write_text(
+        f"{line(1, 'one')}\n{line(3, 'three', level='warning')}\n"
+    )
+    (fake.folder.logs / "n0-w1.log").write_text(
+        f"{line(2, 'two', rank=1)}\nTraceback (most recent call last)\nhalf"
+    )
+    _, out, _ = fake_call("logs", "fake", "--json")
+    assert [json.loads(said)["event"] for said in out.splitlines()] == [
+        "one", "two", "Traceback (most recent call last)", "three",
+    ]  # fmt: skip
+    _, out, _ = fake_call("logs", "fake", "--rank", "1", "--json")
+    assert [json.loads(said)["event"][:5] for said in out.splitlines()] == ["two", "Trace"]
+    _, out, _ = fake_call("logs", "fake", "--level", "warning", "-n", "5")
+    assert out.split() == ["00:00:03Z", "n0-driver", "warning", "three"]
+
+
+def test_a_cluster_is_made_resized_and_removed_leaving_foreign_files(call: Call, own_roots: Path) -> None:
+    folder = own_roots / "cluster"
+    assert call("cluster", "create", str(folder), "--nodes", "2")[0] == 0
+    first = json.loads((folder / "cluster.json").read_text())
+    (folder / "terraform.tfstate").write_text("{}")
+    code, out, _ = call("cluster", "create", str(folder), "--nodes", "3", "--json")
+    assert code == 0 and json.loads(out) == {"cluster": str(folder), "id": first["id"], "nodes": 3}
+    code, _, err = call("node", "start", "--cluster", str(folder), "--node", "3")
+    assert code == 2 and "use 0 to 2" in err
+    for _ in range(2):
+        assert call("cluster", "remove", str(folder))[0] == 0
+        assert call("node", "stop", "--cluster", str(folder), "--node", "0")[0] == 0
+    assert [path.name for path in folder.iterdir()] == ["terraform.tfstate"]
