@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from headway.common.testing.fuzz import FuzzReport, fuzz_endpoint
     from headway.common.testing.memory import resident_bytes
     from headway.common.testing.messages import all_messages, example_of, strategy_of
-    from headway.common.testing.serving import serving
+    from headway.common.testing.server_thread import serving
 
 _HOME = {
     "FuzzReport": "fuzz",
@@ -18,7 +18,7 @@ _HOME = {
     "fuzz_endpoint": "fuzz",
     "strategy_of": "messages",
     "resident_bytes": "memory",
-    "serving": "serving",
+    "serving": "server_thread",
 }
 
 __all__ = [
