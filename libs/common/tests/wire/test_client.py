@@ -62,7 +62,12 @@ class Blocking:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._loop.run_until_complete(self._client.close())
+        try:
+            self._loop.run_until_complete(self._client.close())
+        finally:
+            self._loop.close()
+
+    def __del__(self) -> None:  # a test that never entered the block
         self._loop.close()
 
 
