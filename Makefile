@@ -41,7 +41,7 @@ lint: setup ## ruff
 	$(BIN)/ruff format --check .
 
 types: setup ## mypy --strict on every src
-	$(BIN)/mypy -p headway
+	$(BIN)/mypy $(addsuffix /src,$(DISTS))
 
 fmt: setup ## format and sort
 	$(BIN)/ruff check --fix -q .

@@ -11,8 +11,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from headway.common.errors import InputError
 from headway.common.log import get_logger
 from headway.common.node.janitor import leave_run
@@ -256,7 +254,7 @@ class Executor:
 
     def _trouble(self, message: StoreTrouble, peer: bytes) -> None:
         del peer
-        log.error("the checkpoint store is in trouble", **msgspec.structs.asdict(message))
+        log.error("the checkpoint store is in trouble", kind=message.kind, detail=message.message, remedy=message.remedy)
 
     # ---- sending ------------------------------------------------------------------------------
     def _to_driver(self, message: Message) -> None:

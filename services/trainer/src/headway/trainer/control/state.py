@@ -390,7 +390,7 @@ class RunState:
     def _mark(self, worker: str, status: str) -> None:
         home, view = self._home(worker), self.worker(worker)
         if home is not None and view is not None:
-            self.nodes[home].workers[worker] = msgspec.structs.replace(view, status=status)
+            self.nodes[home].workers[worker] = msgspec.structs.replace(view, status=status)  # type: ignore[type-var]
 
     def _enter(self, phase: str, now: float) -> None:
         self.phase, self.since = phase, now
