@@ -1,9 +1,8 @@
-"""Every layout against one process: what ``make matrix`` runs. Writes one JSON with an entry per layout and type.
+"""Every layout against one process, as ``make matrix`` runs it; one JSON, a row per layout and type.
 
     python -m benchmarks.matrix --out benchmarks/results/matrix.json [--only tp2] [--dtypes fp64]
 
-Bars: fp64 step-0 gradients per parameter, and parameters after 20 steps, to 1e-9 relative to the tensor's norm;
-fp32 losses to 1e-5; bf16 losses to the bound in ``BARS``.
+The bars stand in ``headway.trainer.testing.layouts.BARS``.
 """
 
 from __future__ import annotations
@@ -19,17 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from headway.trainer.testing.layouts import STEPS, Layout, all_layouts, single
+from headway.trainer.testing.layouts import BARS, STEPS, Layout, all_layouts, single
 from headway.trainer.testing.pool import WorkerPool, worker_pool
 from headway.trainer.testing.training import Trained, distance, train_layout
-
-BARS = {"fp64": 1e-9, "fp32": 1e-5, "bf16": 0.05}
-"""fp64: relative to a tensor's norm, gradients and parameters. fp32 and bf16: nats of loss, any of 20 steps."""
 
 
 def main() -> int:
     """Run the matrix; the exit code says whether every bar is met."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/matrix.json"))
     parser.add_argument("--only", default="", help="run only layouts whose name contains this")
     parser.add_argument("--dtypes", default="fp64,fp32,bf16")

@@ -18,6 +18,17 @@ NODE = Annotated[int, typer.Option(help="Number of the node, from 0.")]
 
 
 @app.command()
+def train(
+    config: Annotated[list[Path], typer.Argument(help="TOML files; a later one wins.", exists=True)],
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="One value: train.steps=20")] = None,
+) -> None:
+    """Train with no other service: under torchrun, or alone for a single rank."""
+    from headway.trainer.torchrun import train as run
+
+    raise typer.Exit(run(config, overrides or []))
+
+
+@app.command()
 def executor(cluster: CLUSTER, node: NODE) -> None:
     """Guard one node: start, watch and mend what runs on it."""
     from headway.common.log import setup

@@ -214,11 +214,14 @@ LANES: tuple[tuple[Direction, bool], ...] = (
 
 
 def _reap(held: list[object]) -> None:
-    """Free groups and store on a thread of their own: 10 ms each, or gloo's timeout if one is in use."""
+    """Free groups and store on a thread of their own: 10 ms each, or gloo's timeout if one is in use.
+
+    No daemon thread: an interpreter that ends in the middle of it would abort the process.
+    """
 
     def run() -> None:
         while held:
             del held[0]
 
     if held:
-        threading.Thread(target=run, name="group-reaper", daemon=True).start()
+        threading.Thread(target=run, name="group-reaper", daemon=False).start()

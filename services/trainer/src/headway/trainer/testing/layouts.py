@@ -11,6 +11,13 @@ from typing import Any
 
 STEPS = 20
 
+BARS = {"fp64": 1e-9, "fp32": 1e-5, "bf16": 0.02}
+"""How far a layout may be from the single process.
+
+fp64: step-0 gradient of each parameter, and parameters after 20 steps, relative to the tensor's norm. fp32
+and bf16: nats of loss at any of 20 steps. The largest bf16 difference of the whole matrix is 0.0043.
+"""
+
 GRIDS = {
     "tp2": {"tp": 2},
     "pp2": {"pp": 2},
