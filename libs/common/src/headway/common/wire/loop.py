@@ -121,8 +121,8 @@ class Loop:
     def run(self) -> None:
         with self._signals():
             while not self.is_ending:
-                for source in self._poll():
-                    self._serve(source)
+                for source, events in self._poll():
+                    self._serve(source, events)
                 self._run_due_timers()
 
     def close(self) -> None:
@@ -147,21 +147,24 @@ class Loop:
                 timer.due_s = timer.next_due_s(time.monotonic())
                 self._schedule(timer)
 
-    def _poll(self) -> list[Source]:
+    def _poll(self) -> list[tuple[Source, int]]:
         wait_s = MAX_WAIT_S
         if self._timers:
             wait_s = min(wait_s, max(0.0, self._timers[0][0] - time.monotonic()))
         try:
-            ready = self._poller.poll(int(wait_s * 1000) + (1 if wait_s > 0 else 0))
+            return self._poller.poll(int(wait_s * 1000) + (1 if wait_s > 0 else 0))
         except zmq.ZMQError:
             if not self._forget_closed():
                 raise
             return []
-        return [source for source, _ in ready]
 
-    def _serve(self, source: Source) -> None:
-        callback = self._callbacks.get(source)  # None: an earlier callback of this turn took it away
-        if callback is None or self.is_ending:
+    def _serve(self, source: Source, events: int) -> None:
+        callback = self._callbacks.get(source)
+        if callback is None or events & zmq.POLLERR:
+            # Taken away by an earlier callback of this turn; or closed, which would spin the loop: zmq_poll
+            # takes a closed socket for descriptor 0, and a closed descriptor is ready for ever.
+            self._forget_closed()
+        if self.is_ending or callback is None or source not in self._callbacks:
             return
         errors = self.errors[_name(callback)]
         self.guard(callback)
@@ -178,14 +181,13 @@ class Loop:
             self._poller.register(source, zmq.POLLIN)
 
     def _forget_closed(self) -> int:
-        """Drop the sources that were closed before ``unwatch``, or poll would fail for ever; their number."""
-        before = len(self._callbacks)
-        for source in list(self._callbacks):
-            if _is_closed(source):
-                _log.error("a watched source was closed", callback=_name(self._callbacks[source]))
-                self.errors["closed_source"] += 1
-                self.unwatch(source)
-        return before - len(self._callbacks)
+        """Drop the sources that were closed before ``unwatch``; their number."""
+        closed = [source for source in self._callbacks if _is_closed(source)]
+        for source in closed:
+            _log.error("a watched source was closed", callback=_name(self._callbacks[source]))
+            self.errors["closed_source"] += 1
+            self.unwatch(source)
+        return len(closed)
 
     def _woken(self) -> None:
         with contextlib.suppress(BlockingIOError):
