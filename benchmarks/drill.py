@@ -32,8 +32,17 @@ from headway.console.run import Run
 
 from benchmarks.faults import Fault, Striker, healthy, plan
 
-SMALL = ("model.hidden=128", "model.heads=4", "model.seq_len=128", "model.vocab_size=8192", "train.dtype=fp32",
-         "train.eval_batches=1", "train.eval_every=0", "train.sample_tokens=0", "ckpt.durable_every=5")
+SMALL = (
+    "model.hidden=128",
+    "model.heads=4",
+    "model.seq_len=128",
+    "model.vocab_size=8192",
+    "train.dtype=fp32",
+    "train.eval_batches=1",
+    "train.eval_every=0",
+    "train.sample_tokens=0",
+    "ckpt.durable_every=5",
+)
 CONFIG = "examples/tiny.toml"
 
 
@@ -85,11 +94,18 @@ def redone_steps(run: Run) -> list[int]:
 
 def recovery_times(run: Run, fault: Fault, until_s: float) -> dict[str, float]:
     """Seconds from the strike to: the fence (detect), the new generation (decide), all ranks' first new step."""
-    rows = run.query("SELECT name, monotonic_s FROM events WHERE monotonic_s BETWEEN ? AND ? ORDER BY id",
-                     (fault.struck_at_s, until_s))
+    rows = run.query(
+        "SELECT name, monotonic_s FROM events WHERE monotonic_s BETWEEN ? AND ? ORDER BY id",
+        (fault.struck_at_s, until_s),
+    )
     times: dict[str, float] = {}
     for name, at in rows:
-        key = {"worker_lost": "detect_s", "fence": "detect_s", "generation": "decide_s", "stepping": "first_step_s"}.get(name)
+        key = {
+            "worker_lost": "detect_s",
+            "fence": "detect_s",
+            "generation": "decide_s",
+            "stepping": "first_step_s",
+        }.get(name)
         if key == "detect_s":
             times.setdefault(key, at - fault.struck_at_s)
         elif key is not None:
@@ -118,8 +134,11 @@ def resources(pids: Sequence[int]) -> dict[int, dict[str, int]]:
     for pid in pids:
         proc = Path(f"/proc/{pid}")
         pages = int((proc / "statm").read_text().split()[1])
-        found[pid] = {"fds": len(os.listdir(proc / "fd")), "threads": len(os.listdir(proc / "task")),
-                      "rss_kib": pages * os.sysconf("SC_PAGESIZE") >> 10}
+        found[pid] = {
+            "fds": len(os.listdir(proc / "fd")),
+            "threads": len(os.listdir(proc / "task")),
+            "rss_kib": pages * os.sysconf("SC_PAGESIZE") >> 10,
+        }
     return found
 
 
@@ -133,14 +152,30 @@ def strike_and_recover(run: Run, striker: Striker, fault: Fault) -> dict[str, An
     pids = lambda status: {r.rank: r.pid for r in status.ranks}  # noqa: E731
     kept = {rank for rank, pid in pids(before).items() if pid not in fault.victims}
     changed = sorted(rank for rank in kept if pids(after)[rank] != pids(before)[rank])
-    row = {"fault": str(fault), "target": fault.target, "failpoint": fault.failpoint, "generation": after.generation,
-           "survivors_with_new_pid": changed, "healthy_s": until - fault.struck_at_s, **recovery_times(run, fault, until)}
-    print("  " + "  ".join(f"{k}={v:.2f}" if isinstance(v, float) else f"{k}={v}" for k, v in row.items()
-                           if k not in ("target", "failpoint")), flush=True)
+    row = {
+        "fault": str(fault),
+        "target": fault.target,
+        "failpoint": fault.failpoint,
+        "generation": after.generation,
+        "survivors_with_new_pid": changed,
+        "healthy_s": until - fault.struck_at_s,
+        **recovery_times(run, fault, until),
+    }
+    print(
+        "  "
+        + "  ".join(
+            f"{k}={v:.2f}" if isinstance(v, float) else f"{k}={v}"
+            for k, v in row.items()
+            if k not in ("target", "failpoint")
+        ),
+        flush=True,
+    )
     return row
 
 
-def disturbed_run(cluster: Cluster, name: str, overrides: Sequence[str], faults: list[Fault], seed: int) -> dict[str, Any]:
+def disturbed_run(
+    cluster: Cluster, name: str, overrides: Sequence[str], faults: list[Fault], seed: int
+) -> dict[str, Any]:
     """Launch, strike every fault, wait for the end, and report."""
     run = cluster.launch(CONFIG, overrides, name=name)
     striker = Striker(run, seed)
@@ -153,9 +188,16 @@ def disturbed_run(cluster: Cluster, name: str, overrides: Sequence[str], faults:
     redone = redone_steps(run)
     outcome = run.wait(timeout_s=900)
     return {
-        "run": name, "outcome": outcome, "faults": rows, "redone_steps": redone, "digest": final_digest(run),
-        "survivors": {str(pid): {"start": at_start[pid], "end": at_end[pid]} for pid in at_start if pid in at_end},
-        "step_p50_s": statistics.median(durations), "step_max_s": max(durations),
+        "run": name,
+        "outcome": outcome,
+        "faults": rows,
+        "redone_steps": redone,
+        "digest": final_digest(run),
+        "survivors": {
+            str(pid): {"start": at_start[pid], "end": at_end[pid]} for pid in at_start if pid in at_end
+        },
+        "step_p50_s": statistics.median(durations),
+        "step_max_s": max(durations),
     }
 
 
@@ -174,8 +216,11 @@ def judge(report: dict[str, Any], reference: str) -> list[str]:
         wrong.append(f"outcome {report['outcome']}")
     if report["digest"] != reference:
         wrong.append(f"digest {report['digest']} is not the undisturbed {reference}")
-    wrong += [f"{row['fault']}: ranks {row['survivors_with_new_pid']} changed pid"
-              for row in report["faults"] if row["survivors_with_new_pid"]]
+    wrong += [
+        f"{row['fault']}: ranks {row['survivors_with_new_pid']} changed pid"
+        for row in report["faults"]
+        if row["survivors_with_new_pid"]
+    ]
     lost_nodes = sum(row["target"] == "node" for row in report["faults"])
     above = [count for count in report["redone_steps"] if count > 1]
     if len(above) > lost_nodes:  # the loss of a node goes back to a durable checkpoint
@@ -194,7 +239,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--set", action="append", default=[], dest="overrides")
     options = parser.parse_args(argv)
     folder = Path(tempfile.mkdtemp(prefix="headway-drill-"))
-    overrides = [*SMALL, f"train.steps={options.steps}", f"data.path={Path('data/stdlib').resolve()}", *options.overrides]
+    overrides = [
+        *SMALL,
+        f"train.steps={options.steps}",
+        f"data.path={Path('data/stdlib').resolve()}",
+        *options.overrides,
+    ]
     cluster = Cluster(folder)
     reference = undisturbed_run(cluster, "undisturbed", overrides)
     print(f"undisturbed digest {reference}", flush=True)
@@ -205,9 +255,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         report = disturbed_run(cluster, f"drill-{number}", overrides, plan(seed, options.faults, 4), seed)
         failures += [f"run {number}: {line}" for line in judge(report, reference)]
         reports.append(report)
-    result = {"command": "python -m benchmarks.drill " + " ".join(argv or sys.argv[1:]), "reference": reference,
-              "hardware": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
-              "torch": torch.__version__, "date": time.strftime("%Y-%m-%d"), "runs": reports, "failures": failures}
+    result = {
+        "command": "python -m benchmarks.drill " + " ".join(argv or sys.argv[1:]),
+        "reference": reference,
+        "hardware": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
+        "torch": torch.__version__,
+        "date": time.strftime("%Y-%m-%d"),
+        "runs": reports,
+        "failures": failures,
+    }
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(result, indent=1) + "\n")

@@ -85,8 +85,13 @@ class Striker:
         status = healthy(self.run)
         self._count += 1
         actions: dict[str, Callable[[Fault, Status], None]] = {
-            "worker": self._worker, "workers": self._workers, "standby": self._standby, "node": self._node,
-            "executor": self._executor, "driver": self._driver}
+            "worker": self._worker,
+            "workers": self._workers,
+            "standby": self._standby,
+            "node": self._node,
+            "executor": self._executor,
+            "driver": self._driver,
+        }
         fault.struck_at_s = time.monotonic()
         actions.get(fault.target, self._service)(fault, status)
 
@@ -140,8 +145,11 @@ class Striker:
             self._service(fault, status)
 
     def _service(self, fault: Fault, status: Status) -> None:
-        nodes = [n for n, services in status.services.items()
-                 if fault.target in services and (n in {r.node for r in status.ranks} or fault.target == "driver")]
+        nodes = [
+            n
+            for n, services in status.services.items()
+            if fault.target in services and (n in {r.node for r in status.ranks} or fault.target == "driver")
+        ]
         pid = status.services[self._random.choice(nodes)][fault.target]
         if fault.failpoint:
             self._wait_fired(self._arm(fault.failpoint), fault)
@@ -190,9 +198,15 @@ def healthy(run: Run, *, beyond_step: int = -1, limit_s: float = 120.0) -> Statu
             continue
         last = status
         used = {r.node for r in status.ranks}
-        up = all({"dataloader", "ckpt_store", "agent", "zygote"} <= set(status.services.get(n, ())) for n in used)
-        if (status.phase == "running" and up and status.step > beyond_step
-                and all(r.status == "running" for r in status.ranks)):
+        up = all(
+            {"dataloader", "ckpt_store", "agent", "zygote"} <= set(status.services.get(n, ())) for n in used
+        )
+        if (
+            status.phase == "running"
+            and up
+            and status.step > beyond_step
+            and all(r.status == "running" for r in status.ranks)
+        ):
             return status
         if status.phase in ("finished", "failed", "stopped"):
             break

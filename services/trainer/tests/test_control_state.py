@@ -6,7 +6,14 @@ import random
 from dataclasses import dataclass, field
 
 from headway.common.wire.messages.driver import NodeBeat, Relay, Seals, WorkerGone
-from headway.common.wire.messages.executor import KillWorker, LeftGeneration, ReadSeals, StoreOpened, ToWorker, WorkerBeat
+from headway.common.wire.messages.executor import (
+    KillWorker,
+    LeftGeneration,
+    ReadSeals,
+    StoreOpened,
+    ToWorker,
+    WorkerBeat,
+)
 from headway.common.wire.messages.worker import Restore, Steer
 from headway.trainer.control.events import (
     Action,
@@ -14,13 +21,15 @@ from headway.trainer.control.events import (
     DurableFound,
     FindDurable,
     Finish,
+    Hopeless,
     NodeUnavailable,
     RestartNode,
     Tell,
     Tick,
 )
+from headway.trainer.control.nodes import Limits
 from headway.trainer.control.restore import choose_restore
-from headway.trainer.control.state import Limits, RunState
+from headway.trainer.control.state import RunState
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -41,9 +50,17 @@ class FakeWorker:
     frozen: bool = False
 
     def beat(self) -> WorkerBeat:
-        return WorkerBeat(worker=self.name, pid=hash(self.name) % 10_000 + 1, start_ticks=1, status=self.status,
-                          generation=self.generation, rank=self.rank, step=self.step, command=self.command,
-                          applied=self.command)
+        return WorkerBeat(
+            worker=self.name,
+            pid=hash(self.name) % 10_000 + 1,
+            start_ticks=1,
+            status=self.status,
+            generation=self.generation,
+            rank=self.rank,
+            step=self.step,
+            command=self.command,
+            applied=self.command,
+        )
 
 
 @dataclass
@@ -73,8 +90,15 @@ class FakeCluster:
 
     def new_driver(self) -> RunState:
         last = self.journal[-1] if self.journal else None
-        return RunState(steps=STEPS, rank_nodes=dict(last.rank_nodes) if last else RANKS, nodes=3, limits=LIMITS,
-                        now=self.now, generation=last.generation if last else -1, epoch=len(self.journal) + 1)
+        return RunState(
+            steps=STEPS,
+            rank_nodes=dict(last.rank_nodes) if last else RANKS,
+            nodes=3,
+            limits=LIMITS,
+            now=self.now,
+            generation=last.generation if last else -1,
+            epoch=len(self.journal) + 1,
+        )
 
     # ---- one tick of everything ----------------------------------------------------------------
     def tick(self) -> None:
@@ -82,8 +106,14 @@ class FakeCluster:
         for number, node in self.nodes.items():
             self._refill(number, node)
             if node.executor and not node.lost:
-                self._deliver(NodeBeat(node=number, pid=1, services={},
-                                       workers=tuple(w.beat() for w in node.workers.values())))
+                self._deliver(
+                    NodeBeat(
+                        node=number,
+                        pid=1,
+                        services={},
+                        workers=tuple(w.beat() for w in node.workers.values()),
+                    )
+                )
         self._step_workers()
         for event in self.inbox:
             self._carry_out(self.driver.handle(event, self.now))  # type: ignore[arg-type]
@@ -101,8 +131,16 @@ class FakeCluster:
     def kill(self, worker: FakeWorker) -> None:
         for number, node in self.nodes.items():
             if node.workers.pop(worker.name, None) and node.executor:
-                self._deliver(WorkerGone(node=number, worker=worker.name, pid=1, rank=worker.rank,
-                                         generation=worker.generation, reason="killed"))
+                self._deliver(
+                    WorkerGone(
+                        node=number,
+                        worker=worker.name,
+                        pid=1,
+                        rank=worker.rank,
+                        generation=worker.generation,
+                        reason="killed",
+                    )
+                )
 
     def lose_node(self, number: int) -> None:
         self.nodes[number] = FakeNode(lost=True, executor=False)
@@ -131,8 +169,11 @@ class FakeCluster:
                     self._leave(worker, "peer")
 
     def store_known(self, generation: int) -> bool:
-        return all(w.generation < generation or w.status == "running" or getattr(w, "store", -1) == generation
-                   for w in self.members() if w.status in ("joining", "running"))
+        return all(
+            w.generation < generation or w.status == "running" or getattr(w, "store", -1) == generation
+            for w in self.members()
+            if w.status in ("joining", "running")
+        )
 
     def _complete(self, ready: list[FakeWorker], step: int) -> None:
         if step <= self.furthest:
@@ -149,7 +190,9 @@ class FakeCluster:
 
     def _leave(self, worker: FakeWorker, reason: str) -> None:
         worker.status = "out"
-        left = LeftGeneration(worker=worker.name, generation=worker.generation, rank=worker.rank, reason=reason)
+        left = LeftGeneration(
+            worker=worker.name, generation=worker.generation, rank=worker.rank, reason=reason
+        )
         self._deliver(Relay(node=0, left=left))
 
     def _deliver(self, event: object) -> None:
@@ -191,17 +234,23 @@ class FakeCluster:
             return
         if message.assign is not None:
             assign = message.assign
-            assert assign.generation in [begun.generation for begun in self.journal], "assigned before the journal knew"
+            assert assign.generation in [begun.generation for begun in self.journal], (
+                "assigned before the journal knew"
+            )
             if assign.generation > max(worker.generation, worker.aborted):
                 worker.generation, worker.rank, worker.status = assign.generation, assign.rank, "joining"
                 worker.step = assign.restore.step
                 if assign.restore.source == "arena":
                     assert assign.restore.step in node.arenas[assign.rank]
-                    node.arenas[assign.rank] = {s for s in node.arenas[assign.rank] if s <= assign.restore.step}
+                    node.arenas[assign.rank] = {
+                        s for s in node.arenas[assign.rank] if s <= assign.restore.step
+                    }
                 else:
                     node.arenas[assign.rank] = {assign.restore.step}
                 if assign.rank == 0:
-                    self._deliver(Relay(node=0, store=StoreOpened(generation=assign.generation, host="h", port=1)))
+                    self._deliver(
+                        Relay(node=0, store=StoreOpened(generation=assign.generation, host="h", port=1))
+                    )
                     self.opened = assign.generation
         if message.store_generation >= 0:
             worker.store = message.store_generation  # type: ignore[attr-defined]
@@ -271,9 +320,19 @@ def test_the_same_failure_at_the_same_step_stops_the_run_and_names_it() -> None:
         cluster.tick()
         stuck = [w for w in cluster.members() if w.status == "running" and w.rank == 1 and w.step >= 5]
         if stuck and cluster.finished is None:
-            cluster.driver.handle(Relay(node=0, left=LeftGeneration(
-                worker=stuck[0].name, generation=stuck[0].generation, rank=1, reason="error",
-                detail="ValueError: labels")), cluster.now)
+            cluster.driver.handle(
+                Relay(
+                    node=0,
+                    left=LeftGeneration(
+                        worker=stuck[0].name,
+                        generation=stuck[0].generation,
+                        rank=1,
+                        reason="error",
+                        detail="ValueError: labels",
+                    ),
+                ),
+                cluster.now,
+            )
             for worker in cluster.members():
                 worker.step = min(worker.step, 5)
     assert cluster.driver.outcome == "failed"
@@ -306,6 +365,16 @@ def test_any_order_of_faults_ends_with_a_finished_run(seed: int, loss: float) ->
     assert cluster.finished == Finish("finished", ""), (cluster.driver.phase, cluster.driver.generation)
     generations = [begun.generation for begun in cluster.journal]
     assert generations == sorted(set(generations))
+
+
+def test_a_fault_of_the_users_before_the_first_generation_ends_the_run_with_its_reason() -> None:
+    cluster = FakeCluster()
+    assert cluster.driver.handle(Hopeless("user_error: install numpy"), 0.1) == [
+        Finish("failed", "user_error: install numpy")
+    ]
+    running = FakeCluster()
+    running.run(10)
+    assert not [a for a in running.driver.handle(Hopeless("late"), running.now) if isinstance(a, Finish)]
 
 
 def test_the_restore_point_is_the_newest_step_that_every_rank_holds() -> None:

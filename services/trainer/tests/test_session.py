@@ -13,6 +13,8 @@ import torch
 from headway.common.config import from_dict
 from headway.common.errors import CorruptError, HeadwayError
 from headway.common.node.arena import Arena
+from headway.common.node.flight import FlightReader, FlightWriter
+from headway.common.plan.schedule.actions import Kind
 from headway.trainer.config import RunConfig
 from headway.trainer.generation import Session
 from headway.trainer.optim.schedule import learning_rate
@@ -239,3 +241,21 @@ def test_without_an_arena_sealing_succeeds_at_once() -> None:
     snapshots.finish()
     assert (snapshots.sealed, snapshots.busy) == (4, False)
     session.leave()
+
+
+def test_the_flight_ring_tells_a_step_in_the_order_it_happened(tmp_path: Path) -> None:
+    flight = FlightWriter.create(tmp_path / "flight-0.bin", 0)
+    config = _config()
+    session = Session(config, 0, data_factory=synthetic(config, 0), recorder=flight)
+    _run(session, NoHooks(), 2)
+    flight.close()
+    reader = FlightReader(tmp_path / "flight-0.bin")
+    records = reader.snapshot()
+    reader.close()
+    assert (records["end_ns"] >= records["start_ns"]).all(), "a record was left open"
+    second = records[(records["step"] == 1) & (records["flags"] == 0)]
+    kinds = [Kind(kind).name for kind in second["kind"]]
+    assert kinds[:3] == ["STEP", "ALL_GATHER", "DATA"]
+    assert kinds[-4:] == ["REDUCE_SCATTER", "NORM", "OPTIMIZER", "SNAPSHOT"]
+    assert kinds[3:-4] == ["FORWARD", "BACKWARD"] * 8
+    assert list(second["micro_batch"][3:-4]) == [mb for mb in range(8) for _ in range(2)]

@@ -47,7 +47,9 @@ class WireError(HeadwayError):
 
 
 class VersionError(WireError):
-    """A message of another protocol version."""
+    """A message of another protocol version: parts that were not installed together."""
+
+    exit_code = 2
 
 
 class RemoteError(HeadwayError):

@@ -1,11 +1,11 @@
 """The folder that describes a cluster: its nodes, their executors' addresses, the key they share.
 
-    cluster.json      {"id", "nodes", "engine"}
-    keys/cluster.key  one CURVE key pair, mode 0600, held by every executor, driver and console
-    nodes/K.json      where node K's executor listens, written by that executor
-    nodes/K.run       the run that node K carries, absent while idle
-    nodes/K.lost      the emulated machine is gone and cannot be started again
-    logs/             output of the executors
+cluster.json      {"id", "nodes", "engine"}
+keys/cluster.key  one CURVE key pair, mode 0600, held by every executor, driver and console
+nodes/K.json      where node K's executor listens, written by that executor
+nodes/K.run       the run that node K carries, absent while idle
+nodes/K.lost      the emulated machine is gone and cannot be started again
+logs/             output of the executors
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ class ClusterFolder:
             InputError: the folder already describes a cluster.
         """
         if (path / "cluster.json").exists():
-            raise InputError(f"{path} already holds a cluster", remedy="use another folder, or `make down` first")
+            raise InputError(
+                f"{path} already holds a cluster", remedy="use another folder, or `make down` first"
+            )
         for part in ("nodes", "logs", "keys"):
             (path / part).mkdir(parents=True, exist_ok=True)
         (path / "keys").chmod(0o700)
@@ -51,7 +53,9 @@ class ClusterFolder:
         pair.save(path / "keys" / "cluster.key")
         pair.save(path / "keys" / "monitor.key")  # the monitor speaks for the cluster
         folder = cls(path)
-        folder.write("cluster.json", {"id": cluster_id or secrets.token_hex(4), "nodes": nodes, "engine": "local"})
+        folder.write(
+            "cluster.json", {"id": cluster_id or secrets.token_hex(4), "nodes": nodes, "engine": "local"}
+        )
         return folder
 
     def resize(self, nodes: int) -> None:
@@ -65,7 +69,9 @@ class ClusterFolder:
         except FileNotFoundError:
             return None
         except ValueError as error:
-            raise InputError(f"{self.path / name} is no JSON: {error}", remedy="remove the cluster's folder") from error
+            raise InputError(
+                f"{self.path / name} is no JSON: {error}", remedy="remove the cluster's folder"
+            ) from error
         return dict(data)
 
     def write(self, name: str, data: dict[str, object]) -> None:
@@ -102,15 +108,19 @@ class ClusterFolder:
 
     def announce(self, node: int, endpoint: str, process: ProcessId) -> None:
         """Say where a node's executor listens."""
-        self.write(f"nodes/{node}.json",
-                   {"endpoint": endpoint, "pid": process.pid, "start_ticks": process.start_ticks})
+        self.write(
+            f"nodes/{node}.json",
+            {"endpoint": endpoint, "pid": process.pid, "start_ticks": process.start_ticks},
+        )
 
     def address(self, node: int) -> NodeAddress | None:
         """Where a node's executor listens, None before its first start."""
         data = self.read(f"nodes/{node}.json")
         if data is None:
             return None
-        return NodeAddress(str(data["endpoint"]), ProcessId(int(str(data["pid"])), int(str(data["start_ticks"]))))
+        return NodeAddress(
+            str(data["endpoint"]), ProcessId(int(str(data["pid"])), int(str(data["start_ticks"])))
+        )
 
     def lost(self, node: int) -> bool:
         """Whether the machine of this node is gone."""

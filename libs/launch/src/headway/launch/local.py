@@ -36,11 +36,23 @@ class LocalEngine:
                 return
             address.process.kill()
         spawn(
-            [sys.executable, "-m", "headway.trainer", "executor",
-             "--cluster", str(self.cluster.path.resolve()), "--node", str(node)],
+            [
+                sys.executable,
+                "-m",
+                "headway.trainer",
+                "executor",
+                "--cluster",
+                str(self.cluster.path.resolve()),
+                "--node",
+                str(node),
+            ],
             log_path=self.cluster.path / "logs" / f"n{node}-executor.log",
-            env={**os.environ, "HEADWAY_RUN_ID": self.cluster.id, "HEADWAY_NODE": str(node),
-                 "HEADWAY_ROLE": "executor"},
+            env={
+                **os.environ,
+                "HEADWAY_RUN_ID": self.cluster.id,
+                "HEADWAY_NODE": str(node),
+                "HEADWAY_ROLE": "executor",
+            },
             cwd=Path.cwd(),
         )
 

@@ -32,8 +32,14 @@ class ModelConfig:
     init_std: float = 0.02
 
     def __post_init__(self) -> None:
-        _positive("model", layers=self.layers, hidden=self.hidden, heads=self.heads,
-                  vocab_size=self.vocab_size, seq_len=self.seq_len)
+        _positive(
+            "model",
+            layers=self.layers,
+            hidden=self.hidden,
+            heads=self.heads,
+            vocab_size=self.vocab_size,
+            seq_len=self.seq_len,
+        )
         if self.hidden % self.heads or (self.hidden // self.heads) % 2:
             raise ConfigError(
                 f"model.hidden={self.hidden} does not split into {self.heads} heads of an even size",
@@ -96,11 +102,17 @@ class LaunchConfig:
     """OpenMP threads of one worker."""
 
     def __post_init__(self) -> None:
-        _positive("launch", nodes=self.nodes, ranks_per_node=self.ranks_per_node,
-                  threads_per_rank=self.threads_per_rank)
+        _positive(
+            "launch",
+            nodes=self.nodes,
+            ranks_per_node=self.ranks_per_node,
+            threads_per_rank=self.threads_per_rank,
+        )
         if self.spares < 0 or self.standbys < 0:
-            raise ConfigError(f"launch.spares={self.spares}, launch.standbys={self.standbys}: below 0",
-                              remedy="use 0 or more")
+            raise ConfigError(
+                f"launch.spares={self.spares}, launch.standbys={self.standbys}: below 0",
+                remedy="use 0 or more",
+            )
 
 
 @dataclass(frozen=True)
@@ -123,8 +135,13 @@ class TrainConfig:
     """Tokens of the text sample at the end; 0 for none."""
 
     def __post_init__(self) -> None:
-        _positive("train", steps=self.steps, global_batch_size=self.global_batch_size,
-                  micro_batch_size=self.micro_batch_size, eval_batches=self.eval_batches)
+        _positive(
+            "train",
+            steps=self.steps,
+            global_batch_size=self.global_batch_size,
+            micro_batch_size=self.micro_batch_size,
+            eval_batches=self.eval_batches,
+        )
 
     @property
     def compute_dtype(self) -> str:
@@ -231,11 +248,16 @@ class RunConfig:
                 remedy=f"use a multiple of {stages} layers",
             )
         tp = self.parallel.tp
-        for name, value in (("model.heads", self.model.heads), ("model ffn width", self.model.ffn_width),
-                            ("model.vocab_size", self.model.vocab_size), ("model.seq_len", self.model.seq_len)):
+        for name, value in (
+            ("model.heads", self.model.heads),
+            ("model ffn width", self.model.ffn_width),
+            ("model.vocab_size", self.model.vocab_size),
+            ("model.seq_len", self.model.seq_len),
+        ):
             if value % tp:
-                raise ConfigError(f"{name}={value} is not divisible by parallel.tp={tp}",
-                                  remedy=f"use a multiple of {tp}")
+                raise ConfigError(
+                    f"{name}={value} is not divisible by parallel.tp={tp}", remedy=f"use a multiple of {tp}"
+                )
 
 
 def _positive(table: str, **values: int) -> None:

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable
 
 import zmq
-
 from headway.common.wire.client import Client
 from headway.common.wire.message import Message
 from headway.common.wire.messages.executor import WorkerBeat
@@ -26,8 +25,14 @@ class Link:
     dropped, since the next one tells all; everything else waits here, the oldest of more than 4,096 falls out.
     """
 
-    def __init__(self, endpoint: str, name: str, beat: Callable[[], WorkerBeat],
-                 on_message: Callable[[Message], None], on_silence: Callable[[float], None]) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        name: str,
+        beat: Callable[[], WorkerBeat],
+        on_message: Callable[[Message], None],
+        on_silence: Callable[[float], None],
+    ) -> None:
         self._endpoint, self._name = endpoint, name
         self._beat, self._on_message, self._on_silence = beat, on_message, on_silence
         self._outbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
@@ -53,8 +58,11 @@ class Link:
         self._thread.join(timeout=2.0)
 
     def _serve(self) -> None:
-        client = Client(self._endpoint, identity=self._name.encode(),
-                        accept=(Assign, StoreAddress, Abort, Steer, Quit, Acknowledged))
+        client = Client(
+            self._endpoint,
+            identity=self._name.encode(),
+            accept=(Assign, StoreAddress, Abort, Steer, Quit, Acknowledged),
+        )
         poller = zmq.Poller()
         poller.register(client.socket, zmq.POLLIN)
         poller.register(self._wake, zmq.POLLIN)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 import torch
-
 from headway.ckpt_store.client import newest, read_shard
 from headway.common.errors import CorruptError
 from headway.common.log import get_logger
@@ -44,11 +43,20 @@ class Rank:
     def __init__(self, worker: Worker, rank: int) -> None:
         self._worker, self.rank, self.config = worker, rank, worker.config
         self._arena: Arena | None = None
-        self._device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() \
+        self._device = (
+            torch.device("cuda", torch.cuda.current_device())
+            if torch.cuda.is_available()
             else torch.device("cpu")
+        )
         flight = FlightWriter.create(worker.paths.segment("flight", rank), rank)
-        self._session = Session(self.config, rank, data_factory=self._open_data, open_arena=self._open_arena,
-                                recorder=flight, device=self._device)
+        self._session = Session(
+            self.config,
+            rank,
+            data_factory=self._open_data,
+            open_arena=self._open_arena,
+            recorder=flight,
+            device=self._device,
+        )
 
     def serve(self, assign: Assign, lookup: Callable[[int], tuple[str, int]]) -> None:
         """Join the generation, restore, train to the end of the run; leaves the groups in every case.
@@ -60,12 +68,20 @@ class Rank:
         generation, worker = assign.generation, self._worker
         try:
             worker.fence.enter(generation, channels)
-            self._session.join(build(
-                generation, self.config.parallel.grid, self.rank, host="127.0.0.1",
-                announce=lambda host, port: worker.announce(generation, host, port),
-                lookup=lambda: lookup(generation), channels=channels,
-                timeout_s=self.config.recovery.group_timeout_s,
-                backend="nccl" if self._device.type == "cuda" else "gloo", device=self._device))
+            self._session.join(
+                build(
+                    generation,
+                    self.config.parallel.grid,
+                    self.rank,
+                    host="127.0.0.1",
+                    announce=lambda host, port: worker.announce(generation, host, port),
+                    lookup=lambda: lookup(generation),
+                    channels=channels,
+                    timeout_s=self.config.recovery.group_timeout_s,
+                    backend="nccl" if self._device.type == "cuda" else "gloo",
+                    device=self._device,
+                )
+            )
             self._restore(assign)
             hooks = ControlHooks(worker, generation)
             self._session.run(hooks)
@@ -103,22 +119,26 @@ class Rank:
         if path.exists():
             self._arena = Arena.open(path)
         else:
-            self._arena = Arena.create(path, run_id=self._worker.run_dir.run_id, rank=self.rank,
-                                       slot_bytes=slot_bytes, layout=layout)
+            self._arena = Arena.create(
+                path, run_id=self._worker.run_dir.run_id, rank=self.rank, slot_bytes=slot_bytes, layout=layout
+            )
         return self._arena
 
     def _open_data(self, split: Literal["train", "validation"], start: int, generation: int) -> DataClient:
         place = self.config.parallel.grid.coordinates(self.rank)
         readers = data_readers(self.config, self.rank)
         spec = stream_spec(self.config, split, start, generation, place.dp, len(readers))
-        return DataClient(self._worker.paths.endpoint("dataloader"), spec=spec, reader=readers.index(self.rank))
+        return DataClient(
+            self._worker.paths.endpoint("dataloader"), spec=spec, reader=readers.index(self.rank)
+        )
 
     def _sample(self, generation: int) -> None:
         prompt = [json.loads((Path(self.config.data.path) / "meta.json").read_text())["eod_id"]]
         tokens = sample_text(self._session, prompt, self.config.train.sample_tokens)
         if self.rank == REPORTING_RANK:
-            self._worker.link.send(Sample(generation=generation, tokens=tuple([*prompt, *tokens]),
-                                          num_prompt_tokens=len(prompt)))
+            self._worker.link.send(
+                Sample(generation=generation, tokens=(*prompt, *tokens), num_prompt_tokens=len(prompt))
+            )
 
     def _wait_for_store(self) -> None:
         """The run is over only when its last checkpoint is on disk."""
@@ -133,20 +153,35 @@ def data_readers(config: RunConfig, rank: int) -> list[int]:
     grid = config.parallel.grid
     placement = Placement(grid, config.launch.ranks_per_node)
     place = grid.coordinates(rank)
-    return [other for other in placement.ranks_of(placement.node_of(rank))
-            if (c := grid.coordinates(other)).dp == place.dp and c.pp in (0, grid.pp - 1)]
+    return [
+        other
+        for other in placement.ranks_of(placement.node_of(rank))
+        if (c := grid.coordinates(other)).dp == place.dp and c.pp in (0, grid.pp - 1)
+    ]
 
 
-def stream_spec(config: RunConfig, split: str, start: int, generation: int, dp_rank: int, readers: int) -> StreamSpec:
+def stream_spec(
+    config: RunConfig, split: str, start: int, generation: int, dp_rank: int, readers: int
+) -> StreamSpec:
     """The stream of one replica. Validation repeats its first ``eval_batches`` global batches for ever."""
     train = config.train
     cycle = train.eval_batches * train.global_batch_size if split == "validation" else 0
     return StreamSpec(
-        path=str(config.data.path), split=split, seed=config.data.seed, seq_len=config.model.seq_len,
-        micro_batch_size=train.micro_batch_size, num_micro_batches=config.num_micro_batches,
-        global_batch_size=train.global_batch_size, dp_rank=dp_rank, dp_size=config.parallel.dp,
-        generation=generation, start_sample=start, cycle_samples=cycle, ring_slots=config.data.ring_slots,
-        num_readers=readers)
+        path=str(config.data.path),
+        split=split,
+        seed=config.data.seed,
+        seq_len=config.model.seq_len,
+        micro_batch_size=train.micro_batch_size,
+        num_micro_batches=config.num_micro_batches,
+        global_batch_size=train.global_batch_size,
+        dp_rank=dp_rank,
+        dp_size=config.parallel.dp,
+        generation=generation,
+        start_sample=start,
+        cycle_samples=cycle,
+        ring_slots=config.data.ring_slots,
+        num_readers=readers,
+    )
 
 
 class ControlHooks(NoHooks):
@@ -188,16 +223,31 @@ class ControlHooks(NoHooks):
             worker.view.status = "running"
             worker.link.beat_now()
         if self._reports:
-            worker.link.send(StepMetrics(
-                generation=self._generation, step=result.step, loss=result.loss, grad_norm=result.grad_norm,
-                lr=result.lr, tokens=result.num_tokens, duration_s=result.duration_s, unix_s=time.time()))
+            worker.link.send(
+                StepMetrics(
+                    generation=self._generation,
+                    step=result.step,
+                    loss=result.loss,
+                    grad_norm=result.grad_norm,
+                    lr=result.lr,
+                    tokens=result.num_tokens,
+                    duration_s=result.duration_s,
+                    unix_s=time.time(),
+                )
+            )
 
     def on_eval(self, step: int, loss: float) -> None:
         """Report a validation loss."""
         if self._reports:
             train, seq = self._worker.config.train, self._worker.config.model.seq_len
-            self._worker.link.send(Evaluation(generation=self._generation, step=step, loss=loss,
-                                              tokens=train.eval_batches * train.global_batch_size * seq))
+            self._worker.link.send(
+                Evaluation(
+                    generation=self._generation,
+                    step=step,
+                    loss=loss,
+                    tokens=train.eval_batches * train.global_batch_size * seq,
+                )
+            )
 
     def on_pause(self, paused: bool) -> None:
         """Say that the run stands still on purpose."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-
 from headway.trainer.evaluate import sample_next
 from headway.trainer.generation import Session
 
@@ -35,8 +34,11 @@ def sample_text(session: Session, prompt: list[int], count: int) -> list[int]:
                 continue
             chunk = session.chunks[stage // pipe.size]
             if stage > 0 and pipe.size > 1:
-                x = torch.empty((length // tp.size, 1, config.model.hidden), dtype=session.param_dtype,
-                                device=session.device)
+                x = torch.empty(
+                    (length // tp.size, 1, config.model.hidden),
+                    dtype=session.param_dtype,
+                    device=session.device,
+                )
                 pipe.recv("forward", x, (stage - 1) % pipe.size, stage).wait()
             if stage == stages - 1:
                 logits = chunk.logits(x, position)

@@ -67,9 +67,18 @@ class Worker:
     def beat(self) -> WorkerBeat:
         """What this worker is and does now."""
         v = self.view
-        return WorkerBeat(worker=self.name, pid=self._me.pid, start_ticks=self._me.start_ticks, status=v.status,
-                          generation=v.generation, rank=v.rank, step=v.step, command=len(self.commands),
-                          applied=v.applied, paused=v.paused)
+        return WorkerBeat(
+            worker=self.name,
+            pid=self._me.pid,
+            start_ticks=self._me.start_ticks,
+            status=v.status,
+            generation=v.generation,
+            rank=v.rank,
+            step=v.step,
+            command=len(self.commands),
+            applied=v.applied,
+            paused=v.paused,
+        )
 
     def _hear(self, message: Message) -> None:
         match message:
@@ -151,8 +160,15 @@ class Worker:
         """Tell the executor that this worker is outside of the generation."""
         log.info("left", generation=assign.generation, rank=assign.rank, reason=reason, detail=detail)
         self.view.status = "out"
-        self.link.send(LeftGeneration(worker=self.name, generation=assign.generation, rank=assign.rank,
-                                      reason=reason, detail=detail[:900]))
+        self.link.send(
+            LeftGeneration(
+                worker=self.name,
+                generation=assign.generation,
+                rank=assign.rank,
+                reason=reason,
+                detail=detail[:900],
+            )
+        )
         self.link.beat_now()
 
     def announce(self, generation: int, host: str, port: int) -> None:
@@ -178,7 +194,9 @@ class Worker:
 def _is_transport(error: BaseException) -> bool:
     """Whether a peer's failure explains the error: torch raises plain RuntimeErrors, told apart by their text."""
     text = str(error).lower()
-    return any(word in text for word in ("gloo", "connection", "socket", "nccl", "timed out", "store", "peer"))
+    return any(
+        word in text for word in ("gloo", "connection", "socket", "nccl", "timed out", "store", "peer")
+    )
 
 
 def _one_line(error: BaseException) -> str:

@@ -24,9 +24,8 @@ log = get_logger("zygote")
 
 def serve(run_dir: Path, node: int) -> int:
     """Fork on request until SIGTERM. Never returns in a forked child."""
-    import torch
-
     import headway.trainer.generation  # noqa: F401 - imported before the fork, so that no worker pays for it
+    import torch
     from headway.trainer.worker import main
 
     setup("zygote", node=node)
@@ -46,8 +45,23 @@ def serve(run_dir: Path, node: int) -> int:
             if not _valid(name, node):
                 log.warning("ignored a request", request=name[:40])
             elif torch.cuda.is_available():
-                spawn([sys.executable, "-m", "headway.trainer", "worker", "--run", str(run_dir), "--node", str(node),
-                       "--name", name], log_path=_log_path(run_dir, name), env=os.environ, cwd=Path.cwd())
+                spawn(
+                    [
+                        sys.executable,
+                        "-m",
+                        "headway.trainer",
+                        "worker",
+                        "--run",
+                        str(run_dir),
+                        "--node",
+                        str(node),
+                        "--name",
+                        name,
+                    ],
+                    log_path=_log_path(run_dir, name),
+                    env=os.environ,
+                    cwd=Path.cwd(),
+                )
             elif os.fork() == 0:
                 requests.close()
                 _become_worker(run_dir, name)

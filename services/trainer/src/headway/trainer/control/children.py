@@ -114,14 +114,19 @@ class Children:
 
     def _start(self, child: _Child, now: float) -> None:
         name = child.spec.name
-        child.process = spawn(child.spec.argv, log_path=self._logs / f"n{self._node}-{name}.log",
-                              env={**os.environ, **child.spec.env, "HEADWAY_ROLE": name}, cwd=Path.cwd())
+        child.process = spawn(
+            child.spec.argv,
+            log_path=self._logs / f"n{self._node}-{name}.log",
+            env={**os.environ, **child.spec.env, "HEADWAY_ROLE": name},
+            cwd=Path.cwd(),
+        )
         child.started_at = now
         self._save()
 
     def _save(self) -> None:
-        data = {name: [c.process.pid, c.process.start_ticks]
-                for name, c in self._children.items() if c.process is not None}
+        data = {
+            name: [c.process.pid, c.process.start_ticks] for name, c in self._children.items() if c.process is not None
+        }
         scratch = self._file.with_suffix(".tmp")
         scratch.write_text(json.dumps(data))
         scratch.replace(self._file)

@@ -100,8 +100,14 @@ class Crew:
         member = self.members.pop(name)
         self._save()
         log.warning("worker is gone", worker=name, rank=member.beat.rank, reason=reason)
-        return WorkerGone(node=self._node, worker=name, pid=member.process.pid, rank=member.beat.rank,
-                          generation=member.beat.generation, reason=reason)
+        return WorkerGone(
+            node=self._node,
+            worker=name,
+            pid=member.process.pid,
+            rank=member.beat.rank,
+            generation=member.beat.generation,
+            reason=reason,
+        )
 
     def _last_words(self, name: str) -> str:
         words = LastWords(self._words / f"words-{name}.bin").read()

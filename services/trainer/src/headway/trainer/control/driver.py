@@ -49,6 +49,7 @@ from headway.trainer.control.events import (
     DurableFound,
     FindDurable,
     Finish,
+    Hopeless,
     Log,
     NodeUnavailable,
     RestartNode,
@@ -57,7 +58,8 @@ from headway.trainer.control.events import (
     Tick,
 )
 from headway.trainer.control.journal import Journal
-from headway.trainer.control.state import Event, Limits, RunState
+from headway.trainer.control.nodes import Limits
+from headway.trainer.control.state import Event, RunState
 
 TICK_S = 0.1
 BEAT_S = 0.25
@@ -89,8 +91,12 @@ class Driver:
         keys = cluster.keys
         self._keys = keys
         self._clients: dict[int, tuple[str, Client]] = {}
-        server = Server("tcp://127.0.0.1:0", {GetStatus: self._get_status, Command: self._command,
-                                              Verdict: self._verdict}, keys=keys, allowed={keys.public})
+        server = Server(
+            "tcp://127.0.0.1:0",
+            {GetStatus: self._get_status, Command: self._command, Verdict: self._verdict},
+            keys=keys,
+            allowed={keys.public},
+        )
         self._server = server
         self._service = Service("driver", server=server)
         self._service.every(TICK_S, self._tick)
@@ -104,20 +110,38 @@ class Driver:
         if (last := self.journal.last_generation()) is not None:
             generation, remembered = last
             rank_nodes = remembered if set(remembered) == set(rank_nodes) else rank_nodes
-        rank_nodes = {rank: home if home < self.cluster.nodes else placement.node_of(rank)
-                      for rank, home in rank_nodes.items()}
+        rank_nodes = {
+            rank: home if home < self.cluster.nodes else placement.node_of(rank) for rank, home in rank_nodes.items()
+        }
         return RunState(
-            steps=self.config.train.steps, rank_nodes=rank_nodes, nodes=self.cluster.nodes, now=time.monotonic(),
-            generation=generation, commands=self.journal.commands(), epoch=self.journal.epoch,
-            limits=Limits(join_s=limits.join_timeout_s, out_s=limits.out_timeout_s,
-                          node_silent_s=limits.node_silent_s, node_lost_s=limits.node_lost_s,
-                          max_crashes=limits.max_crashes))
+            steps=self.config.train.steps,
+            rank_nodes=rank_nodes,
+            nodes=self.cluster.nodes,
+            now=time.monotonic(),
+            generation=generation,
+            commands=self.journal.commands(),
+            epoch=self.journal.epoch,
+            limits=Limits(
+                join_s=limits.join_timeout_s,
+                out_s=limits.out_timeout_s,
+                node_silent_s=limits.node_silent_s,
+                node_lost_s=limits.node_lost_s,
+                max_crashes=limits.max_crashes,
+            ),
+        )
 
     def run(self) -> int:
         """Drive the run to its end; returns the exit code."""
         me = ProcessId.current()
-        self._announce({"endpoint": self._server.endpoint, "server_key": self._keys.public.decode(),
-                        "epoch": self.journal.epoch, "pid": me.pid, "start_ticks": me.start_ticks})
+        self._announce(
+            {
+                "endpoint": self._server.endpoint,
+                "server_key": self._keys.public.decode(),
+                "epoch": self.journal.epoch,
+                "pid": me.pid,
+                "start_ticks": me.start_ticks,
+            }
+        )
         self.journal.event("driver_started", {"epoch": self.journal.epoch, "node": self.node}, time.monotonic())
         log.info("driver is up", epoch=self.journal.epoch, endpoint=self._server.endpoint)
         code = self._service.run()
@@ -139,10 +163,18 @@ class Driver:
     def _beat(self) -> None:
         monitor = self._monitor()
         for number, (_, client) in self._clients.items():
-            client.notify(DriverBeat(
-                epoch=self.journal.epoch, host_node=self.node, phase=self.state.phase, refill=self.state.refill,
-                active=number in self.state.rank_nodes.values(), monitor_endpoint=monitor[0],
-                monitor_key=monitor[1], acknowledged=self.journal.reported(number)))
+            client.notify(
+                DriverBeat(
+                    epoch=self.journal.epoch,
+                    host_node=self.node,
+                    phase=self.state.phase,
+                    refill=self.state.refill,
+                    active=number in self.state.rank_nodes.values(),
+                    monitor_endpoint=monitor[0],
+                    monitor_key=monitor[1],
+                    acknowledged=self.journal.reported(number),
+                )
+            )
 
     def _monitor(self) -> tuple[str, str]:
         try:
@@ -161,8 +193,13 @@ class Driver:
             if known is not None:
                 self._service.unwatch(known[1].socket)
                 known[1].close()
-            client = Client(address.endpoint, keys=self._keys, server_key=self._keys.public,
-                            identity=f"driver-{self.journal.epoch}-{number}".encode(), accept=REPORTS)
+            client = Client(
+                address.endpoint,
+                keys=self._keys,
+                server_key=self._keys.public,
+                identity=f"driver-{self.journal.epoch}-{number}".encode(),
+                accept=REPORTS,
+            )
             self._clients[number] = (address.endpoint, client)
             self._service.watch(client.socket, self._receiver(client))
 
@@ -177,8 +214,9 @@ class Driver:
     def _hear(self, message: Message) -> None:
         match message:
             case Report():
-                self.journal.store_report(message.node, message.sequence, message.metrics, message.evaluation,
-                                          message.sample)
+                self.journal.store_report(
+                    message.node, message.sequence, message.metrics, message.evaluation, message.sample
+                )
             case NodeBeat() | Relay() | Seals() | WorkerGone():
                 self._handle(message)
             case _:
@@ -202,8 +240,11 @@ class Driver:
                 # what the store holds beyond the restore point belongs to a future that will not happen
                 mark_generation(self.run_dir.checkpoints, action.generation, self.state.restore.step)
             case FindDurable():
-                found = newest(self.run_dir.checkpoints, world_size=self.config.parallel.world_size,
-                               max_step=action.max_step)
+                found = newest(
+                    self.run_dir.checkpoints,
+                    world_size=self.config.parallel.world_size,
+                    max_step=action.max_step,
+                )
                 self._handle(DurableFound((found.step, str(found.path)) if found else None))
             case RestartNode():
                 self._restart(action.node)
@@ -219,7 +260,9 @@ class Driver:
             log.error("cannot start the node", node=node, error=str(error))
 
     def _finish(self, action: Finish, now: float) -> None:
-        self.journal.event("run_over", {"outcome": action.outcome, "detail": action.detail, "step": self.state.step}, now)
+        self.journal.event(
+            "run_over", {"outcome": action.outcome, "detail": action.detail, "step": self.state.step}, now
+        )
         self.journal.set_fact("outcome", action.outcome)
         self.journal.set_fact("detail", action.detail)
         log.info("the run is over", outcome=action.outcome, detail=action.detail)
@@ -237,8 +280,18 @@ class Driver:
             steer, new = self.journal.add_command(message.id, message.operation, message.name, message.value)
             if new:
                 self.state.commands.append(steer)
-                self._carry_out(Log("command", {"sequence": steer.sequence, "operation": steer.operation,
-                                                "name": steer.name, "value": steer.value}), now)
+                self._carry_out(
+                    Log(
+                        "command",
+                        {
+                            "sequence": steer.sequence,
+                            "operation": steer.operation,
+                            "name": steer.name,
+                            "value": steer.value,
+                        },
+                    ),
+                    now,
+                )
                 self._tick()
             return Accepted(sequence=steer.sequence)
         if message.operation == "inject":
@@ -255,10 +308,16 @@ class Driver:
         node = message.node if message.node >= 0 else self.state.rank_nodes.get(message.rank, self.node)
         if node not in self._clients:
             raise InputError(f"node {node} is not there", remedy="see `headway status`")
-        self._carry_out(Log("injected", {"target": message.name, "fault": message.fault, "rank": message.rank,
-                                         "node": node}), now)
-        self._clients[node][1].notify(Inject(epoch=self.journal.epoch, target=message.name, fault=message.fault,
-                                             rank=message.rank))
+        self._carry_out(
+            Log(
+                "injected",
+                {"target": message.name, "fault": message.fault, "rank": message.rank, "node": node},
+            ),
+            now,
+        )
+        self._clients[node][1].notify(
+            Inject(epoch=self.journal.epoch, target=message.name, fault=message.fault, rank=message.rank)
+        )
 
     def _evict(self, message: Command, now: float) -> None:
         node = self.state.nodes.get(message.node)
@@ -271,11 +330,25 @@ class Driver:
     def _verdict(self, message: Verdict, peer: bytes) -> None:
         del peer
         now = time.monotonic()
-        self._carry_out(Log("verdict", {"kind": message.kind, "node": message.node, "rank": message.rank,
-                                        "pid": message.pid, "remedy": message.remedy}), now)
+        self._carry_out(
+            Log(
+                "verdict",
+                {
+                    "kind": message.kind,
+                    "node": message.node,
+                    "rank": message.rank,
+                    "pid": message.pid,
+                    "remedy": message.remedy,
+                },
+            ),
+            now,
+        )
+        if message.is_open and message.action == "stop_run":
+            self._handle(Hopeless(f"{message.kind}: {message.remedy}; see {self.run_dir.logs}"))
         if message.is_open and message.kind in ACTED_ON and not self._paused():
-            self._handle(Suspicion(node=message.node, pid=message.pid, generation=message.generation,
-                                   kind=message.kind))
+            self._handle(
+                Suspicion(node=message.node, pid=message.pid, generation=message.generation, kind=message.kind)
+            )
 
     def _paused(self) -> bool:
         return any(view.paused for view in map(self.state.worker, self.state.members.values()) if view is not None)
@@ -285,12 +358,28 @@ class Driver:
         state, ranks = self.state, []
         for rank, home in sorted(state.rank_nodes.items()):
             view = state.worker(state.members.get(rank))
-            ranks.append(RankStatus(rank=rank, node=home, worker=view.worker if view else "", pid=view.pid if view else 0,
-                                    status=view.status if view else "missing", step=view.step if view else 0))
+            ranks.append(
+                RankStatus(
+                    rank=rank,
+                    node=home,
+                    worker=view.worker if view else "",
+                    pid=view.pid if view else 0,
+                    status=view.status if view else "missing",
+                    step=view.step if view else 0,
+                )
+            )
         return Status(
-            name=self.run_dir.name, phase=state.outcome or state.phase, epoch=self.journal.epoch,
-            generation=state.generation, step=state.step, steps=state.steps, paused=self._paused(),
-            commands=len(state.commands), applied=state.applied, ranks=tuple(ranks),
+            name=self.run_dir.name,
+            phase=state.outcome or state.phase,
+            epoch=self.journal.epoch,
+            generation=state.generation,
+            step=state.step,
+            steps=state.steps,
+            paused=self._paused(),
+            commands=len(state.commands),
+            applied=state.applied,
+            ranks=tuple(ranks),
             nodes={number: node.status for number, node in state.nodes.items()},
             services={number: node.services for number, node in state.nodes.items()},
-            detail=self.journal.fact("detail", ""))
+            detail=self.journal.fact("detail", ""),
+        )

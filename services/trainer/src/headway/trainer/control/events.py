@@ -38,6 +38,13 @@ class Suspicion:
 
 
 @dataclass(frozen=True)
+class Hopeless:
+    """A fault of the user's that no restart mends, such as a missing module."""
+
+    detail: str
+
+
+@dataclass(frozen=True)
 class Tell:
     """Send a note to a node's executor."""
 

@@ -58,13 +58,19 @@ class Executor:
 
     def __init__(self, cluster: ClusterFolder, node: int) -> None:
         if not 0 <= node < cluster.nodes:
-            raise InputError(f"node {node} is outside the cluster's {cluster.nodes} nodes",
-                             remedy=f"use 0 to {cluster.nodes - 1}")
+            raise InputError(
+                f"node {node} is outside the cluster's {cluster.nodes} nodes",
+                remedy=f"use 0 to {cluster.nodes - 1}",
+            )
         self.cluster, self.node = cluster, node
         keys = cluster.keys
         handlers: dict[type[Message], Callable[..., Message | None]] = {
-            AttachRun: self._attach, DriverBeat: self._driver_beat, ToWorker: self._to_worker,
-            KillWorker: self._kill_worker, ReadSeals: self._read_seals, StopRun: self._stop_run,
+            AttachRun: self._attach,
+            DriverBeat: self._driver_beat,
+            ToWorker: self._to_worker,
+            KillWorker: self._kill_worker,
+            ReadSeals: self._read_seals,
+            StopRun: self._stop_run,
             Inject: self._inject,
         }
         self._lock = RunLock.hold(cluster.id)
@@ -100,19 +106,27 @@ class Executor:
         if self._run is not None and self._run.run.path != run_dir:
             raise InputError(f"node {self.node} carries {self._run.run.path}", remedy="stop that run first")
         if self._run is None:
-            self.cluster.write(f"nodes/{self.node}.run",
-                               {"run_dir": str(run_dir), "run_id": RunDir(run_dir).run_id})
+            self.cluster.write(f"nodes/{self.node}.run", {"run_dir": str(run_dir), "run_id": RunDir(run_dir).run_id})
             self._carry(run_dir, fresh=True)
         return Attached(node=self.node)
 
     def _carry(self, run_dir: Path, *, fresh: bool) -> None:
         self._run = NodeRun(self.cluster, self.node, run_dir)
         self._heard_at, self._epoch, self._driver = time.monotonic(), 0, None
-        self._local = Server(self._run.paths.endpoint("executor"), {
-            WorkerBeat: self._worker_beat, StoreOpened: self._store_opened, LeftGeneration: self._left,
-            StepMetrics: self._metrics, Evaluation: self._evaluation, Sample: self._sample,
-            ServiceBeat: self._quiet, CheckpointComplete: self._checkpoint, StoreTrouble: self._trouble,
-        })
+        self._local = Server(
+            self._run.paths.endpoint("executor"),
+            {
+                WorkerBeat: self._worker_beat,
+                StoreOpened: self._store_opened,
+                LeftGeneration: self._left,
+                StepMetrics: self._metrics,
+                Evaluation: self._evaluation,
+                Sample: self._sample,
+                ServiceBeat: self._quiet,
+                CheckpointComplete: self._checkpoint,
+                StoreTrouble: self._trouble,
+            },
+        )
         self._service.watch(self._local.socket, self._local.handle_ready)
         if (fresh and self.node == 0) or self._run.had_driver():
             self._run.host_driver()
@@ -192,8 +206,10 @@ class Executor:
         if message.assign is not None:
             self._send(identity, message.assign)
         if message.store_generation >= 0:
-            self._send(identity, StoreAddress(generation=message.store_generation, host=message.store_host,
-                                              port=message.store_port))
+            self._send(
+                identity,
+                StoreAddress(generation=message.store_generation, host=message.store_host, port=message.store_port),
+            )
         if message.steer is not None:
             self._send(identity, message.steer)
         if message.abort_generation is not None:
@@ -254,7 +270,12 @@ class Executor:
 
     def _trouble(self, message: StoreTrouble, peer: bytes) -> None:
         del peer
-        log.error("the checkpoint store is in trouble", kind=message.kind, detail=message.message, remedy=message.remedy)
+        log.error(
+            "the checkpoint store is in trouble",
+            kind=message.kind,
+            detail=message.message,
+            remedy=message.remedy,
+        )
 
     # ---- sending ------------------------------------------------------------------------------
     def _to_driver(self, message: Message) -> None:

@@ -67,38 +67,45 @@ class Journal:
 
     def set_fact(self, key: str, value: str) -> None:
         """Remember a single value."""
-        self._db.execute("INSERT INTO facts VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
-                         (key, value))
+        self._db.execute(
+            "INSERT INTO facts VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+            (key, value),
+        )
 
     def event(self, name: str, fields: dict[str, Any], now: float) -> None:
         """Write what happened, before it is acted upon."""
         failpoint("journal.before_write")
         self._db.execute("BEGIN IMMEDIATE")
-        self._db.execute("INSERT INTO events (epoch, monotonic_s, unix_s, name, fields) VALUES (?, ?, ?, ?, ?)",
-                         (self.epoch, now, time.time(), name, json.dumps(fields, sort_keys=True)))
+        self._db.execute(
+            "INSERT INTO events (epoch, monotonic_s, unix_s, name, fields) VALUES (?, ?, ?, ?, ?)",
+            (self.epoch, now, time.time(), name, json.dumps(fields, sort_keys=True)),
+        )
         failpoint("journal.mid_write")
         self._db.execute("COMMIT")
 
     def begin_generation(self, generation: int, rank_nodes: dict[int, int]) -> None:
         """Reserve a generation's number; it is durable before any worker hears of it."""
-        self._db.execute("INSERT INTO generations VALUES (?, ?, ?)",
-                         (generation, time.time(), json.dumps(rank_nodes)))
+        self._db.execute("INSERT INTO generations VALUES (?, ?, ?)", (generation, time.time(), json.dumps(rank_nodes)))
 
     def last_generation(self) -> tuple[int, dict[int, int]] | None:
         """The newest generation and where its ranks ran."""
         row = self._db.execute(
-            "SELECT generation, rank_nodes FROM generations ORDER BY generation DESC LIMIT 1").fetchone()
+            "SELECT generation, rank_nodes FROM generations ORDER BY generation DESC LIMIT 1"
+        ).fetchone()
         return (int(row[0]), {int(k): v for k, v in json.loads(row[1]).items()}) if row else None
 
     # ---- commands -----------------------------------------------------------------------------
     def add_command(self, command_id: str, operation: str, name: str, value: float) -> tuple[Steer, bool]:
         """Append a command; False with it when this id is already in the list (a retry)."""
-        row = self._db.execute("SELECT sequence, operation, name, value FROM commands WHERE id = ?",
-                               (command_id,)).fetchone()
+        row = self._db.execute(
+            "SELECT sequence, operation, name, value FROM commands WHERE id = ?", (command_id,)
+        ).fetchone()
         if row:
             return Steer(sequence=row[0], operation=row[1], name=row[2], value=row[3]), False
-        cursor = self._db.execute("INSERT INTO commands (id, unix_s, operation, name, value) VALUES (?, ?, ?, ?, ?)",
-                                  (command_id, time.time(), operation, name, value))
+        cursor = self._db.execute(
+            "INSERT INTO commands (id, unix_s, operation, name, value) VALUES (?, ?, ?, ?, ?)",
+            (command_id, time.time(), operation, name, value),
+        )
         return Steer(sequence=int(cursor.lastrowid or 0), operation=operation, name=name, value=value), True
 
     def commands(self) -> list[Steer]:
@@ -111,24 +118,38 @@ class Journal:
         self._db.execute("UPDATE commands SET operation = 'retired' WHERE operation IN ('stop', 'pause', 'checkpoint')")
 
     # ---- what was measured --------------------------------------------------------------------
-    def store_report(self, node: int, sequence: int, metrics: StepMetrics | None, evaluation: Evaluation | None,
-                     sample: Sample | None) -> None:
+    def store_report(
+        self,
+        node: int,
+        sequence: int,
+        metrics: StepMetrics | None,
+        evaluation: Evaluation | None,
+        sample: Sample | None,
+    ) -> None:
         """Store a report and its sequence number in one transaction; a repeated one changes nothing."""
         if sequence <= self.reported(node):
             return
         self._db.execute("BEGIN IMMEDIATE")
         if metrics is not None:
             m = metrics
-            self._db.execute("INSERT OR REPLACE INTO metrics VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                             (m.generation, m.step, m.loss, m.grad_norm, m.lr, m.tokens, m.duration_s, m.unix_s))
+            self._db.execute(
+                "INSERT OR REPLACE INTO metrics VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (m.generation, m.step, m.loss, m.grad_norm, m.lr, m.tokens, m.duration_s, m.unix_s),
+            )
         if evaluation is not None:
             e = evaluation
-            self._db.execute("INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?)",
-                             (e.generation, e.step, e.loss, e.tokens))
+            self._db.execute(
+                "INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?)",
+                (e.generation, e.step, e.loss, e.tokens),
+            )
         if sample is not None:
-            self.set_fact("sample", json.dumps({"tokens": sample.tokens, "num_prompt_tokens": sample.num_prompt_tokens}))
-        self._db.execute("INSERT INTO reports VALUES (?, ?) ON CONFLICT (node) DO UPDATE SET sequence = "
-                         "excluded.sequence", (node, sequence))
+            self.set_fact(
+                "sample", json.dumps({"tokens": sample.tokens, "num_prompt_tokens": sample.num_prompt_tokens})
+            )
+        self._db.execute(
+            "INSERT INTO reports VALUES (?, ?) ON CONFLICT (node) DO UPDATE SET sequence = excluded.sequence",
+            (node, sequence),
+        )
         self._db.execute("COMMIT")
 
     def reported(self, node: int) -> int:

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from pathlib import Path
 
-from headway.common.config import load
+from headway.common.config import diff, load
 from headway.common.log import get_logger
 from headway.common.node.arena import Arena
 from headway.common.node.failpoints import configure
@@ -19,6 +19,7 @@ from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import NodePaths, RunDir, RunLock
 from headway.common.wire.messages.driver import NodeBeat, Report, Seals, WorkerGone
 from headway.common.wire.messages.executor import DriverBeat, Evaluation, Sample, StepMetrics
+from headway.health.config import HealthConfig
 from headway.launch.cluster import ClusterFolder
 from headway.trainer.config import RunConfig
 from headway.trainer.control.children import Children, Spec
@@ -54,21 +55,69 @@ class NodeRun:
     # ---- what runs here -----------------------------------------------------------------------
     def _services(self) -> list[Spec]:
         paths, python = self.paths, [sys.executable, "-m"]
-        who = ["--run-id", self.run.run_id, "--node", str(self.node), "--executor", paths.endpoint("executor")]
+        who = [
+            "--run-id",
+            self.run.run_id,
+            "--node",
+            str(self.node),
+            "--executor",
+            paths.endpoint("executor"),
+        ]
         common = [*who, "--shm-dir", str(paths.shm_dir)]
         return [
-            Spec("dataloader", [*python, "headway.dataloader", "serve", "--endpoint", paths.endpoint("dataloader"),
-                                *common], self._env()),
-            Spec("ckpt_store", [*python, "headway.ckpt_store", "serve", "--endpoint", paths.endpoint("ckpt_store"),
-                                *common, "--checkpoints", str(self.run.checkpoints), "--keep",
-                                str(self.config.ckpt.keep), "--world-size",
-                                str(self.config.parallel.world_size)], self._env()),
-            Spec("agent", [*python, "headway.health", "agent", "--endpoint", paths.endpoint("agent"), *common,
-                           "--node-file", str(paths.sock_dir / "monitor.json"), "--logs", str(self.run.logs)],
-                 self._env()),
-            Spec("zygote", [*python, "headway.trainer", "zygote", "--run", str(self.run.path), "--node",
-                            str(self.node)], self._env(threads=self.config.launch.threads_per_rank)),
+            Spec(
+                "dataloader",
+                [*python, "headway.dataloader", "serve", "--endpoint", paths.endpoint("dataloader"), *common],
+                self._env(),
+            ),
+            Spec(
+                "ckpt_store",
+                [
+                    *python,
+                    "headway.ckpt_store",
+                    "serve",
+                    "--endpoint",
+                    paths.endpoint("ckpt_store"),
+                    *common,
+                    "--checkpoints",
+                    str(self.run.checkpoints),
+                    "--keep",
+                    str(self.config.ckpt.keep),
+                    "--world-size",
+                    str(self.config.parallel.world_size),
+                ],
+                self._env(),
+            ),
+            Spec(
+                "agent",
+                [
+                    *python,
+                    "headway.health",
+                    "agent",
+                    "--endpoint",
+                    paths.endpoint("agent"),
+                    *common,
+                    "--node-file",
+                    str(paths.sock_dir / "monitor.json"),
+                    "--logs",
+                    str(self.run.logs),
+                    "--log-pattern",
+                    f"n{self.node}[-w]*.log",
+                    *self._health_options(),
+                ],
+                self._env(),
+            ),
+            Spec(
+                "zygote",
+                [*python, "headway.trainer", "zygote", "--run", str(self.run.path), "--node", str(self.node)],
+                self._env(threads=self.config.launch.threads_per_rank),
+            ),
         ]
+
+    def _health_options(self) -> list[str]:
+        """The run's ``[health]`` table, as far as it differs from the defaults."""
+        changed = diff(HealthConfig(), self.config.health)
+        return [word for key, (_, value) in changed.items() for word in ("--set", f"{key}={value}")]
 
     def _env(self, threads: int = 1) -> dict[str, str]:
         pools = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -77,13 +126,45 @@ class NodeRun:
     def host_driver(self) -> None:
         """Run driver and monitor on this node, adopting those that already do."""
         python = [sys.executable, "-m"]
-        self.children.keep(Spec("driver", [*python, "headway.trainer", "driver", "--run", str(self.run.path),
-                                           "--cluster", str(self.cluster.path), "--node", str(self.node)], self._env()))
-        self.children.keep(Spec("monitor", [*python, "headway.health", "monitor", "--bind", "tcp://127.0.0.1:0",
-                                            "--keys", str(self.cluster.path / "keys"), "--run-id",
-                                            self.run.run_id, "--run-dir",
-                                            str(self.run.path), "--announce",
-                                            str(self.run.path / "monitor.json")], self._env()))
+        self.children.keep(
+            Spec(
+                "driver",
+                [
+                    *python,
+                    "headway.trainer",
+                    "driver",
+                    "--run",
+                    str(self.run.path),
+                    "--cluster",
+                    str(self.cluster.path),
+                    "--node",
+                    str(self.node),
+                ],
+                self._env(),
+            )
+        )
+        self.children.keep(
+            Spec(
+                "monitor",
+                [
+                    *python,
+                    "headway.health",
+                    "monitor",
+                    "--bind",
+                    "tcp://127.0.0.1:0",
+                    "--keys",
+                    str(self.cluster.path / "keys"),
+                    "--run-id",
+                    self.run.run_id,
+                    "--run-dir",
+                    str(self.run.path),
+                    "--announce",
+                    str(self.run.path / "monitor.json"),
+                    *self._health_options(),
+                ],
+                self._env(),
+            )
+        )
 
     @property
     def hosts_driver(self) -> bool:

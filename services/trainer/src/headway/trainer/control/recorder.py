@@ -9,7 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-
 from headway.common.errors import CorruptError
 from headway.common.node.flight import FlightReader
 

@@ -12,10 +12,8 @@ driver needs no case of its own.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
 
 import msgspec
-
 from headway.common.wire.messages.driver import NodeBeat, Relay, Seals, WorkerGone
 from headway.common.wire.messages.executor import KillWorker, LeftGeneration, ReadSeals, ToWorker, WorkerBeat
 from headway.common.wire.messages.worker import Assign, Restore, Steer
@@ -25,6 +23,7 @@ from headway.trainer.control.events import (
     DurableFound,
     FindDurable,
     Finish,
+    Hopeless,
     Log,
     NodeUnavailable,
     RestartNode,
@@ -32,41 +31,29 @@ from headway.trainer.control.events import (
     Tell,
     Tick,
 )
+from headway.trainer.control.nodes import Limits, Node
 from headway.trainer.control.restore import choose_restore
 
 RESEND_S = 0.4  # an answer takes one beat (0.25 s) at most; sooner would only repeat what is under way
 
-Event = NodeBeat | Relay | Seals | WorkerGone | DurableFound | NodeUnavailable | Suspicion | Tick
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Time limits in seconds; see ``RecoveryConfig``."""
-
-    join_s: float
-    out_s: float
-    node_silent_s: float
-    node_lost_s: float
-    max_crashes: int
-
-
-@dataclass
-class Node:
-    """What the driver knows of a node."""
-
-    status: str = "silent"
-    """``active``, ``spare``, ``silent`` (no beat) or ``lost`` (given up)."""
-    heard_at: float = 0.0
-    asked_at: float = float("-inf")
-    workers: dict[str, WorkerBeat] = field(default_factory=dict)
-    services: dict[str, int] = field(default_factory=dict)
+Event = NodeBeat | Relay | Seals | WorkerGone | DurableFound | NodeUnavailable | Suspicion | Hopeless | Tick
 
 
 class RunState:
     """One run. ``members`` maps ranks to the workers of the current generation."""
 
-    def __init__(self, *, steps: int, rank_nodes: dict[int, int], nodes: int, limits: Limits, now: float,
-                 generation: int = -1, commands: list[Steer] | None = None, epoch: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        steps: int,
+        rank_nodes: dict[int, int],
+        nodes: int,
+        limits: Limits,
+        now: float,
+        generation: int = -1,
+        commands: list[Steer] | None = None,
+        epoch: int = 0,
+    ) -> None:
         self.steps, self.limits, self.epoch = steps, limits, epoch
         self.generation = generation
         self.rank_nodes = dict(rank_nodes)
@@ -106,6 +93,8 @@ class RunState:
                 actions += self._begin(event, now)
             case NodeUnavailable():
                 actions += self._lose_node(event.node, "the engine cannot start it", now)
+            case Hopeless() if self.generation < 0:  # later the failing rank reports it, and the brake counts
+                return self._finish("failed", event.detail, now)
             case Suspicion() if event.generation == self.generation:
                 actions += self._suspect(event, now)
             case _:
@@ -131,8 +120,11 @@ class RunState:
         if self.restore.source == "durable" and left.detail.startswith("CorruptError"):
             self.max_durable = self.restore.step - 1  # an older checkpoint may still be good
         if left.reason == "error" and self._brake((left.detail, self.step)):
-            return self._finish("failed", f"rank {left.rank} failed {self.limits.max_crashes} times at step "
-                                f"{self.step}: {left.detail}", now)
+            return self._finish(
+                "failed",
+                f"rank {left.rank} failed {self.limits.max_crashes} times at step {self.step}: {left.detail}",
+                now,
+            )
         return self._fence(f"rank {left.rank} left: {left.reason} {left.detail}", now)
 
     def _brake(self, signature: tuple[str, int]) -> bool:
@@ -152,12 +144,19 @@ class RunState:
             return []
         self.gone.add(worker)
         rank = next((r for r, w in self.members.items() if w == worker), None)
-        actions: list[Action] = [Log("worker_lost", {"worker": worker, "rank": rank, "reason": reason,
-                                                     "generation": self.generation})]
+        actions: list[Action] = [
+            Log(
+                "worker_lost",
+                {"worker": worker, "rank": rank, "reason": reason, "generation": self.generation},
+            )
+        ]
         if rank is not None and self.phase in ("joining", "running"):
             if self._brake((f"rank {rank} {reason}", self.step)):
-                return actions + self._finish("failed", f"rank {rank} was lost {self.limits.max_crashes} times at step "
-                                              f"{self.step}: {reason}", now)
+                return actions + self._finish(
+                    "failed",
+                    f"rank {rank} was lost {self.limits.max_crashes} times at step {self.step}: {reason}",
+                    now,
+                )
             actions += self._fence(f"rank {rank} is lost: {reason}", now)
         return actions
 
@@ -202,9 +201,12 @@ class RunState:
         if self.phase == "leaving":
             actions += self._leave(now)
         if self.phase != "over":
-            actions += [self._tell(w.worker, KillWorker(epoch=self.epoch, worker=w.worker, reason="lost"))
-                        for node in self.nodes.values() for w in node.workers.values()
-                        if w.worker in self.gone and self._due(("kill", w.worker), now)]
+            actions += [
+                self._tell(w.worker, KillWorker(epoch=self.epoch, worker=w.worker, reason="lost"))
+                for node in self.nodes.values()
+                for w in node.workers.values()
+                if w.worker in self.gone and self._due(("kill", w.worker), now)
+            ]
         return actions
 
     def _watch_nodes(self, now: float) -> list[Action]:
@@ -231,8 +233,11 @@ class RunState:
             if self._alive(self.members.get(rank)):
                 continue
             self.members.pop(rank, None)
-            free = [w for w in self.nodes[home].workers.values() if w.status in ("idle", "out")
-                    and w.worker not in self.gone and w.worker not in self.members.values()]
+            free = [
+                w
+                for w in self.nodes[home].workers.values()
+                if w.status in ("idle", "out") and w.worker not in self.gone and w.worker not in self.members.values()
+            ]
             if not free:
                 return actions
             # who held the rank before keeps its memory; a worker left over from another rank is the last resort
@@ -246,8 +251,11 @@ class RunState:
         views = [w for node in self.nodes.values() for w in node.workers.values() if w.rank >= 0]
         newest = max((w.generation for w in views), default=-1)
         self.generation = max(self.generation, newest)
-        self.members = {w.rank: w.worker for w in views if w.generation == newest and w.status != "idle"
-                        and self.rank_nodes.get(w.rank) == self._home(w.worker)}
+        self.members = {
+            w.rank: w.worker
+            for w in views
+            if w.generation == newest and w.status != "idle" and self.rank_nodes.get(w.rank) == self._home(w.worker)
+        }
         if self._all("running", "finished") and newest == self.generation:
             self._enter("running", now)
             return [Log("adopted", {"generation": self.generation})]
@@ -259,8 +267,11 @@ class RunState:
             return []
         missing = set(self.rank_nodes.values()) - set(self.sealed)
         if missing:
-            return [Tell(node, ReadSeals(epoch=self.epoch, generation=self.generation)) for node in sorted(missing)
-                    if self._due(("seals", node), now)]
+            return [
+                Tell(node, ReadSeals(epoch=self.epoch, generation=self.generation))
+                for node in sorted(missing)
+                if self._due(("seals", node), now)
+            ]
         self._enter("choosing", now)
         return [FindDurable(self.max_durable)]
 
@@ -270,9 +281,13 @@ class RunState:
         self.generation += 1
         self.store = None
         self._enter("joining", now)
-        return [BeginGeneration(self.generation, dict(self.rank_nodes)),
-                Log("generation", {"generation": self.generation, "source": self.restore.source,
-                                   "step": self.restore.step})]
+        return [
+            BeginGeneration(self.generation, dict(self.rank_nodes)),
+            Log(
+                "generation",
+                {"generation": self.generation, "source": self.restore.source, "step": self.restore.step},
+            ),
+        ]
 
     def _join(self, now: float) -> list[Action]:
         if self._all("running", "finished"):
@@ -284,14 +299,28 @@ class RunState:
         for rank, worker in self.members.items():
             view = self.worker(worker)
             if view is not None and view.generation < self.generation and self._due(("assign", worker), now):
-                assign = Assign(generation=self.generation, rank=rank, restore=self.restore,
-                                commands=tuple(self.commands))
+                assign = Assign(
+                    generation=self.generation, rank=rank, restore=self.restore, commands=tuple(self.commands)
+                )
                 actions.append(self._tell(worker, ToWorker(epoch=self.epoch, worker=worker, assign=assign)))
-            elif (view is not None and view.status == "joining" and self.store is not None
-                  and self._due(("store", worker, self.generation), now)):
-                actions.append(self._tell(worker, ToWorker(
-                    epoch=self.epoch, worker=worker, store_generation=self.generation,
-                    store_host=self.store[0], store_port=self.store[1])))
+            elif (
+                view is not None
+                and view.status == "joining"
+                and self.store is not None
+                and self._due(("store", worker, self.generation), now)
+            ):
+                actions.append(
+                    self._tell(
+                        worker,
+                        ToWorker(
+                            epoch=self.epoch,
+                            worker=worker,
+                            store_generation=self.generation,
+                            store_host=self.store[0],
+                            store_port=self.store[1],
+                        ),
+                    )
+                )
         return actions
 
     def _join_failed(self, now: float) -> list[Action]:
@@ -315,9 +344,11 @@ class RunState:
             view = self.worker(worker)
             if view is None or view.status != "running":
                 continue
-            actions += [self._tell(worker, ToWorker(epoch=self.epoch, worker=worker, steer=steer))
-                        for steer in self.commands[view.command:]
-                        if self._due(("steer", worker, steer.sequence), now)]
+            actions += [
+                self._tell(worker, ToWorker(epoch=self.epoch, worker=worker, steer=steer))
+                for steer in self.commands[view.command :]
+                if self._due(("steer", worker, steer.sequence), now)
+            ]
         return actions
 
     def _fence(self, reason: str, now: float) -> list[Action]:
@@ -325,8 +356,12 @@ class RunState:
         return [Log("fence", {"generation": self.generation, "step": self.step, "reason": reason})]
 
     def _leave(self, now: float) -> list[Action]:
-        waiting = [w for node in self.nodes.values() for w in node.workers  # strays of older generations too
-                   if w not in self.gone and self._inside(w)]
+        waiting = [
+            w
+            for node in self.nodes.values()
+            for w in node.workers  # strays of older generations too
+            if w not in self.gone and self._inside(w)
+        ]
         if not waiting:
             self._enter("gathering", now)
             return self._gather(now) + (self._read(now) if self.phase == "reading" else [])
@@ -335,8 +370,11 @@ class RunState:
             for worker in waiting:
                 actions += self._lose(worker, f"did not leave within {self.limits.out_s} s", now)
             return actions
-        return [self._tell(worker, ToWorker(epoch=self.epoch, worker=worker, abort_generation=self.generation))
-                for worker in waiting if self._due(("abort", worker, self.generation), now)]
+        return [
+            self._tell(worker, ToWorker(epoch=self.epoch, worker=worker, abort_generation=self.generation))
+            for worker in waiting
+            if self._due(("abort", worker, self.generation), now)
+        ]
 
     def _finish(self, outcome: str, detail: str, now: float) -> list[Action]:
         self._enter("over", now)
@@ -348,8 +386,10 @@ class RunState:
     def step(self) -> int:
         """Completed steps: the least that every member reports."""
         views = [self.worker(worker) for worker in self.members.values()]
-        return min((v.step for v in views if v is not None and v.generation == self.generation),
-                   default=self.restore.step)
+        return min(
+            (v.step for v in views if v is not None and v.generation == self.generation),
+            default=self.restore.step,
+        )
 
     @property
     def applied(self) -> int:
@@ -385,7 +425,8 @@ class RunState:
 
     def _all(self, *statuses: str) -> bool:
         return set(self.members) == set(self.rank_nodes) and all(
-            self._alive(w) and self._is(w, *statuses) for w in self.members.values())
+            self._alive(w) and self._is(w, *statuses) for w in self.members.values()
+        )
 
     def _mark(self, worker: str, status: str) -> None:
         home, view = self._home(worker), self.worker(worker)

@@ -148,7 +148,7 @@ class FlatChunk:
 def _square_sum(values: torch.Tensor) -> torch.Tensor:
     """Sum of squares in fp64, by blocks that stay in cache: 8 times faster on a CPU than a widening norm."""
     total = torch.zeros((), dtype=torch.float64, device=values.device)
-    for block in values.split(1 << 16 if values.device.type == "cpu" else 1 << 26):
+    for block in values.split(1 << 16 if values.device.type == "cpu" else 1 << 26):  # type: ignore[no-untyped-call]
         wide = block.double()
         total += torch.dot(wide, wide)
     return total
