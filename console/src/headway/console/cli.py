@@ -111,7 +111,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _exit_code(error: HeadwayError) -> int:
     """A refusal by the driver for bad input is bad input here too."""
-    refused = isinstance(error, RemoteError) and error.remote_code in ("input", "config")
+    refused = isinstance(error, RemoteError) and error.remote_code in ("input", "config", "version")
     return 2 if refused else error.exit_code
 
 

@@ -172,11 +172,13 @@ class _BarView(_View):
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
         from rich.progress import Progress as Bar
+        from rich.table import Column
 
         self._bar = Bar(
-            TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(),
-            TextColumn("{task.fields[facts]}"),
-            console=Console(file=out, highlight=False), refresh_per_second=4,
+            TextColumn("[bold]{task.description}"), BarColumn(bar_width=16),
+            MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=7)),
+            TextColumn("{task.fields[facts]}", table_column=Column(ratio=1, no_wrap=True)),
+            expand=True, console=Console(file=out, highlight=False), refresh_per_second=4,
         )  # fmt: skip
         self._task = self._bar.add_task("", total=1, facts="")
 

@@ -14,6 +14,7 @@ from headway.console.analysis.metrics import load_metrics, seconds_per_step, thr
 from headway.console.peak import Peak
 from headway.console.preflight import model_shape
 from headway.console.run import OVER, Run
+from headway.trainer.config import RunConfig
 
 
 @dataclass(frozen=True)
@@ -84,16 +85,22 @@ def read_progress(run: Run, peak: Peak | None = None, *, timeout_s: float = 1.0)
         tokens_per_s=rate or None,
         generation=int(newest.get("generation", -1)),
         detail=run.fact("detail"),
+        mfu=utilisation(config, peak, rate),
     )
-    if peak is not None and rate:
-        flops = peak.of_run(config.train.compute_dtype, config.parallel.world_size)
-        used = mfu(tokens_per_s=rate, flops_per_token=model_shape(config).flops_per_token, peak_flops=flops)
-        progress = replace(progress, mfu=used)
     if not progress.is_over:
         progress = _ask_driver(run, progress, timeout_s)
     if per_step and not progress.is_over:
         progress = replace(progress, eta_s=max(0, progress.steps - progress.step) * per_step)
     return progress
+
+
+def utilisation(config: RunConfig, peak: Peak | None, tokens_per_s: float) -> float | None:
+    """MFU of a run at this rate, 0..1; None without a peak or a rate."""
+    if peak is None or not tokens_per_s:
+        return None
+    flops = peak.of_run(config.train.compute_dtype, config.parallel.world_size)
+    flops_per_token = model_shape(config).flops_per_token
+    return mfu(tokens_per_s=tokens_per_s, flops_per_token=flops_per_token, peak_flops=flops)
 
 
 def _ask_driver(run: Run, progress: Progress, timeout_s: float) -> Progress:

@@ -12,9 +12,9 @@ from headway.ckpt_store.client import newest
 from headway.common.errors import HeadwayError
 from headway.console.analysis.episodes import load_journal, recoveries
 from headway.console.analysis.events import load_events, redone_steps
-from headway.console.analysis.metrics import load_evaluations
+from headway.console.analysis.metrics import load_evaluations, load_metrics, throughput
 from headway.console.peak import cached_peak
-from headway.console.progress import read_progress
+from headway.console.progress import read_progress, utilisation
 from headway.console.run import Run
 from headway.dataloader import Dataset
 
@@ -38,6 +38,7 @@ class Summary:
     unigram_nats: float | None = None
     """Cross-entropy of the validation split under the training split's unigrams."""
     tokens_per_s: float | None = None
+    """Over all steps, by their own durations."""
     mfu: float | None = None
     peak_flops: float | None = None
     dtype: str = ""
@@ -50,9 +51,9 @@ class Summary:
 
 def summarise(run: Run, *, write_trace: bool = False) -> Summary:
     """Collect what a run, live or ended, has to show; ``write_trace`` also writes its trace."""
-    config, peak = run.config, cached_peak()
-    progress, evaluations = read_progress(run, peak), load_evaluations(run)
-    losses = evaluations.sort("step", "generation")["loss"].to_list()
+    config, peak, metrics = run.config, cached_peak(), load_metrics(run)
+    progress, rate = read_progress(run), throughput(metrics, window=len(metrics))
+    losses = load_evaluations(run).sort("step", "generation")["loss"].to_list()
     data = _dataset(config.data.path)
     return Summary(
         name=run.name,
@@ -64,8 +65,8 @@ def summarise(run: Run, *, write_trace: bool = False) -> Summary:
         validation_before=losses[0] if losses else None,
         validation_after=losses[-1] if len(losses) > 1 else None,
         unigram_nats=data.meta.unigram_nats if data is not None and data.meta is not None else None,
-        tokens_per_s=progress.tokens_per_s,
-        mfu=progress.mfu,
+        tokens_per_s=rate or None,
+        mfu=utilisation(config, peak, rate),
         peak_flops=peak.of_run(config.train.compute_dtype, config.parallel.world_size) if peak else None,
         dtype=config.train.compute_dtype,
         checkpoints=checkpoints(run),
@@ -132,7 +133,7 @@ def sample_text(run: Run, data: Dataset | None) -> str:
     if not raw or data is None or data.meta is None:
         return ""
     tokens = [token for token in json.loads(raw)["tokens"] if token != data.meta.eod_id]
-    return data.tokenizer.decode(tokens)
+    return data.tokenizer.decode(tokens).strip("\n")
 
 
 def _dataset(path: str) -> Dataset | None:

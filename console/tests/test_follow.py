@@ -1,0 +1,149 @@
+"""Staying with a run: lines, Ctrl-C once and twice, and a run that dies."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable
+
+import pytest
+from headway.common.errors import HeadwayError
+from headway.console.follow import Follower
+from headway.console.peak import Peak
+from headway.console.progress import Teller, clock, read_progress
+from headway.console.testing import STEP_S, TOKENS, FakeRun
+
+PEAK = Peak("cpu", "made up", 2, {"bf16": 1e12, "fp32": 2e12})
+
+
+class Output(io.StringIO):
+    """Runs each expectation's action when its text has been printed."""
+
+    def __init__(self, *script: tuple[str, Callable[[], object]]) -> None:
+        super().__init__()
+        self._script = list(script)
+
+    def write(self, text: str) -> int:
+        count = super().write(text)
+        while self._script and self._script[0][0] in self.getvalue():
+            threading.Thread(target=self._script.pop(0)[1]).start()  # never on the follower's own thread
+        return count
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_line_tells_step_loss_rate_utilisation_and_time_left(fake: FakeRun) -> None:
+    fake.advance(10)
+    progress = read_progress(fake.run, PEAK)
+    assert (progress.step, progress.steps, progress.generation) == (10, 40, 0)
+    assert progress.tokens_per_s == pytest.approx(TOKENS / STEP_S)
+    flops = 6 * (2 * 32 * (4 * 32 + 2 * 128) + 32 * 512) + 6 * 2 * 32 * 32  # per token
+    assert progress.mfu == pytest.approx(TOKENS / STEP_S * flops / 2e12)
+    assert progress.eta_s is not None
+    for part in ("step 10/40", "loss 5.01", "100,000 tokens/s", "MFU ", "ETA ", "generation 0", "running"):
+        assert part in progress.line()
+    json.dumps(progress.record())
+
+
+def test_without_a_peak_utilisation_is_left_out_not_invented(fake: FakeRun) -> None:
+    fake.advance(2)
+    progress = read_progress(fake.run)
+    assert progress.mfu is None and "MFU" not in progress.line()
+
+
+def test_progress_of_a_run_without_a_driver_comes_from_the_journal(fake: FakeRun) -> None:
+    fake.advance(3)
+    fake.close()
+    progress = read_progress(fake.run)
+    assert (progress.phase, progress.step, progress.status) == ("unheard", 3, None)
+
+
+def test_following_ends_with_the_run_and_tells_its_outcome(fake: FakeRun) -> None:
+    fake.advance(2)
+    out = Output(("step 2/40", fake.finish))
+    assert Follower(fake.run, out=out, every_s=0.1).follow() == "finished"
+    lines = out.getvalue().splitlines()
+    assert lines[-1].endswith("finished") and "the run is over: finished" in lines[-2]
+
+
+def test_a_recovery_is_told_with_its_reason_and_duration(fake: FakeRun) -> None:
+    fake.advance(2)
+    out = Output(("step 2/40", fake.recover), ("recovered", fake.finish))
+    Follower(fake.run, out=out, every_s=0.1).follow()
+    text = out.getvalue()
+    assert "recovery: generation 0 left at step 2: rank 1 is lost: killed" in text
+    assert "generation 1 goes on from step 2 (arena)" in text
+    assert re.search(r"recovered: all ranks step again after \d+\.\d\d s", text)
+
+
+def test_ctrl_c_stops_the_run_once_and_keeps_following(fake: FakeRun) -> None:
+    out = Output(("step 0/40", interrupt), ("stopping with a checkpoint", lambda: fake.finish("stopped")))
+    before = signal.getsignal(signal.SIGINT)
+    assert Follower(fake.run, out=out, every_s=0.1).follow(stop_on_interrupt=True) == "stopped"
+    assert [command.operation for command in fake.commands] == ["stop"]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_second_ctrl_c_leaves_the_run_alone_and_says_how_to_go_on(fake: FakeRun) -> None:
+    out = Output(("step 0/40", interrupt), ("stopping with a checkpoint", interrupt))
+    follower = Follower(fake.run, out=out, every_s=0.1, again="`headway watch fake --runs-dir x`")
+    assert follower.follow(stop_on_interrupt=True) == "detached"
+    assert "left fake running; go on with `headway watch fake --runs-dir x`" in out.getvalue()
+    assert fake.run.live and [command.operation for command in fake.commands] == ["stop"]
+
+
+def test_ctrl_c_while_only_watching_sends_nothing(fake: FakeRun) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        Follower(fake.run, out=Output(("step 0/40", interrupt)), every_s=0.1).follow()
+    assert fake.commands == []
+
+
+def test_a_run_that_dies_without_an_outcome_is_an_error_with_the_way_back(fake: FakeRun) -> None:
+    out = Output(("step 0/40", fake.close))
+    with pytest.raises(HeadwayError, match="nothing of it is alive"):
+        Follower(fake.run, out=out, every_s=0.1).follow()
+
+
+def test_json_is_one_object_a_line(fake: FakeRun) -> None:
+    out = Output(('"step": 0', fake.recover), ("recovered", fake.finish))
+    Follower(fake.run, out=out, every_s=0.1, as_json=True).follow()
+    told = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert told[-1]["phase"] == "finished"
+    assert any("event" in line for line in told)
+
+
+def test_a_terminal_gets_a_bar_that_ends_complete(fake: FakeRun) -> None:
+    class Terminal(Output):
+        def isatty(self) -> bool:
+            return True
+
+    fake.advance(40)
+    out = Terminal(("40/40", fake.finish))
+    assert Follower(fake.run, out=out, every_s=0.1, peak=PEAK).follow() == "finished"
+    assert "40/40" in out.getvalue() and "tok/s" in out.getvalue() and "finished" in out.getvalue()
+
+
+def test_news_is_told_once_and_from_the_present_unless_asked(fake: FakeRun) -> None:
+    fake.recover()
+    late, all_of_it = Teller(fake.run), Teller(fake.run, since=0)
+    assert late.news() == []
+    assert len(all_of_it.news()) >= 3 and all_of_it.news() == []
+    fake.recover()
+    assert len(late.news()) == 3
+
+
+def test_times_are_told_as_a_clock() -> None:
+    assert [clock(s) for s in (0, 59.6, 61, 3723)] == ["0:00", "1:00", "1:01", "1:02:03"]
+
+
+def test_a_run_can_be_waited_for_while_somebody_else_ends_it(fake: FakeRun) -> None:
+    ending = threading.Thread(target=fake.finish)
+    ending.start()
+    assert fake.run.wait(timeout_s=30) == "finished"
+    ending.join()

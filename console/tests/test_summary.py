@@ -1,0 +1,104 @@
+"""The end of a run in figures: each from its own source, and absent when there is none."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from headway.console.peak import Peak, cache_file, machine_peak
+from headway.console.summary import checkpoints, render, summarise
+from headway.console.testing import SMALL, STEP_S, TOKENS, FakeRun
+from headway.dataloader import DataConfig, Dataset
+from headway.dataloader.prepare import prepare
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    for number in range(30):
+        (folder / f"f{number}.py").write_text(f"def function_{number}(x):\n    return x + {number}\n" * 20)
+    config = DataConfig(
+        path=str(folder / "data"), source=str(folder), vocab_size=300, validation_fraction=0.3
+    )
+    prepare(config, say=print)
+    return folder / "data"
+
+
+def with_corpus(corpus: Path) -> object:
+    return dataclasses.replace(SMALL, data=dataclasses.replace(SMALL.data, path=str(corpus)))
+
+
+def test_a_finished_run_shows_losses_speed_recovery_sample_and_where_things_are(
+    own_roots: Path, corpus: Path
+) -> None:
+    fake = FakeRun(own_roots / "runs", config=with_corpus(corpus))  # type: ignore[arg-type]
+    data = Dataset(corpus)
+    assert data.meta is not None
+    fake.evaluate(9.0)
+    fake.advance(5)
+    fake.recover(back_to=4)
+    fake.evaluate(5.5)
+    fake.sample((data.meta.eod_id, *data.tokenizer.encode("\n\ndef function")))
+    fake.finish()
+    summary = summarise(fake.run, write_trace=True)
+    assert (summary.outcome, summary.step, summary.steps) == ("finished", 5, 40)
+    assert (summary.validation_before, summary.validation_after) == (9.0, 5.5)
+    assert summary.unigram_nats == data.meta.unigram_nats
+    assert summary.tokens_per_s == pytest.approx(TOKENS / STEP_S)
+    assert summary.mfu is None, "no peak was measured in this cache"
+    assert summary.sample == "def function"
+    (recovery,) = summary.recoveries
+    assert recovery["redone"] == 1 and recovery["restore_s"] is not None
+    assert Path(summary.trace) == fake.folder.path / "trace.json.gz" and Path(summary.trace).exists()
+    text = "\n".join(render(summary))
+    for part in (
+        "finished after step 5/40",
+        "9.000 before, 5.500 after",
+        "100,000 tokens/s",
+        "1 completed steps done again; rank 1 is lost",
+        "  def function",
+        "ui.perfetto.dev",
+    ):
+        assert part in text
+    json.dumps(dataclasses.asdict(summary))
+
+
+def test_a_run_without_anything_says_so_and_invents_nothing(
+    fake: FakeRun, own_roots: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(own_roots)  # no corpus lies here
+    summary = summarise(fake.run)
+    assert (summary.loss, summary.mfu, summary.validation_before, summary.unigram_nats) == (None,) * 4
+    assert (summary.checkpoints, summary.recoveries, summary.sample, summary.trace) == ([], [], "", "")
+    assert "- before, - after" in "\n".join(render(summary))
+
+
+def test_checkpoints_are_listed_oldest_first(fake: FakeRun) -> None:
+    import numpy as np
+    from headway.ckpt_store.client import CheckpointClient
+
+    client = CheckpointClient(fake.folder.checkpoints, keep=2)
+    for step in (0, 10, 20):
+        client.save(step, {"w": np.full(8, step)})
+    listed = checkpoints(fake.run)
+    assert [row["step"] for row in listed] == [10, 20]
+    assert all(Path(row["path"]).is_dir() and row["total_bytes"] >= 64 for row in listed)
+
+
+def test_the_peak_is_measured_once_by_torch_and_then_remembered(
+    own_roots: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = machine_peak(least_s=0.02)
+    assert first.device in ("cpu", "cuda") and first.flops["fp32"] > 1e8 and first.flops["bf16"] > 1e6
+    assert cache_file().is_relative_to(own_roots)
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: pytest.fail("measured again"))
+    assert machine_peak() == first
+
+
+def test_ranks_share_a_processor_but_each_has_its_gpu() -> None:
+    flops = {"bf16": 10.0, "fp32": 4.0}
+    assert Peak("cpu", "x", 2, flops).of_run("bf16", 4) == 10.0
+    assert Peak("cuda", "x", 2, flops).of_run("bf16", 4) == 40.0
+    assert Peak("cpu", "x", 2, flops).of_run("fp64", 1) == 4.0
