@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from headway.ckpt_store import fakes
 from headway.ckpt_store.folder import CheckpointInfo, newest
@@ -293,7 +292,7 @@ def test_an_arena_that_is_made_anew_is_followed(cluster: Any, until: Until) -> N
 def test_the_daemon_works_at_low_priority(cluster: Any, until: Until) -> None:
     daemon = cluster.start()
     until(lambda: daemon.status())
-    assert psutil.Process(daemon.process.pid).nice() == os.nice(0) + 10
+    assert os.getpriority(os.PRIO_PROCESS, daemon.process.pid) == os.nice(0) + 10
 
 
 def test_status_names_what_each_rank_has(cluster: Any, until: Until) -> None:

@@ -58,16 +58,11 @@ def test_daemon_and_process_give_equal_bits_on_both_splits_and_all_dp_ranks(
         stream_spec(
             corpus,
             split=split,
-            seq_len=24,
-            micro_batch_size=3,
-            global_batch_size=15,
-            dp_rank=rank,
-            dp_size=2,
-            ring_slots=4,
+            seq_len=24, micro_batch_size=3, global_batch_size=15, dp_rank=rank, dp_size=2, ring_slots=4,
         )
         for split in ("train", "validation")
         for rank in (0, 1)
-    ]
+    ]  # fmt: skip
     clients = [DataClient(daemon.endpoint, spec=spec) for spec in specs]
     for client, spec in zip(clients, specs, strict=True):
         assert rows(client, 40) == in_process(spec, 40)
