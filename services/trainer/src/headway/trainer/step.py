@@ -211,14 +211,14 @@ class TrainStep:
         return standing
 
     def snapshot(self, step: int, *, durable: bool) -> None:
-        """Begin sealing the state after ``step`` completed steps."""
+        """Begin sealing the state after ``step`` completed steps; recorded as part of the step before."""
         extra = Extra(
             step=step,
             samples=step * self._parts.config.train.global_batch_size,
             command=self.applied,
             durable_due=self.durable_due and not durable,
         )
-        with self._parts.recorder.record(Kind.SNAPSHOT, step=step):
+        with self._parts.recorder.record(Kind.SNAPSHOT, step=step - 1):
             self._parts.snapshots.begin(step, self._parts.groups.generation, extra, durable=durable)
 
     def _pass(self, run: _Run) -> Pipeline:
