@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.trainer.model.loss import cross_entropy
-from headway.trainer.parallel.tensor import TensorParallel
+from headway.trainer.parallel.tensor import Pending, TensorParallel
 from headway.trainer.testing.comm import ThreadComm, run_ranks
 from headway.trainer.testing.models import Part, cut, random_batch, tiny_model
 
@@ -88,6 +88,30 @@ def test_a_layer_costs_a_fixed_number_of_collectives(block: str, pairs: int) -> 
         assert (
             one[direction]["all_gather"] == one[direction]["reduce_scatter"] == pairs + 1
         )  # and the two ends
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_weight_gradients_are_computed_while_a_scatter_is_under_way(block: str) -> None:
+    part, model = Part(tiny_model(block)), tiny_model(block)
+    done: list[int] = []  # parameters that have a gradient, at each wait
+
+    class Watching:
+        def wait(self) -> None:
+            done.append(sum(bool(grad.any()) for grad in part.grads().values()))
+
+    class WatchedParallel(TensorParallel):
+        def scatter(self, partial: torch.Tensor) -> Pending:
+            return Pending(partial, Watching())
+
+    fwd = part.forward(random_batch(model))
+    tp = WatchedParallel()
+    for owner in (part.chunk.head, *part.chunk.blocks):
+        for holder in (owner, getattr(owner, "first", owner), getattr(owner, "second", owner)):
+            holder.tp = tp  # type: ignore[union-attr]
+    part.chunk.backward(fwd)
+    # The head's weight waits under its scatter; then the final norm's two and a layer's matrices under each next.
+    expected = [1, 5, 9, 13, 17] if block == "serial" else [1, 7, 13]
+    assert done == expected
 
 
 def test_a_group_of_one_makes_no_copy_of_activations() -> None:

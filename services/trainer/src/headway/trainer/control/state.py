@@ -13,9 +13,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-import msgspec
 from headway.common.wire.messages.driver import NodeBeat, Relay, Seals, WorkerGone
-from headway.common.wire.messages.executor import KillWorker, LeftGeneration, ReadSeals, ToWorker, WorkerBeat
+from headway.common.wire.messages.executor import KillWorker, LeftGeneration, ReadSeals, ToWorker
 from headway.common.wire.messages.worker import Assign, Restore, Steer
 from headway.trainer.control.events import (
     Action,
@@ -31,7 +30,7 @@ from headway.trainer.control.events import (
     Tell,
     Tick,
 )
-from headway.trainer.control.nodes import Limits, Node
+from headway.trainer.control.nodes import Limits, Node, View
 from headway.trainer.control.restore import choose_restore
 
 RESEND_S = 0.4  # an answer takes one beat (0.25 s) at most; sooner would only repeat what is under way
@@ -39,7 +38,7 @@ RESEND_S = 0.4  # an answer takes one beat (0.25 s) at most; sooner would only r
 Event = NodeBeat | Relay | Seals | WorkerGone | DurableFound | NodeUnavailable | Suspicion | Hopeless | Tick
 
 
-class RunState:
+class RunState(View):
     """One run. ``members`` maps ranks to the workers of the current generation."""
 
     def __init__(
@@ -381,57 +380,11 @@ class RunState:
         self.outcome = outcome
         return [Finish(outcome, detail)]
 
-    # ---- small questions ----------------------------------------------------------------------
-    @property
-    def step(self) -> int:
-        """Completed steps: the least that every member reports."""
-        views = [self.worker(worker) for worker in self.members.values()]
-        return min(
-            (v.step for v in views if v is not None and v.generation == self.generation),
-            default=self.restore.step,
-        )
-
-    @property
-    def applied(self) -> int:
-        """Newest command that every member applied."""
-        return min((v.applied for v in map(self.worker, self.members.values()) if v is not None), default=0)
-
+    # ---- bookkeeping -----------------------------------------------------------------------------
     @property
     def refill(self) -> bool:
         """Whether nodes may fork standbys now: not while survivors need the cores for a rebuild."""
         return self.phase in ("running", "gathering")
-
-    def worker(self, worker: str | None) -> WorkerBeat | None:
-        """The newest beat of a worker, None if its node reports none."""
-        for node in self.nodes.values():
-            if worker in node.workers:
-                return node.workers[worker]
-        return None
-
-    def _home(self, worker: str) -> int | None:
-        return next((n for n, node in self.nodes.items() if worker in node.workers), None)
-
-    def _alive(self, worker: str | None) -> bool:
-        return worker is not None and worker not in self.gone and self.worker(worker) is not None
-
-    def _is(self, worker: str, *statuses: str) -> bool:
-        view = self.worker(worker)
-        return view is not None and view.generation == self.generation and view.status in statuses
-
-    def _inside(self, worker: str) -> bool:
-        """Whether the worker still holds groups of some generation."""
-        view = self.worker(worker)
-        return view is not None and view.status in ("joining", "running", "finished")
-
-    def _all(self, *statuses: str) -> bool:
-        return set(self.members) == set(self.rank_nodes) and all(
-            self._alive(w) and self._is(w, *statuses) for w in self.members.values()
-        )
-
-    def _mark(self, worker: str, status: str) -> None:
-        home, view = self._home(worker), self.worker(worker)
-        if home is not None and view is not None:
-            self.nodes[home].workers[worker] = msgspec.structs.replace(view, status=status)  # type: ignore[type-var]
 
     def _enter(self, phase: str, now: float) -> None:
         self.phase, self.since = phase, now

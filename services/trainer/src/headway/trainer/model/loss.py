@@ -26,10 +26,11 @@ def cross_entropy(
     afterwards, otherwise nothing. Two small all-reduces join the pieces (arXiv 1909.08053, section 3).
 
     Args:
-        labels: [N] int64, positions in the whole vocabulary; where ``mask`` is 0 any value will do.
+        labels: [N] int64, positions in the whole vocabulary; where ``mask`` is 0 any value will do,
+            elsewhere the data's owner has checked them.
         mask: [N] weight of each token, in the type in which exponentials are summed.
     """
-    mine, target = _targets(logits, labels, mask, tp)
+    mine, target = _targets(logits, labels, tp)
     highest = logits.amax(-1).to(mask.dtype)
     tp.comm.all_reduce(highest, "max").wait()
     sums = torch.empty((2, len(logits)), dtype=mask.dtype, device=logits.device)
@@ -53,10 +54,10 @@ def cross_entropy(
 
 
 def _targets(
-    logits: torch.Tensor, labels: torch.Tensor, mask: torch.Tensor, tp: TensorParallel
+    logits: torch.Tensor, labels: torch.Tensor, tp: TensorParallel
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Which tokens' labels lie in this rank's piece, and where; 0 for those that do not."""
-    local = torch.where(mask != 0, labels, 0) - tp.rank * logits.shape[1]
+    local = labels - tp.rank * logits.shape[1]
     mine = (local >= 0) & (local < logits.shape[1])
     return mine, torch.where(mine, local, 0)
 
