@@ -247,7 +247,7 @@ def test_the_flight_ring_tells_a_step_in_the_order_it_happened(tmp_path: Path) -
     flight = FlightWriter.create(tmp_path / "flight-0.bin", 0)
     config = _config()
     session = Session(config, 0, data_factory=synthetic(config, 0), recorder=flight)
-    _run(session, NoHooks(), 2)
+    _run(session, NoHooks(), 3)
     flight.close()
     reader = FlightReader(tmp_path / "flight-0.bin")
     records = reader.snapshot()
