@@ -57,9 +57,7 @@ def a_step(step: int, start: int, *, broken: bool = False) -> list[tuple[Kind, i
 
 def metrics(*rows: tuple[int, int, float, float]) -> pl.DataFrame:
     """(generation, step, duration_s, unix_s) each."""
-    return pl.DataFrame(
-        [(g, s, 5.0, 1.0, 1e-3, 100, d, u) for g, s, d, u in rows], schema=METRICS, orient="row"
-    )
+    return pl.DataFrame([(g, s, 5.0, 1.0, 1e-3, 100, d, u) for g, s, d, u in rows], schema=METRICS, orient="row")
 
 
 def test_step_times_are_told_by_generation() -> None:
@@ -181,9 +179,7 @@ def test_metrics_come_from_the_journal_of_a_living_run(fake: FakeRun) -> None:
     table = load_metrics(fake.run)
     assert table["step"].to_list() == [0, 1, 2, 3]
     assert throughput(table) == pytest.approx(TOKENS / STEP_S)
-    assert load_evaluations(fake.run).to_dicts() == [
-        {"generation": 0, "step": 4, "loss": 5.5, "tokens": TOKENS}
-    ]
+    assert load_evaluations(fake.run).to_dicts() == [{"generation": 0, "step": 4, "loss": 5.5, "tokens": TOKENS}]
 
 
 def test_a_recovery_is_split_at_fence_generation_restore_and_first_step(fake: FakeRun) -> None:

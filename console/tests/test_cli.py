@@ -44,9 +44,7 @@ def test_help_lists_own_and_service_commands_without_importing_any_service() -> 
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    named = (
-        "run runs status watch logs pause resume stop checkpoint set evict inject trace doctor node cluster"
-    )
+    named = "run runs status watch logs pause resume stop checkpoint set evict inject trace doctor node cluster"
     for name in [*named.split(), "data", "ckpt", "health"]:
         assert f"\n  {name} " in done.stdout, name
 
@@ -208,16 +206,10 @@ def test_a_failed_run_makes_watch_exit_1(fake: FakeRun, fake_call: Call) -> None
 
 def test_logs_are_in_order_of_time_over_files(fake: FakeRun, fake_call: Call) -> None:
     def line(second: int, event: str, **fields: object) -> str:
-        return json.dumps(
-            {"timestamp": f"2026-01-01T00:00:0{second}Z", "level": "info", "event": event, **fields}
-        )
+        return json.dumps({"timestamp": f"2026-01-01T00:00:0{second}Z", "level": "info", "event": event, **fields})
 
-    (fake.folder.logs / "n0-driver.log").write_text(
-        f"{line(1, 'one')}\n{line(3, 'three', level='warning')}\n"
-    )
-    (fake.folder.logs / "n0-w1.log").write_text(
-        f"{line(2, 'two', rank=1)}\nTraceback (most recent call last)\nhalf"
-    )
+    (fake.folder.logs / "n0-driver.log").write_text(f"{line(1, 'one')}\n{line(3, 'three', level='warning')}\n")
+    (fake.folder.logs / "n0-w1.log").write_text(f"{line(2, 'two', rank=1)}\nTraceback (most recent call last)\nhalf")
     _, out, _ = fake_call("logs", "fake", "--json")
     assert [json.loads(said)["event"] for said in out.splitlines()] == [
         "one", "two", "Traceback (most recent call last)", "three",

@@ -19,9 +19,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("corpus")
     for number in range(30):
         (folder / f"f{number}.py").write_text(f"def function_{number}(x):\n    return x + {number}\n" * 20)
-    config = DataConfig(
-        path=str(folder / "data"), source=str(folder), vocab_size=300, validation_fraction=0.3
-    )
+    config = DataConfig(path=str(folder / "data"), source=str(folder), vocab_size=300, validation_fraction=0.3)
     prepare(config, say=print)
     return folder / "data"
 
@@ -30,9 +28,7 @@ def with_corpus(corpus: Path) -> object:
     return dataclasses.replace(SMALL, data=dataclasses.replace(SMALL.data, path=str(corpus)))
 
 
-def test_a_finished_run_shows_losses_speed_recovery_sample_and_where_things_are(
-    own_roots: Path, corpus: Path
-) -> None:
+def test_a_finished_run_shows_losses_speed_recovery_sample_and_where_things_are(own_roots: Path, corpus: Path) -> None:
     fake = FakeRun(own_roots / "runs", config=with_corpus(corpus))  # type: ignore[arg-type]
     data = Dataset(corpus)
     assert data.meta is not None

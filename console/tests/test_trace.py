@@ -78,9 +78,7 @@ def test_the_protobuf_trace_parses_and_every_begin_has_its_end(recovered: FakeRu
     written = write_trace(recovered.run, out)
     trace = Trace()
     trace.ParseFromString(out.read_bytes())
-    tracks = {
-        p.track_descriptor.uuid: p.track_descriptor for p in trace.packet if p.HasField("track_descriptor")
-    }
+    tracks = {p.track_descriptor.uuid: p.track_descriptor for p in trace.packet if p.HasField("track_descriptor")}
     assert {d.name for d in tracks.values()} >= {"rank 0", "rank 1", "driver", "compute", "steps"}
     depth: dict[int, int] = defaultdict(int)
     begun = last = 0

@@ -66,9 +66,7 @@ class Cluster:
             return Run(self.runs_dir / name)
         runs = self.runs()
         if not runs:
-            raise InputError(
-                f"no run in {self.runs_dir}", remedy="start one with `headway run examples/tiny.toml`"
-            )
+            raise InputError(f"no run in {self.runs_dir}", remedy="start one with `headway run examples/tiny.toml`")
         return runs[-1]
 
     def launch(
@@ -132,9 +130,7 @@ class Cluster:
             run = Run(path)
             self._refuse_live(run)
             if run.outcome == "finished":
-                raise InputError(
-                    f"run name {name!r} is taken by a finished run", remedy="choose another --name"
-                )
+                raise InputError(f"run name {name!r} is taken by a finished run", remedy="choose another --name")
             return run.folder, True
         mine = [run for run in self.runs() if re.fullmatch(rf"{re.escape(base)}(-\d+)?", run.name)]
         if mine and mine[-1].outcome != "finished":

@@ -61,20 +61,14 @@ def packages(constraints: Path | None = None) -> Diagnosis:
     ours = {name: v for name, v in installed.items() if name.startswith("headway-")}
     if len(set(ours.values())) > 1:
         listed = ", ".join(f"{name} {v}" for name, v in sorted(ours.items()))
-        return Diagnosis(
-            "packages", "bad", f"parts of different versions: {listed}", "install them of one version"
-        )
+        return Diagnosis("packages", "bad", f"parts of different versions: {listed}", "install them of one version")
     file = constraints or find_up("constraints.txt")
     if file is None:
-        return Diagnosis(
-            "packages", "ok", f"{len(ours)} parts of one version; no constraints.txt to compare with"
-        )
+        return Diagnosis("packages", "ok", f"{len(ours)} parts of one version; no constraints.txt to compare with")
     wanted = dict(_pins(file.read_text()))
     other = {n: (installed[n], v) for n, v in wanted.items() if n in installed and not _same(installed[n], v)}
     if other:
-        listed = ", ".join(
-            f"{name} {have} (tested {want})" for name, (have, want) in sorted(other.items())[:4]
-        )
+        listed = ", ".join(f"{name} {have} (tested {want})" for name, (have, want) in sorted(other.items())[:4])
         more = f" and {len(other) - 4} more" if len(other) > 4 else ""
         return Diagnosis("packages", "note", f"{listed}{more}", "run `make setup`")
     return Diagnosis("packages", "ok", f"{len(ours)} parts of one version, dependencies as tested")
@@ -133,9 +127,7 @@ def processors() -> Diagnosis:
     have = len(os.sched_getaffinity(0))
     if have >= MIN_THREADS:
         return Diagnosis("processors", "ok", f"{have} usable")
-    return Diagnosis(
-        "processors", "note", f"{have} usable; emulated nodes will share it", "give it 2 or more"
-    )
+    return Diagnosis("processors", "note", f"{have} usable; emulated nodes will share it", "give it 2 or more")
 
 
 def ports() -> Diagnosis:
@@ -144,9 +136,7 @@ def ports() -> Diagnosis:
         with socket.create_server(("127.0.0.1", 0)):
             return Diagnosis("ports", "ok", "loopback sockets can be bound")
     except OSError as error:
-        return Diagnosis(
-            "ports", "bad", f"no loopback socket: {error.strerror}", "check 127.0.0.1 and its rights"
-        )
+        return Diagnosis("ports", "bad", f"no loopback socket: {error.strerror}", "check 127.0.0.1 and its rights")
 
 
 def leftovers() -> Diagnosis:
@@ -161,9 +151,7 @@ def leftovers() -> Diagnosis:
 
 def _known_runs() -> Iterator[str]:
     roots = [root for root in (sock_root(), shm_root()) if root.is_dir()]
-    yield from sorted(
-        {child.name for root in roots for child in root.iterdir() if RUN_ID.fullmatch(child.name)}
-    )
+    yield from sorted({child.name for root in roots for child in root.iterdir() if RUN_ID.fullmatch(child.name)})
 
 
 def _is_dead(run_id: str) -> bool:

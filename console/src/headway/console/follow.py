@@ -109,9 +109,7 @@ class Follower:
         """Act on Ctrl-C; True to leave."""
         name = self._run.name
         if self._interrupts > 1:
-            self._view.tell(
-                f"left {name} running; go on with {self._again}, end it with `headway stop {name}`"
-            )
+            self._view.tell(f"left {name} running; go on with {self._again}, end it with `headway stop {name}`")
             return True
         if not self._stop_sent:
             self._stop_sent = True

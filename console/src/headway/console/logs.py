@@ -54,9 +54,7 @@ class LogReader:
             fields = None
         if not isinstance(fields, dict) or "event" not in fields:
             before: dict[str, Any] = self._last.get(path, {})
-            kept: dict[str, Any] = {
-                key: before[key] for key in ("timestamp", "level", "rank") if key in before
-            }
+            kept: dict[str, Any] = {key: before[key] for key in ("timestamp", "level", "rank") if key in before}
             return {"timestamp": "", "level": "info", **kept, "file": path.stem, "event": raw.rstrip()}
         self._last[path] = {"timestamp": "", "level": "info", **fields, "file": path.stem}
         return self._last[path]

@@ -94,9 +94,7 @@ def machine_peak(least_s: float = 0.4) -> Peak:
     command = [sys.executable, "-c", _PROGRAM, str(usable_threads()), str(least_s)]
     env = {**os.environ, "OMP_NUM_THREADS": str(usable_threads())}
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=MEASURE_LIMIT_S, env=env
-        )
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=MEASURE_LIMIT_S, env=env)
         figures = json.loads(done.stdout)
     except (subprocess.TimeoutExpired, ValueError) as error:
         raise HeadwayError(

@@ -109,9 +109,7 @@ class Run:
                     remedy=f"start it again with `headway run`; logs lie in {self.folder.logs}",
                 )
             if deadline is not None and time.monotonic() > deadline:
-                raise DeadlineError(
-                    f"run {self.name} is not over after {timeout_s} s", remedy="see `headway status`"
-                )
+                raise DeadlineError(f"run {self.name} is not over after {timeout_s} s", remedy="see `headway status`")
             time.sleep(0.2)
 
     # ---- steering -----------------------------------------------------------------------------
@@ -191,9 +189,7 @@ class Run:
                 if self.status().applied >= sequence:
                     return
             time.sleep(0.1)
-        raise DeadlineError(
-            f"command {sequence} is not applied after {timeout_s} s", remedy="see `headway status`"
-        )
+        raise DeadlineError(f"command {sequence} is not applied after {timeout_s} s", remedy="see `headway status`")
 
     # ---- inside -------------------------------------------------------------------------------
     @property
@@ -222,7 +218,5 @@ class Run:
             facts = json.loads((self.path / "driver.json").read_text())
             keys = KeyPair.load(self.cluster_folder / "keys" / "cluster.key")
         except FileNotFoundError as error:
-            raise DeadlineError(
-                f"run {self.name} has no driver yet", remedy="try again in a moment"
-            ) from error
+            raise DeadlineError(f"run {self.name} has no driver yet", remedy="try again in a moment") from error
         return Client(facts["endpoint"], keys=keys, server_key=facts["server_key"].encode())

@@ -88,9 +88,7 @@ def render(summary: Summary) -> list[str]:
     lines.append(f"{losses}; training unigrams give {_nats(s.unigram_nats)}")
     speed = f"speed            {s.tokens_per_s or 0:,.0f} tokens/s"
     if s.mfu is not None and s.peak_flops:
-        speed += (
-            f", MFU {s.mfu:.1%} of this machine's {s.peak_flops / 1e9:,.0f} GFLOP/s ({s.dtype}, measured)"
-        )
+        speed += f", MFU {s.mfu:.1%} of this machine's {s.peak_flops / 1e9:,.0f} GFLOP/s ({s.dtype}, measured)"
     lines.append(speed)
     for checkpoint in s.checkpoints:
         size = checkpoint["total_bytes"] / 2**20

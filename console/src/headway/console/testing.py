@@ -49,16 +49,13 @@ class FakeRun:
         self.config = config
         self.folder = RunDir.create(runs_dir / name, run_id=new_run_id())
         self.folder.config.write_text(to_toml(config))
-        self.cluster = ClusterFolder.create(
-            self.folder.path / "cluster", nodes=1, cluster_id=self.folder.run_id
-        )
+        self.cluster = ClusterFolder.create(self.folder.path / "cluster", nodes=1, cluster_id=self.folder.run_id)
         self.step, self.generation, self.paused, self.outcome = 0, 0, False, ""
         self.commands: list[Command] = []
         paths = NodePaths(self.folder.run_id, 0)
         paths.shm_dir.mkdir(parents=True)
         self._flights = [
-            FlightWriter.create(paths.segment("flight", rank), rank, 4096)
-            for rank in range(config.parallel.world_size)
+            FlightWriter.create(paths.segment("flight", rank), rank, 4096) for rank in range(config.parallel.world_size)
         ]
         me = ProcessId.current()
         self.cluster.announce(0, "tcp://127.0.0.1:1", me)

@@ -49,9 +49,7 @@ class Slice:
     args: dict[str, Any] = field(default_factory=dict)
 
 
-def write_trace(
-    run: Run, out: Path, *, steps: tuple[int, int | None] = (0, None), newest: int | None = None
-) -> int:
+def write_trace(run: Run, out: Path, *, steps: tuple[int, int | None] = (0, None), newest: int | None = None) -> int:
     """Write the trace of ``run``; returns the number of slices.
 
     Args:
@@ -124,11 +122,7 @@ def _group(action: str) -> str:
             return group
     if action in (Kind.ALL_GATHER.name, Kind.REDUCE_SCATTER.name, Kind.NORM.name):
         return "collectives"
-    return (
-        "state"
-        if action in (Kind.SNAPSHOT.name, Kind.RESTORE.name, Kind.JOIN.name, Kind.EVAL.name)
-        else "other"
-    )
+    return "state" if action in (Kind.SNAPSHOT.name, Kind.RESTORE.name, Kind.JOIN.name, Kind.EVAL.name) else "other"
 
 
 def _track(rank: int, group: str, lane: int) -> Track:
@@ -147,9 +141,7 @@ def _name(row: dict[str, Any]) -> str:
 
 def _args(row: dict[str, Any]) -> dict[str, Any]:
     shown = ("step", "generation", "micro_batch", "chunk", "peer", "nbytes", "node")
-    return {key: row[key] for key in shown if row[key] >= 0} | (
-        {} if row["end_ns"] is not None else {"open": 1}
-    )
+    return {key: row[key] for key in shown if row[key] >= 0} | ({} if row["end_ns"] is not None else {"open": 1})
 
 
 # ---- the two formats --------------------------------------------------------------------------

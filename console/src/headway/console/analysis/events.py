@@ -82,9 +82,7 @@ def _live(paths: NodePaths) -> Iterator[tuple[int, int, npt.NDArray[Any]]]:
 def frame(node: int, rank: int, records: npt.NDArray[Any]) -> pl.DataFrame:
     columns = {name: np.ascontiguousarray(records[name]).astype(np.int64) for name in _FIELDS}
     names = {kind.value: kind.name for kind in Kind}
-    action = pl.col("kind").replace_strict(
-        names, default=pl.format("KIND_{}", "kind"), return_dtype=pl.String
-    )
+    action = pl.col("kind").replace_strict(names, default=pl.format("KIND_{}", "kind"), return_dtype=pl.String)
     return (
         pl.DataFrame(columns)
         .with_columns(
@@ -162,9 +160,7 @@ def idle(events: pl.DataFrame) -> pl.DataFrame:
         "rank", "generation", "step", (pl.col("end_ns") - pl.col("start_ns")).alias("span_ns")
     )
     busy = (
-        events.filter(
-            pl.col("action").is_in(COMPUTE_KINDS) & ~pl.col("waiting") & pl.col("end_ns").is_not_null()
-        )
+        events.filter(pl.col("action").is_in(COMPUTE_KINDS) & ~pl.col("waiting") & pl.col("end_ns").is_not_null())
         .group_by("rank", "generation", "step")
         .agg((pl.col("end_ns") - pl.col("start_ns")).sum().alias("busy_ns"))
     )

@@ -58,9 +58,7 @@ def run(
     raise typer.Exit(_stay(started, runs_dir, as_json))
 
 
-def _launch(
-    config: RunConfig, name: str | None, stem: str, runs_dir: Path, cluster: Path | None, as_json: bool
-) -> Run:
+def _launch(config: RunConfig, name: str | None, stem: str, runs_dir: Path, cluster: Path | None, as_json: bool) -> Run:
     from headway.console.cluster import Cluster
 
     def tell(line: str) -> None:

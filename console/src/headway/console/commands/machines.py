@@ -44,9 +44,7 @@ def create(
         try:
             cluster = ClusterFolder.create(folder, nodes=nodes)
         except OSError as error:
-            raise InputError(
-                f"cannot make {folder}: {error.strerror}", remedy="use another folder"
-            ) from error
+            raise InputError(f"cannot make {folder}: {error.strerror}", remedy="use another folder") from error
     emit({"cluster": str(folder), "id": cluster.id, "nodes": nodes}, as_json, [f"{folder}: {nodes} nodes"])
 
 
