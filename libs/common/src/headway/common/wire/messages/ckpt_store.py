@@ -6,8 +6,8 @@ from headway.common.wire.message import Message
 
 
 class StoreStatus(Message, tag="ckpt_store.status/1"):
-    """Anyone -> store (request): where does the node's part of the checkpoints stand; loss is made up by a
-    retry."""
+    """Anyone -> store, request on ipc, when asked: where the node's part of the checkpoints stands; loss:
+    asked again."""
 
 
 class ArenaStatus(Message, tag="ckpt_store.arena_status/1"):
@@ -24,7 +24,7 @@ class ArenaStatus(Message, tag="ckpt_store.arena_status/1"):
 
 
 class StoreStatusReply(Message, tag="ckpt_store.status_reply/1"):
-    """Store -> whoever asked: the reply to ``StoreStatus``."""
+    """Store -> whoever asked, reply to ``StoreStatus`` and ``Flush``; loss: asked again."""
 
     run_id: str
     node: int
@@ -44,8 +44,8 @@ class StoreStatusReply(Message, tag="ckpt_store.status_reply/1"):
 
 
 class Flush(Message, tag="ckpt_store.flush/1"):
-    """Anyone -> store (request): look at arenas and folder now, not at the next period; answered by
-    ``StoreStatusReply``.
+    """Anyone -> store, request on ipc, now and then: look at arenas and folder now, not at the next period;
+    answered by ``StoreStatusReply``; loss: asked again, or the next period comes.
 
     It does not wait for the disk: ask ``StoreStatus`` until nothing is pending. Carrying it out twice is
     harmless.
@@ -53,11 +53,12 @@ class Flush(Message, tag="ckpt_store.flush/1"):
 
 
 class MarkGeneration(Message, tag="ckpt_store.mark_generation/1"):
-    """Executor -> store (request, once a recovery): ``generation`` goes on from ``restart_step`` (-1: from
-    the start).
+    """Executor -> store, request on ipc, once a recovery: ``generation`` goes on from ``restart_step`` (-1:
+    from the start).
 
     What older generations saved after that step is superseded. The mark is durable when the reply comes; it
-    may be sent by every node and repeated. One that is lost costs a superseded checkpoint that still counts.
+    may be sent by every node and repeated. One that is lost costs a superseded checkpoint that still
+    counts.
     """
 
     generation: int
@@ -65,13 +66,14 @@ class MarkGeneration(Message, tag="ckpt_store.mark_generation/1"):
 
 
 class GenerationMarked(Message, tag="ckpt_store.generation_marked/1"):
-    """Store -> executor: the reply to ``MarkGeneration``."""
+    """Store -> executor, reply to ``MarkGeneration``, once the mark is durable; loss: asked again."""
 
     generation: int
 
 
 class CheckpointComplete(Message, tag="ckpt_store.complete/1"):
-    """Store -> executor (note), once for each newest complete checkpoint a daemon sees, so also at its start.
+    """Store -> executor, note on ipc, once for each newest complete checkpoint a daemon sees, so also at its
+    start.
 
     A lost one is made up by ``StoreStatus``.
     """
@@ -83,8 +85,8 @@ class CheckpointComplete(Message, tag="ckpt_store.complete/1"):
 
 
 class StoreTrouble(Message, tag="ckpt_store.trouble/1"):
-    """Store -> executor (note), once for each trouble; training goes on. A lost one stands in the log and
-    in ``StoreStatus``."""
+    """Store -> executor, note on ipc, once for each trouble; training goes on. A lost one stands in the log
+    and in ``StoreStatus``."""
 
     run_id: str
     node: int

@@ -8,10 +8,12 @@ from headway.common.wire.message import Message
 
 
 class StreamSpec(Message, tag="dataloader.stream_spec/1"):
-    """Part of ``OpenStream``, and as JSON the spec of a ring: it alone decides every batch. Never sent alone.
+    """Part of ``OpenStream``, and as JSON the spec of a ring: it alone decides every batch. Never sent alone,
+    so no rate and no loss of its own.
 
-    The global batch of step s is samples ``[start_sample + s*GB, start_sample + (s+1)*GB)``; its micro-batch
-    j, ``micro_batch_size`` samples, belongs to dp rank ``j % dp_size`` as its local ``j // dp_size``.
+    The global batch of step s is samples ``[start_sample + s*GB, start_sample + (s+1)*GB)``; its
+    micro-batch j, ``micro_batch_size`` samples, belongs to dp rank ``j % dp_size`` as its local ``j //
+    dp_size``.
     """
 
     path: str
@@ -41,7 +43,8 @@ class StreamSpec(Message, tag="dataloader.stream_spec/1"):
 
 
 class OpenStream(Message, tag="dataloader.open_stream/1"):
-    """Worker -> dataloader (request), one per generation and split; asked twice, answered with the same ring.
+    """Worker -> dataloader, request on ipc, one per generation and split; asked twice, answered with the same
+    ring.
 
     Rings of older generations are removed. A lost one is sent again by the client.
     """
@@ -50,7 +53,7 @@ class OpenStream(Message, tag="dataloader.open_stream/1"):
 
 
 class StreamOpened(Message, tag="dataloader.stream_opened/1"):
-    """Dataloader -> worker: the reply to ``OpenStream``."""
+    """Dataloader -> worker, reply to ``OpenStream``; loss: asked again, and answered with the same ring."""
 
     path: str
     """The ring's file."""
@@ -58,7 +61,7 @@ class StreamOpened(Message, tag="dataloader.stream_opened/1"):
 
 
 class CloseStream(Message, tag="dataloader.close_stream/1"):
-    """Worker -> dataloader (request or note), once per ring: nobody reads it any more.
+    """Worker -> dataloader, request or note on ipc, once per ring: nobody reads it any more.
 
     A lost one costs shared memory until the next generation, or the end of the run.
     """
@@ -69,17 +72,17 @@ class CloseStream(Message, tag="dataloader.close_stream/1"):
 
 
 class StreamClosed(Message, tag="dataloader.stream_closed/1"):
-    """Dataloader -> worker: the reply to ``CloseStream``."""
+    """Dataloader -> worker, reply to ``CloseStream``; loss: asked again."""
 
     was_open: bool
 
 
 class GetDataStatus(Message, tag="dataloader.get_data_status/1"):
-    """Anyone -> dataloader (request): which rings are filled, how far."""
+    """Anyone -> dataloader, request on ipc, when asked: which rings are filled, how far; loss: asked again."""
 
 
 class StreamStatus(Message, tag="dataloader.stream_status/1"):
-    """Part of ``DataStatus``: one ring; never sent alone."""
+    """Part of ``DataStatus``: one ring; never sent alone, so no rate and no loss of its own."""
 
     ring: str
     spec: StreamSpec
@@ -93,7 +96,7 @@ class StreamStatus(Message, tag="dataloader.stream_status/1"):
 
 
 class DataStatus(Message, tag="dataloader.data_status/1"):
-    """Dataloader -> whoever asked with ``GetDataStatus``."""
+    """Dataloader -> whoever asked, reply to ``GetDataStatus``; loss: asked again."""
 
     streams: tuple[StreamStatus, ...]
     num_batches: int

@@ -14,7 +14,7 @@ from headway.common.wire.messages.executor import (
 
 
 class NodeBeat(Message, tag="driver.node_beat/1"):
-    """Executor -> driver, at 4 Hz and at every change; the whole truth of a node, so loss is tolerated."""
+    """Executor -> driver, note, at 4 Hz and at every change; the whole truth of a node, so loss is tolerated."""
 
     node: int
     pid: int
@@ -24,7 +24,8 @@ class NodeBeat(Message, tag="driver.node_beat/1"):
 
 
 class WorkerGone(Message, tag="driver.worker_gone/1"):
-    """Executor -> driver when a worker's process ended or stopped; the next ``NodeBeat`` makes up a lost one."""
+    """Executor -> driver, note, once when a worker's process ended or stopped; the next ``NodeBeat`` makes up
+    a lost one."""
 
     node: int
     worker: str
@@ -36,7 +37,7 @@ class WorkerGone(Message, tag="driver.worker_gone/1"):
 
 
 class Seals(Message, tag="driver.seals/1"):
-    """Executor -> driver: the reply note to ``ReadSeals``."""
+    """Executor -> driver, note in answer to ``ReadSeals``, one each; loss: the driver asks again."""
 
     node: int
     generation: int
@@ -46,7 +47,8 @@ class Seals(Message, tag="driver.seals/1"):
 
 
 class Report(Message, tag="driver.report/1"):
-    """Executor -> driver: something to be stored, repeated until acknowledged by ``DriverBeat``."""
+    """Executor -> driver, note, one a step or evaluation: something to be stored; repeated until acknowledged
+    by ``DriverBeat``, so a lost one comes again."""
 
     node: int
     sequence: int
@@ -56,7 +58,8 @@ class Report(Message, tag="driver.report/1"):
 
 
 class Relay(Message, tag="driver.relay/1"):
-    """Executor -> driver: what a worker said, passed on at once; a lost one is made up by a beat or a time limit."""
+    """Executor -> driver, note, at once when a worker said it; a lost one is made up by a beat or a time
+    limit."""
 
     node: int
     store: StoreOpened | None = None
@@ -64,7 +67,8 @@ class Relay(Message, tag="driver.relay/1"):
 
 
 class Command(Message, tag="driver.command/1"):
-    """Console -> driver (request): steer the run. The same ``id`` twice is carried out once."""
+    """Console -> driver, request over CURVE tcp, one a wish of the user: steer the run. The same ``id`` twice
+    is carried out once, so a lost one is sent again."""
 
     id: str
     operation: str
@@ -79,13 +83,15 @@ class Command(Message, tag="driver.command/1"):
 
 
 class Accepted(Message, tag="driver.accepted/1"):
-    """Driver -> console: the command is in the journal; ``sequence`` is 0 for one that ranks do not apply."""
+    """Driver -> console, reply to ``Command`` once it is in the journal; ``sequence`` is 0 for one that ranks
+    do not apply. Loss: sent again under the same ``id``, answered the same."""
 
     sequence: int
 
 
 class GetStatus(Message, tag="driver.get_status/1"):
-    """Console -> driver (request): where does the run stand."""
+    """Console -> driver, request over CURVE tcp, about once a second while watched: where does the run stand;
+    loss: asked again."""
 
 
 class RankStatus(Message, tag="driver.rank_status/1"):
@@ -100,7 +106,7 @@ class RankStatus(Message, tag="driver.rank_status/1"):
 
 
 class Status(Message, tag="driver.status/1"):
-    """Driver -> console: the reply to ``GetStatus``."""
+    """Driver -> console, reply to ``GetStatus``; loss: asked again."""
 
     name: str
     phase: str

@@ -7,7 +7,8 @@ from headway.common.wire.messages.worker import Assign, Steer
 
 
 class WorkerBeat(Message, tag="executor.worker_beat/1"):
-    """Worker -> executor (ipc), at 2 Hz and at every change of status; loss is tolerated, the next one tells all."""
+    """Worker -> executor, note on ipc, at 2 Hz and at every change of status; loss is tolerated, the next one
+    tells all."""
 
     worker: str
     pid: int
@@ -26,7 +27,8 @@ class WorkerBeat(Message, tag="executor.worker_beat/1"):
 
 
 class StoreOpened(Message, tag="executor.store_opened/1"):
-    """Worker of rank 0 -> executor -> driver, once a generation; loss ends in ``join_timeout_s`` and a new one."""
+    """Worker of rank 0 -> executor -> driver, note, once a generation; loss ends in ``join_timeout_s`` and a
+    new one."""
 
     generation: int
     host: str
@@ -34,7 +36,8 @@ class StoreOpened(Message, tag="executor.store_opened/1"):
 
 
 class LeftGeneration(Message, tag="executor.left_generation/1"):
-    """Worker -> executor -> driver when it left a generation; a lost one is made up by the next beat."""
+    """Worker -> executor -> driver, note, once when it left a generation; a lost one is made up by the next
+    beat."""
 
     worker: str
     generation: int
@@ -46,7 +49,8 @@ class LeftGeneration(Message, tag="executor.left_generation/1"):
 
 
 class StepMetrics(Message, tag="executor.step_metrics/1"):
-    """Worker of the reporting rank -> executor -> driver, one a step; kept by the executor while no driver listens."""
+    """Worker of the reporting rank -> executor -> driver, note, one a step; kept by the executor while no
+    driver listens. A lost one is a gap in the curves."""
 
     generation: int
     step: int
@@ -62,7 +66,8 @@ class StepMetrics(Message, tag="executor.step_metrics/1"):
 
 
 class Evaluation(Message, tag="executor.evaluation/1"):
-    """Worker of the reporting rank -> executor -> driver, one an evaluation; kept like ``StepMetrics``."""
+    """Worker of the reporting rank -> executor -> driver, note, one an evaluation; kept and lost like
+    ``StepMetrics``."""
 
     generation: int
     step: int
@@ -72,7 +77,8 @@ class Evaluation(Message, tag="executor.evaluation/1"):
 
 
 class Sample(Message, tag="executor.sample/1"):
-    """Worker of the reporting rank -> executor -> driver, once at the end of a run; kept like ``StepMetrics``."""
+    """Worker of the reporting rank -> executor -> driver, note, once at the end of a run; kept and lost like
+    ``StepMetrics``."""
 
     generation: int
     tokens: tuple[int, ...]
@@ -80,7 +86,8 @@ class Sample(Message, tag="executor.sample/1"):
 
 
 class DriverBeat(Message, tag="executor.driver_beat/1"):
-    """Driver -> executor, at 4 Hz; silence for ``driver_silent_s`` lets the next executor start a driver."""
+    """Driver -> executor, note over CURVE tcp, at 4 Hz; loss is tolerated, silence for ``driver_silent_s``
+    lets the next executor start a driver."""
 
     epoch: int
     """Number of this driver; an executor obeys the highest it has seen."""
@@ -98,7 +105,8 @@ class DriverBeat(Message, tag="executor.driver_beat/1"):
 
 
 class ToWorker(Message, tag="executor.to_worker/1"):
-    """Driver -> executor: pass this on; the driver repeats it until a beat shows its effect."""
+    """Driver -> executor, note, one an order: pass this on; the driver repeats it until a beat shows its
+    effect, so loss delays it."""
 
     epoch: int
     worker: str
@@ -111,7 +119,8 @@ class ToWorker(Message, tag="executor.to_worker/1"):
 
 
 class KillWorker(Message, tag="executor.kill_worker/1"):
-    """Driver -> executor: SIGKILL the worker; repeated until it is gone."""
+    """Driver -> executor, note, one a recovery and worker: SIGKILL it; repeated until it is gone, so loss
+    delays it."""
 
     epoch: int
     worker: str
@@ -119,33 +128,37 @@ class KillWorker(Message, tag="executor.kill_worker/1"):
 
 
 class ReadSeals(Message, tag="executor.read_seals/1"):
-    """Driver -> executor: which snapshots do the node's arenas hold; repeated until ``Seals`` comes."""
+    """Driver -> executor, note, once a recovery: which snapshots do the node's arenas hold; repeated until
+    ``Seals`` comes, so loss delays it."""
 
     epoch: int
     generation: int
 
 
 class StopRun(Message, tag="executor.stop_run/1"):
-    """Driver or engine -> executor: the run has ended; stop what runs on the node, save events, clean up."""
+    """Driver or engine -> executor, note, once: the run has ended; stop what runs on the node, save events,
+    clean up. A lost one leaves the node up until its engine stops it."""
 
     epoch: int
     outcome: str
 
 
 class AttachRun(Message, tag="executor.attach_run/1"):
-    """Console -> executor (request): carry this run. Refused while another one lives on the node."""
+    """Console -> executor, request over CURVE tcp, once a run and node: carry this run. Refused while another
+    one lives on the node; loss: asked again, harmless twice."""
 
     run_dir: str
 
 
 class Attached(Message, tag="executor.attached/1"):
-    """Executor -> console: the reply to ``AttachRun``."""
+    """Executor -> console, reply to ``AttachRun``; loss: asked again."""
 
     node: int
 
 
 class Inject(Message, tag="executor.inject/1"):
-    """Driver -> executor: break something on purpose, for drills; carried out at most once."""
+    """Driver -> executor, note, one a drill: break something on purpose; carried out at most once, and not
+    repeated when lost."""
 
     epoch: int
     target: str

@@ -79,7 +79,7 @@ class LogHit(Message, tag="health.log_hit/1"):
 
 
 class AgentBeat(Message, tag="health.agent_beat/1"):
-    """Agent -> monitor (note over CURVE tcp), at 2 Hz; the whole truth of a node, so loss is tolerated."""
+    """Agent -> monitor, note over CURVE tcp, at 2 Hz; the whole truth of a node, so loss is tolerated."""
 
     run_id: str
     node: int
@@ -103,7 +103,7 @@ class Evidence(Message, tag="health.evidence/1"):
 
 
 class Verdict(Message, tag="health.verdict/1"):
-    """Monitor -> driver (note over CURVE tcp) and a line of ``verdicts.jsonl``: one episode, told once and
+    """Monitor -> driver, note over CURVE tcp, and a line of ``verdicts.jsonl``: one episode, told once and
     revised.
 
     The same ``id`` with a higher ``revision`` replaces what was said before; ``is_open = False`` closes the

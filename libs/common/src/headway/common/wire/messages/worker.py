@@ -6,7 +6,8 @@ from headway.common.wire.message import Message
 
 
 class Restore(Message, tag="worker.restore/1"):
-    """Part of ``Assign``: where a rank's state comes from; never sent alone, so no rate and no loss of its own."""
+    """Part of ``Assign``: where a rank's state comes from; never sent alone, so no rate and no loss of its
+    own."""
 
     source: str
     """``init`` (step 0 from the seed), ``arena`` (the rank's own segment) or ``durable`` (a folder)."""
@@ -17,7 +18,8 @@ class Restore(Message, tag="worker.restore/1"):
 
 
 class Steer(Message, tag="worker.steer/1"):
-    """Driver -> executor -> worker, one per command and again while unacknowledged; loss delays the command."""
+    """Driver -> executor -> worker, note, one per command and again while unacknowledged; loss delays the
+    command."""
 
     sequence: int
     """Position in the run's command list, from 1; ranks apply commands in this order."""
@@ -29,7 +31,8 @@ class Steer(Message, tag="worker.steer/1"):
 
 
 class Assign(Message, tag="worker.assign/1"):
-    """Driver -> executor -> worker: take a rank in a generation; sent again until the worker reports joining."""
+    """Driver -> executor -> worker, note, once a generation: take a rank; sent again until the worker reports
+    joining, so loss delays it."""
 
     generation: int
     rank: int
@@ -39,7 +42,8 @@ class Assign(Message, tag="worker.assign/1"):
 
 
 class StoreAddress(Message, tag="worker.store_address/1"):
-    """Driver -> executor -> worker: where rank 0 of the generation listens; sent again until the worker joined."""
+    """Driver -> executor -> worker, note, once a generation: where rank 0 listens; sent again until the worker
+    joined, so loss delays it."""
 
     generation: int
     host: str
@@ -47,14 +51,16 @@ class StoreAddress(Message, tag="worker.store_address/1"):
 
 
 class Abort(Message, tag="worker.abort/1"):
-    """Driver -> executor -> worker: leave every generation up to this one; sent again until the worker is out."""
+    """Driver -> executor -> worker, note, once a recovery: leave every generation up to this one; sent again
+    until the worker is out, so loss delays it."""
 
     generation: int
 
 
 class Quit(Message, tag="worker.quit/1"):
-    """Executor -> worker: exit now; lost with the executor, whose successor sends it again."""
+    """Executor -> worker, note, once: exit now; lost with the executor, whose successor sends it again."""
 
 
 class Acknowledged(Message, tag="worker.acknowledged/1"):
-    """Executor -> worker, one per ``WorkerBeat``; a worker that hears none for ``orphan_limit_s`` ends itself."""
+    """Executor -> worker, note, one per ``WorkerBeat``; loss is tolerated, a worker that hears none for
+    ``orphan_limit_s`` ends itself."""
