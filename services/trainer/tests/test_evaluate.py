@@ -7,7 +7,6 @@ from collections import Counter
 
 import pytest
 import torch
-
 from headway.trainer.evaluate import mean_loss, sample_next
 from headway.trainer.parallel.tensor import TensorParallel
 from headway.trainer.testing import reference

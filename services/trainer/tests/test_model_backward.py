@@ -6,7 +6,6 @@ import itertools
 
 import pytest
 import torch
-
 from headway.trainer.model import matmul
 from headway.trainer.model.gpt import Forward
 from headway.trainer.testing import reference

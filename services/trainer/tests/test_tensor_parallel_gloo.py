@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from headway.trainer.testing.models import Part, random_batch, tiny_model
 from headway.trainer.testing.pool import WorkerPool
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-
 from headway.trainer.model.layers import Rotary
 from headway.trainer.model.matmul import kernel_dtype, widen
 from headway.trainer.model.tape import Tape

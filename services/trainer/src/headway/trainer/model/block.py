@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
-
 from headway.trainer.model.attention import Attention
 from headway.trainer.model.layers import Gelu, LayerNorm, Linear
 from headway.trainer.model.tape import Tape

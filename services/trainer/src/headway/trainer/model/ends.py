@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-
 from headway.trainer.model.layers import LayerNorm
 from headway.trainer.model.loss import cross_entropy
 from headway.trainer.model.matmul import accumulate, times, times_transposed

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 
 import torch
-
 from headway.trainer.config import ModelConfig
 from headway.trainer.model.attention import Attention
 from headway.trainer.model.block import Attend, Block, Mlp, ParallelBlock, SerialBlock

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-
 from headway.trainer.model.matmul import accumulate, times, times_transposed
 from headway.trainer.model.tape import Tape
 from headway.trainer.parallel.params import Parameter

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-
 from headway.trainer.parallel.tensor import TensorParallel
 
 BLOCK_ELEMENTS = 1 << 19

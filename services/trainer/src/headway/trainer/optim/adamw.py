@@ -6,10 +6,9 @@ Decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101) on matrices, no
 from __future__ import annotations
 
 import torch
-from torch.optim.adamw import adamw
-
 from headway.trainer.config import OptimConfig
 from headway.trainer.parallel.flat import FlatChunk
+from torch.optim.adamw import adamw
 
 
 class AdamW:

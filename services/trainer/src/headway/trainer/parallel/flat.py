@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-
 from headway.trainer.parallel.init import initial_values
 from headway.trainer.parallel.params import ParamSpec, Precision
 

@@ -12,7 +12,6 @@ import math
 
 import numpy as np
 import numpy.typing as npt
-
 from headway.trainer.parallel.params import ParamSpec
 
 BLOCK = 4096

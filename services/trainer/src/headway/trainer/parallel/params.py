@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 
 import torch
-
 from headway.common.errors import ConfigError
 
 

@@ -8,7 +8,6 @@ arXiv 2205.05198); inside, the whole sequence and its piece of the width. ``gath
 from __future__ import annotations
 
 import torch
-
 from headway.trainer.parallel.comm import Comm, Done, Solo, Ticket
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
-
 from headway.trainer.parallel.comm import Done, Op, Ticket
 
 T = TypeVar("T")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-
 from headway.trainer.config import ModelConfig
 from headway.trainer.model.gpt import Chunk, Forward
 from headway.trainer.parallel.comm import Comm
