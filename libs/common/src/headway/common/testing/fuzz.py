@@ -117,7 +117,10 @@ class _Plain:
                 connection.shutdown(socket.SHUT_WR)
                 while connection.recv(65536):
                     pass
-        except (ConnectionError, BrokenPipeError):
+        except TimeoutError:
+            connection.close()
+            raise
+        except OSError:  # a shutdown after the other side has ended it is no ConnectionError
             pass  # ended by the other side, as it may
         if len(data) % 4:  # by the data, not by the clock: the run stays a function of its seed
             connection.close()

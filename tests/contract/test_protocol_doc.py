@@ -1,0 +1,82 @@
+"""``docs/protocol.md`` is the authority on who says what; here it is held against the code."""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from headway.common.node.run_dir import NodePaths
+from headway.common.testing import all_messages
+from headway.common.wire import messages
+from headway.common.wire.codec import PROTOCOL_VERSION
+from headway.common.wire.message import tag_of
+
+DOC = Path(__file__).resolve().parents[2] / "docs" / "protocol.md"
+MODULES = sorted(module.name for module in pkgutil.iter_modules(messages.__path__))
+
+
+def section(number: int) -> str:
+    """The text of one numbered section."""
+    found = re.search(rf"^## {number}\. .*?(?=^## |\Z)", DOC.read_text(), re.MULTILINE | re.DOTALL)
+    assert found, f"no section {number}"
+    return found[0]
+
+
+def test_the_title_says_the_version_that_the_code_speaks() -> None:
+    assert DOC.read_text().splitlines()[0] == f"# Protocol, version {PROTOCOL_VERSION}"
+
+
+def test_the_modules_of_messages_are_those_that_the_page_names() -> None:
+    named = re.findall(r"`([a-z_]+)`", section(8).partition("one module per receiver:")[2].partition(".")[0])
+    assert sorted(named) == MODULES
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_tag_begins_with_its_receivers_module(module: str) -> None:
+    own = [m for m in all_messages() if m.__module__.rpartition(".")[2] == module]
+    assert own, "a module without messages"
+    assert all(tag_of(message).startswith(f"{module}.") for message in own)
+
+
+@pytest.mark.parametrize("message", all_messages(), ids=tag_of)
+def test_every_message_tells_its_way_and_what_losing_it_does(message: type) -> None:
+    text = inspect.getdoc(message) or ""
+    part = re.match(r"Part of ``\w+``", text) or tag_of(message) == "executor.stop_run/1"
+    says_direction = part or " -> " in text
+    says_loss = part or re.search(r"los[st]|repeat|reply|request|refused|once|again|kept|silence|journal", text, re.IGNORECASE)
+    assert says_direction and says_loss, text
+
+
+def test_the_table_of_processes_is_what_a_run_starts(node: Any) -> None:
+    rows = {row.split("|")[1].strip(): row for row in section(1).splitlines() if row.startswith("| ")}
+    living = {*node.beside, *_children(node), "executor", "worker"}
+    assert set(rows) - {"process"} == living
+
+
+def _children(node: Any) -> set[str]:
+    names = {"dataloader", "ckpt_store", "agent", "zygote"}
+    assert all(node.pid(name) for name in names)
+    return names
+
+
+def test_the_sockets_that_the_page_names_are_those_that_lie_in_the_nodes_folder(node: Any) -> None:
+    named = set(re.findall(r"`([a-z_]+\.sock)`", section(1)))
+    assert named == {path.name for path in node.paths.sock_dir.glob("*.sock")}
+
+
+def test_the_segments_that_the_page_names_have_the_names_that_the_code_gives() -> None:
+    paths = NodePaths("0badcafe", 0)
+    for kind, name in (("arena", "<rank>"), ("flight", "<rank>"), ("ring", "*"), ("words", "<worker>")):
+        assert f"`{kind}-{name}.bin`" in section(2)
+        assert paths.segment(kind, 0).name == f"{kind}-0.bin"
+
+
+def test_the_files_that_parts_leave_are_those_that_the_page_names(node: Any) -> None:
+    page = section(2)
+    for path in (node.run.config, node.run.database, node.run.path / "driver.json", node.run.path / "monitor.json"):
+        assert path.exists() and f"{path.name}`" in page, path
+    assert (node.paths.sock_dir / "children.json").exists() and "`children.json`" in page
