@@ -183,18 +183,14 @@ def test_garbage_from_a_server_is_counted_and_skipped(make: Callable[..., Any]) 
     ],
     ids=["frame of version 2", "error reply"],
 )
-def test_a_server_of_another_version_is_named_with_the_remedy(
-    make: Callable[..., Any], frame: bytes | None
-) -> None:
+def test_a_server_of_another_version_is_named_with_the_remedy(make: Callable[..., Any], frame: bytes | None) -> None:
     from headway.common.wire.messages.service import Failure
 
     with strange_server() as (endpoint, router), make(endpoint) as client:
 
         def answer() -> None:
             peer, request = router.recv_multipart()
-            body = codec.encode(
-                Failure(code="version", message="version 1", remedy="install the same version")
-            )
+            body = codec.encode(Failure(code="version", message="version 1", remedy="install the same version"))
             refusal = codec.encode_frame("err", codec.decode_frame(request).id, body)
             router.send_multipart([peer, frame or refusal])
 

@@ -98,11 +98,7 @@ def test_a_malformed_envelope_is_refused(fields: object) -> None:
 
 
 def test_the_largest_frame_passes_and_one_byte_more_does_not() -> None:
-    overhead = (
-        len(codec.encode_frame("req", 1, bytes(codec.MAX_MESSAGE_BYTES - 100)))
-        - codec.MAX_MESSAGE_BYTES
-        + 100
-    )
+    overhead = len(codec.encode_frame("req", 1, bytes(codec.MAX_MESSAGE_BYTES - 100))) - codec.MAX_MESSAGE_BYTES + 100
     body = bytes(codec.MAX_MESSAGE_BYTES - overhead)
     assert codec.decode_frame(codec.encode_frame("req", 1, body)).body == body
     with pytest.raises(WireError, match="shared memory"):

@@ -78,9 +78,7 @@ def hold_out(target: Victim, endpoint: str, count: int, probe: Callable[[], None
     fuzz_endpoint(endpoint, count=WARM_UP, seed=1, corpus=corpus, server_key=target.server_key)
     probe()
     before_bytes, before_descriptors = resident_bytes(target.process.pid), target.num_descriptors()
-    report = fuzz_endpoint(
-        endpoint, count=count, seed=2, corpus=corpus, server_key=target.server_key, probe=probe
-    )
+    report = fuzz_endpoint(endpoint, count=count, seed=2, corpus=corpus, server_key=target.server_key, probe=probe)
     assert report.total == count
     assert resident_bytes(target.process.pid) - before_bytes < MOST_GROWTH_BYTES
     wait_until(lambda: target.num_descriptors() <= before_descriptors + MOST_DESCRIPTORS)

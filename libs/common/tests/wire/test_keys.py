@@ -53,9 +53,7 @@ def test_a_missing_key_file_is_named(tmp_path: Path) -> None:
 
 def test_damaged_or_mixed_halves_are_refused(tmp_path: Path) -> None:
     one, two = KeyPair.generate(), KeyPair.generate()
-    for number, text in enumerate(
-        (b"", b"public = x\nsecret = y\n", one.public, b"public = %s\n" % one.public)
-    ):
+    for number, text in enumerate((b"", b"public = x\nsecret = y\n", one.public, b"public = %s\n" % one.public)):
         path = tmp_path / f"{number}.key"
         path.write_bytes(text)
         path.chmod(0o600)

@@ -85,9 +85,7 @@ def test_a_period_that_would_spin_is_refused(loop: Loop, period_s: float) -> Non
         loop.every(period_s, lambda: None)
 
 
-def test_a_source_whose_callback_raises_rests_instead_of_spinning(
-    loop: Loop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_source_whose_callback_raises_rests_instead_of_spinning(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_module, "REST_S", 0.1)
     reader, writer = socket.socketpair()
 

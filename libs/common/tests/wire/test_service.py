@@ -253,9 +253,7 @@ def process(sock_dir: Path, mode: str) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signalled_process_drains_exits_0_and_removes_its_socket_file(
-    sock_dir: Path, number: signal.Signals
-) -> None:
+def test_a_signalled_process_drains_exits_0_and_removes_its_socket_file(sock_dir: Path, number: signal.Signals) -> None:
     with process(sock_dir, "quick") as child:
         child.send_signal(number)
         assert child.wait(30) == 0
@@ -303,10 +301,10 @@ def test_a_metrics_port_in_use_is_an_input_error_that_leaves_nothing_open(sock_d
 
 
 def test_a_service_without_a_server_runs_its_timers_and_leaves_no_descriptor() -> None:
-    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  counted, not walked
+    before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
         service = Service("x")
         service.after(0.01, service.stop)
         assert service.run() == 0
         service.close()
-    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    assert len(os.listdir("/proc/self/fd")) == before
