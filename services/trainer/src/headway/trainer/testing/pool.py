@@ -40,7 +40,7 @@ class WorkerPool:
         self._process = subprocess.Popen(
             [sys.executable, "-c", f"from {__name__} import run_zygote; run_zygote({theirs.fileno()})"],
             pass_fds=[theirs.fileno()],
-            env=dict(os.environ, OMP_NUM_THREADS="1", HEADWAY_TEST_POOL="1"),
+            env=dict(os.environ, OMP_NUM_THREADS="1"),
         )
         theirs.close()
         self._workers = [self._fork() for _ in range(size)]
