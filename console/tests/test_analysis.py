@@ -52,7 +52,7 @@ def a_step(step: int, start: int, *, broken: bool = False) -> list[tuple[Kind, i
         (Kind.FORWARD, step, start + 2, start + 5, 1),
         (Kind.BACKWARD, step, start + 5, start + 7, 0),
     ]
-    return rows if broken else [*rows, (Kind.SNAPSHOT, step + 1, start + 9, start + 10, 0)]
+    return rows if broken else [*rows, (Kind.SNAPSHOT, step, start + 9, start + 10, 0)]
 
 
 def metrics(*rows: tuple[int, int, float, float]) -> pl.DataFrame:
@@ -89,8 +89,8 @@ def test_a_broken_off_step_is_not_a_completed_one() -> None:
 
 
 def test_the_snapshot_that_begins_a_generation_completes_no_step() -> None:
-    """It is numbered as if the step before had just ended, but lies outside that step's record."""
-    rows = [*a_step(4, 0, broken=True), (Kind.SNAPSHOT, 5, 50, 51, 0)]
+    """It counts to the step before, but lies outside that step's record."""
+    rows = [*a_step(4, 0, broken=True), (Kind.SNAPSHOT, 4, 50, 51, 0)]
     assert completed_steps(frame(0, 0, records(*rows))).is_empty()
 
 
@@ -145,7 +145,7 @@ def test_the_timeline_starts_at_zero_and_keeps_to_the_steps_asked_for() -> None:
     shown = timeline(frame(0, 0, records(*a_step(0, 0), *a_step(1, 10))), first_step=1, last_step=1)
     assert shown["start_s"].min() == 0.0
     assert shown["step"].unique().to_list() == [1]
-    assert shown["end_s"].max() == pytest.approx(0.008), "its snapshot begins in the step before"
+    assert shown["end_s"].max() == pytest.approx(0.010)
 
 
 def test_records_of_windows_and_rings_are_read_once_and_a_closed_one_wins(fake: FakeRun) -> None:

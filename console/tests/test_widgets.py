@@ -62,7 +62,7 @@ def test_pictures_come_by_themselves_and_show_what_happened(fake: FakeRun, sessi
     assert picture.metrics["step"].to_list() == [0, 1, 2]
     assert set(picture.events["rank"]) == {0, 1}
     fake.recover()
-    picture = session.wait_for(lambda p: len(p.recoveries) > 0)
+    picture = session.wait_for(lambda p: any("recovered" in line for line in p.news))
     assert any("rank 1 is lost" in line for line in picture.news)
     (start, end, reason) = picture.bands[0]
     assert end is not None and start <= end and "rank 1" in reason

@@ -156,7 +156,7 @@ class FakeRun:
                         pass
                     with flight.record(Kind.BACKWARD, step=self.step, micro_batch=micro_batch):
                         pass
-                with flight.record(Kind.SNAPSHOT, step=self.step + 1):
+                with flight.record(Kind.SNAPSHOT, step=self.step):
                     pass
         said = StepMetrics(generation=self.generation, step=self.step, loss=6.0 * math.exp(-self.step / 50),
                            grad_norm=1.0, lr=1e-3, tokens=TOKENS, duration_s=STEP_S,

@@ -118,13 +118,13 @@ def completed_steps(events: pl.DataFrame) -> pl.DataFrame:
     """Optimizer steps that a rank brought to their end: rank, generation, step, start_ns, end_ns.
 
     A STEP record ends with its step, but also when the step is broken off. Only a completed one has taken
-    the snapshot of the state after it, numbered ``step + 1``, its last action.
+    the snapshot of the state after it, its last action.
     """
     spans = events.filter((pl.col("action") == Kind.STEP.name) & pl.col("end_ns").is_not_null()).select(
         "rank", "generation", "step", "start_ns", "end_ns"
     )
     sealed = events.filter(pl.col("action") == Kind.SNAPSHOT.name).select(
-        "rank", "generation", (pl.col("step") - 1).alias("step"), pl.col("start_ns").alias("sealed_ns")
+        "rank", "generation", "step", pl.col("start_ns").alias("sealed_ns")
     )
     return (
         spans.join(sealed, on=["rank", "generation", "step"])

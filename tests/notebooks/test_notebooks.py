@@ -1,0 +1,87 @@
+"""Each notebook, run from top to bottom without a browser, on a run that takes seconds."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from headway.common.node.janitor import end_run, processes_of
+from headway.console import Cluster
+
+REPOSITORY = Path(__file__).parents[2]
+NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
+SMALL = [
+    "model.layers=2", "model.hidden=64", "model.heads=2", "model.seq_len=64", "launch.spares=0",
+    "train.steps=4000", "train.eval_batches=1", "train.eval_every=0", "train.sample_tokens=8",
+    "ckpt.durable_every=500",
+]  # fmt: skip
+CELL_LIMIT_S = 240
+OUTER_LIMIT_S = 540
+"""A killed kernel can keep the runner waiting for ever."""
+
+
+def test_there_are_notebooks() -> None:
+    assert NOTEBOOKS
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_thin_valid_and_stripped(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    assert len(notebook.cells) <= 8
+    assert "widgets" not in notebook.metadata
+    for cell in notebook.cells:
+        assert not cell.get("outputs") and cell.get("execution_count") is None
+        assert not any(word in cell.source for word in ("/home/", "/root/", "/work/"))
+        assert "def " not in cell.source, "logic belongs into the console, where it is tested"
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for the notebook's runs; whatever still lives of them ends with the test."""
+    folder = tmp_path / "runs"
+    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.setenv("HEADWAY_RUNS", str(folder))
+    monkeypatch.setenv("HEADWAY_SET", shlex.join(SMALL))
+    monkeypatch.setenv("HEADWAY_CONFIG", str(REPOSITORY / "examples" / "tiny.toml"))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    yield folder
+    for run in Cluster(folder).runs():
+        end_run(run.folder.run_id)
+
+
+def execute(path: Path, out: Path) -> Any:
+    """Run all cells, in processes of their own; returns the notebook with its outputs."""
+    command = [sys.executable, "-c", "from nbclient.cli import main; main()", str(path)]
+    options = [f"--output={out}", f"--timeout={CELL_LIMIT_S}", "--KernelManager.transport=ipc"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, check=False, timeout=OUTER_LIMIT_S)
+    assert done.returncode == 0, done.stderr
+    return nbformat.read(out, as_version=4)
+
+
+def text_of(notebook: Any) -> str:
+    """All that the cells printed or showed, as text."""
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    return "\n".join(o.get("text") or o.get("data", {}).get("text/plain", "") for o in outputs)
+
+
+@pytest.mark.timeout(600)
+def test_launch_and_steer_recovers_from_the_kill_and_stops_with_a_checkpoint(runs: Path, tmp_path: Path) -> None:
+    notebook = execute(REPOSITORY / "notebooks" / "01_launch_and_steer.ipynb", tmp_path / "done.ipynb")
+    text = text_of(notebook)
+    assert "RunConsole" in text, "the live console is shown"
+    assert "3: 'replaced'" in text and text.count("same process") == 3
+    assert "rank 3" in text and "recovery " in text
+    (run,) = Cluster(runs).runs()
+    assert run.name == "notebook" and run.outcome == "stopped"
+    assert "checkpoint       step" in text
+    rates = run.query("SELECT lr FROM metrics ORDER BY generation, step")
+    assert rates[-1] == (5e-4,)
+    assert processes_of(run.folder.run_id) == []
+    assert (run.path / "trace.json.gz").exists()
