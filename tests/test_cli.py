@@ -79,11 +79,7 @@ def place(tmp_path: Path) -> Iterator[Path]:
         for number in range(12):
             (tmp_path / "text" / f"{number}.txt").write_text(f"a ring holds tokens {number} " * 40)
         corpus = tmp_path / "corpus"
-        prepare(
-            DataConfig(
-                path=str(corpus), source=str(tmp_path / "text"), vocab_size=300, validation_fraction=0.25
-            )
-        )
+        prepare(DataConfig(path=str(corpus), source=str(tmp_path / "text"), vocab_size=300, validation_fraction=0.25))
         (tmp_path / "ok.toml").write_text(
             "[model]\nlayers = 4\nhidden = 64\nheads = 4\nvocab_size = 512\nseq_len = 16\n"
             "[parallel]\npp = 2\ndp = 2\n[launch]\nnodes = 2\nranks_per_node = 2\n"
@@ -112,9 +108,7 @@ def test_the_configuration_that_the_bad_ones_are_made_of_is_good(place: Path) ->
         ("train.global_batch_size=7", ("train.global_batch_size=7",)),
     ],
 )
-def test_an_impossible_setting_is_named_with_its_remedy(
-    place: Path, setting: str, parts: tuple[str, ...]
-) -> None:
+def test_an_impossible_setting_is_named_with_its_remedy(place: Path, setting: str, parts: tuple[str, ...]) -> None:
     refused(run("run", "ok.toml", "--dry-run", "--set", setting, cwd=place), *parts)
 
 
@@ -127,9 +121,7 @@ def test_a_key_that_a_file_misspells_is_told_with_the_nearest_name(place: Path) 
 
 
 def test_a_missing_corpus_is_told_before_anything_starts(place: Path) -> None:
-    refused(
-        run("run", "ok.toml", "--set", "data.path=/nowhere/corpus", cwd=place), "/nowhere/corpus", "prepare"
-    )
+    refused(run("run", "ok.toml", "--set", "data.path=/nowhere/corpus", cwd=place), "/nowhere/corpus", "prepare")
     refused(
         run("run", "ok.toml", "--set", "data.path=gone", "--set", "data.source=/no/text", cwd=place),
         "/no/text",
@@ -172,9 +164,7 @@ def test_a_full_disk_is_told_before_anything_starts(place: Path) -> None:
 @contextlib.contextmanager
 def _small_disk(path: Path) -> Iterator[Path]:
     path.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(path)], capture_output=True, text=True
-    )
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(path)], capture_output=True, text=True)
     if made.returncode:
         pytest.skip(f"a small disk needs the right to mount: {made.stderr.strip()}")
     try:
@@ -226,18 +216,12 @@ def test_make_up_without_terraform_is_told(place: Path) -> None:
                 (tools / tool.name).symlink_to(tool)
     assert shutil.which("make", path=str(tools)), "the copy of the PATH is empty"
     command = ["make", "-s", "-o", ".venv/.headway", "up", "TARGET=local", f"PY={sys.executable}"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "PATH": str(tools)}
-    )
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "PATH": str(tools)})
     assert done.returncode == 2
     said = [line for line in done.stderr.splitlines() if not line.startswith("make")]
-    assert said == [
-        "error: no terraform on the PATH; install Terraform 1.9 or newer; `make run` does not need it"
-    ]
+    assert said == ["error: no terraform on the PATH; install Terraform 1.9 or newer; `make run` does not need it"]
 
 
-@pytest.mark.parametrize(
-    "arguments", [["nonsense"], ["run"], ["run", "ok.toml", "--bogus"], ["set", "x", "lr"]]
-)
+@pytest.mark.parametrize("arguments", [["nonsense"], ["run"], ["run", "ok.toml", "--bogus"], ["set", "x", "lr"]])
 def test_wrong_usage_is_one_line_and_code_2(place: Path, arguments: list[str]) -> None:
     refused(run(*arguments, cwd=place))

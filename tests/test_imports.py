@@ -72,9 +72,7 @@ def distributions() -> dict[Path, dict[str, object]]:
 @pytest.fixture(scope="session")
 def sources(distributions: dict[Path, dict[str, object]]) -> list[Source]:
     """Every file below a ``src``."""
-    return [
-        _read(path, folder) for folder in distributions for path in sorted((folder / "src").rglob("*.py"))
-    ]
+    return [_read(path, folder) for folder in distributions for path in sorted((folder / "src").rglob("*.py"))]
 
 
 def _read(path: Path, distribution: Path) -> Source:
@@ -119,9 +117,7 @@ def _ours(sources: list[Any]) -> list[tuple[Any, str, str, str]]:
 
 
 def test_arrows_point_down_only(sources: list[Any]) -> None:
-    upward = [
-        where for source, package, _, where in _ours(sources) if LEVELS[package] >= LEVELS[source.package]
-    ]
+    upward = [where for source, package, _, where in _ours(sources) if LEVELS[package] >= LEVELS[source.package]]
     assert upward == []
 
 
@@ -150,18 +146,11 @@ def test_names_taken_from_a_service_package_are_in_its_all(sources: list[Any]) -
     for source in sources:
         for item in source.imports:
             parts = item.module.split(".")
-            if (
-                parts[0] != "headway"
-                or len(parts) != 2
-                or parts[1] not in SERVICES
-                or parts[1] == source.package
-            ):
+            if parts[0] != "headway" or len(parts) != 2 or parts[1] not in SERVICES or parts[1] == source.package:
                 continue
             package = importlib.import_module(item.module)
             hidden += [
-                f"{source.path}:{item.line}: {n}"
-                for n in item.names
-                if n not in package.__all__ + sorted(SHOWN)
+                f"{source.path}:{item.line}: {n}" for n in item.names if n not in package.__all__ + sorted(SHOWN)
             ]
     assert hidden == []
 
@@ -177,9 +166,7 @@ def test_no_torch_where_it_is_not_needed(sources: list[Any]) -> None:
         f"{source.path}:{item.line}"
         for source in sources
         for item in source.imports
-        if item.module.split(".")[0] == "torch"
-        and _torch_is_forbidden(source.module)
-        and not item.for_types_only
+        if item.module.split(".")[0] == "torch" and _torch_is_forbidden(source.module) and not item.for_types_only
     ]
     assert found == []
 
@@ -193,9 +180,7 @@ def test_importing_everything_that_is_free_of_torch_loads_no_torch(sources: list
         "    assert 'torch' not in sys.modules, name\n"
         "print('torch' in sys.modules)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], input=json.dumps(names), capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-c", script], input=json.dumps(names), capture_output=True, text=True)
     assert (done.stdout.strip(), done.stderr) == ("False", "")
     assert len(names) > 80
 
@@ -242,16 +227,12 @@ def _public_names(tree: ast.Module) -> set[str]:
 
 def _typed_names(source: Any) -> set[str]:
     """Names that a lazy package promises to type checkers, or hands out in ``__getattr__`` by a literal."""
-    promised = {
-        n for item in source.imports if item.for_types_only for n in item.names if item.module != "typing"
-    }
+    promised = {n for item in source.imports if item.for_types_only for n in item.names if item.module != "typing"}
     promised = {name for name in promised if name not in ("Any", "Callable", "ModuleType")}
     if promised:
         return promised
     tables = [
-        n
-        for n in source.tree.body
-        if isinstance(n, ast.Assign | ast.AnnAssign) and isinstance(n.value, ast.Dict)
+        n for n in source.tree.body if isinstance(n, ast.Assign | ast.AnnAssign) and isinstance(n.value, ast.Dict)
     ]
     keys = {key.value for table in tables for key in table.value.keys if isinstance(key, ast.Constant)}
     compared = {
@@ -313,9 +294,7 @@ BY_NAME = {
 """Declared and reached without an import statement."""
 
 
-def test_declared_dependencies_are_what_is_imported(
-    sources: list[Any], distributions: dict[Path, Any]
-) -> None:
+def test_declared_dependencies_are_what_is_imported(sources: list[Any], distributions: dict[Path, Any]) -> None:
     """Both ways: nothing is missing when a part is installed alone, nothing is asked for in vain.
 
     What a part of Headway below declares counts too: those are released together.
@@ -333,9 +312,7 @@ def test_declared_dependencies_are_what_is_imported(
         known = {*sys.stdlib_module_names, f"headway.{folder.name}", *_with_those_below(declared, own)}
         vain = declared - {name for name, _ in imported} - BY_NAME.get(folder.name, set())
         wrong += [f"{folder.name} declares {name} and imports it nowhere" for name in sorted(vain)]
-        wrong += [
-            f"{path} imports {name}, not declared" for name, path in sorted(imported) if name not in known
-        ]
+        wrong += [f"{path} imports {name}, not declared" for name, path in sorted(imported) if name not in known]
     assert not wrong, "\n".join(wrong)
 
 

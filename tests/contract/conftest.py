@@ -88,14 +88,17 @@ class Node:
         """The socket called ``name``; a ``.stranger`` knows the server's key and is not admitted."""
         service, _, who = name.partition(".")
         if service == "executor" and who == "ipc":
-            return Target(
-                self.paths.endpoint("executor"), lambda: self.pid("executor"), self._beat, _corpus(LOCAL)
-            )
+            return Target(self.paths.endpoint("executor"), lambda: self.pid("executor"), self._beat, _corpus(LOCAL))
         keys, server_key, endpoint = self._address(service)
         probe = _pinger(endpoint, keys, server_key)
         tags = _described(endpoint, keys, server_key).messages
         shown = KeyPair.generate() if who == "stranger" else keys
         return Target(endpoint, lambda: self.pid(service), probe, _corpus(tags), server_key, shown)
+
+    def taken(self, service: str) -> list[str]:
+        """Tags of the messages that a service takes from elsewhere, by its own word."""
+        keys, server_key, endpoint = self._address(service)
+        return _described(endpoint, keys, server_key).messages
 
     def _address(self, service: str) -> tuple[KeyPair | None, bytes | None, str]:
         keys = self.cluster.keys
@@ -142,9 +145,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     with private_roots(), contextlib.ExitStack() as stack:
         cluster = ClusterFolder.create(folder / "cluster", nodes=2)
         run = RunDir.create(folder / "run", run_id=new_run_id())
-        silent = [
-            f"recovery.{name}={NEVER_S}" for name in ("node_silent_s", "node_lost_s", "driver_silent_s")
-        ]
+        silent = [f"recovery.{name}={NEVER_S}" for name in ("node_silent_s", "node_lost_s", "driver_silent_s")]
         run.config.write_text(to_toml(load(RunConfig, overrides=[*silent, "launch.standbys=0"])))
         paths = NodePaths(run.run_id, NODE)
         engine = LocalEngine(cluster)
@@ -155,15 +156,11 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
         assert address is not None
         with Client(address.endpoint, keys=cluster.keys, server_key=cluster.keys.public) as client:
             client.call(AttachRun(run_dir=str(run.path)), Attached, timeout_s=30.0)
-        beside = {
-            name: stack.enter_context(_process(folder, *argv)) for name, argv in _beside(cluster, run).items()
-        }
+        beside = {name: stack.enter_context(_process(folder, *argv)) for name, argv in _beside(cluster, run).items()}
         worker = stack.enter_context(_process(folder, "-c", "import time; time.sleep(3600)"))
         sockets = [paths.socket(name) for name in ("dataloader", "ckpt_store", "agent", "zygote")]
         announced = [run.path / "driver.json", run.path / "monitor.json"]
-        wait_until(
-            lambda: all(p.exists() for p in [*sockets, *announced]), 60.0, f"all services, see {run.logs}"
-        )
+        wait_until(lambda: all(p.exists() for p in [*sockets, *announced]), 60.0, f"all services, see {run.logs}")
         yield Node(cluster, run, paths, beside, worker)
 
 

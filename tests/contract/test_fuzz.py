@@ -119,9 +119,7 @@ def _bad_name(draw: random.Random, number: int) -> bytes:
         case 3:
             return b"n1w" + draw.choice((b"", b"-1", b"1/../../x", b"1\0", "\u00b2".encode(), b"1.5", b" 1"))
         case 4:
-            return b"n1w" + b"7" * draw.randrange(
-                20, 250
-            )  # a number that no crew counts to, longer than a file name
+            return b"n1w" + b"7" * draw.randrange(20, 250)  # a number that no crew counts to, longer than a file name
         case _:
             return b"x" * 60_000
 
@@ -137,9 +135,7 @@ def _bad_name(draw: random.Random, number: int) -> bytes:
     ids=["dataloader", "ckpt_store", "agent"],
 )  # fmt: skip
 @pytest.mark.parametrize("endpoint", ["tcp://0.0.0.0:0", "tcp://*:0", "tcp://[::]:0", "tcp://localhost:0"])
-def test_no_service_without_keys_listens_off_loopback(
-    command: list[str], endpoint: str, tmp_path: Path
-) -> None:
+def test_no_service_without_keys_listens_off_loopback(command: list[str], endpoint: str, tmp_path: Path) -> None:
     with private_roots() as (_, memory):
         places = {"shm": memory, "here": tmp_path}
         argv = [sys.executable, "-m", *(word.format(**places) for word in command), "--endpoint", endpoint]
@@ -151,9 +147,7 @@ def test_no_service_without_keys_listens_off_loopback(
 
 def test_every_tcp_socket_of_a_run_is_on_loopback(node: Any) -> None:
     """What listens is read from the kernel, not from what the services say."""
-    listening = (
-        _listening(node.pid("executor")) | _listening(node.pid("driver")) | _listening(node.pid("monitor"))
-    )
+    listening = _listening(node.pid("executor")) | _listening(node.pid("driver")) | _listening(node.pid("monitor"))
     assert len(listening) == 3
     assert all(address.startswith("0100007F:") for address in listening)
     for quiet in ("dataloader", "ckpt_store", "agent", "zygote"):

@@ -47,7 +47,9 @@ def test_every_message_tells_its_way_and_what_losing_it_does(message: type) -> N
     text = inspect.getdoc(message) or ""
     part = re.match(r"Part of ``\w+``", text) or tag_of(message) == "executor.stop_run/1"
     says_direction = part or " -> " in text
-    says_loss = part or re.search(r"los[st]|repeat|reply|request|refused|once|again|kept|silence|journal", text, re.IGNORECASE)
+    says_loss = part or re.search(
+        r"los[st]|repeat|reply|request|refused|once|again|kept|silence|journal", text, re.IGNORECASE
+    )
     assert says_direction and says_loss, text
 
 
@@ -80,3 +82,18 @@ def test_the_files_that_parts_leave_are_those_that_the_page_names(node: Any) -> 
     for path in (node.run.config, node.run.database, node.run.path / "driver.json", node.run.path / "monitor.json"):
         assert path.exists() and f"{path.name}`" in page, path
     assert (node.paths.sock_dir / "children.json").exists() and "`children.json`" in page
+
+
+@pytest.mark.parametrize("name", ["executor", "driver"])
+def test_the_trainers_readme_names_the_messages_that_its_processes_take(node: Any, name: str) -> None:
+    readme = (DOC.parents[1] / "services" / "trainer" / "README.md").read_text()
+    rows = {row.split("|")[1].split(",")[0].strip(): row.split("|") for row in readme.splitlines() if "| of " in row}
+    named = set(re.findall(r"`([A-Z]\w+)`", rows[name][2]))
+    if name == "driver":  # "the five above"
+        named |= set(re.findall(r"`([A-Z]\w+)`", rows["executor"][3].partition(";")[0]))
+    types = {tag_of(message): message.__name__ for message in all_messages()}
+    taken = {types[tag] for tag in node.taken(name) if tag.startswith((f"{name}.", "health."))}
+    assert taken, "the service takes nothing"
+    own = {names for names in named if names in types.values()}
+    assert own == named, "a name that is no message"
+    assert taken <= named

@@ -10,6 +10,7 @@ logs/             output of the executors
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import secrets
@@ -121,6 +122,22 @@ class ClusterFolder:
         return NodeAddress(
             str(data["endpoint"]), ProcessId(int(str(data["pid"])), int(str(data["start_ticks"])))
         )
+
+    def claim(self, node: int) -> int:
+        """Be the node's only executor until this process ends; returns the file descriptor that says so.
+
+        Raises:
+            InputError: another process is. Two are started when the first is slow to announce itself.
+        """
+        fd = os.open(self.path / "nodes" / f"{node}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            raise InputError(
+                f"node {node} of {self.path} has an executor", remedy="leave it to that one"
+            ) from None
+        return fd
 
     def lost(self, node: int) -> bool:
         """Whether the machine of this node is gone."""

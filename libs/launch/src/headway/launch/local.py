@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from headway.common.node.janitor import end_node, end_run
-from headway.common.node.process import spawn
+from headway.common.node.process import ProcessId, spawn
 from headway.launch.cluster import ClusterFolder
 from headway.launch.engine import NodeLost
 
@@ -21,6 +21,7 @@ class LocalEngine:
 
     def __init__(self, cluster: ClusterFolder) -> None:
         self.cluster = cluster
+        self._started: dict[int, ProcessId] = {}
 
     def start_node(self, node: int) -> None:
         """Start the executor unless it lives; one that is stopped (state T) is ended first.
@@ -35,7 +36,10 @@ class LocalEngine:
             if address.process.state() != "T":
                 return
             address.process.kill()
-        spawn(
+        started = self._started.get(node)
+        if started is not None and started.alive() and (address is None or address.process != started):
+            return  # it has not announced itself yet: on a busy machine that takes seconds
+        self._started[node] = spawn(
             [
                 sys.executable,
                 "-m",

@@ -95,9 +95,7 @@ class _Plain:
     def __init__(self, endpoint: str, report: FuzzReport) -> None:
         self._report = report
         self._held: deque[socket.socket] = deque()
-        self._waits_for_end = endpoint.startswith(
-            "http://"
-        )  # a thread per request: faster than accepted helps nobody
+        self._waits_for_end = endpoint.startswith("http://")  # a thread per request: faster than accepted helps nobody
         path = ipc_path(endpoint)
         if path is not None:
             self._family = socket.AF_UNIX
@@ -140,9 +138,7 @@ class _Plain:
 class _Messages:
     """DEALERs that send anything. One never reads, the others throw their replies away."""
 
-    def __init__(
-        self, endpoint: str, server_key: bytes | None, keys: KeyPair | None, report: FuzzReport
-    ) -> None:
+    def __init__(self, endpoint: str, server_key: bytes | None, keys: KeyPair | None, report: FuzzReport) -> None:
         self._endpoint, self._server_key, self._keys, self._report = endpoint, server_key, keys, report
         self._context: zmq.Context[Any] = zmq.Context()
         self._dealers: dict[int, zmq.Socket[bytes]] = {}
