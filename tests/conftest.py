@@ -167,11 +167,7 @@ class Machine:
     # ---- what is left -------------------------------------------------------------------------
     def processes(self) -> list[ProcessId]:
         """Every living process that was started with this machine's roots, the console's own included."""
-        return [
-            identity
-            for identity, env in _environments()
-            if f"{ENV_SOCK_ROOT}={self.sock_root}".encode() in env
-        ]
+        return [identity for identity, env in _environments() if f"{ENV_SOCK_ROOT}={self.sock_root}".encode() in env]
 
     def listening(self) -> set[str]:
         """Inodes of the tcp sockets on which processes of this machine listen."""

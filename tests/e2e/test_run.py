@@ -52,9 +52,7 @@ def uninterrupted(make_machine: Any) -> str:
 
 @pytest.mark.timeout(300)
 def test_a_run_ends_with_a_summary_and_leaves_nothing_behind(machine: Any) -> None:
-    foreground = machine.start(
-        *_run(machine, "train.steps=20", "train.sample_tokens=8", "ckpt.durable_every=10")
-    )
+    foreground = machine.start(*_run(machine, "train.steps=20", "train.sample_tokens=8", "ckpt.durable_every=10"))
     _wait_for_step(machine, "tiny", 0)
     listened = machine.listening()
     assert listened, "executors and driver listen while the run lives"

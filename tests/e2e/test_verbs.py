@@ -69,9 +69,7 @@ def test_status_tells_ranks_nodes_and_services(live: Live) -> None:
     assert [(row["rank"], row["node"], row["status"]) for row in status["ranks"]] == [
         (0, 0, "running"), (1, 1, "running")]  # fmt: skip
     assert status["nodes"] == {"0": "active", "1": "active", "2": "spare"}
-    assert {"dataloader", "ckpt_store", "agent", "zygote", "driver", "monitor"} <= set(
-        status["services"]["0"]
-    )
+    assert {"dataloader", "ckpt_store", "agent", "zygote", "driver", "monitor"} <= set(status["services"]["0"])
     rows = json.loads(live.headway("runs", "--json"))
     assert [(row["name"], row["state"]) for row in rows] == [(NAME, "live")]
     assert f"run {NAME}: step" in live.headway("status", NAME)
@@ -137,9 +135,7 @@ def test_an_evicted_node_gives_its_rank_to_the_spare(live: Live) -> None:
 
 
 def test_logs_are_found_by_name_rank_and_level(live: Live) -> None:
-    lines = [
-        json.loads(line) for line in live.headway("logs", NAME, "--name", "driver", "--json").splitlines()
-    ]
+    lines = [json.loads(line) for line in live.headway("logs", NAME, "--name", "driver", "--json").splitlines()]
     assert lines
     assert {line["file"] for line in lines} <= {f"n{node}-driver" for node in range(3)}
     assert any(line["event"] == "generation" for line in lines)

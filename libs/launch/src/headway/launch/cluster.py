@@ -4,6 +4,7 @@ cluster.json      {"id", "nodes", "engine"}
 keys/cluster.key  one CURVE key pair, mode 0600, held by every executor, driver and console
 nodes/K.json      where node K's executor listens, written by that executor
 nodes/K.run       the run that node K carries, absent while idle
+nodes/K.lock      held by node K's executor, so that there is only one
 nodes/K.lost      the emulated machine is gone and cannot be started again
 logs/             output of the executors
 """
@@ -44,9 +45,7 @@ class ClusterFolder:
             InputError: the folder already describes a cluster.
         """
         if (path / "cluster.json").exists():
-            raise InputError(
-                f"{path} already holds a cluster", remedy="use another folder, or `make down` first"
-            )
+            raise InputError(f"{path} already holds a cluster", remedy="use another folder, or `make down` first")
         for part in ("nodes", "logs", "keys"):
             (path / part).mkdir(parents=True, exist_ok=True)
         (path / "keys").chmod(0o700)
@@ -54,9 +53,7 @@ class ClusterFolder:
         pair.save(path / "keys" / "cluster.key")
         pair.save(path / "keys" / "monitor.key")  # the monitor speaks for the cluster
         folder = cls(path)
-        folder.write(
-            "cluster.json", {"id": cluster_id or secrets.token_hex(4), "nodes": nodes, "engine": "local"}
-        )
+        folder.write("cluster.json", {"id": cluster_id or secrets.token_hex(4), "nodes": nodes, "engine": "local"})
         return folder
 
     def resize(self, nodes: int) -> None:
@@ -70,9 +67,7 @@ class ClusterFolder:
         except FileNotFoundError:
             return None
         except ValueError as error:
-            raise InputError(
-                f"{self.path / name} is no JSON: {error}", remedy="remove the cluster's folder"
-            ) from error
+            raise InputError(f"{self.path / name} is no JSON: {error}", remedy="remove the cluster's folder") from error
         return dict(data)
 
     def write(self, name: str, data: dict[str, object]) -> None:
@@ -119,9 +114,7 @@ class ClusterFolder:
         data = self.read(f"nodes/{node}.json")
         if data is None:
             return None
-        return NodeAddress(
-            str(data["endpoint"]), ProcessId(int(str(data["pid"])), int(str(data["start_ticks"])))
-        )
+        return NodeAddress(str(data["endpoint"]), ProcessId(int(str(data["pid"])), int(str(data["start_ticks"]))))
 
     def claim(self, node: int) -> int:
         """Be the node's only executor until this process ends; returns the file descriptor that says so.
@@ -134,9 +127,7 @@ class ClusterFolder:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(fd)
-            raise InputError(
-                f"node {node} of {self.path} has an executor", remedy="leave it to that one"
-            ) from None
+            raise InputError(f"node {node} of {self.path} has an executor", remedy="leave it to that one") from None
         return fd
 
     def lost(self, node: int) -> bool:

@@ -73,6 +73,7 @@ class Executor:
             StopRun: self._stop_run,
             Inject: self._inject,
         }
+        self._alone = cluster.claim(node)
         self._lock = RunLock.hold(cluster.id)
         self._server = Server("tcp://127.0.0.1:0", handlers, keys=keys, allowed={keys.public})
         self._service = Service("executor", server=self._server)

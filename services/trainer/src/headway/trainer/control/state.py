@@ -214,12 +214,17 @@ class RunState(View):
             silent = now - node.heard_at
             if node.status == "lost" or silent < self.limits.node_silent_s:
                 continue
-            if silent >= self.limits.node_lost_s:
+            if silent >= self.limits.node_lost_s and self._spare_for(number):
                 actions += self._lose_node(number, f"silent for {silent:.1f} s", now)
             elif now - node.asked_at >= self.limits.node_silent_s:
                 node.status, node.asked_at = "silent", now
                 actions += [Log("node_silent", {"node": number}), RestartNode(number)]
         return actions
+
+    def _spare_for(self, number: int) -> bool:
+        """Whether a spare stands ready: without one, waiting for a slow start is better than giving up."""
+        idle = (view for n, view in self.nodes.items() if n != number and n not in self.rank_nodes.values())
+        return any(view.status == "spare" for view in idle)
 
     def _gather(self, now: float) -> list[Action]:
         actions = self._replace_lost(now)

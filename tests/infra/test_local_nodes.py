@@ -1,0 +1,61 @@
+"""Starting nodes again and again leaves one executor each."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+from headway.common.node.janitor import processes_of
+from headway.common.node.process import spawn
+from headway.console.start import wait_for_node
+from headway.launch.cluster import ClusterFolder
+from headway.launch.local import LocalEngine
+
+
+@pytest.fixture
+def cluster(here: Any) -> ClusterFolder:
+    return ClusterFolder.create(here.folder / "cluster", nodes=1)
+
+
+def test_a_start_repeated_before_the_executor_announced_itself_starts_no_second(
+    here: Any, cluster: ClusterFolder
+) -> None:
+    engine = LocalEngine(cluster)
+    for _ in range(3):
+        engine.start_node(0)
+    assert len(processes_of(cluster.id)) == 1
+    wait_for_node(cluster, 0)
+    engine.stop()
+    here.assert_clean()
+
+
+def test_of_two_executors_started_by_strangers_one_gives_way(here: Any, cluster: ClusterFolder) -> None:
+    LocalEngine(cluster).start_node(0)
+    LocalEngine(cluster).start_node(0)
+    wait_for_node(cluster, 0)
+    address = cluster.address(0)
+    assert address is not None
+    here.wait_until(lambda: processes_of(cluster.id) == [address.process], "the second one ends")
+    # A late third, too, and it says why.
+    log = here.folder / "third.log"
+    words = [sys.executable, "-m", "headway.trainer", "executor", "--cluster", cluster.path, "--node", "0"]
+    third = spawn(words, log, {**here.env, "HEADWAY_RUN_ID": cluster.id, "HEADWAY_NODE": "0"})
+    here.wait_until(lambda: not third.alive(), "the third one ends")
+    assert "has an executor; leave it to that one" in log.read_text()
+    assert cluster.address(0) == address
+    assert address.process.alive()
+
+
+def test_an_executor_that_is_killed_is_started_again_by_the_same_engine(here: Any, cluster: ClusterFolder) -> None:
+    engine = LocalEngine(cluster)
+    engine.start_node(0)
+    wait_for_node(cluster, 0)
+    first = cluster.address(0)
+    assert first is not None
+    first.process.kill()
+    here.wait_until(lambda: not first.process.alive(), "it is dead")
+    engine.start_node(0)
+    wait_for_node(cluster, 0)
+    second = cluster.address(0)
+    assert second is not None and second.process != first.process

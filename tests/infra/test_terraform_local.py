@@ -1,0 +1,112 @@
+"""The local target with the real terraform: a dead executor is seen by the plan, mended, and nothing stays after down."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from headway.launch.cluster import ClusterFolder
+
+ROOT = Path(__file__).resolve().parents[2]
+TARGET = ROOT / "infra" / "terraform" / "targets" / "local"
+
+pytestmark = pytest.mark.skipif(shutil.which("terraform") is None, reason="no terraform on the PATH")
+
+
+class Terraform:
+    """``make up`` and ``make down`` without make, and plans of the same state."""
+
+    def __init__(self, machine: Any) -> None:
+        self.machine, self.folder = machine, machine.folder / "cluster"
+        self.env = {**machine.env, "CLUSTER_DIR": str(self.folder), "TF_DATA_DIR": str(self.folder / ".terraform"),
+                    "TF_IN_AUTOMATION": "1", "CHECKPOINT_DISABLE": "1"}  # fmt: skip
+
+    def _run(self, *words: str, codes: tuple[int, ...] = (0,)) -> tuple[int, str]:
+        done = subprocess.run(words, env=self.env, cwd=self.machine.folder, capture_output=True, text=True, check=False)
+        assert done.returncode in codes, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done.returncode, done.stdout
+
+    def up(self, nodes: int) -> None:
+        self._run(str(ROOT / "infra/terraform/up.sh"), "local", str(nodes))
+
+    def down(self) -> None:
+        self._run(str(ROOT / "infra/terraform/down.sh"), "local")
+
+    def plan(self, nodes: int) -> tuple[int, set[int]]:
+        """Exit code (0 no change, 2 changes) and the nodes to be replaced."""
+        code, text = self._run("terraform", f"-chdir={TARGET}", "plan", "-input=false", "-no-color", "-detailed-exitcode",
+                               "-var", f"cluster_dir={self.folder}", "-var", f"nodes={nodes}", codes=(0, 2))  # fmt: skip
+        touched = re.findall(r'# terraform_data\.(\w+)(?:\["(\d+)"\])? (?:must|will) be', text)
+        assert all(kind == "node" for kind, _ in touched), text
+        return code, {int(number) for _, number in touched}
+
+    def pids(self, nodes: int) -> list[int]:
+        cluster = ClusterFolder(self.folder)
+        addresses = [cluster.address(node) for node in range(nodes)]
+        assert all(address is not None and address.process.alive() for address in addresses)
+        return [address.process.pid for address in addresses if address is not None]
+
+
+def test_the_plans_of_the_target_hold(machine: Any) -> None:
+    env = {**machine.env, "TF_DATA_DIR": str(machine.folder / "tf"), "CHECKPOINT_DISABLE": "1"}
+    for words in (["init", "-backend=false", "-input=false"], ["validate"], ["test"]):
+        done = subprocess.run(["terraform", f"-chdir={TARGET}", *words, "-no-color"], env=env, capture_output=True,
+                              text=True, check=False)  # fmt: skip
+        assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
+    assert "3 passed, 0 failed" in done.stdout
+    assert not machine.processes()
+
+
+@pytest.mark.timeout(400)
+def test_a_cluster_is_made_mended_grown_used_and_removed(machine: Any) -> None:
+    tf = Terraform(machine)
+    tf.up(2)
+    first = tf.pids(2)
+    assert len(machine.processes()) == 2
+    assert tf.plan(2) == (0, set())
+
+    os.kill(first[1], signal.SIGKILL)
+    machine.wait_until(lambda: len(machine.processes()) == 1, "the executor is dead")
+    assert tf.plan(2) == (2, {1})
+    tf.up(2)
+    mended = tf.pids(2)
+    assert mended[0] == first[0], "a healthy node is left alone"
+    assert mended[1] != first[1]
+    assert tf.plan(2) == (0, set())
+
+    tf.up(3)
+    assert tf.pids(3)[:2] == mended, "growing leaves the nodes that stay alone"
+    assert tf.plan(3) == (0, set())
+    assert len(machine.processes()) == 3
+
+    shape = ("parallel.pp=2", "parallel.dp=1", "launch.nodes=2", "launch.ranks_per_node=1", "launch.spares=1",
+             "launch.standbys=1", "train.steps=5", "train.global_batch_size=4", "ckpt.durable_every=5")  # fmt: skip
+    text = machine.headway("run", ROOT / "examples/tiny.toml", "--runs-dir", machine.runs, "--cluster", tf.folder,
+                           *machine.settings(shape))  # fmt: skip
+    assert "run tiny: finished after step 5/5" in text
+    machine.wait_until(lambda: len(machine.processes()) == 3, "only the executors stay")
+    assert tf.plan(3) == (0, set())
+
+    listened = machine.listening()
+    assert listened
+    tf.down()
+    machine.assert_clean("tiny", listened=listened)
+    assert not tf.folder.exists()
+    tf.down()  # again is fine
+
+
+def test_without_terraform_up_says_what_to_do(machine: Any) -> None:
+    folder = machine.folder / "bin"
+    folder.mkdir()
+    for tool in ("bash", "dirname", "env"):
+        (folder / tool).symlink_to(str(shutil.which(tool)))
+    done = subprocess.run([str(ROOT / "infra/terraform/up.sh"), "local", "1"], env={**machine.env, "PATH": str(folder)},
+                          capture_output=True, text=True, check=False)  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: no terraform on the PATH; install Terraform")
