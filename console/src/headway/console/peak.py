@@ -19,6 +19,7 @@ import msgspec
 from headway.common.errors import CorruptError, HeadwayError
 
 MEASURE_LIMIT_S = 120.0
+BUSY = 0.5
 
 _PROGRAM = """
 import json, sys, time, torch
@@ -60,6 +61,8 @@ class Peak:
     threads: int
     flops: dict[str, float]
     """By compute type: ``bf16``, ``fp32``."""
+    load: float = 0.0
+    """Processes per thread that wanted to run meanwhile; above ``BUSY`` the figures may be too low."""
 
     def of_run(self, dtype: str, world_size: int) -> float:
         """The peak that a run of ``world_size`` ranks has at its disposal, FLOP/s.
@@ -79,8 +82,18 @@ def cached_peak() -> Peak | None:
         return None
 
 
+def load_per_thread() -> float:
+    """Processes that want to run, of the last minute, per usable thread."""
+    return os.getloadavg()[0] / usable_threads()
+
+
+def is_settled(peak: Peak | None) -> bool:
+    """Whether measuring now could not give better figures: these were taken idle, or it is busy now too."""
+    return peak is not None and (peak.load <= BUSY or load_per_thread() > BUSY)
+
+
 def machine_peak(least_s: float = 0.4) -> Peak:
-    """The figures of this machine, measured now if they never were (some seconds; best on an idle machine).
+    """The figures of this machine, measured now (some seconds) unless they are settled; the best are kept.
 
     Args:
         least_s: seconds spent on each size and type.
@@ -89,8 +102,9 @@ def machine_peak(least_s: float = 0.4) -> Peak:
         HeadwayError: torch is not installed or the measurement failed.
     """
     known = cached_peak()
-    if known is not None:
+    if known is not None and is_settled(known):
         return known
+    load = load_per_thread()
     command = [sys.executable, "-c", _PROGRAM, str(usable_threads()), str(least_s)]
     env = {**os.environ, "OMP_NUM_THREADS": str(usable_threads())}
     try:
@@ -101,7 +115,9 @@ def machine_peak(least_s: float = 0.4) -> Peak:
             f"the peak of this machine could not be measured ({type(error).__name__})",
             remedy="check `python -c 'import torch'`; MFU is left out meanwhile",
         ) from error
-    peak = Peak(figures["device"], processor_name(), usable_threads(), figures["flops"])
+    flops = {name: max(rate, known.flops.get(name, 0.0) if known else 0.0)
+             for name, rate in figures["flops"].items()}  # fmt: skip
+    peak = Peak(figures["device"], processor_name(), usable_threads(), flops, load)
     _write(peak)
     return peak
 

@@ -7,10 +7,12 @@ const COLOURS = {
   SEND_FORWARD: "#9cc3ff", SEND_BACKWARD: "#f7c98b", RECV_FORWARD: "#9cc3ff", RECV_BACKWARD: "#f7c98b",
   DATA: "#8aa05a", SNAPSHOT: "#55607a", EVAL: "#5fb4d9", RESTORE: "#d64545", JOIN: "#a8322f",
 };
+const SPANS = new Set(["EVAL", "RESTORE", "JOIN"]);
 const WAIT = "#dfe3ec";
 const STATUS = { running: "#3aa35a", finished: "#7d8597", joining: "#e0a325", out: "#e0a325", idle: "#9aa3b5" };
 const LOST = "#c9302c";
 const AXIS = "#6b7488";
+const FOLLOWED_S = 12;
 const LANE = 22, TOP = 16, LEFT = 58, RIGHT = 64;
 
 function element(tag, parent, text = "", className = "") {
@@ -49,9 +51,9 @@ function extent(table, column) {
   return low > high ? [0, 1] : low === high ? [low - 0.5, high + 0.5] : [low, high];
 }
 
-function drawChart(canvas, curve, validation, steps) {
+function drawChart(canvas, curve, validation, step, steps) {
   const height = 190, { pen, width } = prepare(canvas, height);
-  const bottom = height - 20, right = width - RIGHT, last = Math.max(steps, 1);
+  const bottom = height - 20, right = width - RIGHT, last = Math.max(10, Math.min(steps, Math.ceil(step * 1.15)));
   const [low, high] = extent(curve, 1), fastest = extent(curve, 2)[1] * 1.1 || 1;
   const x = (step) => LEFT + (right - LEFT) * step / last;
   const yLoss = (v) => bottom - (bottom - TOP) * (v - low) / (high - low);
@@ -103,25 +105,31 @@ function drawTimeline(canvas, bars, bands, kinds, view) {
     pen.fillStyle = "rgba(214, 69, 69, 0.16)";
     pen.fillRect(x(start), TOP, Math.max(2, x(end === null ? view.to : end) - x(start)), lanes * LANE);
   }
-  let drawn = 0, lane = -1, painted = -1;
-  for (let row = 0; row < bars.rows; row++) {
-    const rank = bars.at(row, 0), right = x(bars.at(row, 2)), left = x(bars.at(row, 1));
-    if (rank !== lane) { lane = rank; painted = -1; }
-    if (right < LEFT || left > width || right - painted < 0.7) continue;  // less than a pixel more
-    const kind = bars.at(row, 3), waits = kind >= 100;
-    pen.fillStyle = waits ? WAIT : COLOURS[kinds[String(kind)]] || "#888";
-    pen.fillRect(left, TOP + rank * LANE + (waits ? 7 : 2), Math.max(0.7, right - left), LANE - (waits ? 12 : 4));
-    painted = Math.max(painted, right);
-    drawn++;
+  let drawn = 0;
+  for (const behind of [true, false]) {  // waits and what spans other actions first, then the work itself
+    let lane = -1, painted = -1;
+    for (let row = 0; row < bars.rows; row++) {
+      const rank = bars.at(row, 0), kind = bars.at(row, 3), waits = kind >= 100, name = kinds[String(kind)];
+      if ((waits || SPANS.has(name)) !== behind) continue;
+      const right = x(bars.at(row, 2)), left = x(bars.at(row, 1));
+      if (rank !== lane) { lane = rank; painted = -1; }
+      if (right < LEFT || left > width || right - painted < 0.7) continue;  // less than a pixel more
+      pen.fillStyle = waits ? WAIT : COLOURS[name] || "#888";
+      const inset = waits ? 6 : behind ? 0 : 3;
+      pen.fillRect(left, TOP + rank * LANE + 1 + inset, Math.max(0.7, right - left), LANE - 2 - 2 * inset);
+      painted = Math.max(painted, right);
+      drawn++;
+    }
   }
   pen.restore();
   pen.fillStyle = AXIS; pen.textAlign = "center";
   for (let tick = 0; tick <= 6; tick++) {
     const s = view.from + (view.to - view.from) * tick / 6;
+    pen.textAlign = tick === 6 ? "right" : "center";
     pen.fillText(`${s.toFixed(view.to - view.from < 3 ? 3 : 1)} s`, x(s), height - 5);
   }
-  legend(pen, [[COLOURS.FORWARD, "forward"], [COLOURS.BACKWARD, "backward"], [COLOURS.ALL_GATHER, "collective"],
-    [COLOURS.OPTIMIZER, "optimizer"], [COLOURS.EVAL, "eval"], [WAIT, "wait"], ["rgba(214,69,69,.3)", "recovery"]]);
+  legend(pen, [[COLOURS.FORWARD, "forward"], [COLOURS.BACKWARD, "backward"], [COLOURS.ALL_GATHER, "collective"], [COLOURS.NORM, "norm"],
+    [COLOURS.OPTIMIZER, "optimizer"], [COLOURS.EVAL, "eval"], [COLOURS.RESTORE, "restore"], [WAIT, "wait"], ["rgba(214,69,69,.3)", "recovery"]]);
   return drawn;
 }
 
@@ -159,15 +167,23 @@ function render({ model, el }) {
   button("kill rank", () => send("inject", { name: "worker", fault: "kill", rank: selected }), "headway inject RUN kill --rank R");
   button("stop rank (SIGSTOP)", () => send("inject", { name: "worker", fault: "stop", rank: selected }), "headway inject RUN stop --rank R");
 
+  button("show recovery", () => {
+    const band = model.get("bands").at(-1);
+    if (!band) return;
+    const margin = Math.max(0.5, ((band[1] ?? band[0] + 1) - band[0]) / 2);
+    Object.assign(view, { from: band[0] - margin, to: (band[1] ?? span()) + margin, follows: false });
+    soon();
+  }, "the last recovery on the timeline; double-click follows again");
+
   const span = () => {
     const bars = floats(model.get("bars"), 4), last = extent(bars, 2)[1];
     return bars.rows ? last : 1;
   };
   const draw = () => {
     const facts = model.get("facts"), curve = floats(model.get("curve"), 3), bars = floats(model.get("bars"), 4);
-    if (view.follows) { view.to = span(); view.from = Math.max(0, view.to - 6); }
+    if (view.follows) { view.to = span(); view.from = Math.max(0, view.to - FOLLOWED_S); }
     line.textContent = facts.name ? `${facts.name}: ${facts.line}` : "waiting for the run";
-    drawChart(chart, curve, floats(model.get("validation"), 2), facts.steps || 1);
+    drawChart(chart, curve, floats(model.get("validation"), 2), facts.step || 0, facts.steps || 1);
     const drawn = drawTimeline(timeline, bars, model.get("bands"), model.get("kinds"), view);
     draws += 1;
     Object.assign(root.dataset, { step: facts.step ?? -1, points: curve.rows, bars: bars.rows, drawn,
