@@ -309,6 +309,21 @@ def test_the_identity_is_what_handlers_see(make: Callable[..., Any]) -> None:
         assert client.call(Ask(), Answer).text == "rank-3"
 
 
+def test_a_restarted_client_of_the_same_name_is_not_answered_with_its_predecessors_replies(
+    make: Callable[..., Any],
+) -> None:
+    runs: list[Ask] = []
+
+    def count(message: Ask, _peer: bytes) -> Answer:
+        runs.append(message)
+        return Answer(text=str(len(runs)))
+
+    with serving(Server("tcp://127.0.0.1:0", {Ask: count})) as server:
+        for number in ("1", "2"):
+            with make(server.endpoint, identity=b"rank-3") as client:
+                assert client.call(Ask(), Answer).text == number
+
+
 @pytest.mark.parametrize("identity", [b"", b"\0x", b"x" * 256])
 def test_an_impossible_identity_is_an_input_error(identity: bytes) -> None:
     with pytest.raises(InputError, match="1 to 255 bytes"):
