@@ -221,6 +221,13 @@ def test_a_double_fault_is_one_recovery_of_two_attempts() -> None:
     assert row["total_s"] == pytest.approx(6.0)
 
 
+def test_a_fault_is_the_cause_of_one_recovery_only() -> None:
+    again = [("fence", 50.0, {"reason": "y"}), ("generation", 51.0, GEN2), ("stepping", 52.0, {})]
+    rows = [("injected", 1.0, {}), ("fence", 2.0, {"reason": "x"}), ("generation", 3.0, GEN1)]
+    table = recoveries(journal(*rows, ("stepping", 4.0, {}), *again))
+    assert table["detect_s"].to_list() == [1.0, None]
+
+
 def test_the_start_of_a_run_is_no_recovery_and_one_under_way_has_no_total() -> None:
     start = ("generation", 0.0, {"generation": 0, "step": 0, "source": "init"})
     assert recoveries(journal(start, ("stepping", 1, {}))).is_empty()

@@ -176,6 +176,12 @@ def test_impossible_orders_are_refused_before_they_are_sent(
     assert fake.commands == []
 
 
+def test_what_the_driver_refuses_as_bad_input_exits_2(fake_call: Call) -> None:
+    code, _, err = fake_call("evict", "fake", "7")
+    assert code == 2 and err == "error: node 7 is not there; see `headway status`\n"
+    assert fake_call("evict", "fake", "0")[0] == 0
+
+
 def test_an_ended_run_takes_no_orders(fake: FakeRun, fake_call: Call) -> None:
     fake.finish()
     code, _, err = fake_call("pause", "fake")

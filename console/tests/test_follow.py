@@ -83,7 +83,11 @@ def test_a_recovery_is_told_with_its_reason_and_duration(fake: FakeRun) -> None:
 
 
 def test_ctrl_c_stops_the_run_once_and_keeps_following(fake: FakeRun) -> None:
-    out = Output(("step 0/40", interrupt), ("stopping with a checkpoint", lambda: fake.finish("stopped")))
+    out = Output(
+        ("step 0/40", interrupt),
+        ("stopping with a checkpoint", fake.advance),
+        ("step 1/40", lambda: fake.finish("stopped")),  # some rounds after the stop was sent
+    )
     before = signal.getsignal(signal.SIGINT)
     assert Follower(fake.run, out=out, every_s=0.1).follow(stop_on_interrupt=True) == "stopped"
     assert [command.operation for command in fake.commands] == ["stop"]

@@ -185,6 +185,8 @@ class FakeRun:
         del peer
         if message.operation == "set" and message.value <= 0:
             raise InputError(f"cannot set lr to {message.value}", remedy="set lr to a value above 0")
+        if message.operation == "evict" and message.node != 0:
+            raise InputError(f"node {message.node} is not there", remedy="see `headway status`")
         self.commands.append(message)
         if message.operation == "inject":
             self._log("injected", target=message.name, fault=message.fault, rank=message.rank, node=0)
