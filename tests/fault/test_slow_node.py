@@ -29,8 +29,7 @@ def test_without_a_spare_the_start_is_asked_for_again_and_again() -> None:
 
 def test_with_a_spare_that_beats_the_silent_node_is_replaced() -> None:
     state = _state(2)
-    state.handle(NodeBeat(node=1, pid=1, workers=(), services={}), 4.5)
-    actions = state.handle(Tick(), 5.0)
+    actions = state.handle(NodeBeat(node=1, pid=1, workers=(), services={}), 4.5)
     assert {"node_lost", "node_replaced"} <= _events(actions)
     assert state.rank_nodes == {0: 1}
 

@@ -1,4 +1,4 @@
-"""The local target with the real terraform: a dead executor is seen by the plan, mended, and nothing stays after down."""
+"""The local target with the real terraform: a dead executor is seen, mended, and nothing stays after down."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Terraform:
 
     def plan(self, nodes: int) -> tuple[int, set[int]]:
         """Exit code (0 no change, 2 changes) and the nodes to be replaced."""
-        code, text = self._run("terraform", f"-chdir={TARGET}", "plan", "-input=false", "-no-color", "-detailed-exitcode",
-                               "-var", f"cluster_dir={self.folder}", "-var", f"nodes={nodes}", codes=(0, 2))  # fmt: skip
+        words = ["plan", "-input=false", "-no-color", "-detailed-exitcode", "-var", f"cluster_dir={self.folder}"]
+        code, text = self._run("terraform", f"-chdir={TARGET}", *words, "-var", f"nodes={nodes}", codes=(0, 2))
         touched = re.findall(r'# terraform_data\.(\w+)(?:\["(\d+)"\])? (?:must|will) be', text)
         assert all(kind == "node" for kind, _ in touched), text
         return code, {int(number) for _, number in touched}
