@@ -30,11 +30,11 @@ $(STAMP): constraints.txt $(addsuffix /pyproject.toml,$(DISTS))
 run: setup ## train examples/tiny.toml (CONFIG=...) on this machine, all services, real text
 	$(BIN)/headway run $(CONFIG) $(ARGS)
 
-test: setup ## every test
-	$(PY) -m pytest $(ARGS)
+test: setup ## every test but the 100,000-input ones of `make fuzz`
+	$(PY) -m pytest -q -m "not slow" --durations=10 $(ARGS)
 
 check: setup lint types ## format, lint, types and the fast tests: under a minute
-	$(PY) -m pytest -q -m "not slow" libs services/*/tests $(ARGS)
+	$(PY) -m pytest -q -m "not slow" libs services/trainer/tests/test_control_state.py tests/test_imports.py $(ARGS)
 
 lint: setup ## ruff
 	$(BIN)/ruff check .
@@ -53,8 +53,8 @@ matrix: setup ## every layout, schedule and block against one process (JSON in b
 drill: setup ## 3 runs x 10 seeded faults, with times of each recovery
 	$(PY) -m benchmarks.drill --out benchmarks/results/drill.json
 
-fuzz: setup ## 100,000 hostile inputs against every socket
-	$(PY) -m pytest -q -m slow tests/contract
+fuzz: setup ## 100,000 hostile inputs against every socket: the slow marker
+	$(PY) -m pytest -q -m slow
 
 lab: setup ## JupyterLab with the notebooks
 	$(BIN)/jupyter lab notebooks
