@@ -186,6 +186,23 @@ def test_drain_with_nothing_open_ends_at_once_and_its_answer_arrives(sock_dir: P
     assert list(sock_dir.iterdir()) == []
 
 
+def test_the_largest_last_reply_leaves_before_the_service_ends(sock_dir: Path) -> None:
+    class Big(Message, tag="test.big/1"):
+        data: bytes = b""
+
+    def answer_and_stop(_message: Big, _peer: bytes) -> Big:
+        service.stop()
+        return Big(data=bytes(1_000_000))
+
+    server = Server(f"ipc://{sock_dir}/a.sock", {Big: answer_and_stop})
+    service = Service("x", server)
+    thread = threading.Thread(target=service.run)
+    thread.start()
+    with Client(server.endpoint) as client:
+        assert len(client.call(Big(), Big, retries=0).data) == 1_000_000
+    thread.join()
+
+
 def test_a_drain_that_never_ends_is_cut_at_its_limit(sock_dir: Path) -> None:
     service = Service("x", Server(f"ipc://{sock_dir}/a.sock", {}), drain_limit_s=0.1)
     service.on_drain(lambda: False)
