@@ -36,7 +36,7 @@ def run(
 ) -> None:
     """Train: all services, real text. An unfinished run of that name goes on where it was.
 
-    Ctrl-C stops the run with a checkpoint; a second one leaves it running.
+    Ctrl-C stops the run with a checkpoint (exit code 0); a second one leaves it running.
     """
     from headway.common.config import load, to_dict, to_toml
     from headway.trainer.config import RunConfig
