@@ -193,9 +193,7 @@ def disturbed_run(
         "faults": rows,
         "redone_steps": redone,
         "digest": final_digest(run),
-        "survivors": {
-            str(pid): {"start": at_start[pid], "end": at_end[pid]} for pid in at_start if pid in at_end
-        },
+        "survivors": {str(pid): {"start": at_start[pid], "end": at_end[pid]} for pid in at_start if pid in at_end},
         "step_p50_s": statistics.median(durations),
         "step_max_s": max(durations),
     }

@@ -198,9 +198,7 @@ def healthy(run: Run, *, beyond_step: int = -1, limit_s: float = 120.0) -> Statu
             continue
         last = status
         used = {r.node for r in status.ranks}
-        up = all(
-            {"dataloader", "ckpt_store", "agent", "zygote"} <= set(status.services.get(n, ())) for n in used
-        )
+        up = all({"dataloader", "ckpt_store", "agent", "zygote"} <= set(status.services.get(n, ())) for n in used)
         if (
             status.phase == "running"
             and up

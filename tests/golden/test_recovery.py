@@ -159,9 +159,7 @@ def test_a_stopped_rank_holds_nobody(pool: WorkerPool, tmp_path: Path, undisturb
     _assert_same(undisturbed, early, collect(reports, tmp_path), step)
 
 
-def test_no_step_ends_before_every_rank_has_sealed_the_state_it_began_with(
-    pool: WorkerPool, tmp_path: Path
-) -> None:
+def test_no_step_ends_before_every_rank_has_sealed_the_state_it_began_with(pool: WorkerPool, tmp_path: Path) -> None:
     """Catches a norm all-reduce that does not wait for the seal: its rank's would then come too late."""
     failpoints = tmp_path / "failpoints.bin"
     for step in (3, 4):

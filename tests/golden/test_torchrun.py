@@ -64,9 +64,7 @@ def _config(folder: Path, corpus: Path, ranks: int, parallel: str) -> Path:
 
 def _run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     env = dict(os.environ, OMP_NUM_THREADS="1")
-    return subprocess.run(
-        [sys.executable, *map(str, arguments)], capture_output=True, text=True, env=env, timeout=100
-    )
+    return subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, env=env, timeout=100)
 
 
 def _losses(output: str) -> list[str]:
@@ -111,5 +109,3 @@ def test_help_imports_no_torch() -> None:
     )
     checked = _run("-c", program)
     assert checked.returncode == 0, checked.stderr
-
-

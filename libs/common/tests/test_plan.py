@@ -36,8 +36,7 @@ def test_the_groups_of_each_axis_cut_the_world_into_equal_parts(grid: Grid) -> N
 def test_tensor_parallel_peers_share_a_node() -> None:
     placement = Placement(Grid(tp=2, pp=2, dp=2), ranks_per_node=2)
     assert all(
-        placement.node_of(a) == placement.node_of(b)
-        for a, b in (placement.grid.tp_group(rank) for rank in range(8))
+        placement.node_of(a) == placement.node_of(b) for a, b in (placement.grid.tp_group(rank) for rank in range(8))
     )
     assert [placement.ranks_of(n) for n in range(placement.num_nodes)] == [(0, 1), (2, 3), (4, 5), (6, 7)]
 

@@ -77,9 +77,7 @@ def test_send_and_receive_in_the_naive_order_deadlock_under_rendezvous_and_are_r
 
 def test_a_message_to_the_wrong_rank_is_refused() -> None:
     lowered = lower(generate("1f1b", pp=3, num_micro_batches=3))
-    order = [
-        dataclasses.replace(a, peer=2) if a.kind in SENDS and a.peer == 1 else a for a in lowered.ranks[0]
-    ]
+    order = [dataclasses.replace(a, peer=2) if a.kind in SENDS and a.peer == 1 else a for a in lowered.ranks[0]]
     with pytest.raises(ConfigError, match="goes to rank 2"):
         validate(_with(lowered, 0, tuple(order)))
 
@@ -89,9 +87,7 @@ def test_a_message_to_the_wrong_rank_is_refused() -> None:
 def test_the_bubble_in_unit_time_is_the_published_formula(pp: int, m: int) -> None:
     spans = unit_timeline(generate("1f1b", pp=pp, num_micro_batches=m))
     ideal = 3.0 * m
-    assert max(span.end for span in spans) / ideal - 1 == pytest.approx(
-        bubble_fraction(pp=pp, num_micro_batches=m)
-    )
+    assert max(span.end for span in spans) / ideal - 1 == pytest.approx(bubble_fraction(pp=pp, num_micro_batches=m))
 
 
 def test_interleaving_and_zero_bubble_end_sooner_than_1f1b() -> None:

@@ -126,9 +126,7 @@ def _move(order: list[Action], kind: Kind, by: int) -> list[Action]:
         (0, lambda order: [Action(Kind.EVAL), *order], "EVAL where it does not belong"),
     ],
 )
-def test_a_misplaced_action_is_refused(
-    rank: int, change: Callable[[list[Action]], list[Action]], words: str
-) -> None:
+def test_a_misplaced_action_is_refused(rank: int, change: Callable[[list[Action]], list[Action]], words: str) -> None:
     lowered = lower(generate("zb-h1", pp=2, num_micro_batches=3))
     with pytest.raises(ConfigError, match=words):
         validate(changed(lowered, rank, change(list(lowered.ranks[rank]))))
@@ -158,9 +156,7 @@ def test_a_split_input_gradient_is_sent_before_anything_else(pp: int, m: int) ->
     st.integers(1, 4),
     st.integers(1, 4),
 )
-def test_both_ends_of_a_lane_list_its_messages_in_the_same_order(
-    name: str, pp: int, vp: int, groups: int
-) -> None:
+def test_both_ends_of_a_lane_list_its_messages_in_the_same_order(name: str, pp: int, vp: int, groups: int) -> None:
     schedule = lower(make(name, pp, vp if name in ("interleaved", "forward-only") else 1, groups * pp))
     for sender, receiver in itertools.permutations(range(pp), 2):
         for send, receive, step in (
@@ -185,9 +181,7 @@ def test_every_chunk_is_gathered_before_its_first_forward_and_one_chunk_ahead(pp
     lowered = lower(interleaved_1f1b(pp=pp, vp=vp, num_micro_batches=2 * pp))
     for order in lowered.ranks:
         gathered = [i for i, a in enumerate(order) if a.kind is Kind.ALL_GATHER]
-        first = [
-            next(i for i, a in enumerate(order) if a.kind in COMPUTE and a.chunk == c) for c in range(vp)
-        ]
+        first = [next(i for i, a in enumerate(order) if a.kind in COMPUTE and a.chunk == c) for c in range(vp)]
         assert [order[i].chunk for i in gathered] == list(range(vp))
         assert all(gathered[c] < first[max(c - 1, 0)] for c in range(vp))
 
@@ -196,9 +190,7 @@ def test_every_chunk_is_gathered_before_its_first_forward_and_one_chunk_ahead(pp
 @pytest.mark.parametrize(("pp", "vp"), [(2, 1), (4, 1), (2, 2), (4, 2), (4, 4)])
 def test_interleaving_divides_the_bubble_by_the_number_of_chunks(pp: int, vp: int, m: int) -> None:
     ideal = 3 * m * vp
-    assert makespan(interleaved_1f1b(pp=pp, vp=vp, num_micro_batches=m)) - ideal == 3 * (
-        pp - 1
-    )  # in chunk units
+    assert makespan(interleaved_1f1b(pp=pp, vp=vp, num_micro_batches=m)) - ideal == 3 * (pp - 1)  # in chunk units
 
 
 @pytest.mark.parametrize("m", [8, 9, 32])

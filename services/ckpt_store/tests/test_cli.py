@@ -91,9 +91,7 @@ def test_gc_says_what_would_go_and_removes_it(saved: Path) -> None:
         (["verify", "/"], "holds no complete checkpoint"),
     ],
 )
-def test_bad_input_is_one_line_with_a_remedy_and_exit_code_2(
-    saved: Path, arguments: list[str], said: str
-) -> None:
+def test_bad_input_is_one_line_with_a_remedy_and_exit_code_2(saved: Path, arguments: list[str], said: str) -> None:
     done = ckpt(*[str(saved) if argument == "." else argument for argument in arguments])
     assert done.returncode == 2
     assert said in done.stderr
@@ -131,9 +129,7 @@ def test_the_example_of_the_readme_saves_and_restores_bit_for_bit(tmp_path: Path
     (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     assert len(code.splitlines()) < 30
     for expected in ("started at step 0", "started at step 30"):
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False
-        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
         assert done.returncode == 0, done.stderr
         assert expected in done.stdout
         assert "bit-equal True" in done.stdout

@@ -20,9 +20,7 @@ from hypothesis.extra import numpy as hnp
 
 torch = pytest.importorskip("torch")
 
-scalars = (
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9) | st.binary(max_size=9)
-)
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9) | st.binary(max_size=9)
 arrays = hnp.arrays(
     st.sampled_from(["f4", "f8", "i8", "u1", "?"]),
     hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4),
@@ -67,9 +65,7 @@ def test_any_nested_state_of_plain_values_and_arrays_comes_back(tmp_path: Path, 
 
 def trained() -> tuple[Any, Any]:
     torch.manual_seed(1)
-    model = torch.nn.Sequential(
-        torch.nn.Linear(7, 5), torch.nn.LayerNorm(5), torch.nn.Linear(5, 3).bfloat16()
-    )
+    model = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.LayerNorm(5), torch.nn.Linear(5, 3).bfloat16())
     optimizer = torch.optim.AdamW(model[:2].parameters())
     model[:2](torch.randn(4, 7)).square().sum().backward()
     optimizer.step()
@@ -95,9 +91,7 @@ def test_model_and_optimizer_of_torch_come_back_bit_for_bit(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16", "int16", "bool", "uint8"])
 @pytest.mark.parametrize("shape", [(), (0, 3), (3, 5)])
-def test_tensors_of_every_dtype_and_shape_come_back(
-    tmp_path: Path, dtype: str, shape: tuple[int, ...]
-) -> None:
+def test_tensors_of_every_dtype_and_shape_come_back(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
     tensor = torch.arange(math.prod(shape)).reshape(shape).to(getattr(torch, dtype))
     view = torch.arange(24).reshape(4, 6).t()[1:3]  # not contiguous
     CheckpointClient(tmp_path).save(0, [tensor, view])

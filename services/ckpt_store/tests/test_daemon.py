@@ -46,9 +46,7 @@ def assert_bit_exact(info: CheckpointInfo | None, num_floats: int = 3000) -> Non
         assert extra == expected.extra
 
 
-def test_a_wanted_committed_snapshot_becomes_durable_and_its_slot_is_released(
-    cluster: Any, until: Until
-) -> None:
+def test_a_wanted_committed_snapshot_becomes_durable_and_its_slot_is_released(cluster: Any, until: Until) -> None:
     with fakes.small_arena(cluster.shm_dir()) as arena:
         cluster.start()
         fakes.seal_step(arena, 0)
@@ -87,9 +85,7 @@ def test_two_daemons_of_two_nodes_complete_one_step(cluster: Any, until: Until) 
 
 
 @pytest.mark.parametrize("name", ["store.mid_flush", "store.mid_manifest"])
-def test_a_daemon_killed_in_the_middle_is_made_up_for_by_its_successor(
-    cluster: Any, until: Until, name: str
-) -> None:
+def test_a_daemon_killed_in_the_middle_is_made_up_for_by_its_successor(cluster: Any, until: Until, name: str) -> None:
     num_floats = 3_000_000  # 24 MB: three chunks, so that half of a blob is on disk
     with fakes.small_arena(cluster.shm_dir(), num_floats=num_floats) as arena:
         cluster.start()
@@ -240,9 +236,7 @@ def test_beats_carry_progress_that_moves_only_with_work(cluster: Any, until: Unt
         executor.close()
 
 
-def test_a_daemon_told_to_end_flushes_what_is_wanted_first_and_leaves_the_arena(
-    cluster: Any, until: Until
-) -> None:
+def test_a_daemon_told_to_end_flushes_what_is_wanted_first_and_leaves_the_arena(cluster: Any, until: Until) -> None:
     with fakes.small_arena(cluster.shm_dir()) as arena:
         daemon = cluster.start()
         until(lambda: daemon.status().arenas)
@@ -253,9 +247,7 @@ def test_a_daemon_told_to_end_flushes_what_is_wanted_first_and_leaves_the_arena(
         assert arena.path.exists()
 
 
-def test_a_second_daemon_for_the_same_shared_memory_is_refused_in_one_line(
-    cluster: Any, until: Until
-) -> None:
+def test_a_second_daemon_for_the_same_shared_memory_is_refused_in_one_line(cluster: Any, until: Until) -> None:
     first = cluster.start()
     until(lambda: first.status())
     second = cluster.start()
@@ -264,9 +256,7 @@ def test_a_second_daemon_for_the_same_shared_memory_is_refused_in_one_line(
     first.status()
 
 
-def test_a_file_that_is_no_arena_and_an_arena_of_another_run_are_left_alone(
-    cluster: Any, until: Until
-) -> None:
+def test_a_file_that_is_no_arena_and_an_arena_of_another_run_are_left_alone(cluster: Any, until: Until) -> None:
     shm_dir = cluster.shm_dir()
     (shm_dir / "arena-7.bin").write_bytes(b"garbage" * 100)
     daemon = cluster.start()

@@ -19,9 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 
-def save(
-    root: Path, step: int, world_size: int = 1, generation: int = 0, num_floats: int = 500
-) -> CheckpointInfo:
+def save(root: Path, step: int, world_size: int = 1, generation: int = 0, num_floats: int = 500) -> CheckpointInfo:
     for rank in range(world_size):
         write_shard(Files(), root, fakes.small_snapshot(step, rank, world_size, generation, num_floats))
     write_manifest(Files(), root / step_dir_name(step, generation))

@@ -35,9 +35,7 @@ JOBS = (FlushSlot, WriteManifest, DropParts, Check, Remove, EmptyTrash)
 SLOT = Slot(step=10, generation=0, rank=0, seal=1)
 
 
-def attempt(
-    step: int, generation: int = 0, *, complete: bool = True, ranks: int = 1, marked: bool = False
-) -> Attempt:
+def attempt(step: int, generation: int = 0, *, complete: bool = True, ranks: int = 1, marked: bool = False) -> Attempt:
     return Attempt(step, generation, frozenset(range(ranks)), 2 if not complete else None, complete, marked)
 
 
@@ -61,9 +59,7 @@ def test_nothing_is_flushed_before_the_folder_is_known() -> None:
 
 
 def test_a_flushed_slot_is_released_once_and_then_the_step_is_committed() -> None:
-    state, actions = run(
-        State(keep=3), ArenasSeen(frozenset({0}), (SLOT,)), FolderSeen(view()), Done(FlushSlot(SLOT))
-    )
+    state, actions = run(State(keep=3), ArenasSeen(frozenset({0}), (SLOT,)), FolderSeen(view()), Done(FlushSlot(SLOT)))
     assert actions == [FlushSlot(SLOT), ReleaseSlot(SLOT)]
     state, actions = run(state, FolderSeen(view(attempt(10, complete=False, ranks=2))))
     assert actions == [WriteManifest((10, 0))]
@@ -170,9 +166,7 @@ def test_only_the_node_of_rank_0_removes() -> None:
 
 attempts = st.lists(
     st.builds(
-        lambda step, generation, is_complete, marked: attempt(
-            step, generation, complete=is_complete, marked=marked
-        ),
+        lambda step, generation, is_complete, marked: attempt(step, generation, complete=is_complete, marked=marked),
         st.integers(0, 8),
         st.integers(0, 3),
         st.booleans(),
@@ -202,9 +196,7 @@ def test_retention_never_removes_the_newest_complete_one_nor_a_marked_one(
 
 
 @given(attempts=attempts, marks=marks)
-def test_an_attempt_that_may_still_be_the_newest_is_never_dead(
-    attempts: list[Attempt], marks: dict[int, int]
-) -> None:
+def test_an_attempt_that_may_still_be_the_newest_is_never_dead(attempts: list[Attempt], marks: dict[int, int]) -> None:
     folder = view(*attempts, marks=marks)
     newest_generation = max([*(a.generation for a in attempts), *marks, 0])
     complete_steps = [a.step for a in attempts if a.is_complete and a.generation == newest_generation]
@@ -246,8 +238,7 @@ class World:
 
     def look(self) -> None:
         found = [
-            Attempt(*key, frozenset(ranks), self.num_ranks, key in self.complete)
-            for key, ranks in self.parts.items()
+            Attempt(*key, frozenset(ranks), self.num_ranks, key in self.complete) for key, ranks in self.parts.items()
         ]
         self.feed(FolderSeen(view(*found)))
 

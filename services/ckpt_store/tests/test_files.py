@@ -73,9 +73,7 @@ def test_a_full_disk_strikes_before_any_byte_and_leaves_no_file(tmp_path: Path, 
     assert list((tmp_path / step_dir_name(1, 0)).iterdir()) == []
 
 
-def test_a_failed_fsync_is_final_the_file_goes_and_is_not_synced_again(
-    tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_a_failed_fsync_is_final_the_file_goes_and_is_not_synced_again(tmp_path: Path, monkeypatch: Any) -> None:
     synced = []
 
     def fail_on_files(fd: int) -> None:
@@ -166,9 +164,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", str(mount)], check=True)
 
 
-def test_on_a_full_tmpfs_the_flush_fails_cleanly_and_the_disk_thread_goes_on(
-    tiny_disk: Path, until: Any
-) -> None:
+def test_on_a_full_tmpfs_the_flush_fails_cleanly_and_the_disk_thread_goes_on(tiny_disk: Path, until: Any) -> None:
     disk = Disk(tiny_disk, Files(), StoreConfig())
     events: list[Any] = []
 

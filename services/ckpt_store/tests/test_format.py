@@ -176,9 +176,7 @@ def test_step_folder_names_come_back(step: int, generation: int) -> None:
     tp=st.integers(1, 4),
     dp=st.integers(1, 4),
 )
-def test_a_part_file_comes_back(
-    step: int, generation: int, extra: bytes, data_bytes: int, tp: int, dp: int
-) -> None:
+def test_a_part_file_comes_back(step: int, generation: int, extra: bytes, data_bytes: int, tp: int, dp: int) -> None:
     part = manifest.Part(
         run_id=fakes.RUN_ID,
         step=step,

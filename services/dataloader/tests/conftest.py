@@ -37,9 +37,7 @@ WORDS = [
 
 def document(number: int, num_words: int) -> str:
     """Text that differs between documents."""
-    return " ".join(
-        WORDS[(number * 7 + k * (number + 3)) % len(WORDS)] + str(k % 5) for k in range(num_words)
-    )
+    return " ".join(WORDS[(number * 7 + k * (number + 3)) % len(WORDS)] + str(k % 5) for k in range(num_words))
 
 
 @pytest.fixture(scope="session")

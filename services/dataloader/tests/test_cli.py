@@ -55,9 +55,7 @@ def test_help_imports_nothing_heavy() -> None:
         (("serve", "--endpoint", "ipc://{tmp}/s", "--run-id", "nonsense"), "nonsense"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(
-    arguments: tuple[str, ...], words: str, short_folder: Path
-) -> None:
+def test_bad_input_is_one_line_and_exit_code_2(arguments: tuple[str, ...], words: str, short_folder: Path) -> None:
     done = run(*(argument.replace("{tmp}", str(short_folder)) for argument in arguments))
     assert done.returncode == 2, done.stderr
     lines = done.stderr.splitlines()

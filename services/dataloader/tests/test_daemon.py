@@ -51,9 +51,7 @@ def full(daemon: Daemon) -> bool:
     return all(row.filled - row.released == row.spec.ring_slots for row in daemon.status().streams)
 
 
-def test_daemon_and_process_give_equal_bits_on_both_splits_and_all_dp_ranks(
-    daemon: Daemon, corpus: Path
-) -> None:
+def test_daemon_and_process_give_equal_bits_on_both_splits_and_all_dp_ranks(daemon: Daemon, corpus: Path) -> None:
     specs = [
         stream_spec(
             corpus,
@@ -84,9 +82,7 @@ def test_the_views_of_a_batch_cannot_be_written(daemon: Daemon, corpus: Path) ->
             )
 
 
-def test_several_readers_each_get_every_batch_and_the_slowest_holds_the_ring(
-    daemon: Daemon, corpus: Path
-) -> None:
+def test_several_readers_each_get_every_batch_and_the_slowest_holds_the_ring(daemon: Daemon, corpus: Path) -> None:
     spec = stream_spec(corpus, seq_len=16, micro_batch_size=2, num_readers=3, ring_slots=4)
     clients = [DataClient(daemon.endpoint, spec=spec, reader=reader) for reader in range(3)]
     expected = in_process(spec, 12)
@@ -142,9 +138,7 @@ def test_a_daemon_killed_in_the_middle_of_a_slot_writes_it_again(short_folder: P
                 assert rows(client, 10) == in_process(spec, 14)[4:]
 
 
-def test_a_reader_gives_up_on_a_dead_daemon_after_its_own_time_and_says_so(
-    daemon: Daemon, corpus: Path
-) -> None:
+def test_a_reader_gives_up_on_a_dead_daemon_after_its_own_time_and_says_so(daemon: Daemon, corpus: Path) -> None:
     spec = stream_spec(corpus, seq_len=16, micro_batch_size=2, ring_slots=2)
     with DataClient(daemon.endpoint, spec=spec, timeout_s=30.0) as client:
         rows(client, 1)
@@ -207,9 +201,7 @@ def test_a_newer_generation_removes_the_rings_of_older_ones(daemon: Daemon, corp
         client.close()
 
 
-def test_damaged_data_reach_every_waiting_reader_by_name_and_a_repair_goes_on(
-    daemon: Daemon, tmp_path: Path
-) -> None:
+def test_damaged_data_reach_every_waiting_reader_by_name_and_a_repair_goes_on(daemon: Daemon, tmp_path: Path) -> None:
     import shutil
 
     from headway.dataloader.config import DataConfig
@@ -319,9 +311,7 @@ def test_a_daemon_alone_removes_its_rings_at_a_clean_end(daemon: Daemon, corpus:
     client.close()
 
 
-def test_a_daemon_under_an_executor_leaves_its_rings_and_beats_with_progress(
-    short_folder: Path, corpus: Path
-) -> None:
+def test_a_daemon_under_an_executor_leaves_its_rings_and_beats_with_progress(short_folder: Path, corpus: Path) -> None:
     from headway.common.wire.messages.service import ServiceBeat
     from headway.common.wire.server import Server
 
@@ -337,9 +327,7 @@ def test_a_daemon_under_an_executor_leaves_its_rings_and_beats_with_progress(
             return bool(beats) and beats[-1].progress == progress
 
         wait_until(lambda: heard(0), what="a beat")
-        client = DataClient(
-            daemon.endpoint, spec=stream_spec(corpus, seq_len=16, micro_batch_size=2, ring_slots=4)
-        )
+        client = DataClient(daemon.endpoint, spec=stream_spec(corpus, seq_len=16, micro_batch_size=2, ring_slots=4))
         wait_until(lambda: heard(4), what="a beat that tells of four batches")
         assert (beats[-1].name, beats[-1].pid) == ("dataloader", daemon.pid)
         assert daemon.stop() == 0

@@ -10,9 +10,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 
-def megatron_samples(
-    lengths: list[int], seq_len: int, seed: int, num_samples: int
-) -> list[list[tuple[int, int]]]:
+def megatron_samples(lengths: list[int], seq_len: int, seed: int, num_samples: int) -> list[list[tuple[int, int]]]:
     """Every sample as (sequence, token) pairs, in the order handed out: plain loops, nothing clever."""
     num_tokens = sum(lengths)
     epochs = 1

@@ -185,9 +185,7 @@ def test_a_source_that_cannot_be_read_is_named(source: str, tmp_path: Path) -> N
     assert not (tmp_path / "d").exists()
 
 
-def test_debian_docs_without_apt_say_what_else_to_use(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_debian_docs_without_apt_say_what_else_to_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(InputError, match=r"needs apt-get; .*--source stdlib"):
         read_source("debian-docs", cache=tmp_path / "cache")
@@ -207,9 +205,7 @@ def test_debian_docs_offline_repeat_what_apt_says(monkeypatch: pytest.MonkeyPatc
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_debian_docs_are_stripped_of_html_and_fetched_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_debian_docs_are_stripped_of_html_and_fetched_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     body = "<p>Vacuum &amp; analyze.</p>" + "<p>words words words</p>" * 40
     page = f"<html><head><title>x</title></head><body><script>no()</script>{body}</body></html>"
     _tool(tmp_path, "apt-get", f"echo $3 >> {tmp_path}/calls; echo deb > $3_1_all.deb\n")

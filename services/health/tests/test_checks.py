@@ -49,9 +49,7 @@ def test_a_check_that_takes_too_long_is_ended_and_leaves_no_process() -> None:
     assert Path("/proc/self/task", str(os.getpid()), "children").read_text() == ""
 
 
-def test_what_a_hanging_check_has_started_is_ended_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_hanging_check_has_started_is_ended_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import pathlib, subprocess, time\n"
         "child = subprocess.Popen(['sleep', '1000'])\n"

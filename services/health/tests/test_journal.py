@@ -99,12 +99,8 @@ def test_an_unreachable_peer_never_holds_more_than_a_few_messages(tmp_path: Path
     peer.close()
 
 
-def hit(
-    offset: int, rule: str = "nan_loss", line: str = "loss: nan", inode: int = 1, detail: str = ""
-) -> LogHit:
-    return LogHit(
-        rule=rule, file="/logs/a:b.log", inode=inode, offset=offset, line=line, rank=0, detail=detail
-    )
+def hit(offset: int, rule: str = "nan_loss", line: str = "loss: nan", inode: int = 1, detail: str = "") -> LogHit:
+    return LogHit(rule=rule, file="/logs/a:b.log", inode=inode, offset=offset, line=line, rank=0, detail=detail)
 
 
 def test_repeated_and_further_lines_are_one_episode_that_ends_in_quiet() -> None:
@@ -133,9 +129,7 @@ def test_a_restarted_monitor_knows_the_lines_it_has_told_of() -> None:
     second = MonitorState(HealthConfig(), RUN_ID)
     second.restore(told)
     assert second.on_beat(node.beat(2.0, (hit(100), hit(200))), 2.0) == []
-    assert [one.kind for one in second.on_beat(node.beat(2.5, (hit(10, "disk_full", inode=2),)), 2.5)] == [
-        "disk_full"
-    ]
+    assert [one.kind for one in second.on_beat(node.beat(2.5, (hit(10, "disk_full", inode=2),)), 2.5)] == ["disk_full"]
 
 
 def test_different_xids_are_different_episodes_with_their_own_action() -> None:

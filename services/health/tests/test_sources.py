@@ -231,9 +231,7 @@ def test_what_a_dead_generation_left_open_is_not_open(tmp_path: Path, writer: Fl
     source.close()
 
 
-def test_steps_recorded_only_at_their_end_last_since_the_one_before(
-    tmp_path: Path, writer: FlightWriter
-) -> None:
+def test_steps_recorded_only_at_their_end_last_since_the_one_before(tmp_path: Path, writer: FlightWriter) -> None:
     source = FlightSource(tmp_path)
     for step in range(2):
         with writer.record(Kind.FORWARD):
@@ -245,9 +243,7 @@ def test_steps_recorded_only_at_their_end_last_since_the_one_before(
     source.close()
 
 
-def test_steps_are_counted_and_their_median_taken_within_the_generation(
-    tmp_path: Path, writer: FlightWriter
-) -> None:
+def test_steps_are_counted_and_their_median_taken_within_the_generation(tmp_path: Path, writer: FlightWriter) -> None:
     source = FlightSource(tmp_path, window_steps=3)
     for step in range(5):
         with writer.record(Kind.STEP, step=step):

@@ -207,9 +207,7 @@ def test_a_death_before_joining_the_new_generation_counts() -> None:
     late = SimulatedNode(1, [Timeline(1, [(0.0, 1.0, "FORWARD", 0)])], generation=1)
     play(state, [joined, late], 5.0)
     late.states[1] = "gone"
-    assert [(one.kind, one.rank) for _, one in play(state, [joined, late], 7.0, start_s=5.0)] == [
-        ("crash", 1)
-    ]
+    assert [(one.kind, one.rank) for _, one in play(state, [joined, late], 7.0, start_s=5.0)] == [("crash", 1)]
 
 
 def test_a_silent_agent_makes_its_node_silent_once_and_a_beat_ends_it() -> None:
@@ -236,9 +234,7 @@ def test_while_a_node_is_late_nobody_else_is_blamed() -> None:
     timelines = lockstep(4, 200, lambda _: 2.0)
     stall_others(timelines, 3, at_s=20.1)
     nodes, state = nodes_of(timelines), MonitorState(CONFIG, RUN_ID)
-    play(
-        state, nodes, 25.0
-    )  # its last beat shows its ranks quiet for more than half their limit of 6 s already
+    play(state, nodes, 25.0)  # its last beat shows its ranks quiet for more than half their limit of 6 s already
     told = play(state, nodes[:1], 40.0, start_s=25.0)
     assert [(one.kind, one.node) for _, one in told] == [("node_silent", 1)]
 
@@ -318,9 +314,7 @@ def test_one_state_holds_12288_nodes_and_names_the_one_hung_rank() -> None:
 
 
 def _beat(node: int, sequence: int, workers: tuple[WorkerSignals, ...]) -> AgentBeat:
-    return AgentBeat(
-        run_id=RUN_ID, node=node, pid=1, start_ticks=1, sequence=sequence, sent_at_ns=0, workers=workers
-    )
+    return AgentBeat(run_id=RUN_ID, node=node, pid=1, start_ticks=1, sequence=sequence, sent_at_ns=0, workers=workers)
 
 
 def _renumber(signals: WorkerSignals, rank: int) -> WorkerSignals:

@@ -57,9 +57,7 @@ def test_replicas_share_the_global_batch_by_turns(dp: int) -> None:
 
 
 def test_two_swapped_micro_batches_are_noticed() -> None:
-    reader = BatchReader(
-        _Swapped(SyntheticSource(_config(1), 0, "train", 0)), first=True, last=True, device=CPU
-    )
+    reader = BatchReader(_Swapped(SyntheticSource(_config(1), 0, "train", 0)), first=True, last=True, device=CPU)
     with pytest.raises(RuntimeError, match="micro-batch 0 starts with sample 2, not 0"):
         reader.take(2, 0, 2, _never)
 

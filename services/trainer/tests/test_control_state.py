@@ -190,9 +190,7 @@ class FakeCluster:
 
     def _leave(self, worker: FakeWorker, reason: str) -> None:
         worker.status = "out"
-        left = LeftGeneration(
-            worker=worker.name, generation=worker.generation, rank=worker.rank, reason=reason
-        )
+        left = LeftGeneration(worker=worker.name, generation=worker.generation, rank=worker.rank, reason=reason)
         self._deliver(Relay(node=0, left=left))
 
     def _deliver(self, event: object) -> None:
@@ -234,23 +232,17 @@ class FakeCluster:
             return
         if message.assign is not None:
             assign = message.assign
-            assert assign.generation in [begun.generation for begun in self.journal], (
-                "assigned before the journal knew"
-            )
+            assert assign.generation in [begun.generation for begun in self.journal], "assigned before the journal knew"
             if assign.generation > max(worker.generation, worker.aborted):
                 worker.generation, worker.rank, worker.status = assign.generation, assign.rank, "joining"
                 worker.step = assign.restore.step
                 if assign.restore.source == "arena":
                     assert assign.restore.step in node.arenas[assign.rank]
-                    node.arenas[assign.rank] = {
-                        s for s in node.arenas[assign.rank] if s <= assign.restore.step
-                    }
+                    node.arenas[assign.rank] = {s for s in node.arenas[assign.rank] if s <= assign.restore.step}
                 else:
                     node.arenas[assign.rank] = {assign.restore.step}
                 if assign.rank == 0:
-                    self._deliver(
-                        Relay(node=0, store=StoreOpened(generation=assign.generation, host="h", port=1))
-                    )
+                    self._deliver(Relay(node=0, store=StoreOpened(generation=assign.generation, host="h", port=1)))
                     self.opened = assign.generation
         if message.store_generation >= 0:
             worker.store = message.store_generation  # type: ignore[attr-defined]

@@ -41,12 +41,8 @@ def shards(part: Part, dp: int) -> list[FlatChunk]:
     stages=st.sampled_from([1, 2]),
     block=st.sampled_from(["serial", "parallel"]),
 )
-def test_first_weights_are_the_same_on_every_grid_bit_for_bit(
-    tp: int, dp: int, stages: int, block: str
-) -> None:
-    model = tiny_model(
-        block, hidden=48, ffn=104, vocab_size=192
-    )  # tensors longer than a block of the generator
+def test_first_weights_are_the_same_on_every_grid_bit_for_bit(tp: int, dp: int, stages: int, block: str) -> None:
+    model = tiny_model(block, hidden=48, ffn=104, vocab_size=192)  # tensors longer than a block of the generator
     assert model.vocab_size * model.hidden > 2 * BLOCK
     whole = Part(model, seed=7)
     depth = model.layers // stages
@@ -133,13 +129,9 @@ def test_squares_of_shards_add_up_and_replicas_count_on_tp_rank_0_only(dp: int, 
 
 
 def test_the_norm_of_an_fp32_shard_is_summed_in_fp64() -> None:
-    flat = FlatChunk(
-        [ParamSpec("a", (1 << 20,), 0, 0, 1, True)], dp_rank=0, dp_size=1, precision=Precision.of("fp32")
-    )
+    flat = FlatChunk([ParamSpec("a", (1 << 20,), 0, 0, 1, True)], dp_rank=0, dp_size=1, precision=Precision.of("fp32"))
     flat.grads.fill_(0.1)
-    assert flat.norm_square(0).item() == pytest.approx(
-        (1 << 20) * torch.tensor(0.1).double().item() ** 2, rel=1e-10
-    )
+    assert flat.norm_square(0).item() == pytest.approx((1 << 20) * torch.tensor(0.1).double().item() ** 2, rel=1e-10)
 
 
 @pytest.mark.parametrize("dp", [1, 2, 3, 7])
@@ -183,10 +175,7 @@ def test_the_layout_finds_every_value_in_the_snapshot_bytes(dp: int) -> None:
 def test_state_is_one_buffer_that_renewal_leaves_alone() -> None:
     part = Part(tiny_model())
     for name in FIELDS:
-        assert (
-            getattr(part.flat, name).untyped_storage().data_ptr()
-            == part.flat.state.untyped_storage().data_ptr()
-        )
+        assert getattr(part.flat, name).untyped_storage().data_ptr() == part.flat.state.untyped_storage().data_ptr()
     before, params = part.flat.state.clone(), part.flat.params
     part.flat.renew()
     assert torch.equal(part.flat.state, before)
@@ -201,9 +190,7 @@ def test_scattered_replicas_are_refused() -> None:
 
 
 def test_a_cut_that_does_not_divide_names_the_parameter() -> None:
-    with pytest.raises(
-        ConfigError, match=r"head\.weight: dimension 0 of \(10, 4\) is not divisible by parallel\.tp=4"
-    ):
+    with pytest.raises(ConfigError, match=r"head\.weight: dimension 0 of \(10, 4\) is not divisible by parallel\.tp=4"):
         ParamSpec("head.weight", (10, 4), 0, 0, 4, True)
 
 

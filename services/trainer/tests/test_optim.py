@@ -20,9 +20,7 @@ OPTIM = OptimConfig(lr=0.01, weight_decay=0.1)
 @pytest.mark.parametrize("dp", [1, 3])
 def test_twenty_steps_equal_those_of_torch(dp: int) -> None:
     part = Part(tiny_model())
-    flats = [
-        FlatChunk(part.chunk.params, dp_rank=rank, dp_size=dp, precision=part.precision) for rank in range(dp)
-    ]
+    flats = [FlatChunk(part.chunk.params, dp_rank=rank, dp_size=dp, precision=part.precision) for rank in range(dp)]
     for flat in flats:
         flat.load_master_from_init(1)
     theirs = {spec.name: part.flat.views(spec.name)[0].clone().requires_grad_() for spec in part.chunk.params}
@@ -39,9 +37,7 @@ def test_twenty_steps_equal_those_of_torch(dp: int) -> None:
         lr, grad_scale = 0.01 / (step + 1), 1.0 if step % 2 else 0.37
         whole = torch.randn(flats[0].numel, dtype=torch.float64, generator=draw)
         for place in part.flat.placed:
-            theirs[place.spec.name].grad = (whole[place.start : place.stop] * grad_scale).view(
-                place.spec.shape
-            )
+            theirs[place.spec.name].grad = (whole[place.start : place.stop] * grad_scale).view(place.spec.shape)
         for group in torch_adamw.param_groups:
             group["lr"] = lr
         torch_adamw.step()

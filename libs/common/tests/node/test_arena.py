@@ -220,9 +220,7 @@ for step in range(int(sys.argv[3]), int(sys.argv[4])):
 
 
 @pytest.mark.parametrize("where", ["copy", "seal"])
-def test_a_worker_killed_in_a_snapshot_leaves_the_older_ones_and_its_successor_goes_on(
-    shm: Path, where: str
-) -> None:
+def test_a_worker_killed_in_a_snapshot_leaves_the_older_ones_and_its_successor_goes_on(shm: Path, where: str) -> None:
     path, points = shm / "a", shm / "fp.bin"
     make(path).close()
     if where == "seal":

@@ -270,13 +270,9 @@ class Rank:
 @settings(max_examples=200, deadline=None)
 @given(
     st.integers(2, 4),
-    st.lists(
-        st.tuples(st.sampled_from("aaaaaafx"), st.integers(0, 3), st.booleans()), min_size=40, max_size=200
-    ),
+    st.lists(st.tuples(st.sampled_from("aaaaaafx"), st.integers(0, 3), st.booleans()), min_size=40, max_size=200),
 )
-def test_ranks_in_lock_step_always_share_a_sealed_step(
-    num_ranks: int, moves: list[tuple[str, int, bool]]
-) -> None:
+def test_ranks_in_lock_step_always_share_a_sealed_step(num_ranks: int, moves: list[tuple[str, int, bool]]) -> None:
     """a: a rank advances; f: its daemon finishes a flush; x: every rank dies, all recover."""
     with tempfile.TemporaryDirectory(prefix="headway-test-", dir="/dev/shm") as folder:
         ranks = [Rank(Path(folder) / str(rank), rank) for rank in range(num_ranks)]

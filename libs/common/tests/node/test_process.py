@@ -117,9 +117,7 @@ def test_a_spawned_process_has_its_own_session_its_log_its_environment_and_nothi
     os.environ["HEADWAY_TEST_LEAK"] = "1"
     try:
         before = open_fds()
-        process = spawn(
-            [sys.executable, "-c", PROBE], log, {"ONLY": "this", "LC_ALL": "C.UTF-8"}, cwd=tmp_path
-        )
+        process = spawn([sys.executable, "-c", PROBE], log, {"ONLY": "this", "LC_ALL": "C.UTF-8"}, cwd=tmp_path)
         assert open_fds() == before
     finally:
         os.close(leaky)
@@ -267,7 +265,5 @@ def test_reading_last_words_leaves_nothing_open(shm: Path) -> None:
 
 
 def test_child_environment_lets_children_find_the_package() -> None:
-    with python_child(
-        "import headway.common.node.process as p; print(p.GONE)", env=child_environment()
-    ) as child:
+    with python_child("import headway.common.node.process as p; print(p.GONE)", env=child_environment()) as child:
         assert hear(child) == GONE

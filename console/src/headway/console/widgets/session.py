@@ -167,10 +167,11 @@ class Session:
 
 
 def _take(run: Run, tail: FlightTail, news: tuple[str, ...]) -> Picture:
-    journal, events = load_journal(run), tail.read()
+    progress = read_progress(run, cached_peak())
+    metrics, journal, events = load_metrics(run), load_journal(run), tail.read()  # what progress tells is in them
     return Picture(
-        progress=read_progress(run, cached_peak()),
-        metrics=current(load_metrics(run)),
+        progress=progress,
+        metrics=current(metrics),
         evaluations=load_evaluations(run),
         events=events,
         recoveries=recoveries(journal, events),

@@ -69,9 +69,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError as error:
-        raise ConfigError(
-            f"no configuration file {path}", remedy="check the path; examples/ holds some"
-        ) from error
+        raise ConfigError(f"no configuration file {path}", remedy="check the path; examples/ holds some") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}", remedy="check the file") from error
     except tomllib.TOMLDecodeError as error:
@@ -82,9 +80,7 @@ def _parse_override(text: str) -> dict[str, Any]:
     key, equals, raw = text.partition("=")
     parts = key.strip().split(".")
     if not equals or not all(parts):
-        raise ConfigError(
-            f"override {text!r} is not of the form table.key=value", remedy="for example train.steps=200"
-        )
+        raise ConfigError(f"override {text!r} is not of the form table.key=value", remedy="for example train.steps=200")
     try:
         document = tomllib.loads(f"value = {raw.strip()}")
     except tomllib.TOMLDecodeError:
@@ -131,9 +127,7 @@ def _build(cls: Any, data: Any, path: str, base: Any) -> Any:
     except HeadwayError as error:
         raise ConfigError(error.message, remedy=error.remedy) from error
     except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"{path or cls.__name__}: {error}", remedy="see the option's description"
-        ) from error
+        raise ConfigError(f"{path or cls.__name__}: {error}", remedy="see the option's description") from error
 
 
 def _default(field: dataclasses.Field[Any], base: Any) -> Any:

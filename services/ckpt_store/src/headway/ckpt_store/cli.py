@@ -82,9 +82,7 @@ def show(path: PATH = Path(), step: STEP = None, rank: int = 0, as_json: JSON = 
 def verify_checkpoints(
     path: PATH = Path(),
     step: STEP = None,
-    every: Annotated[
-        bool, typer.Option("--all", help="Every complete checkpoint, not only the newest.")
-    ] = False,
+    every: Annotated[bool, typer.Option("--all", help="Every complete checkpoint, not only the newest.")] = False,
     as_json: JSON = False,
 ) -> None:
     """Read every byte back and compare digests; exits 1 if anything is wrong."""

@@ -101,16 +101,12 @@ class CheckpointClient:
         flat = flatten(state)
         layout, nbytes = self._layout(flat)
         if self._arena is not None:
-            self._arena.save(
-                step, generation, layout, nbytes, lambda data: _pack(flat, layout, data), flat.extra()
-            )
+            self._arena.save(step, generation, layout, nbytes, lambda data: _pack(flat, layout, data), flat.extra())
             return
         data = np.zeros(nbytes, np.uint8)
         _pack(flat, layout, data)
         files = Files(f"r{self.rank}")
-        write_shard(
-            files, self.checkpoints, Snapshot(self._run_id, step, generation, layout, data, flat.extra())
-        )
+        write_shard(files, self.checkpoints, Snapshot(self._run_id, step, generation, layout, data, flat.extra()))
         attempt = next((a for a in look(self.checkpoints).attempts if a.key == (step, generation)), None)
         if attempt is not None and (attempt.has_all_parts or attempt.is_complete):
             write_manifest(files, self.checkpoints / step_dir_name(step, generation))
@@ -214,9 +210,7 @@ def _leaves(part: Part, data: npt.NDArray[np.uint8]) -> dict[str, Leaf]:
     return leaves
 
 
-def apply_retention(
-    checkpoints: Path, keep: int, *, deep: bool = False, files: Files | None = None
-) -> list[Path]:
+def apply_retention(checkpoints: Path, keep: int, *, deep: bool = False, files: Files | None = None) -> list[Path]:
     """Remove complete checkpoints beyond the newest ``keep`` and return their folders; marked ones stay.
 
     The newest is checked first, byte by byte with ``deep``; nothing is removed while it is not sound.
@@ -230,9 +224,7 @@ def apply_retention(
     if not surplus or newest_key is None:
         return []
     if problems := verify(open_checkpoint(checkpoints, *newest_key), deep=deep):
-        raise CorruptError(
-            f"{problems[0].message}: nothing was removed", remedy="look with `headway ckpt verify`"
-        )
+        raise CorruptError(f"{problems[0].message}: nothing was removed", remedy="look with `headway ckpt verify`")
     removed = []
     for key in surplus:
         folder = checkpoints / step_dir_name(*key)

@@ -129,9 +129,7 @@ class Disk:
             case DropParts(key, ranks):
                 drop_parts(self._files, self.checkpoints, key, ranks)
             case Check(key):
-                problems = verify(
-                    open_checkpoint(self.checkpoints, *key), deep=self._deep, progress=self._moved
-                )
+                problems = verify(open_checkpoint(self.checkpoints, *key), deep=self._deep, progress=self._moved)
                 if problems:
                     raise HeadwayError(problems[0].message, remedy="look with `headway ckpt verify`")
             case Remove(key):

@@ -76,9 +76,7 @@ def parse_layout(raw: bytes) -> dict[str, Any]:
     try:
         layout = json.loads(raw)
     except ValueError as error:
-        raise CorruptError(
-            f"the arena's layout is no JSON: {error}", remedy="remove the arena file"
-        ) from error
+        raise CorruptError(f"the arena's layout is no JSON: {error}", remedy="remove the arena file") from error
     if not isinstance(layout, dict):
         raise CorruptError("the arena's layout is no JSON object", remedy="remove the arena file")
     return layout
@@ -195,17 +193,13 @@ def _write_blob(files: Files, folder: Path, snapshot: Snapshot, progress: Callab
         starts = range(0, snapshot.data.nbytes, CHUNK_BYTES)
         for number, start in enumerate(starts):
             if number == len(starts) // 2:
-                failpoint(
-                    "store.mid_flush", step=snapshot.step, rank=mesh.rank, generation=snapshot.generation
-                )
+                failpoint("store.mid_flush", step=snapshot.step, rank=mesh.rank, generation=snapshot.generation)
             piece = snapshot.data[start : start + CHUNK_BYTES]
             chunks.append(digest(piece))
             file.write(piece)
             progress(piece.nbytes)
         if not snapshot.still_valid():
-            raise StaleSnapshotError(
-                f"the snapshot of step {snapshot.step}, rank {mesh.rank} was overwritten"
-            )
+            raise StaleSnapshotError(f"the snapshot of step {snapshot.step}, rank {mesh.rank} was overwritten")
         file.sync()
         file.close()
         files.rename(draft, path)
@@ -237,13 +231,11 @@ def _same_as_before(folder: Path, snapshot: Snapshot) -> Part | None:
         data = snapshot.data
         is_same = (
             part.mesh == snapshot.mesh
-            and (part.run_id, part.step, part.generation)
-            == (snapshot.run_id, snapshot.step, snapshot.generation)
+            and (part.run_id, part.step, part.generation) == (snapshot.run_id, snapshot.step, snapshot.generation)
             and part.extra == snapshot.extra
             and part.header_digest == digest(header)
             and part.file_bytes == len(header) + data.nbytes == (folder / blob_name(rank)).stat().st_size
-            and list(part.chunks)
-            == [digest(data[at : at + CHUNK_BYTES]) for at in range(0, data.nbytes, CHUNK_BYTES)]
+            and list(part.chunks) == [digest(data[at : at + CHUNK_BYTES]) for at in range(0, data.nbytes, CHUNK_BYTES)]
         )
     except (FileNotFoundError, CorruptError):
         is_same = False
@@ -266,9 +258,7 @@ def _read_parts(folder: Path) -> list[tuple[Part, bytes]]:
         try:
             raw = path.read_bytes()
         except FileNotFoundError as error:
-            raise CorruptError(
-                f"{path} is missing", remedy="wait for its node, or use an older checkpoint"
-            ) from error
+            raise CorruptError(f"{path} is missing", remedy="wait for its node, or use an older checkpoint") from error
         part = decode_part(raw, path)
         parts.append((part, raw))
         world_size, rank = parts[0][0].mesh.world_size, rank + 1
@@ -278,15 +268,11 @@ def _read_parts(folder: Path) -> list[tuple[Part, bytes]]:
 def _dtype_and_shape(tensor: Mapping[str, Any]) -> tuple[str, list[int]]:
     name = str(tensor["dtype"]).removeprefix("torch.")
     if name not in _DTYPES:
-        raise InputError(
-            f"tensor {tensor['name']!r} has dtype {name!r}", remedy=f"use one of {sorted(_DTYPES)}"
-        )
+        raise InputError(f"tensor {tensor['name']!r} has dtype {name!r}", remedy=f"use one of {sorted(_DTYPES)}")
     dtype, itemsize = _DTYPES[name]
     nbytes = int(tensor["nbytes"])
     if nbytes % itemsize:
-        raise InputError(
-            f"tensor {tensor['name']!r} has {nbytes} bytes of {name}", remedy="correct its nbytes"
-        )
+        raise InputError(f"tensor {tensor['name']!r} has {nbytes} bytes of {name}", remedy="correct its nbytes")
     shape = [int(n) for n in tensor.get("global_shape", ())]
     dim, parts = tensor.get("tp_dim"), int(tensor.get("tp_size", 1))
     if dim is not None and parts > 1 and shape[dim] % parts == 0:

@@ -129,9 +129,7 @@ def complete(checkpoints: Path) -> list[CheckpointInfo]:
     return found
 
 
-def newest(
-    checkpoints: Path, world_size: int | None = None, max_step: int | None = None
-) -> CheckpointInfo | None:
+def newest(checkpoints: Path, world_size: int | None = None, max_step: int | None = None) -> CheckpointInfo | None:
     """The complete checkpoint to go back to: the newest step, and of two with that step the newest
     generation.
 
@@ -176,15 +174,11 @@ def find(checkpoints: Path, step: int | None = None) -> CheckpointInfo:
     infos = [info for info in complete(checkpoints) if step in (None, info.step)]
     if not infos:
         wanted = "complete checkpoint" if step is None else f"complete checkpoint of step {step}"
-        raise InputError(
-            f"{checkpoints} holds no {wanted}", remedy="list what is there with `headway ckpt ls`"
-        )
+        raise InputError(f"{checkpoints} holds no {wanted}", remedy="list what is there with `headway ckpt ls`")
     return infos[0]
 
 
-def mark_generation(
-    checkpoints: Path, generation: int, restart_step: int, files: Files | None = None
-) -> None:
+def mark_generation(checkpoints: Path, generation: int, restart_step: int, files: Files | None = None) -> None:
     """Record durably that ``generation`` goes on from ``restart_step`` (-1: from the beginning).
 
     What older generations saved after that step does not count any more. Idempotent; any node may do it.

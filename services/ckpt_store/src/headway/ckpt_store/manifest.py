@@ -183,9 +183,7 @@ def decode_part(raw: bytes, where: Path | str) -> Part:
         if part.data_bytes < 0 or len(part.chunks) != num_chunks(part.data_bytes):
             raise ValueError(f"{len(part.chunks)} chunk digests for {part.data_bytes} bytes")
     if digest(part.extra) != extra_digest:
-        raise CorruptError(
-            f"{where}: the extra state does not match its digest", remedy="use an older checkpoint"
-        )
+        raise CorruptError(f"{where}: the extra state does not match its digest", remedy="use an older checkpoint")
     return part
 
 
@@ -299,9 +297,7 @@ class _reading:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         wrong = (KeyError, TypeError, ValueError, AttributeError, RecursionError, binascii.Error)
         if isinstance(error, wrong):
-            raise CorruptError(
-                f"{self.where} cannot be read: {error!r}", remedy="use an older checkpoint"
-            ) from error
+            raise CorruptError(f"{self.where} cannot be read: {error!r}", remedy="use an older checkpoint") from error
 
 
 def _count(value: Any) -> int:

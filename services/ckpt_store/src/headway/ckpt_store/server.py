@@ -76,9 +76,7 @@ class Store:
         files = Files(f"n{options.node}")
         files.make_dir(options.checkpoints)
         if leftovers := remove_leftovers(files, options.checkpoints):
-            _log.info(
-                "removed what an earlier daemon left unfinished", files=[path.name for path in leftovers]
-            )
+            _log.info("removed what an earlier daemon left unfinished", files=[path.name for path in leftovers])
         self.options = options
         self.disk = Disk(options.checkpoints, files, config)
         self.errors = 0
@@ -297,9 +295,7 @@ def _only_one(shm_dir: Path) -> int:
         shm_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         fd = os.open(shm_dir / "ckpt_store.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise InputError(
-            f"cannot use {shm_dir}: {error.strerror}", remedy="choose a writable --shm-dir"
-        ) from error
+        raise InputError(f"cannot use {shm_dir}: {error.strerror}", remedy="choose a writable --shm-dir") from error
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

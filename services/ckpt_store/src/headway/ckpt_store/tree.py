@@ -107,12 +107,7 @@ def _add(leaf: Leaf, path: tuple[str, ...], flat: Flat) -> dict[str, Any]:
 
 
 def _leaf_of_array(array: npt.NDArray[Any], path: tuple[str, ...]) -> Leaf:
-    if (
-        array.dtype.hasobject
-        or array.dtype.fields
-        or array.dtype.kind not in "biuf"
-        or not array.dtype.isnative
-    ):
+    if array.dtype.hasobject or array.dtype.fields or array.dtype.kind not in "biuf" or not array.dtype.isnative:
         raise InputError(
             f"the state's {'.'.join(path)} is an array of {array.dtype}",
             remedy="use plain native number types",

@@ -66,9 +66,7 @@ def prepare(
     out: Annotated[Path | None, typer.Option(help="Folder to make; data/<source> by default.")] = None,
     vocab_size: Annotated[int, typer.Option(help="Tokens of the byte-level BPE trained on the text.")] = 8192,
     validation_fraction: Annotated[float, typer.Option(help="Share of documents for validation.")] = 0.05,
-    cache: Annotated[
-        Path | None, typer.Option(help="Where downloads are kept; ~/.cache/headway by default.")
-    ] = None,
+    cache: Annotated[Path | None, typer.Option(help="Where downloads are kept; ~/.cache/headway by default.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace prepared data that differ.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -77,9 +75,7 @@ def prepare(
     from headway.dataloader.prepare import prepare as run
 
     folder = out or Path("data") / (Path(source).stem or "corpus")
-    config = DataConfig(
-        path=str(folder), source=source, vocab_size=vocab_size, validation_fraction=validation_fraction
-    )
+    config = DataConfig(path=str(folder), source=source, vocab_size=vocab_size, validation_fraction=validation_fraction)
     done = run(config, force=force, cache=cache, say=lambda line: typer.echo(line, err=as_json))
     facts = {"path": str(done.path), "was_there": done.was_there, **_facts(done.meta)}
     _print(facts, as_json)
@@ -131,9 +127,7 @@ def serve(
     executor: Annotated[str | None, typer.Option(help="Endpoint that receives the beats.")] = None,
     run_id: Annotated[str | None, typer.Option(help="Run that this daemon belongs to.")] = None,
     node: Annotated[int, typer.Option(help="Node of that run.", min=0)] = 0,
-    metrics_port: Annotated[
-        int | None, typer.Option(help="Prometheus exporter on loopback; 0 takes any port.")
-    ] = None,
+    metrics_port: Annotated[int | None, typer.Option(help="Prometheus exporter on loopback; 0 takes any port.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Fill rings of batches for this node until SIGTERM."""
@@ -148,9 +142,7 @@ def serve(
         paths = NodePaths(run_id, node).create()
         configure(paths.failpoints, node=node)
         folder = shm_dir or paths.shm_dir
-    code = run(
-        endpoint=endpoint, shm_dir=folder, executor=executor, run_id=run_id or "", metrics_port=metrics_port
-    )
+    code = run(endpoint=endpoint, shm_dir=folder, executor=executor, run_id=run_id or "", metrics_port=metrics_port)
     raise typer.Exit(code)
 
 

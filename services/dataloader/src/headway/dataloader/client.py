@@ -72,9 +72,7 @@ class DataClient:
         DeadlineError: no daemon within ``timeout_s``.
     """
 
-    def __init__(
-        self, source: str | None, *, spec: StreamSpec, reader: int = 0, timeout_s: float = 120.0
-    ) -> None:
+    def __init__(self, source: str | None, *, spec: StreamSpec, reader: int = 0, timeout_s: float = 120.0) -> None:
         check(spec)
         self.spec = spec
         self._source: _Source = _InProcess(spec) if source is None else _Ring(source, spec, reader, timeout_s)
@@ -179,14 +177,10 @@ class _Ring:
         try:
             return RingReader(Path(opened.path), reader)
         except FileNotFoundError as error:
-            raise DeadlineError(
-                f"ring {opened.path} is gone again", remedy="join the newest generation"
-            ) from error
+            raise DeadlineError(f"ring {opened.path} is gone again", remedy="join the newest generation") from error
 
     def _close_message(self) -> CloseStream:
-        return CloseStream(
-            generation=self._spec.generation, dp_rank=self._spec.dp_rank, split=self._spec.split
-        )
+        return CloseStream(generation=self._spec.generation, dp_rank=self._spec.dp_rank, split=self._spec.split)
 
     def _call(self, message: Message, reply: type[T]) -> T:
         while True:

@@ -115,9 +115,7 @@ def read_meta(folder: Path) -> Meta:
     try:
         meta = msgspec.json.decode(path.read_bytes(), type=Meta)
     except OSError as error:
-        raise InputError(
-            f"{folder} holds no prepared data ({path.name}: {error.strerror})", remedy=_PREPARE
-        ) from error
+        raise InputError(f"{folder} holds no prepared data ({path.name}: {error.strerror})", remedy=_PREPARE) from error
     except msgspec.DecodeError as error:
         raise CorruptError(f"{path} is not readable: {error}", remedy="prepare the data again") from error
     if meta.version != META_VERSION:
@@ -153,9 +151,7 @@ def verify(path: str | Path) -> list[str]:
     data = Dataset(path)
     if data.meta is None:
         tokens = data.split(SPLITS[0])
-        return [
-            f"{tokens.prefix}: {tokens.num_sequences} sequences, {tokens.num_tokens} tokens, format valid"
-        ]
+        return [f"{tokens.prefix}: {tokens.num_sequences} sequences, {tokens.num_tokens} tokens, format valid"]
     checked = [_check(data.path / "tokenizer.json", data.meta.tokenizer_sha256)]
     for split, meta in data.meta.splits.items():
         tokens = data.split(split)

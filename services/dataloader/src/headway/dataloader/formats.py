@@ -75,17 +75,13 @@ class TokenFile:
     def _check_index(self, offsets: npt.NDArray[np.int64]) -> None:
         path, docs = idx_path(self.prefix), self.documents
         if self.lengths.size and int(self.lengths.min()) < 0:
-            raise CorruptError(
-                f"{path}: sequence {int(self.lengths.argmin())} has a negative length", remedy=_AGAIN
-            )
+            raise CorruptError(f"{path}: sequence {int(self.lengths.argmin())} has a negative length", remedy=_AGAIN)
         if offsets.size and (int(offsets.min()) < 0 or np.any(offsets % self.dtype.itemsize)):
             raise CorruptError(
                 f"{path}: a sequence offset is negative or not a multiple of the token size", remedy=_AGAIN
             )
         if docs.size and (docs[0] != 0 or docs[-1] != self.lengths.size or np.any(np.diff(docs) < 0)):
-            raise CorruptError(
-                f"{path}: the document array does not run from 0 to {self.lengths.size}", remedy=_AGAIN
-            )
+            raise CorruptError(f"{path}: the document array does not run from 0 to {self.lengths.size}", remedy=_AGAIN)
 
     def _map(self, offsets: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         path = bin_path(self.prefix)

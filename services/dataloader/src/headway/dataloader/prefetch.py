@@ -145,9 +145,7 @@ class Prefetcher:
                 num_readers=spec.num_readers,
             )
         except FileExistsError as error:
-            raise InputError(
-                f"{path} is in use by another dataloader", remedy="run one per --shm-dir"
-            ) from error
+            raise InputError(f"{path} is in use by another dataloader", remedy="run one per --shm-dir") from error
         stream = Stream(spec, writer, filler)
         self._streams = (*self._streams, stream)
         return stream
@@ -224,9 +222,7 @@ class Prefetcher:
 
     def _failed(self, stream: Stream, error: Exception) -> None:
         known = stream.error
-        stream.error = (
-            error if isinstance(error, HeadwayError) else HeadwayError(f"{type(error).__name__}: {error}")
-        )
+        stream.error = error if isinstance(error, HeadwayError) else HeadwayError(f"{type(error).__name__}: {error}")
         stream.retry_at_s = time.monotonic() + _RETRY_S
         stream.filler = None  # opened and checked anew
         with self._packers_lock:

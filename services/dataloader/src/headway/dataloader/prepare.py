@@ -38,9 +38,7 @@ class Prepared:
     was_there: bool
 
 
-def prepare(
-    config: DataConfig, *, force: bool = False, cache: Path | None = None, say: Say | None = None
-) -> Prepared:
+def prepare(config: DataConfig, *, force: bool = False, cache: Path | None = None, say: Say | None = None) -> Prepared:
     """Make ``config.path`` from ``config.source``; the same text and settings again is a no-op.
 
     ``cache`` keeps downloads (default ``~/.cache/headway``); ``say`` receives a line per stage.
@@ -190,9 +188,7 @@ def _clean(text: str) -> str:
 
 def _refuse_foreign(target: Path) -> None:
     """Whatever was asked, ``--force`` too: what we did not make is not replaced."""
-    ours = not target.exists() or (
-        target.is_dir() and ((target / "meta.json").exists() or not any(target.iterdir()))
-    )
+    ours = not target.exists() or (target.is_dir() and ((target / "meta.json").exists() or not any(target.iterdir())))
     if not ours:
         raise InputError(f"{target} exists and is no prepared data", remedy="choose another --out")
 
@@ -240,9 +236,7 @@ def _locked(target: Path) -> Iterator[None]:
         target.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(target.parent / f".{target.name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise InputError(
-            f"cannot write {target.parent}: {error.strerror}", remedy="choose another --out"
-        ) from error
+        raise InputError(f"cannot write {target.parent}: {error.strerror}", remedy="choose another --out") from error
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield

@@ -120,9 +120,7 @@ def _jsonl(path: Path, key: str, raw: bytes) -> Iterator[Document]:
 
 
 _DROPPED = re.compile(r"<(script|style|head|nav)\b.*?</\1>", re.S | re.I)
-_BREAKS = re.compile(
-    r"<(?:br|hr)\b[^>]*>|</(?:p|div|li|dt|dd|h[1-6]|tr|td|th|pre|table|ul|ol|dl|title)>", re.I
-)
+_BREAKS = re.compile(r"<(?:br|hr)\b[^>]*>|</(?:p|div|li|dt|dd|h[1-6]|tr|td|th|pre|table|ul|ol|dl|title)>", re.I)
 _TAGS = re.compile(r"<[^>]+>")
 
 
@@ -158,9 +156,7 @@ def _unpacked(package: str, cache: Path) -> Path:
         _run(["apt-get", "download", "-q", package], draft, package)
         archive = next(iter(draft.glob(f"{package}_*.deb")), None)
         if archive is None:
-            raise InputError(
-                f"apt-get downloaded no {package}", remedy=f"see {draft.parent}, or use --source {STDLIB}"
-            )
+            raise InputError(f"apt-get downloaded no {package}", remedy=f"see {draft.parent}, or use --source {STDLIB}")
         _run(["dpkg-deb", "-x", archive.name, "files"], draft, package)
         _move(draft / "files", folder)
     finally:
@@ -182,9 +178,7 @@ def _run(command: list[str], cwd: Path, package: str) -> None:
             command, cwd=cwd, capture_output=True, text=True, timeout=_DOWNLOAD_TIMEOUT_S, check=False
         )
         trouble = (
-            ""
-            if done.returncode == 0
-            else (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+            "" if done.returncode == 0 else (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         )
     except subprocess.TimeoutExpired:
         trouble = f"no answer in {_DOWNLOAD_TIMEOUT_S:g} s"

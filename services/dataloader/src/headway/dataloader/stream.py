@@ -72,9 +72,7 @@ def check(spec: StreamSpec) -> None:
         value = getattr(spec, name)
         if not low <= value <= high:
             raise ConfigError(f"{name}={value} is out of range", remedy=f"use {low}..{high}")
-    expected = num_local_micro_batches(
-        spec.global_batch_size, spec.micro_batch_size, spec.dp_rank, spec.dp_size
-    )
+    expected = num_local_micro_batches(spec.global_batch_size, spec.micro_batch_size, spec.dp_rank, spec.dp_size)
     if spec.num_micro_batches != expected or not expected:
         raise ConfigError(
             f"num_micro_batches={spec.num_micro_batches}: dp rank {spec.dp_rank} of {spec.dp_size} "
@@ -83,8 +81,7 @@ def check(spec: StreamSpec) -> None:
         )
     if spec.cycle_samples % spec.global_batch_size:
         raise ConfigError(
-            f"cycle_samples={spec.cycle_samples} is no multiple of "
-            f"global_batch_size={spec.global_batch_size}",
+            f"cycle_samples={spec.cycle_samples} is no multiple of global_batch_size={spec.global_batch_size}",
             remedy="cycle over whole global batches",
         )
     if slot_bytes(spec) * spec.ring_slots > _MAX_RING_BYTES:
@@ -140,6 +137,4 @@ def open_tokens(spec: StreamSpec) -> tuple[TokenFile, int | None]:
 
 def make_packer(spec: StreamSpec, tokens: TokenFile, vocab_size: int | None) -> Packer:
     """The packer of ``spec``; raises InputError if the split does not hold one sample."""
-    return Packer(
-        tokens, seq_len=spec.seq_len, seed=spec.seed, num_samples=spec.num_samples, vocab_size=vocab_size
-    )
+    return Packer(tokens, seq_len=spec.seq_len, seed=spec.seed, num_samples=spec.num_samples, vocab_size=vocab_size)

@@ -70,13 +70,9 @@ class Tokenizer:
         try:
             text = path.read_text(encoding="utf-8")
         except OSError as error:
-            raise InputError(
-                f"cannot read {path}: {error.strerror}", remedy="run `headway data prepare`"
-            ) from error
+            raise InputError(f"cannot read {path}: {error.strerror}", remedy="run `headway data prepare`") from error
         except UnicodeDecodeError as error:
-            raise CorruptError(
-                f"{path} is no tokenizer: it is not UTF-8", remedy="prepare the data again"
-            ) from error
+            raise CorruptError(f"{path} is no tokenizer: it is not UTF-8", remedy="prepare the data again") from error
         try:
             fast = Fast.from_str(text)
         except Exception as error:  # the library raises bare Exception

@@ -87,9 +87,7 @@ class TorchDataClient:
     def _to_torch(self, batch: Batch) -> TorchBatch:
         if not self._stages:
             # astype copies: torch knows no read-only tensors, and a peer reads the same slot.
-            tokens, labels = (
-                torch.from_numpy(part.astype(np.int64)) for part in (batch.tokens, batch.labels)
-            )
+            tokens, labels = (torch.from_numpy(part.astype(np.int64)) for part in (batch.tokens, batch.labels))
             return TorchBatch(tokens, labels, torch.from_numpy(batch.mask.astype(np.bool_)), batch.sample)
         stage = self._stages[self._turn]
         self._turn = (self._turn + 1) % _NUM_STAGES

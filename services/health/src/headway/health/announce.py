@@ -29,14 +29,10 @@ def announce(path: Path, address: Address) -> None:
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_text(
-            json.dumps({"endpoint": address.endpoint, "server_key": address.server_key}) + "\n"
-        )
+        temporary.write_text(json.dumps({"endpoint": address.endpoint, "server_key": address.server_key}) + "\n")
         temporary.replace(path)
     except OSError as error:
-        raise InputError(
-            f"cannot write {path}: {error.strerror}", remedy="create its folder, or free space"
-        ) from error
+        raise InputError(f"cannot write {path}: {error.strerror}", remedy="create its folder, or free space") from error
 
 
 def read_address(path: Path) -> Address | None:

@@ -72,9 +72,7 @@ def agent(
     node: Annotated[int, typer.Option(help="Number of this node.")],
     log_pattern: Annotated[str, typer.Option(help="Which files of the folder are this node's.")] = "*.log",
     executor: Executor = None,
-    metrics_port: Annotated[
-        int | None, typer.Option(help="Prometheus port on loopback; 0 takes a free one.")
-    ] = None,
+    metrics_port: Annotated[int | None, typer.Option(help="Prometheus port on loopback; 0 takes a free one.")] = None,
     overrides: Set = None,
 ) -> None:
     """Watch this node for the monitor of a run."""
@@ -82,9 +80,7 @@ def agent(
     from headway.health.agent import AgentOptions, run_agent
     from headway.health.config import HealthConfig
 
-    options = AgentOptions(
-        endpoint, node_file, shm_dir, logs, run_id, node, log_pattern, executor, metrics_port
-    )
+    options = AgentOptions(endpoint, node_file, shm_dir, logs, run_id, node, log_pattern, executor, metrics_port)
     try:
         code = run_agent(options, load(HealthConfig, overrides=overrides or ()))
     except HeadwayError as error:
@@ -94,9 +90,7 @@ def agent(
 
 @app.command()
 def monitor(
-    run_dir: Annotated[
-        Path, typer.Option(help="Folder of the run: verdicts.jsonl is written, driver.json read.")
-    ],
+    run_dir: Annotated[Path, typer.Option(help="Folder of the run: verdicts.jsonl is written, driver.json read.")],
     run_id: RunId,
     announce: Annotated[Path, typer.Option(help="JSON file that gets the monitor's endpoint and key.")],
     keys: Annotated[Path, typer.Option(help="Folder with the run's keys; monitor.key is made in it.")],

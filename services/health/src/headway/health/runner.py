@@ -66,9 +66,7 @@ def run_check(name: str, settings: CheckSettings, deadline_s: float) -> CheckRes
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
     try:
-        output, errors = child.communicate(
-            json.dumps(asdict(settings), default=str).encode(), timeout=deadline_s
-        )
+        output, errors = child.communicate(json.dumps(asdict(settings), default=str).encode(), timeout=deadline_s)
     except subprocess.TimeoutExpired:
         message = f"not done within {deadline_s:g} s and ended"
         finding = Finding(False, message, "the device it probes may hang: run it alone, see dmesg")

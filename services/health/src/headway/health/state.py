@@ -140,9 +140,7 @@ class MonitorState:
         known = self._episodes.get(key)
         if known is None or known.kind != "silence" or worker.age_s > self.config.silence_floor_s / 2:
             return []
-        return self._episodes.close(
-            key, Evidence(source="flight", name="moves_again", value=f"head {worker.head}")
-        )
+        return self._episodes.close(key, Evidence(source="flight", name="moves_again", value=f"head {worker.head}"))
 
     def _silent_nodes(self, clock_s: float) -> list[Verdict]:
         verdicts: list[Verdict] = []
@@ -152,9 +150,7 @@ class MonitorState:
                 continue
             workers = view.beat.workers
             rows = (
-                Evidence(
-                    source="beat", name="unheard", value=f"more than {self.config.node_silence_s:.1f} s"
-                ),
+                Evidence(source="beat", name="unheard", value=f"more than {self.config.node_silence_s:.1f} s"),
                 Evidence(source="beat", name="last_sequence", value=str(view.beat.sequence)),
                 Evidence(
                     source="beat",

@@ -59,9 +59,7 @@ class Timeline:
         began_s, ended_s, kind, _ = self.actions[head - 1] if head else (0.0, 0.0, "", -1)
         is_open = head > 0 and ended_s > now_s
         step = self.steps[finished - 1] if finished else (0.0, 0.0, -1)
-        durations_s = [
-            ended - began for began, ended, _ in self.steps[max(0, finished - WINDOW_STEPS) : finished]
-        ]
+        durations_s = [ended - began for began, ended, _ in self.steps[max(0, finished - WINDOW_STEPS) : finished]]
         return WorkerSignals(
             rank=self.rank,
             pid=1000 + self.rank,
@@ -75,9 +73,7 @@ class Timeline:
             median_step_s=statistics.median(durations_s) if durations_s else 0.0,
             age_s=now_s - (began_s if is_open else ended_s),
             open_kind=kind if is_open else "",
-            phase={"JOIN": "join", "EVAL": "eval", "RESTORE": "restore"}.get(kind, "step")
-            if is_open
-            else "step",
+            phase={"JOIN": "join", "EVAL": "eval", "RESTORE": "restore"}.get(kind, "step") if is_open else "step",
         )
 
 

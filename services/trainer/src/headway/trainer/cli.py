@@ -8,8 +8,12 @@ from typing import Annotated
 import typer
 
 app = typer.Typer(
-    name="trainer", help="The trainer's own processes; `headway run` starts them for you.", no_args_is_help=True,
-    rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False,
+    name="trainer",
+    help="The trainer's own processes; `headway run` starts them for you.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    add_completion=False,
 )
 
 RUN = Annotated[Path, typer.Option(help="The run's folder.")]

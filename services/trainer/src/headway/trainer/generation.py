@@ -74,9 +74,7 @@ class Session:
             self._build(self._tp)
         self._tp.comm = groups.tp
 
-    def load(
-        self, source: Source, step: int = 0, state: tuple[npt.NDArray[np.uint8], bytes] | None = None
-    ) -> None:
+    def load(self, source: Source, step: int = 0, state: tuple[npt.NDArray[np.uint8], bytes] | None = None) -> None:
         """Put the state after ``step`` completed steps in place.
 
         ``init`` makes the first weights (``step`` is 0), ``arena`` takes the rank's own arena, ``durable``

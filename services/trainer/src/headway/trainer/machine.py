@@ -20,9 +20,7 @@ def machine_dtype(cpuinfo: str | None = None, *, has_gpu: bool | None = None) ->
     if Path("/dev/nvidia0").exists() if has_gpu is None else has_gpu:
         return "bf16", "the GPU has bf16 units"
     text = Path("/proc/cpuinfo").read_text() if cpuinfo is None else cpuinfo
-    flags = {
-        word for line in text.splitlines() if line.startswith(("flags", "Features")) for word in line.split()
-    }
+    flags = {word for line in text.splitlines() if line.startswith(("flags", "Features")) for word in line.split()}
     if flags.intersection(BF16_UNITS):
         return "bf16", "this CPU has bf16 units"
     return "fp32", "this CPU has no bf16 units"

@@ -44,9 +44,7 @@ class Rank:
         self._worker, self.rank, self.config = worker, rank, worker.config
         self._arena: Arena | None = None
         self._device = (
-            torch.device("cuda", torch.cuda.current_device())
-            if torch.cuda.is_available()
-            else torch.device("cpu")
+            torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
         )
         flight = FlightWriter.create(worker.paths.segment("flight", rank), rank)
         self._session = Session(
@@ -128,9 +126,7 @@ class Rank:
         place = self.config.parallel.grid.coordinates(self.rank)
         readers = data_readers(self.config, self.rank)
         spec = stream_spec(self.config, split, start, generation, place.dp, len(readers))
-        return DataClient(
-            self._worker.paths.endpoint("dataloader"), spec=spec, reader=readers.index(self.rank)
-        )
+        return DataClient(self._worker.paths.endpoint("dataloader"), spec=spec, reader=readers.index(self.rank))
 
     def _sample(self, generation: int) -> None:
         prompt = [json.loads((Path(self.config.data.path) / "meta.json").read_text())["eod_id"]]
@@ -160,9 +156,7 @@ def data_readers(config: RunConfig, rank: int) -> list[int]:
     ]
 
 
-def stream_spec(
-    config: RunConfig, split: str, start: int, generation: int, dp_rank: int, readers: int
-) -> StreamSpec:
+def stream_spec(config: RunConfig, split: str, start: int, generation: int, dp_rank: int, readers: int) -> StreamSpec:
     """The stream of one replica. Validation repeats its first ``eval_batches`` global batches for ever."""
     train = config.train
     cycle = train.eval_batches * train.global_batch_size if split == "validation" else 0

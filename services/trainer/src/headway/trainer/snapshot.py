@@ -64,9 +64,7 @@ def offsets(flats: Sequence[FlatChunk]) -> tuple[list[int], int]:
 def layout(flats: Sequence[FlatChunk], grid: Grid, rank: int) -> bytes:
     """The arena's layout JSON: every tensor's piece and the mesh."""
     starts, _ = offsets(flats)
-    tensors = [
-        entry for flat, start in zip(flats, starts, strict=True) for entry in flat.layout_entries(start)
-    ]
+    tensors = [entry for flat, start in zip(flats, starts, strict=True) for entry in flat.layout_entries(start)]
     mesh = {"tp": grid.tp, "pp": grid.pp, "dp": grid.dp, "vp": grid.vp, "rank": rank}
     return json.dumps({"tensors": tensors, "mesh": mesh}, separators=(",", ":")).encode()
 

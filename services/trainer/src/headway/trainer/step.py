@@ -138,9 +138,7 @@ class TrainStep:
         self._parts, self._hooks, self._reader = parts, hooks, reader
         self._place = grid.coordinates(parts.rank)
         self._micro_batches = config.num_micro_batches
-        computed = generate(
-            parallel.schedule, pp=grid.pp, vp=grid.vp, num_micro_batches=self._micro_batches
-        )
+        computed = generate(parallel.schedule, pp=grid.pp, vp=grid.vp, num_micro_batches=self._micro_batches)
         self._actions = lower(computed).ranks[self._place.pp]
         passes = config.train.eval_batches * self._micro_batches
         validation = forward_only(pp=grid.pp, vp=grid.vp, num_micro_batches=passes)

@@ -22,7 +22,6 @@ import torch.distributed
 from headway.common.config import load
 from headway.common.errors import InputError
 from headway.dataloader.client import DataClient
-
 from headway.trainer.batches import DataFactory, Split
 from headway.trainer.config import RunConfig
 from headway.trainer.generation import Session
@@ -164,9 +163,7 @@ class _Meeting:
 
     def __init__(self, place: Place, timeout_s: float) -> None:
         dist: Any = torch.distributed
-        self._store = dist.TCPStore(
-            place.address, place.port, is_master=False, timeout=timedelta(seconds=timeout_s)
-        )
+        self._store = dist.TCPStore(place.address, place.port, is_master=False, timeout=timedelta(seconds=timeout_s))
 
     def announce(self, host: str, port: int) -> None:
         """Rank 0 publishes."""

@@ -194,9 +194,7 @@ class Worker:
 def _is_transport(error: BaseException) -> bool:
     """Whether a peer's failure explains the error: torch raises plain RuntimeErrors, told apart by their text."""
     text = str(error).lower()
-    return any(
-        word in text for word in ("gloo", "connection", "socket", "nccl", "timed out", "store", "peer")
-    )
+    return any(word in text for word in ("gloo", "connection", "socket", "nccl", "timed out", "store", "peer"))
 
 
 def _one_line(error: BaseException) -> str:

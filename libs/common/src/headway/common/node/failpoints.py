@@ -106,17 +106,13 @@ def arm(
         InputError: unknown action, a key unfit for a file name, or no room for more entries.
     """
     if not _ACTION.fullmatch(action):
-        raise InputError(
-            f"failpoint action {action!r} is unknown", remedy="use kill, stop, raise or sleep:<s>"
-        )
+        raise InputError(f"failpoint action {action!r} is unknown", remedy="use kill, stop, raise or sleep:<s>")
     places = dict(where or {})
     if key is None:
         tail = hashlib.sha256(repr((name, action, sorted(places.items()))).encode()).hexdigest()[:12]
         key = f"{name}-{tail}"
     if not _KEY.fullmatch(key):
-        raise InputError(
-            f"failpoint key {key!r} is unfit for a file name", remedy="use letters, digits, '._-'"
-        )
+        raise InputError(f"failpoint key {key!r} is unfit for a file name", remedy="use letters, digits, '._-'")
     new = Failpoint(name, places, action, key)
     with _locked(path) as segment:
         _write(segment, [*(e for e in _read(segment) if e.key != key), new])

@@ -107,9 +107,7 @@ class ProcessId:
         return True
 
 
-def spawn(
-    argv: Sequence[str | Path], log_path: Path, env: Mapping[str, str], cwd: Path | None = None
-) -> ProcessId:
+def spawn(argv: Sequence[str | Path], log_path: Path, env: Mapping[str, str], cwd: Path | None = None) -> ProcessId:
     """Start a program that may outlive this process; return once it has been executed.
 
     Own session, no controlling terminal, stdin from /dev/null, stdout and stderr appended to ``log_path``
@@ -123,9 +121,7 @@ def spawn(
     try:
         log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise InputError(
-            f"cannot open log {log_path}: {error.strerror}", remedy="create its folder"
-        ) from error
+        raise InputError(f"cannot open log {log_path}: {error.strerror}", remedy="create its folder") from error
     try:
         child = subprocess.Popen(
             [str(word) for word in argv],
@@ -235,9 +231,7 @@ class LastWords:
             InputError: not prepared, and the file cannot be made.
         """
         me = ProcessId.current()
-        words = Words(
-            me.pid, me.start_ticks, code, reason[:_MAX_REASON], culprit[:_MAX_CULPRIT], time.monotonic_ns()
-        )
+        words = Words(me.pid, me.start_ticks, code, reason[:_MAX_REASON], culprit[:_MAX_CULPRIT], time.monotonic_ns())
         body = json.dumps(asdict(words), ensure_ascii=False).encode("utf-8", "replace")
         if len(body) > _WORDS_BYTES - _BODY:  # control characters, escaped sixfold
             body = json.dumps({**asdict(words), "culprit": ""}).encode()

@@ -105,9 +105,7 @@ class RingWriter(_Ring):
         self._reserved = False
 
     @classmethod
-    def create(
-        cls, path: Path, *, spec: bytes, slot_bytes: int, num_slots: int, num_readers: int
-    ) -> RingWriter:
+    def create(cls, path: Path, *, spec: bytes, slot_bytes: int, num_slots: int, num_readers: int) -> RingWriter:
         """Make the ring's file. ``spec`` says what is in the slots; the ring does not look into it.
 
         Raises:

@@ -37,9 +37,7 @@ def new_run_id() -> str:
 def check_run_id(run_id: str) -> str:
     """``run_id`` itself. Raises InputError unless it is 8 lower-case hex characters."""
     if not RUN_ID.fullmatch(run_id):
-        raise InputError(
-            f"run id {run_id!r} is not 8 hex characters", remedy="take it from the run's run.json"
-        )
+        raise InputError(f"run id {run_id!r} is not 8 hex characters", remedy="take it from the run's run.json")
     return run_id
 
 
@@ -135,9 +133,7 @@ class NodePaths:
 
 def _check_name(name: str) -> str:
     if not _NAME.fullmatch(name):
-        raise InputError(
-            f"{name!r} cannot be part of a file name", remedy="use letters, digits, '-', '_', '.'"
-        )
+        raise InputError(f"{name!r} cannot be part of a file name", remedy="use letters, digits, '-', '_', '.'")
     return name
 
 
@@ -254,9 +250,7 @@ class RunDir:
         except FileNotFoundError as error:
             raise InputError(f"{self.path} holds no run", remedy="see `headway runs`") from error
         except (ValueError, KeyError, TypeError) as error:
-            raise CorruptError(
-                f"{self.run_json} is not readable", remedy="remove the run's folder"
-            ) from error
+            raise CorruptError(f"{self.run_json} is not readable", remedy="remove the run's folder") from error
 
     @property
     def run_json(self) -> Path:

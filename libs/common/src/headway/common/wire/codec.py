@@ -58,9 +58,7 @@ def encode(message: Message) -> bytes:
     try:
         body = msgspec.msgpack.encode(message)
     except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise WireError(
-            f"{name} cannot be sent: {error}", remedy="use plain numbers, text, lists and maps"
-        ) from error
+        raise WireError(f"{name} cannot be sent: {error}", remedy="use plain numbers, text, lists and maps") from error
     _check_size(name, len(body))
     return body
 

@@ -46,14 +46,10 @@ def set_client_keys(opened: zmq.Socket[bytes], keys: KeyPair | None, server_key:
     """
     if server_key is None:
         if keys is not None:
-            raise InputError(
-                "client keys without a server key", remedy="pass the server's public key as server_key"
-            )
+            raise InputError("client keys without a server key", remedy="pass the server's public key as server_key")
         return
     if not is_public_key(server_key):
-        raise InputError(
-            "the server key is no Z85 key of 40 bytes", remedy="pass KeyPair.public of the server"
-        )
+        raise InputError("the server key is no Z85 key of 40 bytes", remedy="pass KeyPair.public of the server")
     own = keys or KeyPair.generate()
     opened.curve_serverkey = server_key
     opened.curve_secretkey = own.secret
@@ -76,13 +72,9 @@ def bind(opened: zmq.Socket[bytes], endpoint: str) -> str:
         if path is not None:
             path.chmod(0o600)
     except zmq.ZMQError as error:
-        raise InputError(
-            f"cannot listen on {endpoint}: {error.strerror}", remedy=_bind_remedy(error.errno)
-        ) from error
+        raise InputError(f"cannot listen on {endpoint}: {error.strerror}", remedy=_bind_remedy(error.errno)) from error
     except OSError as error:
-        raise InputError(
-            f"cannot listen on {endpoint}: {error.strerror}", remedy="check the folder"
-        ) from error
+        raise InputError(f"cannot listen on {endpoint}: {error.strerror}", remedy="check the folder") from error
     return opened.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()  # type: ignore[union-attr]
 
 
@@ -130,7 +122,5 @@ def _remove_stale(path: Path) -> None:
     if not stat.S_ISSOCK(mode):
         raise InputError(f"{path} exists and is no socket", remedy="remove it, or choose another path")
     if _answers(socket.AF_UNIX, os.fspath(path)):
-        raise InputError(
-            f"{path} is in use by another process", remedy="end it first, or choose another path"
-        )
+        raise InputError(f"{path} is in use by another process", remedy="end it first, or choose another path")
     path.unlink(missing_ok=True)

@@ -100,15 +100,11 @@ class Exchange:
                 what, remedy="the service has answered before; look whether it still runs, and at its log"
             )
         if not somebody_listens(self.endpoint):
-            return DeadlineError(
-                what, remedy="nothing listens there; start the service, or check the address"
-            )
+            return DeadlineError(what, remedy="nothing listens there; start the service, or check the address")
         if self._has_keys:
             return DeadlineError(
                 what,
                 remedy="check the keys: server_key must be the service's public key, "
                 "and the service may admit known client keys only; or it is busy, see its log",
             )
-        return DeadlineError(
-            what, remedy="the service is busy, see its log; or it wants keys, then pass server_key"
-        )
+        return DeadlineError(what, remedy="the service is busy, see its log; or it wants keys, then pass server_key")

@@ -12,9 +12,7 @@ from pathlib import Path
 import zmq
 from headway.common.errors import CorruptError, InputError
 
-MAX_IPC_PATH_BYTES = (
-    100  # sun_path holds 108 bytes with its end (unix(7)); the rest is left to temporary names
-)
+MAX_IPC_PATH_BYTES = 100  # sun_path holds 108 bytes with its end (unix(7)); the rest is left to temporary names
 _KEY = re.compile(rb"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")  # the alphabet of Z85 (ZeroMQ RFC 32)
 _TCP = re.compile(r"tcp://(\[[0-9a-fA-F:.]+\]|[^\[\]/;:]+):(\d{1,5}|\*)")
 
@@ -55,9 +53,7 @@ class KeyPair:
             finally:
                 temporary.unlink()
         except FileExistsError as error:
-            raise InputError(
-                f"a key file {path} exists already", remedy="load it, or remove it first"
-            ) from error
+            raise InputError(f"a key file {path} exists already", remedy="load it, or remove it first") from error
         except OSError as error:
             raise InputError(
                 f"cannot write the key file {path}: {error.strerror}", remedy="check the folder"
@@ -76,19 +72,13 @@ class KeyPair:
                 mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
                 text = file.read(4096)
         except OSError as error:
-            raise InputError(
-                f"cannot read the key file {path}: {error.strerror}", remedy="check its path"
-            ) from error
+            raise InputError(f"cannot read the key file {path}: {error.strerror}", remedy="check its path") from error
         if mode & 0o077:
-            raise InputError(
-                f"the key file {path} has mode {mode:04o}, others may read it", remedy=f"chmod 600 {path}"
-            )
+            raise InputError(f"the key file {path} has mode {mode:04o}, others may read it", remedy=f"chmod 600 {path}")
         values = dict(re.findall(rb"^(public|secret) = (\S+)$", text, re.MULTILINE))
         pair = cls(values.get(b"public", b""), values.get(b"secret", b""))
         if not (
-            is_public_key(pair.public)
-            and _KEY.fullmatch(pair.secret)
-            and zmq.curve_public(pair.secret) == pair.public
+            is_public_key(pair.public) and _KEY.fullmatch(pair.secret) and zmq.curve_public(pair.secret) == pair.public
         ):
             raise CorruptError(
                 f"{path} holds no CURVE key pair", remedy="make a new one and hand its public half out again"
@@ -143,9 +133,7 @@ def _check_ipc(endpoint: str, path: str) -> None:
 def _check_tcp(endpoint: str, *, keyed: bool) -> None:
     match = _TCP.fullmatch(endpoint)
     if match is None or (match[2] != "*" and int(match[2]) > 65535):
-        raise InputError(
-            f"no such endpoint: {endpoint!r}", remedy="write tcp://ADDRESS:PORT, port 0 for any free one"
-        )
+        raise InputError(f"no such endpoint: {endpoint!r}", remedy="write tcp://ADDRESS:PORT, port 0 for any free one")
     if not keyed and not _is_loopback(match[1].strip("[]")):
         raise InputError(
             f"{endpoint} may be reached from other machines and has no keys",

@@ -109,9 +109,7 @@ class Loop:
             self.errors[_name(callback)] += 1
             held_back = self._throttle.admit(_name(callback))
             if held_back is not None:
-                _log.exception(
-                    "callback failed, the service goes on", callback=_name(callback), held_back=held_back
-                )
+                _log.exception("callback failed, the service goes on", callback=_name(callback), held_back=held_back)
             return None
         finally:
             duration_s = time.monotonic() - start_s

@@ -18,9 +18,7 @@ from headway.common.wire.messages.service import Done, Failure
 from headway.common.wire.throttle import Throttle
 from zmq.auth.thread import ThreadAuthenticator
 
-Handler = Callable[
-    [Any, bytes], Message | None
-]  # the message, of the type it is registered for, and the peer identity
+Handler = Callable[[Any, bytes], Message | None]  # the message, of the type it is registered for, and the peer identity
 
 MAX_FRAMES_A_TURN = 64  # then the loop's timers and other sockets have their turn
 MAX_CACHED_REPLIES = 1024
@@ -75,9 +73,7 @@ class Server:
             self._secure(keys, allowed)
             set_options(self.socket, endpoint, high_water_mark)
             self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # an unroutable send fails instead of vanishing
-            self.socket.setsockopt(
-                zmq.ROUTER_HANDOVER, 1
-            )  # a client that reconnects takes its identity with it
+            self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a client that reconnects takes its identity with it
             self.endpoint = bind(self.socket, endpoint)
         except BaseException:
             self.close()
@@ -146,16 +142,12 @@ class Server:
     def _secure(self, keys: KeyPair | None, allowed: Collection[bytes] | None) -> None:
         if keys is None:
             if allowed is not None:
-                raise InputError(
-                    "allowed clients without server keys", remedy="pass keys=KeyPair.generate() too"
-                )
+                raise InputError("allowed clients without server keys", remedy="pass keys=KeyPair.generate() too")
             return
         set_server_keys(self.socket, keys)
         if allowed is not None:
             if not all(is_public_key(key) for key in allowed):
-                raise InputError(
-                    "a client key is no Z85 key of 40 bytes", remedy="pass KeyPair.public of each client"
-                )
+                raise InputError("a client key is no Z85 key of 40 bytes", remedy="pass KeyPair.public of each client")
             self._gate = ThreadAuthenticator(self._context)
             self._gate.start()
             self._gate.configure_curve_callback(domain="*", credentials_provider=_Allowed(allowed))
@@ -311,6 +303,4 @@ class _InternalError(HeadwayError):
 
 
 def _internal(error: Exception) -> HeadwayError:
-    return _InternalError(
-        f"{type(error).__name__}: {error}", remedy="see the service's log for the traceback"
-    )
+    return _InternalError(f"{type(error).__name__}: {error}", remedy="see the service's log for the traceback")

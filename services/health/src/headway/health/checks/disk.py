@@ -30,9 +30,7 @@ def check(settings: CheckSettings) -> Finding:
         )
     values["MiB/s"] = round(rate / MIB, 1)
     if not is_whole:
-        return Finding(
-            False, f"{settings.disk} gave back other bytes than were written", "drain the node", values
-        )
+        return Finding(False, f"{settings.disk} gave back other bytes than were written", "drain the node", values)
     if rate < settings.min_disk_bytes_per_s:
         wanted = settings.min_disk_bytes_per_s / MIB
         message = f"{settings.disk} writes {rate / MIB:.1f} MiB/s with fsync, below {wanted:.1f}"

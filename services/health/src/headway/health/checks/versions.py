@@ -15,11 +15,7 @@ SHOWN = ("numpy", "pyzmq", "msgspec", "torch", "cupy-cuda13x")
 
 def check(_settings: CheckSettings) -> Finding:
     """Reads the installed distributions' records; imports none of them."""
-    found = {
-        dist.metadata["Name"]: dist.version
-        for dist in distributions()
-        if dist.metadata and dist.metadata["Name"]
-    }
+    found = {dist.metadata["Name"]: dist.version for dist in distributions() if dist.metadata and dist.metadata["Name"]}
     ours = {name: version for name, version in found.items() if name.startswith("headway-")}
     values: dict[str, float | str] = {
         "python": platform.python_version(),

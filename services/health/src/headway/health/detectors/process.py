@@ -66,9 +66,5 @@ def _last_words(worker: WorkerSignals) -> tuple[Evidence, ...]:
 
 def describe_action(worker: WorkerSignals) -> str:
     """Where a rank stood, for people."""
-    where = (
-        f"{worker.open_kind} of micro-batch {worker.open_micro_batch}"
-        if worker.open_kind
-        else "between actions"
-    )
+    where = f"{worker.open_kind} of micro-batch {worker.open_micro_batch}" if worker.open_kind else "between actions"
     return f"{where}, after step {worker.step}, {worker.age_s:.1f} s ago"

@@ -68,9 +68,7 @@ class _Follower:
 class FlightSource:
     """Reads every ``flight-*.bin`` of a folder. Rings that come, go or are replaced are followed."""
 
-    def __init__(
-        self, folder: Path, window_steps: int = 16, clock_ns: Callable[[], int] = time.monotonic_ns
-    ) -> None:
+    def __init__(self, folder: Path, window_steps: int = 16, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         """``window_steps``: how many of the last steps the median is taken over."""
         self._folder, self._window_steps, self._clock_ns = folder, window_steps, clock_ns
         self._followers: dict[Path, _Follower] = {}
@@ -140,9 +138,7 @@ def _advance(follower: _Follower, header: FlightHeader) -> int:
         follower.open.clear()
     records = follower.reader.snapshot(min([follower.seen, *follower.open]))
     is_open = (records["end_ns"] == 0) & (records["generation"] == header.generation)
-    follower.open = {
-        int(row["sequence"]): (int(row["kind"]), int(row["micro_batch"])) for row in records[is_open]
-    }
+    follower.open = {int(row["sequence"]): (int(row["kind"]), int(row["micro_batch"])) for row in records[is_open]}
     _note_steps(follower, header, records[(records["kind"] == Kind.STEP) & (records["end_ns"] > 0)])
     follower.seen = max(follower.seen, header.head)
     return int(max(records["start_ns"].max(), records["end_ns"].max())) if len(records) else 0

@@ -66,6 +66,6 @@ def read_pss(pid: int, root: Path = PROC) -> int:
 
 def _num_fds(folder: Path) -> int:
     try:
-        return len(os.listdir(folder / "fd"))  # noqa: PTH208 - half the cost of iterdir, at 2 Hz per worker
+        return len(os.listdir(folder / "fd"))
     except OSError:
         return 0  # a zombie, or another user's process

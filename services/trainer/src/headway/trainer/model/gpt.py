@@ -161,9 +161,7 @@ class Chunk:
         return x
 
     def _embedding(self) -> Embedding:
-        return Embedding(
-            self._matrix("embedding.weight", self.model.vocab_size, self.model.hidden, 0), self.tp
-        )
+        return Embedding(self._matrix("embedding.weight", self.model.vocab_size, self.model.hidden, 0), self.tp)
 
     def _head(self) -> Head:
         norm = self._norm("final_norm")

@@ -96,9 +96,7 @@ class Rotary:
     with 1 as the factor of v: 40 times faster on a CPU than rotating halves of strided slices.
     """
 
-    def __init__(
-        self, head_dim: int, seq_len: int, theta: float, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, head_dim: int, seq_len: int, theta: float, dtype: torch.dtype, device: torch.device) -> None:
         pairs = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
         angle = torch.outer(torch.arange(seq_len, dtype=torch.float64), theta**-pairs)
         turn = torch.polar(torch.ones_like(angle), angle)

@@ -52,9 +52,7 @@ def cross_entropy(
     return -(log_likelihood * mask).sum(dtype=torch.float64)
 
 
-def _targets(
-    logits: torch.Tensor, labels: torch.Tensor, tp: TensorParallel
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _targets(logits: torch.Tensor, labels: torch.Tensor, tp: TensorParallel) -> tuple[torch.Tensor, torch.Tensor]:
     """Which tokens' labels lie in this rank's piece, and where; 0 for those that do not."""
     local = labels - tp.rank * logits.shape[1]
     mine = (local >= 0) & (local < logits.shape[1])

@@ -71,5 +71,3 @@ class DataParallel:
         ticket = self._reduces.pop(chunk)
         with self._recorder.record(Kind.REDUCE_SCATTER, step=step, chunk=chunk, flags=WAITING):
             ticket.wait()
-
-

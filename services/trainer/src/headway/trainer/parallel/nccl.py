@@ -84,9 +84,7 @@ class NcclComm:
         return _StreamTicket(start(), self._channels, tensors)
 
 
-def nccl_group(
-    store: Any, rank: int, size: int, timeout_s: float, device: torch.device
-) -> Any:
+def nccl_group(store: Any, rank: int, size: int, timeout_s: float, device: torch.device) -> Any:
     """A communicator, connected when this returns; call it on the build thread only."""
     options = _dist.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=timeout_s)

@@ -26,9 +26,7 @@ class Precision:
         try:
             return cls(*_PRECISIONS[name])
         except KeyError:
-            raise ConfigError(
-                f"unknown compute type {name!r}", remedy=f"use one of {', '.join(_PRECISIONS)}"
-            ) from None
+            raise ConfigError(f"unknown compute type {name!r}", remedy=f"use one of {', '.join(_PRECISIONS)}") from None
 
 
 _PRECISIONS = {
@@ -69,9 +67,7 @@ class ParamSpec:
         """Shape of the local piece."""
         if self.tp_dim is None:
             return self.global_shape
-        return tuple(
-            n // self.tp_size if dim == self.tp_dim else n for dim, n in enumerate(self.global_shape)
-        )
+        return tuple(n // self.tp_size if dim == self.tp_dim else n for dim, n in enumerate(self.global_shape))
 
     @property
     def numel(self) -> int:

@@ -38,9 +38,7 @@ def parameter_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def initial_params(
-    model: ModelConfig, seed: int, dtype: torch.dtype = torch.float64
-) -> dict[str, torch.Tensor]:
+def initial_params(model: ModelConfig, seed: int, dtype: torch.dtype = torch.float64) -> dict[str, torch.Tensor]:
     """The run's first weights, whole, each a leaf that wants a gradient."""
     params = {}
     for name, shape in parameter_shapes(model).items():

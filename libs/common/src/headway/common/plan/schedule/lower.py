@@ -83,9 +83,7 @@ def _frame(schedule: Schedule, rank: int, order: list[Action]) -> list[Action]:
         num_gathered = 1
     if takes_data:
         framed.append(Action(Kind.DATA))
-    last_gradient = {
-        a.chunk: i for i, a in enumerate(order) if a.kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT)
-    }
+    last_gradient = {a.chunk: i for i, a in enumerate(order) if a.kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT)}
     for index, action in enumerate(order):
         if training and action.kind in COMPUTE and num_gathered < min(action.chunk + 2, schedule.vp):
             framed.append(Action(Kind.ALL_GATHER, num_gathered))

@@ -62,9 +62,7 @@ def stage_of(schedule: Schedule, rank: int, chunk: int) -> int:
     return chunk * schedule.pp + rank
 
 
-def _ready(
-    schedule: Schedule, rank: int, action: Action, done: dict[tuple[Kind, int, int], float]
-) -> float | None:
+def _ready(schedule: Schedule, rank: int, action: Action, done: dict[tuple[Kind, int, int], float]) -> float | None:
     """When the action's input is there; None if its producer has not run yet."""
     stage, last = stage_of(schedule, rank, action.chunk), schedule.num_stages - 1
     mb = action.micro_batch

@@ -202,9 +202,7 @@ def _compute(schedule: Schedule, rank: int, action: Action, have: set[tuple[Kind
     if action.kind in (Kind.BACKWARD, Kind.BACKWARD_INPUT):
         needs.append((Kind.FORWARD, chunk, mb))
         if stage < schedule.num_stages - 1:
-            needs.append(
-                (Kind.RECV_BACKWARD, chunk, mb) if schedule.pp > 1 else (Kind.BACKWARD_INPUT, chunk + 1, mb)
-            )
+            needs.append((Kind.RECV_BACKWARD, chunk, mb) if schedule.pp > 1 else (Kind.BACKWARD_INPUT, chunk + 1, mb))
     if action.kind is Kind.BACKWARD_WEIGHT:
         needs.append((Kind.BACKWARD_INPUT, chunk, mb))
     for need in needs:
