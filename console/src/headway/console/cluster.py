@@ -18,6 +18,7 @@ from headway.console.run import Run
 from headway.console.start import start
 from headway.launch.cluster import ClusterFolder
 from headway.trainer.config import RunConfig
+from headway.trainer.control.journal import Journal
 from headway.trainer.machine import settled
 
 FIXED = (
@@ -108,6 +109,10 @@ class Cluster:
             _measure(tell)
         tell(f"{'resuming' if resumed else 'starting'} run {run.name}")
         end_run(run_dir.run_id)
+        if run.outcome:
+            journal = Journal(run_dir.database)
+            journal.reopen()
+            journal.close()
         draft = run_dir.config.with_suffix(".tmp")
         draft.write_text(to_toml(resolved))
         draft.replace(run_dir.config)

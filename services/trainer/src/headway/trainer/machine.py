@@ -8,7 +8,7 @@ from pathlib import Path
 from headway.trainer.config import RunConfig
 
 BF16_UNITS = ("avx512_bf16", "amx_bf16", "bf16")
-"""CPU flags of x86 and Arm; without them torch's bf16 products are slower than fp32 (measured: 2 against 42 GFLOP/s)."""
+"""CPU flags of x86 and Arm; without them torch's bf16 is slower than fp32 (measured: 2 and 42 GFLOP/s)."""
 
 
 def machine_dtype(cpuinfo: str | None = None, *, has_gpu: bool | None = None) -> tuple[str, str]:
@@ -27,7 +27,7 @@ def machine_dtype(cpuinfo: str | None = None, *, has_gpu: bool | None = None) ->
 
 
 def settled(config: RunConfig) -> tuple[RunConfig, str]:
-    """The configuration with ``train.dtype = "auto"`` and a relative corpus path made definite, and a line that says so."""
+    """The configuration with ``train.dtype = "auto"`` and the corpus path made definite, and a line that says so."""
     line = f"dtype {config.train.dtype}"
     train = config.train
     if train.dtype == "auto":

@@ -81,10 +81,7 @@ class Driver:
         self.run_dir, self.cluster, self.node = RunDir(run_dir), cluster, node
         self.config = load(RunConfig, files=[self.run_dir.config])
         self.journal = Journal(self.run_dir.database)
-        if self.journal.fact("outcome", ""):
-            self.journal.retire_commands()
-            self.journal.set_fact("outcome", "")
-            self.journal.set_fact("detail", "")
+        self._outcome = self.journal.fact("outcome", "")
         self.engine = LocalEngine(cluster)
         configure(NodePaths(self.run_dir.run_id, node).failpoints, node=node)
         self.state = self._initial_state()
@@ -143,6 +140,8 @@ class Driver:
             }
         )
         self.journal.event("driver_started", {"epoch": self.journal.epoch, "node": self.node}, time.monotonic())
+        if self._outcome:
+            self._service.after(3.0, self._service.stop)
         log.info("driver is up", epoch=self.journal.epoch, endpoint=self._server.endpoint)
         code = self._service.run()
         self.journal.close()
@@ -158,6 +157,10 @@ class Driver:
     # ---- timers -------------------------------------------------------------------------------
     def _tick(self) -> None:
         self._reconnect()
+        if self._outcome:  # over: say so until the executors have heard it, also after a restart
+            for _, client in self._clients.values():
+                client.notify(StopRun(epoch=self.journal.epoch, outcome=self._outcome))
+            return
         self._handle(Tick())
 
     def _beat(self) -> None:
@@ -266,8 +269,8 @@ class Driver:
         self.journal.set_fact("outcome", action.outcome)
         self.journal.set_fact("detail", action.detail)
         log.info("the run is over", outcome=action.outcome, detail=action.detail)
-        for _, client in self._clients.values():
-            client.notify(StopRun(epoch=self.journal.epoch, outcome=action.outcome))
+        self._outcome = action.outcome
+        self._tick()
         self._service.after(1.0, self._service.stop)  # let the notes leave, answer a last status
 
     # ---- requests -----------------------------------------------------------------------------

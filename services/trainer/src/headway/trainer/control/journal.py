@@ -113,9 +113,11 @@ class Journal:
         rows = self._db.execute("SELECT sequence, operation, name, value FROM commands ORDER BY sequence")
         return [Steer(sequence=r[0], operation=r[1], name=r[2], value=r[3]) for r in rows]
 
-    def retire_commands(self) -> None:
-        """A run that ended and is started again must not stop at once: what steered it before has had its effect."""
+    def reopen(self) -> None:
+        """Make an ended run unfinished again; what stopped or paused it before has had its effect."""
         self._db.execute("UPDATE commands SET operation = 'retired' WHERE operation IN ('stop', 'pause', 'checkpoint')")
+        self.set_fact("outcome", "")
+        self.set_fact("detail", "")
 
     # ---- what was measured --------------------------------------------------------------------
     def store_report(

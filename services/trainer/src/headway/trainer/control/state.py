@@ -221,11 +221,6 @@ class RunState(View):
                 actions += [Log("node_silent", {"node": number}), RestartNode(number)]
         return actions
 
-    def _spare_for(self, number: int) -> bool:
-        """Whether a spare stands ready: without one, waiting for a slow start is better than giving up."""
-        idle = (view for n, view in self.nodes.items() if n != number and n not in self.rank_nodes.values())
-        return any(view.status == "spare" for view in idle)
-
     def _gather(self, now: float) -> list[Action]:
         actions = self._replace_lost(now)
         if self.phase == "over" or any(self.nodes[home].status != "active" for home in self.rank_nodes.values()):
