@@ -160,7 +160,7 @@ def test_traits_hold_the_picture_as_the_page_draws_it(fake: FakeRun, session: Se
     fake.evaluate(9.0)
     fake.advance(4)
     fake.recover()
-    session.wait_for(lambda _: console.facts.get("step") == 5 and len(console.bands) == 1)
+    session.wait_for(lambda _: console.facts.get("step") == 5 and "recovered" in "".join(console.news))
     curve = table(console.curve, 3)
     assert curve[:, 0].tolist() == [0, 1, 2, 3, 4]
     assert curve[0, 1] == pytest.approx(6.0) and curve[0, 2] == pytest.approx(100_000)

@@ -17,9 +17,8 @@ from headway.console.preflight import check_machine, prepare_corpus
 from headway.console.run import Run
 from headway.console.start import start
 from headway.launch.cluster import ClusterFolder
+from headway.trainer.client import reopen, settled
 from headway.trainer.config import RunConfig
-from headway.trainer.control.journal import Journal
-from headway.trainer.machine import settled
 
 FIXED = (
     "model.",
@@ -110,9 +109,7 @@ class Cluster:
         tell(f"{'resuming' if resumed else 'starting'} run {run.name}")
         end_run(run_dir.run_id)
         if run.outcome:
-            journal = Journal(run_dir.database)
-            journal.reopen()
-            journal.close()
+            reopen(run_dir.database)
         draft = run_dir.config.with_suffix(".tmp")
         draft.write_text(to_toml(resolved))
         draft.replace(run_dir.config)

@@ -84,12 +84,12 @@ class RunConsole(anywidget.AnyWidget):  # type: ignore[misc]
                 [start - origin_s, None if end is None else end - origin_s, reason]
                 for start, end, reason in picture.bands
             ]
-            self.news = list(picture.news)
             if progress.status is not None:
                 self.ranks = [
                     {"rank": r.rank, "node": r.node, "pid": r.pid, "status": r.status, "step": r.step}
                     for r in progress.status.ranks
                 ]
+            self.news = list(picture.news)
 
     # ---- steering -----------------------------------------------------------------------------
     def _on_command(self, change: dict[str, Any]) -> None:
