@@ -132,7 +132,7 @@ class Worker:
         self.view = View("joining", assign.generation, assign.rank, assign.restore.step, 0, False)
         add_where(rank=assign.rank)
         self.link.beat_now()
-        reason, detail = "aborted", ""
+        reason, detail, broken = "aborted", "", True
         try:
             if self._rank is not None and self._rank.rank != assign.rank:
                 self._rank.close()
@@ -140,6 +140,7 @@ class Worker:
             if self._rank is None:
                 self._rank = Rank(self, assign.rank)
             self._rank.serve(assign, self._lookup)
+            broken = False  # peers may still be in their last collective: leave its connections alone
             self.view.status = "finished"
             self.link.beat_now()
             return
@@ -153,7 +154,7 @@ class Worker:
             log.exception("the step failed")
             traceback.clear_frames(error.__traceback__)
         finally:
-            self.fence.leave()
+            self.fence.leave(broken=broken)
         self.left(assign, reason, detail)
 
     def left(self, assign: Assign, reason: str, detail: str) -> None:

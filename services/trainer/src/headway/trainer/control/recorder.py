@@ -1,6 +1,6 @@
 """Saves the flight rings of a node to the run folder before they are overwritten or removed.
 
-``events/n<node>-rank<rank>-<first sequence>.npy`` holds the records of one window as a plain structured array
+``events/n<node>-rank<rank>-<first start, ns>.npy`` holds the records of one window as a plain structured array
 (``headway.common.node.flight``), readable with ``numpy.load`` while the run lives and after it.
 """
 
@@ -32,23 +32,28 @@ class Recorder:
             self._write(path.stem.removeprefix("flight-"), records, final)
 
     def _write(self, rank: str, records: np.ndarray, final: bool) -> None:
-        new = records[records["sequence"] >= self._saved.get(rank, self._resume_at(rank))]
+        saved_ns = self._saved.get(rank)
+        if saved_ns is None:
+            saved_ns = self._resume_at(rank)
+        if len(records) and int(records["start_ns"][-1]) < saved_ns:
+            saved_ns = -1  # the machine was started anew, and its clock with it
+        new = records[records["start_ns"].astype(np.int64) > saved_ns]
         if not final and len(new):
-            open_records = np.flatnonzero(new["end_ns"] == 0)
-            new = new[: open_records[0]] if len(open_records) else new
+            # What an older generation left open will never be closed: its process is dead.
+            still_open = np.flatnonzero((new["end_ns"] == 0) & (new["generation"] == new["generation"][-1]))
+            new = new[: still_open[0]] if len(still_open) else new
         if not len(new):
             return
-        first = int(new["sequence"][0])
-        target = self._events / f"n{self._node}-rank{rank}-{first:012d}.npy"
+        target = self._events / f"n{self._node}-rank{rank}-{int(new['start_ns'][0]):020d}.npy"
         scratch = target.with_suffix(".tmp")
         with scratch.open("wb") as file:
             np.save(file, new, allow_pickle=False)
         scratch.replace(target)
-        self._saved[rank] = int(new["sequence"][-1]) + 1
+        self._saved[rank] = int(new["start_ns"][-1])
 
     def _resume_at(self, rank: str) -> int:
-        """Where the previous executor stopped, read from its newest file."""
+        """Where the previous executor stopped, read from its newest file: a resumed run's ring counts from 0 again."""
         files = sorted(self._events.glob(f"n{self._node}-rank{rank}-*.npy"))
         if not files:
-            return 0
-        return int(np.load(files[-1], allow_pickle=False)["sequence"][-1]) + 1
+            return -1
+        return int(np.load(files[-1], allow_pickle=False)["start_ns"][-1])
