@@ -138,6 +138,11 @@ def _corpus(tags: list[str] | tuple[str, ...]) -> list[bytes]:
     return [codec.encode(example_of(known[tag])) for tag in tags if tag not in ENDS]
 
 
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     """Executor, dataloader, store, agent and zygote of a spare; its driver waits for node 0 in vain."""
@@ -204,6 +209,7 @@ def exporter(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Target]
         with _process(tmp_path, *map(str, command)) as made:
             url = f"http://127.0.0.1:{port}"
             wait_until((sockets / "x.sock").exists, what=f"{request.param}, see {tmp_path / 'beside.log'}")
+            wait_until(lambda: _listens(port), what=f"the metrics port of {request.param}")
 
             def scrape() -> None:
                 with urllib.request.urlopen(f"{url}/metrics", timeout=20) as answer:
