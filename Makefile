@@ -33,7 +33,7 @@ run: setup ## train examples/tiny.toml (CONFIG=...) on this machine, all service
 test: setup ## every test but the 100,000-input ones of `make fuzz`
 	$(PY) -m pytest -q -m "not slow" --durations=10 $(ARGS)
 
-check: setup lint types ## format, lint, types and the fast tests: under a minute
+check: setup lint types ## format, lint, types and the fast tests
 	$(PY) -m pytest -q -m "not slow" libs services/trainer/tests/test_control_state.py tests/test_imports.py $(ARGS)
 
 lint: setup ## ruff
