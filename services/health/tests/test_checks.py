@@ -29,6 +29,10 @@ def health(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+def _children() -> set[str]:
+    return set(Path("/proc/self/task", str(os.getpid()), "children").read_text().split())
+
+
 def test_the_quick_suite_runs_every_check_and_is_well_here() -> None:
     settings = CheckSettings(min_shm_free_bytes=1 << 20, min_disk_free_bytes=1 << 20)
     results = run_checks(settings=settings, deadline_s=60)
@@ -44,9 +48,10 @@ def test_an_unknown_suite_is_refused_before_anything_runs() -> None:
 
 def test_a_check_that_takes_too_long_is_ended_and_leaves_no_process() -> None:
     """The clock check watches for half a second, so it cannot be done in less."""
+    before = _children()  # other tests of the same runner may keep processes of their own
     result = run_check("clock", CheckSettings(), deadline_s=0.4)
     assert not result.ok and "0.4 s" in result.message and result.remedy
-    assert Path("/proc/self/task", str(os.getpid()), "children").read_text() == ""
+    assert _children() <= before
 
 
 def test_what_a_hanging_check_has_started_is_ended_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

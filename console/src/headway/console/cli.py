@@ -7,16 +7,14 @@ found by the entry-point group ``headway.commands`` and imported only when used.
 from __future__ import annotations
 
 import functools
-import sys
 from typing import Any
 
 import typer
-from headway.common.errors import HeadwayError, RemoteError
+from headway.common.cli import run
 from headway.console.commands import inspecting, launching, machines, steering, watching
 from typer.core import TyperGroup
 
 GROUP = "headway.commands"
-INTERRUPTED = 130
 
 
 class LazyGroup(TyperGroup):
@@ -84,37 +82,5 @@ for module in (launching, watching, steering, inspecting, machines):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; returns the exit code.
-
-    0 is well; 2 bad input or usage; 130 interrupted; 1 anything else. An error is one line on stderr.
-    """
-    command = typer.main.get_command(app)
-    try:
-        result = command.main(args=arguments, prog_name="headway", standalone_mode=False)
-    except HeadwayError as error:
-        return _fail(str(error), _exit_code(error))
-    except (KeyboardInterrupt, typer.Abort):
-        return _fail("interrupted", INTERRUPTED)
-    except BrokenPipeError:  # `headway logs | head`
-        sys.stderr.close()
-        return 0
-    except Exception as error:
-        text = getattr(error, "format_message", None)  # usage errors of the parser inside typer
-        if text is None or not hasattr(error, "exit_code"):
-            raise
-        if type(error).__name__ == "NoArgsIsHelpError":
-            typer.echo(text(), err=True)
-            return int(error.exit_code)
-        return _fail(f"{text().rstrip('.')}; see `headway --help`", int(error.exit_code))
-    return result if isinstance(result, int) else 0
-
-
-def _exit_code(error: HeadwayError) -> int:
-    """A refusal by the driver for bad input is bad input here too."""
-    refused = isinstance(error, RemoteError) and error.remote_code in ("input", "config", "version")
-    return 2 if refused else error.exit_code
-
-
-def _fail(line: str, code: int) -> int:
-    typer.echo(f"error: {' '.join(line.split())}", err=True)
-    return code
+    """Run the command line; returns the exit code, see ``common.cli.run``."""
+    return run(app, "headway", arguments)

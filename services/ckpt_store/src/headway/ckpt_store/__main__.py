@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 from headway.ckpt_store.cli import app
+from headway.common.cli import run
 
 
 @app.command("serve")
@@ -33,15 +34,8 @@ def serve(
 
 
 def main() -> int:
-    """Run; an error a user can mend is one line on stderr."""
-    from headway.common.errors import HeadwayError
-
-    try:
-        app()
-    except HeadwayError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+    """Run the command line; returns the exit code, see ``common.cli.run``."""
+    return run(app, "python -m headway.ckpt_store")
 
 
 if __name__ == "__main__":

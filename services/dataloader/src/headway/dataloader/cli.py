@@ -5,15 +5,13 @@ Heavy imports happen inside the commands, so that ``--help`` answers at once.
 
 from __future__ import annotations
 
-import functools
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from headway.common.errors import HeadwayError
+from headway.common.cli import run
 
 if TYPE_CHECKING:
     from headway.dataloader.dataset import Meta
@@ -28,37 +26,11 @@ DataPath = Annotated[Path, typer.Argument(help="A prepared folder, or the prefix
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; returns the exit code. Bad input: one line on stderr, code 2."""
-    command = typer.main.get_command(app)
-    try:
-        result = command.main(args=arguments, prog_name="python -m headway.dataloader", standalone_mode=False)
-    except Exception as error:
-        text = getattr(error, "format_message", None)  # usage errors of click, whichever copy typer carries
-        if text is None or not hasattr(error, "exit_code"):
-            raise
-        line = " ".join(str(text()).split())
-        if line:
-            typer.echo(f"error: {line}; see --help", err=True)
-        return int(error.exit_code)
-    except KeyboardInterrupt:
-        return 130
-    return result if isinstance(result, int) else 0
-
-
-def _one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(command)
-    def wrapped(**options: Any) -> None:
-        try:
-            command(**options)
-        except HeadwayError as error:
-            typer.echo(f"error: {' '.join(str(error).split())}", err=True)
-            raise typer.Exit(error.exit_code) from None
-
-    return wrapped
+    """Run the command line; returns the exit code, see ``common.cli.run``."""
+    return run(app, "python -m headway.dataloader", arguments)
 
 
 @app.command()
-@_one_line_errors
 def prepare(
     source: Annotated[
         str, typer.Option(help="stdlib, debian-docs, or the path of a folder, text file or .jsonl.")
@@ -72,17 +44,16 @@ def prepare(
 ) -> None:
     """Turn text into token files, a tokenizer and meta.json. The second time does nothing."""
     from headway.dataloader.config import DataConfig
-    from headway.dataloader.prepare import prepare as run
+    from headway.dataloader.prepare import prepare as make
 
     folder = out or Path("data") / (Path(source).stem or "corpus")
     config = DataConfig(path=str(folder), source=source, vocab_size=vocab_size, validation_fraction=validation_fraction)
-    done = run(config, force=force, cache=cache, say=lambda line: typer.echo(line, err=as_json))
+    done = make(config, force=force, cache=cache, say=lambda line: typer.echo(line, err=as_json))
     facts = {"path": str(done.path), "was_there": done.was_there, **_facts(done.meta)}
     _print(facts, as_json)
 
 
 @app.command()
-@_one_line_errors
 def inspect(
     path: DataPath,
     split: Annotated[str, typer.Option(help="train or validation.")] = "train",
@@ -110,17 +81,15 @@ def inspect(
 
 
 @app.command()
-@_one_line_errors
 def verify(path: DataPath, as_json: AsJson = False) -> None:
     """Check every byte against its recorded digest; damage is named and exits 1."""
-    from headway.dataloader.dataset import verify as run
+    from headway.dataloader.dataset import verify as check
 
-    checked = run(path)
+    checked = check(path)
     _print({"path": str(path), "intact": True, "checked": checked}, as_json)
 
 
 @app.command()
-@_one_line_errors
 def serve(
     endpoint: Annotated[str, typer.Option(help="Where to listen: ipc:///path.sock.")],
     shm_dir: Annotated[Path | None, typer.Option(help="Folder in /dev/shm for the rings.")] = None,
@@ -134,7 +103,7 @@ def serve(
     from headway.common.log import setup
     from headway.common.node.failpoints import configure
     from headway.common.node.run_dir import NodePaths, shm_root
-    from headway.dataloader.server import serve as run
+    from headway.dataloader.server import serve as listen
 
     setup("dataloader", run_id=run_id or "", node=node if run_id else None, json=as_json or None)
     folder = shm_dir or shm_root() / "dataloader"
@@ -142,7 +111,7 @@ def serve(
         paths = NodePaths(run_id, node).create()
         configure(paths.failpoints, node=node)
         folder = shm_dir or paths.shm_dir
-    code = run(endpoint=endpoint, shm_dir=folder, executor=executor, run_id=run_id or "", metrics_port=metrics_port)
+    code = listen(endpoint=endpoint, shm_dir=folder, executor=executor, run_id=run_id or "", metrics_port=metrics_port)
     raise typer.Exit(code)
 
 

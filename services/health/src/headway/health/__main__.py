@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 
-def main() -> None:
-    """Runs the command line; exits with the command's code."""
-    from headway.health.cli import app
+from headway.common.cli import run
+from headway.health.cli import app
 
-    app(prog_name="headway health")
+
+def main() -> int:
+    """Run the command line; returns the exit code, see ``common.cli.run``."""
+    return run(app, "python -m headway.health")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

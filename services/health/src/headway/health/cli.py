@@ -6,13 +6,11 @@ Exit codes: 0 well, 1 a check failed, 2 bad usage; as a Slurm prolog expects the
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
-from headway.common.errors import HeadwayError
 
 app = typer.Typer(
     name="health",
@@ -49,14 +47,11 @@ def check(
         settings = replace(settings, disk=disk)
     if min_shm_mib is not None:
         settings = replace(settings, min_shm_free_bytes=min_shm_mib * MIB)
-    try:
-        results = []
-        for result in run_suite(suite, settings, deadline_s):
-            results.append(result)
-            if not as_json:
-                _print(result.name, result.ok, result.message, result.remedy, result.duration_s)
-    except HeadwayError as error:
-        _fail(error)
+    results = []
+    for result in run_suite(suite, settings, deadline_s):
+        results.append(result)
+        if not as_json:
+            _print(result.name, result.ok, result.message, result.remedy, result.duration_s)
     if as_json:
         typer.echo(json.dumps([asdict(result) for result in results], indent=2))
     raise typer.Exit(0 if all(result.ok for result in results) else 1)
@@ -81,11 +76,7 @@ def agent(
     from headway.health.config import HealthConfig
 
     options = AgentOptions(endpoint, node_file, shm_dir, logs, run_id, node, log_pattern, executor, metrics_port)
-    try:
-        code = run_agent(options, load(HealthConfig, overrides=overrides or ()))
-    except HeadwayError as error:
-        _fail(error)
-    raise typer.Exit(code)
+    raise typer.Exit(run_agent(options, load(HealthConfig, overrides=overrides or ())))
 
 
 @app.command()
@@ -104,19 +95,9 @@ def monitor(
     from headway.health.monitor import MonitorOptions, run_monitor
 
     options = MonitorOptions(bind, keys, run_dir, run_id, announce, executor)
-    try:
-        code = run_monitor(options, load(HealthConfig, overrides=overrides or ()))
-    except HeadwayError as error:
-        _fail(error)
-    raise typer.Exit(code)
+    raise typer.Exit(run_monitor(options, load(HealthConfig, overrides=overrides or ())))
 
 
 def _print(name: str, ok: bool, message: str, remedy: str, duration_s: float) -> None:
     mark = "ok    " if ok else "FAILED"
     typer.echo(f"{mark} {name:<10} {duration_s:5.1f} s  {message}{'; ' + remedy if remedy else ''}")
-
-
-def _fail(error: HeadwayError) -> NoReturn:
-    """Ends with the error's one line on stderr and its exit code."""
-    print(f"headway health: {error}", file=sys.stderr)
-    raise typer.Exit(error.exit_code)

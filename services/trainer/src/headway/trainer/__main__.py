@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import sys
 
+from headway.common.cli import run
 from headway.trainer.cli import app
 
 
 def main() -> int:
-    """Run; an error a user can mend is one line on stderr."""
-    from headway.common.errors import HeadwayError
-
-    try:
-        app()
-    except HeadwayError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+    """Run the command line; returns the exit code, see ``common.cli.run``."""
+    return run(app, "python -m headway.trainer")
 
 
 if __name__ == "__main__":

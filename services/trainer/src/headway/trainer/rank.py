@@ -16,11 +16,13 @@ from headway.common.errors import CorruptError
 from headway.common.log import get_logger
 from headway.common.node.arena import Arena
 from headway.common.node.flight import FlightWriter
+from headway.common.node.process import return_free_memory
 from headway.common.plan.placement import Placement
 from headway.common.wire.messages.dataloader import StreamSpec
 from headway.common.wire.messages.executor import Evaluation, Sample, StepMetrics
 from headway.common.wire.messages.worker import Assign
 from headway.dataloader.client import DataClient
+from headway.dataloader.config import stream_spec
 from headway.trainer.config import RunConfig
 from headway.trainer.generation import Session
 from headway.trainer.parallel.channel import Channels
@@ -103,6 +105,7 @@ class Rank:
             state = self._read_checkpoint(restore.step, restore.folder)
         source: Literal["init", "arena", "durable"] = restore.source  # type: ignore[assignment]
         self._session.load(source, restore.step, state)
+        return_free_memory()
         log.info("restored", rank=self.rank, generation=assign.generation, source=source, step=restore.step)
 
     def _read_checkpoint(self, step: int, folder: str) -> tuple[npt.NDArray[np.uint8], bytes]:
@@ -125,7 +128,7 @@ class Rank:
     def _open_data(self, split: Literal["train", "validation"], start: int, generation: int) -> DataClient:
         place = self.config.parallel.grid.coordinates(self.rank)
         readers = data_readers(self.config, self.rank)
-        spec = stream_spec(self.config, split, start, generation, place.dp, len(readers))
+        spec = replica_stream(self.config, split, start, generation, place.dp, len(readers))
         return DataClient(self._worker.paths.endpoint("dataloader"), spec=spec, reader=readers.index(self.rank))
 
     def _sample(self, generation: int) -> None:
@@ -156,23 +159,23 @@ def data_readers(config: RunConfig, rank: int) -> list[int]:
     ]
 
 
-def stream_spec(config: RunConfig, split: str, start: int, generation: int, dp_rank: int, readers: int) -> StreamSpec:
+def replica_stream(
+    config: RunConfig, split: str, start: int, generation: int, dp_rank: int, readers: int
+) -> StreamSpec:
     """The stream of one replica. Validation repeats its first ``eval_batches`` global batches for ever."""
     train = config.train
-    cycle = train.eval_batches * train.global_batch_size if split == "validation" else 0
-    return StreamSpec(
-        path=str(config.data.path),
+    return stream_spec(
+        config.data.path,
         split=split,
         seed=config.data.seed,
         seq_len=config.model.seq_len,
         micro_batch_size=train.micro_batch_size,
-        num_micro_batches=config.num_micro_batches,
         global_batch_size=train.global_batch_size,
         dp_rank=dp_rank,
         dp_size=config.parallel.dp,
         generation=generation,
         start_sample=start,
-        cycle_samples=cycle,
+        cycle_samples=train.eval_batches * train.global_batch_size if split == "validation" else 0,
         ring_slots=config.data.ring_slots,
         num_readers=readers,
     )

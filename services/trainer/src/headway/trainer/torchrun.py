@@ -28,7 +28,7 @@ from headway.trainer.generation import Session
 from headway.trainer.machine import settled
 from headway.trainer.parallel.channel import Channels
 from headway.trainer.parallel.groups import Groups, build
-from headway.trainer.rank import stream_spec
+from headway.trainer.rank import replica_stream
 from headway.trainer.sample import sample_text
 from headway.trainer.step import NoHooks, StepResult
 
@@ -180,7 +180,7 @@ def _data(config: RunConfig, rank: int) -> DataFactory:
     dp_rank = config.parallel.grid.coordinates(rank).dp
 
     def make(split: Split, start_sample: int, generation: int) -> DataClient:
-        return DataClient(None, spec=stream_spec(config, split, start_sample, generation, dp_rank, 1))
+        return DataClient(None, spec=replica_stream(config, split, start_sample, generation, dp_rank, 1))
 
     return make
 

@@ -148,6 +148,15 @@ def spawn(argv: Sequence[str | Path], log_path: Path, env: Mapping[str, str], cw
     return identity
 
 
+def return_free_memory() -> None:
+    """Give freed heap pages back to the system; a C library without ``malloc_trim`` keeps them.
+
+    Large buffers that are replaced again and again leave holes in glibc's heap, which it returns only when asked.
+    """
+    with contextlib.suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def become_subreaper() -> None:
     """Make orphans among this process's descendants its children, so that their exit status arrives here."""
     libc = ctypes.CDLL(None, use_errno=True)

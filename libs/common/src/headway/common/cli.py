@@ -1,0 +1,48 @@
+"""The frame of every command line of Headway: exit codes, and one line on stderr for an error."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+from headway.common.errors import HeadwayError, RemoteError
+
+INTERRUPTED = 130
+
+
+def run(app: typer.Typer, prog: str, arguments: list[str] | None = None) -> int:
+    """Run a command line; returns the exit code.
+
+    0 is well; 2 bad input or usage; 130 interrupted; 1 anything else. What a user can mend is one line on stderr.
+    """
+    command = typer.main.get_command(app)
+    try:
+        result = command.main(args=arguments, prog_name=prog, standalone_mode=False)
+    except HeadwayError as error:
+        return fail(str(error), _exit_code(error))
+    except (KeyboardInterrupt, typer.Abort):
+        return fail("interrupted", INTERRUPTED)
+    except BrokenPipeError:  # `headway logs | head`
+        sys.stderr.close()
+        return 0
+    except Exception as error:
+        text = getattr(error, "format_message", None)  # usage errors of the parser inside typer
+        if text is None or not hasattr(error, "exit_code"):
+            raise
+        if type(error).__name__ == "NoArgsIsHelpError":
+            typer.echo(text(), err=True)
+            return int(error.exit_code)
+        return fail(f"{text().rstrip('.')}; see `{prog} --help`", int(error.exit_code))
+    return result if isinstance(result, int) else 0
+
+
+def fail(line: str, code: int) -> int:
+    """Say why on stderr, in one line; returns ``code``."""
+    typer.echo(f"error: {' '.join(line.split())}", err=True)
+    return code
+
+
+def _exit_code(error: HeadwayError) -> int:
+    """A refusal by a daemon for bad input is bad input here too."""
+    refused = isinstance(error, RemoteError) and error.remote_code in ("input", "config", "version")
+    return 2 if refused else error.exit_code
