@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import xxhash
 from headway.ckpt_store.client import newest, read_shard
@@ -27,10 +26,13 @@ from headway.common.node.flight import FlightReader
 from headway.common.node.run_dir import NodePaths
 from headway.common.plan.schedule.actions import Kind
 from headway.common.wire.messages.driver import Status
+from headway.console.analysis.events import load_events, redone_steps
 from headway.console.cluster import Cluster
 from headway.console.run import Run
+from headway.launch.cluster import ClusterFolder
 
-from benchmarks.faults import Fault, Striker, healthy, plan
+from benchmarks.faults import Fault, Striker, healthy, plan, witness
+from benchmarks.resources import Watch, grown
 
 SMALL = (
     "model.hidden=128",
@@ -56,40 +58,6 @@ def final_digest(run: Run) -> str:
         data, _ = read_shard(info, rank)
         digest.update(data)
     return digest.hexdigest()
-
-
-def completed(run: Run) -> dict[int, dict[int, set[int]]]:
-    """Generation -> rank -> steps that this rank completed, from saved windows and live rings."""
-    found: dict[int, dict[int, set[int]]] = {}
-
-    def take(records: Any, rank: int) -> None:
-        steps = records[(records["kind"] == int(Kind.STEP)) & (records["end_ns"] > 0)]
-        for generation, step in zip(steps["generation"].tolist(), steps["step"].tolist(), strict=True):
-            found.setdefault(generation, {}).setdefault(rank, set()).add(step)
-
-    for file in run.folder.events.glob("*.npy"):
-        take(np.load(file, allow_pickle=False), int(file.name.split("-rank")[1].split("-")[0]))
-    for node in range(8):
-        for path in NodePaths(run.folder.run_id, node).segments("flight"):
-            reader = FlightReader(path)
-            take(reader.snapshot(), int(path.stem.removeprefix("flight-")))
-            reader.close()
-    return found
-
-
-def redone_steps(run: Run) -> list[int]:
-    """Per recovery, the completed steps that were done again: steps that every rank had completed before."""
-    world = run.config.parallel.world_size
-    by_generation = completed(run)
-    done: set[int] = set()
-    counts = []
-    for generation in sorted(by_generation):
-        ranks = by_generation[generation]
-        whole = set.intersection(*ranks.values()) if len(ranks) == world else set()
-        if generation > 0:
-            counts.append(len(done & set().union(*ranks.values())))
-        done |= whole
-    return counts
 
 
 def recovery_times(run: Run, fault: Fault, until_s: float) -> dict[str, float]:
@@ -128,49 +96,38 @@ def _restores(path: Path, since_s: float) -> list[float]:
     return [int(end) / 1e9 for end in ends]
 
 
-def resources(pids: Sequence[int]) -> dict[int, dict[str, int]]:
-    """Open files, threads and resident KiB of processes."""
-    found = {}
-    for pid in pids:
-        proc = Path(f"/proc/{pid}")
-        pages = int((proc / "statm").read_text().split()[1])
-        found[pid] = {
-            "fds": len(os.listdir(proc / "fd")),
-            "threads": len(os.listdir(proc / "task")),
-            "rss_kib": pages * os.sysconf("SC_PAGESIZE") >> 10,
-        }
-    return found
-
-
 def strike_and_recover(run: Run, striker: Striker, fault: Fault) -> dict[str, Any]:
     """One fault, from healthy to healthy."""
     before = healthy(run)
     striker.strike(fault)
     # A service's death changes no generation: then healthy means that it runs again and steps go on.
-    after = healthy(run, beyond_step=before.step + 2)
+    after = healthy(run, beyond_step=before.step + 2, fallen=fault.fallen)
     until = time.monotonic()
     pids = lambda status: {r.rank: r.pid for r in status.ranks}  # noqa: E731
     kept = {rank for rank, pid in pids(before).items() if pid not in fault.victims}
-    changed = sorted(rank for rank in kept if pids(after)[rank] != pids(before)[rank])
     row = {
         "fault": str(fault),
         "target": fault.target,
         "failpoint": fault.failpoint,
-        "generation": after.generation,
-        "survivors_with_new_pid": changed,
+        "generations": list(range(before.generation + 1, after.generation + 1)),
+        "survivors_with_new_pid": sorted(rank for rank in kept if pids(after)[rank] != pids(before)[rank]),
         "healthy_s": until - fault.struck_at_s,
         **recovery_times(run, fault, until),
     }
-    print(
-        "  "
-        + "  ".join(
-            f"{k}={v:.2f}" if isinstance(v, float) else f"{k}={v}"
-            for k, v in row.items()
-            if k not in ("target", "failpoint")
-        ),
-        flush=True,
-    )
+    times = [f"{key.removesuffix('_s')} {value:.2f}" for key, value in row.items() if key.endswith("_s")]
+    print(f"  {fault}: {', '.join(times)} s", flush=True)
     return row
+
+
+def processes(run: Run, status: Status) -> dict[str, int]:
+    """Name -> pid of every worker, service and executor of the nodes in use."""
+    folder = ClusterFolder(run.cluster_folder)
+    found = {f"rank {r.rank}": r.pid for r in status.ranks}
+    for node in {r.node for r in status.ranks}:
+        found |= {f"{name} {node}": pid for name, pid in status.services.get(node, {}).items()}
+        if address := folder.address(node):
+            found[f"executor {node}"] = address.process.pid
+    return found
 
 
 def disturbed_run(
@@ -178,22 +135,23 @@ def disturbed_run(
 ) -> dict[str, Any]:
     """Launch, strike every fault, wait for the end, and report."""
     run = cluster.launch(CONFIG, overrides, name=name)
-    striker = Striker(run, seed)
-    first: Status = healthy(run, beyond_step=2)
-    at_start = resources([r.pid for r in first.ranks])
-    rows = [strike_and_recover(run, striker, fault) for fault in faults]
-    status = healthy(run)
-    at_end = resources([r.pid for r in status.ranks])
+    striker, watch, rows = Striker(run, seed), Watch(), []
+    healthy(run, beyond_step=2)
+    for fault in faults:
+        watch.take(processes(run, healthy(run)))
+        rows.append(strike_and_recover(run, striker, fault))
+    watch.take(processes(run, healthy(run)))
     durations = [row[0] for row in run.query("SELECT duration_s FROM metrics")]
-    redone = redone_steps(run)
+    redone = redone_steps(load_events(run.folder.path))
     outcome = run.wait(timeout_s=900)
     return {
         "run": name,
         "outcome": outcome,
         "faults": rows,
-        "redone_steps": redone,
+        "redone_steps": {str(row["generation"]): row["num_steps"] for row in redone.to_dicts()},
         "digest": final_digest(run),
-        "survivors": {str(pid): {"start": at_start[pid], "end": at_end[pid]} for pid in at_start if pid in at_end},
+        "witness": f"rank {witness(seed, run.config.parallel.world_size)}",
+        "resources": watch.samples,
         "step_p50_s": statistics.median(durations),
         "step_max_s": max(durations),
     }
@@ -219,10 +177,13 @@ def judge(report: dict[str, Any], reference: str) -> list[str]:
         for row in report["faults"]
         if row["survivors_with_new_pid"]
     ]
-    lost_nodes = sum(row["target"] == "node" for row in report["faults"])
-    above = [count for count in report["redone_steps"] if count > 1]
-    if len(above) > lost_nodes:  # the loss of a node goes back to a durable checkpoint
-        wrong.append(f"completed steps done again per recovery: {report['redone_steps']}")
+    for row in report["faults"]:
+        again = [report["redone_steps"].get(str(generation), 0) for generation in row["generations"]]
+        if row["target"] != "node" and any(count > 1 for count in again):  # a lost node's go back to a checkpoint
+            wrong.append(f"{row['fault']}: completed steps done again {again}")
+    if len(report["resources"][report["witness"]]) <= len(report["faults"]):
+        wrong.append(f"{report['witness']} was not watched through all faults")
+    wrong += grown(report["resources"])
     return wrong
 
 

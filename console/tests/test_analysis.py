@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 from headway.common.errors import CorruptError
-from headway.common.node.flight import RECORD
+from headway.common.node.flight import BROKEN, RECORD
 from headway.common.plan.schedule.actions import Kind
 from headway.console.analysis import (
     heat_map,
@@ -45,9 +45,9 @@ def records(*rows: tuple[Kind, int, int, int, int], generation: int = 0) -> np.n
 
 
 def a_step(step: int, start: int, *, broken: bool = False) -> list[tuple[Kind, int, int, int, int]]:
-    """10 ms of which 4 compute and 3 wait; a broken one is left before its snapshot."""
+    """10 ms of which 4 compute and 3 wait; a broken one is left by an exception."""
     rows = [
-        (Kind.STEP, step, start, start + 10, 0),
+        (Kind.STEP, step, start, start + 10, BROKEN if broken else 0),
         (Kind.FORWARD, step, start, start + 2, 0),
         (Kind.FORWARD, step, start + 2, start + 5, 1),
         (Kind.BACKWARD, step, start + 5, start + 7, 0),
@@ -86,12 +86,6 @@ def test_a_pause_does_not_spoil_the_eta() -> None:
 def test_a_broken_off_step_is_not_a_completed_one() -> None:
     events = frame(0, 0, records(*a_step(0, 0), *a_step(1, 10, broken=True)))
     assert completed_steps(events)["step"].to_list() == [0]
-
-
-def test_the_snapshot_that_begins_a_generation_completes_no_step() -> None:
-    """It counts to the step before, but lies outside that step's record."""
-    rows = [*a_step(4, 0, broken=True), (Kind.SNAPSHOT, 4, 50, 51, 0)]
-    assert completed_steps(frame(0, 0, records(*rows))).is_empty()
 
 
 def test_steps_done_again_are_counted_per_recovery_and_not_per_rank() -> None:

@@ -14,9 +14,13 @@ SHAPE = ("model.layers=2", "model.hidden=64", "model.heads=4", "model.seq_len=64
          "optim.lr=1e-3", "optim.min_lr=1e-3", "optim.warmup_steps=1")  # fmt: skip
 SEED = 3
 GOOD = {
-    "run": "drill", "outcome": "finished", "digest": "aa", "redone_steps": [1, 0, 1],
-    "faults": [{"fault": "kill worker [1]", "target": "worker", "survivors_with_new_pid": []},
-               {"fault": "kill driver", "target": "driver", "survivors_with_new_pid": []}],
+    "run": "drill", "outcome": "finished", "digest": "aa", "redone_steps": {"1": 1},
+    "faults": [
+        {"fault": "kill worker [1]", "target": "worker", "survivors_with_new_pid": [], "generations": [1]},
+        {"fault": "kill driver", "target": "driver", "survivors_with_new_pid": [], "generations": []},
+        {"fault": "double workers [1, 2]", "target": "workers", "survivors_with_new_pid": [], "generations": [2, 3]}],
+    "witness": "rank 0",
+    "resources": {"rank 0": [{"fds": 30, "threads": 9, "private_kib": 100 << 10}] * 8},
 }  # fmt: skip
 
 
@@ -24,9 +28,10 @@ GOOD = {
 def test_a_run_recovers_from_every_kind_of_fault_to_the_bits_of_an_undisturbed_one(here: Any) -> None:
     """The disturbed run goes on until the last fault is mended; then an undisturbed one makes as many steps."""
     from headway.ckpt_store.client import newest
+    from headway.console.analysis.events import load_events, redone_steps
     from headway.console.cluster import Cluster
 
-    from benchmarks.drill import CONFIG, judge, redone_steps, strike_and_recover, undisturbed_run
+    from benchmarks.drill import CONFIG, judge, strike_and_recover, undisturbed_run
     from benchmarks.faults import Fault, Striker, healthy
 
     faults = [
@@ -42,21 +47,20 @@ def test_a_run_recovers_from_every_kind_of_fault_to_the_bits_of_an_undisturbed_o
     healthy(run, beyond_step=2)
     striker = Striker(run, SEED)
     rows = [strike_and_recover(run, striker, fault) for fault in faults]
-    redone = redone_steps(run)
+    redone = {str(row["generation"]): row["num_steps"] for row in redone_steps(load_events(run.folder.path)).to_dicts()}
     run.stop()
     assert run.wait(timeout_s=120) == "stopped"
     found = newest(run.folder.checkpoints)
     assert found is not None
     reference = undisturbed_run(cluster, "undisturbed", [*overrides, f"train.steps={found.step}"])
 
-    report = {"outcome": "finished", "faults": rows, "redone_steps": redone, "digest": _digest(run)}
+    report = {**GOOD, "faults": rows, "redone_steps": redone, "digest": _digest(run)}
     assert judge(report, reference) == []
     assert [row["fault"] for row in rows] == [str(fault) for fault in faults]
-    generations = [row["generation"] for row in rows]
-    assert generations[0] == 1
-    assert generations[1] == generations[0], "the death of a daemon begins no generation"
-    assert generations[3] == generations[2], "nor does the driver's"
-    assert len(redone) == generations[-1], "every recovery was counted"
+    generations = [row["generations"] for row in rows]
+    assert generations[0] == [1]
+    assert generations[1] == generations[3] == [], "the death of a daemon or the driver begins no generation"
+    assert all(generations[k] for k in (2, 4, 5))
     here.assert_clean("undisturbed", "drill")
 
 
@@ -92,14 +96,29 @@ def test_the_judge_refuses_a_survivor_with_a_new_pid() -> None:
 
 
 def test_the_judge_refuses_two_steps_done_again() -> None:
-    (line,) = _judge({"redone_steps": [1, 2, 0]})
-    assert "done again" in line
+    (line,) = _judge({"redone_steps": {"1": 1, "3": 2}})
+    assert line == "double workers [1, 2]: completed steps done again [0, 2]"
 
 
-def test_the_judge_allows_the_loss_of_a_node_one_longer_way_back_and_no_second() -> None:
-    rows = [*GOOD["faults"], {"fault": "lose node", "target": "node", "survivors_with_new_pid": []}]  # type: ignore[misc]
-    assert _judge({"faults": rows, "redone_steps": [1, 0, 4]}) == []
-    assert _judge({"faults": rows, "redone_steps": [2, 0, 4]}) != []
+def test_the_judge_allows_only_the_loss_of_a_node_a_longer_way_back() -> None:
+    lost = {"fault": "lose node", "target": "node", "survivors_with_new_pid": [], "generations": [4]}
+    rows = [*GOOD["faults"], lost]  # type: ignore[misc]
+    assert _judge({"faults": rows, "redone_steps": {"1": 1, "4": 4}}) == []
+    assert _judge({"faults": rows, "redone_steps": {"1": 2, "4": 4}}) != []
+
+
+@pytest.mark.parametrize(("key", "step"), [("fds", 1), ("threads", 1), ("private_kib", 5 << 10)])
+def test_the_judge_refuses_a_witness_that_grows_a_little_with_every_fault(key: str, step: int) -> None:
+    good = GOOD["resources"]["rank 0"][0]  # type: ignore[index]
+    rows = [{**good, key: good[key] + step * number} for number in range(11)]
+    (line,) = _judge({"resources": {"rank 0": rows}})
+    assert f"rank 0: {key} grew" in line
+
+
+def test_the_judge_wants_the_witness_watched_to_the_end() -> None:
+    few = GOOD["resources"]["rank 0"][:3]  # type: ignore[index]
+    (line,) = _judge({"resources": {"rank 0": few}})
+    assert "not watched" in line
 
 
 def test_the_judge_refuses_a_run_that_did_not_finish() -> None:

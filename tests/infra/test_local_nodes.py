@@ -53,8 +53,9 @@ def test_an_executor_that_is_killed_is_started_again_by_the_same_engine(here: An
     wait_for_node(cluster, 0)
     first = cluster.address(0)
     assert first is not None
+    assert not engine.has_ended(0)
     first.process.kill()
-    here.wait_until(lambda: not first.process.alive(), "it is dead")
+    here.wait_until(lambda: engine.has_ended(0), "its death is known")
     engine.start_node(0)
     wait_for_node(cluster, 0)
     second = cluster.address(0)

@@ -98,7 +98,7 @@ def utilisation(config: RunConfig, peak: Peak | None, tokens_per_s: float) -> fl
     """MFU of a run at this rate, 0..1; None without a rate, or without a peak that was taken on an idle machine."""
     if peak is None or peak.load > BUSY or not tokens_per_s:
         return None
-    flops = peak.of_run(config.train.compute_dtype, config.parallel.world_size)
+    flops = peak.of_run(config.train.dtype, config.parallel.world_size)
     flops_per_token = model_shape(config).flops_per_token
     return mfu(tokens_per_s=tokens_per_s, flops_per_token=flops_per_token, peak_flops=flops)
 

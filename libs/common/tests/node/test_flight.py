@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from headway.common.errors import CorruptError, InputError
-from headway.common.node.flight import RECORD, FlightReader, FlightWriter
+from headway.common.node.flight import BROKEN, RECORD, WAITING, FlightReader, FlightWriter
 from headway.common.node.process import ProcessId
 from headway.common.node.testing import hear, no_leaks, python_child, say, wait_until
 
@@ -66,12 +66,15 @@ def test_records_overlap_and_end_in_any_order(shm: Path) -> None:
     writer.end(inner)
 
 
-def test_a_record_ends_when_its_block_raises(shm: Path) -> None:
+def test_a_record_ends_broken_when_its_block_raises(shm: Path) -> None:
     writer = FlightWriter.create(shm / "f", 0)
-    with pytest.raises(RuntimeError), writer.record(2, step=1):
+    with pytest.raises(RuntimeError), writer.record(2, step=1, flags=WAITING):
         raise RuntimeError
-    (record,) = FlightReader(shm / "f").snapshot()
-    assert record["end_ns"] > 0
+    with writer.record(2, step=2, flags=WAITING):
+        pass
+    broken, whole = FlightReader(shm / "f").snapshot()
+    assert broken["end_ns"] > 0 and broken["flags"] == WAITING | BROKEN
+    assert whole["flags"] == WAITING
 
 
 def test_the_ring_keeps_the_newest_records_in_order(shm: Path) -> None:

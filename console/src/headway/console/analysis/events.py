@@ -11,20 +11,19 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 from headway.common.errors import CorruptError
-from headway.common.node.flight import RECORD, FlightReader
+from headway.common.node.flight import BROKEN, RECORD, WAITING, FlightReader
 from headway.common.node.run_dir import NodePaths, RunDir, shm_root
 from headway.common.plan.schedule.actions import COMPUTE, Kind
 
 _WINDOW = re.compile(r"n(\d+)-rank(\d+)-.*\.npy")
 _FIELDS = [name for name in RECORD.names or () if name != "reserved"]
-WAITING = 1
-"""The flag ``headway.trainer.recorder.WAITING``: the record spans a wait."""
 COMPUTE_KINDS = [*sorted(kind.name for kind in COMPUTE), Kind.OPTIMIZER.name]
 SCHEMA = {
     "node": pl.Int64,
     "rank": pl.Int64,
     "action": pl.String,
     "waiting": pl.Boolean,
+    "broken": pl.Boolean,
     **dict.fromkeys(_FIELDS, pl.Int64),
 }
 
@@ -32,7 +31,7 @@ SCHEMA = {
 def load_events(run_dir: Path) -> pl.DataFrame:
     """All flight records of a run: saved windows, and the live rings of this machine, each record once.
 
-    Columns ``SCHEMA``: ``action`` is the kind's name, ``waiting`` its flag; times in ns of the host's
+    Columns ``SCHEMA``: ``action`` is the kind's name, ``waiting`` and ``broken`` its flags; times in ns of the host's
     monotonic clock; an action still open has ``end_ns`` null. Sorted by rank and start.
 
     Raises:
@@ -90,6 +89,7 @@ def frame(node: int, rank: int, records: npt.NDArray[Any]) -> pl.DataFrame:
             pl.lit(rank, pl.Int64).alias("rank"),
             action.alias("action"),
             (pl.col("flags") & WAITING > 0).alias("waiting"),
+            (pl.col("flags") & BROKEN > 0).alias("broken"),
             pl.when(pl.col("end_ns") > 0).then("end_ns").alias("end_ns"),
         )
         .select(*SCHEMA)
@@ -117,19 +117,12 @@ def timeline(events: pl.DataFrame, *, first_step: int = 0, last_step: int | None
 def completed_steps(events: pl.DataFrame) -> pl.DataFrame:
     """Optimizer steps that a rank brought to their end: rank, generation, step, start_ns, end_ns.
 
-    A STEP record ends with its step, but also when the step is broken off. Only a completed one has taken
-    the snapshot of the state after it, its last action.
+    A STEP record also ends when its step is broken off; it is marked then.
     """
-    spans = events.filter((pl.col("action") == Kind.STEP.name) & pl.col("end_ns").is_not_null()).select(
-        "rank", "generation", "step", "start_ns", "end_ns"
-    )
-    sealed = events.filter(pl.col("action") == Kind.SNAPSHOT.name).select(
-        "rank", "generation", "step", pl.col("start_ns").alias("sealed_ns")
-    )
+    ended = (pl.col("action") == Kind.STEP.name) & pl.col("end_ns").is_not_null() & ~pl.col("broken")
     return (
-        spans.join(sealed, on=["rank", "generation", "step"])
-        .filter(pl.col("sealed_ns").is_between("start_ns", "end_ns"))
-        .drop("sealed_ns")
+        events.filter(ended)
+        .select("rank", "generation", "step", "start_ns", "end_ns")
         .unique(["rank", "generation", "step"], keep="last")
         .sort("rank", "generation", "step")
     )

@@ -21,5 +21,11 @@ class Engine(Protocol):
             NodeLost: the machine is gone.
         """
 
+    def has_ended(self, node: int) -> bool:
+        """Whether the engine knows that the node lives and its executor does not.
+
+        False when it runs, and when nobody can tell: then silence is the only sign.
+        """
+
     def stop_node(self, node: int) -> None:
         """End the executor and everything that runs on the node."""

@@ -60,11 +60,17 @@ class LocalEngine:
             cwd=Path.cwd(),
         )
 
+    def has_ended(self, node: int) -> bool:
+        """Whether the process that announced itself as the node's executor is gone. A lost node tells nothing."""
+        address = self.cluster.address(node)
+        return address is not None and not self.cluster.lost(node) and not address.process.alive()
+
     def stop_node(self, node: int) -> None:
         """End every process of the node and remove its sockets and shared memory."""
-        for run_id in self._ids(node):
+        ids = self._ids(node)
+        self.cluster.remove(f"nodes/{node}.json")  # first: a driver elsewhere must not take this for a death
+        for run_id in ids:
             end_node(run_id, node)
-        self.cluster.remove(f"nodes/{node}.json")
         self.cluster.remove(f"nodes/{node}.run")
 
     def stop(self) -> None:

@@ -143,11 +143,6 @@ class TrainConfig:
             eval_batches=self.eval_batches,
         )
 
-    @property
-    def compute_dtype(self) -> str:
-        """The type to compute in; an ``auto`` that no launch has settled is bf16."""
-        return "bf16" if self.dtype == "auto" else self.dtype
-
 
 @dataclass(frozen=True)
 class OptimConfig:

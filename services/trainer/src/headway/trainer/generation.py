@@ -162,11 +162,11 @@ class Session:
     @property
     def param_dtype(self) -> torch.dtype:
         """The compute type of parameters and activations."""
-        return Precision.of(self.config.train.compute_dtype).param_dtype
+        return Precision.of(self.config.train.dtype).param_dtype
 
     def _build(self, tp: TensorParallel) -> None:
         config, grid = self.config, self.config.parallel.grid
-        precision = Precision.of(config.train.compute_dtype)
+        precision = Precision.of(config.train.dtype)
         stages = grid.pp * grid.vp
         depth = config.model.layers // stages
         for index in range(grid.vp):

@@ -5,9 +5,6 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
-WAITING = 1
-"""Flag of a record that spans a wait, not the issue, of a message or collective."""
-
 
 class Recorder(Protocol):
     """``headway.common.node.flight.FlightWriter`` is one."""

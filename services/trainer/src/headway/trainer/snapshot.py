@@ -139,6 +139,7 @@ class Snapshots:
         data, extra = self._arena.view(step)
         self.load(data)
         self._arena.invalidate_newer(step)
+        failpoint("snapshot.mid_restore", step=step)
         self._arena.commit(step)  # a recovery restores what every rank has sealed
         self._sealed = step
         return Extra.unpack(extra)

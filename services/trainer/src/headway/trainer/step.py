@@ -14,6 +14,7 @@ from typing import Protocol
 
 import torch
 from headway.common.node.failpoints import failpoint
+from headway.common.node.flight import WAITING
 from headway.common.plan.schedule.actions import Action, Kind
 from headway.common.plan.schedule.generate import forward_only, generate
 from headway.common.plan.schedule.lower import lower
@@ -28,7 +29,7 @@ from headway.trainer.parallel.flat import FlatChunk
 from headway.trainer.parallel.groups import Groups
 from headway.trainer.parallel.pipeline import Pipeline
 from headway.trainer.parallel.tensor import TensorParallel
-from headway.trainer.recorder import WAITING, Recorder
+from headway.trainer.recorder import Recorder
 from headway.trainer.snapshot import Extra, Snapshots
 from headway.trainer.steering import Standing, Sums, add_up, agree
 

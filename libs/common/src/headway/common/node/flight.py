@@ -31,7 +31,7 @@ RECORD = np.dtype(
     [
         ("kind", "u1"),  # plan.schedule.actions.Kind
         ("chunk", "u1"),
-        ("flags", "<u2"),
+        ("flags", "<u2"),  # WAITING, BROKEN
         ("micro_batch", "<i4"),  # -1 = none
         ("step", "<i8"),
         ("generation", "<u4"),
@@ -43,6 +43,10 @@ RECORD = np.dtype(
         ("reserved", "<u8"),
     ]
 )
+WAITING = 1
+"""Flag of a record that spans a wait, not the issue, of a message or collective."""
+BROKEN = 2
+"""Flag of a record that an exception ended: its work was not done."""
 _PACK = struct.Struct("<BBHiqIiQQQQQ")
 assert RECORD.itemsize == _PACK.size == LINE_BYTES
 
@@ -51,6 +55,7 @@ _RANK, _CAPACITY, _PID, _START, _GENERATION = range(_LINE, _LINE + 5)
 _HEAD, _PROGRESS = range(2 * _LINE, 2 * _LINE + 2)
 _RECORDS = PAGE_BYTES // WORD_BYTES
 _END = 5  # word of end_ns in a record
+_FLAGS_AT = 2  # byte of flags in a record
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,16 +139,18 @@ class FlightWriter:
             self._words[_HEAD] = seq + 1
         return seq
 
-    def end(self, seq: int) -> None:
+    def end(self, seq: int, *, broken: bool = False) -> None:
         """Close record ``seq`` now. One that the ring has overwritten meanwhile only counts as progress."""
         with self._lock:
             words = self._words
             if self._head - seq <= self._capacity:
+                if broken:
+                    self._buffer[PAGE_BYTES + seq % self._capacity * LINE_BYTES + _FLAGS_AT] |= BROKEN
                 words[_RECORDS + seq % self._capacity * _LINE + _END] = time.monotonic_ns()
             words[_PROGRESS] += 1
 
     def record(self, kind: int, **fields: int) -> _Record:
-        """``begin`` and ``end`` around a with block, also on an exception. Keywords as for ``begin``."""
+        """``begin`` and ``end`` around a with block, which an exception ends as BROKEN. Keywords as for ``begin``."""
         return _Record(self, kind, fields)
 
     def close(self) -> None:
@@ -161,8 +168,8 @@ class _Record:
         self._seq = self._writer.begin(self._kind, **self._fields)
         return self._seq
 
-    def __exit__(self, *_: object) -> None:
-        self._writer.end(self._seq)
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._writer.end(self._seq, broken=kind is not None)
 
 
 class FlightReader:

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 from headway.common.errors import HeadwayError
-from headway.common.node.flight import FlightHeader, FlightReader
+from headway.common.node.flight import BROKEN, FlightHeader, FlightReader
 from headway.common.node.process import ProcessId
 from headway.common.plan.schedule.actions import Kind
 
@@ -139,9 +140,16 @@ def _advance(follower: _Follower, header: FlightHeader) -> int:
     records = follower.reader.snapshot(min([follower.seen, *follower.open]))
     is_open = (records["end_ns"] == 0) & (records["generation"] == header.generation)
     follower.open = {int(row["sequence"]): (int(row["kind"]), int(row["micro_batch"])) for row in records[is_open]}
-    _note_steps(follower, header, records[(records["kind"] == Kind.STEP) & (records["end_ns"] > 0)])
+    _note_steps(follower, header, records[_is_completed_step(records)])
     follower.seen = max(follower.seen, header.head)
     return int(max(records["start_ns"].max(), records["end_ns"].max())) if len(records) else 0
+
+
+def _is_completed_step(records: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    done: npt.NDArray[np.bool_] = (
+        (records["kind"] == Kind.STEP) & (records["end_ns"] > 0) & (records["flags"] & BROKEN == 0)
+    )
+    return done
 
 
 def _note_steps(follower: _Follower, header: FlightHeader, steps: npt.NDArray[Any]) -> None:

@@ -88,6 +88,7 @@ class Driver:
         keys = cluster.keys
         self._keys = keys
         self._clients: dict[int, tuple[str, Client]] = {}
+        self._restarted: set[str] = set()
         server = Server(
             "tcp://127.0.0.1:0",
             {GetStatus: self._get_status, Command: self._command, Verdict: self._verdict},
@@ -157,6 +158,7 @@ class Driver:
     # ---- timers -------------------------------------------------------------------------------
     def _tick(self) -> None:
         self._reconnect()
+        self._restart_ended()
         if self._outcome:  # over: say so until the executors have heard it, also after a restart
             for _, client in self._clients.values():
                 client.notify(StopRun(epoch=self.journal.epoch, outcome=self._outcome))
@@ -253,6 +255,14 @@ class Driver:
                 self._restart(action.node)
             case Finish():
                 self._finish(action, now)
+
+    def _restart_ended(self) -> None:
+        """Start executors that are known to have died, without waiting for their silence; once each."""
+        for node, (endpoint, _) in self._clients.items():
+            if endpoint not in self._restarted and not self._outcome and self.engine.has_ended(node):
+                self._restarted.add(endpoint)
+                self._carry_out(Log("executor_ended", {"node": node}), time.monotonic())
+                self._restart(node)
 
     def _restart(self, node: int) -> None:
         try:

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headway.common.config import load
 from headway.common.errors import InputError
 from headway.common.log import get_logger
 from headway.common.node.janitor import leave_run
@@ -40,6 +41,7 @@ from headway.common.wire.messages.worker import Abort, Acknowledged, Quit, Store
 from headway.common.wire.server import Server
 from headway.common.wire.service import Service
 from headway.launch.cluster import ClusterFolder
+from headway.trainer.config import RunConfig
 from headway.trainer.control.node_run import NodeRun
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
 WATCH_S = 0.05  # 20 Hz: a stopped worker is found within one period
 BEAT_S = 0.25
 RECORD_S = 20.0
+STAGGER_S = 1.0  # a driver takes about that long to be heard: the next node waits for the one before it
 START_GRACE_S = 20.0  # the first driver of a run may wait for a busy machine
 
 log = get_logger("executor")
@@ -107,7 +110,9 @@ class Executor:
         if self._run is not None and self._run.run.path != run_dir:
             raise InputError(f"node {self.node} carries {self._run.run.path}", remedy="stop that run first")
         if self._run is None:
-            self.cluster.write(f"nodes/{self.node}.run", {"run_dir": str(run_dir), "run_id": RunDir(run_dir).run_id})
+            run = RunDir(run_dir)
+            load(RunConfig, files=[run.config])  # a folder that is no run must not mark the node
+            self.cluster.write(f"nodes/{self.node}.run", {"run_dir": str(run_dir), "run_id": run.run_id})
             self._carry(run_dir, fresh=True)
         return Attached(node=self.node)
 
@@ -160,7 +165,7 @@ class Executor:
             self._to_driver(worker)
         if gone:
             self._beat()
-        limit = self._run.config.recovery.driver_silent_s * (1 + self.node)
+        limit = self._run.config.recovery.driver_silent_s + STAGGER_S * self.node
         if self._driver is None:
             limit += START_GRACE_S
         if not self._run.hosts_driver and now - self._heard_at > limit:

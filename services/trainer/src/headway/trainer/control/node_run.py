@@ -28,6 +28,8 @@ from headway.trainer.control.recorder import Recorder
 
 MAX_REPORTS = 20_000  # about a day of steps without a driver; the oldest are dropped first
 DRAIN_LIMIT_S = 8.0
+MALLOC_ARENAS = os.environ.get("MALLOC_ARENA_MAX", "2")
+"""glibc gives threads heaps of their own, whose tops it never returns: workers would grow with each recovery."""
 
 log = get_logger("node")
 
@@ -110,7 +112,7 @@ class NodeRun:
             Spec(
                 "zygote",
                 [*python, "headway.trainer", "zygote", "--run", str(self.run.path), "--node", str(self.node)],
-                self._env(threads=self.config.launch.threads_per_rank),
+                {"MALLOC_ARENA_MAX": MALLOC_ARENAS, **self._env(threads=self.config.launch.threads_per_rank)},
             ),
         ]
 

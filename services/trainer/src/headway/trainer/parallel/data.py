@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from headway.common.node.flight import WAITING
 from headway.common.plan.schedule.actions import Kind
 from headway.trainer.parallel.comm import Comm, Ticket
 from headway.trainer.parallel.flat import FlatChunk
-from headway.trainer.recorder import WAITING, Recorder
+from headway.trainer.recorder import Recorder
 
 
 class DataParallel:

@@ -12,12 +12,13 @@ from contextlib import AbstractContextManager
 
 import torch
 from headway.common.node.failpoints import failpoint
+from headway.common.node.flight import WAITING
 from headway.common.plan.schedule.actions import RECEIVES, Action, Kind
 from headway.trainer.batches import MicroBatch
 from headway.trainer.model.gpt import Chunk, Forward
 from headway.trainer.parallel.comm import Ticket
 from headway.trainer.parallel.p2p import Direction, PipeComm
-from headway.trainer.recorder import WAITING, Recorder
+from headway.trainer.recorder import Recorder
 
 POSTED_AHEAD = 3
 """Receives open beyond the one being consumed: enough to hide a message behind two computations."""
@@ -164,6 +165,8 @@ class Pipeline:
     def _take(self, kind: Kind, consumer: Action) -> torch.Tensor:
         """The message or local result that ``consumer`` needs."""
         key = (kind, consumer.chunk, consumer.micro_batch)
+        while key not in self._posted and key not in self._inbox:
+            self._post()  # a deep pipeline may need a message that lies beyond those posted ahead
         if key in self._posted:
             self._arrived(self._posted[key][2])
             self._post_ahead()

@@ -1,0 +1,69 @@
+"""Open files, threads and private memory of processes over a run, and whether they stayed flat."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+
+MIN_SAMPLES = 4
+"""A process that was seen less often tells nothing about growth."""
+MORE_FDS = 3
+MORE_THREADS = 2
+MORE_MEMORY = 0.15
+MORE_MEMORY_KIB = 16 << 10
+"""What the median of the last third of the samples may exceed that of the first third by; of memory the larger."""
+
+
+def sample(pid: int) -> dict[str, int] | None:
+    """Open files, threads and KiB of private memory of a process; None when it is gone."""
+    proc = Path(f"/proc/{pid}")
+    try:
+        rollup = (proc / "smaps_rollup").read_text().splitlines()
+        private = sum(int(line.split()[1]) for line in rollup if line.startswith("Private_"))
+        return {
+            "fds": len(os.listdir(proc / "fd")),
+            "threads": len(os.listdir(proc / "task")),
+            "private_kib": private,
+        }
+    except OSError:
+        return None
+
+
+class Watch:
+    """Samples processes by name; a name whose pid changes begins anew."""
+
+    def __init__(self) -> None:
+        self._pids: dict[str, int] = {}
+        self.samples: dict[str, list[dict[str, int]]] = {}
+
+    def take(self, pids: Mapping[str, int]) -> None:
+        """One sample of each process."""
+        for name, pid in pids.items():
+            found = sample(pid)
+            if found is None:
+                continue
+            if self._pids.get(name) != pid:
+                self._pids[name], self.samples[name] = pid, []
+            self.samples[name].append(found)
+
+
+def grown(samples: Mapping[str, list[dict[str, int]]]) -> list[str]:
+    """What grew over a run, a line each; empty when all stayed flat."""
+    lines = []
+    for name, rows in samples.items():
+        if len(rows) < MIN_SAMPLES:
+            continue
+        third = max(1, len(rows) // 3)
+        for key in ("fds", "threads", "private_kib"):
+            first = statistics.median(row[key] for row in rows[:third])
+            last = statistics.median(row[key] for row in rows[-third:])
+            room = {
+                "fds": MORE_FDS,
+                "threads": MORE_THREADS,
+                "private_kib": max(MORE_MEMORY_KIB, MORE_MEMORY * first),
+            }[key]
+            if last > first + room:
+                lines.append(f"{name}: {key} grew from {first:.0f} to {last:.0f}")
+    return lines
