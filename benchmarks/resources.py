@@ -1,4 +1,4 @@
-"""Open files, threads and private memory of processes over a run, and whether they stayed flat."""
+"""Open files, threads and anonymous memory of processes over a run, and whether they stayed flat."""
 
 from __future__ import annotations
 
@@ -7,25 +7,29 @@ import statistics
 from collections.abc import Mapping
 from pathlib import Path
 
-MIN_SAMPLES = 4
+MIN_SAMPLES = 5
 """A process that was seen less often tells nothing about growth."""
 MORE_FDS = 3
 MORE_THREADS = 2
 MORE_MEMORY = 0.15
 MORE_MEMORY_KIB = 16 << 10
-"""What the median of the last third of the samples may exceed that of the first third by; of memory the larger."""
+"""What the median of the last third of the samples may exceed that of the first third by; of memory the larger.
+The first sample of a process does not count: it may still be starting."""
 
 
 def sample(pid: int) -> dict[str, int] | None:
-    """Open files, threads and KiB of private memory of a process; None when it is gone."""
+    """Open files, threads and KiB of anonymous memory of a process; None when it is gone.
+
+    Pages of shared memory do not count: whether they are private changes with every other process that maps them.
+    """
     proc = Path(f"/proc/{pid}")
     try:
         rollup = (proc / "smaps_rollup").read_text().splitlines()
-        private = sum(int(line.split()[1]) for line in rollup if line.startswith("Private_"))
+        anonymous = sum(int(line.split()[1]) for line in rollup if line.startswith("Anonymous:"))
         return {
             "fds": len(os.listdir(proc / "fd")),
             "threads": len(os.listdir(proc / "task")),
-            "private_kib": private,
+            "anonymous_kib": anonymous,
         }
     except OSError:
         return None
@@ -52,17 +56,18 @@ class Watch:
 def grown(samples: Mapping[str, list[dict[str, int]]]) -> list[str]:
     """What grew over a run, a line each; empty when all stayed flat."""
     lines = []
-    for name, rows in samples.items():
-        if len(rows) < MIN_SAMPLES:
+    for name, taken in samples.items():
+        if len(taken) < MIN_SAMPLES:
             continue
+        rows = taken[1:]
         third = max(1, len(rows) // 3)
-        for key in ("fds", "threads", "private_kib"):
+        for key in ("fds", "threads", "anonymous_kib"):
             first = statistics.median(row[key] for row in rows[:third])
             last = statistics.median(row[key] for row in rows[-third:])
             room = {
                 "fds": MORE_FDS,
                 "threads": MORE_THREADS,
-                "private_kib": max(MORE_MEMORY_KIB, MORE_MEMORY * first),
+                "anonymous_kib": max(MORE_MEMORY_KIB, MORE_MEMORY * first),
             }[key]
             if last > first + room:
                 lines.append(f"{name}: {key} grew from {first:.0f} to {last:.0f}")

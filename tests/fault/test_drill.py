@@ -20,7 +20,7 @@ GOOD = {
         {"fault": "kill driver", "target": "driver", "survivors_with_new_pid": [], "generations": []},
         {"fault": "double workers [1, 2]", "target": "workers", "survivors_with_new_pid": [], "generations": [2, 3]}],
     "witness": "rank 0",
-    "resources": {"rank 0": [{"fds": 30, "threads": 9, "private_kib": 100 << 10}] * 8},
+    "resources": {"rank 0": [{"fds": 30, "threads": 9, "anonymous_kib": 100 << 10}] * 8},
 }  # fmt: skip
 
 
@@ -107,7 +107,7 @@ def test_the_judge_allows_only_the_loss_of_a_node_a_longer_way_back() -> None:
     assert _judge({"faults": rows, "redone_steps": {"1": 2, "4": 4}}) != []
 
 
-@pytest.mark.parametrize(("key", "step"), [("fds", 1), ("threads", 1), ("private_kib", 5 << 10)])
+@pytest.mark.parametrize(("key", "step"), [("fds", 1), ("threads", 1), ("anonymous_kib", 5 << 10)])
 def test_the_judge_refuses_a_witness_that_grows_a_little_with_every_fault(key: str, step: int) -> None:
     good = GOOD["resources"]["rank 0"][0]  # type: ignore[index]
     rows = [{**good, key: good[key] + step * number} for number in range(11)]
