@@ -13,7 +13,7 @@ STAMP := $(VENV)/.headway
 DEV := pytest hypothesis pytest-timeout pytest-xdist ruff mypy build hatchling nbclient safetensors
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup run test check lint types fmt matrix drill fuzz notebooks lab up down clean
+.PHONY: help setup run test check lint types fmt matrix drill mutants down-time fuzz notebooks lab up down clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -52,6 +52,12 @@ matrix: setup ## every layout, schedule and block against one process (JSON in b
 
 drill: setup ## 3 runs x 10 seeded faults, with times of each recovery
 	$(PY) -m benchmarks.drill --out benchmarks/results/drill.json
+
+mutants: setup ## break the source in places and see that the named tests notice
+	$(PY) -m benchmarks.mutations --out benchmarks/results/mutations.json
+
+down-time: setup ## step times while each service is down
+	$(PY) -m benchmarks.service_down --out benchmarks/results/service_down.json
 
 fuzz: setup ## 100,000 hostile inputs against every socket: the slow marker
 	$(PY) -m pytest -q -m slow

@@ -56,6 +56,14 @@ def test_no_flipped_bit_in_any_file_goes_unnoticed(tmp_path: Path, data: st.Data
         (info.path / name).write_bytes(raw)
 
 
+def test_a_sound_shard_of_another_checkpoint_is_not_taken_for_this_ones(tmp_path: Path) -> None:
+    info, other = save(tmp_path, 5), save(tmp_path, 6)
+    for name in ("rank-0.safetensors", "rank-0.json"):
+        (info.path / name).write_bytes((other.path / name).read_bytes())
+    with pytest.raises(CorruptError, match=r"rank-0\.json: its digest is not the manifest's"):
+        read_shard(open_checkpoint(tmp_path, 5, 0), 0)
+
+
 @pytest.mark.parametrize("name", ["rank-1.safetensors", "rank-1.json", "MANIFEST.json"])
 def test_a_truncated_file_is_corrupt(tmp_path: Path, name: str) -> None:
     info = save(tmp_path, 5, world_size=2)

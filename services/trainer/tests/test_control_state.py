@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import zlib
 from dataclasses import dataclass, field
 
 from headway.common.wire.messages.driver import NodeBeat, Relay, Seals, WorkerGone
@@ -22,8 +23,10 @@ from headway.trainer.control.events import (
     FindDurable,
     Finish,
     Hopeless,
+    Log,
     NodeUnavailable,
     RestartNode,
+    Suspicion,
     Tell,
     Tick,
 )
@@ -52,7 +55,7 @@ class FakeWorker:
     def beat(self) -> WorkerBeat:
         return WorkerBeat(
             worker=self.name,
-            pid=hash(self.name) % 10_000 + 1,
+            pid=zlib.crc32(self.name.encode()),
             start_ticks=1,
             status=self.status,
             generation=self.generation,
@@ -374,6 +377,37 @@ def test_the_restore_point_is_the_newest_step_that_every_rank_holds() -> None:
     assert choose_restore(range(2), {0: (4, 5)}, (3, "f")) == Restore(source="durable", step=3, folder="f")
     assert choose_restore(range(2), {0: (4,), 1: (3,)}, None) == Restore(source="init", step=0)
     assert choose_restore(range(1), {0: (4,)}, (9, "f")) == Restore(source="durable", step=9, folder="f")
+
+
+def test_words_of_an_older_generation_change_nothing() -> None:
+    cluster = FakeCluster()
+    cluster.run(10)
+    cluster.kill(cluster.members()[1])
+    cluster.run(20)
+    driver = cluster.driver
+    assert (driver.phase, driver.generation) == ("running", 1)
+    rank, worker = next(iter(driver.members.items()))
+    view = driver.worker(worker)
+    assert view is not None
+    late = [
+        Relay(node=0, left=LeftGeneration(worker=worker, generation=0, rank=rank, reason="aborted")),
+        Suspicion(node=0, pid=view.pid, generation=0, kind="silence"),
+        Relay(node=0, store=StoreOpened(generation=0, host="old", port=1)),
+    ]
+    for event in late:
+        assert [a for a in driver.handle(event, cluster.now) if isinstance(a, Log)] == []
+    assert (driver.phase, driver.generation) == ("running", 1)
+    assert driver.store is None or driver.store[0] != "old"
+
+
+def test_seals_read_for_an_older_generation_do_not_count() -> None:
+    cluster = FakeCluster()
+    cluster.run(10)
+    driver = cluster.driver
+    driver.phase = "reading"
+    driver.sealed.clear()
+    driver.handle(Seals(node=0, generation=driver.generation - 1, sealed={0: (99,)}), cluster.now)
+    assert driver.sealed == {}
 
 
 def test_commands_reach_a_worker_in_order_until_it_holds_them_all() -> None:

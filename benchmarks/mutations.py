@@ -1,0 +1,204 @@
+"""Does each check fail when what it guards is broken? ``python -m benchmarks.mutations [--only NAME]``.
+
+Every mutation changes one place of a copy of the source and runs the test that must catch it; it survives when that
+test passes. The copy comes first on the path of the test and of every process that it starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TRAINER = "services/trainer/src/headway/trainer"
+STORE = "services/ckpt_store/src/headway/ckpt_store"
+LOADER = "services/dataloader/src/headway/dataloader"
+NODE = "libs/common/src/headway/common/node"
+LAYOUTS = "tests/golden/test_layouts.py::test_in_fp64_gradients_and_parameters_equal_the_single_process"
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """``old`` stands once in ``file``; with ``new`` in its place ``test`` must fail."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    test: str
+
+
+MUTATIONS = (
+    Mutation(
+        "skip-the-seal-wait",
+        f"{TRAINER}/step.py",
+        "        parts.snapshots.finish()  # before this rank gives its part",
+        "        # before this rank gives its part",
+        "tests/golden/test_recovery.py::test_no_step_ends_before_every_rank_has_sealed_the_state_it_began_with",
+    ),
+    Mutation(
+        "swap-two-micro-batches",
+        f"{TRAINER}/batches.py",
+        "        return taken\n",
+        "        return taken[::-1] if self._first and not self._last else taken\n",
+        LAYOUTS,
+    ),
+    Mutation(
+        "count-the-tp-norm-twice",
+        f"{TRAINER}/parallel/flat.py",
+        "low, high = self.replicated if tp_rank else (self.stop, self.stop)",
+        "low, high = self.stop, self.stop",
+        LAYOUTS,
+    ),
+    Mutation(
+        "flip-a-checkpoint-byte",
+        f"{STORE}/flush.py",
+        "            chunks.append(digest(piece))\n",
+        "            chunks.append(digest(piece))\n            piece = bytes([piece[0] ^ 1]) + bytes(piece[1:])\n",
+        "services/ckpt_store/tests/test_client.py",
+    ),
+    Mutation(
+        "believe-a-part-file-that-is-not-the-manifests",
+        f"{STORE}/verify.py",
+        "    if digest(raw) != info.manifest.part_digests[rank]:\n",
+        "    if False:\n",
+        "services/ckpt_store/tests/test_damage.py",
+    ),
+    Mutation(
+        "leak-a-segment",
+        f"{NODE}/janitor.py",
+        "_remove(run_id, [shm_root() / run_id / folder, sock_root() / run_id / folder])",
+        "_remove(run_id, [sock_root() / run_id / folder])",
+        "libs/common/tests/node/test_janitor.py",
+    ),
+    Mutation(
+        "leak-a-ring",
+        f"{LOADER}/prefetch.py",
+        "        self._drop(stream for stream in self._streams if stream.spec.generation < spec.generation)\n",
+        "",
+        "services/dataloader/tests/test_daemon.py::test_a_newer_generation_removes_the_rings_of_older_ones",
+    ),
+    Mutation(
+        "open-a-stream-of-an-older-generation",
+        f"{LOADER}/prefetch.py",
+        "        if spec.generation < newest:\n",
+        "        if False:\n",
+        "services/dataloader/tests/test_daemon.py::test_a_newer_generation_removes_the_rings_of_older_ones",
+    ),
+    Mutation(
+        "hear-who-left-an-older-generation",
+        f"{TRAINER}/control/state.py",
+        "        if left.generation != self.generation or self.members.get(left.rank) != left.worker:\n",
+        "        if self.members.get(left.rank) != left.worker:\n",
+        "services/trainer/tests/test_control_state.py::test_words_of_an_older_generation_change_nothing",
+    ),
+    Mutation(
+        "believe-a-suspicion-of-an-older-generation",
+        f"{TRAINER}/control/state.py",
+        "            case Suspicion() if event.generation == self.generation:\n",
+        "            case Suspicion():\n",
+        "services/trainer/tests/test_control_state.py::test_words_of_an_older_generation_change_nothing",
+    ),
+    Mutation(
+        "read-the-seals-of-an-older-generation",
+        f"{TRAINER}/control/state.py",
+        '            case Seals() if event.generation == self.generation and self.phase == "reading":\n',
+        '            case Seals() if self.phase == "reading":\n',
+        "services/trainer/tests/test_control_state.py::test_seals_read_for_an_older_generation_do_not_count",
+    ),
+    Mutation(
+        "enter-a-fenced-generation",
+        f"{TRAINER}/parallel/fence.py",
+        "        if self._fenced >= generation:  # after the mark: one of the two sides always sees the other\n",
+        "        if False:\n",
+        "services/trainer/tests/test_groups.py::test_a_generation_that_was_fenced_before_it_was_entered_is_left_at_once",
+    ),
+    Mutation(
+        "restore-what-not-every-rank-holds",
+        f"{TRAINER}/control/restore.py",
+        "frozenset.intersection(*holdings)",
+        "frozenset.union(*holdings)",
+        "services/trainer/tests/test_control_state.py::test_the_restore_point_is_the_newest_step_that_every_rank_holds",
+    ),
+    Mutation(
+        "give-the-newest-committed-slot-away",
+        f"{NODE}/arena.py",
+        "            if not pinned and info.step <= committed and info.seal != newest:\n",
+        "            if not pinned and info.step <= committed:\n",
+        "libs/common/tests/node/test_arena.py",
+    ),
+    Mutation(
+        "call-a-broken-off-step-done",
+        f"{NODE}/flight.py",
+        "self._writer.end(self._seq, broken=kind is not None)",
+        "self._writer.end(self._seq)",
+        "libs/common/tests/node/test_flight.py",
+    ),
+)
+
+
+def copy_of_source(folder: Path) -> list[Path]:
+    """The ``src`` folders of all distributions, copied; returns them."""
+    found = []
+    for src in sorted([*ROOT.glob("libs/*/src"), *ROOT.glob("services/*/src"), ROOT / "console/src"]):
+        target = folder / src.relative_to(ROOT)
+        shutil.copytree(src, target, ignore=shutil.ignore_patterns("__pycache__"))
+        found.append(target)
+    return found
+
+
+def caught_by(mutation: Mutation) -> str | None:
+    """The first failing test, None if the mutation survives.
+
+    Raises:
+        ValueError: the place to change is not there exactly once.
+    """
+    with tempfile.TemporaryDirectory(prefix="headway-mutation-") as name:
+        sources = copy_of_source(Path(name))
+        file = Path(name) / mutation.file
+        text = file.read_text()
+        if text.count(mutation.old) != 1:
+            raise ValueError(f"{mutation.name}: {mutation.file} holds the place {text.count(mutation.old)} times")
+        file.write_text(text.replace(mutation.old, mutation.new))
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sources)), "PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow", mutation.test],
+            cwd=ROOT, env=env, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    if done.returncode not in (0, 1):
+        raise ValueError(f"{mutation.name}: pytest ended with {done.returncode}\n{done.stdout[-2000:]}{done.stderr}")
+    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    return failed[0].split(" - ")[0] if failed else None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run them; returns 0 when every mutation was caught."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", default="", help="mutations whose name contains this")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args(argv)
+    rows, survived = [], 0
+    for mutation in MUTATIONS:
+        if options.only not in mutation.name:
+            continue
+        caught = caught_by(mutation)
+        survived += caught is None
+        rows.append({"mutation": mutation.name, "file": mutation.file, "caught_by": caught})
+        print(f"{'caught  ' if caught else 'SURVIVED'} {mutation.name}: {caught or mutation.test}", flush=True)
+    if options.out:
+        facts = {"command": "python -m benchmarks.mutations", "date": time.strftime("%Y-%m-%d"), "mutations": rows}
+        options.out.write_text(json.dumps(facts, indent=1) + "\n")
+    return 1 if survived or not rows else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
