@@ -22,6 +22,8 @@ from headway.common.node.segment import LINE_BYTES, Segment
 
 _PR_SET_CHILD_SUBREAPER = 36
 GONE = "X"
+DEAD = frozenset({GONE, "Z", "x"})
+"""States of a process that will never run again."""
 
 _WORDS_MAGIC = b"HWWORDS\0"
 _WORDS_VERSION = 1
@@ -35,7 +37,8 @@ _MAX_CULPRIT = 2400  # characters; at most 4 bytes each, or 6 as a JSON escape
 def _stat(pid: int) -> tuple[str, int] | None:
     """State letter and start ticks, or None if there is no such process."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_bytes()
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:  # noqa: PTH123 - a Path costs as much as the read
+            text = file.read()
     except (FileNotFoundError, ProcessLookupError):
         return None
     # The name in parentheses may itself hold spaces and parentheses.
@@ -73,7 +76,7 @@ class ProcessId:
 
     def alive(self) -> bool:
         """It exists and can still run; a zombie is dead, a stopped process is not."""
-        return self.state() not in (GONE, "Z", "x")
+        return self.state() not in DEAD
 
     def pidfd(self) -> int:
         """A pidfd, readable (poll) once the process has ended. The caller closes it.

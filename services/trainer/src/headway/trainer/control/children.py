@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from headway.common.log import get_logger
-from headway.common.node.process import ProcessId, spawn
+from headway.common.node.process import DEAD, ProcessId, spawn
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 5.0
@@ -96,9 +96,10 @@ class Children:
 
     def _fit(self, child: _Child) -> bool:
         assert child.process is not None
-        if not child.process.alive():
+        state = child.process.state()
+        if state in DEAD:
             return False
-        if child.process.state() == "T":
+        if state == "T":
             child.process.kill()
             log.warning("ended a stopped service", service=child.spec.name, pid=child.process.pid)
             return False

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headway.common.log import get_logger
-from headway.common.node.process import LastWords, ProcessId
+from headway.common.node.process import DEAD, LastWords, ProcessId
 from headway.common.wire.messages.driver import WorkerGone
 from headway.common.wire.messages.executor import WorkerBeat
 
@@ -74,10 +74,11 @@ class Crew:
         """Find the dead; end the stopped, since a frozen rank holds up all others."""
         gone = []
         for name, member in list(self.members.items()):
-            if member.process.alive() and member.process.state() == "T":
+            state = member.process.state()
+            if state == "T":
                 member.process.kill()
                 gone.append(self._bury(name, "stopped"))
-            elif not member.process.alive():
+            elif state in DEAD:
                 gone.append(self._bury(name, self._last_words(name)))
         late = time.monotonic() - self._began_at > ORPHAN_LIMIT_S
         for name, process in list(self._orphans.items()):

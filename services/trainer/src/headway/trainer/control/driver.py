@@ -28,7 +28,6 @@ from headway.common.wire.messages.driver import (
     Command,
     GetStatus,
     NodeBeat,
-    RankStatus,
     Relay,
     Report,
     Seals,
@@ -60,9 +59,12 @@ from headway.trainer.control.events import (
 from headway.trainer.control.journal import Journal
 from headway.trainer.control.nodes import Limits
 from headway.trainer.control.state import Event, RunState
+from headway.trainer.control.status import status_of
 
 TICK_S = 0.1
 BEAT_S = 0.25
+TAKEOVER_S = 1.0
+"""How long a driver that takes a run over waits for a node's first beat, at most ``node_silent_s``."""
 STEERED = frozenset({"pause", "resume", "stop", "checkpoint", "set"})
 REPORTS = (NodeBeat, Relay, Seals, WorkerGone, Report)
 ACTED_ON = frozenset({"crash", "stopped", "silence"})  # kinds of verdict that end a worker
@@ -111,7 +113,7 @@ class Driver:
         rank_nodes = {
             rank: home if home < self.cluster.nodes else placement.node_of(rank) for rank, home in rank_nodes.items()
         }
-        return RunState(
+        state = RunState(
             steps=self.config.train.steps,
             rank_nodes=rank_nodes,
             nodes=self.cluster.nodes,
@@ -127,6 +129,10 @@ class Driver:
                 max_crashes=limits.max_crashes,
             ),
         )
+        if generation >= 0:  # a successor: executors that live answer at once, the others need no long wait
+            for node in state.nodes.values():
+                node.heard_at -= max(0.0, limits.node_silent_s - TAKEOVER_S)
+        return state
 
     def run(self) -> int:
         """Drive the run to its end; returns the exit code."""
@@ -368,31 +374,4 @@ class Driver:
 
     def _get_status(self, message: GetStatus, peer: bytes) -> Status:
         del message, peer
-        state, ranks = self.state, []
-        for rank, home in sorted(state.rank_nodes.items()):
-            view = state.worker(state.members.get(rank))
-            ranks.append(
-                RankStatus(
-                    rank=rank,
-                    node=home,
-                    worker=view.worker if view else "",
-                    pid=view.pid if view else 0,
-                    status=view.status if view else "missing",
-                    step=view.step if view else 0,
-                )
-            )
-        return Status(
-            name=self.run_dir.name,
-            phase=state.outcome or state.phase,
-            epoch=self.journal.epoch,
-            generation=state.generation,
-            step=state.step,
-            steps=state.steps,
-            paused=self._paused(),
-            commands=len(state.commands),
-            applied=state.applied,
-            ranks=tuple(ranks),
-            nodes={number: node.status for number, node in state.nodes.items()},
-            services={number: node.services for number, node in state.nodes.items()},
-            detail=self.journal.fact("detail", ""),
-        )
+        return status_of(self.state, self.run_dir.name, paused=self._paused(), detail=self.journal.fact("detail", ""))
