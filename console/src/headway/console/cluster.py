@@ -12,7 +12,7 @@ from headway.common.config import diff, load, to_toml
 from headway.common.errors import HeadwayError, InputError
 from headway.common.node.janitor import end_run, sweep
 from headway.common.node.run_dir import RunDir, new_run_id, shm_root, sock_root
-from headway.console.peak import cached_peak, is_settled, machine_peak
+from headway.console.peak import cached_peak, machine_peak
 from headway.console.preflight import check_machine, prepare_corpus
 from headway.console.run import Run
 from headway.console.start import start
@@ -171,7 +171,8 @@ class Cluster:
 
 
 def _measure(tell: Callable[[str], None]) -> None:
-    if not is_settled(cached_peak()):
+    known = cached_peak()
+    if known is None or not known.is_idle:
         tell("measuring this machine's peak")
         try:
             machine_peak()

@@ -19,7 +19,8 @@ import msgspec
 from headway.common.errors import CorruptError, HeadwayError
 
 MEASURE_LIMIT_S = 120.0
-BUSY = 0.5
+IDLE = 0.85
+"""Share of the processor time asked for, from which on figures count as taken on an idle machine."""
 
 _PROGRAM = """
 import json, sys, time, torch
@@ -28,24 +29,27 @@ torch.set_num_threads(threads)
 on_gpu = torch.cuda.is_available()
 device = "cuda" if on_gpu else "cpu"
 def once(a, b):
-    start = time.perf_counter()
+    start, used = time.perf_counter(), time.process_time()
     a @ b
     if on_gpu:
         torch.cuda.synchronize()
-    return time.perf_counter() - start
+    wall = time.perf_counter() - start
+    return wall, 1.0 if on_gpu else (time.process_time() - used) / (wall * threads)
 def rate(dtype):
-    best = 0.0
+    best = (0.0, 0.0)
     for n in (4096, 8192, 16384) if on_gpu else (256, 512, 1024, 2048):
         a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
-        end, shortest = time.perf_counter() + least_s, once(a, b)
+        end, tries = time.perf_counter() + least_s, [once(a, b)]
         while time.perf_counter() < end:
-            shortest = min(shortest, once(a, b))
-        best = max(best, 2.0 * n**3 / shortest)
+            tries.append(once(a, b))
+        shortest = min(tries)[0]
+        share = sorted(one[1] for one in tries)[len(tries) // 2]
+        best = max(best, (2.0 * n**3 / shortest, share))
         if shortest * 8 > 4 * least_s:
             break
     return best
-out = {"bf16": rate(torch.bfloat16), "fp32": rate(torch.float32)}
-print(json.dumps({"device": device, "flops": out}))
+(bf16, _), (fp32, share) = rate(torch.bfloat16), rate(torch.float32)
+print(json.dumps({"device": device, "flops": {"bf16": bf16, "fp32": fp32}, "share": share}))
 """
 """Square products of growing size; without bf16 units large ones take minutes, so growth ends early."""
 
@@ -61,8 +65,14 @@ class Peak:
     threads: int
     flops: dict[str, float]
     """By compute type: ``bf16``, ``fp32``."""
-    load: float = 0.0
-    """Processes per thread that wanted to run meanwhile; above ``BUSY`` the figures may be too low."""
+    share: float = 0.0
+    """Processor time that the fp32 products got, of what all threads could give; below ``IDLE`` somebody else ran
+    and the figures may be too low."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody else ran meanwhile."""
+        return self.share >= IDLE
 
     def of_run(self, dtype: str, world_size: int) -> float:
         """The peak that a run of ``world_size`` ranks has at its disposal, FLOP/s.
@@ -82,18 +92,8 @@ def cached_peak() -> Peak | None:
         return None
 
 
-def load_per_thread() -> float:
-    """Processes that want to run, of the last minute, per usable thread."""
-    return os.getloadavg()[0] / usable_threads()
-
-
-def is_settled(peak: Peak | None) -> bool:
-    """Whether measuring now could not give better figures: these were taken idle, or it is busy now too."""
-    return peak is not None and (peak.load <= BUSY or load_per_thread() > BUSY)
-
-
 def machine_peak(least_s: float = 0.4) -> Peak:
-    """The figures of this machine, measured now (some seconds) unless they are settled; the best are kept.
+    """The figures of this machine, measured now (some seconds) unless known from an idle moment; the best are kept.
 
     Args:
         least_s: seconds spent on each size and type.
@@ -102,9 +102,8 @@ def machine_peak(least_s: float = 0.4) -> Peak:
         HeadwayError: torch is not installed or the measurement failed.
     """
     known = cached_peak()
-    if known is not None and is_settled(known):
+    if known is not None and known.is_idle:
         return known
-    load = load_per_thread()
     command = [sys.executable, "-c", _PROGRAM, str(usable_threads()), str(least_s)]
     env = {**os.environ, "OMP_NUM_THREADS": str(usable_threads())}
     try:
@@ -117,7 +116,7 @@ def machine_peak(least_s: float = 0.4) -> Peak:
         ) from error
     flops = {name: max(rate, known.flops.get(name, 0.0) if known else 0.0)
              for name, rate in figures["flops"].items()}  # fmt: skip
-    peak = Peak(figures["device"], processor_name(), usable_threads(), flops, load)
+    peak = Peak(figures["device"], processor_name(), usable_threads(), flops, float(figures["share"]))
     _write(peak)
     return peak
 

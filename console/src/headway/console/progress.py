@@ -11,7 +11,7 @@ from headway.common.errors import DeadlineError
 from headway.common.plan.model_shape import mfu
 from headway.common.wire.messages.driver import Status
 from headway.console.analysis.metrics import load_metrics, seconds_per_step, throughput
-from headway.console.peak import BUSY, Peak
+from headway.console.peak import Peak
 from headway.console.preflight import model_shape
 from headway.console.run import OVER, Run
 from headway.trainer.config import RunConfig
@@ -96,7 +96,7 @@ def read_progress(run: Run, peak: Peak | None = None, *, timeout_s: float = 1.0)
 
 def utilisation(config: RunConfig, peak: Peak | None, tokens_per_s: float) -> float | None:
     """MFU of a run at this rate, 0..1; None without a rate, or without a peak that was taken on an idle machine."""
-    if peak is None or peak.load > BUSY or not tokens_per_s:
+    if peak is None or not peak.is_idle or not tokens_per_s:
         return None
     flops = peak.of_run(config.train.dtype, config.parallel.world_size)
     flops_per_token = model_shape(config).flops_per_token
