@@ -267,3 +267,31 @@ def test_handle_ready_leaves_a_flood_after_one_turn() -> None:
         turns = []
         wait_until(lambda: turns.append(server.handle_ready()) is None and sum(turns) == 200)
         assert max(turns) <= server_module.MAX_FRAMES_A_TURN
+
+
+FLOOD = """
+import sys, time, zmq
+from headway.common.wire.server import Server
+with Server("ipc://" + sys.argv[1], {}, high_water_mark=4) as server:
+    context = zmq.Context()
+    client = context.socket(zmq.DEALER)
+    client.connect(server.endpoint)
+    for _ in range(200):
+        try:
+            client.send(bytes(1000), zmq.NOBLOCK)
+        except zmq.Again:
+            time.sleep(0.001)
+    time.sleep(0.3)
+    client.close(linger=0)
+    context.term()
+    time.sleep(2.5)
+    while server.handle_ready():
+        pass
+"""
+
+
+def test_a_peer_that_vanishes_behind_its_own_backlog_ends_nothing(sock_dir: Path) -> None:
+    """With ZMTP heartbeats every 2 s libzmq 4.3.5 aborts the process here."""
+    program = [sys.executable, "-c", FLOOD, str(sock_dir / "s")]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr[-500:]

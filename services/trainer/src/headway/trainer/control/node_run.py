@@ -11,6 +11,7 @@ from collections import deque
 from pathlib import Path
 
 from headway.common.config import diff, load
+from headway.common.errors import InputError
 from headway.common.log import get_logger
 from headway.common.node.arena import Arena
 from headway.common.node.failpoints import configure
@@ -28,6 +29,7 @@ from headway.trainer.control.recorder import Recorder
 
 MAX_REPORTS = 20_000  # about a day of steps without a driver; the oldest are dropped first
 DRAIN_LIMIT_S = 8.0
+FAULTS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 MALLOC_ARENAS = os.environ.get("MALLOC_ARENA_MAX", "2")
 """glibc gives threads heaps of their own, whose tops it never returns: workers would grow with each recovery."""
 
@@ -229,8 +231,14 @@ class NodeRun:
         return Seals(node=self.node, generation=generation, sealed=sealed)
 
     def inject(self, target: str, fault: str, rank: int) -> bool:
-        """Break a worker or a service, for drills."""
-        number = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[fault]
+        """Break a worker or a service, for drills.
+
+        Raises:
+            InputError: an unknown fault.
+        """
+        if fault not in FAULTS:
+            raise InputError(f"unknown fault {fault!r}", remedy=f"use {' or '.join(FAULTS)}")
+        number = FAULTS[fault]
         if target == "executor":
             return ProcessId.current().kill(number)
         process = self.children.process(target)
