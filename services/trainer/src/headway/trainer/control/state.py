@@ -11,65 +11,29 @@ driver needs no case of its own.
 
 from __future__ import annotations
 
-from collections import Counter
-
 from headway.common.wire.messages.driver import NodeBeat, Relay, Seals, WorkerGone
 from headway.common.wire.messages.executor import KillWorker, LeftGeneration, ReadSeals, ToWorker
-from headway.common.wire.messages.worker import Assign, Restore, Steer
+from headway.common.wire.messages.worker import Assign
+from headway.trainer.control.decisions import Decisions
 from headway.trainer.control.events import (
     Action,
     BeginGeneration,
     DurableFound,
     FindDurable,
-    Finish,
     Hopeless,
     Log,
     NodeUnavailable,
-    RestartNode,
     Suspicion,
     Tell,
     Tick,
 )
-from headway.trainer.control.nodes import Limits, Node, View
 from headway.trainer.control.restore import choose_restore
-
-RESEND_S = 0.4  # an answer takes one beat (0.25 s) at most; sooner would only repeat what is under way
 
 Event = NodeBeat | Relay | Seals | WorkerGone | DurableFound | NodeUnavailable | Suspicion | Hopeless | Tick
 
 
-class RunState(View):
+class RunState(Decisions):
     """One run. ``members`` maps ranks to the workers of the current generation."""
-
-    def __init__(
-        self,
-        *,
-        steps: int,
-        rank_nodes: dict[int, int],
-        nodes: int,
-        limits: Limits,
-        now: float,
-        generation: int = -1,
-        commands: list[Steer] | None = None,
-        epoch: int = 0,
-    ) -> None:
-        self.steps, self.limits, self.epoch = steps, limits, epoch
-        self.generation = generation
-        self.rank_nodes = dict(rank_nodes)
-        self.nodes = {node: Node(heard_at=now) for node in range(nodes)}
-        self.commands: list[Steer] = list(commands or [])
-        self.members: dict[int, str] = {}
-        self.gone: set[str] = set()
-        self.phase = "gathering"
-        self.since = now
-        self.outcome = ""
-        self.restore = Restore(source="init", step=0)
-        self.store: tuple[str, int] | None = None
-        self.sealed: dict[int, dict[int, tuple[int, ...]]] = {}
-        self.crashes: Counter[tuple[str, int]] = Counter()
-        self.max_durable: int | None = None
-        self._adopting = generation >= 0
-        self._sent: dict[tuple[object, ...], float] = {}
 
     # ---- the one entry ------------------------------------------------------------------------
     def handle(self, event: Event, now: float) -> list[Action]:
@@ -101,15 +65,6 @@ class RunState(View):
         return actions + self._advance(now)
 
     # ---- what is heard ------------------------------------------------------------------------
-    def _on_beat(self, beat: NodeBeat, now: float) -> None:
-        node = self.nodes.get(beat.node)
-        if node is None or node.status == "lost":
-            return
-        node.heard_at = now
-        node.status = "active" if beat.node in self.rank_nodes.values() else "spare"
-        node.workers = {worker.worker: worker for worker in beat.workers}
-        node.services = dict(beat.services)
-
     def _on_left(self, left: LeftGeneration, now: float) -> list[Action]:
         if left.generation != self.generation or self.members.get(left.rank) != left.worker:
             return []
@@ -125,11 +80,6 @@ class RunState(View):
                 now,
             )
         return self._fence(f"rank {left.rank} left: {left.reason} {left.detail}", now)
-
-    def _brake(self, signature: tuple[str, int]) -> bool:
-        """Count a failure; True when the same one at the same step has come too often to be an accident."""
-        self.crashes[signature] += 1
-        return self.crashes[signature] >= self.limits.max_crashes
 
     def _suspect(self, event: Suspicion, now: float) -> list[Action]:
         for worker in self.members.values():
@@ -159,33 +109,6 @@ class RunState(View):
             actions += self._fence(f"rank {rank} is lost: {reason}", now)
         return actions
 
-    def _lose_node(self, number: int, reason: str, now: float) -> list[Action]:
-        node = self.nodes[number]
-        if node.status == "lost":
-            return []
-        node.status = "lost"
-        self.gone.update(node.workers)
-        node.workers.clear()
-        actions: list[Action] = [Log("node_lost", {"node": number, "reason": reason})]
-        if number in self.rank_nodes.values() and self.phase in ("joining", "running"):
-            actions += self._fence(f"node {number} is lost", now)
-        return actions
-
-    def _replace_lost(self, now: float) -> list[Action]:
-        """Move the ranks of lost nodes to spares; fail only when no node is left that could become one."""
-        actions: list[Action] = []
-        for lost in {home for home in self.rank_nodes.values() if self.nodes[home].status == "lost"}:
-            ranks = [rank for rank, home in self.rank_nodes.items() if home == lost]
-            free = {n: v for n, v in self.nodes.items() if n not in self.rank_nodes.values() and v.status != "lost"}
-            spare = next((n for n, view in free.items() if view.status == "spare"), None)
-            if spare is not None:
-                self.rank_nodes.update(dict.fromkeys(ranks, spare))
-                self.nodes[spare].status = "active"
-                actions.append(Log("node_replaced", {"node": lost, "spare": spare, "ranks": ranks}))
-            elif not free:
-                return self._finish("failed", f"node {lost} is lost and no spare node is left", now)
-        return actions
-
     # ---- transitions --------------------------------------------------------------------------
     def _advance(self, now: float) -> list[Action]:
         actions = self._watch_nodes(now)
@@ -206,19 +129,6 @@ class RunState(View):
                 for w in node.workers.values()
                 if w.worker in self.gone and self._due(("kill", w.worker), now)
             ]
-        return actions
-
-    def _watch_nodes(self, now: float) -> list[Action]:
-        actions: list[Action] = []
-        for number, node in self.nodes.items():
-            silent = now - node.heard_at
-            if node.status == "lost" or silent < self.limits.node_silent_s:
-                continue
-            if silent >= self.limits.node_lost_s and self._spare_for(number):
-                actions += self._lose_node(number, f"silent for {silent:.1f} s", now)
-            elif now - node.asked_at >= self.limits.node_silent_s:
-                node.status, node.asked_at = "silent", now
-                actions += [Log("node_silent", {"node": number}), RestartNode(number)]
         return actions
 
     def _gather(self, now: float) -> list[Action]:
@@ -350,10 +260,6 @@ class RunState(View):
             ]
         return actions
 
-    def _fence(self, reason: str, now: float) -> list[Action]:
-        self._enter("leaving", now)
-        return [Log("fence", {"generation": self.generation, "step": self.step, "reason": reason})]
-
     def _leave(self, now: float) -> list[Action]:
         waiting = [
             w
@@ -374,27 +280,3 @@ class RunState(View):
             for worker in waiting
             if self._due(("abort", worker, self.generation), now)
         ]
-
-    def _finish(self, outcome: str, detail: str, now: float) -> list[Action]:
-        self._enter("over", now)
-        self.outcome = outcome
-        return [Finish(outcome, detail)]
-
-    # ---- bookkeeping -----------------------------------------------------------------------------
-    @property
-    def refill(self) -> bool:
-        """Whether nodes may fork standbys now: not while survivors need the cores for a rebuild."""
-        return self.phase in ("running", "gathering")
-
-    def _enter(self, phase: str, now: float) -> None:
-        self.phase, self.since = phase, now
-        self._sent.clear()
-
-    def _due(self, key: tuple[object, ...], now: float) -> bool:
-        if now - self._sent.get(key, float("-inf")) < RESEND_S:
-            return False
-        self._sent[key] = now
-        return True
-
-    def _tell(self, worker: str, message: ToWorker | KillWorker) -> Tell:
-        return Tell(self._home(worker) or 0, message)
