@@ -185,7 +185,8 @@ def _done(state: State, job: Job) -> tuple[State, list[Action]]:
     state = replace(state, job=None)
     match job:
         case FlushSlot(slot):
-            return _without(state, [slot]), [ReleaseSlot(slot)]
+            # The listing is from before this part: a drain must wait for the manifest that may be due now.
+            return replace(_without(state, [slot]), view=None), [ReleaseSlot(slot)]
         case Check(key):
             return replace(state, sound=key), []
         case Remove() | WriteManifest() | DropParts() | EmptyTrash():

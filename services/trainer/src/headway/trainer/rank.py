@@ -83,6 +83,8 @@ class Rank:
                 )
             )
             self._restore(assign)
+            worker.view.status = "restored"
+            worker.link.beat_now()
             hooks = ControlHooks(worker, generation)
             self._session.run(hooks)
             if self._session.step >= self.config.train.steps and self.config.train.sample_tokens:
@@ -247,6 +249,7 @@ class ControlHooks(NoHooks):
             )
 
     def on_pause(self, paused: bool) -> None:
-        """Say that the run stands still on purpose."""
+        """Say that the run stands still on purpose; a run that recovers while paused is well without a step."""
+        self._worker.view.status = "running"
         self._worker.view.paused = paused
         self._worker.link.beat_now()

@@ -12,8 +12,9 @@ TEMPERATURE = 0.8
 
 @torch.no_grad()
 def sample_text(session: Session, prompt: list[int], count: int) -> list[int]:
-    """``count`` tokens that follow ``prompt``, equal on all ranks; a function of the weights and the run's seed.
+    """At most ``count`` tokens that follow ``prompt``, equal on all ranks; a function of weights and the run's seed.
 
+    The whole text, rounded up to a multiple of tp, has at most ``seq_len`` tokens: no model knows later positions.
     Every replica computes the same; nothing is cached, so each token costs one forward over the whole text.
 
     Raises:
@@ -21,6 +22,7 @@ def sample_text(session: Session, prompt: list[int], count: int) -> list[int]:
     """
     config, groups, tp = session.config, session.groups, session.tp
     pipe, vocabulary = groups.pipe, np.random.Generator(np.random.Philox(config.train.seed))
+    count = min(count, config.model.seq_len // tp.size * tp.size - len(prompt))
     length = -(-(len(prompt) + count) // tp.size) * tp.size
     text = torch.zeros((1, length), dtype=torch.int64, device=session.device)
     text[0, : len(prompt)] = torch.tensor(prompt)

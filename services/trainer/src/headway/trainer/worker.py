@@ -107,6 +107,8 @@ class Worker:
                 self.commands.append(command)
 
     def _abort(self, generation: int) -> None:
+        if self.view.status == "finished" and self.view.generation <= generation:
+            self.left(self.view.generation, self.view.rank, "aborted", "")  # the main thread waits outside already
         if not self.fence.is_fenced(generation):
             threading.Thread(target=self.fence.abort, args=(generation,), name="abort", daemon=True).start()
 
@@ -155,17 +157,17 @@ class Worker:
             traceback.clear_frames(error.__traceback__)
         finally:
             self.fence.leave(broken=broken)
-        self.left(assign, reason, detail)
+        self.left(assign.generation, assign.rank, reason, detail)
 
-    def left(self, assign: Assign, reason: str, detail: str) -> None:
+    def left(self, generation: int, rank: int, reason: str, detail: str) -> None:
         """Tell the executor that this worker is outside of the generation."""
-        log.info("left", generation=assign.generation, rank=assign.rank, reason=reason, detail=detail)
+        log.info("left", generation=generation, rank=rank, reason=reason, detail=detail)
         self.view.status = "out"
         self.link.send(
             LeftGeneration(
                 worker=self.name,
-                generation=assign.generation,
-                rank=assign.rank,
+                generation=generation,
+                rank=rank,
                 reason=reason,
                 detail=detail[:900],
             )

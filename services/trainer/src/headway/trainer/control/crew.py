@@ -123,11 +123,12 @@ class Crew:
                 del self._pending[name]
         while len(self.members) + len(self._pending) + len(self._orphans) < wanted:
             name = f"n{self._node}w{self._next}"
-            if not self._ask(name):
-                return  # the zygote is still importing torch; the next call asks again
             self._next += 1
+            self._save()  # first: a successor must not give the same name to another fork
+            if not self._ask(name):
+                self._next -= 1
+                return  # the zygote is still importing torch; the next call asks again
             self._pending[name] = now
-            self._save()
 
     def zygote_died(self) -> None:
         """Forget what was asked of it."""

@@ -11,6 +11,7 @@ from headway.trainer.control.events import Action, Finish, Log, RestartNode, Tel
 from headway.trainer.control.nodes import Limits, Node, View
 
 RESEND_S = 0.4  # an answer takes one beat (0.25 s) at most; sooner would only repeat what is under way
+FENCES_PER_CRASH = 4  # recoveries at one step may have many causes; so many times ``max_crashes`` of them have one
 
 
 class Decisions(View):
@@ -98,13 +99,15 @@ class Decisions(View):
 
     # ---- changes of phase ------------------------------------------------------------------------
     def _fence(self, reason: str, now: float) -> list[Action]:
+        if self._brake(("fence", self.step), FENCES_PER_CRASH * self.limits.max_crashes):
+            return self._finish("failed", f"recoveries without a step at step {self.step}, the last: {reason}", now)
         self._enter("leaving", now)
         return [Log("fence", {"generation": self.generation, "step": self.step, "reason": reason})]
 
-    def _brake(self, signature: tuple[str, int]) -> bool:
+    def _brake(self, signature: tuple[str, int], limit: int = 0) -> bool:
         """Count a failure; True when the same one at the same step has come too often to be an accident."""
         self.crashes[signature] += 1
-        return self.crashes[signature] >= self.limits.max_crashes
+        return self.crashes[signature] >= (limit or self.limits.max_crashes)
 
     def _finish(self, outcome: str, detail: str, now: float) -> list[Action]:
         self._enter("over", now)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -51,6 +52,7 @@ from headway.trainer.control.events import (
     Hopeless,
     Log,
     NodeUnavailable,
+    NotBegun,
     RestartNode,
     Suspicion,
     Tell,
@@ -226,7 +228,12 @@ class Driver:
         match message:
             case Report():
                 self.journal.store_report(
-                    message.node, message.sequence, message.metrics, message.evaluation, message.sample
+                    message.node,
+                    message.sequence,
+                    message.metrics,
+                    message.evaluation,
+                    message.sample,
+                    previous=message.previous,
                 )
             case NodeBeat() | Relay() | Seals() | WorkerGone():
                 self._handle(message)
@@ -247,20 +254,30 @@ class Driver:
                 if action.node in self._clients:
                     self._clients[action.node][1].notify(action.message)
             case BeginGeneration():
-                self.journal.begin_generation(action.generation, action.rank_nodes)
-                # what the store holds beyond the restore point belongs to a future that will not happen
-                mark_generation(self.run_dir.checkpoints, action.generation, self.state.restore.step)
+                self._begin(action)
             case FindDurable():
-                found = newest(
-                    self.run_dir.checkpoints,
-                    world_size=self.config.parallel.world_size,
-                    max_step=action.max_step,
-                )
-                self._handle(DurableFound((found.step, str(found.path)) if found else None))
+                self._handle(self._find_durable(action.max_step))
             case RestartNode():
                 self._restart(action.node)
             case Finish():
                 self._finish(action, now)
+
+    def _begin(self, action: BeginGeneration) -> None:
+        try:
+            self.journal.begin_generation(action.generation, action.rank_nodes)
+            # what the store holds beyond the restore point belongs to a future that will not happen
+            mark_generation(self.run_dir.checkpoints, action.generation, self.state.restore.step)
+        except (sqlite3.Error, OSError, HeadwayError) as error:
+            log.error("cannot begin a generation", generation=action.generation, error=str(error))
+            self._handle(NotBegun(action.generation))
+
+    def _find_durable(self, max_step: int | None) -> DurableFound:
+        try:
+            found = newest(self.run_dir.checkpoints, world_size=self.config.parallel.world_size, max_step=max_step)
+        except (OSError, HeadwayError) as error:
+            log.error("cannot tell the newest checkpoint", error=str(error))
+            return DurableFound(None, trouble=str(error))
+        return DurableFound((found.step, str(found.path)) if found else None)
 
     def _restart_ended(self) -> None:
         """Start executors that are known to have died, without waiting for their silence; once each."""
@@ -279,13 +296,16 @@ class Driver:
             log.error("cannot start the node", node=node, error=str(error))
 
     def _finish(self, action: Finish, now: float) -> None:
-        self.journal.event(
-            "run_over", {"outcome": action.outcome, "detail": action.detail, "step": self.state.step}, now
-        )
-        self.journal.set_fact("outcome", action.outcome)
-        self.journal.set_fact("detail", action.detail)
         log.info("the run is over", outcome=action.outcome, detail=action.detail)
-        self._outcome = action.outcome
+        self._outcome = action.outcome  # first: on a full disk the executors must hear of the end all the same
+        try:
+            self.journal.event(
+                "run_over", {"outcome": action.outcome, "detail": action.detail, "step": self.state.step}, now
+            )
+            self.journal.set_fact("outcome", action.outcome)
+            self.journal.set_fact("detail", action.detail)
+        except sqlite3.Error as error:
+            log.error("the journal cannot take the end of the run", error=str(error))
         self._tick()
         self._service.after(1.0, self._service.stop)  # let the notes leave, answer a last status
 

@@ -15,9 +15,17 @@ class Tick:
 
 @dataclass(frozen=True)
 class DurableFound:
-    """The answer to ``FindDurable``: the newest complete checkpoint, or None."""
+    """The answer to ``FindDurable``: the newest complete checkpoint, or None; ``trouble`` if that cannot be told."""
 
     checkpoint: tuple[int, str] | None
+    trouble: str = ""
+
+
+@dataclass(frozen=True)
+class NotBegun:
+    """The journal could not take ``BeginGeneration``: nobody may hear of it."""
+
+    generation: int
 
 
 @dataclass(frozen=True)

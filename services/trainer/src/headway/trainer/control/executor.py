@@ -15,7 +15,7 @@ from headway.common.config import load
 from headway.common.errors import InputError
 from headway.common.log import get_logger
 from headway.common.node.janitor import leave_run
-from headway.common.node.process import ProcessId
+from headway.common.node.process import ProcessId, Reaper
 from headway.common.node.run_dir import RunDir, RunLock
 from headway.common.wire.message import Message
 from headway.common.wire.messages.ckpt_store import CheckpointComplete, StoreTrouble
@@ -82,6 +82,7 @@ class Executor:
         self._service = Service("executor", server=self._server)
         self._local: Server | None = None
         self._run: NodeRun | None = None
+        self._reaper = Reaper()
         self._epoch = 0
         self._driver: bytes | None = None
         self._heard_at = time.monotonic()
@@ -160,6 +161,7 @@ class Executor:
         if self._run is None:
             return
         now = time.monotonic()
+        self._reaper.collect()
         gone = self._run.poll(now)
         for worker in gone:
             self._to_driver(worker)

@@ -127,9 +127,14 @@ class Journal:
         metrics: StepMetrics | None,
         evaluation: Evaluation | None,
         sample: Sample | None,
+        *,
+        previous: int = 0,
     ) -> None:
-        """Store a report and its sequence number in one transaction; a repeated one changes nothing."""
-        if sequence <= self.reported(node):
+        """Store a report and its sequence number in one transaction.
+
+        Nothing changes for a repeated one, and for one that overtook ``previous``: both come again in order.
+        """
+        if not previous <= self.reported(node) < sequence:
             return
         self._db.execute("BEGIN IMMEDIATE")
         if metrics is not None:

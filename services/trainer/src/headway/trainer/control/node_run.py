@@ -52,6 +52,7 @@ class NodeRun:
         self.reports: deque[Report] = deque(maxlen=MAX_REPORTS)
         self.active = node < self.config.launch.nodes
         self.refill = True
+        self._sequence = 0
         self._monitor = ("", "")
         for spec in self._services():
             self.children.keep(spec)
@@ -213,7 +214,9 @@ class NodeRun:
 
     def report(self, **what: StepMetrics | Evaluation | Sample | None) -> Report:
         """Keep a report until a driver acknowledges it. Sequence numbers grow over restarts: they are times."""
-        report = Report(node=self.node, sequence=time.time_ns(), **what)  # type: ignore[arg-type]
+        previous = self.reports[-1].sequence if self.reports else 0
+        self._sequence = max(time.time_ns(), self._sequence + 1)  # also when the clock is set back
+        report = Report(node=self.node, sequence=self._sequence, previous=previous, **what)  # type: ignore[arg-type]
         self.reports.append(report)
         return report
 

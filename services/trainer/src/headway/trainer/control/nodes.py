@@ -79,7 +79,7 @@ class View:
     def _inside(self, worker: str) -> bool:
         """Whether the worker still holds groups of some generation."""
         view = self.worker(worker)
-        return view is not None and view.status in ("joining", "running", "finished")
+        return view is not None and view.status in ("joining", "restored", "running", "finished")
 
     def _all(self, *statuses: str) -> bool:
         return set(self.members) == set(self.rank_nodes) and all(

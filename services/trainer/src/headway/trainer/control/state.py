@@ -23,13 +23,14 @@ from headway.trainer.control.events import (
     Hopeless,
     Log,
     NodeUnavailable,
+    NotBegun,
     Suspicion,
     Tell,
     Tick,
 )
 from headway.trainer.control.restore import choose_restore
 
-Event = NodeBeat | Relay | Seals | WorkerGone | DurableFound | NodeUnavailable | Suspicion | Hopeless | Tick
+Event = NodeBeat | Relay | Seals | WorkerGone | DurableFound | NotBegun | NodeUnavailable | Suspicion | Hopeless | Tick
 
 
 class RunState(Decisions):
@@ -54,6 +55,9 @@ class RunState(Decisions):
                 self.sealed[event.node] = dict(event.sealed)
             case DurableFound() if self.phase == "choosing":
                 actions += self._begin(event, now)
+            case NotBegun() if event.generation == self.generation and self.phase == "joining":
+                self._enter("gathering", now)
+                return []  # the next tick tries again, under a new number
             case NodeUnavailable():
                 actions += self._lose_node(event.node, "the engine cannot start it", now)
             case Hopeless() if self.generation < 0:  # later the failing rank reports it, and the brake counts
@@ -84,7 +88,7 @@ class RunState(Decisions):
     def _suspect(self, event: Suspicion, now: float) -> list[Action]:
         for worker in self.members.values():
             view = self.worker(worker)
-            if view is not None and view.pid == event.pid:
+            if view is not None and view.pid == event.pid and self._home(worker) == event.node:
                 return self._lose(worker, event.kind, now)
         return []
 
@@ -187,6 +191,8 @@ class RunState(Decisions):
     def _begin(self, found: DurableFound, now: float) -> list[Action]:
         sealed = {rank: self.sealed[home].get(rank, ()) for rank, home in self.rank_nodes.items()}
         self.restore = choose_restore(self.rank_nodes, sealed, found.checkpoint)
+        if self.restore.source == "init" and found.trouble:  # never start over beside checkpoints that may be good
+            return self._finish("failed", f"no snapshot is left and {found.trouble}", now)
         self.generation += 1
         self.store = None
         self._enter("joining", now)
@@ -201,10 +207,11 @@ class RunState(Decisions):
     def _join(self, now: float) -> list[Action]:
         if self._all("running", "finished"):
             self._enter("running", now)
+            self.max_durable = None  # a checkpoint that proved corrupt is superseded by now
             return [Log("stepping", {"generation": self.generation, "step": self.step})]
-        if now - self.since > self.limits.join_s:
+        if now - self.since > self.limits.join_s and not self._all("restored", "running", "finished"):
             return self._join_failed(now)
-        actions: list[Action] = []
+        actions = self._steer(now)
         for rank, worker in self.members.items():
             view = self.worker(worker)
             if view is not None and view.generation < self.generation and self._due(("assign", worker), now):
@@ -233,8 +240,8 @@ class RunState(Decisions):
         return actions
 
     def _join_failed(self, now: float) -> list[Action]:
-        late = {r: w for r, w in self.members.items() if not self._is(w, "running", "finished")}
-        actions = self._fence(f"ranks {sorted(late)} made no step within {self.limits.join_s} s", now)
+        late = {r: w for r, w in self.members.items() if not self._is(w, "restored", "running", "finished")}
+        actions = self._fence(f"ranks {sorted(late)} did not restore within {self.limits.join_s} s", now)
         for worker in late.values():
             view = self.worker(worker)
             if view is not None and view.generation < self.generation:  # it never answered: no abort will reach it
@@ -248,10 +255,14 @@ class RunState(Decisions):
         left = [rank for rank, worker in self.members.items() if not (self._alive(worker) and self._inside(worker))]
         if left:
             return self._fence(f"ranks {left} left and their word was lost", now)
+        return self._steer(now)
+
+    def _steer(self, now: float) -> list[Action]:
+        """Give the workers the commands that they do not hold yet."""
         actions: list[Action] = []
         for worker in self.members.values():
             view = self.worker(worker)
-            if view is None or view.status != "running":
+            if view is None or view.status not in ("restored", "running"):
                 continue
             actions += [
                 self._tell(worker, ToWorker(epoch=self.epoch, worker=worker, steer=steer))

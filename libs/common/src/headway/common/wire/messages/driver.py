@@ -52,6 +52,8 @@ class Report(Message, tag="driver.report/1"):
 
     node: int
     sequence: int
+    previous: int = 0
+    """Sequence of the report before; the driver takes none before the one that comes first, so none is skipped."""
     metrics: StepMetrics | None = None
     evaluation: Evaluation | None = None
     sample: Sample | None = None

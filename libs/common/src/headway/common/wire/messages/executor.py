@@ -14,7 +14,7 @@ class WorkerBeat(Message, tag="executor.worker_beat/1"):
     pid: int
     start_ticks: int
     status: str
-    """``idle``, ``joining``, ``running``, ``out``, ``finished``."""
+    """``idle``, ``joining``, ``restored`` (state in place, no step yet), ``running``, ``out``, ``finished``."""
     generation: int = -1
     rank: int = -1
     step: int = 0
