@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,28 @@ def test_a_bare_megatron_pair_can_be_inspected_and_verified(tmp_path: Path) -> N
     assert run("verify", f"{prefix}.idx").returncode == 0
 
 
+@pytest.mark.parametrize("source", ["/nowhere", "{text}"])
+def test_prepare_leaves_no_lock_behind(source: str, text_folder: Path, tmp_path: Path) -> None:
+    run("prepare", "--source", source.replace("{text}", str(text_folder)), "--out", tmp_path / "d",
+        "--vocab-size", "300")  # fmt: skip
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_daemon_that_is_ended_leaves_no_folder_in_shared_memory(short_folder: Path) -> None:
+    root = short_folder / "m"
+    command = [sys.executable, "-m", "headway.dataloader", "serve", "--endpoint", f"ipc://{short_folder}/s"]
+    daemon = subprocess.Popen(command, env=child_environment({"HEADWAY_SHM_ROOT": str(root)}), stderr=subprocess.PIPE)
+    try:
+        deadline = time.monotonic() + 30
+        while not ((root / "dataloader").is_dir() and (short_folder / "s").exists()):
+            assert time.monotonic() < deadline and daemon.poll() is None
+            time.sleep(0.02)
+    finally:
+        daemon.terminate()
+        daemon.communicate()
+    assert daemon.returncode == 0 and list(root.iterdir()) == []
+
+
 def test_a_socket_in_use_is_refused(short_folder: Path) -> None:
     with running_daemon(short_folder) as daemon:
         done = run("serve", "--endpoint", daemon.endpoint, "--shm-dir", daemon.shm_dir)
@@ -105,6 +128,7 @@ def test_the_example_in_the_readme_runs_and_gives_the_same_losses_with_and_witho
     short_folder: Path, text_folder: Path, tmp_path: Path
 ) -> None:
     assert len(_example().splitlines()) < 30
+    assert "\npython example.py stdlib data/stdlib" in README.read_text()
     (tmp_path / "example.py").write_text(_example())
 
     def losses(*arguments: str) -> list[str]:

@@ -108,7 +108,7 @@ def test_a_run_killed_in_the_middle_leaves_nothing_at_the_target_and_the_next_on
     assert not (tmp_path / "d").exists()
     assert [p for p in tmp_path.iterdir() if p.suffix == ".tmp"]
     prepare(_config(tmp_path / "d", text_folder))
-    assert sorted(p.name for p in tmp_path.iterdir()) == [".d.lock", "d"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["d"]
     verify(tmp_path / "d")
 
 

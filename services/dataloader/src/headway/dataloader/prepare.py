@@ -232,13 +232,30 @@ def _put(draft: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(target: Path) -> Iterator[None]:
+    """Only this process works on ``target``. The lock's file goes at the end; whoever waited for it makes another."""
+    path = target.parent / f".{target.name}.lock"
+    while True:
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise InputError(
+                f"cannot write {target.parent}: {error.strerror}", remedy="choose another --out"
+            ) from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            if _is_at(fd, path):
+                try:
+                    yield
+                finally:
+                    path.unlink(missing_ok=True)
+                return
+        finally:
+            os.close(fd)
+
+
+def _is_at(fd: int, path: Path) -> bool:
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(target.parent / f".{target.name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise InputError(f"cannot write {target.parent}: {error.strerror}", remedy="choose another --out") from error
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
+        return os.path.samestat(os.fstat(fd), path.stat())
+    except FileNotFoundError:
+        return False

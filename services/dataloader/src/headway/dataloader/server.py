@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -122,6 +123,9 @@ def serve(
         return service.run()
     finally:
         prefetcher.stop(unlink=not keep)
+        if not keep and prefetcher.shm_dir.is_relative_to(shm_root()):
+            with contextlib.suppress(OSError):  # another daemon's rings lie there
+                prefetcher.shm_dir.rmdir()
 
 
 def _folder(path: Path) -> Path:
