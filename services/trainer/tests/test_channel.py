@@ -105,6 +105,19 @@ def test_abort_runs_each_registered_action_once(channels: Channels) -> None:
     assert ran == [1]
 
 
+def test_an_action_that_fails_keeps_no_other_from_running(channels: Channels) -> None:
+    ran: list[int] = []
+
+    def fail() -> None:
+        ran.append(2)
+        raise RuntimeError("the transport is gone")
+
+    for action in (lambda: ran.append(1), fail, lambda: ran.append(3)):
+        channels.on_abort(action)
+    channels.abort()
+    assert sorted(ran) == [1, 2, 3]
+
+
 def test_a_second_wait_on_a_finished_call_returns_at_once(channels: Channels) -> None:
     call = channels.open("a").call(lambda: 1)
     call.wait()

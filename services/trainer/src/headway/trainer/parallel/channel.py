@@ -16,10 +16,13 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
+from headway.common.log import get_logger
 from headway.trainer.parallel.comm import Aborted
 
 T = TypeVar("T")
 _Jobs: TypeAlias = "SimpleQueue[tuple[Callable[[], Any], bool, Call[Any]] | None]"
+
+log = get_logger("channel")
 
 
 class Work(Protocol):
@@ -125,12 +128,19 @@ class Channels:
             raise Aborted
 
     def abort(self) -> None:
-        """Let every waiting call raise ``Aborted``. Any thread may call this, any number of times."""
+        """Let every waiting call raise ``Aborted``. Any thread may call this, any number of times.
+
+        An action of ``on_abort`` that fails is logged, and the others run.
+        """
         self._aborted.set()
         for call in self._open.copy():
             call._settle(None, None)
         while self._on_abort:
-            self._on_abort.pop()()
+            action = self._on_abort.pop()
+            try:
+                action()
+            except Exception as error:
+                log.error("an action of an abort failed", error=repr(error))
 
     def on_abort(self, fn: Callable[[], object]) -> None:
         """Call ``fn`` once, on the aborting thread, if the generation is fenced."""
