@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from headway.ckpt_store.client import newest, read_shard
 from headway.common.errors import CorruptError
 from headway.common.log import get_logger
@@ -27,6 +26,7 @@ from headway.trainer.config import RunConfig
 from headway.trainer.generation import Session
 from headway.trainer.parallel.channel import Channels
 from headway.trainer.parallel.groups import build
+from headway.trainer.parallel.nccl import take_device
 from headway.trainer.sample import sample_text
 from headway.trainer.step import Directive, NoHooks, StepResult
 
@@ -45,9 +45,7 @@ class Rank:
     def __init__(self, worker: Worker, rank: int) -> None:
         self._worker, self.rank, self.config = worker, rank, worker.config
         self._arena: Arena | None = None
-        self._device = (
-            torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-        )
+        self._device = take_device(rank)
         flight = FlightWriter.create(worker.paths.segment("flight", rank), rank)
         self._session = Session(
             self.config,

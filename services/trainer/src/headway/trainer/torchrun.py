@@ -28,6 +28,7 @@ from headway.trainer.generation import Session
 from headway.trainer.machine import settled
 from headway.trainer.parallel.channel import Channels
 from headway.trainer.parallel.groups import Groups, build
+from headway.trainer.parallel.nccl import take_device
 from headway.trainer.rank import replica_stream
 from headway.trainer.sample import sample_text
 from headway.trainer.step import NoHooks, StepResult
@@ -121,10 +122,7 @@ def train(files: list[Path], overrides: list[str]) -> int:
             remedy=f"use torchrun --nproc-per-node {config.parallel.world_size} -m headway.trainer train ...",
         )
     torch.set_num_threads(config.launch.threads_per_rank)
-    device = torch.device("cpu")
-    if torch.cuda.is_available():
-        device = torch.device("cuda", place.local_rank)
-        torch.cuda.set_device(device)
+    device = take_device(place.local_rank)
     progress = Progress(config, speaks=place.rank == 0)
     progress.say(line)
     session = Session(config, place.rank, data_factory=_data(config, place.rank), device=device)

@@ -19,7 +19,7 @@ from headway.common.plan.grid import Grid
 from headway.trainer.parallel.channel import Channels
 from headway.trainer.parallel.comm import Comm, Solo
 from headway.trainer.parallel.gloo import GlooComm, gloo_options
-from headway.trainer.parallel.nccl import NcclComm, nccl_group
+from headway.trainer.parallel.nccl import JointAbort, NcclComm, NcclPipe, nccl_group
 from headway.trainer.parallel.p2p import Direction, PipeComm
 from headway.trainer.parallel.store import StoreClient, StoreServer
 
@@ -115,7 +115,7 @@ class _Builder:
                 make = _GlooFactory(store, groups.channels, self._host, self._timeout_s)
             else:
                 device = self._device or torch.device("cuda")
-                make = _NcclFactory(store, groups.channels, self._timeout_s, device)
+                make = _NcclFactory(store, groups.channels, self._timeout_s, device, wraps=grid.vp > 1)
             self._groups._held.insert(0, make)
             prefix = f"g{self._generation}"
             groups.tp = make.comm(f"{prefix}/tp", grid.tp_group(rank), rank)
@@ -187,8 +187,13 @@ class _GlooFactory:
 
 
 class _NcclFactory:
-    def __init__(self, store: Any, channels: Channels, timeout_s: float, device: torch.device) -> None:
+    """``wraps``: the last rank of a pipeline also sends forward to the first, as interleaving needs."""
+
+    def __init__(self, store: Any, channels: Channels, timeout_s: float, device: torch.device, *, wraps: bool) -> None:
         self._store, self._channels, self._timeout_s, self._device = store, channels, timeout_s, device
+        self._wraps = wraps
+        self._joint = JointAbort()
+        channels.on_abort(self._joint.abort)
 
     def comm(self, name: str, ranks: Sequence[int], rank: int) -> Comm:
         if len(ranks) == 1:
@@ -196,13 +201,33 @@ class _NcclFactory:
         self._channels.check()
         store, place = _dist.PrefixStore(f"{name}{min(ranks)}", self._store), ranks.index(rank)
         group = nccl_group(store, place, len(ranks), self._timeout_s, self._device)
+        self._joint.add(group)
         return NcclComm(group, self._channels, place, len(ranks))
 
     def pipe(self, name: str, ranks: Sequence[int], rank: int) -> PipeComm:
         if len(ranks) == 1:
             return PipeComm()
-        lanes = {lane: self.comm(f"{name}-{lane[0]}-{lane[1]}-", ranks, rank) for lane in LANES}
-        return PipeComm(lanes, ranks.index(rank), len(ranks))
+        place, pairs = ranks.index(rank), {}
+        for direction, upward, low, high in _pairs(len(ranks), wraps=self._wraps):
+            if place in (low, high):
+                peer, members = low + high - place, (ranks[low], ranks[high])
+                pair = self.comm(f"{name}-{direction}-{upward}-{low}-{high}-", members, rank)
+                pairs[direction, upward, peer] = pair
+        return NcclPipe(pairs, place, len(ranks))
+
+
+def _pairs(size: int, *, wraps: bool) -> list[tuple[Direction, bool, int, int]]:
+    """Lane, lower and higher pipeline rank of every communicator that a pipeline needs.
+
+    All ranks make theirs in this order, so that no two wait for each other. Every other pair of neighbours comes
+    first: those are made at the same time.
+    """
+    found: list[tuple[Direction, bool, int, int]] = []
+    for low in (*range(0, size - 1, 2), *range(1, size - 1, 2)):
+        found += [("forward", True, low, low + 1), ("backward", False, low, low + 1)]
+    if wraps:
+        found += [("forward", False, 0, size - 1), ("backward", True, 0, size - 1)]
+    return found
 
 
 LANES: tuple[tuple[Direction, bool], ...] = (

@@ -7,19 +7,35 @@ of the communicator lets the device go on.
 
 from __future__ import annotations
 
+import os
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed
+from headway.common.log import get_logger
 from headway.trainer.parallel.channel import Channels
-from headway.trainer.parallel.comm import Op, Ticket
+from headway.trainer.parallel.comm import Comm, Op, Ticket
+from headway.trainer.parallel.p2p import Direction, PipeComm
 
 _dist: Any = torch.distributed  # its stubs know neither the stores nor the methods of a bare group
 _OPS = {"sum": _dist.ReduceOp.SUM, "max": _dist.ReduceOp.MAX}
 _POLL_S = 20e-6
+_ENVIRONMENT = {
+    # torch's watchdog and its heartbeat monitor end the process when a peer is lost. The fence and the driver
+    # find that out themselves, and the survivors must stay for the next generation.
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    # Streams that share one of the default 8 hardware queues wait for each other, so a send could stand behind
+    # the receive of another communicator after all.
+    "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+}
+"""What a worker needs of torch and the CUDA driver; a user's own setting wins."""
+
+log = get_logger("nccl")
 
 
 class _StreamTicket:
@@ -38,18 +54,13 @@ class _StreamTicket:
 
 
 class NcclComm:
-    """One NCCL communicator. Calls are carried out in the order issued, on the communicator's stream.
-
-    One that carries messages carries them in one direction between each pair of ranks, so that its stream
-    never holds a send in front of the receive that the peer waits behind.
-    """
+    """One NCCL communicator. Calls are carried out in the order issued, on the communicator's stream."""
 
     def __init__(self, group: Any, channels: Channels, rank: int, size: int) -> None:
         self._group = group
         self._channels = channels
         self.rank = rank
         self.size = size
-        channels.on_abort(group.abort)  # nothing else frees a kernel that waits for a lost peer
 
     def all_reduce(self, tensor: torch.Tensor, op: Op = "sum") -> Ticket:
         """Reduce contiguous ``tensor`` in place over all members."""
@@ -84,13 +95,105 @@ class NcclComm:
         return _StreamTicket(start(), self._channels, tensors)
 
 
+class NcclPipe(PipeComm):
+    """A pipeline over NCCL: each lane has a communicator of two for each pair of neighbours.
+
+    A connected communicator carries out its messages one after the other, whoever the peers are. If a lane were
+    one communicator, a rank's send to the next would wait behind the receives from the previous one that it
+    posted ahead. A pair's communicator carries messages of one direction only, so both ends issue the same
+    messages in the same order.
+
+    Args:
+        pairs: the communicator by lane (see ``PipeComm``) and peer; the lower pipeline rank is its rank 0.
+        rank, size: this rank's place in the pipeline, and the number of its ranks.
+    """
+
+    def __init__(self, pairs: Mapping[tuple[Direction, bool, int], Comm], rank: int, size: int) -> None:
+        super().__init__({}, rank, size)
+        self._pairs = dict(pairs)
+
+    def send(self, direction: Direction, tensor: torch.Tensor, peer: int, tag: int) -> Ticket:
+        """Queue a send of contiguous ``tensor`` on the pair's stream."""
+        upward = peer > self.rank
+        return self._pairs[direction, upward, peer].send(tensor, int(upward), tag)
+
+    def recv(self, direction: Direction, tensor: torch.Tensor, peer: int, tag: int) -> Ticket:
+        """Queue a receive on the pair's stream."""
+        upward = self.rank > peer
+        return self._pairs[direction, upward, peer].recv(tensor, int(not upward), tag)
+
+    def comms(self) -> list[Comm]:
+        """The pairs' groups, to be freed."""
+        return list(self._pairs.values())
+
+
+class JointAbort:
+    """The NCCL groups of one generation, which end together.
+
+    Nothing but an abort frees a kernel that waits for a lost peer, and the abort of one communicator can wait for
+    the kernel of another (pytorch issue 119797). So all are aborted at the same time, each on a thread: torch
+    wraps them in one NCCL group call instead, which has no effect since its ``abort`` has a thread of its own,
+    because NCCL counts group calls by thread. Freed without an abort, the groups are aborted then.
+    """
+
+    def __init__(self) -> None:
+        self._groups: list[Any] = []
+
+    def add(self, group: Any) -> None:
+        """Abort ``group`` with the others; one added after the abort is aborted when this object is freed."""
+        self._groups.append(group)
+
+    def abort(self) -> None:
+        """Begin to abort all groups; never blocks, may be repeated. A group that fails is logged."""
+        groups, self._groups = self._groups, []
+        for group in groups:
+            # no daemon, as an interpreter that ends in the middle of it would abort the process
+            threading.Thread(target=_abort, args=(group,), name="nccl-abort", daemon=False).start()
+
+    def __del__(self) -> None:
+        self.abort()
+
+
+def _abort(group: Any) -> None:
+    try:
+        group.abort()
+    except Exception as error:
+        log.error("a communicator was not aborted", error=repr(error))
+
+
+def take_device(index: int) -> torch.device:
+    """The device of this process's rank, made the current one: GPU ``index`` modulo their number, or the CPU.
+
+    Call it once, on the main thread, before anything else touches CUDA: it also sets what the environment must
+    say by then. ``index`` is the rank on its machine, or any number that counts its ranks on, such as the rank
+    in the world, also where a machine plays several nodes.
+    """
+    if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
+        return torch.device("cpu")
+    _set_environment()
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", index % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
 def nccl_group(store: Any, rank: int, size: int, timeout_s: float, device: torch.device) -> Any:
-    """A communicator, connected when this returns; call it on the build thread only."""
+    """A communicator, connected when this returns; call it on the build thread only.
+
+    ``store`` is its own prefix of the generation's. Several ranks of a group cannot share a device.
+    """
+    _set_environment()  # torch reads it for each group
     options = _dist.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=timeout_s)
     group = _dist.ProcessGroupNCCL(store, rank, size, options)
     group.eager_connect_single_device(device)
     return group
+
+
+def _set_environment() -> None:
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
 
 
 def read_when_ready(tensor: torch.Tensor, channels: Channels) -> list[float]:

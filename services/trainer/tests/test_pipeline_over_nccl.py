@@ -1,0 +1,251 @@
+"""Does a pipeline run where a communicator carries out its messages strictly in the order issued, as NCCL's does?
+
+The real ``Pipeline`` issues a step's messages; a model then carries them out. Each rank has one compute stream and
+one stream per communicator. A message starts when it is the first of its communicator at both ends and both compute
+streams have come to where it was issued; a computation starts when the messages waited for before it are done.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from headway.common.plan.schedule import generate, lower
+from headway.common.plan.schedule.actions import RECEIVES, Action, Kind, Schedule
+from headway.trainer.batches import MicroBatch
+from headway.trainer.parallel.channel import Channels
+from headway.trainer.parallel.groups import LANES, _NcclFactory
+from headway.trainer.parallel.p2p import PipeComm
+from headway.trainer.parallel.pipeline import Pipeline
+from headway.trainer.recorder import NoRecorder
+
+SHAPES = [
+    (name, pp, vp)
+    for name, vps in (("1f1b", (1,)), ("zb-h1", (1,)), ("interleaved", (2, 3)))
+    for pp in (2, 3, 4, 8)
+    for vp in vps
+]
+
+
+@dataclass(eq=False)
+class Message:
+    """One end of a message: what a rank issued on a communicator, behind ``after`` waits of its compute stream."""
+
+    comm: str
+    is_send: bool
+    peer: int
+    tag: int
+    after: int
+
+
+@dataclass
+class Trace:
+    """What one rank issued, in order, and what its compute stream waits for, in order."""
+
+    issued: dict[str, deque[Message]] = field(default_factory=lambda: defaultdict(deque))
+    waits: list[Message] = field(default_factory=list)
+
+
+class Ticket:
+    """Like a ticket over NCCL: the compute stream waits, the caller does not."""
+
+    def __init__(self, trace: Trace, message: Message) -> None:
+        self._trace, self._message = trace, message
+
+    def wait(self) -> None:
+        self._trace.waits.append(self._message)
+
+
+class Recorded:
+    """A communicator of which ``members`` are the pipeline ranks; writes down what is issued."""
+
+    def __init__(self, trace: Trace, name: str, members: tuple[int, ...]) -> None:
+        self._trace, self._name, self._members = trace, name, members
+
+    def send(self, _: torch.Tensor, peer: int, tag: int) -> Ticket:
+        return self._issue(True, peer, tag)
+
+    def recv(self, tensor: torch.Tensor, peer: int, tag: int) -> Ticket:
+        tensor.zero_()
+        return self._issue(False, peer, tag)
+
+    def _issue(self, is_send: bool, peer: int, tag: int) -> Ticket:
+        message = Message(self._name, is_send, self._members[peer], tag, len(self._trace.waits))
+        self._trace.issued[self._name].append(message)
+        return Ticket(self._trace, message)
+
+
+class Factory(_NcclFactory):
+    """Makes recorded communicators, by the names and members, and in the order, of the real one."""
+
+    def __init__(self, trace: Trace, *, wraps: bool) -> None:
+        super().__init__(None, Channels(), 1.0, torch.device("cpu"), wraps=wraps)
+        self._trace = trace
+        self.made: list[tuple[str, tuple[int, ...]]] = []
+
+    def comm(self, name: str, ranks: Any, rank: int) -> Any:
+        assert rank in ranks
+        self.made.append((name, tuple(ranks)))
+        return Recorded(self._trace, name, tuple(ranks))
+
+
+def by_pair(trace: Trace, rank: int, schedule: Schedule) -> PipeComm:
+    return Factory(trace, wraps=schedule.vp > 1).pipe("pp", range(schedule.pp), rank)
+
+
+def by_lane(trace: Trace, rank: int, schedule: Schedule) -> PipeComm:
+    """One communicator for a lane of the whole pipeline."""
+    members = tuple(range(schedule.pp))
+    lanes: Any = {lane: Recorded(trace, str(lane), members) for lane in LANES}
+    return PipeComm(lanes, rank, schedule.pp)
+
+
+class Precision:
+    param_dtype = torch.float32
+
+
+class FakeChunk:
+    """Computes nothing, in the right shape."""
+
+    device, precision = torch.device("cpu"), Precision()
+
+    def __init__(self, stage: int, stages: int) -> None:
+        self.is_first, self.is_last = stage == 0, stage == stages - 1
+
+    def activation_shape(self, size: int) -> tuple[int, ...]:
+        return (size,)
+
+    def forward(self, *_: Any, **__: Any) -> Any:
+        class Output:
+            output = torch.zeros(()) if self.is_last else torch.zeros(1)
+
+        return Output()
+
+    def backward(self, *_: Any, **__: Any) -> torch.Tensor | None:
+        return None if self.is_first else torch.zeros(1)
+
+    def backward_weight(self, _: Any) -> None:
+        pass
+
+
+class Watched(Pipeline):
+    """Counts the receives that were needed before any look-ahead had posted them."""
+
+    late = 0
+
+    def _take(self, kind: Kind, consumer: Action) -> torch.Tensor:
+        key = (kind, consumer.chunk, consumer.micro_batch)
+        postable = {(action.kind, action.chunk, action.micro_batch) for action in self._to_post}
+        assert key in self._posted or key in self._inbox or key in postable
+        self.late += key in postable
+        return super()._take(kind, consumer)
+
+
+def issue(schedule: Schedule, mapping: Any, *, overlap: bool = True) -> tuple[list[Trace], int]:
+    """Every rank's trace of one step, and how many receives were late over all ranks."""
+    traces, late = [], 0
+    for rank, actions in enumerate(schedule.ranks):
+        trace = Trace()
+        chunks: Any = [FakeChunk(c * schedule.pp + rank, schedule.num_stages) for c in range(schedule.vp)]
+        pipeline = Watched(
+            actions,
+            chunks,
+            mapping(trace, rank, schedule),
+            NoRecorder(),
+            step=0,
+            micro_batch_size=1,
+            loss_scale=1.0,
+            train=True,
+            overlap=overlap,
+            check=lambda: None,
+            before_compute=lambda _: None,
+        )
+        for kind in Kind:
+            if kind >= Kind.ALL_GATHER:
+                pipeline.handle(kind, lambda _: None)
+        pipeline.batches = [MicroBatch(tokens=torch.zeros(1))] * schedule.num_micro_batches
+        pipeline.run()
+        assert len(trace.waits) == sum(len(queue) for queue in trace.issued.values())
+        traces.append(trace)
+        late += pipeline.late
+    return traces, late
+
+
+def carry_out(traces: list[Trace]) -> int:
+    """Carry out what can be; the number of messages that never start."""
+    done: set[Message] = set()
+    passed = [0] * len(traces)  # waits that a rank's compute stream has behind it
+    moved = True
+    while moved:
+        moved = False
+        for rank, trace in enumerate(traces):
+            while passed[rank] < len(trace.waits) and trace.waits[passed[rank]] in done:
+                passed[rank] += 1
+                moved = True
+            for name, queue in trace.issued.items():
+                if not queue or not queue[0].is_send:
+                    continue
+                send, peer = queue[0], queue[0].peer
+                other = traces[peer].issued[name]
+                if not other or other[0].is_send or other[0].peer != rank:
+                    continue
+                receive = other[0]
+                if passed[rank] >= send.after and passed[peer] >= receive.after:
+                    assert send.tag == receive.tag, "NCCL knows no tags: the order must match messages"
+                    done |= {queue.popleft(), other.popleft()}
+                    moved = True
+    return sum(len(queue) for trace in traces for queue in trace.issued.values())
+
+
+def lowered(name: str, pp: int, vp: int) -> Schedule:
+    return lower(generate(name, pp=pp, vp=vp, num_micro_batches=3 * pp))
+
+
+@pytest.mark.parametrize(("name", "pp", "vp"), SHAPES)
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_step_ends_over_a_communicator_for_each_pair(name: str, pp: int, vp: int, overlap: bool) -> None:
+    """Catches a lane, or both directions of a pair, in one communicator, and a send ordered behind a receive."""
+    traces, _ = issue(lowered(name, pp, vp), by_pair, overlap=overlap)
+    assert carry_out(traces) == 0
+
+
+@pytest.mark.parametrize(("name", "pp", "vp"), [shape for shape in SHAPES if shape[1] > 2])
+def test_a_step_hangs_over_a_communicator_for_each_lane(name: str, pp: int, vp: int) -> None:
+    """Why there are pairs; also shows that the model can find a deadlock."""
+    traces, _ = issue(lowered(name, pp, vp), by_lane)
+    assert carry_out(traces) > 0
+
+
+@pytest.mark.parametrize("pp", [2, 3, 4, 5, 8])
+@pytest.mark.parametrize("wraps", [False, True])
+def test_ranks_never_wait_for_each_other_while_they_make_their_communicators(pp: int, wraps: bool) -> None:
+    made = []
+    for rank in range(pp):
+        factory = Factory(Trace(), wraps=wraps)
+        factory.pipe("pp", range(pp), rank)
+        made.append(deque(factory.made))
+    names = {entry[0] for queue in made for entry in queue}
+    assert len(names) == 2 * (pp - 1 + wraps)
+    rounds = 0
+    while any(made):
+        ready = {queue[0] for queue in made if queue and all(made[m] and made[m][0] == queue[0] for m in queue[0][1])}
+        assert ready, "each rank waits for another"
+        for queue in made:
+            if queue and queue[0] in ready:
+                queue.popleft()
+        rounds += 1
+    assert rounds <= 6, "the pairs of a long pipeline are made side by side"
+
+
+@pytest.mark.parametrize("vp", [2, 4])
+def test_a_deep_pipeline_needs_receives_beyond_those_posted_ahead_and_they_are_there(vp: int) -> None:
+    """Catches a consumer that trusts the look-ahead alone."""
+    schedule = lower(generate("interleaved", pp=16, vp=vp, num_micro_batches=32))
+    traces, late = issue(schedule, by_pair)
+    num_receives = sum(action.kind in RECEIVES for order in schedule.ranks for action in order)
+    assert sum(not m.is_send for trace in traces for m in trace.waits) == num_receives
+    assert carry_out(traces) == 0
+    assert late > 0
