@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
@@ -18,12 +19,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from headway.common.errors import CorruptError
+from headway.common.log import get_logger
 from headway.common.node.arena import Arena, ArenaSlot
 from headway.common.node.failpoints import failpoint
 from headway.common.plan.grid import Grid
 from headway.trainer.parallel.flat import FlatChunk
 
 SLOT_ALIGNMENT = 64
+
+log = get_logger("snapshot")
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,8 @@ class Snapshots:
         self._running: _Job | None = None
         self._sealed = -1
         self._thread: threading.Thread | None = None
+        device = flats[0].state.device
+        self._gpu = _CopyStream(device) if arena is not None and device.type == "cuda" else None
 
     @property
     def sealed(self) -> int:
@@ -102,7 +108,8 @@ class Snapshots:
             self._sealed = step
             return
         failpoint("snapshot.before_seal", step=step)
-        job = _Job(self._arena.begin(step, generation), extra.pack(), durable, _when_written(self._flats))
+        written = self._gpu.mark() if self._gpu is not None else None
+        job = _Job(self._arena.begin(step, generation), extra.pack(), durable, written)
         self._running = job
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="snapshot", daemon=True)
@@ -175,6 +182,8 @@ class Snapshots:
         while True:
             job = self._jobs.get()
             if job is None:
+                if self._gpu is not None:
+                    self._gpu.unlock()
                 return
             try:
                 self._copy(job)
@@ -185,12 +194,13 @@ class Snapshots:
 
     def _copy(self, job: _Job) -> None:
         assert self._arena is not None
-        if job.written is not None:
-            job.written.synchronize()
-        target = torch.from_numpy(job.slot.data)
-        for flat, start in zip(self._flats, self._starts, strict=True):
-            target[start : start + flat.state.nbytes].view(flat.state.dtype).copy_(flat.state)
-            failpoint("snapshot.mid_seal", step=job.slot.step)
+        target, gpu = torch.from_numpy(job.slot.data), self._gpu
+        behind: AbstractContextManager[None] = nullcontext() if gpu is None else gpu.copying(job.written, job.slot.data)
+        with behind:
+            for flat, start in zip(self._flats, self._starts, strict=True):
+                piece = target[start : start + flat.state.nbytes].view(flat.state.dtype)
+                piece.copy_(flat.state, non_blocking=gpu is not None)
+                failpoint("snapshot.mid_seal", step=job.slot.step)
         self._arena.seal(job.slot, job.extra, job.durable)
 
 
@@ -201,10 +211,53 @@ class _Job:
         self.error: BaseException | None = None
 
 
-def _when_written(flats: Sequence[FlatChunk]) -> Any:
-    """On a GPU the event behind the optimizer that wrote the state; None on a CPU."""
-    if flats[0].state.device.type != "cuda":
-        return None
-    event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record()
-    return event
+class _CopyStream:
+    """A stream of its own from a GPU into slots, which are page-locked at their first use.
+
+    A copy on the stream of the computation would stand behind the whole next step, and one into pageable memory
+    goes through the driver's small buffer. High priority, because those streams come from another pool than
+    NCCL's: torch hands the streams of a pool out in turn, so two owners may get the same one.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream: Any = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+        self._slots: dict[int, tuple[npt.NDArray[np.uint8], bool]] = {}  # by address; the views keep it mapped
+
+    def mark(self) -> Any:
+        """The event behind all that the calling thread has queued: the optimizer that wrote the state."""
+        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._stream.device))
+        return event
+
+    @contextmanager
+    def copying(self, written: Any, data: npt.NDArray[np.uint8]) -> Iterator[None]:
+        """Copies queued in the block run after ``written``; those into ``data`` are done when it is left."""
+        self._lock(data)
+        self._stream.wait_event(written)
+        try:
+            with torch.cuda.stream(self._stream):
+                yield
+        finally:
+            self._stream.synchronize()
+
+    def unlock(self) -> None:
+        """Give the slots' memory back to the kernel's paging."""
+        for address, (_, locked) in self._slots.items():
+            if locked:
+                _cudart().cudaHostUnregister(address)
+        self._slots.clear()
+
+    def _lock(self, data: npt.NDArray[np.uint8]) -> None:
+        """Page-lock a slot once; one that is refused gets slower copies."""
+        address = data.ctypes.data
+        if address in self._slots:
+            return
+        with torch.cuda.device(self._stream.device):  # a thread starts on device 0
+            answer = int(_cudart().cudaHostRegister(address, data.nbytes, 0))
+        self._slots[address] = data, answer == 0
+        if answer != 0:
+            log.warning("a slot was not page-locked: snapshots are slower", cuda_error=answer, nbytes=data.nbytes)
+
+
+def _cudart() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
