@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,16 @@ def test_after_sigkill_of_everything_the_next_run_cleans_up_and_goes_on_to_the_s
     assert sorted(set(_steps_logged(run))) == list(range(STEPS))
     assert machine.digest("tiny") == uninterrupted
     machine.assert_clean("tiny", listened=listened)
+
+
+@pytest.mark.timeout(180)
+def test_a_run_whose_folder_was_removed_ends_by_itself(machine: Any) -> None:
+    machine.headway(*_run(machine, LONG), "--detach")
+    _wait_for_step(machine, "tiny", 3)
+    assert machine.processes()
+    shutil.rmtree(machine.runs / "tiny")
+    machine.wait_until(lambda: not machine.processes(), "all processes ended", 60.0)
+    machine.assert_clean()
 
 
 @pytest.mark.timeout(180)

@@ -132,6 +132,8 @@ def test_an_evicted_node_gives_its_rank_to_the_spare(live: Live) -> None:
     assert {row["rank"]: row["node"] for row in now["ranks"]} == {0: 0, 1: 2}
     assert now["nodes"]["1"] == "lost"
     assert now["ranks"][0]["pid"] == status["ranks"][0]["pid"]
+    assert now["services"]["1"] == {}
+    assert "no spare stands ready for node 2" in live.headway("evict", NAME, "2", code=2)
 
 
 def test_logs_are_found_by_name_rank_and_level(live: Live) -> None:
@@ -158,6 +160,7 @@ def test_a_trace_holds_slices_of_every_rank(live: Live) -> None:
 @pytest.mark.parametrize("words", [
     ("set", NAME, "lr=-1"), ("set", NAME, "batch=4"), ("inject", NAME, "kill", "--rank", "9"),
     ("inject", NAME, "burn", "--rank", "0"), ("inject", NAME, "kill"), ("evict", NAME, "7"),
+    ("inject", NAME, "kill", "--service", "nope", "--node", "0"),
     ("status", "nobody"), ("pause", "nobody"), ("logs", NAME, "--level", "loud")], ids=" ".join)  # fmt: skip
 def test_a_wrong_verb_is_one_line_with_a_remedy_and_code_2(live: Live, words: tuple[str, ...]) -> None:
     text = live.headway(*words, code=2)
@@ -174,5 +177,5 @@ def test_stop_ends_the_run_with_a_checkpoint_and_later_commands_are_refused(live
     assert found is not None
     assert found.step >= asked_at
     text = live.headway("pause", NAME, code=2)
-    assert "is not live" in text
+    assert "not live" in text
     assert json.loads(live.headway("runs", "--json"))[0]["state"] == "stopped"

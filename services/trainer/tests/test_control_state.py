@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 from headway.common.wire.messages.driver import Relay, Seals
 from headway.common.wire.messages.executor import (
     LeftGeneration,
@@ -11,14 +12,20 @@ from headway.common.wire.messages.executor import (
 )
 from headway.common.wire.messages.worker import Restore, Steer
 from headway.trainer.control.events import (
+    Action,
+    BeginGeneration,
+    DurableFound,
     Finish,
     Hopeless,
     Log,
+    NotBegun,
     Suspicion,
+    Tell,
 )
 from headway.trainer.control.nodes import Limits
 from headway.trainer.control.restore import choose_restore
-from headway.trainer.testing.cluster_model import FakeCluster
+from headway.trainer.control.state import RunState
+from headway.trainer.testing.cluster_model import LIMITS, FakeCluster
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -174,6 +181,80 @@ def test_seals_read_for_an_older_generation_do_not_count() -> None:
     driver.sealed.clear()
     driver.handle(Seals(node=0, generation=driver.generation - 1, sealed={0: (99,)}), cluster.now)
     assert driver.sealed == {}
+
+
+def _chosen(cluster: FakeCluster) -> RunState:
+    """A driver that waits for the answer to ``FindDurable`` after a kill."""
+    cluster.run(10)
+    driver = cluster.driver
+    driver.sealed = {home: {r: (7,) for r, n in driver.rank_nodes.items() if n == home} for home in (0, 1)}
+    driver.phase = "choosing"
+    return driver
+
+
+def test_without_a_readable_checkpoint_a_run_goes_on_from_its_arenas() -> None:
+    cluster = FakeCluster()
+    driver = _chosen(cluster)
+    actions = driver.handle(DurableFound(None, trouble="MANIFEST.json is damaged"), cluster.now)
+    assert any(isinstance(action, BeginGeneration) for action in actions)
+    assert driver.restore == Restore(source="arena", step=7)
+
+
+def test_without_any_readable_state_a_run_fails_and_never_starts_over() -> None:
+    cluster = FakeCluster()
+    driver = _chosen(cluster)
+    driver.sealed = {0: {}, 1: {}}
+    (finish,) = [a for a in driver.handle(DurableFound(None, trouble="it is damaged"), cluster.now)
+                 if isinstance(a, Finish)]  # fmt: skip
+    assert finish.outcome == "failed" and "it is damaged" in finish.detail
+
+
+def test_a_generation_that_the_journal_cannot_take_is_begun_again_under_another_number() -> None:
+    cluster = FakeCluster()
+    driver = _chosen(cluster)
+    driver.handle(DurableFound(None), cluster.now)
+    refused = driver.generation
+    assert not [a for a in driver.handle(NotBegun(refused), cluster.now) if isinstance(a, Tell)]
+    assert driver.phase == "gathering"
+    cluster.run(100)
+    assert cluster.journal[-1].generation > refused
+    assert cluster.finished == Finish("finished", "")
+
+
+def test_a_checkpoint_that_proved_corrupt_bars_newer_ones_only_until_the_run_goes_on() -> None:
+    cluster = FakeCluster()
+    cluster.run(10)
+    cluster.driver.max_durable = 4
+    cluster.kill(cluster.members()[1])
+    cluster.run(20)
+    assert cluster.driver.phase == "running" and cluster.driver.max_durable is None
+
+
+def test_a_run_that_waits_restored_is_not_fenced_and_hears_commands() -> None:
+    """As one that was paused when a worker died, or whose first evaluation takes long."""
+    cluster = FakeCluster()
+    driver = _chosen(cluster)
+    driver.handle(DurableFound(None), cluster.now)
+    for node in driver.nodes.values():
+        for name, view in node.workers.items():
+            if view.rank >= 0:
+                node.workers[name] = msgspec.structs.replace(view, status="restored", generation=driver.generation)
+    driver.commands.append(Steer(sequence=1, operation="resume"))
+    actions = [a for after in (1.0, 50.0) for a in driver._join(driver.since + after + LIMITS.join_s)]
+    assert not [a for a in actions if isinstance(a, Log)]
+    assert [a for a in actions if isinstance(a, Tell) and getattr(a.message, "steer", None) is not None]
+
+
+def test_endless_recoveries_at_one_step_end_the_run_with_the_last_reason() -> None:
+    cluster = FakeCluster()
+    cluster.run(10)
+    driver = cluster.driver
+    finished: list[Action] = []
+    for _ in range(4 * LIMITS.max_crashes):
+        driver.phase = "running"
+        finished += [a for a in driver._fence("a peer's socket broke", cluster.now) if isinstance(a, Finish)]
+    (finish,) = finished
+    assert finish.outcome == "failed" and "a peer's socket broke" in finish.detail
 
 
 def test_commands_reach_a_worker_in_order_until_it_holds_them_all() -> None:

@@ -20,6 +20,7 @@ from headway.trainer.generation import Session
 from headway.trainer.optim.schedule import learning_rate
 from headway.trainer.parallel.comm import Aborted
 from headway.trainer.parallel.groups import Groups
+from headway.trainer.sample import sample_text
 from headway.trainer.snapshot import Extra, Snapshots
 from headway.trainer.step import Directive, NoHooks, StepResult
 from headway.trainer.testing.layouts import small_run
@@ -259,3 +260,13 @@ def test_the_flight_ring_tells_a_step_in_the_order_it_happened(tmp_path: Path) -
     assert kinds[-4:] == ["REDUCE_SCATTER", "NORM", "OPTIMIZER", "SNAPSHOT"]
     assert kinds[3:-4] == ["FORWARD", "BACKWARD"] * 8
     assert list(second["micro_batch"][3:-4]) == [mb for mb in range(8) for _ in range(2)]
+
+
+def test_a_sample_never_goes_beyond_the_positions_that_the_model_knows() -> None:
+    session = _session(_config())
+    session.join(Groups.alone())
+    session.load("init")
+    length = session.config.model.seq_len
+    tokens = sample_text(session, [1, 2], length)
+    assert len(tokens) == length - 2
+    session.leave()

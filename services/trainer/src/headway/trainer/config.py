@@ -5,6 +5,7 @@ Each table sits beside its owner: ``[data]``, ``[ckpt]`` and ``[health]`` are th
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -158,6 +159,11 @@ class OptimConfig:
     clip_grad: float = 1.0
     """Largest global gradient norm; 0 turns clipping off."""
 
+    def __post_init__(self) -> None:
+        _within("optim", 0.0, math.inf, lr=self.lr, min_lr=self.min_lr, eps=self.eps, weight_decay=self.weight_decay)
+        _within("optim", 0.0, math.inf, warmup_steps=self.warmup_steps, clip_grad=self.clip_grad)
+        _within("optim", 0.0, 1.0, beta1=self.beta1, beta2=self.beta2)
+
 
 @dataclass(frozen=True)
 class RecoveryConfig:
@@ -166,7 +172,7 @@ class RecoveryConfig:
     group_timeout_s: float = 20.0
     """Longest a collective may take before its own timeout ends it."""
     join_timeout_s: float = 60.0
-    """Longest a generation may take from assignment to its first step before it is fenced."""
+    """Longest a generation may take from assignment until every rank has its state, before it is fenced."""
     out_timeout_s: float = 8.0
     """Longest a survivor may take to leave a fenced generation before it is ended."""
     orphan_limit_s: float = 600.0
@@ -253,6 +259,13 @@ class RunConfig:
                 raise ConfigError(
                     f"{name}={value} is not divisible by parallel.tp={tp}", remedy=f"use a multiple of {tp}"
                 )
+
+
+def _within(table: str, low: float, high: float, **values: float) -> None:
+    """Each in [low, high); not a number never is."""
+    for name, value in values.items():
+        if not low <= value < high:
+            raise ConfigError(f"{table}.{name}={value} is out of range", remedy=f"use {low:g} or more, below {high:g}")
 
 
 def _positive(table: str, **values: int) -> None:

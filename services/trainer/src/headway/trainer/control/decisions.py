@@ -64,6 +64,7 @@ class Decisions(View):
         node.status = "lost"
         self.gone.update(node.workers)
         node.workers.clear()
+        node.services.clear()
         actions: list[Action] = [Log("node_lost", {"node": number, "reason": reason})]
         if number in self.rank_nodes.values() and self.phase in ("joining", "running"):
             actions += self._fence(f"node {number} is lost", now)
@@ -90,7 +91,7 @@ class Decisions(View):
             silent = now - node.heard_at
             if node.status == "lost" or silent < self.limits.node_silent_s:
                 continue
-            if silent >= self.limits.node_lost_s and self._spare_for(number):
+            if silent >= self.limits.node_lost_s and self.spare_for(number):
                 actions += self._lose_node(number, f"silent for {silent:.1f} s", now)
             elif now - node.asked_at >= self.limits.node_silent_s:
                 node.status, node.asked_at = "silent", now

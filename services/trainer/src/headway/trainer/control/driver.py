@@ -16,7 +16,7 @@ from typing import Any
 
 from headway.ckpt_store.client import mark_generation, newest
 from headway.common.config import load
-from headway.common.errors import HeadwayError, InputError
+from headway.common.errors import HeadwayError
 from headway.common.log import get_logger
 from headway.common.node.failpoints import configure
 from headway.common.node.process import ProcessId
@@ -25,7 +25,6 @@ from headway.common.plan.placement import Placement
 from headway.common.wire.client import Client
 from headway.common.wire.message import Message
 from headway.common.wire.messages.driver import (
-    Accepted,
     Command,
     GetStatus,
     NodeBeat,
@@ -35,7 +34,7 @@ from headway.common.wire.messages.driver import (
     Status,
     WorkerGone,
 )
-from headway.common.wire.messages.executor import DriverBeat, Inject, StopRun
+from headway.common.wire.messages.executor import DriverBeat, StopRun
 from headway.common.wire.messages.health import Verdict
 from headway.common.wire.server import Server
 from headway.common.wire.service import Service
@@ -60,6 +59,7 @@ from headway.trainer.control.events import (
 )
 from headway.trainer.control.journal import Journal
 from headway.trainer.control.nodes import Limits
+from headway.trainer.control.requests import Requests
 from headway.trainer.control.state import Event, RunState
 from headway.trainer.control.status import status_of
 
@@ -67,7 +67,6 @@ TICK_S = 0.1
 BEAT_S = 0.25
 TAKEOVER_S = 1.0
 """How long a driver that takes a run over waits for a node's first beat, at most ``node_silent_s``."""
-STEERED = frozenset({"pause", "resume", "stop", "checkpoint", "set"})
 REPORTS = (NodeBeat, Relay, Seals, WorkerGone, Report)
 ACTED_ON = frozenset({"crash", "stopped", "silence"})  # kinds of verdict that end a worker
 
@@ -93,9 +92,19 @@ class Driver:
         self._keys = keys
         self._clients: dict[int, tuple[str, Client]] = {}
         self._restarted: set[str] = set()
+        self._requests = Requests(
+            self.journal,
+            self.state,
+            self._clients,
+            self.engine,
+            home=node,
+            act=lambda action: self._carry_out(action, time.monotonic()),
+            handle=self._handle,
+            tick=self._tick,
+        )
         server = Server(
             "tcp://127.0.0.1:0",
-            {GetStatus: self._get_status, Command: self._command, Verdict: self._verdict},
+            {GetStatus: self._get_status, Command: self._requests.take, Verdict: self._verdict},
             keys=keys,
             allowed={keys.public},
         )
@@ -310,62 +319,6 @@ class Driver:
         self._service.after(1.0, self._service.stop)  # let the notes leave, answer a last status
 
     # ---- requests -----------------------------------------------------------------------------
-    def _command(self, message: Command, peer: bytes) -> Accepted:
-        del peer
-        now = time.monotonic()
-        if message.operation in STEERED:
-            if message.operation == "set" and (message.name != "lr" or not message.value > 0):
-                raise InputError(f"cannot set {message.name!r} to {message.value}", remedy="set lr to a value above 0")
-            steer, new = self.journal.add_command(message.id, message.operation, message.name, message.value)
-            if new:
-                self.state.commands.append(steer)
-                self._carry_out(
-                    Log(
-                        "command",
-                        {
-                            "sequence": steer.sequence,
-                            "operation": steer.operation,
-                            "name": steer.name,
-                            "value": steer.value,
-                        },
-                    ),
-                    now,
-                )
-                self._tick()
-            return Accepted(sequence=steer.sequence)
-        if message.operation == "inject":
-            self._inject(message, now)
-        elif message.operation == "evict":
-            self._evict(message, now)
-        else:
-            raise InputError(f"unknown operation {message.operation!r}", remedy="see `headway --help`")
-        return Accepted(sequence=0)
-
-    def _inject(self, message: Command, now: float) -> None:
-        if message.fault not in ("kill", "stop"):
-            raise InputError(f"unknown fault {message.fault!r}", remedy="use kill or stop")
-        node = message.node if message.node >= 0 else self.state.rank_nodes.get(message.rank, self.node)
-        if node not in self._clients:
-            raise InputError(f"node {node} is not there", remedy="see `headway status`")
-        self._carry_out(
-            Log(
-                "injected",
-                {"target": message.name, "fault": message.fault, "rank": message.rank, "node": node},
-            ),
-            now,
-        )
-        self._clients[node][1].notify(
-            Inject(epoch=self.journal.epoch, target=message.name, fault=message.fault, rank=message.rank)
-        )
-
-    def _evict(self, message: Command, now: float) -> None:
-        node = self.state.nodes.get(message.node)
-        if node is None or node.status == "lost":
-            raise InputError(f"node {message.node} is not there", remedy="see `headway status`")
-        self._carry_out(Log("evicted", {"node": message.node}), now)
-        self.engine.lose_node(message.node)
-        self._handle(NodeUnavailable(message.node))
-
     def _verdict(self, message: Verdict, peer: bytes) -> None:
         del peer
         now = time.monotonic()

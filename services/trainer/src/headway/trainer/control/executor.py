@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 WATCH_S = 0.05  # 20 Hz: a stopped worker is found within one period
 BEAT_S = 0.25
 RECORD_S = 20.0
+FOLDER_LOOK_S = 1.0
+FOLDER_LIMIT_S = 15.0  # a network file system may lose a folder for moments
 STAGGER_S = 1.0  # a driver takes about that long to be heard: the next node waits for the one before it
 START_GRACE_S = 20.0  # the first driver of a run may wait for a busy machine
 
@@ -77,7 +79,8 @@ class Executor:
             Inject: self._inject,
         }
         self._alone = cluster.claim(node)
-        self._lock = RunLock.hold(cluster.id)
+        self._cluster_id = cluster.id  # read now: the folder may be removed under a living run
+        self._lock = RunLock.hold(self._cluster_id)
         self._server = Server("tcp://127.0.0.1:0", handlers, keys=keys, allowed={keys.public})
         self._service = Service("executor", server=self._server)
         self._local: Server | None = None
@@ -85,10 +88,11 @@ class Executor:
         self._reaper = Reaper()
         self._epoch = 0
         self._driver: bytes | None = None
-        self._heard_at = time.monotonic()
+        self._heard_at = self._folder_seen_at = time.monotonic()
         self._service.every(WATCH_S, self._watch)
         self._service.every(BEAT_S, self._beat)
         self._service.every(RECORD_S, self._record)
+        self._service.every(FOLDER_LOOK_S, self._watch_folder)
 
     def run(self) -> int:
         """Serve until stopped; returns the exit code."""
@@ -100,7 +104,7 @@ class Executor:
         code = self._service.run()
         if self._run is None:  # stopped in the middle of a run it leaves everything to its successor
             self._lock.release()
-            leave_run(self.cluster.id)
+            leave_run(self._cluster_id)
             self.cluster.remove(f"nodes/{self.node}.run")
         return code
 
@@ -149,7 +153,7 @@ class Executor:
         self._run.end()
         self._service.unwatch(self._local.socket)
         self._local.close()
-        ephemeral = self.cluster.id == self._run.run.run_id
+        ephemeral = self._cluster_id == self._run.paths.run_id
         self._run, self._local = None, None
         if ephemeral:  # who waits for the run to be over waits for this node to be clean: K.run goes last
             self._service.stop()
@@ -173,6 +177,14 @@ class Executor:
         if not self._run.hosts_driver and now - self._heard_at > limit:
             log.warning("no driver is heard; starting one", silent_s=now - self._heard_at)
             self._run.host_driver()
+
+    def _watch_folder(self) -> None:
+        """End a run whose folder was removed: nobody could reach or find it any more."""
+        if self._run is None or self._run.run.config.exists():
+            self._folder_seen_at = time.monotonic()
+        elif time.monotonic() - self._folder_seen_at > FOLDER_LIMIT_S:
+            log.error("the run's folder is gone; ending the run", folder=str(self._run.run.path))
+            self._stop_run(StopRun(epoch=self._epoch, outcome="failed"), b"")
 
     def _beat(self) -> None:
         if self._run is None or self._driver is None or not self._run.crew.settled:

@@ -266,8 +266,11 @@ class NodeRun:
         deadline = time.monotonic() + DRAIN_LIMIT_S
         while time.monotonic() < deadline and any(p.alive() for p in [*drained, *([driver] if driver else [])]):
             time.sleep(0.02)
-        self.recorder.save(final=True)
-        for line in end_node(self.run.run_id, self.node):
+        try:
+            self.recorder.save(final=True)
+        except OSError as error:  # a full disk, a folder that is gone: the node is cleared all the same
+            log.error("the last flight records are not saved", error=str(error))
+        for line in end_node(self.paths.run_id, self.node):
             log.info(line)
         self.lock.release()
-        leave_run(self.run.run_id)
+        leave_run(self.paths.run_id)

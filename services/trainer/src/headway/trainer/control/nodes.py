@@ -91,7 +91,7 @@ class View:
         if home is not None and view is not None:
             self.nodes[home].workers[worker] = msgspec.structs.replace(view, status=status)  # type: ignore[type-var]
 
-    def _spare_for(self, number: int) -> bool:
+    def spare_for(self, number: int) -> bool:
         """Whether a spare stands ready: without one, waiting for a slow start is better than giving up."""
         idle = (view for n, view in self.nodes.items() if n != number and n not in self.rank_nodes.values())
         return any(view.status == "spare" for view in idle)
