@@ -56,7 +56,10 @@ def python() -> Diagnosis:
 
 
 def packages(constraints: Path | None = None) -> Diagnosis:
-    """Installed versions against ``constraints.txt``; the parts of Headway against each other."""
+    """Installed versions against ``constraints.txt``; the parts of Headway against each other.
+
+    pip is left out: it comes with the virtual environment, `make setup` does not change it and no run needs it.
+    """
     installed = {_plain(dist.name): dist.version for dist in distributions() if dist.name}
     ours = {name: v for name, v in installed.items() if name.startswith("headway-")}
     if len(set(ours.values())) > 1:
@@ -65,7 +68,7 @@ def packages(constraints: Path | None = None) -> Diagnosis:
     file = constraints or find_up("constraints.txt")
     if file is None:
         return Diagnosis("packages", "ok", f"{len(ours)} parts of one version; no constraints.txt to compare with")
-    wanted = dict(_pins(file.read_text()))
+    wanted = {name: version for name, version in _pins(file.read_text()) if name != "pip"}
     other = {n: (installed[n], v) for n, v in wanted.items() if n in installed and not _same(installed[n], v)}
     if other:
         listed = ", ".join(f"{name} {have} (tested {want})" for name, (have, want) in sorted(other.items())[:4])
