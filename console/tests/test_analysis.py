@@ -126,6 +126,22 @@ def test_idle_is_the_share_of_a_step_without_compute_and_waits_are_no_compute() 
     assert row["step_s"] == pytest.approx(0.010)
 
 
+def test_the_time_that_a_run_was_down_is_no_recovery() -> None:
+    def found(*events: tuple[float, str]) -> list[float]:
+        fields = json.dumps({"generation": 1, "step": 3, "source": "durable", "reason": "x", "target": "worker"})
+        rows = [(1, at, at, name, fields) for at, name in events]
+        return recoveries(pl.DataFrame(rows, schema=JOURNAL, orient="row"))["total_s"].to_list()
+
+    begun, back = [(0.0, "driver_started"), (1.0, "fence")], [(66.0, "generation"), (67.0, "stepping")]
+    assert found(*begun, (2.0, "run_over"), (65.0, "driver_started"), *back) == [], "stopped in the middle of it"
+    assert found(*begun, (65.0, "driver_started"), *back) == [], "everything was killed in the middle of it"
+    assert found((0.0, "injected"), (2.0, "run_over"), (65.0, "driver_started"), *back, (70.0, "fence"),
+                 (71.0, "generation"), (72.0, "stepping")) == [2.0]  # fmt: skip
+    assert found(*begun, (2.0, "driver_started"), (3.0, "fence"), (4.0, "generation"), (5.0, "stepping")) == [4.0], (
+        "only the driver was restarted"
+    )
+
+
 def test_the_heat_map_tells_waits_from_work() -> None:
     table = heat_map(pl.concat([frame(0, r, records(*a_step(0, 0), *a_step(1, 10))) for r in (0, 1)]))
     assert table["rank"].to_list() == [0, 1]

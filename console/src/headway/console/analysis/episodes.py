@@ -22,6 +22,9 @@ JOURNAL = {
 CAUSES = frozenset({"injected", "evicted"})
 """Faults put in on purpose; one of a service needs no recovery of the ranks."""
 
+_FOUND_ALIVE = frozenset({"adopted", "fence", "generation"})
+"""First words of a new driver; ``generation`` comes first when there were no ranks to take over."""
+
 
 @dataclass
 class Recovery:
@@ -84,10 +87,15 @@ def recoveries(journal: pl.DataFrame, events: pl.DataFrame | None = None) -> pl.
 
 
 def _episodes(rows: Iterator[dict[str, Any]]) -> Iterator[Recovery]:
+    """Whatever a stop or the end of everything cut short is left out: the time until the next start is no recovery."""
     open_one: Recovery | None = None
     cause_s: float | None = None
+    is_new_driver = False  # until it says whether it found the ranks alive
     for row in rows:
         now, fields = float(row["monotonic_s"]), json.loads(row["fields"])
+        if row["name"] == "run_over" or (row["name"] == "generation" and is_new_driver):
+            open_one = cause_s = None
+        is_new_driver = row["name"] == "driver_started" or (is_new_driver and row["name"] not in _FOUND_ALIVE)
         match row["name"]:
             case name if name in CAUSES and fields.get("target", "worker") == "worker":
                 cause_s = now if cause_s is None else cause_s
