@@ -30,6 +30,13 @@ class LogReader:
         self._offsets: dict[Path, int] = {}
         self._last: dict[Path, dict[str, Any]] = {}
 
+    def check_name(self) -> None:
+        """Raises InputError when no log file has the name's part."""
+        names = sorted({path.stem for folder in self._folders for path in folder.glob("*.log")})
+        if self._name and not any(self._name in name for name in names):
+            raise InputError(f"no log has {self._name!r} in its name",
+                             remedy=f"use a part of {', '.join(names) or 'a name; there is no log yet'}")  # fmt: skip
+
     def read(self) -> list[dict[str, Any]]:
         """New lines, oldest first; each has ``file``, ``timestamp``, ``level`` and ``event``."""
         lines: list[dict[str, Any]] = []

@@ -84,7 +84,10 @@ def parse_steps(text: str) -> tuple[int, int | None]:
     found = STEPS.fullmatch(text)
     if found is None:
         raise InputError(f"--steps {text!r} is no range", remedy="write FIRST:LAST, e.g. 10:20")
-    return int(found[1] or 0), int(found[2]) if found[2] else None
+    first, last = int(found[1] or 0), int(found[2]) if found[2] else None
+    if last is not None and last < first:
+        raise InputError(f"--steps {text!r} is an inverted range", remedy=f"write {last}:{first}")
+    return first, last
 
 
 def rank_slices(events: pl.DataFrame) -> Iterator[Slice]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from headway.common.errors import InputError
 
 if TYPE_CHECKING:
     from headway.console.run import Run
@@ -28,6 +29,13 @@ def find_run(name: str | None, runs_dir: Path) -> Run:
     from headway.console.cluster import Cluster
 
     return Cluster(runs_dir).run(name)
+
+
+def check_rank(run: Run, rank: int) -> None:
+    """Raises InputError when the run has no such rank."""
+    world = run.config.parallel.world_size
+    if not 0 <= rank < world:
+        raise InputError(f"rank {rank} is not in the run", remedy=f"use 0 to {world - 1}")
 
 
 def emit(data: Any, as_json: bool, lines: Iterable[str]) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 from headway.common.errors import InputError
-from headway.console.commands.options import RUNS, AnyRun, AsJson, NamedRun, RunsDir, emit, find_run
+from headway.console.commands.options import RUNS, AnyRun, AsJson, NamedRun, RunsDir, check_rank, emit, find_run
 
 Wait = Annotated[bool, typer.Option("--wait", help="Return when all ranks have applied it.")]
 
@@ -105,9 +105,7 @@ def inject(
                          remedy="give --rank R, or --service NAME with --node N")  # fmt: skip
     found = find_run(run, runs_dir)
     if rank is not None:
-        world = found.config.parallel.world_size
-        if not 0 <= rank < world:
-            raise InputError(f"rank {rank} is not in the run", remedy=f"use 0 to {world - 1}")
+        check_rank(found, rank)
         found.inject(fault, rank=rank)
         what = f"the worker of rank {rank}"
     else:

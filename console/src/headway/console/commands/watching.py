@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from headway.console.commands.options import RUNS, AnyRun, AsJson, RunsDir, emit, find_run, to_json
+from headway.console.commands.options import RUNS, AnyRun, AsJson, RunsDir, check_rank, emit, find_run, to_json
 
 if TYPE_CHECKING:
     from headway.console.progress import Progress
@@ -112,7 +112,10 @@ def logs(
     from headway.console.logs import LogReader
 
     found = find_run(run, runs_dir)
+    if rank is not None:
+        check_rank(found, rank)
     reader = LogReader([found.folder.logs, found.cluster_folder / "logs"], name=name, rank=rank, level=level)
+    reader.check_name()
     _print_lines(reader.read()[-tail:] if tail else [], as_json)
     while follow:
         live = found.live
