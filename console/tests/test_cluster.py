@@ -111,6 +111,70 @@ def test_a_given_corpus_must_be_there(launch: Launch, config: RunConfig, own_roo
     assert not list((own_roots / "runs").glob("*")), "nothing was begun"
 
 
+def test_a_corpus_of_another_source_is_refused(
+    launch: Launch, config: RunConfig, corpus: Path, own_roots: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(source: str) -> RunConfig:
+        return dataclasses.replace(config, data=dataclasses.replace(config.data, source=source))
+
+    with pytest.raises(InputError, match=r"holds corpus [0-9a-f]{16} of '.*', asked was data\.source='/nope/corpus'"):
+        launch(asked("/nope/corpus"), base="tiny")
+    assert not list((own_roots / "runs").glob("*")), "nothing was begun"
+    monkeypatch.setattr(preflight.subprocess, "run", lambda *_, **__: pytest.fail("the corpus is read again"))
+    launch(asked(str(corpus.parent)), base="tiny")
+    monkeypatch.chdir(corpus.parent)
+    launch(asked("."), base="tiny")
+
+
+def test_the_default_folder_with_another_corpus_is_refused(
+    launch: Launch, config: RunConfig, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(corpus, tmp_path / "data" / "stdlib")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=r"asked was data\.source='stdlib'"):
+        launch(dataclasses.replace(config, data=DataConfig()))
+
+
+@pytest.mark.parametrize("failure", [InputError("node 0 carries run other"), KeyboardInterrupt()])
+def test_a_new_run_whose_start_fails_leaves_no_folder_and_a_resumed_one_keeps_its_own(
+    failure: BaseException, launch: Launch, config: RunConfig, own_roots: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise failure
+
+    kept = launch(config, name="kept")
+    monkeypatch.setattr(cluster_module, "start", fail)
+    for name in ("new", "kept"):
+        with pytest.raises(type(failure)):
+            launch(config, name=name)
+    assert [path.name for path in (own_roots / "runs").iterdir()] == ["kept"]
+    assert kept.config == config
+
+
+def test_the_second_of_two_starts_of_one_name_is_told_so(
+    launch: Launch, config: RunConfig, own_roots: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+
+    def start_again(*_: object) -> None:
+        with pytest.raises(InputError, match="run tiny is being started by another command; watch it"):
+            launch(config, base="tiny", tell=told.append)
+
+    monkeypatch.setattr(cluster_module, "start", start_again)
+    assert launch(config, base="tiny").path == own_roots / "runs" / "tiny"
+    assert not any("resuming" in line for line in told)
+
+
+def test_a_folder_with_other_things_is_neither_used_nor_removed(
+    launch: Launch, config: RunConfig, own_roots: Path
+) -> None:
+    (own_roots / "runs" / "notes").mkdir(parents=True)
+    (own_roots / "runs" / "notes" / "mine.txt").write_text("")
+    with pytest.raises(InputError, match="notes holds other things than a run"):
+        launch(config, name="notes")
+    assert (own_roots / "runs" / "notes" / "mine.txt").exists()
+
+
 def test_a_truncated_corpus_is_found_before_the_run(
     launch: Launch, config: RunConfig, corpus: Path, tmp_path: Path
 ) -> None:

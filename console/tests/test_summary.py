@@ -71,6 +71,19 @@ def test_a_run_without_anything_says_so_and_invents_nothing(
     assert "- before, - after" in "\n".join(render(summary))
 
 
+def test_a_stopped_run_says_how_to_go_on(fake: FakeRun, own_roots: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(own_roots)
+    assert summarise(fake.run).go_on == "", "it is live"
+    fake.finish("stopped")
+    assert render(summarise(fake.run))[-1] == "go on            headway run runs/fake/config.toml --name fake"
+    monkeypatch.chdir("/")
+    record = json.loads(fake.folder.run_json.read_text())
+    fake.folder.run_json.write_text(json.dumps({**record, "cluster": str(own_roots / "cluster")}))
+    command = summarise(fake.run).go_on
+    runs = str(own_roots / "runs").lstrip("/")
+    assert command.endswith(f"--name fake --runs-dir {runs} --cluster {str(own_roots / 'cluster').lstrip('/')}")
+
+
 def test_checkpoints_are_listed_oldest_first(fake: FakeRun) -> None:
     import numpy as np
     from headway.ckpt_store.client import CheckpointClient

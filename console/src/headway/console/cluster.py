@@ -11,7 +11,8 @@ from pathlib import Path
 from headway.common.config import diff, load, to_toml
 from headway.common.errors import HeadwayError, InputError
 from headway.common.node.janitor import end_run, sweep
-from headway.common.node.run_dir import RunDir, new_run_id, shm_root, sock_root
+from headway.common.node.run_dir import shm_root, sock_root
+from headway.console.claim import claimed
 from headway.console.peak import cached_peak, machine_peak
 from headway.console.preflight import check_machine, prepare_corpus
 from headway.console.run import Run
@@ -90,7 +91,7 @@ class Cluster:
             tell: called with one line per stage of the start.
 
         Raises:
-            InputError: anything wrong that can be found before step 0.
+            InputError: anything wrong that can be found before step 0. A new run then leaves no folder behind.
         """
         resolved = config if isinstance(config, RunConfig) else load(RunConfig, [Path(config)], overrides)
         resolved, dtype_line = settled(resolved)
@@ -100,55 +101,37 @@ class Cluster:
         prepare_corpus(resolved, tell)
         for line in sweep(sock_root(), shm_root()):
             tell(line)
-        run_dir, resumed = self._choose(base, name)
-        run = Run(run_dir.path)
-        if resumed:
-            _check_resumable(run, resolved)
-        if measure:
-            _measure(tell)
-        tell(f"{'resuming' if resumed else 'starting'} run {run.name}")
-        end_run(run_dir.run_id)
-        if run.outcome:
-            reopen(run_dir.database)
-        draft = run_dir.config.with_suffix(".tmp")
-        draft.write_text(to_toml(resolved))
-        draft.replace(run_dir.config)
-        cluster = self._cluster_for(run, resolved.launch.nodes + resolved.launch.spares)
-        start(run, cluster, resolved.launch, tell)
+        with claimed(self._choose(base, name)) as (run, resumed):
+            if resumed:
+                _check_resumable(run, resolved)
+            if measure:
+                _measure(tell)
+            tell(f"{'resuming' if resumed else 'starting'} run {run.name}")
+            end_run(run.folder.run_id)
+            if run.outcome:
+                reopen(run.folder.database)
+            draft = run.folder.config.with_suffix(".tmp")
+            draft.write_text(to_toml(resolved))
+            draft.replace(run.folder.config)
+            cluster = self._cluster_for(run, resolved.launch.nodes + resolved.launch.spares)
+            start(run, cluster, resolved.launch, tell)
         return run
 
     # ---- before step 0 ------------------------------------------------------------------------
-    def _choose(self, base: str, name: str | None) -> tuple[RunDir, bool]:
-        """The run's folder: new, or that of an unfinished run."""
+    def _choose(self, base: str, name: str | None) -> Path:
+        """The run's folder: a free one, or that of an unfinished run, which may be live."""
         if name is not None:
-            path = self.runs_dir / name
             if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
                 raise InputError(
                     f"run name {name!r} cannot be a folder's name",
                     remedy="use letters, digits, '-', '_', '.'",
                 )
-            if not (path / "run.json").exists():
-                return RunDir.create(path, run_id=new_run_id()), False
-            run = Run(path)
-            self._refuse_live(run)
-            if run.outcome == "finished":
-                raise InputError(f"run name {name!r} is taken by a finished run", remedy="choose another --name")
-            return run.folder, True
+            return self.runs_dir / name
         mine = [run for run in self.runs() if re.fullmatch(rf"{re.escape(base)}(-\d+)?", run.name)]
         if mine and mine[-1].outcome != "finished":
-            self._refuse_live(mine[-1])
-            return mine[-1].folder, True
+            return mine[-1].path
         numbers = [int(run.name.rpartition("-")[2]) for run in mine if run.name != base]
-        fresh = base if not mine else f"{base}-{max(numbers, default=1) + 1}"
-        return RunDir.create(self.runs_dir / fresh, run_id=new_run_id()), False
-
-    @staticmethod
-    def _refuse_live(run: Run) -> None:
-        if run.live:
-            raise InputError(
-                f"run {run.name} is live",
-                remedy=f"watch it with `headway watch {run.name}` or give another --name",
-            )
+        return self.runs_dir / (base if not mine else f"{base}-{max(numbers, default=1) + 1}")
 
     # ---- nodes --------------------------------------------------------------------------------
     def _cluster_for(self, run: Run, nodes: int) -> ClusterFolder:

@@ -7,11 +7,15 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headway.common.errors import CorruptError, InputError
 from headway.common.plan.model_shape import ModelShape
 from headway.dataloader.config import DataConfig
 from headway.trainer.config import RunConfig
+
+if TYPE_CHECKING:
+    from headway.dataloader.dataset import Meta
 
 MIN_FREE_BYTES = 2 << 30
 SHM = Path("/dev/shm")
@@ -66,11 +70,12 @@ def prepare_corpus(config: RunConfig, tell: Callable[[str], None]) -> None:
     With the default source only the default folder is made: a path that was given must be there.
 
     Raises:
-        InputError: the corpus cannot be made, is damaged, or has more tokens than the model knows.
+        InputError: the corpus cannot be made, is damaged, comes from another source than the one asked for, or has
+            more tokens than the model knows.
     """
     path = Path(config.data.path)
     if not _is_there(path):
-        if config.data.source == DataConfig.source and path.resolve() != Path(DataConfig.path).resolve():
+        if _names_folder_only(config):
             raise InputError(
                 f"no prepared data at {path}",
                 remedy=f"run `headway data prepare --out {path}` or leave data.path out",
@@ -84,6 +89,8 @@ def prepare_corpus(config: RunConfig, tell: Callable[[str], None]) -> None:
             data.split(split)
     except CorruptError as error:
         raise InputError(error.message, remedy=error.remedy or "prepare the data again") from error
+    if data.meta is not None:
+        _refuse_other_source(config, path, data.meta)
     if data.vocab_size is not None and data.vocab_size > config.model.vocab_size:
         raise InputError(
             f"the corpus {path} has {data.vocab_size} tokens, model.vocab_size={config.model.vocab_size}",
@@ -93,6 +100,24 @@ def prepare_corpus(config: RunConfig, tell: Callable[[str], None]) -> None:
 
 def _is_there(path: Path) -> bool:
     return (path / "meta.json").exists() or path.with_name(path.name + ".idx").exists()
+
+
+def _names_folder_only(config: RunConfig) -> bool:
+    """Whether a folder was given and no source: the default source goes with the default folder."""
+    is_default_path = Path(config.data.path).resolve() == Path(DataConfig.path).resolve()
+    return config.data.source == DataConfig.source and not is_default_path
+
+
+def _refuse_other_source(config: RunConfig, path: Path, meta: Meta) -> None:
+    asked = config.data.source
+    if asked == meta.source or _names_folder_only(config):
+        return
+    if Path(asked).exists() and Path(asked).resolve() == Path(meta.source).resolve():  # spelled in another way
+        return
+    raise InputError(
+        f"{path} holds corpus {meta.corpus_sha256[:16]} of {meta.source!r}, asked was data.source={asked!r}",
+        remedy="set data.path to another folder, or replace it with `headway data prepare --force`",
+    )
 
 
 def _prepare(config: RunConfig, path: Path, tell: Callable[[str], None]) -> None:

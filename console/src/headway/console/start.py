@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from headway.common.errors import DeadlineError, HeadwayError
 from headway.common.wire.client import Client
@@ -36,7 +37,7 @@ def start(run: Run, cluster: ClusterFolder, launch: LaunchConfig, tell: Callable
         for node in range(nodes):
             wait_for_node(cluster, node)
             _attach(cluster, node, run)
-        tell(f"{launch.nodes} nodes and {launch.spares} spares are up")
+        tell(f"{_counted(launch.nodes, 'node')} and {_counted(launch.spares, 'spare')} are up")
         _wait_for_driver(run)
     except BaseException:  # Ctrl-C too: a half-started run must not live on
         abandon(run, cluster)
@@ -71,7 +72,7 @@ def wait_for_node(cluster: ClusterFolder, node: int, timeout_s: float = START_LI
     if not _poll(is_up, timeout_s):
         raise HeadwayError(
             f"node {node} did not start within {timeout_s:.0f} s",
-            remedy=f"read {cluster.path / 'logs'}/n{node}-executor.log",
+            remedy=_last_words(cluster.path / "logs" / f"n{node}-executor.log"),
         )
 
 
@@ -92,8 +93,18 @@ def _wait_for_driver(run: Run) -> None:
     if not _poll(answers, START_LIMIT_S):
         raise HeadwayError(
             f"the driver of {run.name} did not start within {START_LIMIT_S:.0f} s",
-            remedy=f"read {run.folder.logs}/n0-driver.log",
+            remedy=_last_words(run.folder.logs / "n0-driver.log"),
         )
+
+
+def _counted(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def _last_words(log: Path) -> str:
+    """The end of a log, which goes with a new run's folder when its start fails."""
+    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+    return f"{log.name} ends with: {lines[-1]}" if lines else f"{log.name} is empty"
 
 
 def _is_idle(cluster: ClusterFolder, node: int) -> bool:

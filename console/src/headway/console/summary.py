@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,8 @@ class Summary:
     sample: str = ""
     trace: str = ""
     notebook: str = ""
+    go_on: str = ""
+    """The command that goes on with a stopped or failed run."""
 
 
 def summarise(run: Run, *, write_trace: bool = False) -> Summary:
@@ -74,6 +77,7 @@ def summarise(run: Run, *, write_trace: bool = False) -> Summary:
         sample=sample_text(run, data),
         trace=_trace(run) if write_trace else "",
         notebook=_notebook(),
+        go_on=_go_on(run) if run.outcome in ("stopped", "failed") else "",
     )
 
 
@@ -100,6 +104,8 @@ def render(summary: Summary) -> list[str]:
         lines.append(f"trace            {s.trace} (open it in https://ui.perfetto.dev)")
     if s.notebook:
         lines.append(f"notebook         {s.notebook} (`make lab`)")
+    if s.go_on:
+        lines.append(f"go on            {s.go_on}")
     return lines
 
 
@@ -153,6 +159,21 @@ def _notebook() -> str:
         if (root / NOTEBOOK).exists():
             return str(root / NOTEBOOK)
     return ""
+
+
+def _go_on(run: Run) -> str:
+    """With the configuration that the run has now; the folders as seen from here."""
+    command = ["headway", "run", _seen_from_here(run.folder.config), "--name", run.name]
+    if run.path.parent != Path("runs").resolve():
+        command += ["--runs-dir", _seen_from_here(run.path.parent)]
+    if run.path not in run.cluster_folder.parents:
+        command += ["--cluster", _seen_from_here(run.cluster_folder)]
+    return shlex.join(command)
+
+
+def _seen_from_here(path: Path) -> str:
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def _nats(value: float | None) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -36,7 +39,8 @@ def run(
 ) -> None:
     """Train: all services, real text. An unfinished run of that name goes on where it was.
 
-    Ctrl-C stops the run with a checkpoint (exit code 0); a second one leaves it running.
+    Ctrl-C or SIGTERM stops the run with a checkpoint (exit code 0). A second one returns at once, while the run
+    goes on stopping: `headway watch` and `headway status` show it. During the start either one takes all back.
     """
     from headway.common.config import load, to_dict, to_toml
     from headway.trainer.config import RunConfig
@@ -47,7 +51,10 @@ def run(
     if dry_run:
         typer.echo(to_json(to_dict(resolved)) if as_json else to_toml(resolved).rstrip())
         return
-    started = _launch(resolved, name or None, config.stem, runs_dir, cluster, as_json)
+    import headway.console.follow  # noqa: F401  # before the start, so that no Ctrl-C falls into the import
+
+    with _terminated_as_interrupted():
+        started = _launch(resolved, name or None, config.stem, runs_dir, cluster, as_json)
     if detach:
         typer.echo(
             to_json({"name": started.name, "path": started.path, "run_id": started.folder.run_id})
@@ -58,13 +65,27 @@ def run(
     raise typer.Exit(_stay(started, runs_dir, as_json))
 
 
+@contextlib.contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM raises KeyboardInterrupt, so that a start which it cuts short is taken back."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _launch(config: RunConfig, name: str | None, stem: str, runs_dir: Path, cluster: Path | None, as_json: bool) -> Run:
     from headway.console.cluster import Cluster
 
     def tell(line: str) -> None:
         typer.echo(line, err=as_json)
 
-    return Cluster(runs_dir, folder=cluster).launch(config, name=name, base=stem, measure=True, tell=tell)
+    try:
+        return Cluster(runs_dir, folder=cluster).launch(config, name=name, base=stem, measure=True, tell=tell)
+    except KeyboardInterrupt:
+        typer.echo("interrupted: the start is taken back", err=True)
+        raise
 
 
 def _stay(run: Run, runs_dir: Path, as_json: bool) -> int:
