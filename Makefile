@@ -68,7 +68,7 @@ lab: setup ## JupyterLab with the notebooks
 up: setup ## start the executors of NODES nodes through Terraform (TARGET=local)
 	PATH="$(abspath $(BIN)):$$PATH" infra/terraform/up.sh $(TARGET) $(NODES)
 
-down: setup ## stop them again
+down: setup ## stop their runs with a checkpoint, then the executors
 	PATH="$(abspath $(BIN)):$$PATH" infra/terraform/down.sh $(TARGET)
 
 clean: ## remove the virtual environment and caches; runs/ and data/ stay

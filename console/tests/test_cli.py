@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from headway.common.errors import DeadlineError
+from headway.common.wire.client import Client
 from headway.console.cli import main
+from headway.console.run import Run
 from headway.console.testing import FakeRun
 
 REPOSITORY = Path(__file__).parents[2]
@@ -111,6 +119,22 @@ def test_dry_run_prints_a_configuration_that_reads_back_equal(call: Call, tmp_pa
     assert json.loads(out)["parallel"]["dp"] == 2
 
 
+def test_a_start_that_is_terminated_is_taken_back_and_says_so(
+    call: Call, own_roots: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def launch(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(10)
+
+    monkeypatch.setattr("headway.console.cluster.Cluster.launch", launch)
+    before = signal.signal(signal.SIGTERM, lambda *_: None)  # without a handler of the command's own nothing happens
+    try:
+        code, _, err = call("run", TINY, "--runs-dir", str(own_roots / "runs"))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert code == 130 and "the start is taken back" in err
+
+
 def test_status_shows_ranks_and_progress_of_the_newest_run(fake: FakeRun, fake_call: Call) -> None:
     fake.advance(3)
     code, out, _ = fake_call("status")
@@ -166,6 +190,8 @@ def test_set_and_inject_carry_their_values(fake: FakeRun, fake_call: Call) -> No
         ["inject", "fake", "kill", "--rank", "7"],
         ["trace", "fake", "--steps", "x"],
         ["logs", "fake", "--level", "loud"],
+        ["logs", "fake", "--rank", "99"],
+        ["logs", "fake", "--name", "zzz"],
     ],
 )
 def test_impossible_orders_are_refused_before_they_are_sent(
@@ -174,6 +200,11 @@ def test_impossible_orders_are_refused_before_they_are_sent(
     code, _, err = fake_call(*arguments)
     assert code == 2 and err.startswith("error: ")
     assert fake.commands == []
+
+
+def test_steps_back_to_front_are_called_that(fake_call: Call) -> None:
+    code, _, err = fake_call("trace", "fake", "--steps", "5:2")
+    assert code == 2 and err == "error: --steps '5:2' is an inverted range; write 2:5\n"
 
 
 def test_what_the_driver_refuses_as_bad_input_exits_2(fake_call: Call) -> None:
@@ -186,6 +217,75 @@ def test_an_ended_run_takes_no_orders(fake: FakeRun, fake_call: Call) -> None:
     fake.finish()
     code, _, err = fake_call("pause", "fake")
     assert code == 2 and "not live" in err
+
+
+def test_a_second_stop_says_that_the_run_is_stopped(fake: FakeRun, fake_call: Call) -> None:
+    fake.finish("stopped")
+    code, _, err = fake_call("stop", "fake")
+    assert code == 2 and "run fake is stopped" in err
+
+
+def test_a_stop_while_the_run_ends_says_that_it_is_stopped(
+    fake: FakeRun, fake_call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver is gone, the executors are not yet, and the outcome comes while the command waits for an answer."""
+
+    def no_answer(run: Run) -> Client:
+        fake._do(lambda: fake._finish("stopped"))
+        raise DeadlineError(f"no answer from {run.name}")
+
+    monkeypatch.setattr(Run, "_driver", no_answer)
+    code, _, err = fake_call("stop", "fake")
+    assert code == 2 and "run fake is stopped" in err and "no answer" not in err
+
+
+def test_status_of_a_run_whose_cluster_was_removed_says_interrupted(fake: FakeRun, fake_call: Call) -> None:
+    fake.advance(2)
+    driver = (fake.folder.path / "driver.json").read_text()
+    fake.close()
+    (fake.folder.path / "driver.json").write_text(re.sub(r'"pid": \d+', '"pid": 4194305', driver))
+    (fake.cluster.path / "keys" / "cluster.key").unlink()
+    code, out, err = fake_call("status", "fake")
+    assert (code, err) == (0, "") and "step 2/40" in out and "interrupted" in out
+
+
+def test_a_drained_cluster_has_stopped_its_runs_with_a_checkpoint(fake: FakeRun, call: Call) -> None:
+    ending = threading.Thread(target=lambda: (_until(lambda: bool(fake.commands)), fake.finish("stopped")))
+    ending.start()
+    code, out, _ = call("cluster", "drain", str(fake.cluster.path))
+    ending.join()
+    assert code == 0 and [command.operation for command in fake.commands] == ["stop"]
+    assert out.splitlines() == [
+        "stopping run fake with a checkpoint",
+        "run fake is stopped; its next `headway run` goes on from there",
+    ]
+    assert call("cluster", "drain", str(fake.cluster.path)) == (0, "", ""), "nothing is carried any more"
+
+
+def test_draining_gives_up_at_its_limit(fake: FakeRun, call: Call) -> None:
+    code, out, _ = call("cluster", "drain", str(fake.cluster.path), "--limit", "0.1")
+    assert code == 0 and "run fake is left as it is: run fake is not over after 0.1 s" in out
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30.0
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("verb", ["ls", "verify", "gc", "show"])
+def test_ckpt_verbs_take_the_name_of_a_run(
+    verb: str, fake: FakeRun, call: Call, own_roots: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import numpy as np
+    from headway.ckpt_store.client import CheckpointClient
+
+    CheckpointClient(fake.folder.checkpoints).save(7, {"w": np.full(8, 1)})
+    monkeypatch.chdir(own_roots)
+    assert call("ckpt", verb, "fake", "--json") == call("ckpt", verb, "runs/fake", "--json")
+    code, _, err = call("ckpt", verb, "absent")
+    assert code == 2 and "absent is no folder" in err
 
 
 def test_trace_writes_where_it_is_told(fake: FakeRun, fake_call: Call, tmp_path: Path) -> None:

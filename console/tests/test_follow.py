@@ -11,10 +11,11 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from headway.common.errors import HeadwayError
+from headway.common.errors import DeadlineError, HeadwayError
 from headway.console.follow import Follower
 from headway.console.peak import Peak
 from headway.console.progress import Teller, clock, read_progress
+from headway.console.run import Run
 from headway.console.testing import STEP_S, TOKENS, FakeRun
 
 PEAK = Peak("cpu", "made up", 2, {"bf16": 1e12, "fp32": 2e12}, share=1.0)
@@ -61,7 +62,8 @@ def test_progress_of_a_run_without_a_driver_comes_from_the_journal(fake: FakeRun
     fake.advance(3)
     fake.close()
     progress = read_progress(fake.run)
-    assert (progress.phase, progress.step, progress.status) == ("unheard", 3, None)
+    assert (progress.phase, progress.step, progress.status) == ("interrupted", 3, None)
+    assert progress.eta_s is None, "nothing of it is alive"
 
 
 def test_following_ends_with_the_run_and_tells_its_outcome(fake: FakeRun) -> None:
@@ -94,11 +96,36 @@ def test_ctrl_c_stops_the_run_once_and_keeps_following(fake: FakeRun) -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_second_ctrl_c_leaves_the_run_alone_and_says_how_to_go_on(fake: FakeRun) -> None:
+def test_sigterm_is_heeded_as_ctrl_c_is(fake: FakeRun) -> None:
+    out = Output(
+        ("step 0/40", lambda: os.kill(os.getpid(), signal.SIGTERM)),
+        ("command 1: stop", lambda: fake.finish("stopped")),
+    )
+    before = signal.getsignal(signal.SIGTERM)
+    assert Follower(fake.run, out=out, every_s=0.1).follow(stop_on_interrupt=True) == "stopped"
+    assert [command.operation for command in fake.commands] == ["stop"]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_second_ctrl_c_before_the_stop_is_accepted_says_that_the_run_goes_on(
+    fake: FakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_driver(run: Run) -> int:
+        raise DeadlineError(f"{run.name} has no driver yet")
+
+    monkeypatch.setattr(Run, "stop", no_driver)
     out = Output(("step 0/40", interrupt), ("stopping with a checkpoint", interrupt))
+    assert Follower(fake.run, out=out, every_s=0.1).follow(stop_on_interrupt=True) == "detached"
+    assert "left fake running; go on with `headway watch fake`" in out.getvalue()
+
+
+def test_a_second_ctrl_c_leaves_a_stopping_run_to_itself_and_says_so(fake: FakeRun) -> None:
+    out = Output(("step 0/40", interrupt), ("command 1: stop", interrupt))
     follower = Follower(fake.run, out=out, every_s=0.1, again="`headway watch fake --runs-dir x`")
     assert follower.follow(stop_on_interrupt=True) == "detached"
-    assert "left fake running; go on with `headway watch fake --runs-dir x`" in out.getvalue()
+    said = out.getvalue()
+    assert "left fake, which is stopping with a checkpoint; see its end with `headway watch fake --runs-dir x`" in said
+    assert "running;" not in said
     assert fake.run.live and [command.operation for command in fake.commands] == ["stop"]
 
 

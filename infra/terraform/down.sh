@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# down.sh TARGET: stop every node and remove the cluster.
+# down.sh TARGET: stop the runs with a checkpoint, then every node, and remove the cluster.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+headway cluster drain "$cluster_dir"
 nodes=$(tf output -json nodes 2>/dev/null | tr -cd '0-9,' | tr ',' '\n' | grep -c . || true)
 [ "${nodes:-0}" -gt 0 ] || nodes=1
 tf destroy -input=false -auto-approve "${vars[@]}" -var "nodes=$nodes"

@@ -7,11 +7,13 @@ found by the entry-point group ``headway.commands`` and imported only when used.
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import typer
 from headway.common.cli import run
 from headway.console.commands import inspecting, launching, machines, steering, watching
+from headway.console.commands.options import RUNS
 from typer.core import TyperGroup
 
 GROUP = "headway.commands"
@@ -44,9 +46,24 @@ class LazyGroup(TyperGroup):
             return None
         if self._is_listing:
             return _placeholder(cmd_name, point.value)
-        command = typer.main.get_command(point.load())
+        command: Any = typer.main.get_command(point.load())
         command.name = cmd_name
+        if cmd_name == "ckpt":
+            for verb in command.commands.values():
+                _accept_run_names(verb)
         return command
+
+
+def _accept_run_names(verb: Any) -> None:
+    """Let ``path``, the argument of the ``ckpt`` verbs, be the name of a run in ``runs``; a path that exists wins."""
+    for parameter in verb.params:
+        if parameter.name == "path":
+            parameter.callback = lambda _context, _parameter, value: _run_folder(value)
+
+
+def _run_folder(value: Any) -> Any:
+    folder = RUNS / str(value)
+    return folder if not Path(value).exists() and (folder / "run.json").exists() else value
 
 
 @functools.cache

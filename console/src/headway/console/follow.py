@@ -1,6 +1,7 @@
 """Stay with a run until it is over: a progress bar on a terminal, a line now and then elsewhere.
 
-Ctrl-C, when asked to, first stops the run with a checkpoint and keeps following; the second leaves it alone.
+Ctrl-C or SIGTERM, when asked to, first stops the run with a checkpoint and keeps following; the second leaves it
+to itself.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Follower:
         else:
             self._view = _LineView(self._out)
         self._interrupts = 0
-        self._stop_sent = False
+        self._stop_sent = self._stop_accepted = False
 
     def follow(self, *, stop_on_interrupt: bool = False) -> str:
         """Block until the run is over.
@@ -92,34 +93,40 @@ class Follower:
         newest = self._run.query("SELECT MAX(id) FROM events WHERE name = 'driver_started'")
         return int(newest[0][0]) - 1 if newest and newest[0][0] is not None else None
 
-    # ---- Ctrl-C -------------------------------------------------------------------------------
+    # ---- Ctrl-C and SIGTERM -------------------------------------------------------------------------------
     @contextlib.contextmanager
     def _counting(self) -> Iterator[None]:
         def count(number: int, frame: FrameType | None) -> None:
             del number, frame
             self._interrupts += 1
 
-        before = signal.signal(signal.SIGINT, count)
+        before = {number: signal.signal(number, count) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def _heed(self) -> bool:
-        """Act on Ctrl-C; True to leave."""
+        """Act on Ctrl-C or SIGTERM; True to leave."""
         name = self._run.name
         if self._interrupts > 1:
-            self._view.tell(f"left {name} running; go on with {self._again}, end it with `headway stop {name}`")
+            if self._stop_accepted:
+                self._view.tell(f"left {name}, which is stopping with a checkpoint; see its end with {self._again}")
+            else:
+                self._view.tell(f"left {name} running; go on with {self._again}, end it with `headway stop {name}`")
             return True
         if not self._stop_sent:
             self._stop_sent = True
             self._view.tell("stopping with a checkpoint; Ctrl-C again leaves the run to itself")
             try:
                 self._run.stop()
+                self._stop_accepted = True
             except DeadlineError:  # its driver is being replaced: the next round tries again
                 self._stop_sent = False
             except HeadwayError as error:
-                self._view.tell(f"not stopped: {error}")
+                if self._run.outcome not in OVER:
+                    self._view.tell(f"not stopped: {error}")
         return False
 
 

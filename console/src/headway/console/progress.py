@@ -23,7 +23,8 @@ class Progress:
 
     name: str
     phase: str
-    """The driver's phase, the outcome of an ended run, ``unheard`` while no driver answers."""
+    """The driver's phase, the outcome of an ended run, ``unheard`` while no driver answers, ``interrupted`` when
+    nothing of an unfinished run is alive."""
     step: int
     """Completed steps."""
     steps: int
@@ -76,7 +77,7 @@ def read_progress(run: Run, peak: Peak | None = None, *, timeout_s: float = 1.0)
     rate, per_step = throughput(metrics), seconds_per_step(metrics)
     progress = Progress(
         name=run.name,
-        phase=run.outcome or "unheard",
+        phase=run.outcome or ("unheard" if run.live else "interrupted"),
         step=int(newest.get("step", -1)) + 1,
         steps=config.train.steps,
         loss=newest.get("loss"),
@@ -89,7 +90,7 @@ def read_progress(run: Run, peak: Peak | None = None, *, timeout_s: float = 1.0)
     )
     if not progress.is_over:
         progress = _ask_driver(run, progress, timeout_s)
-    if per_step and not progress.is_over:
+    if per_step and not progress.is_over and progress.phase != "interrupted":
         progress = replace(progress, eta_s=max(0, progress.steps - progress.step) * per_step)
     return progress
 
@@ -167,6 +168,8 @@ class Teller:
     def _line(self, name: str, fields: dict[str, Any], now: float) -> str:
         if name == "fence" and self._fenced_s is None:
             self._fenced_s = now
+        if name == "run_over":
+            self._fenced_s = None
         if name == "stepping":
             fenced, self._fenced_s = self._fenced_s, None
             return "" if fenced is None else f"recovered: all ranks step again after {now - fenced:.2f} s"

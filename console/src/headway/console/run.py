@@ -154,11 +154,11 @@ class Run:
         """Send one command; retried over a driver's restart and carried out once.
 
         Raises:
+            InputError: the run is over, or nothing of it is alive.
             RemoteError: the driver refused it.
             DeadlineError: no driver took it.
         """
-        if not self.live:
-            raise InputError(f"run {self.name} is not live", remedy="start it with `headway run`")
+        self._refuse_over()
         command = Command(
             id=uuid.uuid4().hex,
             operation=operation,
@@ -173,9 +173,16 @@ class Run:
                 with self._driver() as client:
                     return client.call(command, Accepted, timeout_s=4.0).sequence
             except DeadlineError:
+                self._refuse_over()  # it may have ended meanwhile
                 if attempt == 3:
                     raise
         raise AssertionError("unreachable")
+
+    def _refuse_over(self) -> None:
+        if self.outcome in OVER:
+            raise InputError(f"run {self.name} is {self.outcome}, not live", remedy="see `headway status`")
+        if not self.live:
+            raise InputError(f"run {self.name} is not live", remedy="start it with `headway run`")
 
     def wait_applied(self, sequence: int, timeout_s: float = 60.0) -> None:
         """Block until all ranks have applied a command.
@@ -216,7 +223,10 @@ class Run:
     def _driver(self) -> Client:
         try:
             facts = json.loads((self.path / "driver.json").read_text())
-            keys = KeyPair.load(self.cluster_folder / "keys" / "cluster.key")
         except FileNotFoundError as error:
             raise DeadlineError(f"run {self.name} has no driver yet", remedy="try again in a moment") from error
+        key = self.cluster_folder / "keys" / "cluster.key"
+        if not key.exists():
+            raise DeadlineError(f"the cluster of run {self.name} is gone", remedy="start the run with `headway run`")
+        keys = KeyPair.load(key)
         return Client(facts["endpoint"], keys=keys, server_key=facts["server_key"].encode())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from headway.common.errors import InputError
+from headway.common.errors import HeadwayError, InputError
 from headway.console.commands.options import AsJson, emit
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The cluster's folder.")]
@@ -17,7 +19,7 @@ Node = Annotated[int, typer.Option("--node", help="Number of the node, from 0.",
 def register(app: typer.Typer) -> None:
     """Add the two groups."""
     for name, help_, commands in (
-        ("cluster", "Make or remove the folder of a cluster.", (create, remove)),
+        ("cluster", "Make or remove the folder of a cluster, or stop the runs on it.", (create, drain, remove)),
         ("node", "Start or stop one node of a cluster.", (start, stop)),
     ):
         group = typer.Typer(name=name, help=help_, no_args_is_help=True, rich_markup_mode=None)
@@ -46,6 +48,39 @@ def create(
         except OSError as error:
             raise InputError(f"cannot make {folder}: {error.strerror}", remedy="use another folder") from error
     emit({"cluster": str(folder), "id": cluster.id, "nodes": nodes}, as_json, [f"{folder}: {nodes} nodes"])
+
+
+def drain(
+    folder: Folder,
+    limit: Annotated[float, typer.Option(help="Seconds to wait for each run.", min=0)] = 60.0,
+    as_json: AsJson = False,
+) -> None:
+    """Stop the runs that the cluster carries, with a checkpoint, and wait until they are over. Always exits 0."""
+    from headway.console.run import Run
+
+    ended = []
+    for path in sorted(_carried(folder)):
+        run = Run(path)
+        typer.echo(f"stopping run {run.name} with a checkpoint", err=as_json)
+        try:
+            if not run.outcome:
+                run.stop()
+            done = run.wait(limit)
+            line = f"run {run.name} is {done}; its next `headway run` goes on from there"
+        except HeadwayError as error:
+            done, line = "", f"run {run.name} is left as it is: {error.message}"
+        typer.echo(line, err=as_json)
+        ended.append({"run": run.name, "outcome": done})
+    emit(ended, as_json, [])
+
+
+def _carried(folder: Path) -> set[Path]:
+    """Folders of the runs that the nodes carry."""
+    found = set()
+    for file in (folder / "nodes").glob("*.run"):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            found.add(Path(json.loads(file.read_text())["run_dir"]))
+    return {path for path in found if (path / "run.json").exists()}
 
 
 def remove(folder: Folder, as_json: AsJson = False) -> None:
