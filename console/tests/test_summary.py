@@ -99,7 +99,7 @@ def test_checkpoints_are_listed_oldest_first(fake: FakeRun) -> None:
 def test_the_peak_is_measured_by_torch_and_kept(own_roots: Path) -> None:
     first = machine_peak(least_s=0.02)
     assert first.device in ("cpu", "cuda") and first.flops["fp32"] > 1e8 and first.flops["bf16"] > 1e6
-    assert 0.0 < first.share < 1.2
+    assert first.share > 0.0
     assert cache_file().is_relative_to(own_roots)
     assert cached_peak() == first
 

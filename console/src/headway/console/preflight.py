@@ -7,15 +7,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from headway.common.errors import CorruptError, InputError
 from headway.common.plan.model_shape import ModelShape
 from headway.dataloader.config import DataConfig
 from headway.trainer.config import RunConfig
-
-if TYPE_CHECKING:
-    from headway.dataloader.dataset import Meta
 
 MIN_FREE_BYTES = 2 << 30
 SHM = Path("/dev/shm")
@@ -90,7 +86,7 @@ def prepare_corpus(config: RunConfig, tell: Callable[[str], None]) -> None:
     except CorruptError as error:
         raise InputError(error.message, remedy=error.remedy or "prepare the data again") from error
     if data.meta is not None:
-        _refuse_other_source(config, path, data.meta)
+        _refuse_other_source(config, path, data.meta.source, data.meta.corpus_sha256)
     if data.vocab_size is not None and data.vocab_size > config.model.vocab_size:
         raise InputError(
             f"the corpus {path} has {data.vocab_size} tokens, model.vocab_size={config.model.vocab_size}",
@@ -108,14 +104,14 @@ def _names_folder_only(config: RunConfig) -> bool:
     return config.data.source == DataConfig.source and not is_default_path
 
 
-def _refuse_other_source(config: RunConfig, path: Path, meta: Meta) -> None:
+def _refuse_other_source(config: RunConfig, path: Path, source: str, sha256: str) -> None:
     asked = config.data.source
-    if asked == meta.source or _names_folder_only(config):
+    if asked == source or _names_folder_only(config):
         return
-    if Path(asked).exists() and Path(asked).resolve() == Path(meta.source).resolve():  # spelled in another way
+    if Path(asked).exists() and Path(asked).resolve() == Path(source).resolve():  # spelled in another way
         return
     raise InputError(
-        f"{path} holds corpus {meta.corpus_sha256[:16]} of {meta.source!r}, asked was data.source={asked!r}",
+        f"{path} holds corpus {sha256[:16]} of {source!r}, asked was data.source={asked!r}",
         remedy="set data.path to another folder, or replace it with `headway data prepare --force`",
     )
 
