@@ -83,7 +83,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "name": "given",
         "threads": os.cpu_count(),
         "flops": {"bf16": 5e10, "fp32": 5e10},
-        "share": 1.0,
+        "waited": 0.0,
     }
     (folder / "peak.json").write_text(json.dumps({peak._key(): figures}))
     return folder

@@ -18,7 +18,7 @@ from headway.console.progress import Teller, clock, read_progress
 from headway.console.run import Run
 from headway.console.testing import STEP_S, TOKENS, FakeRun
 
-PEAK = Peak("cpu", "made up", 2, {"bf16": 1e12, "fp32": 2e12}, share=1.0)
+PEAK = Peak("cpu", "made up", 2, {"bf16": 1e12, "fp32": 2e12}, waited=0.0)
 
 
 class Output(io.StringIO):

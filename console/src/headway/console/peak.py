@@ -19,37 +19,44 @@ import msgspec
 from headway.common.errors import CorruptError, HeadwayError
 
 MEASURE_LIMIT_S = 120.0
-IDLE = 0.85
-"""Share of the processor time asked for, from which on figures count as taken on an idle machine."""
+IDLE = 0.05
+"""Share of the time spent waiting for a processor, up to which figures count as taken on an idle machine."""
 
 _PROGRAM = """
-import json, sys, time, torch
+import glob, json, sys, time, torch
 threads, least_s = int(sys.argv[1]), float(sys.argv[2])
 torch.set_num_threads(threads)
 on_gpu = torch.cuda.is_available()
 device = "cuda" if on_gpu else "cpu"
+def waited_s():
+    total = 0.0
+    for path in glob.glob("/proc/self/task/*/schedstat"):
+        with open(path) as file:
+            total += int(file.read().split()[1]) / 1e9
+    return total
 def once(a, b):
-    start, used = time.perf_counter(), time.process_time()
+    start = time.perf_counter()
     a @ b
     if on_gpu:
         torch.cuda.synchronize()
-    wall = time.perf_counter() - start
-    return wall, 1.0 if on_gpu else (time.process_time() - used) / (wall * threads)
+    return time.perf_counter() - start
 def rate(dtype):
-    best = (0.0, 0.0)
+    best = 0.0
     for n in (4096, 8192, 16384) if on_gpu else (256, 512, 1024, 2048):
         a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
         end, tries = time.perf_counter() + least_s, [once(a, b)]
         while time.perf_counter() < end:
             tries.append(once(a, b))
-        shortest = min(tries)[0]
-        share = sorted(one[1] for one in tries)[len(tries) // 2]
-        best = max(best, (2.0 * n**3 / shortest, share))
+        shortest = min(tries)
+        best = max(best, 2.0 * n**3 / shortest)
         if shortest * 8 > 4 * least_s:
             break
     return best
-(bf16, _), (fp32, share) = rate(torch.bfloat16), rate(torch.float32)
-print(json.dumps({"device": device, "flops": {"bf16": bf16, "fp32": fp32}, "share": share}))
+rate(torch.float32)  # threads and frequency settle
+began, waited = time.perf_counter(), waited_s()
+flops = {"bf16": rate(torch.bfloat16), "fp32": rate(torch.float32)}
+waited = (waited_s() - waited) / (time.perf_counter() - began)
+print(json.dumps({"device": device, "flops": flops, "waited": waited}))
 """
 """Square products of growing size; without bf16 units large ones take minutes, so growth ends early."""
 
@@ -65,14 +72,14 @@ class Peak:
     threads: int
     flops: dict[str, float]
     """By compute type: ``bf16``, ``fp32``."""
-    share: float = 0.0
-    """Processor time that the fp32 products got, of what all threads could give; below ``IDLE`` somebody else ran
-    and the figures may be too low."""
+    waited: float = 1.0
+    """Share of the time that the products were ready to run and waited for a processor; above ``IDLE`` somebody else
+    ran and the figures may be too low. 0 where the kernel keeps no such account (``/proc/*/schedstat``)."""
 
     @property
     def is_idle(self) -> bool:
         """Whether nobody else ran meanwhile."""
-        return self.share >= IDLE
+        return self.waited <= IDLE
 
     def of_run(self, dtype: str, world_size: int) -> float:
         """The peak that a run of ``world_size`` ranks has at its disposal, FLOP/s.
@@ -116,7 +123,7 @@ def machine_peak(least_s: float = 0.4) -> Peak:
         ) from error
     flops = {name: max(rate, known.flops.get(name, 0.0) if known else 0.0)
              for name, rate in figures["flops"].items()}  # fmt: skip
-    peak = Peak(figures["device"], processor_name(), usable_threads(), flops, float(figures["share"]))
+    peak = Peak(figures["device"], processor_name(), usable_threads(), flops, float(figures["waited"]))
     _write(peak)
     return peak
 
