@@ -8,7 +8,7 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from headway.common.errors import DeadlineError, HeadwayError
@@ -33,6 +33,14 @@ class Output(io.StringIO):
         while self._script and self._script[0][0] in self.getvalue():
             threading.Thread(target=self._script.pop(0)[1]).start()  # never on the follower's own thread
         return count
+
+
+@pytest.fixture(autouse=True)
+def heard_ctrl_c() -> Iterator[None]:
+    """A shell starts background jobs with SIGINT ignored, and so would be the tests' own Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def interrupt() -> None:
