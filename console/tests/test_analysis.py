@@ -238,6 +238,18 @@ def test_a_fault_is_the_cause_of_one_recovery_only() -> None:
     assert table["detect_s"].to_list() == [1.0, None]
 
 
+@pytest.mark.parametrize(
+    ("is_symptom", "reason"), [(True, "rank 3 is lost: killed"), (False, "rank 2 is lost: stopped")]
+)
+def test_a_recovery_names_what_was_lost_and_not_the_survivor_who_felt_it(is_symptom: bool, reason: str) -> None:
+    (row,) = recoveries(journal(
+        ("fence", 1, {"reason": "rank 2 is lost: stopped", "is_symptom": is_symptom}),
+        ("worker_lost", 2, {"rank": 3, "reason": "killed"}), ("worker_lost", 3, {"rank": 1, "reason": "late"}),
+        ("generation", 4, GEN1), ("stepping", 5, {}),
+    )).to_dicts()  # fmt: skip
+    assert row["reason"] == reason
+
+
 def test_the_start_of_a_run_is_no_recovery_and_one_under_way_has_no_total() -> None:
     start = ("generation", 0.0, {"generation": 0, "step": 0, "source": "init"})
     assert recoveries(journal(start, ("stepping", 1, {}))).is_empty()

@@ -106,6 +106,25 @@ def test_the_same_failure_at_the_same_step_stops_the_run_and_names_it() -> None:
     assert cluster.driver.outcome == "failed"
 
 
+def test_a_survivors_word_is_told_as_a_symptom_and_a_later_failure_of_another_rank_is_told_too() -> None:
+    cluster = FakeCluster()
+    cluster.run(10)
+    driver = cluster.driver
+
+    def leave(rank: int, reason: str, detail: str) -> list[Log]:
+        left = LeftGeneration(worker=driver.members[rank], generation=0, rank=rank, reason=reason, detail=detail)
+        return [a for a in driver.handle(Relay(node=0, left=left), cluster.now) if isinstance(a, Log)]
+
+    (fence,) = leave(0, "peer", "connection reset")
+    assert fence.event == "fence" and fence.fields["is_symptom"]
+    assert fence.fields["reason"] == "rank 0 lost a peer: connection reset"
+    (failed,) = leave(1, "error", "ValueError: labels")
+    assert failed.event == "worker_failed" and (failed.fields["rank"], failed.fields["reason"]) == (
+        1,
+        "ValueError: labels",
+    )
+
+
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10_000), loss=st.sampled_from([0.0, 0.1, 0.3]))
 def test_any_order_of_faults_ends_with_a_finished_run(seed: int, loss: float) -> None:

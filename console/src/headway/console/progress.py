@@ -132,6 +132,7 @@ _TOLD = {
     "injected": "injected: {fault} of {target} (rank {rank}, node {node})",
     "evicted": "node {node} was evicted",
     "worker_lost": "lost worker {worker} (rank {rank}): {reason}",
+    "worker_failed": "rank {rank} failed: {reason}",
     "node_silent": "node {node} is silent; starting it again",
     "node_lost": "node {node} is lost: {reason}",
     "node_replaced": "node {spare} takes over ranks {ranks} of node {node}",

@@ -22,6 +22,13 @@ JOURNAL = {
 CAUSES = frozenset({"injected", "evicted"})
 """Faults put in on purpose; one of a service needs no recovery of the ranks."""
 
+_LOSSES = {
+    "worker_lost": "rank {rank} is lost: {reason}",
+    "worker_failed": "rank {rank} failed: {reason}",
+    "node_lost": "node {node} is lost: {reason}",
+}
+"""What a survivor's broken connection turns out to have come from."""
+
 _FOUND_ALIVE = frozenset({"adopted", "fence", "generation"})
 """First words of a new driver; ``generation`` comes first when there were no ranks to take over."""
 
@@ -38,6 +45,7 @@ class Recovery:
     generation: int
     """The generation that went on; -1 while it is under way."""
     reason: str
+    """What was lost; what a survivor felt, where nothing more is known."""
     at_unix_s: float
     step: int = -1
     """Completed steps it went back to."""
@@ -53,6 +61,7 @@ class Recovery:
     """From the fault, where its time is known, else from the fence."""
     begun_s: float = field(default=0.0, repr=False)
     generation_s: float = field(default=0.0, repr=False)
+    is_symptom: bool = field(default=False, repr=False)
 
 
 SCHEMA = {
@@ -102,7 +111,9 @@ def _episodes(rows: Iterator[dict[str, Any]]) -> Iterator[Recovery]:
             case "fence" if open_one is None:
                 detect = None if cause_s is None else now - cause_s
                 open_one = Recovery(-1, str(fields.get("reason", "")), float(row["unix_s"]), detect_s=detect,
-                                    begun_s=now)  # fmt: skip
+                                    begun_s=now, is_symptom=bool(fields.get("is_symptom")))  # fmt: skip
+            case loss if open_one is not None and open_one.is_symptom and loss in _LOSSES:
+                open_one.reason, open_one.is_symptom = _LOSSES[loss].format_map(fields), False
             case "generation" if open_one is not None:
                 open_one.attempts += 1
                 open_one.generation, open_one.generation_s = int(fields["generation"]), now

@@ -51,7 +51,9 @@ def run(
     if dry_run:
         typer.echo(to_json(to_dict(resolved)) if as_json else to_toml(resolved).rstrip())
         return
-    import headway.console.follow  # noqa: F401  # before the start, so that no Ctrl-C falls into the import
+    # before the start, so that no Ctrl-C falls into the imports between the start and the following
+    import headway.console.follow
+    import headway.console.summary  # noqa: F401
 
     with _terminated_as_interrupted():
         started = _launch(resolved, name or None, config.stem, runs_dir, cluster, as_json)

@@ -99,11 +99,13 @@ class Decisions(View):
         return actions
 
     # ---- changes of phase ------------------------------------------------------------------------
-    def _fence(self, reason: str, now: float) -> list[Action]:
+    def _fence(self, reason: str, now: float, *, is_symptom: bool = False) -> list[Action]:
+        """End the generation. A symptom is what a survivor felt; the cause is on its way, or never told."""
         if self._brake(("fence", self.step), FENCES_PER_CRASH * self.limits.max_crashes):
             return self._finish("failed", f"recoveries without a step at step {self.step}, the last: {reason}", now)
         self._enter("leaving", now)
-        return [Log("fence", {"generation": self.generation, "step": self.step, "reason": reason})]
+        fields = {"generation": self.generation, "step": self.step, "reason": reason, "is_symptom": is_symptom}
+        return [Log("fence", fields)]
 
     def _brake(self, signature: tuple[str, int], limit: int = 0) -> bool:
         """Count a failure; True when the same one at the same step has come too often to be an accident."""

@@ -74,16 +74,15 @@ class RunState(Decisions):
             return []
         self._mark(left.worker, "out")
         if self.phase not in ("joining", "running"):
-            return []
+            fields = {"worker": left.worker, "rank": left.rank, "reason": left.detail}
+            return [Log("worker_failed", fields)] if left.reason == "error" else []
         if self.restore.source == "durable" and left.detail.startswith("CorruptError"):
             self.max_durable = self.restore.step - 1  # an older checkpoint may still be good
         if left.reason == "error" and self._brake((left.detail, self.step)):
-            return self._finish(
-                "failed",
-                f"rank {left.rank} failed {self.limits.max_crashes} times at step {self.step}: {left.detail}",
-                now,
-            )
-        return self._fence(f"rank {left.rank} left: {left.reason} {left.detail}", now)
+            why = f"rank {left.rank} failed {self.limits.max_crashes} times at step {self.step}: {left.detail}"
+            return self._finish("failed", why, now)
+        happened = {"error": "failed", "peer": "lost a peer"}.get(left.reason, left.reason)
+        return self._fence(f"rank {left.rank} {happened}: {left.detail}", now, is_symptom=left.reason == "peer")
 
     def _suspect(self, event: Suspicion, now: float) -> list[Action]:
         for worker in self.members.values():
