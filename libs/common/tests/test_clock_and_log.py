@@ -10,7 +10,8 @@ import pytest
 from headway.common.clock import Clock, ManualClock, SystemClock
 
 SCRIPT = """
-from headway.common.log import get_logger, setup
+import threading
+from headway.common.log import get_logger, identify, setup
 log = get_logger("part")
 setup("agent", run_id="0011aabb", node=0, rank=3)
 log.info("hello", count=2)
@@ -20,6 +21,10 @@ except ZeroDivisionError:
     log.exception("failed")
 setup("worker", node=1)
 log.warning("again")
+identify(rank=2)
+thread = threading.Thread(target=log.warning, args=("from a thread",))
+thread.start()
+thread.join()
 """
 
 
@@ -41,11 +46,12 @@ def test_the_system_clock_never_goes_back() -> None:
 
 def test_log_lines_in_a_file_are_json_that_names_service_run_node_and_rank() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
-    first, second, third = map(json.loads, done.stderr.splitlines())
+    first, second, third, fourth = map(json.loads, done.stderr.splitlines())
     assert first.items() >= {
         "service": "agent", "run_id": "0011aabb", "node": 0, "rank": 3, "event": "hello", "count": 2,
         "level": "info",
     }.items()  # fmt: skip
     assert "ZeroDivisionError" in second["exception"]
     assert (third["service"], third["node"], "rank" in third) == ("worker", 1, False)
+    assert (fourth["service"], fourth["node"], fourth["rank"]) == ("worker", 1, 2)
     assert done.stdout == ""

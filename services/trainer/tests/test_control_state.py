@@ -269,9 +269,9 @@ def test_endless_recoveries_at_one_step_end_the_run_with_the_last_reason() -> No
     cluster.run(10)
     driver = cluster.driver
     finished: list[Action] = []
-    for _ in range(4 * LIMITS.max_crashes):
-        driver.phase = "running"
-        finished += [a for a in driver._fence("a peer's socket broke", cluster.now) if isinstance(a, Finish)]
+    for number in range(4 * LIMITS.max_crashes):
+        driver._fence(f"a peer's socket broke at port {number}", cluster.now)
+        finished += [a for a in driver._begin(DurableFound(None), cluster.now) if isinstance(a, Finish)]
     (finish,) = finished
     assert finish.outcome == "failed" and "a peer's socket broke" in finish.detail
 

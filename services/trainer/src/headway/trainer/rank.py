@@ -106,7 +106,7 @@ class Rank:
         source: Literal["init", "arena", "durable"] = restore.source  # type: ignore[assignment]
         self._session.load(source, restore.step, state)
         return_free_memory()
-        log.info("restored", rank=self.rank, generation=assign.generation, source=source, step=restore.step)
+        log.info("restored", generation=assign.generation, source=source, step=restore.step)
 
     def _read_checkpoint(self, step: int, folder: str) -> tuple[npt.NDArray[np.uint8], bytes]:
         info = newest(self._worker.run_dir.checkpoints, self.config.parallel.world_size, max_step=step)

@@ -15,7 +15,7 @@ import traceback
 from pathlib import Path
 
 from headway.common.config import load
-from headway.common.log import get_logger, setup
+from headway.common.log import get_logger, identify, setup
 from headway.common.node.failpoints import add_where, configure
 from headway.common.node.process import LastWords, ProcessId
 from headway.common.node.run_dir import NodePaths, RunDir
@@ -133,6 +133,7 @@ class Worker:
     def _serve(self, assign: Assign) -> None:
         self.view = View("joining", assign.generation, assign.rank, assign.restore.step, 0, False)
         add_where(rank=assign.rank)
+        identify(rank=assign.rank)
         self.link.beat_now()
         reason, detail, broken = "aborted", "", True
         try:
@@ -148,12 +149,10 @@ class Worker:
             return
         except Aborted:
             pass
-        except (RuntimeError, OSError) as error:
-            reason, detail = ("peer" if _is_transport(error) else "error"), _one_line(error)
-            traceback.clear_frames(error.__traceback__)
         except Exception as error:
-            reason, detail = "error", _one_line(error)
-            log.exception("the step failed")
+            reason, detail = ("peer" if _is_transport(error) else "error"), _one_line(error)
+            if reason == "error":
+                log.exception("the step failed")
             traceback.clear_frames(error.__traceback__)
         finally:
             self.fence.leave(broken=broken)
@@ -161,7 +160,7 @@ class Worker:
 
     def left(self, generation: int, rank: int, reason: str, detail: str) -> None:
         """Tell the executor that this worker is outside of the generation."""
-        log.info("left", generation=generation, rank=rank, reason=reason, detail=detail)
+        log.info("left", generation=generation, reason=reason, detail=detail)
         self.view.status = "out"
         self.link.send(
             LeftGeneration(
@@ -197,7 +196,9 @@ class Worker:
 def _is_transport(error: BaseException) -> bool:
     """Whether a peer's failure explains the error: torch raises plain RuntimeErrors, told apart by their text."""
     text = str(error).lower()
-    return any(word in text for word in ("gloo", "connection", "socket", "nccl", "timed out", "store", "peer"))
+    return isinstance(error, RuntimeError | OSError) and any(
+        word in text for word in ("gloo", "connection", "socket", "nccl", "timed out", "store", "peer")
+    )
 
 
 def _one_line(error: BaseException) -> str:

@@ -11,7 +11,7 @@ from headway.trainer.control.events import Action, Finish, Log, RestartNode, Tel
 from headway.trainer.control.nodes import Limits, Node, View
 
 RESEND_S = 0.4  # an answer takes one beat (0.25 s) at most; sooner would only repeat what is under way
-FENCES_PER_CRASH = 4  # recoveries at one step may have many causes; so many times ``max_crashes`` of them have one
+RECOVERIES_PER_CRASH = 4  # they may have many causes; so many times ``max_crashes`` of them at one step have one
 
 
 class Decisions(View):
@@ -42,7 +42,9 @@ class Decisions(View):
         self.restore = Restore(source="init", step=0)
         self.store: tuple[str, int] | None = None
         self.sealed: dict[int, dict[int, tuple[int, ...]]] = {}
-        self.crashes: Counter[tuple[str, int]] = Counter()
+        self.fenced_for = ""
+        self.causes: dict[str, str] = {}  # by signature: what has been lost since the last generation began
+        self.crashes: Counter[tuple[str, int]] = Counter()  # by signature, "" for any, and step gone back to
         self.max_durable: int | None = None
         self._adopting = generation >= 0
         self._sent: dict[tuple[object, ...], float] = {}
@@ -101,16 +103,25 @@ class Decisions(View):
     # ---- changes of phase ------------------------------------------------------------------------
     def _fence(self, reason: str, now: float, *, is_symptom: bool = False) -> list[Action]:
         """End the generation. A symptom is what a survivor felt; the cause is on its way, or never told."""
-        if self._brake(("fence", self.step), FENCES_PER_CRASH * self.limits.max_crashes):
-            return self._finish("failed", f"recoveries without a step at step {self.step}, the last: {reason}", now)
         self._enter("leaving", now)
+        self.fenced_for = reason
         fields = {"generation": self.generation, "step": self.step, "reason": reason, "is_symptom": is_symptom}
         return [Log("fence", fields)]
 
-    def _brake(self, signature: tuple[str, int], limit: int = 0) -> bool:
-        """Count a failure; True when the same one at the same step has come too often to be an accident."""
-        self.crashes[signature] += 1
-        return self.crashes[signature] >= (limit or self.limits.max_crashes)
+    def _crash_loop(self) -> str:
+        """Count what led back to this step; tells the cause that has done so too often to be an accident, else ""."""
+        step, limit, cause = self.restore.step, self.limits.max_crashes, self.fenced_for
+        if cause and not self.causes:  # a survivor's word is all there is
+            self.causes[cause] = cause
+        for signature, cause in self.causes.items():
+            self.crashes[signature, step] += 1
+            if self.crashes[signature, step] >= limit:
+                return f"{cause} ({limit} times at step {step})"
+        self.crashes["", step] += bool(self.causes)
+        if self.crashes["", step] >= RECOVERIES_PER_CRASH * limit:
+            return f"{RECOVERIES_PER_CRASH * limit} recoveries at step {step}, the last: {cause}"
+        self.causes, self.fenced_for = {}, ""
+        return ""
 
     def _finish(self, outcome: str, detail: str, now: float) -> list[Action]:
         self._enter("over", now)

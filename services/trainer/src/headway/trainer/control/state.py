@@ -73,14 +73,13 @@ class RunState(Decisions):
         if left.generation != self.generation or self.members.get(left.rank) != left.worker:
             return []
         self._mark(left.worker, "out")
+        if left.reason == "error":
+            self.causes.setdefault(left.detail, f"rank {left.rank} failed: {left.detail}")
         if self.phase not in ("joining", "running"):
             fields = {"worker": left.worker, "rank": left.rank, "reason": left.detail}
             return [Log("worker_failed", fields)] if left.reason == "error" else []
         if self.restore.source == "durable" and left.detail.startswith("CorruptError"):
             self.max_durable = self.restore.step - 1  # an older checkpoint may still be good
-        if left.reason == "error" and self._brake((left.detail, self.step)):
-            why = f"rank {left.rank} failed {self.limits.max_crashes} times at step {self.step}: {left.detail}"
-            return self._finish("failed", why, now)
         happened = {"error": "failed", "peer": "lost a peer"}.get(left.reason, left.reason)
         return self._fence(f"rank {left.rank} {happened}: {left.detail}", now, is_symptom=left.reason == "peer")
 
@@ -102,14 +101,11 @@ class RunState(Decisions):
                 {"worker": worker, "rank": rank, "reason": reason, "generation": self.generation},
             )
         ]
-        if rank is not None and self.phase in ("joining", "running"):
-            if self._brake((f"rank {rank} {reason}", self.step)):
-                return actions + self._finish(
-                    "failed",
-                    f"rank {rank} was lost {self.limits.max_crashes} times at step {self.step}: {reason}",
-                    now,
-                )
-            actions += self._fence(f"rank {rank} is lost: {reason}", now)
+        if rank is not None:
+            cause = f"rank {rank} is lost: {reason}"
+            self.causes[cause] = cause
+            if self.phase in ("joining", "running"):
+                actions += self._fence(cause, now)
         return actions
 
     # ---- transitions --------------------------------------------------------------------------
@@ -192,6 +188,8 @@ class RunState(Decisions):
         self.restore = choose_restore(self.rank_nodes, sealed, found.checkpoint)
         if self.restore.source == "init" and found.trouble:  # never start over beside checkpoints that may be good
             return self._finish("failed", f"no snapshot is left and {found.trouble}", now)
+        if loop := self._crash_loop():
+            return self._finish("failed", loop, now)
         self.generation += 1
         self.store = None
         self._enter("joining", now)
