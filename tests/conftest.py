@@ -85,7 +85,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "flops": {"bf16": 5e10, "fp32": 5e10},
         "waited": 0.0,
     }
-    (folder / "peak.json").write_text(json.dumps({peak._key(): figures}))
+    (folder / "peak.json").write_text(json.dumps({peak._key("cpu"): figures}))
     return folder
 
 

@@ -94,8 +94,8 @@ class Cluster:
             InputError: anything wrong that can be found before step 0. A new run then leaves no folder behind.
         """
         resolved = config if isinstance(config, RunConfig) else load(RunConfig, [Path(config)], overrides)
-        resolved, dtype_line = settled(resolved)
-        tell(dtype_line)
+        resolved, settled_line = settled(resolved, ranks=resolved.parallel.world_size)
+        tell(settled_line)
         base = base or ("run" if isinstance(config, RunConfig) else Path(config).stem)
         check_machine(resolved, self.runs_dir)
         prepare_corpus(resolved, tell)
@@ -105,7 +105,7 @@ class Cluster:
             if resumed:
                 _check_resumable(run, resolved)
             if measure:
-                _measure(tell)
+                _measure(resolved.train.device, tell)
             tell(f"{'resuming' if resumed else 'starting'} run {run.name}")
             end_run(run.folder.run_id)
             if run.outcome:
@@ -153,12 +153,12 @@ class Cluster:
         return cluster
 
 
-def _measure(tell: Callable[[str], None]) -> None:
-    known = cached_peak()
+def _measure(device: str, tell: Callable[[str], None]) -> None:
+    known = cached_peak(device)
     if known is None or not known.is_idle:
         tell("measuring this machine's peak")
         try:
-            machine_peak()
+            machine_peak(device)
         except HeadwayError as error:
             tell(str(error))
 

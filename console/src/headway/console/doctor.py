@@ -180,7 +180,7 @@ def gpus() -> Diagnosis:
     """NVIDIA GPUs, as the kernel's driver lists them."""
     found = sorted(Path("/proc/driver/nvidia/gpus").glob("*"))
     if found:
-        return Diagnosis("gpus", "ok", f"{len(found)} NVIDIA GPUs: workers use NCCL")
+        return Diagnosis("gpus", "ok", f"{len(found)} NVIDIA: runs of at most as many ranks use them and NCCL")
     return Diagnosis("gpus", "ok", "none: workers compute on the processor and use gloo")
 
 

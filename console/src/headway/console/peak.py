@@ -26,7 +26,7 @@ _PROGRAM = """
 import glob, json, sys, time, torch
 threads, least_s = int(sys.argv[1]), float(sys.argv[2])
 torch.set_num_threads(threads)
-on_gpu = torch.cuda.is_available()
+on_gpu = sys.argv[3] == "gpu"
 device = "cuda" if on_gpu else "cpu"
 def waited_s():
     total = 0.0
@@ -56,7 +56,7 @@ rate(torch.float32)  # threads and frequency settle
 began, waited = time.perf_counter(), waited_s()
 flops = {"bf16": rate(torch.bfloat16), "fp32": rate(torch.float32)}
 waited = (waited_s() - waited) / (time.perf_counter() - began)
-print(json.dumps({"device": device, "flops": flops, "waited": waited}))
+print(json.dumps({"flops": flops, "waited": waited}))
 """
 """Square products of growing size; without bf16 units large ones take minutes, so growth ends early."""
 
@@ -66,7 +66,7 @@ class Peak:
     """Matrix-product rates in FLOP/s: of one GPU, or of all ``threads`` of the processor together."""
 
     device: str
-    """``cuda`` or ``cpu``."""
+    """``gpu`` or ``cpu``, as ``train.device`` says."""
     name: str
     """The processor's or GPU's own name."""
     threads: int
@@ -87,31 +87,32 @@ class Peak:
         On GPUs each rank has one; on the processor all ranks share all threads. fp64 counts against fp32.
         """
         one = self.flops[dtype if dtype in self.flops else "fp32"]
-        return one * world_size if self.device == "cuda" else one
+        return one * world_size if self.device == "gpu" else one
 
 
-def cached_peak() -> Peak | None:
-    """The figures measured earlier on a machine like this, None before the first time."""
-    found = _read().get(_key())
+def cached_peak(device: str = "cpu") -> Peak | None:
+    """The figures measured earlier on such a machine's GPU or processor, None before the first time."""
+    found = _read().get(_key(device))
     try:
         return msgspec.convert(found, Peak) if found else None
     except msgspec.ValidationError:
         return None
 
 
-def machine_peak(least_s: float = 0.4) -> Peak:
+def machine_peak(device: str = "cpu", least_s: float = 0.4) -> Peak:
     """The figures of this machine, measured now (some seconds) unless known from an idle moment; the best are kept.
 
     Args:
+        device: ``gpu`` or ``cpu``.
         least_s: seconds spent on each size and type.
 
     Raises:
         HeadwayError: torch is not installed or the measurement failed.
     """
-    known = cached_peak()
+    known = cached_peak(device)
     if known is not None and known.is_idle:
         return known
-    command = [sys.executable, "-c", _PROGRAM, str(usable_threads()), str(least_s)]
+    command = [sys.executable, "-c", _PROGRAM, str(usable_threads()), str(least_s), device]
     env = {**os.environ, "OMP_NUM_THREADS": str(usable_threads())}
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=MEASURE_LIMIT_S, env=env)
@@ -123,7 +124,7 @@ def machine_peak(least_s: float = 0.4) -> Peak:
         ) from error
     flops = {name: max(rate, known.flops.get(name, 0.0) if known else 0.0)
              for name, rate in figures["flops"].items()}  # fmt: skip
-    peak = Peak(figures["device"], processor_name(), usable_threads(), flops, float(figures["waited"]))
+    peak = Peak(device, processor_name(device), usable_threads(), flops, float(figures["waited"]))
     _write(peak)
     return peak
 
@@ -133,9 +134,9 @@ def usable_threads() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def processor_name() -> str:
-    """The GPU's name where there is one, else the processor's."""
-    for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+def processor_name(device: str) -> str:
+    """The first GPU's name, or the processor's."""
+    for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")) if device == "gpu" else ():
         found = re.search(r"^Model:\s*(.+)$", file.read_text(), re.MULTILINE)
         if found:
             return found[1].strip()
@@ -143,7 +144,7 @@ def processor_name() -> str:
         found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
         found = None
-    return found[1].strip() if found else os.uname().machine
+    return found[1].strip() if found else f"{os.uname().machine} {device}"
 
 
 def cache_file() -> Path:
@@ -152,12 +153,12 @@ def cache_file() -> Path:
     return (Path(root) if root else Path.home() / ".cache" / "headway") / "peak.json"
 
 
-def _key() -> str:
+def _key(device: str) -> str:
     try:
         torch = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
         torch = "none"
-    return f"{processor_name()} | torch {torch} | {usable_threads()} threads"
+    return f"{processor_name(device)} | torch {torch} | {usable_threads()} threads"
 
 
 def _read() -> dict[str, dict[str, object]]:
@@ -175,7 +176,7 @@ def _write(peak: Peak) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         draft = file.with_name(f".{file.name}.{os.getpid()}")
-        draft.write_text(json.dumps({**_read(), _key(): vars(peak)}, indent=1) + "\n")
+        draft.write_text(json.dumps({**_read(), _key(peak.device): vars(peak)}, indent=1) + "\n")
         draft.replace(file)
     except OSError:
         return  # a read-only home: measured again the next time

@@ -18,6 +18,7 @@ from headway.common.node.run_dir import RunDir
 from headway.common.wire.client import Client
 from headway.common.wire.keys import KeyPair
 from headway.common.wire.messages.driver import Accepted, Command, GetStatus, Status
+from headway.console.peak import Peak, cached_peak
 from headway.trainer.config import RunConfig
 
 OVER = frozenset({"finished", "stopped", "failed"})
@@ -52,6 +53,11 @@ class Run:
     def config(self) -> RunConfig:
         """The resolved configuration."""
         return load(RunConfig, files=[self.folder.config])
+
+    @property
+    def peak(self) -> Peak | None:
+        """The peak of what it computes on, None if never measured on this machine."""
+        return cached_peak(self.config.train.device)
 
     # ---- where it stands ----------------------------------------------------------------------
     @property

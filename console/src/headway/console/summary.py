@@ -14,7 +14,6 @@ from headway.common.errors import HeadwayError
 from headway.console.analysis.episodes import load_journal, recoveries
 from headway.console.analysis.events import load_events, redone_steps
 from headway.console.analysis.metrics import load_evaluations, load_metrics, throughput
-from headway.console.peak import cached_peak
 from headway.console.progress import read_progress, utilisation
 from headway.console.run import Run
 from headway.dataloader import Dataset
@@ -54,7 +53,7 @@ class Summary:
 
 def summarise(run: Run, *, write_trace: bool = False) -> Summary:
     """Collect what a run, live or ended, has to show; ``write_trace`` also writes its trace."""
-    config, peak, metrics = run.config, cached_peak(), load_metrics(run)
+    config, peak, metrics = run.config, run.peak, load_metrics(run)
     progress, rate = read_progress(run), throughput(metrics, window=len(metrics))
     losses = load_evaluations(run).sort("step", "generation")["loss"].to_list()
     data = _dataset(config.data.path)

@@ -93,10 +93,9 @@ def _launch(config: RunConfig, name: str | None, stem: str, runs_dir: Path, clus
 def _stay(run: Run, runs_dir: Path, as_json: bool) -> int:
     """Follow the run to its end and print the summary; returns the exit code."""
     from headway.console.follow import Follower
-    from headway.console.peak import cached_peak
     from headway.console.summary import render, summarise
 
-    follower = Follower(run, peak=cached_peak(), as_json=as_json, again=_again("watch", run, runs_dir))
+    follower = Follower(run, peak=run.peak, as_json=as_json, again=_again("watch", run, runs_dir))
     outcome = follower.follow(stop_on_interrupt=True)
     if outcome == "detached":
         return 0

@@ -58,11 +58,10 @@ def completed_steps(run: Run) -> int:
 
 def status(run: AnyRun = None, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
     """Show progress, ranks, nodes and services of a run."""
-    from headway.console.peak import cached_peak
     from headway.console.progress import read_progress
 
     found = find_run(run, runs_dir)
-    progress = read_progress(found, cached_peak())
+    progress = read_progress(found, found.peak)
     lines = [f"run {progress.name}: {progress.line()}"]
     if progress.detail:
         lines.append(progress.detail)
@@ -89,9 +88,9 @@ def watch(
 ) -> None:
     """Follow a run to its end. Ctrl-C only ends the watching; --json prints one object a time."""
     from headway.console.follow import Follower
-    from headway.console.peak import cached_peak
 
-    follower = Follower(find_run(run, runs_dir), peak=cached_peak(), as_json=as_json, every_s=every)
+    found = find_run(run, runs_dir)
+    follower = Follower(found, peak=found.peak, as_json=as_json, every_s=every)
     raise typer.Exit(1 if follower.follow() == "failed" else 0)
 
 

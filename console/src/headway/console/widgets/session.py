@@ -20,7 +20,6 @@ import polars as pl
 from headway.common.errors import DeadlineError, HeadwayError
 from headway.console.analysis.episodes import load_journal, recoveries
 from headway.console.analysis.metrics import current, load_evaluations, load_metrics
-from headway.console.peak import cached_peak
 from headway.console.progress import Progress, Teller, read_progress
 from headway.console.run import Run
 from headway.console.widgets.tail import FlightTail
@@ -167,7 +166,7 @@ class Session:
 
 
 def _take(run: Run, tail: FlightTail, news: tuple[str, ...]) -> Picture:
-    progress = read_progress(run, cached_peak())
+    progress = read_progress(run, run.peak)
     metrics, journal, events = load_metrics(run), load_journal(run), tail.read()  # what progress tells is in them
     return Picture(
         progress=progress,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from headway.trainer.control.journal import Journal
-from headway.trainer.machine import machine_dtype, settled
+from headway.trainer.machine import settled
 
-__all__ = ["machine_dtype", "reopen", "settled"]
+__all__ = ["reopen", "settled"]
 
 
 def reopen(database: Path) -> None:

@@ -128,6 +128,9 @@ class TrainConfig:
     dtype: Literal["auto", "bf16", "fp32", "fp64"] = "auto"
     """Compute type, bf16 with an fp32 master. ``auto`` is settled at launch: bf16 where the machine has units for
     it, else fp32. fp64 is for equality tests."""
+    device: Literal["auto", "gpu", "cpu"] = "auto"
+    """Where ranks compute. ``auto`` is settled at launch: a GPU each (NCCL), or all on the processor (gloo) where a
+    machine has fewer GPUs than ranks."""
     eval_every: int = 0
     """Steps between validation losses; 0 means only before the first and after the last step."""
     eval_batches: int = 8

@@ -1,24 +1,73 @@
-"""What this machine computes fast in; read without torch, so that a launch can settle it for all ranks."""
+"""What do ranks compute on here, and in which type? A launch settles it for all of them.
+
+Torch is asked only where there are GPUs, in a process of its own: the console never imports it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 from pathlib import Path
 
+from headway.common.errors import InputError
 from headway.trainer.config import RunConfig
 
 BF16_UNITS = ("avx512_bf16", "amx_bf16", "bf16")
 """CPU flags of x86 and Arm; without them torch's bf16 is slower than fp32 (measured: 2 and 42 GFLOP/s)."""
+COUNT_LIMIT_S = 60.0
 
 
-def machine_dtype(cpuinfo: str | None = None, *, has_gpu: bool | None = None) -> tuple[str, str]:
+def settled(config: RunConfig, *, ranks: int, gpus: int | None = None) -> tuple[RunConfig, str]:
+    """The configuration with ``auto`` and the corpus path made definite, and a line that says so.
+
+    Args:
+        ranks: those of the run on this machine.
+        gpus: those that torch sees here; counted if not given.
+
+    Raises:
+        InputError: ``train.device = "gpu"`` and there are fewer GPUs than ranks.
+    """
+    train, said = config.train, []
+    if gpus is None:
+        gpus = 0 if train.device == "cpu" else usable_gpus()
+    if train.device == "gpu" and gpus < ranks:
+        raise InputError(
+            f"train.device='gpu': torch sees {_count(gpus, 'GPU')} here for {_count(ranks, 'rank')}",
+            remedy="set train.device=cpu, or parallel.tp, pp and dp to fewer ranks",
+        )
+    if train.device == "auto":
+        device, why = machine_device(ranks, gpus)
+        train = dataclasses.replace(train, device=device)  # type: ignore[arg-type]
+        said.append(f"device auto: {device} ({why})")
+    if train.dtype == "auto":
+        dtype, why = machine_dtype(has_gpu=train.device == "gpu")
+        train = dataclasses.replace(train, dtype=dtype)  # type: ignore[arg-type]
+        said.append(f"dtype auto: {dtype} ({why})")
+    data = dataclasses.replace(config.data, path=str(Path(config.data.path).resolve()))
+    line = ", ".join(said) or f"device {train.device}, dtype {train.dtype}"
+    return dataclasses.replace(config, train=train, data=data), line
+
+
+def machine_device(ranks: int, gpus: int) -> tuple[str, str]:
+    """Where ``auto`` computes, and why: NCCL takes no two ranks on one GPU.
+
+    >>> machine_device(4, 1)
+    ('cpu', '1 GPU for 4 ranks')
+    """
+    if gpus == 0:
+        return "cpu", "no GPU"
+    return "gpu" if gpus >= ranks else "cpu", f"{_count(gpus, 'GPU')} for {_count(ranks, 'rank')}"
+
+
+def machine_dtype(cpuinfo: str | None = None, *, has_gpu: bool) -> tuple[str, str]:
     """The compute type that ``auto`` means here, and why.
 
     >>> machine_dtype("flags : fpu avx2", has_gpu=False)
     ('fp32', 'this CPU has no bf16 units')
     """
-    if Path("/dev/nvidia0").exists() if has_gpu is None else has_gpu:
-        return "bf16", "the GPU has bf16 units"
+    if has_gpu:
+        return "bf16", "GPUs have bf16 units"
     text = Path("/proc/cpuinfo").read_text() if cpuinfo is None else cpuinfo
     flags = {word for line in text.splitlines() if line.startswith(("flags", "Features")) for word in line.split()}
     if flags.intersection(BF16_UNITS):
@@ -26,13 +75,17 @@ def machine_dtype(cpuinfo: str | None = None, *, has_gpu: bool | None = None) ->
     return "fp32", "this CPU has no bf16 units"
 
 
-def settled(config: RunConfig) -> tuple[RunConfig, str]:
-    """The configuration with ``train.dtype = "auto"`` and the corpus path made definite, and a line that says so."""
-    line = f"dtype {config.train.dtype}"
-    train = config.train
-    if train.dtype == "auto":
-        dtype, why = machine_dtype()
-        train = dataclasses.replace(train, dtype=dtype)  # type: ignore[arg-type]
-        line = f"dtype auto: {dtype} ({why})"
-    data = dataclasses.replace(config.data, path=str(Path(config.data.path).resolve()))
-    return dataclasses.replace(config, train=train, data=data), line
+def usable_gpus() -> int:
+    """GPUs that torch can use in this environment; 0 also where torch was built without them."""
+    if not any(Path("/dev").glob("nvidia[0-9]*")):
+        return 0
+    command = [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=COUNT_LIMIT_S)
+        return int(done.stdout)
+    except (subprocess.SubprocessError, ValueError):
+        return 0
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from headway.ckpt_store.client import newest, read_shard
 from headway.common.errors import CorruptError
 from headway.common.log import get_logger
@@ -45,7 +46,7 @@ class Rank:
     def __init__(self, worker: Worker, rank: int) -> None:
         self._worker, self.rank, self.config = worker, rank, worker.config
         self._arena: Arena | None = None
-        self._device = take_device(rank)
+        self._device = take_device(rank) if self.config.train.device == "gpu" else torch.device("cpu")
         flight = FlightWriter.create(worker.paths.segment("flight", rank), rank)
         self._session = Session(
             self.config,

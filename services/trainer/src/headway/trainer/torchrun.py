@@ -115,14 +115,15 @@ def train(files: list[Path], overrides: list[str]) -> int:
         InputError: the configuration is bad, does not fit the world, or its data are missing.
     """
     place = Place.from_environment()
-    config, line = settled(load(RunConfig, files, overrides))
+    gpus = torch.cuda.device_count()
+    config, line = settled(load(RunConfig, files, overrides), ranks=place.local_world_size, gpus=gpus)
     if config.parallel.world_size != place.world_size:
         raise InputError(
             f"the configuration has {config.parallel.world_size} ranks, {place.world_size} were started",
             remedy=f"use torchrun --nproc-per-node {config.parallel.world_size} -m headway.trainer train ...",
         )
     torch.set_num_threads(config.launch.threads_per_rank)
-    device = take_device(place.local_rank)
+    device = take_device(place.local_rank) if config.train.device == "gpu" else torch.device("cpu")
     progress = Progress(config, speaks=place.rank == 0)
     progress.say(line)
     session = Session(config, place.rank, data_factory=_data(config, place.rank), device=device)

@@ -13,9 +13,11 @@ import socket
 import sys
 from pathlib import Path
 
+from headway.common.config import load
 from headway.common.log import get_logger, setup
 from headway.common.node.process import spawn
 from headway.common.node.run_dir import NodePaths, RunDir
+from headway.trainer.config import RunConfig
 
 MAX_DIGITS = 9  # no crew counts further, and the name becomes that of a file
 
@@ -32,7 +34,9 @@ def serve(run_dir: Path, node: int) -> int:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are reaped by the kernel
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    paths = NodePaths(RunDir(run_dir).run_id, node)
+    folder = RunDir(run_dir)
+    on_gpu = load(RunConfig, files=[folder.config]).train.device == "gpu"
+    paths = NodePaths(folder.run_id, node)
     path = paths.socket("zygote")
     path.unlink(missing_ok=True)
     gc.collect()
@@ -44,7 +48,7 @@ def serve(run_dir: Path, node: int) -> int:
             name = requests.recv(256).decode("ascii", "replace")
             if not _valid(name, node):
                 log.warning("ignored a request", request=name[:40])
-            elif torch.cuda.is_available():
+            elif on_gpu:
                 spawn(
                     [
                         sys.executable,
