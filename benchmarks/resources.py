@@ -4,29 +4,37 @@ from __future__ import annotations
 
 import os
 import statistics
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from headway.common.node.process import ProcessId
+
+STARTING_S = 5.0
+"""A younger process may still be opening what it needs; a service that was just killed is."""
 MIN_SAMPLES = 5
 """A process that was seen less often tells nothing about growth."""
 MORE_FDS = 3
 MORE_THREADS = 2
 MORE_MEMORY = 0.15
 MORE_MEMORY_KIB = 16 << 10
-"""What the median of the last third of the samples may exceed that of the first third by; of memory the larger.
-The first sample of a process does not count: it may still be starting."""
+"""What the median of the last third of the samples may exceed that of the first third by; of memory the larger."""
 
 
-def sample(pid: int) -> dict[str, int] | None:
-    """Open files, threads and KiB of anonymous memory of a process; None when it is gone.
+def sample(pid: int) -> dict[str, float] | None:
+    """Age, open files, threads and KiB of anonymous memory of a process; None when it is gone.
 
     Pages of shared memory do not count: whether they are private changes with every other process that maps them.
     """
-    proc = Path(f"/proc/{pid}")
+    proc, process = Path(f"/proc/{pid}"), ProcessId.of(pid)
+    if process is None:
+        return None
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - process.start_ticks / os.sysconf("SC_CLK_TCK")
     try:
         rollup = (proc / "smaps_rollup").read_text().splitlines()
         anonymous = sum(int(line.split()[1]) for line in rollup if line.startswith("Anonymous:"))
         return {
+            "age_s": round(age_s, 1),
             "fds": len(os.listdir(proc / "fd")),
             "threads": len(os.listdir(proc / "task")),
             "anonymous_kib": anonymous,
@@ -40,7 +48,7 @@ class Watch:
 
     def __init__(self) -> None:
         self._pids: dict[str, int] = {}
-        self.samples: dict[str, list[dict[str, int]]] = {}
+        self.samples: dict[str, list[dict[str, float]]] = {}
 
     def take(self, pids: Mapping[str, int]) -> None:
         """One sample of each process."""
@@ -53,13 +61,13 @@ class Watch:
             self.samples[name].append(found)
 
 
-def grown(samples: Mapping[str, list[dict[str, int]]]) -> list[str]:
+def grown(samples: Mapping[str, list[dict[str, float]]]) -> list[str]:
     """What grew over a run, a line each; empty when all stayed flat."""
     lines = []
     for name, taken in samples.items():
-        if len(taken) < MIN_SAMPLES:
+        rows = [row for row in taken if row["age_s"] >= STARTING_S]
+        if len(rows) < MIN_SAMPLES:
             continue
-        rows = taken[1:]
         third = max(1, len(rows) // 3)
         for key in ("fds", "threads", "anonymous_kib"):
             first = statistics.median(row[key] for row in rows[:third])

@@ -20,7 +20,7 @@ GOOD = {
         {"fault": "kill driver", "target": "driver", "survivors_with_new_pid": [], "generations": []},
         {"fault": "double workers [1, 2]", "target": "workers", "survivors_with_new_pid": [], "generations": [2, 3]}],
     "witness": "rank 0",
-    "resources": {"rank 0": [{"fds": 30, "threads": 9, "anonymous_kib": 100 << 10}] * 8},
+    "resources": {"rank 0": [{"age_s": 9.0, "fds": 30, "threads": 9, "anonymous_kib": 100 << 10}] * 8},
 }  # fmt: skip
 
 
@@ -113,6 +113,15 @@ def test_the_judge_refuses_a_witness_that_grows_a_little_with_every_fault(key: s
     rows = [{**good, key: good[key] + step * number} for number in range(11)]
     (line,) = _judge({"resources": {"rank 0": rows}})
     assert f"rank 0: {key} grew" in line
+
+
+def test_the_judge_lets_a_service_open_what_it_needs_while_it_starts() -> None:
+    good = GOOD["resources"]["rank 0"][0]  # type: ignore[index]
+    starting = [{"age_s": 2.0, "fds": 3, "threads": 1, "anonymous_kib": 9 << 10}] * 3
+    resources = {**GOOD["resources"], "ckpt_store 1": [*starting, *[good] * 5]}  # type: ignore[dict-item]
+    assert _judge({"resources": resources}) == []
+    resources["ckpt_store 1"] = [{**row, "age_s": 9.0} for row in resources["ckpt_store 1"]]
+    assert "ckpt_store 1: fds grew from 3 to 30" in _judge({"resources": resources})
 
 
 def test_the_judge_wants_the_witness_watched_to_the_end() -> None:
