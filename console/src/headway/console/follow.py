@@ -21,6 +21,7 @@ from headway.console.progress import Progress, Teller, clock, read_progress
 from headway.console.run import OVER, Run
 
 POLL_S = 0.25
+STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Follower:
@@ -100,7 +101,8 @@ class Follower:
             del number, frame
             self._interrupts += 1
 
-        before = {number: signal.signal(number, count) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, count) for number in STOPS}
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)  # what came since a start held them back counts
         try:
             yield
         finally:

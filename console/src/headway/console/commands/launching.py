@@ -51,12 +51,12 @@ def run(
     if dry_run:
         typer.echo(to_json(to_dict(resolved)) if as_json else to_toml(resolved).rstrip())
         return
-    # before the start, so that no Ctrl-C falls into the imports between the start and the following
-    import headway.console.follow
-    import headway.console.summary  # noqa: F401
+    from headway.console.follow import STOPS
 
     with _terminated_as_interrupted():
         started = _launch(resolved, name or None, config.stem, runs_dir, cluster, as_json)
+        if not detach:
+            signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # until it is followed by who stops it with a checkpoint
     if detach:
         typer.echo(
             to_json({"name": started.name, "path": started.path, "run_id": started.folder.run_id})
