@@ -125,6 +125,17 @@ def test_a_survivors_word_is_told_as_a_symptom_and_a_later_failure_of_another_ra
     )
 
 
+def test_a_corrupt_checkpoint_is_passed_over_also_when_a_survivor_spoke_first() -> None:
+    cluster = FakeCluster()
+    cluster.run(10)
+    driver = cluster.driver
+    driver.restore = Restore(source="durable", step=6, folder="f")
+    for rank, reason, detail in ((0, "peer", "connection reset"), (1, "error", "CorruptError: rank-1.safetensors")):
+        left = LeftGeneration(worker=driver.members[rank], generation=0, rank=rank, reason=reason, detail=detail)
+        driver.handle(Relay(node=0, left=left), cluster.now)
+    assert driver.max_durable == 5
+
+
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10_000), loss=st.sampled_from([0.0, 0.1, 0.3]))
 def test_any_order_of_faults_ends_with_a_finished_run(seed: int, loss: float) -> None:

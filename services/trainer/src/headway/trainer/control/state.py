@@ -75,11 +75,11 @@ class RunState(Decisions):
         self._mark(left.worker, "out")
         if left.reason == "error":
             self.causes.setdefault(left.detail, f"rank {left.rank} failed: {left.detail}")
+        if self.restore.source == "durable" and left.detail.startswith("CorruptError"):
+            self.max_durable = self.restore.step - 1  # an older checkpoint may still be good
         if self.phase not in ("joining", "running"):
             fields = {"worker": left.worker, "rank": left.rank, "reason": left.detail}
             return [Log("worker_failed", fields)] if left.reason == "error" else []
-        if self.restore.source == "durable" and left.detail.startswith("CorruptError"):
-            self.max_durable = self.restore.step - 1  # an older checkpoint may still be good
         happened = {"error": "failed", "peer": "lost a peer"}.get(left.reason, left.reason)
         return self._fence(f"rank {left.rank} {happened}: {left.detail}", now, is_symptom=left.reason == "peer")
 
