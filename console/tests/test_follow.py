@@ -124,15 +124,16 @@ def test_a_second_ctrl_c_before_the_stop_is_accepted_says_that_the_run_goes_on(
     monkeypatch.setattr(Run, "stop", no_driver)
     out = Output(("step 0/40", interrupt), ("stopping with a checkpoint", interrupt))
     assert Follower(fake.run, out=out, every_s=0.1).follow(stop_on_interrupt=True) == "detached"
-    assert "left fake running; go on with `headway watch fake`" in out.getvalue()
+    said = out.getvalue()
+    assert f"left fake running; go on with {fake.run.hint('watch')}, end it with {fake.run.hint('stop')}" in said
 
 
 def test_a_second_ctrl_c_leaves_a_stopping_run_to_itself_and_says_so(fake: FakeRun) -> None:
     out = Output(("step 0/40", interrupt), ("command 1: stop", interrupt))
-    follower = Follower(fake.run, out=out, every_s=0.1, again="`headway watch fake --runs-dir x`")
+    follower = Follower(fake.run, out=out, every_s=0.1)
     assert follower.follow(stop_on_interrupt=True) == "detached"
     said = out.getvalue()
-    assert "left fake, which is stopping with a checkpoint; see its end with `headway watch fake --runs-dir x`" in said
+    assert f"left fake, which is stopping with a checkpoint; see its end with {fake.run.hint('watch')}" in said
     assert "running;" not in said
     assert fake.run.live and [command.operation for command in fake.commands] == ["stop"]
 
@@ -154,7 +155,22 @@ def test_json_is_one_object_a_line(fake: FakeRun) -> None:
     Follower(fake.run, out=out, every_s=0.1, as_json=True).follow()
     told = [json.loads(line) for line in out.getvalue().splitlines()]
     assert told[-1]["phase"] == "finished"
-    assert any("event" in line for line in told)
+    times = {at for (at,) in fake.run.query("SELECT unix_s FROM events")}
+    events = [line for line in told if "event" in line]
+    assert events and {line["unix_s"] for line in events} <= times, "when it happened, not when it was told"
+
+
+def test_a_hint_can_be_pasted(fake: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fake.run.hint("watch") == f"`headway watch fake --runs-dir {fake.run.path.parent}`"
+    monkeypatch.chdir(fake.run.path.parent.parent)
+    assert fake.run.path.parent.name == "runs" and fake.run.hint("stop") == "`headway stop fake`"
+
+
+def test_a_verdict_is_told_when_it_opens_and_not_when_it_closes(fake: FakeRun) -> None:
+    teller = Teller(fake.run)
+    for is_open in (True, False):
+        fake.verdict("crash", is_open=is_open)
+    assert [line for _, line in teller.news()] == ["verdict: crash on node 0, rank 1; wait"]
 
 
 def test_a_terminal_gets_a_bar_that_ends_complete(fake: FakeRun) -> None:

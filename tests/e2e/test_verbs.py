@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from headway.ckpt_store.client import newest
 from headway.console.run import Run
+from headway.console.summary import recovery_rows
 
 NAME = "verbs"
 SHAPE = ("parallel.tp=1", "parallel.pp=2", "parallel.dp=1", "launch.nodes=2", "launch.ranks_per_node=1",
@@ -133,6 +134,10 @@ def test_an_evicted_node_gives_its_rank_to_the_spare(live: Live) -> None:
     assert now["nodes"]["1"] == "lost"
     assert now["ranks"][0]["pid"] == status["ranks"][0]["pid"]
     assert now["services"]["1"] == {}
+    text = live.headway("status", NAME)
+    assert "node 1 lost\n" in text and "cannot start" not in text
+    (recovery,) = [row for row in recovery_rows(live.run) if row["generation"] == now["generation"]]
+    assert recovery["reason"] == "node 1 is lost: evicted"
     assert "no spare stands ready for node 2" in live.headway("evict", NAME, "2", code=2)
 
 
@@ -161,6 +166,7 @@ def test_a_trace_holds_slices_of_every_rank(live: Live) -> None:
     ("set", NAME, "lr=-1"), ("set", NAME, "batch=4"), ("inject", NAME, "kill", "--rank", "9"),
     ("inject", NAME, "burn", "--rank", "0"), ("inject", NAME, "kill"), ("evict", NAME, "7"),
     ("inject", NAME, "kill", "--service", "nope", "--node", "0"),
+    ("inject", NAME, "kill", "--service", "worker"),
     ("status", "nobody"), ("pause", "nobody"), ("logs", NAME, "--level", "loud")], ids=" ".join)  # fmt: skip
 def test_a_wrong_verb_is_one_line_with_a_remedy_and_code_2(live: Live, words: tuple[str, ...]) -> None:
     text = live.headway(*words, code=2)

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from headway.common.errors import InputError
 from headway.common.node.run_dir import RunDir, new_run_id
-from headway.console.run import Run
+from headway.console.run import Run, hint
 
 
 @contextlib.contextmanager
@@ -53,9 +53,9 @@ def _locked(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            _refuse(path.name, "being started by another command")
+            _refuse(path, "being started by another command")
         if not path.exists() or not os.path.samestat(os.fstat(fd), path.stat()):  # that start has just failed
-            _refuse(path.name, "being started by another command")
+            _refuse(path, "being started by another command")
         yield
     finally:
         os.close(fd)
@@ -63,8 +63,9 @@ def _locked(path: Path) -> Iterator[None]:
 
 def _refuse_live(run: Run) -> None:
     if run.live:
-        _refuse(run.name, "live")
+        _refuse(run.path, "live")
 
 
-def _refuse(name: str, state: str) -> NoReturn:
-    raise InputError(f"run {name} is {state}", remedy=f"watch it with `headway watch {name}` or give another --name")
+def _refuse(path: Path, state: str) -> NoReturn:
+    remedy = f"watch it with {hint('watch', path)} or give another --name"
+    raise InputError(f"run {path.name} is {state}", remedy=remedy)

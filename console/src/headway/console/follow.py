@@ -31,7 +31,6 @@ class Follower:
         peak: what MFU is told against; None leaves MFU out.
         as_json: one JSON object a time on stdout instead of text; with a summary to come, on stderr.
         every_s: seconds between lines without a terminal.
-        again: how to come back, told on detaching.
     """
 
     def __init__(
@@ -41,11 +40,10 @@ class Follower:
         peak: Peak | None = None,
         as_json: bool = False,
         every_s: float = 5.0,
-        again: str = "",
         out: TextIO | None = None,
     ) -> None:
         self._run, self._peak, self._every_s = run, peak, every_s
-        self._again = again or f"`headway watch {run.name}`"
+        self._again = run.hint("watch")
         self._out = out if out is not None else sys.stdout
         self._view: _View
         if as_json:
@@ -71,8 +69,8 @@ class Follower:
         teller, told_s = Teller(self._run, since=self._since()), float("-inf")
         while True:
             outcome, live = self._run.outcome, self._run.live
-            for line in teller.news():
-                self._view.tell(line)
+            for at_unix_s, line in teller.news():
+                self._view.tell(line, at_unix_s)
             now = time.monotonic()
             over = outcome in OVER and not live
             if over or now - told_s >= self._view.period(self._every_s):
@@ -83,7 +81,7 @@ class Follower:
             if not live and not self._run.outcome:
                 raise HeadwayError(
                     f"run {self._run.name} is not over, but nothing of it is alive",
-                    remedy=f"start it again with `headway run`; logs: `headway logs {self._run.name}`",
+                    remedy=f"start it again with `headway run`; logs: {self._run.hint('logs')}",
                 )
             if self._interrupts and self._heed():
                 return "detached"
@@ -116,7 +114,7 @@ class Follower:
             if self._stop_accepted:
                 self._view.tell(f"left {name}, which is stopping with a checkpoint; see its end with {self._again}")
             else:
-                self._view.tell(f"left {name} running; go on with {self._again}, end it with `headway stop {name}`")
+                self._view.tell(f"left {name} running; go on with {self._again}, end it with {self._run.hint('stop')}")
             return True
         if not self._stop_sent:
             self._stop_sent = True
@@ -148,13 +146,17 @@ class _View:
         """Seconds between two ``show``."""
         return every_s
 
-    def tell(self, line: str) -> None:
-        """Something happened."""
-        print(line, file=self._out, flush=True)
+    def tell(self, line: str, at_unix_s: float | None = None) -> None:
+        """Something happened: to the run at a time, or here and now."""
+        print(_timed(line, at_unix_s), file=self._out, flush=True)
 
     def show(self, progress: Progress) -> None:
         """The present state."""
         raise NotImplementedError
+
+
+def _timed(line: str, at_unix_s: float | None) -> str:
+    return line if at_unix_s is None else f"{time.strftime('%H:%M:%S', time.localtime(at_unix_s))} {line}"
 
 
 class _LineView(_View):
@@ -163,8 +165,8 @@ class _LineView(_View):
 
 
 class _JsonView(_View):
-    def tell(self, line: str) -> None:
-        self._print({"event": line, "unix_s": time.time()})
+    def tell(self, line: str, at_unix_s: float | None = None) -> None:
+        self._print({"event": line, "unix_s": time.time() if at_unix_s is None else at_unix_s})
 
     def show(self, progress: Progress) -> None:
         self._print(progress.record())
@@ -199,8 +201,8 @@ class _BarView(_View):
     def period(self, every_s: float) -> float:
         return min(every_s, 0.5)
 
-    def tell(self, line: str) -> None:
-        self._bar.console.print(line, markup=False)
+    def tell(self, line: str, at_unix_s: float | None = None) -> None:
+        self._bar.console.print(_timed(line, at_unix_s), markup=False)
 
     def show(self, progress: Progress) -> None:
         facts = [progress.phase if not progress.paused else "paused"]

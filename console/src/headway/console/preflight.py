@@ -84,7 +84,7 @@ def prepare_corpus(config: RunConfig, tell: Callable[[str], None]) -> None:
         for split in ("train", "validation"):
             data.split(split)
     except CorruptError as error:
-        raise InputError(error.message, remedy=error.remedy or "prepare the data again") from error
+        raise InputError(error.message, remedy=error.remedy or "prepare the data again with --force") from error
     if data.meta is not None:
         _refuse_other_source(config, path, data.meta.source, data.meta.corpus_sha256)
     if data.vocab_size is not None and data.vocab_size > config.model.vocab_size:

@@ -155,15 +155,15 @@ class Teller:
         self._seen = since if since is not None else int((newest[0][0] if newest else 0) or 0)
         self._fenced_s: float | None = None
 
-    def news(self) -> list[str]:
-        """Lines for what happened since the last call."""
-        sql = "SELECT id, monotonic_s, name, fields FROM events WHERE id > ? ORDER BY id"
+    def news(self) -> list[tuple[float, str]]:
+        """(Unix time, line) of what happened since the last call."""
+        sql = "SELECT id, unix_s, monotonic_s, name, fields FROM events WHERE id > ? ORDER BY id"
         lines = []
-        for number, now, name, text in self._run.query(sql, (self._seen,)):
+        for number, at, now, name, text in self._run.query(sql, (self._seen,)):
             self._seen = int(number)
             line = self._line(str(name), json.loads(text), float(now))
             if line:
-                lines.append(line)
+                lines.append((float(at), line))
         return lines
 
     def _line(self, name: str, fields: dict[str, Any], now: float) -> str:
@@ -174,7 +174,7 @@ class Teller:
         if name == "stepping":
             fenced, self._fenced_s = self._fenced_s, None
             return "" if fenced is None else f"recovered: all ranks step again after {now - fenced:.2f} s"
-        if name not in _TOLD:
+        if name not in _TOLD or (name == "verdict" and not fields.get("is_open", True)):
             return ""
         try:
             return _TOLD[name].format(**fields).strip()

@@ -24,6 +24,12 @@ from headway.trainer.config import RunConfig
 OVER = frozenset({"finished", "stopped", "failed"})
 
 
+def hint(verb: str, path: Path) -> str:
+    """The command for the run at ``path``, to be pasted: --runs-dir stands in it where it has to."""
+    where = "" if path.parent.resolve() == Path("runs").resolve() else f" --runs-dir {path.parent}"
+    return f"`headway {verb} {path.name}{where}`"
+
+
 class Run:
     """A run folder and, while it lives, its driver.
 
@@ -38,6 +44,10 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({self.name!r}, {self.outcome or ('live' if self.live else 'interrupted')})"
+
+    def hint(self, verb: str) -> str:
+        """The command line of ``verb`` for this run."""
+        return hint(verb, self.path)
 
     @property
     def name(self) -> str:
@@ -186,7 +196,7 @@ class Run:
 
     def _refuse_over(self) -> None:
         if self.outcome in OVER:
-            raise InputError(f"run {self.name} is {self.outcome}, not live", remedy="see `headway status`")
+            raise InputError(f"run {self.name} is {self.outcome}, not live", remedy=f"see {self.hint('status')}")
         if not self.live:
             raise InputError(f"run {self.name} is not live", remedy="start it with `headway run`")
 

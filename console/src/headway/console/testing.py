@@ -90,6 +90,10 @@ class FakeRun:
         """Leave the generation and go on from step ``back_to`` in the next."""
         self._do(lambda: self._recover(reason, self.step if back_to is None else back_to))
 
+    def verdict(self, kind: str, *, is_open: bool) -> None:
+        """Journal what the monitor holds of rank 1, or that it does so no longer."""
+        self._do(lambda: self._log("verdict", kind=kind, node=0, rank=1, remedy="wait", is_open=is_open))
+
     def finish(self, outcome: str = "finished") -> None:
         """End the run: outcome in the journal, executors and driver gone."""
         self._do(lambda: self._finish(outcome))
@@ -165,7 +169,7 @@ class FakeRun:
         self.step += 1
 
     def _recover(self, reason: str, back_to: int) -> None:
-        self._log("fence", generation=self.generation, step=self.step, reason=reason)
+        self._log("fence", generation=self.generation, step=self.step, reason=reason, is_symptom=False)
         self.generation += 1
         self.step = back_to
         self._log("generation", generation=self.generation, source="arena", step=back_to)
@@ -184,7 +188,7 @@ class FakeRun:
     def _command(self, message: Command, peer: bytes) -> Accepted:
         del peer
         if message.operation == "set" and message.value <= 0:
-            raise InputError(f"cannot set lr to {message.value}", remedy="set lr to a value above 0")
+            raise InputError(f"cannot set lr to {message.value}", remedy="set lr to a number above 0")
         if message.operation == "evict" and message.node != 0:
             raise InputError(f"node {message.node} is not there", remedy="see `headway status`")
         self.commands.append(message)

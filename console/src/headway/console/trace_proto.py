@@ -62,7 +62,9 @@ def _packet(builder: Any) -> Any:
 
 def _annotate(annotation: Any, key: str, value: Any) -> None:
     annotation.name = key
-    if isinstance(value, int):
+    if isinstance(value, bool):
+        annotation.bool_value = value
+    elif isinstance(value, int):
         annotation.int_value = value
     else:
         annotation.string_value = str(value)

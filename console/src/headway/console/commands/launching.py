@@ -54,17 +54,17 @@ def run(
     from headway.console.follow import STOPS
 
     with _terminated_as_interrupted():
-        started = _launch(resolved, name or None, config.stem, runs_dir, cluster, as_json)
+        started = _launch(resolved, name, config.stem, runs_dir, cluster, as_json)
         if not detach:
             signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # until it is followed by who stops it with a checkpoint
     if detach:
         typer.echo(
             to_json({"name": started.name, "path": started.path, "run_id": started.folder.run_id})
             if as_json
-            else f"run {started.name} is up; watch it with {_again('watch', started, runs_dir)}"
+            else f"run {started.name} is up; watch it with {started.hint('watch')}"
         )
         return
-    raise typer.Exit(_stay(started, runs_dir, as_json))
+    raise typer.Exit(_stay(started, as_json))
 
 
 @contextlib.contextmanager
@@ -90,20 +90,15 @@ def _launch(config: RunConfig, name: str | None, stem: str, runs_dir: Path, clus
         raise
 
 
-def _stay(run: Run, runs_dir: Path, as_json: bool) -> int:
+def _stay(run: Run, as_json: bool) -> int:
     """Follow the run to its end and print the summary; returns the exit code."""
     from headway.console.follow import Follower
     from headway.console.summary import render, summarise
 
-    follower = Follower(run, peak=run.peak, as_json=as_json, again=_again("watch", run, runs_dir))
+    follower = Follower(run, peak=run.peak, as_json=as_json)
     outcome = follower.follow(stop_on_interrupt=True)
     if outcome == "detached":
         return 0
     summary = summarise(run, write_trace=True)
     typer.echo(to_json(summary) if as_json else "\n".join(render(summary)))
     return 1 if outcome == "failed" else 0
-
-
-def _again(command: str, run: Run, runs_dir: Path) -> str:
-    where = "" if runs_dir == RUNS else f" --runs-dir {runs_dir}"
-    return f"`headway {command} {run.name}{where}`"

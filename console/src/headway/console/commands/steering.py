@@ -66,8 +66,10 @@ def set_(
         value = float(text)
     except ValueError:
         raise InputError(f"{setting!r} sets nothing", remedy="write it as lr=3e-4") from None
-    if key != "lr" or not 0 < value < float("inf"):
-        raise InputError(f"cannot set {key!r} to {text}", remedy="set lr to a value above 0")
+    if key != "lr":
+        raise InputError(f"cannot set {key!r}", remedy="only lr can be set while a run goes on")
+    if not 0 < value < float("inf"):
+        raise InputError(f"cannot set lr to {text}", remedy="set lr to a number above 0")
     _send("set", run, runs_dir, wait, as_json, key, value)
 
 
@@ -95,7 +97,7 @@ def inject(
         str | None,
         typer.Option(help="A service instead: dataloader, ckpt_store, agent, zygote, executor, monitor, driver."),
     ] = None,
-    node: Annotated[int | None, typer.Option(help="The node of that service.")] = None,
+    node: Annotated[int | None, typer.Option(help="The node of that service; else the driver's.")] = None,
     runs_dir: RunsDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
@@ -110,7 +112,7 @@ def inject(
         what = f"the worker of rank {rank}"
     else:
         found.inject(fault, target=service or "", node=-1 if node is None else node)
-        what = f"{service}" + ("" if node is None else f" of node {node}")
+        what = f"{service} of " + ("the driver's node" if node is None else f"node {node}")
     done = {
         "run": found.name,
         "operation": "inject",

@@ -76,7 +76,8 @@ def _status_lines(progress: Progress) -> list[str]:
     lines += [f"{r.rank:<5} {r.node:<5} {r.pid:<8} {r.status:<9} {r.step}" for r in progress.status.ranks]
     for node, state in sorted(progress.status.nodes.items()):
         services = progress.status.services.get(node, {})
-        lines.append(f"node {node} {state}: " + ", ".join(f"{k} {v}" for k, v in sorted(services.items())))
+        told = ", ".join(f"{k} {v}" for k, v in sorted(services.items()))
+        lines.append(f"node {node} {state}{': ' if told else ''}{told}")
     return lines
 
 
@@ -98,7 +99,7 @@ def logs(
     run: AnyRun = None,
     name: Annotated[str, typer.Option(help="Part of the file's name: driver, n0, n1-zygote...")] = "",
     rank: Annotated[int | None, typer.Option(help="Lines of this rank only.")] = None,
-    level: Annotated[str, typer.Option(help="Lowest level: debug, info, warning, error.")] = "debug",
+    level: Annotated[str, typer.Option(help="Lowest level: debug, info, warning, error, critical.")] = "debug",
     tail: Annotated[int, typer.Option("-n", "--tail", help="Newest lines to begin with.", min=0)] = 50,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on as new lines come.")] = False,
     runs_dir: RunsDir = RUNS,

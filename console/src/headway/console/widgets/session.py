@@ -136,7 +136,7 @@ class Session:
         while not self._is_closed:
             began_s = time.monotonic()
             try:
-                news = [*news, *teller.news()][-NEWS:]
+                news = [*news, *(line for _, line in teller.news())][-NEWS:]
                 self._publish(_take(run, tail, tuple(news)))
                 self.error = ""
             except Exception as error:  # a picture missed is no reason to stop watching; the next may work

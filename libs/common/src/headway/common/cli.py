@@ -32,7 +32,8 @@ def run(app: typer.Typer, prog: str, arguments: list[str] | None = None) -> int:
         if type(error).__name__ == "NoArgsIsHelpError":
             typer.echo(text(), err=True)
             return int(error.exit_code)
-        return fail(f"{text().rstrip('.')}; see `{prog} --help`", int(error.exit_code))
+        where = getattr(getattr(error, "ctx", None), "command_path", prog)
+        return fail(f"{text().rstrip('.')}; see `{where} --help`", int(error.exit_code))
     return result if isinstance(result, int) else 0
 
 

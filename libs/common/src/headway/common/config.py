@@ -209,7 +209,7 @@ def _wrong(path: str, value: Any, expected: str) -> ConfigError:
 
 
 def _nearest_choice(value: Any, choices: Sequence[Any]) -> str:
-    near = difflib.get_close_matches(str(value), [str(c) for c in choices], n=1, cutoff=0.4)
+    near = difflib.get_close_matches(str(value), [str(c) for c in choices], n=1, cutoff=0.6)
     return f"did you mean {near[0]!r}?" if near else "choose one of them"
 
 

@@ -39,7 +39,7 @@ def prepare(
     vocab_size: Annotated[int, typer.Option(help="Tokens of the byte-level BPE trained on the text.")] = 8192,
     validation_fraction: Annotated[float, typer.Option(help="Share of documents for validation.")] = 0.05,
     cache: Annotated[Path | None, typer.Option(help="Where downloads are kept; ~/.cache/headway by default.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace prepared data that differ.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace prepared data that differ or are damaged.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Turn text into token files, a tokenizer and meta.json. The second time does nothing."""

@@ -17,6 +17,7 @@ from headway.dataloader.tokenizer import Tokenizer
 META_VERSION = 1
 _READ_BYTES = 1 << 20
 _PREPARE = "run `headway data prepare`, or give the right path"
+_AGAIN = "prepare the data again with --force"
 
 
 class SplitMeta(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,11 +118,9 @@ def read_meta(folder: Path) -> Meta:
     except OSError as error:
         raise InputError(f"{folder} holds no prepared data ({path.name}: {error.strerror})", remedy=_PREPARE) from error
     except msgspec.DecodeError as error:
-        raise CorruptError(f"{path} is not readable: {error}", remedy="prepare the data again") from error
+        raise CorruptError(f"{path} is not readable: {error}", remedy=_AGAIN) from error
     if meta.version != META_VERSION:
-        raise CorruptError(
-            f"{path} has version {meta.version}, {META_VERSION} is read", remedy="prepare the data again"
-        )
+        raise CorruptError(f"{path} has version {meta.version}, {META_VERSION} is read", remedy=_AGAIN)
     return meta
 
 
@@ -137,7 +136,7 @@ def sha256(path: Path) -> str:
             while block := file.read(_READ_BYTES):
                 digest.update(block)
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}", remedy="prepare the data again") from error
+        raise InputError(f"cannot read {path}: {error.strerror}", remedy=_AGAIN) from error
     return digest.hexdigest()
 
 
@@ -156,9 +155,7 @@ def verify(path: str | Path) -> list[str]:
     for split, meta in data.meta.splits.items():
         tokens = data.split(split)
         if tokens.num_tokens != meta.tokens or tokens.documents.size - 1 != meta.documents:
-            raise CorruptError(
-                f"{tokens.prefix} does not have the counts in meta.json", remedy="prepare the data again"
-            )
+            raise CorruptError(f"{tokens.prefix} does not have the counts in meta.json", remedy=_AGAIN)
         checked.append(_check(idx_path(tokens.prefix), meta.idx_sha256))
         checked.append(_check(bin_path(tokens.prefix), meta.bin_sha256))
     return checked
@@ -169,6 +166,6 @@ def _check(path: Path, expected: str) -> str:
     if found != expected:
         raise CorruptError(
             f"{path} has SHA-256 {found[:16]}..., meta.json says {expected[:16]}...",
-            remedy="prepare the data again",
+            remedy=_AGAIN,
         )
     return f"{path}: SHA-256 {found[:16]}... as recorded"

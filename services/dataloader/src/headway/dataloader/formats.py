@@ -28,7 +28,7 @@ _DTYPES: dict[int, type[np.generic]] = {
 }  # fmt: skip
 _CODES = {np.dtype(dtype): code for code, dtype in _DTYPES.items()}
 _LARGEST_U16_VOCABULARY = 65_500  # Megatron's own limit for u16
-_AGAIN = "prepare the data again, or restore the file"
+_AGAIN = "prepare the data again with --force, or restore the file"
 
 
 def token_dtype(vocab_size: int) -> npt.DTypeLike:

@@ -70,7 +70,7 @@ class Packer:
             at += stop - start
         if at != self.seq_len + 1:
             raise CorruptError(
-                f"{self.tokens.prefix}: sample {sample} has {at} tokens", remedy="prepare the data again"
+                f"{self.tokens.prefix}: sample {sample} has {at} tokens", remedy="prepare the data again with --force"
             )
         if self._limit is not None and (row.max() >= self._limit or row.min() < 0):
             raise self._bad_token(order, index)
@@ -112,5 +112,5 @@ class Packer:
         return CorruptError(
             f"{bin_path(self.tokens.prefix)}: token {where} of sequence {sequence} is {value}, "
             f"the vocabulary has {self._limit}",
-            remedy="run `headway data verify`, then prepare the data again",
+            remedy="run `headway data verify`, then prepare the data again with --force",
         )

@@ -212,8 +212,8 @@ def _found(target: Path, config: DataConfig, digest: str) -> Meta | None:
     if not same:
         raise InputError(
             f"{target} holds corpus {meta.corpus_sha256[:16]} of {meta.source!r} "
-            f"with {meta.asked_vocab_size} tokens, asked was {digest[:16]} of {config.source!r} "
-            f"with {config.vocab_size}",
+            f"(vocabulary of {meta.asked_vocab_size} asked for), asked was {digest[:16]} of {config.source!r} "
+            f"({config.vocab_size})",
             remedy="choose another --out, or replace it with --force",
         )
     return meta if intact else None

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 END_OF_TEXT = "<|endoftext|>"
 _NUM_BYTES = 256
 _BATCH_DOCUMENTS = 64
+_AGAIN = "prepare the data again with --force"
 
 
 class Tokenizer:
@@ -72,11 +73,11 @@ class Tokenizer:
         except OSError as error:
             raise InputError(f"cannot read {path}: {error.strerror}", remedy="run `headway data prepare`") from error
         except UnicodeDecodeError as error:
-            raise CorruptError(f"{path} is no tokenizer: it is not UTF-8", remedy="prepare the data again") from error
+            raise CorruptError(f"{path} is no tokenizer: it is not UTF-8", remedy=_AGAIN) from error
         try:
             fast = Fast.from_str(text)
         except Exception as error:  # the library raises bare Exception
-            raise CorruptError(f"{path} is no tokenizer: {error}", remedy="prepare the data again") from error
+            raise CorruptError(f"{path} is no tokenizer: {error}", remedy=_AGAIN) from error
         return cls(fast)
 
     def save(self, path: Path) -> None:

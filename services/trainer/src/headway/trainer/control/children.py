@@ -57,7 +57,7 @@ class Children:
         known = self._known.get(spec.name)
         if known is not None and known.alive():
             child.process = known
-            log.info("adopted", service=spec.name, pid=known.pid)
+            log.info("adopted", child=spec.name, pid=known.pid)
         self._children[spec.name] = child
 
     def drop(self, name: str) -> ProcessId | None:
@@ -101,7 +101,7 @@ class Children:
             return False
         if state == "T":
             child.process.kill()
-            log.warning("ended a stopped service", service=child.spec.name, pid=child.process.pid)
+            log.warning("ended a stopped service", child=child.spec.name, pid=child.process.pid)
             return False
         return True
 
@@ -111,7 +111,7 @@ class Children:
         child.process, child.retry_at = None, now + child.pause_s
         child.pause_s = min(2 * child.pause_s, LONGEST_PAUSE_S)
         child.restarts += 1
-        log.warning("service is gone", service=child.spec.name, retry_in_s=child.pause_s, restarts=child.restarts)
+        log.warning("service is gone", child=child.spec.name, retry_in_s=child.pause_s, restarts=child.restarts)
 
     def _start(self, child: _Child, now: float) -> None:
         name = child.spec.name

@@ -69,7 +69,7 @@ class Decisions(View):
         node.services.clear()
         actions: list[Action] = [Log("node_lost", {"node": number, "reason": reason})]
         if number in self.rank_nodes.values() and self.phase in ("joining", "running"):
-            actions += self._fence(f"node {number} is lost", now)
+            actions += self._fence(f"node {number} is lost: {reason}", now)
         return actions
 
     def _replace_lost(self, now: float) -> list[Action]:

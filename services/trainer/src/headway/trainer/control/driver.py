@@ -331,6 +331,7 @@ class Driver:
                     "rank": message.rank,
                     "pid": message.pid,
                     "remedy": message.remedy,
+                    "is_open": message.is_open,
                 },
             ),
             now,

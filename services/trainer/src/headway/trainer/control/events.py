@@ -30,9 +30,10 @@ class NotBegun:
 
 @dataclass(frozen=True)
 class NodeUnavailable:
-    """The engine cannot start the node again: the machine is gone."""
+    """The engine cannot start the node again: the machine is gone, or was given up."""
 
     node: int
+    reason: str = "the engine cannot start it"
 
 
 @dataclass(frozen=True)

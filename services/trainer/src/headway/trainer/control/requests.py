@@ -81,8 +81,10 @@ class Requests:
         node = message.node if message.node >= 0 else self._state.rank_nodes.get(message.rank, self._home)
         if node not in self._clients:
             raise InputError(f"node {node} is not there", remedy="see `headway status`")
-        targets = {"worker", "executor", *self._state.nodes[node].services}
-        if message.name not in targets:
+        if message.name == "worker" and message.rank not in self._state.rank_nodes:
+            raise InputError(f"rank {message.rank} is not in the run", remedy="give the rank of the worker")
+        targets = {"executor", *self._state.nodes[node].services}
+        if message.name not in {"worker", *targets}:
             raise InputError(f"node {node} runs no {message.name!r}", remedy=f"use one of {', '.join(sorted(targets))}")
         self._act(
             Log(
@@ -104,4 +106,4 @@ class Requests:
             )
         self._act(Log("evicted", {"node": message.node}))
         self._engine.lose_node(message.node)
-        self._handle(NodeUnavailable(message.node))
+        self._handle(NodeUnavailable(message.node, "evicted"))

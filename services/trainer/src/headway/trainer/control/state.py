@@ -59,7 +59,7 @@ class RunState(Decisions):
                 self._enter("gathering", now)
                 return []  # the next tick tries again, under a new number
             case NodeUnavailable():
-                actions += self._lose_node(event.node, "the engine cannot start it", now)
+                actions += self._lose_node(event.node, event.reason, now)
             case Hopeless() if self.generation < 0:  # later the failing rank reports it, and the brake counts
                 return self._finish("failed", event.detail, now)
             case Suspicion() if event.generation == self.generation:
