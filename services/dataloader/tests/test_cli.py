@@ -75,13 +75,19 @@ def test_prepare_inspect_and_verify_answer_in_json(text_folder: Path, tmp_path: 
     assert json.loads(run("verify", tmp_path / "d", "--json").stdout)["intact"]
 
 
-def test_damage_found_by_verify_exits_1_and_names_the_file(text_folder: Path, tmp_path: Path) -> None:
-    run("prepare", "--source", text_folder, "--out", tmp_path / "d", "--vocab-size", "300")
+def test_damage_found_by_verify_exits_1_and_names_the_file_and_a_remedy_that_mends_it(
+    text_folder: Path, tmp_path: Path
+) -> None:
+    options = ("--source", text_folder, "--out", tmp_path / "d", "--vocab-size", "300")
+    run("prepare", *options)
     raw = bytearray((tmp_path / "d" / "train.bin").read_bytes())
     raw[10] ^= 1
     (tmp_path / "d" / "train.bin").write_bytes(raw)
     done = run("verify", tmp_path / "d")
     assert done.returncode == 1 and "train.bin" in done.stderr and len(done.stderr.splitlines()) == 1
+    assert "prepare the data again with --force" in done.stderr
+    assert run("prepare", *options, "--force").returncode == 0
+    assert run("verify", tmp_path / "d").returncode == 0
 
 
 def test_a_bare_megatron_pair_can_be_inspected_and_verified(tmp_path: Path) -> None:
