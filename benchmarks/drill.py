@@ -100,8 +100,8 @@ def strike_and_recover(run: Run, striker: Striker, fault: Fault) -> dict[str, An
     """One fault, from healthy to healthy."""
     before = healthy(run)
     striker.strike(fault)
-    # A service's death changes no generation: then healthy means that it runs again and steps go on.
-    after = healthy(run, beyond_step=before.step + 2, fallen=fault.fallen)
+    # What is told may be older than the strike: healthy is who has a new process for each that fell, and steps go on.
+    after = healthy(run, beyond_step=before.step + 2, fallen=fault.fallen | fault.victims)
     until = time.monotonic()
     pids = lambda status: {r.rank: r.pid for r in status.ranks}  # noqa: E731
     kept = {rank for rank, pid in pids(before).items() if pid not in fault.victims}

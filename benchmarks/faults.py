@@ -201,7 +201,7 @@ class Striker:
 def healthy(run: Run, *, beyond_step: int = -1, fallen: Collection[int] = (), limit_s: float = 120.0) -> Status:
     """Wait until every rank runs, every node in use has its services, and ``beyond_step`` is passed.
 
-    ``fallen`` are pids of services and executors that must have been replaced by then.
+    ``fallen`` are pids of workers, services and executors that must have been replaced by then.
 
     Raises:
         DeadlineError: not within ``limit_s``; the last status is in the message.
@@ -223,7 +223,7 @@ def healthy(run: Run, *, beyond_step: int = -1, fallen: Collection[int] = (), li
             and not {pid for services in status.services.values() for pid in services.values()} & set(fallen)
             and not _executors(run, used) & {*fallen, 0}
             and status.step > beyond_step
-            and all(r.status == "running" for r in status.ranks)
+            and all(r.status == "running" and r.pid not in fallen for r in status.ranks)
         ):
             return status
         if status.phase in ("finished", "failed", "stopped"):
