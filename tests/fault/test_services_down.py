@@ -86,11 +86,11 @@ def test_a_killed_service_changes_no_worker_and_no_generation(live: Live, servic
 @pytest.mark.timeout(240)
 def test_a_store_that_takes_long_delays_no_step(live: Live) -> None:
     before, failpoints = live.healthy(), NodePaths(live.run.folder.run_id, 0).failpoints
-    key = arm(failpoints, "store.mid_flush", "sleep:4")
+    key = arm(failpoints, "store.mid_flush", "sleep:8")
     live.machine.wait_until(lambda: key in fired(failpoints), "the store is in the middle of a flush")
     held = newest(live.run.folder.checkpoints)
-    during = live.healthy(beyond_step=live.healthy().step + 12)
-    assert newest(live.run.folder.checkpoints) == held, "twelve steps passed while the snapshot was held"
+    during = live.healthy(beyond_step=live.healthy().step + 6)
+    assert newest(live.run.folder.checkpoints) == held, "six steps passed while the snapshot was held"
     live.machine.wait_until(lambda: newest(live.run.folder.checkpoints) != held, "the flush ends")
     assert live.workers(during) == live.workers(before)
     assert live.healthy().generation == before.generation
