@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import sqlite3
 import time
 import uuid
@@ -26,8 +27,19 @@ OVER = frozenset({"finished", "stopped", "failed"})
 
 def hint(verb: str, path: Path) -> str:
     """The command for the run at ``path``, to be pasted: --runs-dir stands in it where it has to."""
-    where = "" if path.parent.resolve() == Path("runs").resolve() else f" --runs-dir {path.parent}"
-    return f"`headway {verb} {path.name}{where}`"
+    return f"`{shlex.join(['headway', verb, path.name, *runs_dir_option(path)])}`"
+
+
+def runs_dir_option(path: Path) -> list[str]:
+    """What a command needs to find the run at ``path`` from here: nothing, where it lies in ``runs``."""
+    folder = path.parent.resolve()
+    return [] if folder == Path("runs").resolve() else ["--runs-dir", seen_from_here(folder)]
+
+
+def seen_from_here(path: Path) -> str:
+    """Relative to the working folder where it lies below it."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 class Run:

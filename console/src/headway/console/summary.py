@@ -15,7 +15,7 @@ from headway.console.analysis.episodes import load_journal, recoveries
 from headway.console.analysis.events import load_events, redone_steps
 from headway.console.analysis.metrics import load_evaluations, load_metrics, throughput
 from headway.console.progress import read_progress, utilisation
-from headway.console.run import Run
+from headway.console.run import Run, runs_dir_option, seen_from_here
 from headway.dataloader import Dataset
 
 TRACED_STEPS = 50
@@ -162,17 +162,10 @@ def _notebook() -> str:
 
 def _go_on(run: Run) -> str:
     """With the configuration that the run has now; the folders as seen from here."""
-    command = ["headway", "run", _seen_from_here(run.folder.config), "--name", run.name]
-    if run.path.parent != Path("runs").resolve():
-        command += ["--runs-dir", _seen_from_here(run.path.parent)]
+    command = ["headway", "run", seen_from_here(run.folder.config), "--name", run.name, *runs_dir_option(run.path)]
     if run.path not in run.cluster_folder.parents:
-        command += ["--cluster", _seen_from_here(run.cluster_folder)]
+        command += ["--cluster", seen_from_here(run.cluster_folder)]
     return shlex.join(command)
-
-
-def _seen_from_here(path: Path) -> str:
-    here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def _nats(value: float | None) -> str:
