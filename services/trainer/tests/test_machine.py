@@ -22,8 +22,8 @@ def config(device: str = "auto", dtype: str = "auto") -> RunConfig:
     ("gpus", "device", "dtype", "line"),
     [
         (0, "cpu", "fp32", "device auto: cpu (no GPU), dtype auto: fp32 (this CPU has no bf16 units)"),
-        (1, "cpu", "fp32", "device auto: cpu (1 GPU for 4 ranks), dtype auto: fp32 (this CPU has no bf16 units)"),
-        (4, "gpu", "bf16", "device auto: gpu (4 GPUs for 4 ranks), dtype auto: bf16 (GPUs have bf16 units)"),
+        (1, "cpu", "fp32", "device auto: cpu (GPUs: 1, ranks: 4), dtype auto: fp32 (this CPU has no bf16 units)"),
+        (4, "gpu", "bf16", "device auto: gpu (GPUs: 4, ranks: 4), dtype auto: bf16 (GPUs have bf16 units)"),
     ],
 )
 def test_auto_gives_each_rank_a_gpu_or_all_the_processor(
@@ -37,7 +37,7 @@ def test_auto_gives_each_rank_a_gpu_or_all_the_processor(
 
 
 def test_a_gpu_that_was_asked_for_and_is_not_there_is_refused_with_the_remedy() -> None:
-    with pytest.raises(InputError, match=r"sees 1 GPU here for 2 ranks.*set train\.device=cpu"):
+    with pytest.raises(InputError, match=r"GPUs: 1, ranks: 2.*set train\.device=cpu"):
         settled(config(device="gpu"), ranks=2, gpus=1)
     assert settled(config(device="cpu", dtype="fp64"), ranks=2)[0].train.device == "cpu"
 

@@ -9,6 +9,7 @@ import dataclasses
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 from headway.common.errors import InputError
 from headway.trainer.config import RunConfig
@@ -33,34 +34,34 @@ def settled(config: RunConfig, *, ranks: int, gpus: int | None = None) -> tuple[
         gpus = 0 if train.device == "cpu" else usable_gpus()
     if train.device == "gpu" and gpus < ranks:
         raise InputError(
-            f"train.device='gpu': torch sees {_count(gpus, 'GPU')} here for {_count(ranks, 'rank')}",
+            f"train.device='gpu': torch sees too few here (GPUs: {gpus}, ranks: {ranks})",
             remedy="set train.device=cpu, or parallel.tp, pp and dp to fewer ranks",
         )
     if train.device == "auto":
         device, why = machine_device(ranks, gpus)
-        train = dataclasses.replace(train, device=device)  # type: ignore[arg-type]
+        train = dataclasses.replace(train, device=device)
         said.append(f"device auto: {device} ({why})")
     if train.dtype == "auto":
         dtype, why = machine_dtype(has_gpu=train.device == "gpu")
-        train = dataclasses.replace(train, dtype=dtype)  # type: ignore[arg-type]
+        train = dataclasses.replace(train, dtype=dtype)
         said.append(f"dtype auto: {dtype} ({why})")
     data = dataclasses.replace(config.data, path=str(Path(config.data.path).resolve()))
     line = ", ".join(said) or f"device {train.device}, dtype {train.dtype}"
     return dataclasses.replace(config, train=train, data=data), line
 
 
-def machine_device(ranks: int, gpus: int) -> tuple[str, str]:
+def machine_device(ranks: int, gpus: int) -> tuple[Literal["gpu", "cpu"], str]:
     """Where ``auto`` computes, and why: NCCL takes no two ranks on one GPU.
 
     >>> machine_device(4, 1)
-    ('cpu', '1 GPU for 4 ranks')
+    ('cpu', 'GPUs: 1, ranks: 4')
     """
     if gpus == 0:
         return "cpu", "no GPU"
-    return "gpu" if gpus >= ranks else "cpu", f"{_count(gpus, 'GPU')} for {_count(ranks, 'rank')}"
+    return "gpu" if gpus >= ranks else "cpu", f"GPUs: {gpus}, ranks: {ranks}"
 
 
-def machine_dtype(cpuinfo: str | None = None, *, has_gpu: bool) -> tuple[str, str]:
+def machine_dtype(cpuinfo: str | None = None, *, has_gpu: bool) -> tuple[Literal["bf16", "fp32"], str]:
     """The compute type that ``auto`` means here, and why.
 
     >>> machine_dtype("flags : fpu avx2", has_gpu=False)
@@ -85,7 +86,3 @@ def usable_gpus() -> int:
         return int(done.stdout)
     except (subprocess.SubprocessError, ValueError):
         return 0
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
