@@ -8,9 +8,9 @@ PYTHON ?= python3
 CONFIG ?= examples/tiny.toml
 TARGET ?= local
 NODES ?= 3
-DISTS := libs/common libs/launch services/dataloader services/ckpt_store services/health services/trainer console
+DISTS := libs/common libs/launch libs/testkit services/dataloader services/ckpt_store services/health services/trainer console
 STAMP := $(VENV)/.headway
-DEV := pytest hypothesis pytest-timeout pytest-xdist ruff mypy build hatchling nbclient safetensors
+DEV := pytest hypothesis pytest-timeout ruff mypy build hatchling nbclient safetensors
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: help setup run test check lint types fmt matrix drill mutants down-time fuzz notebooks lab up down clean
@@ -24,7 +24,7 @@ $(STAMP): constraints.txt $(addsuffix /pyproject.toml,$(DISTS))
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV) || { echo "no venv: install python3-venv"; exit 2; }
 	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt "torch==2.13.0" hatchling editables
 	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt --no-build-isolation \
-	    $(foreach d,$(DISTS),-e ./$(d)) jupyterlab ipykernel $(DEV)
+	    $(foreach d,$(DISTS),-e ./$(d)) -e "./console[local,notebooks]" $(DEV)
 	@touch $@
 
 run: setup ## train examples/tiny.toml (CONFIG=...) on this machine, all services, real text

@@ -2,7 +2,7 @@
 
     python -m benchmarks.matrix --out benchmarks/results/matrix.json [--only tp2] [--dtypes fp64]
 
-The bars stand in ``headway.trainer.testing.layouts.BARS``.
+The bars stand in ``headway.testkit.trainer.layouts.BARS``.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from headway.trainer.testing.layouts import BARS, STEPS, Layout, all_layouts, single
-from headway.trainer.testing.pool import WorkerPool, worker_pool
-from headway.trainer.testing.training import Trained, distance, train_layout
+from headway.testkit.trainer.layouts import BARS, STEPS, Layout, all_layouts, single
+from headway.testkit.trainer.pool import WorkerPool, worker_pool
+from headway.testkit.trainer.training import Trained, distance, train_layout
 
 
 def main() -> int:

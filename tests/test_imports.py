@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-LEVELS = {"common": 0, "launch": 1, "dataloader": 2, "ckpt_store": 2, "health": 2, "trainer": 3, "console": 4}
+LEVELS = {"common": 0, "launch": 1, "dataloader": 2, "ckpt_store": 2, "health": 2, "trainer": 3, "testkit": 4, "console": 5}
 SERVICES = {"dataloader", "ckpt_store", "health", "trainer"}
 SHOWN = {"client", "config"}
 """Modules of a service that others may import, beside the names of the package itself."""
@@ -102,14 +102,16 @@ def _imports(tree: ast.Module) -> list[Import]:
 def _ours(sources: list[Any]) -> list[tuple[Any, str, str, str]]:
     """(source, imported package, imported module, where) of each import of one part by another.
 
-    Left out are the fakes in modules called ``testing``, which reach into what they fake.
+    Left out are the rigs of ``testkit`` and the doubles in modules called ``testing``, which reach into what they
+    stand for.
     """
     found = []
     for source in sources:
         for item in source.imports:
             if item.module.startswith("headway."):
                 package = item.module.split(".")[1]
-                if package != source.package and ".testing" not in source.module:
+                is_double = source.package == "testkit" or ".testing" in source.module
+                if package != source.package and not is_double:
                     found.append((source, package, item.module, f"{source.path}:{item.line}: {item.module}"))
     return found
 

@@ -18,7 +18,6 @@ from headway.common.config import load, to_toml
 from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import NodePaths, RunDir, new_run_id
 from headway.common.node.testing import child_environment, private_roots, wait_until
-from headway.common.testing import all_messages, example_of
 from headway.common.wire import codec
 from headway.common.wire.client import Client
 from headway.common.wire.keys import KeyPair
@@ -38,6 +37,7 @@ from headway.common.wire.messages.service import Describe, Description, Ping, Po
 from headway.common.wire.messages.worker import Acknowledged
 from headway.launch.cluster import ClusterFolder
 from headway.launch.local import LocalEngine
+from headway.testkit.wire import all_messages, example_of
 from headway.trainer.config import RunConfig
 
 NODE = 1  # the spare: it keeps services, and no rank trains on it

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from headway.common.node.testing import private_roots, wait_until
-from headway.common.testing import fuzz_endpoint, resident_bytes
+from headway.testkit.wire import fuzz_endpoint, resident_bytes
 
 FEW, MANY = 600, 100_000
 WARM_UP = 200
@@ -65,7 +65,7 @@ def test_bad_messages_and_streams_leave_a_service_as_it_was(node: Any, name: str
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A refusal is silence: whoever is admitted is so within milliseconds."""
-    monkeypatch.setattr("headway.common.testing.fuzz.CONNECT_S", 1.0)
+    monkeypatch.setattr("headway.testkit.wire.fuzz.CONNECT_S", 1.0)
 
 
 @COUNTS

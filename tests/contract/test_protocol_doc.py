@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 from headway.common.node.run_dir import NodePaths
-from headway.common.testing import all_messages
 from headway.common.wire import messages
 from headway.common.wire.codec import PROTOCOL_VERSION
 from headway.common.wire.message import tag_of
+from headway.testkit.wire import all_messages
 
 DOC = Path(__file__).resolve().parents[2] / "docs" / "protocol.md"
 MODULES = sorted(module.name for module in pkgutil.iter_modules(messages.__path__))

@@ -1,7 +1,7 @@
 """What version 1 has sent stays readable: stored bytes of every message, and a round trip of any value.
 
 ``wire_bytes_v1.json`` holds one encoded body a message, by tag. A new message gets its entry from
-``python -m headway.common.testing.messages tests/contract/wire_bytes_v1.json``, which leaves stored ones alone. An
+``python -m headway.testkit.wire.messages tests/contract/wire_bytes_v1.json``, which leaves stored ones alone. An
 entry whose test fails tells of a field that was renamed, retyped or removed: give the message a new tag instead.
 """
 
@@ -15,10 +15,10 @@ from typing import Any
 import msgpack
 import msgspec
 import pytest
-from headway.common.testing import all_messages, example_of, strategy_of
-from headway.common.testing.messages import add_missing
 from headway.common.wire import codec
 from headway.common.wire.message import Message, by_tag, tag_of
+from headway.testkit.wire import all_messages, example_of, strategy_of
+from headway.testkit.wire.messages import add_missing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -67,7 +67,7 @@ def test_a_renamed_field_would_be_found() -> None:
 
 @each_message
 def test_every_message_has_stored_bytes(message: type[Message]) -> None:
-    assert tag_of(message) in STORED, f"run python -m headway.common.testing.messages {STORED_PATH}"
+    assert tag_of(message) in STORED, f"run python -m headway.testkit.wire.messages {STORED_PATH}"
 
 
 @each_message

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from headway.trainer.testing.layouts import STEPS, single
-from headway.trainer.testing.pool import WorkerPool, worker_pool
-from headway.trainer.testing.training import Trained, train_layout
+from headway.testkit.trainer.layouts import STEPS, single
+from headway.testkit.trainer.pool import WorkerPool, worker_pool
+from headway.testkit.trainer.training import Trained, train_layout
 
 
 @pytest.fixture(scope="session")

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from headway.trainer.testing.layouts import BARS, STEPS, Layout
-from headway.trainer.testing.pool import WorkerPool
-from headway.trainer.testing.training import Trained, distance, train_layout
+from headway.testkit.trainer.layouts import BARS, STEPS, Layout
+from headway.testkit.trainer.pool import WorkerPool
+from headway.testkit.trainer.training import Trained, distance, train_layout
 
 Reference = Callable[[str, str], Trained]
 

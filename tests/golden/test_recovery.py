@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from headway.common.node.arena import Arena, newest_common_step
 from headway.common.node.failpoints import arm, fired
-from headway.trainer.testing.layouts import STEPS, Layout
-from headway.trainer.testing.pool import JobFailed, WorkerPool
-from headway.trainer.testing.training import Trained, arena_path, collect, train_layout
+from headway.testkit.trainer.layouts import STEPS, Layout
+from headway.testkit.trainer.pool import JobFailed, WorkerPool
+from headway.testkit.trainer.training import Trained, arena_path, collect, train_layout
 
 LAYOUT = Layout("pp2xdp2", "1f1b", "serial")
 WORLD = 4
-JOB = "headway.trainer.testing.training:train"
+JOB = "headway.testkit.trainer.training:train"
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from headway.ckpt_store import fakes
 from headway.common.wire.client import Client
 from headway.common.wire.messages.ckpt_store import StoreStatus, StoreStatusReply
+from headway.testkit import snapshots
 
 
 def wait_until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
@@ -59,7 +59,7 @@ class Cluster:
         log = self.root / f"daemon-{node}.log"
         argv = [sys.executable, "-m", "headway.ckpt_store", "serve", "--endpoint", endpoint]
         argv += ["--shm-dir", str(self.shm_dir(node)), "--checkpoints", str(checkpoints or self.checkpoints)]
-        argv += ["--run-id", fakes.RUN_ID, "--node", str(node), *extra]
+        argv += ["--run-id", snapshots.RUN_ID, "--node", str(node), *extra]
         with log.open("ab") as out:
             process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
         daemon = Daemon(process, endpoint, log)

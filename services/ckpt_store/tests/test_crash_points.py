@@ -6,21 +6,21 @@ import shutil
 from pathlib import Path
 
 import pytest
-from headway.ckpt_store import fakes
 from headway.ckpt_store.files import Files
 from headway.ckpt_store.flush import write_manifest, write_shard
 from headway.ckpt_store.folder import complete, newest
 from headway.ckpt_store.manifest import step_dir_name
-from headway.ckpt_store.testing import Fate, RecordingFiles, replay
 from headway.ckpt_store.verify import read_shard, verify
 from headway.common.errors import CorruptError
+from headway.testkit import snapshots
+from headway.testkit.crash_points import Fate, RecordingFiles, replay
 
 WORLD_SIZE = 2
 
 
 def save(files: Files, root: Path, step: int) -> None:
     for rank in range(WORLD_SIZE):
-        write_shard(files, root, fakes.small_snapshot(step, rank, WORLD_SIZE, num_floats=600))
+        write_shard(files, root, snapshots.small_snapshot(step, rank, WORLD_SIZE, num_floats=600))
     write_manifest(files, root / step_dir_name(step, 0))
 
 
@@ -45,7 +45,7 @@ def survivor(checkpoints: Path) -> int:
         return -1
     assert verify(info) == []
     for rank in range(WORLD_SIZE):
-        expected = fakes.small_snapshot(info.step, rank, WORLD_SIZE, num_floats=600)
+        expected = snapshots.small_snapshot(info.step, rank, WORLD_SIZE, num_floats=600)
         data, extra = read_shard(info, rank)
         assert data.tobytes() == expected.data.tobytes()
         assert extra == expected.extra
@@ -147,8 +147,8 @@ def test_a_manifest_makes_the_names_of_other_nodes_durable_before_its_own(tmp_pa
     root.mkdir()
     files, neighbour = RecordingFiles(root, "n0"), StalledNeighbour(root, "n1")
     neighbour.ops = files.ops
-    write_shard(files, root / "checkpoints", fakes.small_snapshot(10, 0, WORLD_SIZE, num_floats=600))
-    write_shard(neighbour, root / "checkpoints", fakes.small_snapshot(10, 1, WORLD_SIZE, num_floats=600))
+    write_shard(files, root / "checkpoints", snapshots.small_snapshot(10, 0, WORLD_SIZE, num_floats=600))
+    write_shard(neighbour, root / "checkpoints", snapshots.small_snapshot(10, 1, WORLD_SIZE, num_floats=600))
     write_manifest(files, root / "checkpoints" / step_dir_name(10, 0))
     for seed in range(20):
         check_every_crash(tmp_path, files, [(len(files.ops), 10)], "drop", 0.5, seed)

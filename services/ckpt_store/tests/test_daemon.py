@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from headway.ckpt_store import fakes
 from headway.ckpt_store.folder import CheckpointInfo, newest
 from headway.ckpt_store.manifest import step_dir_name
 from headway.ckpt_store.verify import read_shard, verify
@@ -27,6 +26,7 @@ from headway.common.wire.messages.ckpt_store import (
 )
 from headway.common.wire.messages.service import ServiceBeat
 from headway.common.wire.server import Server
+from headway.testkit import snapshots
 
 Until = Callable[..., None]
 
@@ -40,26 +40,26 @@ def assert_bit_exact(info: CheckpointInfo | None, num_floats: int = 3000) -> Non
     assert info is not None
     assert verify(info) == []
     for rank in range(info.world_size):
-        expected = fakes.small_snapshot(info.step, rank, info.world_size, info.generation, num_floats)
+        expected = snapshots.small_snapshot(info.step, rank, info.world_size, info.generation, num_floats)
         data, extra = read_shard(info, rank)
         assert data.tobytes() == expected.data.tobytes()
         assert extra == expected.extra
 
 
 def test_a_wanted_committed_snapshot_becomes_durable_and_its_slot_is_released(cluster: Any, until: Until) -> None:
-    with fakes.small_arena(cluster.shm_dir()) as arena:
+    with snapshots.small_arena(cluster.shm_dir()) as arena:
         cluster.start()
-        fakes.seal_step(arena, 0)
+        snapshots.seal_step(arena, 0)
         until(lambda: has_step(cluster.checkpoints, 0))
         until(lambda: not arena.busy())
         assert_bit_exact(newest(cluster.checkpoints))
 
 
 def test_what_is_not_wanted_or_not_committed_stays_in_memory(cluster: Any, until: Until) -> None:
-    with fakes.small_arena(cluster.shm_dir()) as arena:
+    with snapshots.small_arena(cluster.shm_dir()) as arena:
         daemon = cluster.start()
-        fakes.seal_step(arena, 0, wanted=False)
-        fakes.seal_step(arena, 1, commit=False)
+        snapshots.seal_step(arena, 0, wanted=False)
+        snapshots.seal_step(arena, 1, commit=False)
         with Client(daemon.endpoint) as client:
             for _ in range(5):
                 client.call(Flush(), StoreStatusReply, timeout_s=20)
@@ -71,14 +71,14 @@ def test_what_is_not_wanted_or_not_committed_stays_in_memory(cluster: Any, until
 
 def test_two_daemons_of_two_nodes_complete_one_step(cluster: Any, until: Until) -> None:
     with (
-        fakes.small_arena(cluster.shm_dir(0), 0, 2) as one,
-        fakes.small_arena(cluster.shm_dir(1), 1, 2) as two,
+        snapshots.small_arena(cluster.shm_dir(0), 0, 2) as one,
+        snapshots.small_arena(cluster.shm_dir(1), 1, 2) as two,
     ):
         daemons = [cluster.start(0), cluster.start(1)]
-        fakes.seal_step(one, 0)
+        snapshots.seal_step(one, 0)
         until(lambda: not one.busy())
         assert newest(cluster.checkpoints) is None
-        fakes.seal_step(two, 0)
+        snapshots.seal_step(two, 0)
         until(lambda: has_step(cluster.checkpoints, 0))
         until(lambda: all(daemon.status().complete_step == 0 for daemon in daemons))
         assert_bit_exact(newest(cluster.checkpoints))
@@ -87,13 +87,13 @@ def test_two_daemons_of_two_nodes_complete_one_step(cluster: Any, until: Until) 
 @pytest.mark.parametrize("name", ["store.mid_flush", "store.mid_manifest"])
 def test_a_daemon_killed_in_the_middle_is_made_up_for_by_its_successor(cluster: Any, until: Until, name: str) -> None:
     num_floats = 3_000_000  # 24 MB: three chunks, so that half of a blob is on disk
-    with fakes.small_arena(cluster.shm_dir(), num_floats=num_floats) as arena:
+    with snapshots.small_arena(cluster.shm_dir(), num_floats=num_floats) as arena:
         cluster.start()
-        fakes.seal_step(arena, 0)
+        snapshots.seal_step(arena, 0)
         until(lambda: has_step(cluster.checkpoints, 0))
         until(lambda: not arena.busy())
         failpoints.arm(cluster.failpoints, name, where={"step": 1})
-        fakes.seal_step(arena, 1)
+        snapshots.seal_step(arena, 1)
         daemon = cluster.daemons[0]
         until(lambda: daemon.process.poll() is not None)
         assert daemon.process.returncode == -signal.SIGKILL
@@ -111,14 +111,14 @@ def test_a_daemon_killed_in_the_middle_is_made_up_for_by_its_successor(cluster: 
 @pytest.mark.parametrize("name", ["store.mid_flush", "store.mid_manifest"])
 def test_both_daemons_killed_lose_nothing(cluster: Any, until: Until, name: str) -> None:
     with (
-        fakes.small_arena(cluster.shm_dir(0), 0, 2) as one,
-        fakes.small_arena(cluster.shm_dir(1), 1, 2) as two,
+        snapshots.small_arena(cluster.shm_dir(0), 0, 2) as one,
+        snapshots.small_arena(cluster.shm_dir(1), 1, 2) as two,
     ):
         for node in (0, 1):
             failpoints.arm(cluster.failpoints, name, "sleep:600", where={"node": node}, key=f"node-{node}")
             cluster.start(node)
         for arena in (one, two):
-            fakes.seal_step(arena, 0)
+            snapshots.seal_step(arena, 0)
         until(lambda: len(failpoints.fired(cluster.failpoints)) == 2)
         for daemon in list(cluster.daemons):
             daemon.kill()
@@ -131,8 +131,8 @@ def test_both_daemons_killed_lose_nothing(cluster: Any, until: Until, name: str)
 
 
 def test_a_dead_trainer_s_last_snapshot_is_still_flushed(cluster: Any, until: Until) -> None:
-    arena = fakes.small_arena(cluster.shm_dir())
-    fakes.seal_step(arena, 4)
+    arena = snapshots.small_arena(cluster.shm_dir())
+    snapshots.seal_step(arena, 4)
     arena.close()  # and nobody holds the file any more
     cluster.start()
     until(lambda: has_step(cluster.checkpoints, 4))
@@ -140,10 +140,10 @@ def test_a_dead_trainer_s_last_snapshot_is_still_flushed(cluster: Any, until: Un
 
 
 def test_retention_keeps_what_was_asked_for(cluster: Any, until: Until) -> None:
-    with fakes.small_arena(cluster.shm_dir()) as arena:
+    with snapshots.small_arena(cluster.shm_dir()) as arena:
         cluster.start(0, "--keep", "2")
         for step in range(5):
-            fakes.seal_step(arena, step)
+            snapshots.seal_step(arena, step)
             until(lambda step=step: has_step(cluster.checkpoints, step) and not arena.busy())
             assert_bit_exact(newest(cluster.checkpoints))
         names = {step_dir_name(step, 0) for step in (3, 4)}
@@ -153,19 +153,19 @@ def test_retention_keeps_what_was_asked_for(cluster: Any, until: Until) -> None:
 def test_an_attempt_left_behind_by_a_recovery_is_removed_and_the_new_generation_wins(
     cluster: Any, until: Until
 ) -> None:
-    with fakes.small_arena(cluster.shm_dir(), 0, 2) as one:
+    with snapshots.small_arena(cluster.shm_dir(), 0, 2) as one:
         daemon = cluster.start()
-        fakes.seal_step(one, 10)  # rank 1's node is lost before it saves this
+        snapshots.seal_step(one, 10)  # rank 1's node is lost before it saves this
         until(lambda: not one.busy())
         with Client(daemon.endpoint) as client:
             client.call(MarkGeneration(generation=1, restart_step=5), GenerationMarked, timeout_s=20)
             with pytest.raises(RemoteError, match="restart from step 5"):
                 client.call(MarkGeneration(generation=1, restart_step=6), GenerationMarked, timeout_s=20)
         until(lambda: not (cluster.checkpoints / step_dir_name(10, 0)).exists())
-        with fakes.small_arena(cluster.shm_dir(), 1, 2) as two:
+        with snapshots.small_arena(cluster.shm_dir(), 1, 2) as two:
             one.invalidate_newer(5)
             for arena in (one, two):
-                fakes.seal_step(arena, 10, generation=1)
+                snapshots.seal_step(arena, 10, generation=1)
             until(lambda: has_step(cluster.checkpoints, 10))
         info = newest(cluster.checkpoints)
         assert info is not None
@@ -193,10 +193,10 @@ def test_on_a_full_disk_the_attempt_is_dropped_the_slot_released_and_the_executo
         return [note for note in notes if isinstance(note, kind)]
 
     try:
-        with fakes.small_arena(cluster.shm_dir(), num_floats=60_000) as arena:
+        with snapshots.small_arena(cluster.shm_dir(), num_floats=60_000) as arena:
             daemon = cluster.start(0, "--executor", executor.endpoint, checkpoints=mount / "c")
             until(lambda: told(ServiceBeat))
-            fakes.seal_step(arena, 0)
+            snapshots.seal_step(arena, 0)
             until(lambda: not arena.busy())
             until(lambda: told(StoreTrouble))
             (trouble,) = told(StoreTrouble)
@@ -205,9 +205,9 @@ def test_on_a_full_disk_the_attempt_is_dropped_the_slot_released_and_the_executo
             until(lambda: list((mount / "c").iterdir()) == [])
             status = daemon.status()
             assert (status.errors, status.complete_step) == (1, -1)
-            fakes.seal_step(arena, 1, wanted=False)  # training goes on
+            snapshots.seal_step(arena, 1, wanted=False)  # training goes on
             subprocess.run(["mount", "-o", "remount,size=8m", str(mount)], check=True)
-            fakes.seal_step(arena, 2)
+            snapshots.seal_step(arena, 2)
             until(lambda: has_step(mount / "c", 2))
             assert_bit_exact(newest(mount / "c"), 60_000)
             until(lambda: [note.step for note in told(CheckpointComplete)] == [2])
@@ -224,23 +224,23 @@ def test_beats_carry_progress_that_moves_only_with_work(cluster: Any, until: Unt
         {ServiceBeat: lambda note, _: beats.append(note), CheckpointComplete: lambda *_: None},
     )
     try:
-        with fakes.small_arena(cluster.shm_dir()) as arena:
+        with snapshots.small_arena(cluster.shm_dir()) as arena:
             cluster.start(0, "--executor", executor.endpoint)
             until(lambda: executor.handle_ready() * 0 + len(beats) >= 3)
             assert beats[-1].alive_seq > beats[0].alive_seq
             before = beats[-1].progress
             assert before == beats[0].progress
-            fakes.seal_step(arena, 0)
+            snapshots.seal_step(arena, 0)
             until(lambda: executor.handle_ready() * 0 + beats[-1].progress > before)
     finally:
         executor.close()
 
 
 def test_a_daemon_told_to_end_flushes_what_is_wanted_first_and_leaves_the_arena(cluster: Any, until: Until) -> None:
-    with fakes.small_arena(cluster.shm_dir()) as arena:
+    with snapshots.small_arena(cluster.shm_dir()) as arena:
         daemon = cluster.start()
         until(lambda: daemon.status().arenas)
-        fakes.seal_step(arena, 3)
+        snapshots.seal_step(arena, 3)
         daemon.process.terminate()
         assert daemon.process.wait(30) == 0
         assert_bit_exact(newest(cluster.checkpoints))
@@ -260,8 +260,8 @@ def test_a_file_that_is_no_arena_and_an_arena_of_another_run_are_left_alone(clus
     shm_dir = cluster.shm_dir()
     (shm_dir / "arena-7.bin").write_bytes(b"garbage" * 100)
     daemon = cluster.start()
-    with fakes.small_arena(shm_dir) as arena:
-        fakes.seal_step(arena, 0)
+    with snapshots.small_arena(shm_dir) as arena:
+        snapshots.seal_step(arena, 0)
         until(lambda: has_step(cluster.checkpoints, 0))
         assert [a.rank for a in daemon.status().arenas] == [0]
     assert (shm_dir / "arena-7.bin").exists()
@@ -269,12 +269,12 @@ def test_a_file_that_is_no_arena_and_an_arena_of_another_run_are_left_alone(clus
 
 def test_an_arena_that_is_made_anew_is_followed(cluster: Any, until: Until) -> None:
     cluster.start()
-    with fakes.small_arena(cluster.shm_dir()) as arena:
-        fakes.seal_step(arena, 0)
+    with snapshots.small_arena(cluster.shm_dir()) as arena:
+        snapshots.seal_step(arena, 0)
         until(lambda: has_step(cluster.checkpoints, 0) and not arena.busy())
         arena.unlink()
-    with fakes.small_arena(cluster.shm_dir(), num_floats=500) as arena:
-        fakes.seal_step(arena, 1)
+    with snapshots.small_arena(cluster.shm_dir(), num_floats=500) as arena:
+        snapshots.seal_step(arena, 1)
         until(lambda: has_step(cluster.checkpoints, 1))
         assert_bit_exact(newest(cluster.checkpoints), 500)
 
@@ -286,12 +286,12 @@ def test_the_daemon_works_at_low_priority(cluster: Any, until: Until) -> None:
 
 
 def test_status_names_what_each_rank_has(cluster: Any, until: Until) -> None:
-    with fakes.small_arena(cluster.shm_dir(), 0, 2) as arena:
+    with snapshots.small_arena(cluster.shm_dir(), 0, 2) as arena:
         daemon = cluster.start(0, "--world-size", "2")
-        fakes.seal_step(arena, 5)
+        snapshots.seal_step(arena, 5)
         until(lambda: daemon.status().arenas and daemon.status().arenas[0].durable_step == 5)
-        fakes.seal_step(arena, 6, wanted=False)
+        snapshots.seal_step(arena, 6, wanted=False)
         status = daemon.status()
-        assert (status.run_id, status.world_size, status.complete_step) == (fakes.RUN_ID, 2, -1)
+        assert (status.run_id, status.world_size, status.complete_step) == (snapshots.RUN_ID, 2, -1)
         until(lambda: daemon.status().arenas[0].committed_step == 6)
         assert status.bytes_written == arena.slot_bytes

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from headway.ckpt_store import fakes
 from headway.ckpt_store.client import apply_retention
 from headway.ckpt_store.files import Files
 from headway.ckpt_store.flush import write_manifest, write_shard
@@ -15,13 +14,14 @@ from headway.ckpt_store.folder import CheckpointInfo, mark_generation, newest, o
 from headway.ckpt_store.manifest import CHUNK_BYTES, step_dir_name
 from headway.ckpt_store.verify import read_shard, read_shard_into, verify
 from headway.common.errors import CorruptError, HeadwayError
+from headway.testkit import snapshots
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 
 def save(root: Path, step: int, world_size: int = 1, generation: int = 0, num_floats: int = 500) -> CheckpointInfo:
     for rank in range(world_size):
-        write_shard(Files(), root, fakes.small_snapshot(step, rank, world_size, generation, num_floats))
+        write_shard(Files(), root, snapshots.small_snapshot(step, rank, world_size, generation, num_floats))
     write_manifest(Files(), root / step_dir_name(step, generation))
     return open_checkpoint(root, step, generation)
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from headway.ckpt_store import fakes
 from headway.ckpt_store.config import StoreConfig
 from headway.ckpt_store.disk import Disk, drop_parts, remove_leftovers
 from headway.ckpt_store.files import Files, is_no_space
@@ -22,6 +21,7 @@ from headway.ckpt_store.flush import write_manifest, write_shard
 from headway.ckpt_store.folder import newest
 from headway.ckpt_store.manifest import step_dir_name
 from headway.ckpt_store.state import Done, Failed, FlushSlot, FolderSeen, Slot
+from headway.testkit import snapshots
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -68,7 +68,7 @@ def test_a_full_disk_strikes_before_any_byte_and_leaves_no_file(tmp_path: Path, 
     monkeypatch.setattr(os, "posix_fallocate", full)
     monkeypatch.setattr(os, "write", lambda *_: pytest.fail("a byte was written"))
     with pytest.raises(OSError, match="No space") as caught:
-        write_shard(Files(), tmp_path, fakes.small_snapshot(1))
+        write_shard(Files(), tmp_path, snapshots.small_snapshot(1))
     assert is_no_space(caught.value)
     assert list((tmp_path / step_dir_name(1, 0)).iterdir()) == []
 
@@ -83,7 +83,7 @@ def test_a_failed_fsync_is_final_the_file_goes_and_is_not_synced_again(tmp_path:
 
     monkeypatch.setattr(os, "fsync", fail_on_files)
     with pytest.raises(OSError, match="Input/output"):
-        write_shard(Files(), tmp_path, fakes.small_snapshot(1))
+        write_shard(Files(), tmp_path, snapshots.small_snapshot(1))
     assert len(synced) == 1
     assert list((tmp_path / step_dir_name(1, 0)).iterdir()) == []
 
@@ -91,7 +91,7 @@ def test_a_failed_fsync_is_final_the_file_goes_and_is_not_synced_again(tmp_path:
 def test_short_writes_are_continued(tmp_path: Path, monkeypatch: Any) -> None:
     real = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: real(fd, data[: max(1, len(data) // 2)]))
-    write_shard(Files(), tmp_path, fakes.small_snapshot(1))
+    write_shard(Files(), tmp_path, snapshots.small_snapshot(1))
     monkeypatch.undo()
     write_manifest(Files(), tmp_path / step_dir_name(1, 0))
     assert newest(tmp_path) is not None
@@ -108,7 +108,7 @@ def test_a_file_system_that_refuses_direct_writes_is_served_through_the_page_cac
         return real_open(path, flags, *rest, **more)
 
     monkeypatch.setattr(os, "open", refuse)
-    write_shard(Files(), tmp_path / "open", fakes.small_snapshot(1))
+    write_shard(Files(), tmp_path / "open", snapshots.small_snapshot(1))
     monkeypatch.undo()
     refused = []
 
@@ -119,7 +119,7 @@ def test_a_file_system_that_refuses_direct_writes_is_served_through_the_page_cac
         return real_write(fd, data)
 
     monkeypatch.setattr(os, "write", refuse_first)
-    write_shard(Files(), tmp_path / "write", fakes.small_snapshot(1))
+    write_shard(Files(), tmp_path / "write", snapshots.small_snapshot(1))
     monkeypatch.undo()
     for name in ("open", "write"):
         write_manifest(Files(), tmp_path / name / step_dir_name(1, 0))
@@ -139,9 +139,9 @@ def test_leftovers_of_the_same_owner_go_and_those_of_others_stay(tmp_path: Path)
 
 
 def test_parts_of_a_complete_or_completable_step_are_never_dropped(tmp_path: Path) -> None:
-    write_shard(Files(), tmp_path, fakes.small_snapshot(1, 0, 2))
-    write_shard(Files(), tmp_path, fakes.small_snapshot(2, 0, 1))
-    write_shard(Files(), tmp_path, fakes.small_snapshot(3, 0, 1))
+    write_shard(Files(), tmp_path, snapshots.small_snapshot(1, 0, 2))
+    write_shard(Files(), tmp_path, snapshots.small_snapshot(2, 0, 1))
+    write_shard(Files(), tmp_path, snapshots.small_snapshot(3, 0, 1))
     write_manifest(Files(), tmp_path / step_dir_name(3, 0))
     for step in (1, 2, 3):
         drop_parts(Files(), tmp_path, (step, 0), (0,))
@@ -170,7 +170,7 @@ def test_on_a_full_tmpfs_the_flush_fails_cleanly_and_the_disk_thread_goes_on(tin
 
     def flush(num_floats: int, step: int) -> Any:
         job = FlushSlot(Slot(step, 0, 0, step))
-        disk.submit(job, fakes.small_snapshot(step, num_floats=num_floats))
+        disk.submit(job, snapshots.small_snapshot(step, num_floats=num_floats))
         until(lambda: events.extend(disk.take()) or any(getattr(e, "job", None) == job for e in events))
         return next(e for e in events if getattr(e, "job", None) == job)
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from headway.ckpt_store import fakes, manifest
 from headway.ckpt_store.files import Files
 from headway.ckpt_store.flush import Snapshot, StaleSnapshotError, blob_header, write_manifest, write_shard
 from headway.ckpt_store.folder import newest, open_checkpoint
 from headway.ckpt_store.verify import read_shard, read_shard_into, verify
 from headway.common.errors import CorruptError, HeadwayError, InputError
+from headway.testkit import manifest, snapshots
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
@@ -22,7 +22,7 @@ from safetensors import safe_open
 def save(root: Path, step: int, world_size: int = 1, generation: int = 0, num_floats: int = 3000) -> Path:
     files = Files()
     for rank in range(world_size):
-        write_shard(files, root, fakes.small_snapshot(step, rank, world_size, generation, num_floats))
+        write_shard(files, root, snapshots.small_snapshot(step, rank, world_size, generation, num_floats))
     folder = root / manifest.step_dir_name(step, generation)
     write_manifest(files, folder)
     return folder
@@ -30,7 +30,7 @@ def save(root: Path, step: int, world_size: int = 1, generation: int = 0, num_fl
 
 def test_a_blob_opens_with_the_safetensors_library_under_one_name_per_field(tmp_path: Path) -> None:
     folder = save(tmp_path, 7)
-    snapshot = fakes.small_snapshot(7)
+    snapshot = snapshots.small_snapshot(7)
     with safe_open(folder / "rank-0.safetensors", framework="numpy") as blob:
         assert blob.metadata()["step"] == "7"
         names = [name for name in blob.keys() if not name.startswith("__pad__")]  # noqa: SIM118
@@ -48,7 +48,7 @@ def test_the_data_of_a_blob_starts_at_a_page(tmp_path: Path) -> None:
     raw = (save(tmp_path, 7) / "rank-0.safetensors").read_bytes()
     start = 8 + int.from_bytes(raw[:8], "little")
     assert start % 4096 == 0
-    assert raw[start:] == fakes.small_snapshot(7).data.tobytes()
+    assert raw[start:] == snapshots.small_snapshot(7).data.tobytes()
 
 
 def test_a_tensor_parallel_shard_keeps_its_local_shape_and_a_flat_piece_is_flat() -> None:
@@ -56,7 +56,7 @@ def test_a_tensor_parallel_shard_keeps_its_local_shape_and_a_flat_piece_is_flat(
               "global_shape": [12, 4], "tp_dim": 0, "tp_size": 2}  # fmt: skip
     piece = {**tensor, "field": "exp_avg", "offset": 96, "nbytes": 4 * 5}
     layout = {"tensors": [tensor, piece], "mesh": {"rank": 0}}
-    header = bytes(blob_header(Snapshot(fakes.RUN_ID, 0, 0, layout, np.zeros(116, np.uint8))))
+    header = bytes(blob_header(Snapshot(snapshots.RUN_ID, 0, 0, layout, np.zeros(116, np.uint8))))
     entries = json.loads(header[8:])
     assert entries["w|master"]["shape"] == [6, 4]
     assert entries["w|exp_avg"]["shape"] == [5]
@@ -65,7 +65,7 @@ def test_a_tensor_parallel_shard_keeps_its_local_shape_and_a_flat_piece_is_flat(
 def test_two_pieces_of_one_name_both_appear_in_the_header() -> None:
     piece = {"name": "w", "field": "master", "dtype": "uint8", "offset": 0, "nbytes": 8}
     layout = {"tensors": [piece, {**piece, "offset": 8}], "mesh": {"rank": 0}}
-    entries = json.loads(bytes(blob_header(Snapshot(fakes.RUN_ID, 0, 0, layout, np.zeros(16, np.uint8))))[8:])
+    entries = json.loads(bytes(blob_header(Snapshot(snapshots.RUN_ID, 0, 0, layout, np.zeros(16, np.uint8))))[8:])
     assert {"w|master", "w|master#2"} < set(entries)
 
 
@@ -76,7 +76,7 @@ def test_an_impossible_layout_is_refused_by_name(change: dict[str, object]) -> N
     first = {"name": "first", "field": "", "dtype": "float32", "offset": 0, "nbytes": 8}
     layout = {"tensors": [first, {**first, "name": "second", "offset": 8, **change}], "mesh": {"rank": 0}}
     with pytest.raises(InputError, match="second"):
-        blob_header(Snapshot(fakes.RUN_ID, 0, 0, layout, np.zeros(16, np.uint8)))
+        blob_header(Snapshot(snapshots.RUN_ID, 0, 0, layout, np.zeros(16, np.uint8)))
 
 
 def test_all_files_of_a_step_have_deterministic_bytes(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_saving_twice_changes_no_file(tmp_path: Path) -> None:
 
 def test_a_complete_step_is_never_overwritten_by_another_content(tmp_path: Path) -> None:
     save(tmp_path, 3)
-    other = fakes.small_snapshot(3)
+    other = snapshots.small_snapshot(3)
     other.data[5] ^= 1
     with pytest.raises(HeadwayError, match="is complete"):
         write_shard(Files(), tmp_path, other)
@@ -104,18 +104,18 @@ def test_a_complete_step_is_never_overwritten_by_another_content(tmp_path: Path)
 
 
 def test_an_incomplete_step_may_be_overwritten(tmp_path: Path) -> None:
-    write_shard(Files(), tmp_path, fakes.small_snapshot(3, 0, 2))
-    other = fakes.small_snapshot(3, 0, 2)
+    write_shard(Files(), tmp_path, snapshots.small_snapshot(3, 0, 2))
+    other = snapshots.small_snapshot(3, 0, 2)
     other.data[5] ^= 1
     write_shard(Files(), tmp_path, other)
-    write_shard(Files(), tmp_path, fakes.small_snapshot(3, 1, 2))
+    write_shard(Files(), tmp_path, snapshots.small_snapshot(3, 1, 2))
     write_manifest(Files(), tmp_path / manifest.step_dir_name(3, 0))
     data, _ = read_shard(open_checkpoint(tmp_path, 3, 0), 0)
     assert data.tobytes() == other.data.tobytes()
 
 
 def test_a_snapshot_that_changed_under_the_flush_leaves_nothing(tmp_path: Path) -> None:
-    sound = fakes.small_snapshot(3)
+    sound = snapshots.small_snapshot(3)
     torn = Snapshot(sound.run_id, 3, 0, sound.layout, sound.data, still_valid=lambda: False)
     with pytest.raises(StaleSnapshotError):
         write_shard(Files(), tmp_path, torn)
@@ -123,11 +123,11 @@ def test_a_snapshot_that_changed_under_the_flush_leaves_nothing(tmp_path: Path) 
 
 
 def test_a_manifest_needs_every_part_and_the_whole_of_every_blob(tmp_path: Path) -> None:
-    write_shard(Files(), tmp_path, fakes.small_snapshot(3, 0, 2))
+    write_shard(Files(), tmp_path, snapshots.small_snapshot(3, 0, 2))
     folder = tmp_path / manifest.step_dir_name(3, 0)
     with pytest.raises(CorruptError, match=r"rank-1\.json is missing"):
         write_manifest(Files(), folder)
-    write_shard(Files(), tmp_path, fakes.small_snapshot(3, 1, 2))
+    write_shard(Files(), tmp_path, snapshots.small_snapshot(3, 1, 2))
     blob = folder / "rank-1.safetensors"
     blob.write_bytes(blob.read_bytes()[:-1])
     with pytest.raises(CorruptError, match=r"rank-1\.safetensors"):
@@ -136,8 +136,8 @@ def test_a_manifest_needs_every_part_and_the_whole_of_every_blob(tmp_path: Path)
 
 
 def test_parts_of_two_runs_make_no_manifest(tmp_path: Path) -> None:
-    write_shard(Files(), tmp_path, fakes.small_snapshot(3, 0, 2))
-    other = fakes.small_snapshot(3, 1, 2)
+    write_shard(Files(), tmp_path, snapshots.small_snapshot(3, 0, 2))
+    other = snapshots.small_snapshot(3, 1, 2)
     write_shard(Files(), tmp_path, Snapshot("ffffffff", 3, 0, other.layout, other.data))
     with pytest.raises(CorruptError, match="do not belong together"):
         write_manifest(Files(), tmp_path / manifest.step_dir_name(3, 0))
@@ -146,7 +146,7 @@ def test_parts_of_two_runs_make_no_manifest(tmp_path: Path) -> None:
 def test_a_shard_of_several_chunks_comes_back_bit_exact_into_given_memory(tmp_path: Path) -> None:
     num_floats = manifest.CHUNK_BYTES // 4 + 1111  # two tensors: more than two chunks, with an odd tail
     save(tmp_path, 5, num_floats=num_floats)
-    expected = fakes.small_snapshot(5, num_floats=num_floats)
+    expected = snapshots.small_snapshot(5, num_floats=num_floats)
     buffer = np.zeros(expected.data.nbytes + 100, np.uint8)
     info = open_checkpoint(tmp_path, 5, 0)
     assert read_shard_into(info, 0, memoryview(buffer)) == b"extra 5"
@@ -178,7 +178,7 @@ def test_step_folder_names_come_back(step: int, generation: int) -> None:
 )
 def test_a_part_file_comes_back(step: int, generation: int, extra: bytes, data_bytes: int, tp: int, dp: int) -> None:
     part = manifest.Part(
-        run_id=fakes.RUN_ID,
+        run_id=snapshots.RUN_ID,
         step=step,
         generation=generation,
         mesh=manifest.Mesh(rank=tp * dp - 1, tp=tp, dp=dp),
@@ -201,7 +201,7 @@ def test_garbage_is_corrupt_and_nothing_else(raw: bytes) -> None:
 
 @given(data=st.data())
 def test_a_damaged_part_file_is_corrupt_or_still_reads(data: st.DataObject) -> None:
-    part = manifest.Part(fakes.RUN_ID, 1, 0, manifest.Mesh(0), 4097, 4096, "0" * 16, ("1" * 16,), {}, b"abc")
+    part = manifest.Part(snapshots.RUN_ID, 1, 0, manifest.Mesh(0), 4097, 4096, "0" * 16, ("1" * 16,), {}, b"abc")
     raw = bytearray(manifest.encode_part(part))
     raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(CorruptError):

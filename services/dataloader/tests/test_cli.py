@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from headway.common.node.testing import child_environment
-from headway.dataloader.testing import Daemon, running_daemon, write_tokens
+from headway.testkit.data_daemon import Daemon, running_daemon, write_tokens
 
 README = Path(__file__).parents[1] / "README.md"
 

@@ -24,7 +24,7 @@ from headway.common.wire.messages.service import Describe, Description
 from headway.dataloader.client import DataClient
 from headway.dataloader.config import StreamSpec, stream_spec
 from headway.dataloader.formats import bin_path
-from headway.dataloader.testing import Daemon, running_daemon, write_tokens
+from headway.testkit.data_daemon import Daemon, running_daemon, write_tokens
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from headway.common.errors import CorruptError, InputError
 from headway.dataloader.formats import TokenFile, TokenFileWriter, bin_path, idx_path, token_dtype
-from headway.dataloader.testing import write_tokens
+from headway.testkit.data_daemon import write_tokens
 from hypothesis import given
 from hypothesis import strategies as st
 

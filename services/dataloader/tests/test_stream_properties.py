@@ -13,7 +13,7 @@ from headway.dataloader.config import stream_spec
 from headway.dataloader.formats import TokenFile, bin_path
 from headway.dataloader.order import SampleOrder
 from headway.dataloader.stream import check, slot_sample
-from headway.dataloader.testing import write_tokens
+from headway.testkit.data_daemon import write_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -14,7 +14,7 @@ from headway.health.client import verdicts_of
 from headway.health.config import HealthConfig
 from headway.health.journal import VerdictFile, read_verdicts
 from headway.health.state import MonitorState
-from headway.health.testing import RUN_ID, SimulatedNode, lockstep
+from headway.testkit.beats import RUN_ID, SimulatedNode, lockstep
 
 
 def verdict(number: int, revision: int = 0, is_open: bool = True) -> Verdict:

@@ -12,7 +12,7 @@ import pytest
 from headway.common.wire.messages.health import AgentBeat, Verdict, WorkerSignals
 from headway.health.config import HealthConfig
 from headway.health.state import MonitorState
-from headway.health.testing import RUN_ID, SimulatedNode, Timeline, beat_times, lockstep, stall_others
+from headway.testkit.beats import RUN_ID, SimulatedNode, Timeline, beat_times, lockstep, stall_others
 
 CONFIG = HealthConfig()
 T = TypeVar("T", bound=msgspec.Struct)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from headway.trainer.testing.pool import WorkerPool, worker_pool
+from headway.testkit.trainer.pool import WorkerPool, worker_pool
 
 
 @pytest.fixture(scope="session")

@@ -9,11 +9,11 @@ import pytest
 import torch
 from headway.common.config import from_dict
 from headway.common.node.ring import RingAbortedError
+from headway.testkit.trainer.layouts import small_run
+from headway.testkit.trainer.synthetic import SyntheticSource
 from headway.trainer.batches import BatchReader, NumpyBatch
 from headway.trainer.config import RunConfig
 from headway.trainer.parallel.comm import Aborted
-from headway.trainer.testing.layouts import small_run
-from headway.trainer.testing.synthetic import SyntheticSource
 
 CPU = torch.device("cpu")
 

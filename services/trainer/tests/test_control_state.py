@@ -11,6 +11,7 @@ from headway.common.wire.messages.executor import (
     StoreOpened,
 )
 from headway.common.wire.messages.worker import Restore, Steer
+from headway.testkit.trainer.cluster_model import LIMITS, FakeCluster
 from headway.trainer.control.events import (
     Action,
     BeginGeneration,
@@ -25,7 +26,6 @@ from headway.trainer.control.events import (
 from headway.trainer.control.nodes import Limits
 from headway.trainer.control.restore import choose_restore
 from headway.trainer.control.state import RunState
-from headway.trainer.testing.cluster_model import LIMITS, FakeCluster
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -7,11 +7,11 @@ from collections import Counter
 
 import pytest
 import torch
+from headway.testkit.trainer import reference
+from headway.testkit.trainer.comm import ThreadComm, run_ranks
+from headway.testkit.trainer.models import Part, random_batch, tiny_model
 from headway.trainer.evaluate import mean_loss, sample_next
 from headway.trainer.parallel.tensor import TensorParallel
-from headway.trainer.testing import reference
-from headway.trainer.testing.comm import ThreadComm, run_ranks
-from headway.trainer.testing.models import Part, random_batch, tiny_model
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])

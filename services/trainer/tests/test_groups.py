@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from headway.trainer.testing.pool import WorkerPool
+from headway.testkit.trainer.pool import WorkerPool
 
-JOBS = "headway.trainer.testing.jobs"
+JOBS = "headway.testkit.trainer.jobs"
 GRIDS = [{"tp": 2, "pp": 2, "dp": 1}, {"tp": 1, "pp": 2, "dp": 2}, {"tp": 1, "pp": 4, "dp": 1}]
 
 

@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 import torch
+from headway.testkit.trainer import reference
+from headway.testkit.trainer.models import Batch, Part, random_batch, tiny_model
 from headway.trainer.model import matmul
 from headway.trainer.model.gpt import Forward
-from headway.trainer.testing import reference
-from headway.trainer.testing.models import Batch, Part, random_batch, tiny_model
 
 BLOCKS = ("serial", "parallel")
 

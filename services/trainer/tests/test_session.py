@@ -15,6 +15,8 @@ from headway.common.errors import CorruptError, HeadwayError
 from headway.common.node.arena import Arena
 from headway.common.node.flight import FlightReader, FlightWriter
 from headway.common.plan.schedule.actions import Kind
+from headway.testkit.trainer.layouts import small_run
+from headway.testkit.trainer.synthetic import synthetic
 from headway.trainer.config import RunConfig
 from headway.trainer.generation import Session
 from headway.trainer.optim.schedule import learning_rate
@@ -23,8 +25,6 @@ from headway.trainer.parallel.groups import Groups
 from headway.trainer.sample import sample_text
 from headway.trainer.snapshot import Extra, Snapshots
 from headway.trainer.step import Directive, NoHooks, StepResult
-from headway.trainer.testing.layouts import small_run
-from headway.trainer.testing.synthetic import synthetic
 
 
 @pytest.fixture(autouse=True)

@@ -7,10 +7,10 @@ from collections import Counter
 import pytest
 import torch
 import torch.nn.functional as F
+from headway.testkit.trainer.comm import ThreadComm, run_ranks
+from headway.testkit.trainer.models import Part, cut, random_batch, tiny_model
 from headway.trainer.model.loss import cross_entropy
 from headway.trainer.parallel.tensor import Pending, TensorParallel
-from headway.trainer.testing.comm import ThreadComm, run_ranks
-from headway.trainer.testing.models import Part, cut, random_batch, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from headway.trainer.testing.models import Part, random_batch, tiny_model
-from headway.trainer.testing.pool import WorkerPool
+from headway.testkit.trainer.models import Part, random_batch, tiny_model
+from headway.testkit.trainer.pool import WorkerPool
 
 
 @pytest.mark.parametrize(("block", "tp"), [("serial", 2), ("parallel", 4)])
@@ -19,7 +19,7 @@ def test_processes_agree_with_one_rank(pool: WorkerPool, tmp_path: Path, block: 
         {"tp": tp, "rank": rank, "generation": generation, "folder": str(tmp_path), "block": block}
         for rank in range(tp)
     ]
-    reports = pool.run("headway.trainer.testing.model_jobs:tp_pass", args)
+    reports = pool.run("headway.testkit.trainer.model_jobs:tp_pass", args)
     assert [report["loss"] for report in reports] == pytest.approx([wanted_loss] * tp, rel=1e-12)
     norm_square = sum(report["norm_square"] for report in reports)
     assert norm_square == pytest.approx(alone.flat.norm_square(0).item(), rel=1e-10)

@@ -21,13 +21,13 @@ from headway.common.errors import (
     WireError,
 )
 from headway.common.node.testing import wait_until
-from headway.common.testing import serving
 from headway.common.wire import codec, exchange
 from headway.common.wire.client import AsyncClient, Client
 from headway.common.wire.endpoint import HIGH_WATER_MARK
 from headway.common.wire.keys import KeyPair
 from headway.common.wire.message import Message
 from headway.common.wire.server import Server
+from headway.testkit.wire import serving
 
 
 class Ask(Message, tag="test.ask/1"):

@@ -11,9 +11,9 @@ import msgpack
 import msgspec
 import pytest
 from headway.common.errors import VersionError, WireError
-from headway.common.testing.inputs import BOMBS, Inputs
 from headway.common.wire import codec
 from headway.common.wire.message import Message, by_tag, tag_of
+from headway.testkit.wire.inputs import BOMBS, Inputs
 
 
 class Place(Message, tag="test.place/1"):

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 from headway.common.errors import DeadlineError, InputError
-from headway.common.testing import serving
-from headway.common.testing.inputs import Inputs
 from headway.common.wire import codec
 from headway.common.wire.client import Client
 from headway.common.wire.keys import KeyPair
 from headway.common.wire.messages.service import Done, Ping
 from headway.common.wire.server import Server
+from headway.testkit.wire import serving
+from headway.testkit.wire.inputs import Inputs
 
 KEYS = KeyPair.generate()
 MEMBER = KeyPair.generate()

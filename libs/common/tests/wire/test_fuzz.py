@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 from headway.common.node.testing import child_environment, wait_until
-from headway.common.testing import FuzzReport, all_messages, example_of, fuzz_endpoint, resident_bytes
 from headway.common.wire import codec
 from headway.common.wire.client import Client
 from headway.common.wire.keys import KeyPair
 from headway.common.wire.messages.service import Drain, Ping, Pong
+from headway.testkit.wire import FuzzReport, all_messages, example_of, fuzz_endpoint, resident_bytes
 
 WARM_UP = 2000
 MOST_GROWTH_BYTES = 16 << 20  # replies kept for retries (8 MiB), megabyte frames in flight
@@ -119,7 +119,7 @@ def test_a_metrics_port_serves_on_under_bad_input(sock_dir: Path, count: int) ->
 
 
 def test_the_same_seed_sends_the_same_input() -> None:
-    from headway.common.testing.inputs import Inputs
+    from headway.testkit.wire.inputs import Inputs
 
     corpus = [codec.encode(Ping())]
 

@@ -14,13 +14,13 @@ import pytest
 import zmq
 from headway.common.errors import InputError
 from headway.common.node.testing import wait_until
-from headway.common.testing import serving
 from headway.common.wire import codec
 from headway.common.wire import server as server_module
 from headway.common.wire.client import Client
 from headway.common.wire.message import Message
 from headway.common.wire.messages.service import Done, Ping
 from headway.common.wire.server import Server
+from headway.testkit.wire import serving
 
 
 class Count(Message, tag="test.count/1"):

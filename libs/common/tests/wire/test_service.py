@@ -16,7 +16,6 @@ import pytest
 from headway.common.errors import InputError, RemoteError
 from headway.common.node.process import ProcessId
 from headway.common.node.testing import child_environment, wait_until
-from headway.common.testing import serving
 from headway.common.wire.client import Client
 from headway.common.wire.codec import PROTOCOL_VERSION
 from headway.common.wire.message import Message
@@ -32,6 +31,7 @@ from headway.common.wire.messages.service import (
 )
 from headway.common.wire.server import Server
 from headway.common.wire.service import Beat, Service
+from headway.testkit.wire import serving
 
 
 class Work(Message, tag="test.work/1"):

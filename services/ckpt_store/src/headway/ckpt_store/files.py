@@ -8,7 +8,7 @@ The rules it holds, in the order in which they matter:
    discarded, never synced again.
 4. Removal of a folder is one rename (and a sync) before any file in it goes, so no half of it is ever seen.
 
-``headway.ckpt_store.testing`` has a variant that records these calls for crash-point tests.
+``headway.testkit.crash_points`` has a variant that records these calls for crash-point tests.
 """
 
 from __future__ import annotations

@@ -181,7 +181,7 @@ def run_zygote(fd: int) -> None:
     import torch.distributed
 
     for name in ("jobs", "training"):
-        importlib.import_module(f"headway.trainer.testing.{name}")
+        importlib.import_module(f"headway.testkit.trainer.{name}")
     torch.set_num_threads(1)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     gc.collect()

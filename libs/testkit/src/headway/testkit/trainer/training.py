@@ -13,14 +13,14 @@ import numpy.typing as npt
 from headway.common.config import from_dict
 from headway.common.node.arena import Arena
 from headway.common.node.failpoints import add_where, configure
+from headway.testkit.trainer.pool import FileRendezvous, WorkerContext, WorkerPool
+from headway.testkit.trainer.synthetic import synthetic
 from headway.trainer.config import RunConfig
 from headway.trainer.generation import ArenaFactory, Session, Source
 from headway.trainer.parallel.channel import Channels
 from headway.trainer.parallel.comm import Aborted
 from headway.trainer.parallel.groups import Groups, build
 from headway.trainer.step import NoHooks, StepResult
-from headway.trainer.testing.pool import FileRendezvous, WorkerContext, WorkerPool
-from headway.trainer.testing.synthetic import synthetic
 
 TIMEOUT_S = 20.0
 Array = npt.NDArray[Any]

@@ -6,10 +6,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headway.common.testing.fuzz import FuzzReport, fuzz_endpoint
-    from headway.common.testing.memory import resident_bytes
-    from headway.common.testing.messages import all_messages, example_of, strategy_of
-    from headway.common.testing.server_thread import serving
+    from headway.testkit.wire.fuzz import FuzzReport, fuzz_endpoint
+    from headway.testkit.wire.memory import resident_bytes
+    from headway.testkit.wire.messages import all_messages, example_of, strategy_of
+    from headway.testkit.wire.server_thread import serving
 
 _HOME = {
     "FuzzReport": "fuzz",

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from headway.common.plan.grid import Grid
+from headway.testkit.trainer.pool import FileRendezvous, WorkerContext
 from headway.trainer.parallel.channel import Channels
 from headway.trainer.parallel.comm import Aborted
 from headway.trainer.parallel.groups import Groups, build
-from headway.trainer.testing.pool import FileRendezvous, WorkerContext
 
 GROUP_TIMEOUT_S = 8.0
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from headway.common.plan.grid import Grid
-from headway.trainer.testing.jobs import join
-from headway.trainer.testing.models import Part, random_batch, tiny_model
-from headway.trainer.testing.pool import WorkerContext
+from headway.testkit.trainer.jobs import join
+from headway.testkit.trainer.models import Part, random_batch, tiny_model
+from headway.testkit.trainer.pool import WorkerContext
 
 
 def tp_pass(context: WorkerContext, *, tp: int, rank: int, generation: int, folder: str, block: str) -> Any:

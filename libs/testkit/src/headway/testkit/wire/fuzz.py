@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import zmq
-from headway.common.testing.inputs import Inputs
 from headway.common.wire.endpoint import set_client_keys
 from headway.common.wire.keys import KeyPair, ipc_path
+from headway.testkit.wire.inputs import Inputs
 
 STREAM_SHARE = 0.1
 OVERSIZE_SHARE = 0.0005  # a megabyte each
