@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-LEVELS = {"common": 0, "launch": 1, "dataloader": 2, "ckpt_store": 2, "health": 2, "trainer": 3, "testkit": 4, "console": 5}
 SERVICES = {"dataloader", "ckpt_store", "health", "trainer"}
+LEVELS = {"common": 0, "launch": 1, **dict.fromkeys(SERVICES, 2), "trainer": 3, "testkit": 4, "console": 5}
 SHOWN = {"client", "config"}
 """Modules of a service that others may import, beside the names of the package itself."""
 WITHOUT_TORCH = ("common", "launch", "dataloader", "ckpt_store", "health", "trainer.control")

@@ -1,0 +1,105 @@
+"""Copies of this checkout, and the environment of somebody who has just logged in."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+KEPT = ("PIP_", "UV_", "SSL_", "REQUESTS_CA", "http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
+"""Beginnings of the variables without which this machine may not reach its package index."""
+DEAD_PROXY = "http://127.0.0.1:9"
+SMALL = """
+import sys
+sys.path.insert(0, "infra/setup")
+import install
+install.SETS = {"run": ["./libs/common"], "lab": [], "test": []}
+sys.exit(install.main(sys.argv[1]))
+"""
+"""The set-up itself over one part with small dependencies: what is tested is the way, not the load."""
+
+
+@pytest.fixture
+def environment() -> dict[str, str]:
+    """As ``env -i`` leaves it: a home, the system's programs, the user's package index."""
+    kept = {name: value for name, value in os.environ.items() if name.startswith(KEPT)}
+    return {"HOME": str(Path.home()), "PATH": "/usr/bin:/bin", **kept}
+
+
+@pytest.fixture
+def offline(environment: dict[str, str]) -> dict[str, str]:
+    """The same without a network."""
+    names = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+    return {**environment, **dict.fromkeys(names, DEAD_PROXY), "PIP_PROXY": DEAD_PROXY}
+
+
+@pytest.fixture(scope="session")
+def lowest_python() -> Path:
+    """The oldest supported Python of this machine that can make virtual environments."""
+    program = "import sys, ensurepip, venv; print(*sys.version_info[:3])"
+    folders = [*os.environ["PATH"].split(os.pathsep), "/usr/bin"]
+    folders += map(str, Path.home().glob(".pyenv/versions/*/bin"))
+    found: dict[tuple[int, ...], Path] = {}
+    for folder in dict.fromkeys(folders):
+        for name in ("python3", "python3.11", "python3.12", "python3.13"):
+            path = Path(folder) / name
+            if path.exists() and ".venv" not in path.parts and "shims" not in path.parts:
+                done = subprocess.run([path, "-c", program], capture_output=True, text=True)
+                version = tuple(map(int, done.stdout.split())) if done.returncode == 0 else ()
+                if (3, 11) <= version < (3, 14):
+                    found.setdefault(version, path)
+    assert found, "no Python 3.11 to 3.13 with venv on this machine"
+    return found[min(found)]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """What git knows of this tree, in a folder with a blank in its name."""
+    target = tmp_path / "a checkout"
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+    for name in filter(None, listed.stdout.decode().split("\0")):
+        if (ROOT / name).exists():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target / name, follow_symlinks=False)
+    return target
+
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def run(checkout: Path, environment: dict[str, str]) -> Run:
+    """Run a command in the copy; stdout and stderr come together, as a user sees them."""
+
+    def start(
+        *command: str | Path, env: dict[str, str] | None = None, code: int = 0, limit_s: float = 600
+    ) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [str(word) for word in command],
+            cwd=checkout,
+            env=environment if env is None else env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=limit_s,
+        )
+        assert done.returncode == code, f"exit code {done.returncode}, not {code}:\n{done.stdout}"
+        return done
+
+    return start
+
+
+@pytest.fixture
+def small(lowest_python: Path) -> Sequence[str]:
+    """The command that sets up one small part in the copy it runs in."""
+    return [str(lowest_python), "-c", SMALL, "run"]

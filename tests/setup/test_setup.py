@@ -1,0 +1,168 @@
+"""`make setup` on machines as they are: stock Python, blanks in paths, no network, cut short, run twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.timeout(900)
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+PART = "import headway.common.log, msgspec, zmq; print('well')"
+
+
+def part_works(checkout: Path) -> bool:
+    done = subprocess.run([checkout / ".venv/bin/python", "-c", PART], capture_output=True, text=True)
+    return done.stdout.strip() == "well"
+
+
+def packages(checkout: Path) -> set[str]:
+    (site,) = (checkout / ".venv/lib").glob("python3*/site-packages")
+    return {path.name.split("-")[0].lower() for path in site.glob("*.dist-info")}
+
+
+def test_stock_python_gets_what_a_run_needs_and_no_more(checkout: Path, run: Run, lowest_python: Path) -> None:
+    first = run("make", "setup", f"PYTHON={lowest_python}")
+    assert "making .venv" in first.stdout and "installing" in first.stdout  # progress can be seen
+    installed = packages(checkout)
+    assert {"torch", "polars", "pyzmq", "uv", "headway_console", "headway_trainer"} <= installed
+    unwanted = {"jupyterlab", "ipykernel", "pytest", "mypy", "ruff", "tensorboard", "headway_testkit"}
+    assert not installed & unwanted
+    assert "Usage" in run(checkout / ".venv/bin/headway", "--help").stdout
+    pins = dict(line.split(" ;")[0].strip().split("==") for line in _pins(checkout))
+    for path in checkout.glob(".venv/lib/python3*/site-packages/*.dist-info"):
+        name, version = path.name.removesuffix(".dist-info").split("-")
+        pin = pins.get(name.lower().replace("_", "-"))
+        assert pin is None or name in ("numpy", "soupsieve", "networkx") or version.split("+")[0] == pin
+    assert run("make", "setup").stdout == ""
+
+
+def _pins(checkout: Path) -> list[str]:
+    lines = (checkout / "constraints.txt").read_text().splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def test_a_set_up_that_was_killed_is_taken_up_again(
+    checkout: Path, run: Run, small: Sequence[str], environment: dict[str, str]
+) -> None:
+    log = checkout / "log"
+    with log.open("w") as out:
+        victim = subprocess.Popen(small, cwd=checkout, env=environment, stdout=out, start_new_session=True)
+        deadline_s = time.monotonic() + 60
+        while "installing what" not in log.read_text() and victim.poll() is None:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.005)
+        os.killpg(victim.pid, signal.SIGKILL)
+        victim.wait()
+    assert victim.returncode == -signal.SIGKILL
+    assert json.loads((checkout / ".venv/.headway.json").read_text())["set"] == ""
+    assert "the old one is only half filled" in run(*small).stdout
+    assert part_works(checkout)
+
+
+def test_ctrl_c_says_how_to_go_on(checkout: Path, small: Sequence[str], environment: dict[str, str]) -> None:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(small, cwd=checkout, env=environment, **pipes) as child:
+        assert "making .venv" in child.stdout.readline()
+        child.send_signal(signal.SIGINT)
+        left = child.stdout.read().strip()
+    wanted = "headway: set-up interrupted; the same command continues it"
+    assert (child.returncode, left) == (130, wanted)
+
+
+def test_a_filled_cache_needs_no_network(
+    checkout: Path, run: Run, small: Sequence[str], offline: dict[str, str]
+) -> None:
+    run(*small)
+    (checkout / ".venv").rename(checkout / "old")
+    assert "making .venv" in run(*small, env=offline).stdout
+    assert part_works(checkout)
+
+
+def test_without_network_and_cache_it_says_what_it_needs(
+    run: Run, small: Sequence[str], offline: dict[str, str], tmp_path: Path
+) -> None:
+    empty = {**offline, "XDG_CACHE_HOME": str(tmp_path), "UV_CACHE_DIR": str(tmp_path / "uv"), "PIP_NO_CACHE_DIR": "1"}
+    said = run(*small, env=empty, code=2).stdout.splitlines()
+    assert said[-1].startswith("headway: uv cannot be fetched (check the network")
+
+
+def test_a_home_that_cannot_be_written_does_not_matter(
+    checkout: Path, run: Run, small: Sequence[str], environment: dict[str, str]
+) -> None:
+    config = Path.home() / ".config/pip/pip.conf"
+    settings = {"PIP_CONFIG_FILE": str(config)} if config.exists() else {}
+    run(*small, env={**settings, **environment, "HOME": "/proc"})
+    assert part_works(checkout)
+
+
+def test_an_environment_whose_python_is_gone_is_made_anew(checkout: Path, run: Run, small: Sequence[str]) -> None:
+    run(*small)
+    python = checkout / ".venv/bin/python"
+    python.unlink()
+    python.symlink_to("/nonexistent/python3.10")
+    assert "because the old one has no working Python" in run(*small).stdout
+    assert part_works(checkout)
+
+
+def test_a_moved_checkout_is_set_up_anew(checkout: Path, run: Run, small: Sequence[str]) -> None:
+    run(*small)
+    record = checkout / ".venv/.headway.json"
+    record.write_text(json.dumps({**json.loads(record.read_text()), "path": "/elsewhere/.venv"}))
+    assert "was made in another place" in run(*small).stdout
+
+
+def test_two_at_once_wait_for_each_other(checkout: Path, small: Sequence[str], environment: dict[str, str]) -> None:
+    both = [subprocess.Popen(small, cwd=checkout, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [child.communicate(timeout=300)[0] for child in both]
+    assert [child.returncode for child in both] == [0, 0]
+    assert sum("making .venv" in text for text in said) == 1
+    assert sum("waiting for another set-up" in text for text in said) == 1
+
+
+def test_nobody_elses_folder_is_emptied(
+    run: Run, small: Sequence[str], environment: dict[str, str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "precious"
+    folder.mkdir()
+    (folder / "thesis.tex").write_text("x")
+    said = run(*small, env={**environment, "VENV": str(folder)}, code=2).stdout
+    assert said == f"headway: {folder} is not a virtual environment; move it away, or set VENV=\n"
+    (folder / "pyvenv.cfg").write_text("home = /nowhere\n")
+    said = run(*small, env={**environment, "VENV": str(folder)}, code=2).stdout
+    assert said == f"headway: {folder} has no working Python; remove it, or set VENV=\n"
+    assert (folder / "thesis.tex").read_text() == "x"
+
+
+STUBS = {
+    "not Linux": ("uname", "echo Darwin", "needs Linux, this is Darwin"),
+    "too old": ("python3", "[ $1 = -c ] && echo Python 3.9.2 || exit 4", "python3 is Python 3.9.2"),
+    "broken": ("python3", "exit 1", "python3 is not a working Python"),
+    "no venv": ("python3", "exit 3", "python3 has no venv module; install it"),
+}
+
+
+@pytest.mark.parametrize("case", STUBS)
+def test_a_machine_that_will_not_do_is_told_so_in_one_line(
+    case: str, run: Run, environment: dict[str, str], tmp_path: Path
+) -> None:
+    name, body, expected = STUBS[case]
+    for stub in {name, *(["python3.11", "python3.12", "python3.13"] if name == "python3" else [])}:
+        (tmp_path / stub).write_text(f"#!/bin/sh\n{body if stub == name else 'exit 4'}\n")
+        (tmp_path / stub).chmod(0o755)
+    env = {**environment, "PATH": f"{tmp_path}:{environment['PATH']}"}
+    said = run("infra/setup/setup.sh", "run", env=env, code=2).stdout
+    assert expected in said and said.count("\n") == 1
+
+
+def test_parts_install_with_pip_alone(run: Run, checkout: Path, lowest_python: Path) -> None:
+    run(lowest_python, "-m", "venv", "venv")
+    run("venv/bin/pip", "install", "-q", "-c", "constraints.txt", "./libs/common", "./services/health")
+    said = run("venv/bin/python", "-m", "headway.health", "check", "--help").stdout
+    assert "Usage" in said and not list(checkout.glob("venv/bin/uv"))
