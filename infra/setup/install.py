@@ -51,7 +51,7 @@ def main(wanted: str) -> int:
     venv = Path(os.environ.get("VENV") or ROOT / ".venv").absolute()
     try:
         with _alone():
-            torch = os.environ.get("TORCH") or _recorded(venv).get("torch", "auto")
+            torch = _torch(venv)
             record = {"inputs": _inputs(), "path": str(venv), "torch": torch}
             if _is_ready(venv, wanted, record):
                 return 0
@@ -101,6 +101,15 @@ def _recorded(venv: Path) -> dict[str, str]:
     with contextlib.suppress(OSError, ValueError):
         return {str(key): str(value) for key, value in json.loads((venv / RECORD).read_text()).items()}
     return {}
+
+
+def _torch(venv: Path) -> str:
+    """Which build of torch: what TORCH says, else what the last complete set-up took."""
+    found = _recorded(venv)
+    torch = os.environ.get("TORCH") or (found["torch"] if found.get("set") else "auto")
+    if not re.fullmatch(r"auto|cpu|xpu|cu\d+|rocm\d[\d.]*", torch):
+        raise SetupError(f"TORCH={torch} names no build of torch; use auto, cpu, cu130, rocm7.2 ...")
+    return torch
 
 
 def _write_record(venv: Path, record: dict[str, str]) -> None:

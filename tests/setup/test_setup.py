@@ -140,6 +140,14 @@ def test_nobody_elses_folder_is_emptied(
     assert (folder / "thesis.tex").read_text() == "x"
 
 
+def test_an_unknown_build_of_torch_changes_nothing(
+    checkout: Path, run: Run, small: Sequence[str], environment: dict[str, str]
+) -> None:
+    said = run(*small, env={**environment, "TORCH": "gpu"}, code=2).stdout
+    assert said.startswith("headway: TORCH=gpu names no build of torch") and said.count("\n") == 1
+    assert not (checkout / ".venv").exists()
+
+
 STUBS = {
     "not Linux": ("uname", "echo Darwin", "needs Linux, this is Darwin"),
     "too old": ("python3", "[ $1 = -c ] && echo Python 3.9.2 || exit 4", "python3 is Python 3.9.2"),
