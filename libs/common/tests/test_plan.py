@@ -132,5 +132,5 @@ def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
         load(Outer, files=[tmp_path / "nowhere.toml"])
     broken = tmp_path / "broken.toml"
     broken.write_text("[inner\n")
-    with pytest.raises(ConfigError, match="is no TOML"):
+    with pytest.raises(ConfigError, match="is not valid TOML"):
         load(Outer, files=[broken])
