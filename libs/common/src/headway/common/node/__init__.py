@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from headway.common.node.arena import Arena, ArenaSlot, SlotInfo
     from headway.common.node.failpoints import failpoint
     from headway.common.node.flight import FlightReader, FlightWriter
-    from headway.common.node.process import LastWords, ProcessId, Reaper, become_subreaper, spawn
+    from headway.common.node.process import LastWords, ProcessId, reap_children, spawn
     from headway.common.node.ring import RingReader, RingWriter
     from headway.common.node.run_dir import NodePaths, RunDir, RunLock
     from headway.common.node.segment import Segment
@@ -23,15 +23,14 @@ __all__ = [
     "LastWords",
     "NodePaths",
     "ProcessId",
-    "Reaper",
     "RingReader",
     "RingWriter",
     "RunDir",
     "RunLock",
     "Segment",
     "SlotInfo",
-    "become_subreaper",
     "failpoint",
+    "reap_children",
     "spawn",
 ]
 
@@ -40,7 +39,7 @@ __getattr__, __dir__ = lazy(
     arena="Arena ArenaSlot SlotInfo",
     failpoints="failpoint",
     flight="FlightReader FlightWriter",
-    process="LastWords ProcessId Reaper become_subreaper spawn",
+    process="LastWords ProcessId reap_children spawn",
     ring="RingReader RingWriter",
     run_dir="NodePaths RunDir RunLock",
     segment="Segment",
