@@ -33,8 +33,8 @@ _MAX_REASON = 1000
 _MAX_CULPRIT = 2400  # characters; at most 4 bytes each, or 6 as a JSON escape
 
 
-def _stat(pid: int) -> tuple[str, int] | None:
-    """State letter and start ticks, or None if there is no such process."""
+def kernel_state(pid: int) -> tuple[str, int] | None:
+    """State letter as in proc_pid_stat(5) and start ticks, or None if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:  # noqa: PTH123 - a Path costs as much as the read
             text = file.read()
@@ -55,7 +55,7 @@ class ProcessId:
     @classmethod
     def of(cls, pid: int) -> ProcessId | None:
         """The process that has ``pid`` now, zombies included; None if there is none."""
-        found = _stat(pid)
+        found = kernel_state(pid)
         return None if found is None else cls(pid, found[1])
 
     @classmethod
@@ -68,7 +68,7 @@ class ProcessId:
 
     def state(self) -> str:
         """R running, S sleeping, D in the kernel, T stopped, Z zombie; ``GONE`` if it is no more."""
-        found = _stat(self.pid) if self.pid > 0 else None
+        found = kernel_state(self.pid) if self.pid > 0 else None
         if found is None or found[1] != self.start_ticks:
             return GONE
         return "T" if found[0] == "t" else found[0]
