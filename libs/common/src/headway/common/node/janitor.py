@@ -154,14 +154,15 @@ def _scan() -> Iterator[RunProcess]:
 def _look_at(pid: int, uid: int) -> RunProcess | None:
     try:
         process = psutil.Process(pid)
-        if process.uids().effective != uid:
+        env = process.environ()
+        run_id, node = env.get(ENV_RUN_ID, ""), env.get(ENV_NODE, "")
+        if not RUN_ID.fullmatch(run_id) or process.uids().effective != uid:
             return None
-        identity = ProcessId.of(pid)
-        env, argv = process.environ(), process.cmdline()
+        argv, identity = process.cmdline(), ProcessId.of(pid)
+        # Compared last: what was read above is then of the process that ``identity`` names.
+        if identity is None or not identity.alive() or not process.is_running():
+            return None
     except (psutil.Error, OSError):  # it ended, or is not ours to read
-        return None
-    run_id, node = env.get(ENV_RUN_ID, ""), env.get(ENV_NODE, "")
-    if not RUN_ID.fullmatch(run_id) or identity is None or not identity.alive():
         return None
     return RunProcess(
         process=identity,
