@@ -1,4 +1,4 @@
-"""Lazy packages: nothing is imported before its name is asked for, and names stay what they were."""
+"""Lazy packages: nothing is imported before its name is asked for, and names stay the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replacing a file: whole or not at all, for any number of writers, and nothing is left beside it."""
+"""Replacing a file: whole or not at all, for any number of writers, nothing left beside it."""
 
 from __future__ import annotations
 
@@ -48,17 +48,18 @@ def test_a_full_disk_leaves_the_old_file_and_no_scratch_file(
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    real = os.open
+
+    def full_device(name: Path, flags: int, mode: int) -> int:
+        os.close(real(name, flags, mode))
+        return real("/dev/full", os.O_WRONLY)
+
     if step == "replace":
         monkeypatch.setattr(Path, "replace", full)
-        data: bytes | str = b"new"
-    else:  # a device without room, in place of the scratch file
-        real = os.open
-        monkeypatch.setattr(
-            os, "open", lambda name, flags, mode: (os.close(real(name, flags, mode)), real("/dev/full", os.O_WRONLY))[1]
-        )
-        data = b"x" * 100_000
+    else:
+        monkeypatch.setattr(os, "open", full_device)
     with pytest.raises(OSError, match="No space left"):
-        replace_file(path, data)
+        replace_file(path, b"new" * 100_000)
     assert path.read_bytes() == b"old"
     assert [file.name for file in tmp_path.iterdir()] == ["a"]
 

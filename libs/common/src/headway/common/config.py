@@ -1,8 +1,9 @@
-"""Configuration in three layers: dataclass defaults, TOML files left to right, ``a.b=value`` overrides.
+"""Configuration in three layers: dataclass defaults, TOML files left to right, overrides.
 
-Classes are frozen dataclasses of str, int, float, bool, Path, Literal, unions such as ``X | None``,
-tuples and further dataclasses. TOML has no null: a None that is the default is an absent key, another
-one is the string "none" (an ordinary string where the default is None and strings are allowed).
+Classes are frozen dataclasses of str, int, float, bool, Path, Literal, unions such as
+``X | None``, tuples and further dataclasses. TOML has no null: a None that is the default is an
+absent key, another one is the string "none" (an ordinary string where the default is None and
+strings are allowed).
 """
 
 from __future__ import annotations

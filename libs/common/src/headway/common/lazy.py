@@ -1,4 +1,4 @@
-"""Packages whose names load their module on first use (PEP 562), so that importing them is cheap."""
+"""Packages whose names load their module on first use (PEP 562), so importing them is cheap."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 def lazy(package: str, **homes: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """``__getattr__`` and ``__dir__`` of ``package``: each module's keyword lists what it provides.
 
-    ``__getattr__, __dir__ = lazy(__name__, ring="RingReader RingWriter", segment="Segment")``. Beside
-    it the package says the same twice more, for readers and type checkers: in ``__all__``, and in
-    imports below ``if TYPE_CHECKING``. A test compares the three.
+    ``__getattr__, __dir__ = lazy(__name__, ring="RingReader RingWriter", segment="Segment")``. The
+    package also lists the names in ``__all__`` and imports them below ``if TYPE_CHECKING``, for
+    type checkers and other tools that do not run it; a test compares the three.
     """
     home_of = {name: home for home, names in homes.items() for name in names.split()}
 

@@ -1,7 +1,7 @@
 """Files that are replaced as a whole: a reader finds the old content or the new one, never a part.
 
-This holds over the death of a process. It is not a promise about power loss, for which the checkpoint
-store has a file layer of its own.
+This holds over the death of a process. It is not a promise about power loss, for which the
+checkpoint store has a file layer of its own.
 """
 
 from __future__ import annotations

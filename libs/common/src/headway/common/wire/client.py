@@ -32,17 +32,17 @@ T = TypeVar("T", bound=Message)
 
 
 class Client:
-    """A blocking DEALER; one thread uses a client (the first that calls it), each thread makes its own.
+    """A blocking DEALER for one thread, the first that calls it; each thread makes its own.
 
-    At most 256 messages wait for the server, also while it is not there; beyond that ``notify`` drops and
-    counts (``counts["notes_dropped"]``) and ``call`` waits within its deadline. A call that meets its
-    deadline ends the connection, which drops what still waits: no request comes to life after its caller
-    gave up, and the next message connects again. Linger 0. Incoming notes wait in order, the oldest of more
-    than 1,024 fall out (``counts["notes_lost"]``).
+    At most 256 messages wait for the server, also while it is not there; beyond that ``notify``
+    drops and counts (``counts["notes_dropped"]``) and ``call`` waits within its deadline. A call
+    that meets its deadline ends the connection, which drops what still waits: no request comes to
+    life after its caller gave up, and the next message connects again. Linger 0. Incoming notes
+    wait in order, the oldest of more than 1,024 fall out (``counts["notes_lost"]``).
 
-    ``server_key`` switches CURVE on; ``keys`` are the client's own, needed where the server admits only known
-    clients. ``identity`` is the name that the server's handlers see; two live clients must not share one.
-    ``accept``: the note types that ``receive`` yields.
+    ``server_key`` switches CURVE on; ``keys`` are the client's own, needed where the server admits
+    only known clients. ``identity`` is the name that the server's handlers see; two live clients
+    must not share one. ``accept``: the note types that ``receive`` yields.
 
     Raises:
         InputError: a malformed endpoint, or one off loopback without ``server_key``.
@@ -69,10 +69,10 @@ class Client:
         self.socket = _open(endpoint, keys, server_key, identity, high_water_mark)
 
     def call(self, message: Message, reply: type[T], timeout_s: float = 5.0, retries: int = 2) -> T:
-        """Send a request and wait for its reply; blocks at most ``timeout_s``, all attempts together.
+        """Send a request and wait for its reply, at most ``timeout_s`` for all attempts together.
 
-        The request goes out ``retries + 1`` times at equal distances under one id until a reply comes; a
-        living server runs it once. Only a server restarted in between may run it a second time.
+        The request goes out ``retries + 1`` times at equal distances under one id until a reply
+        comes; a living server runs it once. Only a server restarted in between may run it twice.
 
         Raises:
             DeadlineError: no reply in time; the request may or may not have been carried out.
@@ -97,7 +97,7 @@ class Client:
         raise DeadlineError(what, remedy=self._likely_remedy())
 
     def notify(self, message: Message) -> bool:
-        """Send a note; False: 256 messages wait already, and this one is dropped and counted. Never blocks.
+        """Send a note without blocking; False if 256 wait already: it is dropped and counted.
 
         Raises:
             WireError: ``message`` is too large or cannot be encoded.
@@ -109,9 +109,9 @@ class Client:
         return False
 
     def receive(self, accept: Collection[type[T]] | None = None) -> list[Message]:
-        """The notes that have arrived since, in order, of the types ``accept`` (default: the constructor's).
+        """The notes that have arrived since, in order, of the types ``accept``; never blocks.
 
-        Never blocks. Notes of other types are dropped and counted.
+        By default the constructor's types. Notes of other types are dropped and counted.
 
         Raises:
             VersionError: the server speaks another protocol version.
@@ -168,7 +168,7 @@ class Client:
         return None
 
     def _receive(self) -> codec.Envelope | None:
-        """The envelope of a reply; None for all else: notes are kept, the rest is counted and dropped.
+        """The envelope of a reply, None for all else: notes are kept, the rest is counted.
 
         Raises:
             VersionError: the server speaks another version; every request to it is in vain.
@@ -222,7 +222,7 @@ def _open(
     try:
         set_options(opened, endpoint, high_water_mark)
         set_client_keys(opened, keys, server_key)
-        # An identity of our own survives reconnects, so the server knows a retry from a new request.
+        # An identity of our own survives reconnects: the server knows a retry from a new request.
         opened.setsockopt(zmq.IDENTITY, identity or b"c" + uuid.uuid4().bytes)
         opened.setsockopt(zmq.RECONNECT_IVL, int(RECONNECT_S[0] * 1000))
         opened.setsockopt(zmq.RECONNECT_IVL_MAX, int(RECONNECT_S[1] * 1000))

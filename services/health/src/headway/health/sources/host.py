@@ -26,7 +26,7 @@ def read_host(disk: Path, shm: Path) -> HostSignals:
 
 
 def read_pressure() -> dict[str, float]:
-    """Pressure stall information: ``cpu.some`` ... -> fraction of the last 10 s in which tasks waited, 0..1.
+    """Pressure stall information: ``cpu.some`` ... -> fraction of the last 10 s spent waiting, 0..1.
 
     Empty on a kernel without PSI (Documentation/accounting/psi.rst). psutil does not offer it.
     """

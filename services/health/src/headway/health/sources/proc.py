@@ -11,8 +11,7 @@ from headway.common.node.process import kernel_state
 
 @dataclass(frozen=True, slots=True)
 class ProcessSignals:
-    """One reading. ``state`` is the kernel's letter, or ``gone``; of a gone process everything else is
-    zero."""
+    """One reading. ``state`` is the kernel's letter, or ``gone``: then everything else is zero."""
 
     state: str
     start_ticks: int = 0
@@ -27,7 +26,7 @@ GONE = ProcessSignals("gone")
 
 
 def read_process(pid: int, start_ticks: int | None = None) -> ProcessSignals:
-    """Reads one process; ``gone`` when there is none, or when the number now belongs to another one."""
+    """Reads one process; ``gone`` if there is none, or if the pid now belongs to another one."""
     if pid <= 0:
         return GONE
     try:
@@ -38,7 +37,7 @@ def read_process(pid: int, start_ticks: int | None = None) -> ProcessSignals:
         cpu_s = _or_zero(lambda: sum(process.cpu_times()[:2]))
         rss_bytes = _or_zero(lambda: process.memory_info().rss)
         num_threads, num_fds = _or_zero(process.num_threads), _or_zero(process.num_fds)
-    # Last, so that figures of a process that took over the number meanwhile are never reported.
+    # Last, so that figures of a process that took over the pid meanwhile are never reported.
     found = kernel_state(pid)
     if found is None or (start_ticks is not None and found[1] != start_ticks):
         return GONE
@@ -46,8 +45,10 @@ def read_process(pid: int, start_ticks: int | None = None) -> ProcessSignals:
 
 
 def read_pss(pid: int) -> int:
-    """Proportional memory share in bytes, 0 where it cannot be read. Costs milliseconds on a large
-    process."""
+    """Proportional memory share in bytes, 0 where it cannot be read.
+
+    Costs milliseconds on a large process.
+    """
     return int(_or_zero(lambda: psutil.Process(pid).memory_full_info().pss))
 
 
