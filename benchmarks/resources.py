@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from headway.common.node.process import ProcessId
+import psutil
 
 STARTING_S = 5.0
 """A younger process may still be opening what it needs; a service that was just killed is."""
@@ -26,20 +25,17 @@ def sample(pid: int) -> dict[str, float] | None:
 
     Pages of shared memory do not count: whether they are private changes with every other process that maps them.
     """
-    proc, process = Path(f"/proc/{pid}"), ProcessId.of(pid)
-    if process is None:
-        return None
-    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - process.start_ticks / os.sysconf("SC_CLK_TCK")
     try:
-        rollup = (proc / "smaps_rollup").read_text().splitlines()
-        anonymous = sum(int(line.split()[1]) for line in rollup if line.startswith("Anonymous:"))
+        process = psutil.Process(pid)
+        # psutil sums private pages only; this sum costs the kernel one walk, unlike one per mapping.
+        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
         return {
-            "age_s": round(age_s, 1),
-            "fds": len(os.listdir(proc / "fd")),
-            "threads": len(os.listdir(proc / "task")),
-            "anonymous_kib": anonymous,
+            "age_s": round(time.time() - process.create_time(), 1),
+            "fds": process.num_fds(),
+            "threads": process.num_threads(),
+            "anonymous_kib": sum(int(line.split()[1]) for line in rollup if line.startswith("Anonymous:")),
         }
-    except OSError:
+    except (OSError, psutil.Error):
         return None
 
 

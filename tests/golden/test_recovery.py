@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from headway.common.node.arena import Arena, newest_common_step
+from headway.common.node.arena import Arena
 from headway.common.node.failpoints import arm, fired
 from headway.testkit.trainer.layouts import STEPS, Layout
 from headway.testkit.trainer.pool import JobFailed, WorkerPool
@@ -51,7 +51,8 @@ def _submit(pool: WorkerPool, folder: Path, generation: int, **options: Any) -> 
 
 def _restore_step(folder: Path) -> int:
     arenas = [Arena.open(arena_path(folder, rank), writable=False) for rank in range(WORLD)]
-    step = newest_common_step(arenas)
+    steps = [{info.step for info in arena.sealed()} for arena in arenas]
+    step = max(set.intersection(*steps), default=None)
     for arena in arenas:
         arena.close()
     assert step is not None, "there is no step that all ranks have sealed"

@@ -1,4 +1,4 @@
-"""Corners of the configuration loader: unions, None, nested defaults, lists of tables, odd overrides."""
+"""The configuration loader: layers, unions, None, nested defaults, lists of tables, what it refuses."""
 
 from __future__ import annotations
 
@@ -20,6 +20,10 @@ class Leaf:
     weight: float = 2.0
     level: Literal[1, 2] = 1
     limit: int | Literal["auto"] | None = None
+
+    def __post_init__(self) -> None:
+        if self.size == 666:
+            raise ValueError("size is out of range")
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,26 @@ def test_a_difference_is_empty_exactly_for_equal_configurations(old: Tree, new: 
     assert (diff(old, new) == {}) == (old == new)
 
 
+def test_later_layers_win(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.toml", tmp_path / "b.toml"
+    first.write_text("count = 4\n[leaf]\nsize = 6\nweight = 1\n")
+    second.write_text("[leaf]\nsize = 7\n")
+    tree = load(Tree, files=[first, second], overrides=["leaf.weight=2.5", "leaf.level=2", "folder=x/y"])
+    assert tree == Tree(Leaf(7, 2.5, 2, 7), count=4, folder=Path("x/y"))
+    assert diff(Tree(), tree)["leaf.size"] == (5, 7)
+
+
+def test_a_file_of_the_former_writer_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(
+        'count = "none"\nlabel = "a\\u0001\\"b"\nfolder = "data"\nleaves = [{size = 1, weight = 1e-08}, {level = 2}]\n'
+        '\n[leaf]\nsize = 5\nweight = 2.0\nlevel = 1\nlimit = "none"\n'
+    )
+    tree = load(Tree, files=[file])
+    assert (tree.count, tree.label, tree.leaf) == (None, 'a\x01"b', Leaf(5))
+    assert tree.leaves == (Leaf(weight=1e-8), Leaf(level=2))
+
+
 def test_a_table_that_is_given_in_part_keeps_the_rest_of_its_own_default() -> None:
     assert load(Tree, overrides=["leaf.weight=4"]).leaf == Leaf(size=5, weight=4.0, limit=7)
     assert load(Tree, overrides=["spare.weight=4"]).spare == Leaf(weight=4.0)
@@ -92,6 +116,15 @@ def test_every_member_of_a_union_is_tried() -> None:
         ("derived=3", "unknown configuration key 'derived'"),
         ("leaves=[{size='a'}]", r"leaves\[0\].size = 'a'"),
         ("leaf.size=1.0", "leaf.size = 1.0 is of type float; expected int"),
+        ("leaf.size=true", "leaf.size = True is of type bool; expected int"),
+        ("leaf.sizes=1", "unknown configuration key 'leaf.sizes'; did you mean leaf.size"),
+        ("leaf=3", "leaf = 3 is not a table"),
+        ("leaf.size=666", "leaf: size is out of range"),
+        ("spare.size=666", "spare: size is out of range"),
+        ("leaves=3", "leaves = 3 is of type int; expected a list"),
+        ("leaves=[{sise=1}]", r"unknown configuration key 'leaves\[0\].sise'"),
+        ("folder=3", "folder = 3 is of type int; expected Path"),
+        ("count", "table.key=value"),
         ("=3", "table.key=value"),
         ("leaf..size=3", "table.key=value"),
     ],
@@ -111,7 +144,18 @@ def test_an_override_of_several_lines_is_a_string_and_sets_no_other_key() -> Non
     assert load(Needs, overrides=['where="a"\nleaf = 3']).where == '"a"\nleaf = 3'
 
 
+def test_a_whole_number_is_a_float_where_one_is_wanted() -> None:
+    weight = load(Tree, overrides=["leaf.weight=4"]).leaf.weight
+    assert (weight, type(weight)) == (4.0, float)
+
+
 def test_unreadable_files_are_named(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.toml"
+    broken.write_text("[leaf\n")
+    with pytest.raises(ConfigError, match="is not valid TOML"):
+        load(Tree, files=[broken])
+    with pytest.raises(ConfigError, match=r"no configuration file .*nowhere.toml"):
+        load(Tree, files=[tmp_path / "nowhere.toml"])
     binary = tmp_path / "binary.toml"
     binary.write_bytes(b"\xff\xfe")
     for path in (binary, tmp_path):

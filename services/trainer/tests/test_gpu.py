@@ -22,6 +22,7 @@ import pytest
 import torch
 import torch.distributed
 from headway.common.node.arena import Arena
+from headway.common.node.files import replace_file
 from headway.common.plan.grid import Grid
 from headway.trainer import snapshot
 from headway.trainer.parallel.channel import Channels
@@ -173,9 +174,7 @@ def join(channels: Channels, rank: int, folder: Path, grid: Grid, generation: in
     address = folder / f"store-{generation}"
 
     def announce(host: str, port: int) -> None:
-        draft = address.with_suffix(".draft")
-        draft.write_text(f"{host} {port}")
-        draft.rename(address)
+        replace_file(address, f"{host} {port}")
 
     def lookup() -> tuple[str, int]:
         while not address.exists():

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from typing import TYPE_CHECKING
+
+from headway.common.lazy import lazy
+
+if TYPE_CHECKING:
+    from headway.console.cluster import Cluster
+    from headway.console.run import Run
 
 __all__ = ["Cluster", "Run"]
 
-_HOMES = {"Cluster": "cluster", "Run": "run"}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__, __dir__ = lazy(__name__, cluster="Cluster", run="Run")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from headway.common.config import diff, load, to_toml
 from headway.common.errors import HeadwayError, InputError
+from headway.common.node.files import replace_file, replace_json
 from headway.common.node.janitor import end_run, sweep
 from headway.common.node.run_dir import shm_root, sock_root
 from headway.console.claim import claimed
@@ -110,9 +111,7 @@ class Cluster:
             end_run(run.folder.run_id)
             if run.outcome:
                 reopen(run.folder.database)
-            draft = run.folder.config.with_suffix(".tmp")
-            draft.write_text(to_toml(resolved))
-            draft.replace(run.folder.config)
+            replace_file(run.folder.config, to_toml(resolved))
             cluster = self._cluster_for(run, resolved.launch.nodes + resolved.launch.spares)
             start(run, cluster, resolved.launch, tell)
         return run
@@ -147,9 +146,7 @@ class Cluster:
             cluster = ClusterFolder.create(run.path / "cluster", nodes=nodes, cluster_id=run.folder.run_id)
         record = json.loads(run.folder.run_json.read_text())
         record["cluster"] = str(cluster.path)
-        draft = run.path / ".run.json"
-        draft.write_text(json.dumps(record, indent=1) + "\n")
-        draft.replace(run.folder.run_json)
+        replace_json(run.folder.run_json, record)
         return cluster
 
 

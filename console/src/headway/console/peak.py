@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 from headway.common.errors import CorruptError, HeadwayError
+from headway.common.node.files import replace_json
 
 MEASURE_LIMIT_S = 120.0
 IDLE = 0.05
@@ -175,8 +176,6 @@ def _write(peak: Peak) -> None:
     file = cache_file()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        draft = file.with_name(f".{file.name}.{os.getpid()}")
-        draft.write_text(json.dumps({**_read(), _key(peak.device): vars(peak)}, indent=1) + "\n")
-        draft.replace(file)
+        replace_json(file, {**_read(), _key(peak.device): vars(peak)})
     except OSError:
         return  # a read-only home: measured again the next time

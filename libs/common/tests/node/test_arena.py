@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from headway.common.errors import CorruptError, HeadwayError, InputError
 from headway.common.node import failpoints
-from headway.common.node.arena import Arena, newest_common_step
+from headway.common.node.arena import Arena
 from headway.common.node.failpoints import FailpointError
 from headway.common.node.testing import hear, no_leaks, python_child
 
@@ -156,17 +156,6 @@ def test_a_daemon_learns_that_the_slot_it_read_was_dropped_and_its_late_release_
     assert not daemon.unchanged(info)
     daemon.release(info)
     assert worker.busy()
-
-
-def test_the_newest_common_step_is_one_that_all_ranks_hold(shm: Path) -> None:
-    a, b = make(shm / "a"), make(shm / "b")
-    assert newest_common_step([a, b]) is None
-    snapshot(a, 0)
-    snapshot(b, 0)
-    a.seal(a.begin(1, 1))
-    assert newest_common_step([a, b]) == 0
-    b.seal(b.begin(1, 1))
-    assert newest_common_step(iter([a, b])) == 1
 
 
 def test_a_file_that_is_no_arena_is_called_corrupt(tidy_shm: Path) -> None:

@@ -1,28 +1,26 @@
-"""Both clients against real servers and misbehaving ones; the asyncio client behind a blocking face."""
+"""The client against real servers and misbehaving ones."""
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import msgpack
 import pytest
 import zmq
 from headway.common.errors import (
     DeadlineError,
-    HeadwayError,
     InputError,
     RemoteError,
     VersionError,
     WireError,
 )
 from headway.common.node.testing import wait_until
-from headway.common.wire import codec, exchange
-from headway.common.wire.client import AsyncClient, Client
+from headway.common.wire import client as client_module
+from headway.common.wire import codec
+from headway.common.wire.client import Client
 from headway.common.wire.endpoint import HIGH_WATER_MARK
 from headway.common.wire.keys import KeyPair
 from headway.common.wire.message import Message
@@ -36,44 +34,6 @@ class Ask(Message, tag="test.ask/1"):
 
 class Answer(Message, tag="test.answer/1"):
     text: str
-
-
-class Blocking:
-    """An AsyncClient on a loop of its own, with a Client's methods."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        self._loop = asyncio.new_event_loop()
-        try:
-            self._client = self._loop.run_until_complete(self._make(*arguments, **options))
-        except BaseException:
-            self._loop.close()
-            raise
-        self.counts = self._client.counts
-
-    @staticmethod
-    async def _make(*arguments: Any, **options: Any) -> AsyncClient:
-        return AsyncClient(*arguments, **options)
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        method = getattr(self._client, name)
-        return lambda *arguments, **options: self._loop.run_until_complete(method(*arguments, **options))
-
-    def __enter__(self) -> Blocking:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            self._loop.run_until_complete(self._client.close())
-        finally:
-            self._loop.close()
-
-    def __del__(self) -> None:  # a test that never entered the block
-        self._loop.close()
-
-
-@pytest.fixture(params=[Client, Blocking], ids=["sync", "async"])
-def make(request: pytest.FixtureRequest) -> Callable[..., Any]:
-    return request.param  # type: ignore[no-any-return]
 
 
 def echo(message: Ask, _peer: bytes) -> Answer:
@@ -102,35 +62,35 @@ def reply(request: bytes, text: str) -> bytes:
     return codec.encode_frame("rep", codec.decode_frame(request).id, codec.encode(Answer(text=text)))
 
 
-def test_a_call_returns_the_typed_reply(make: Callable[..., Any]) -> None:
-    with serving(Server("tcp://127.0.0.1:0", {Ask: echo})) as server, make(server.endpoint) as client:
+def test_a_call_returns_the_typed_reply() -> None:
+    with serving(Server("tcp://127.0.0.1:0", {Ask: echo})) as server, Client(server.endpoint) as client:
         assert [client.call(Ask(text=text), Answer).text for text in "abc"] == ["a", "b", "c"]
 
 
-def test_a_remote_error_carries_code_message_and_remedy(make: Callable[..., Any]) -> None:
+def test_a_remote_error_carries_code_message_and_remedy() -> None:
     def refuse(_message: Ask, _peer: bytes) -> None:
         raise InputError("no such run: x", remedy="see headway runs")
 
     server = Server("tcp://127.0.0.1:0", {Ask: refuse})
-    with serving(server), make(server.endpoint) as client, pytest.raises(RemoteError) as caught:
+    with serving(server), Client(server.endpoint) as client, pytest.raises(RemoteError) as caught:
         client.call(Ask(), Answer)
     assert (caught.value.remote_code, caught.value.message) == ("input", "no such run: x")
     assert caught.value.remedy == "see headway runs"
 
 
-def test_a_reply_of_another_type_is_a_wire_error(make: Callable[..., Any]) -> None:
+def test_a_reply_of_another_type_is_a_wire_error() -> None:
     server = Server("tcp://127.0.0.1:0", {Ask: lambda message, _peer: message})
-    with serving(server), make(server.endpoint) as client, pytest.raises(WireError, match=r"test\.ask/1"):
+    with serving(server), Client(server.endpoint) as client, pytest.raises(WireError, match=r"test\.ask/1"):
         client.call(Ask(), Answer)
 
 
-def test_a_request_too_large_fails_at_once(make: Callable[..., Any]) -> None:
-    with make("tcp://127.0.0.1:9") as client, pytest.raises(WireError, match="shared memory"):
+def test_a_request_too_large_fails_at_once() -> None:
+    with Client("tcp://127.0.0.1:9") as client, pytest.raises(WireError, match="shared memory"):
         client.call(Ask(text="x" * codec.MAX_MESSAGE_BYTES), Answer)
 
 
-def test_a_lost_reply_is_asked_for_again_with_the_same_bytes(make: Callable[..., Any]) -> None:
-    with strange_server() as (endpoint, router), make(endpoint) as client:
+def test_a_lost_reply_is_asked_for_again_with_the_same_bytes() -> None:
+    with strange_server() as (endpoint, router), Client(endpoint) as client:
         seen: list[bytes] = []
 
         def answer_the_third() -> None:
@@ -144,8 +104,8 @@ def test_a_lost_reply_is_asked_for_again_with_the_same_bytes(make: Callable[...,
         assert len(set(seen)) == 1
 
 
-def test_a_reply_that_comes_too_late_is_not_taken_for_the_next(make: Callable[..., Any]) -> None:
-    with strange_server() as (endpoint, router), make(endpoint) as client:
+def test_a_reply_that_comes_too_late_is_not_taken_for_the_next() -> None:
+    with strange_server() as (endpoint, router), Client(endpoint) as client:
 
         def answer_twice() -> None:
             peer, first = router.recv_multipart()
@@ -161,8 +121,8 @@ def test_a_reply_that_comes_too_late_is_not_taken_for_the_next(make: Callable[..
         assert client.counts["late_replies"] == 1
 
 
-def test_garbage_from_a_server_is_counted_and_skipped(make: Callable[..., Any]) -> None:
-    with strange_server() as (endpoint, router), make(endpoint) as client:
+def test_garbage_from_a_server_is_counted_and_skipped() -> None:
+    with strange_server() as (endpoint, router), Client(endpoint) as client:
 
         def rave() -> None:
             peer, frame = router.recv_multipart()
@@ -183,10 +143,10 @@ def test_garbage_from_a_server_is_counted_and_skipped(make: Callable[..., Any]) 
     ],
     ids=["frame of version 2", "error reply"],
 )
-def test_a_server_of_another_version_is_named_with_the_remedy(make: Callable[..., Any], frame: bytes | None) -> None:
+def test_a_server_of_another_version_is_named_with_the_remedy(frame: bytes | None) -> None:
     from headway.common.wire.messages.service import Failure
 
-    with strange_server() as (endpoint, router), make(endpoint) as client:
+    with strange_server() as (endpoint, router), Client(endpoint) as client:
 
         def answer() -> None:
             peer, request = router.recv_multipart()
@@ -198,17 +158,17 @@ def test_a_server_of_another_version_is_named_with_the_remedy(make: Callable[...
             client.call(Ask(), Answer)
 
 
-def test_nobody_there_is_a_deadline_error_that_says_so(make: Callable[..., Any], sock_dir: Path) -> None:
+def test_nobody_there_is_a_deadline_error_that_says_so(sock_dir: Path) -> None:
     for endpoint in (f"ipc://{sock_dir}/none.sock", "tcp://127.0.0.1:9"):
         with (
-            make(endpoint) as client,
+            Client(endpoint) as client,
             pytest.raises(DeadlineError, match=r"no answer to Ask.*nothing listens there"),
         ):
             client.call(Ask(), Answer, timeout_s=0.1)
 
 
-def test_a_server_that_fell_silent_is_a_deadline_error_that_says_so(make: Callable[..., Any]) -> None:
-    with strange_server() as (endpoint, router), make(endpoint) as client:
+def test_a_server_that_fell_silent_is_a_deadline_error_that_says_so() -> None:
+    with strange_server() as (endpoint, router), Client(endpoint) as client:
 
         def answer_once() -> None:
             peer, frame = router.recv_multipart()
@@ -220,12 +180,10 @@ def test_a_server_that_fell_silent_is_a_deadline_error_that_says_so(make: Callab
             client.call(Ask(), Answer, timeout_s=0.1)
 
 
-def test_a_request_given_up_is_not_delivered_to_a_server_that_comes_later(
-    make: Callable[..., Any], sock_dir: Path
-) -> None:
+def test_a_request_given_up_is_not_delivered_to_a_server_that_comes_later(sock_dir: Path) -> None:
     endpoint = f"ipc://{sock_dir}/late.sock"
     texts = []
-    with make(endpoint) as client:
+    with Client(endpoint) as client:
         with pytest.raises(DeadlineError):
             client.call(Ask(text="given up"), Answer, timeout_s=0.2)
         handlers = {Ask: lambda message, peer: texts.append(message.text) or echo(message, peer)}
@@ -234,20 +192,18 @@ def test_a_request_given_up_is_not_delivered_to_a_server_that_comes_later(
     assert texts == ["now"]
 
 
-def test_a_client_outlives_a_restart_of_its_server(make: Callable[..., Any], sock_dir: Path) -> None:
+def test_a_client_outlives_a_restart_of_its_server(sock_dir: Path) -> None:
     endpoint = f"ipc://{sock_dir}/a.sock"
-    with make(endpoint) as client:
+    with Client(endpoint) as client:
         for _ in range(3):
             with serving(Server(endpoint, {Ask: echo})):
                 assert client.call(Ask(text="x"), Answer, timeout_s=20.0, retries=40).text == "x"
 
 
-def test_notes_wait_for_a_server_up_to_the_mark_and_are_then_dropped_and_counted(
-    make: Callable[..., Any], sock_dir: Path
-) -> None:
+def test_notes_wait_for_a_server_up_to_the_mark_and_are_then_dropped_and_counted(sock_dir: Path) -> None:
     endpoint = f"ipc://{sock_dir}/a.sock"
     texts: list[str] = []
-    with make(endpoint) as client:
+    with Client(endpoint) as client:
         outcomes = [client.notify(Ask(text=str(number))) for number in range(HIGH_WATER_MARK + 10)]
         assert outcomes == [True] * HIGH_WATER_MARK + [False] * 10
         assert client.counts["notes_dropped"] == 10
@@ -256,7 +212,7 @@ def test_notes_wait_for_a_server_up_to_the_mark_and_are_then_dropped_and_counted
     assert texts == [str(number) for number in range(HIGH_WATER_MARK)]
 
 
-def test_notes_from_the_server_arrive_in_order_and_only_of_accepted_types(make: Callable[..., Any]) -> None:
+def test_notes_from_the_server_arrive_in_order_and_only_of_accepted_types() -> None:
     server = Server("tcp://127.0.0.1:0", {})
 
     def greet(message: Ask, peer: bytes) -> Answer:
@@ -266,7 +222,7 @@ def test_notes_from_the_server_arrive_in_order_and_only_of_accepted_types(make: 
         return echo(message, peer)
 
     server.add_handlers({Ask: greet})
-    with serving(server), make(server.endpoint, accept=[Answer]) as client:
+    with serving(server), Client(server.endpoint, accept=[Answer]) as client:
         client.call(Ask(), Answer)
         assert client.receive() == [Answer(text="1"), Answer(text="2")]
         assert client.counts["notes_refused"] == 2
@@ -275,10 +231,8 @@ def test_notes_from_the_server_arrive_in_order_and_only_of_accepted_types(make: 
         assert client.receive(accept=[Ask]) == [Ask(text="not wanted")] * 2
 
 
-def test_unread_notes_are_bounded_and_the_oldest_fall_out(
-    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(exchange, "MAX_UNREAD_NOTES", 5)
+def test_unread_notes_are_bounded_and_the_oldest_fall_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "MAX_UNREAD_NOTES", 5)
     server = Server("tcp://127.0.0.1:0", {})
 
     def greet(message: Ask, peer: bytes) -> Answer:
@@ -287,7 +241,7 @@ def test_unread_notes_are_bounded_and_the_oldest_fall_out(
         return echo(message, peer)
 
     server.add_handlers({Ask: greet})
-    with serving(server), make(server.endpoint, accept=[Answer]) as client:
+    with serving(server), Client(server.endpoint, accept=[Answer]) as client:
         client.call(Ask(), Answer)
         assert [note.text for note in client.receive()] == ["3", "4", "5", "6", "7"]
         assert client.counts["notes_lost"] == 3
@@ -303,15 +257,13 @@ def test_a_last_note_leaves_within_the_linger_of_close() -> None:
         wait_until(lambda: texts == ["last words"])
 
 
-def test_the_identity_is_what_handlers_see(make: Callable[..., Any]) -> None:
+def test_the_identity_is_what_handlers_see() -> None:
     server = Server("tcp://127.0.0.1:0", {Ask: lambda _message, peer: Answer(text=peer.decode())})
-    with serving(server), make(server.endpoint, identity=b"rank-3") as client:
+    with serving(server), Client(server.endpoint, identity=b"rank-3") as client:
         assert client.call(Ask(), Answer).text == "rank-3"
 
 
-def test_a_restarted_client_of_the_same_name_is_not_answered_with_its_predecessors_replies(
-    make: Callable[..., Any],
-) -> None:
+def test_a_restarted_client_of_the_same_name_is_not_answered_with_its_predecessors_replies() -> None:
     runs: list[Ask] = []
 
     def count(message: Ask, _peer: bytes) -> Answer:
@@ -320,7 +272,7 @@ def test_a_restarted_client_of_the_same_name_is_not_answered_with_its_predecesso
 
     with serving(Server("tcp://127.0.0.1:0", {Ask: count})) as server:
         for number in ("1", "2"):
-            with make(server.endpoint, identity=b"rank-3") as client:
+            with Client(server.endpoint, identity=b"rank-3") as client:
                 assert client.call(Ask(), Answer).text == number
 
 
@@ -330,11 +282,11 @@ def test_an_impossible_identity_is_an_input_error(identity: bytes) -> None:
         Client("tcp://127.0.0.1:9", identity=identity)
 
 
-def test_leaving_the_machine_without_a_server_key_is_an_input_error(make: Callable[..., Any]) -> None:
+def test_leaving_the_machine_without_a_server_key_is_an_input_error() -> None:
     with pytest.raises(InputError, match="keys"):
-        make("tcp://192.0.2.1:9")
+        Client("tcp://192.0.2.1:9")
     with pytest.raises(InputError, match="server_key"):
-        make("tcp://127.0.0.1:9", keys=KeyPair.generate())
+        Client("tcp://127.0.0.1:9", keys=KeyPair.generate())
 
 
 def test_a_second_thread_is_refused() -> None:
@@ -351,40 +303,3 @@ def test_a_second_thread_is_refused() -> None:
         with playing(use):
             pass
         assert "one thread only" in str(outcome[0])
-
-
-def test_many_async_calls_share_one_socket_and_each_gets_its_own_reply() -> None:
-    async def ask(endpoint: str) -> list[str]:
-        async with AsyncClient(endpoint) as client:
-            answers = await asyncio.gather(*[client.call(Ask(text=str(n)), Answer) for n in range(100)])
-            return [answer.text for answer in answers]
-
-    with serving(Server("tcp://127.0.0.1:0", {Ask: echo})) as server:
-        assert asyncio.run(ask(server.endpoint)) == [str(n) for n in range(100)]
-
-
-def test_a_cancelled_async_call_leaves_the_others_alone() -> None:
-    async def ask(endpoint: str) -> str:
-        async with AsyncClient(endpoint) as client:
-            call = asyncio.create_task(client.call(Ask(text="gone"), Answer))
-            await asyncio.sleep(0)
-            call.cancel()
-            await asyncio.wait([call])
-            assert call.cancelled()
-            return (await client.call(Ask(text="stays"), Answer)).text
-
-    with serving(Server("tcp://127.0.0.1:0", {Ask: echo})) as server:
-        assert asyncio.run(ask(server.endpoint)) == "stays"
-
-
-def test_closing_ends_waiting_async_calls() -> None:
-    async def ask() -> HeadwayError:
-        client = AsyncClient("tcp://127.0.0.1:9")
-        call = asyncio.create_task(client.call(Ask(), Answer, timeout_s=60))
-        await asyncio.sleep(0)
-        await client.close()
-        with pytest.raises(DeadlineError) as caught:
-            await call
-        return caught.value
-
-    assert "closed" in str(asyncio.run(ask()))

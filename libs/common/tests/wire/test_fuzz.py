@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 from headway.common.node.testing import child_environment, wait_until
 from headway.common.wire import codec
 from headway.common.wire.client import Client
 from headway.common.wire.keys import KeyPair
 from headway.common.wire.messages.service import Drain, Ping, Pong
-from headway.testkit.wire import FuzzReport, all_messages, example_of, fuzz_endpoint, resident_bytes
+from headway.testkit.wire import FuzzReport, all_messages, example_of, fuzz_endpoint
 
 WARM_UP = 2000
 MOST_GROWTH_BYTES = 16 << 20  # replies kept for retries (8 MiB), megabyte frames in flight
@@ -77,10 +78,10 @@ def hold_out(target: Victim, endpoint: str, count: int, probe: Callable[[], None
     corpus = [codec.encode(example_of(message)) for message in all_messages() if message is not Drain]
     fuzz_endpoint(endpoint, count=WARM_UP, seed=1, corpus=corpus, server_key=target.server_key)
     probe()
-    before_bytes, before_descriptors = resident_bytes(target.process.pid), target.num_descriptors()
+    before_bytes, before_descriptors = psutil.Process(target.process.pid).memory_info().rss, target.num_descriptors()
     report = fuzz_endpoint(endpoint, count=count, seed=2, corpus=corpus, server_key=target.server_key, probe=probe)
     assert report.total == count
-    assert resident_bytes(target.process.pid) - before_bytes < MOST_GROWTH_BYTES
+    assert psutil.Process(target.process.pid).memory_info().rss - before_bytes < MOST_GROWTH_BYTES
     wait_until(lambda: target.num_descriptors() <= before_descriptors + MOST_DESCRIPTORS)
     return report
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import zmq
 from headway.common.wire import loop as loop_module
-from headway.common.wire.loop import Loop, Timer
+from headway.common.wire.loop import Loop, Throttle, Timer
 
 
 @pytest.fixture
@@ -207,3 +207,18 @@ def test_the_longest_callback_is_named_once(loop: Loop) -> None:
     assert name.endswith("dawdle")
     assert seconds >= 0.05
     assert loop.take_slowest() == ("", 0.0)
+
+
+def test_the_first_complaint_of_each_kind_passes_then_one_a_period_with_the_number_held_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(loop_module.time, "monotonic", lambda: now[0])
+    complaints = Throttle(period_s=10.0)
+    assert complaints.admit("a") == 0
+    assert [complaints.admit("a") for _ in range(3)] == [None] * 3
+    assert complaints.admit("b") == 0
+    now[0] += 10.0
+    assert complaints.admit("a") == 3
+    now[0] += 10.0
+    assert complaints.admit("a") == 0

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from typing import TYPE_CHECKING
+
+from headway.common.lazy import lazy
+
+if TYPE_CHECKING:
+    from headway.console.analysis.episodes import load_journal, recoveries
+    from headway.console.analysis.events import heat_map, idle, load_events, redone_steps, timeline
+    from headway.console.analysis.metrics import load_evaluations, load_metrics, step_times
 
 __all__ = [
     "heat_map",
@@ -18,21 +24,9 @@ __all__ = [
     "timeline",
 ]
 
-_HOMES = {
-    "heat_map": "events",
-    "idle": "events",
-    "load_evaluations": "metrics",
-    "load_events": "events",
-    "load_journal": "episodes",
-    "load_metrics": "metrics",
-    "recoveries": "episodes",
-    "redone_steps": "events",
-    "step_times": "metrics",
-    "timeline": "events",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__, __dir__ = lazy(
+    __name__,
+    episodes="load_journal recoveries",
+    events="heat_map idle load_events redone_steps timeline",
+    metrics="load_evaluations load_metrics step_times",
+)

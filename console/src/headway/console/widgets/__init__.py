@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from typing import TYPE_CHECKING
+
+from headway.common.lazy import lazy
+
+if TYPE_CHECKING:
+    from headway.console.widgets.session import Session
+    from headway.console.widgets.views import RunConsole
 
 __all__ = ["RunConsole", "Session"]
 
-_HOMES = {"RunConsole": "views", "Session": "session"}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__, __dir__ = lazy(__name__, session="Session", views="RunConsole")

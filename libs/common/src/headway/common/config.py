@@ -1,8 +1,9 @@
-"""Configuration in three layers: dataclass defaults, TOML files left to right, ``a.b=value`` overrides.
+"""Configuration in three layers: dataclass defaults, TOML files left to right, overrides.
 
-Classes are frozen dataclasses of str, int, float, bool, Path, Literal, unions such as ``X | None``, tuples
-and further dataclasses. TOML has no null: a None that is the default is an absent key, another one is the
-string "none" (which is an ordinary string where the default is None and strings are allowed).
+Classes are frozen dataclasses of str, int, float, bool, Path, Literal, unions such as
+``X | None``, tuples and further dataclasses. TOML has no null: a None that is the default is an
+absent key, another one is the string "none" (an ordinary string where the default is None and
+strings are allowed).
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union
 
+import msgspec
+import tomli_w
 from headway.common.errors import ConfigError, HeadwayError
 
 C = TypeVar("C")
@@ -26,8 +29,8 @@ def load(cls: type[C], files: Sequence[Path] = (), overrides: Sequence[str] = ()
     """Build ``cls`` from defaults, then files, then overrides such as ``train.steps=200``.
 
     Raises:
-        ConfigError: an unreadable file, an unknown key (with the nearest known one), a value of the wrong
-            type, or one that ``__post_init__`` refuses.
+        ConfigError: an unreadable file, an unknown key (with the nearest known one), a value of the
+            wrong type, or one that ``__post_init__`` refuses.
     """
     tree: dict[str, Any] = {}
     for file in files:
@@ -49,9 +52,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 def to_toml(config: Any) -> str:
     """A TOML text from which ``load`` builds an equal object."""
-    lines: list[str] = []
-    _write_table(to_dict(config), "", lines)
-    return "\n".join(lines).strip() + "\n"
+    return tomli_w.dumps(to_dict(config))
 
 
 def diff(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
@@ -69,18 +70,21 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError as error:
-        raise ConfigError(f"no configuration file {path}", remedy="check the path; examples/ holds some") from error
+        remedy = "check the path; examples/ holds some"
+        raise ConfigError(f"no configuration file {path}", remedy=remedy) from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}", remedy="check the file") from error
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is no TOML: {error}", remedy="mend the line it names") from error
+        remedy = "fix the line named above"
+        raise ConfigError(f"{path} is not valid TOML: {error}", remedy=remedy) from error
 
 
 def _parse_override(text: str) -> dict[str, Any]:
     key, equals, raw = text.partition("=")
     parts = key.strip().split(".")
     if not equals or not all(parts):
-        raise ConfigError(f"override {text!r} is not of the form table.key=value", remedy="for example train.steps=200")
+        message = f"override {text!r} is not of the form table.key=value"
+        raise ConfigError(message, remedy="for example train.steps=200")
     try:
         document = tomllib.loads(f"value = {raw.strip()}")
     except tomllib.TOMLDecodeError:
@@ -102,36 +106,36 @@ def _merge(base: dict[str, Any], layer: Mapping[str, Any]) -> None:
 
 # ---- building ---------------------------------------------------------------------------------
 def _build(cls: Any, data: Any, path: str, base: Any) -> Any:
-    """A ``cls`` from ``data``; absent keys come from ``base``, an instance, or without one from the class."""
+    """A ``cls`` from ``data``; absent keys come from ``base``, or without one from the class."""
     if not isinstance(data, Mapping):
-        raise ConfigError(f"{path} = {data!r} is not a table", remedy=f"write it as [{path}] with keys below")
-    hints = typing.get_type_hints(cls)
-    fields = [f for f in dataclasses.fields(cls) if f.init]
-    for key in data:
-        if key not in hints or key not in [f.name for f in fields]:
-            raise _unknown(cls, key, [f.name for f in fields], path)
+        remedy = f"write it as [{path}] with keys below"
+        raise ConfigError(f"{path} = {data!r} is not a table", remedy=remedy)
+    hints, prefix = typing.get_type_hints(cls), f"{path}." if path else ""
+    fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
+    for key in (key for key in data if key not in fields):
+        remedy = _nearest_key(cls, key, list(fields), prefix)
+        raise ConfigError(f"unknown configuration key {prefix + key!r}", remedy=remedy)
     values: dict[str, Any] = {}
-    for field in fields:
-        full = f"{path}.{field.name}" if path else field.name
+    for name, field in fields.items():
         default = _default(field, base)
-        if field.name in data:
-            values[field.name] = _convert(hints[field.name], data[field.name], full, default)
+        if name in data:
+            values[name] = _convert(hints[name], data[name], prefix + name, default)
         elif default is dataclasses.MISSING:
-            raise ConfigError(f"configuration key {full!r} is missing", remedy="it has no default; set it")
+            message = f"configuration key {prefix + name!r} is missing"
+            raise ConfigError(message, remedy="it has no default; set it")
         else:
-            values[field.name] = default
+            values[name] = default
     try:
         return cls(**values)
-    except ConfigError:
-        raise
     except HeadwayError as error:
         raise ConfigError(error.message, remedy=error.remedy) from error
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{path or cls.__name__}: {error}", remedy="see the option's description") from error
+        message = f"{path or cls.__name__}: {error}"
+        raise ConfigError(message, remedy="see the option's description") from error
 
 
 def _default(field: dataclasses.Field[Any], base: Any) -> Any:
-    """The field's value where nothing is said; ``dataclasses.MISSING`` if it has to be said."""
+    """The field's value where none is given; ``dataclasses.MISSING`` if one has to be."""
     if base is not None:
         return getattr(base, field.name)
     if field.default_factory is not dataclasses.MISSING:
@@ -139,16 +143,10 @@ def _default(field: dataclasses.Field[Any], base: Any) -> Any:
     return field.default
 
 
-def _unknown(cls: Any, key: str, known: Sequence[str], path: str) -> ConfigError:
-    full = f"{path}.{key}" if path else key
+def _nearest_key(cls: Any, key: str, known: Sequence[str], prefix: str) -> str:
     inner = {name.rpartition(".")[2]: name for name in _names_below(cls)}
-    if near := difflib.get_close_matches(key, known, n=1, cutoff=0.5):
-        hint = f"did you mean {f'{path}.' if path else ''}{near[0]}?"
-    elif key in inner:
-        hint = f"did you mean {f'{path}.' if path else ''}{inner[key]}?"
-    else:
-        hint = f"known here: {', '.join(known)}"
-    return ConfigError(f"unknown configuration key {full!r}", remedy=hint)
+    near = [*difflib.get_close_matches(key, known, n=1, cutoff=0.5), inner.get(key)][0]
+    return f"did you mean {prefix}{near}?" if near else f"known here: {', '.join(known)}"
 
 
 def _names_below(cls: Any, path: str = "") -> list[str]:
@@ -156,103 +154,56 @@ def _names_below(cls: Any, path: str = "") -> list[str]:
     found: list[str] = []
     for name, hint in typing.get_type_hints(cls).items():
         full = f"{path}.{name}" if path else name
-        found += _names_below(hint, full) if dataclasses.is_dataclass(hint) else [full] if path else []
+        is_table = dataclasses.is_dataclass(hint)
+        found += _names_below(hint, full) if is_table else [full] if path else []
     return found
 
 
 def _convert(hint: Any, value: Any, path: str, default: Any = None) -> Any:
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (Union, types.UnionType):
-        return _one_of(args, value, path, default)
-    if origin is Literal:
-        if not any(value == choice and type(value) is type(choice) for choice in args):
-            raise ConfigError(
-                f"{path} = {value!r} is not one of {', '.join(map(repr, args))}",
-                remedy=_nearest_choice(value, args),
-            )
-        return value
-    if origin is tuple:
-        if not isinstance(value, list | tuple):
-            raise _wrong(path, value, "a list")
-        return tuple(_convert(args[0], item, f"{path}[{i}]") for i, item in enumerate(value))
-    if dataclasses.is_dataclass(hint):
-        return _build(hint, value, path, default if isinstance(default, typing.cast("type", hint)) else None)
-    return _scalar(hint, value, path)
-
-
-def _one_of(args: Sequence[Any], value: Any, path: str, default: Any) -> Any:
-    """The first member of a union that takes ``value``; if none does, the complaint of the last."""
-    says_none = value == _NONE and (default is not None or str not in args)
-    if type(None) in args and (value is None or says_none):
+    """``value`` as ``hint`` asks. Tables are ours: msgspec would let their unknown keys pass."""
+    is_union = typing.get_origin(hint) in (Union, types.UnionType)
+    members = typing.get_args(hint) if is_union else (hint,)
+    if value == _NONE and types.NoneType in members and (default is not None or str not in members):
         return None
-    inner = [arg for arg in args if arg is not type(None)]
-    for arg in inner[:-1]:
-        try:
-            return _convert(arg, value, path, default)
-        except ConfigError:
-            continue
-    return _convert(inner[-1], value, path, default)
+    tables = [member for member in members if dataclasses.is_dataclass(member)]
+    if tables and value is not None:
+        return _build(tables[0], value, path, default if type(default) is tables[0] else None)
+    if typing.get_origin(hint) is tuple and isinstance(value, list | tuple):
+        item_hint = typing.get_args(hint)[0]
+        return tuple(_convert(item_hint, item, f"{path}[{i}]") for i, item in enumerate(value))
+    try:
+        return msgspec.convert(value, hint, dec_hook=lambda cls, raw: cls(raw))
+    except (msgspec.ValidationError, OverflowError) as error:
+        raise _refused(members, value, path) from error
 
 
-def _scalar(hint: Any, value: Any, path: str) -> Any:
-    if hint is Path and isinstance(value, str | Path):
-        return Path(value)
-    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    if hint in (int, str, bool) and type(value) is hint:
-        return value
-    raise _wrong(path, value, getattr(hint, "__name__", str(hint)))
-
-
-def _wrong(path: str, value: Any, expected: str) -> ConfigError:
-    return ConfigError(f"{path} = {value!r} is of type {type(value).__name__}", remedy=f"expected {expected}")
-
-
-def _nearest_choice(value: Any, choices: Sequence[Any]) -> str:
+def _refused(members: Sequence[Any], value: Any, path: str) -> ConfigError:
+    choices = [c for m in members if typing.get_origin(m) is Literal for c in typing.get_args(m)]
+    kinds = [m.__name__ for m in members if isinstance(m, type) and m is not types.NoneType]
+    if not choices:
+        remedy = f"expected {' or '.join(kinds) or 'a list'}"
+        return ConfigError(f"{path} = {value!r} is of type {type(value).__name__}", remedy=remedy)
     near = difflib.get_close_matches(str(value), [str(c) for c in choices], n=1, cutoff=0.6)
-    return f"did you mean {near[0]!r}?" if near else "choose one of them"
+    remedy = f"did you mean {near[0]!r}?" if near else "choose one of them"
+    allowed = ", ".join([*kinds, *map(repr, choices)])
+    return ConfigError(f"{path} = {value!r} is not one of {allowed}", remedy=remedy)
 
 
 # ---- writing ----------------------------------------------------------------------------------
 def _to_dict(config: Any, base: Any) -> dict[str, Any]:
-    table: dict[str, Any] = {}
-    for field in (f for f in dataclasses.fields(config) if f.init):
-        value, default = getattr(config, field.name), _default(field, base)
-        if value is not None:
-            table[field.name] = _plain(value, default)
-        elif default is not None:
-            table[field.name] = _NONE
-    return table
+    fields = [field for field in dataclasses.fields(config) if field.init]
+    pairs = {field.name: (getattr(config, field.name), _default(field, base)) for field in fields}
+    return {name: _plain(*pair) for name, pair in pairs.items() if pair != (None, None)}
 
 
-def _plain(value: Any, default: Any = None) -> Any:
+def _plain(value: Any, default: Any) -> Any:
+    if value is None:
+        return _NONE
     if dataclasses.is_dataclass(value):
         return _to_dict(value, default if isinstance(default, type(value)) else None)
     if isinstance(value, tuple):
-        return [_NONE if item is None else _plain(item) for item in value]
+        return [_plain(item, None) for item in value]
     return str(value) if isinstance(value, Path) else value
-
-
-def _write_table(table: Mapping[str, Any], path: str, lines: list[str]) -> None:
-    if path:
-        lines += ["", f"[{path}]"]
-    lines += [f"{key} = {_literal(value)}" for key, value in table.items() if not isinstance(value, Mapping)]
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            _write_table(value, f"{path}.{key}" if path else key, lines)
-
-
-def _literal(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return '"' + "".join(c if c >= " " and c != "\x7f" else f"\\u{ord(c):04x}" for c in escaped) + '"'
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_literal, value)) + "]"
-    if isinstance(value, Mapping):  # in a list; elsewhere it is a table of its own
-        return "{" + ", ".join(f"{key} = {_literal(item)}" for key, item in value.items()) + "}"
-    return repr(value)
 
 
 def _leaves(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from typing import TYPE_CHECKING
+
+from headway.common.lazy import lazy
+
+if TYPE_CHECKING:
+    from headway.launch.cluster import ClusterFolder
+    from headway.launch.engine import Engine, NodeLost
+    from headway.launch.local import LocalEngine
 
 __all__ = ["ClusterFolder", "Engine", "LocalEngine", "NodeLost"]
 
-_HOMES = {"ClusterFolder": "cluster", "Engine": "engine", "LocalEngine": "local", "NodeLost": "engine"}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__, __dir__ = lazy(
+    __name__,
+    cluster="ClusterFolder",
+    engine="Engine NodeLost",
+    local="LocalEngine",
+)

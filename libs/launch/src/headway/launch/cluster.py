@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headway.common.errors import InputError
+from headway.common.node.files import replace_json
 from headway.common.node.process import ProcessId
 from headway.common.wire.keys import KeyPair
 
@@ -72,10 +73,7 @@ class ClusterFolder:
 
     def write(self, name: str, data: dict[str, object]) -> None:
         """Replace one JSON file of the folder."""
-        target = self.path / name
-        scratch = target.with_name(f".{target.name}.{os.getpid()}")
-        scratch.write_text(json.dumps(data, indent=1))
-        scratch.replace(target)
+        replace_json(self.path / name, data)
 
     def remove(self, name: str) -> None:
         """Remove one file of the folder, if it is there."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 from headway.common.errors import CorruptError, HeadwayError, InputError
+from headway.common.node.files import replace_file
 
 
 class Trouble(msgspec.Struct, frozen=True):
@@ -33,7 +34,5 @@ def read_trouble(ring: Path) -> HeadwayError | None:
 
 def tell_trouble(ring: Path, error: HeadwayError) -> None:
     """Write the file at once and whole."""
-    path = error_path(ring)
-    draft = path.with_suffix(".draft")
-    draft.write_bytes(msgspec.json.encode(Trouble(error.code, error.message, error.remedy)))
-    draft.replace(path)
+    trouble = Trouble(error.code, error.message, error.remedy)
+    replace_file(error_path(ring), msgspec.json.encode(trouble))

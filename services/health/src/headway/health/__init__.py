@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from headway.common.lazy import lazy
 
 if TYPE_CHECKING:
     from headway.health.client import CheckResult, run_checks, verdicts_of
@@ -11,19 +12,4 @@ if TYPE_CHECKING:
 
 __all__ = ["CheckResult", "HealthConfig", "run_checks", "verdicts_of"]
 
-_MODULES = {
-    "CheckResult": "client",
-    "HealthConfig": "config",
-    "run_checks": "client",
-    "verdicts_of": "client",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy(__name__, client="CheckResult run_checks verdicts_of", config="HealthConfig")

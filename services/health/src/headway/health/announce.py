@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from headway.common.errors import HeadwayError, InputError
+from headway.common.node.files import replace_json
 from headway.common.wire.client import Client
 from headway.common.wire.keys import KeyPair
 from headway.common.wire.message import Message
@@ -27,12 +27,11 @@ def announce(path: Path, address: Address) -> None:
     Raises:
         InputError: the file cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_text(json.dumps({"endpoint": address.endpoint, "server_key": address.server_key}) + "\n")
-        temporary.replace(path)
+        replace_json(path, asdict(address))
     except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}", remedy="create its folder, or free space") from error
+        remedy = "create its folder, or free space"
+        raise InputError(f"cannot write {path}: {error.strerror}", remedy=remedy) from error
 
 
 def read_address(path: Path) -> Address | None:

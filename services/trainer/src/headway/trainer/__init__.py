@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from typing import TYPE_CHECKING
+
+from headway.common.lazy import lazy
+
+if TYPE_CHECKING:
+    from headway.trainer.config import RunConfig
 
 __all__ = ["RunConfig"]
 
-
-def __getattr__(name: str) -> Any:
-    if name != "RunConfig":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return importlib.import_module(f"{__name__}.config").RunConfig
+__getattr__, __dir__ = lazy(__name__, config="RunConfig")

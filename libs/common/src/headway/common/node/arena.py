@@ -17,7 +17,6 @@ cannot be taken for its first attempt.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -309,15 +308,3 @@ def _slot(index: int) -> int:
 
 def _stride(slot_bytes: int, extra_bytes: int) -> int:
     return round_up(round_up(slot_bytes, LINE_BYTES) + extra_bytes, PAGE_BYTES)
-
-
-def newest_common_step(arenas: Iterable[Arena]) -> int | None:
-    """The newest step that every one of ``arenas`` holds sealed; None if there is none.
-
-    This is the step a recovery restores: taken from the headers by rank, never from what processes report.
-    """
-    common: set[int] | None = None
-    for arena in arenas:
-        steps = {info.step for info in arena.sealed()}
-        common = steps if common is None else common & steps
-    return max(common) if common else None

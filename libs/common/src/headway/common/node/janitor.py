@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 from headway.common.errors import HeadwayError
 from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import (
@@ -144,32 +145,30 @@ def _remove(run_id: str, folders: list[Path]) -> list[str]:
 
 def _scan() -> Iterator[RunProcess]:
     uid = os.getuid()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            found = _look_at(entry, uid)
-            if found is not None:
-                yield found
+    for pid in psutil.pids():
+        found = _look_at(pid, uid)
+        if found is not None:
+            yield found
 
 
-def _look_at(entry: Path, uid: int) -> RunProcess | None:
+def _look_at(pid: int, uid: int) -> RunProcess | None:
     try:
-        if entry.stat().st_uid != uid:
+        process = psutil.Process(pid)
+        env = process.environ()
+        run_id, node = env.get(ENV_RUN_ID, ""), env.get(ENV_NODE, "")
+        if not RUN_ID.fullmatch(run_id) or process.uids().effective != uid:
             return None
-        identity = ProcessId.of(int(entry.name))
-        pairs = (entry / "environ").read_bytes().split(b"\0")
-        argv = (entry / "cmdline").read_bytes().split(b"\0")
-    except OSError:  # it ended, or is not ours to read
+        argv, identity = process.cmdline(), ProcessId.of(pid)
+        # Compared last: what was read above is then of the process that ``identity`` names.
+        if identity is None or not identity.alive() or not process.is_running():
+            return None
+    except (psutil.Error, OSError):  # it ended, or is not ours to read
         return None
-    env = dict(os.fsdecode(pair).split("=", 1) for pair in pairs if b"=" in pair)
-    run_id, node = env.get(ENV_RUN_ID, ""), env.get(ENV_NODE, "")
-    if not RUN_ID.fullmatch(run_id) or identity is None or not identity.alive():
-        return None
-    words = [os.fsdecode(word) for word in argv]
     return RunProcess(
         process=identity,
         run_id=run_id,
         node=int(node) if node.isdigit() else None,
         sock_root=sock_root(env),
         shm_root=shm_root(env),
-        mender=any(word.rpartition(".")[2] in _MENDERS for word in words),
+        mender=any(word.rpartition(".")[2] in _MENDERS for word in argv),
     )

@@ -20,7 +20,6 @@ from pathlib import Path
 from headway.common.errors import CorruptError, HeadwayError, InputError
 from headway.common.node.segment import LINE_BYTES, Segment
 
-_PR_SET_CHILD_SUBREAPER = 36
 GONE = "X"
 DEAD = frozenset({GONE, "Z", "x"})
 """States of a process that will never run again."""
@@ -34,8 +33,8 @@ _MAX_REASON = 1000
 _MAX_CULPRIT = 2400  # characters; at most 4 bytes each, or 6 as a JSON escape
 
 
-def _stat(pid: int) -> tuple[str, int] | None:
-    """State letter and start ticks, or None if there is no such process."""
+def kernel_state(pid: int) -> tuple[str, int] | None:
+    """State letter as in proc_pid_stat(5) and start ticks, or None if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:  # noqa: PTH123 - a Path costs as much as the read
             text = file.read()
@@ -56,7 +55,7 @@ class ProcessId:
     @classmethod
     def of(cls, pid: int) -> ProcessId | None:
         """The process that has ``pid`` now, zombies included; None if there is none."""
-        found = _stat(pid)
+        found = kernel_state(pid)
         return None if found is None else cls(pid, found[1])
 
     @classmethod
@@ -69,7 +68,7 @@ class ProcessId:
 
     def state(self) -> str:
         """R running, S sleeping, D in the kernel, T stopped, Z zombie; ``GONE`` if it is no more."""
-        found = _stat(self.pid) if self.pid > 0 else None
+        found = kernel_state(self.pid) if self.pid > 0 else None
         if found is None or found[1] != self.start_ticks:
             return GONE
         return "T" if found[0] == "t" else found[0]
@@ -115,8 +114,7 @@ def spawn(argv: Sequence[str | Path], log_path: Path, env: Mapping[str, str], cw
 
     Own session, no controlling terminal, stdin from /dev/null, stdout and stderr appended to ``log_path``
     (a file, not a pipe: the reader's death must not kill the writer), no other file descriptor, exactly
-    ``env`` as environment. The child is a zombie after its end until a ``Reaper`` (or the sub-reaper above)
-    collects it.
+    ``env`` as environment. The child is a zombie after its end until ``reap_children`` lets go of it.
 
     Raises:
         InputError: no such program or folder, or the log cannot be opened.
@@ -160,48 +158,14 @@ def return_free_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def become_subreaper() -> None:
-    """Make orphans among this process's descendants its children, so that their exit status arrives here."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+def reap_children() -> None:
+    """Let go of every child that has ended, adopted ones too; never blocks.
 
-
-@dataclass(frozen=True, slots=True)
-class Exit:
-    """How a child ended: ``code`` is the exit code, or minus the signal's number."""
-
-    process: ProcessId
-    code: int
-
-
-class Reaper:
-    """Collects ended children, adopted ones too.
-
-    It takes the status of every child of this process: use no other waiting (``subprocess.run``) beside it in
-    another thread.
+    Use no other waiting (``subprocess.run``) beside it in another thread: it takes every status.
     """
-
-    def collect(self) -> list[Exit]:
-        """All children that ended since the last call; never blocks."""
-        exits = []
-        while (ended := self._next()) is not None:
-            exits.append(ended)
-        return exits
-
-    def _next(self) -> Exit | None:
-        try:
-            info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
-            return None
-        if info is None:
-            return None
-        # Still a zombie here, so its start time can be read before it is let go.
-        identity = ProcessId.of(info.si_pid) or ProcessId(info.si_pid, 0)
-        code = info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(info.si_pid, 0)
-        return Exit(identity, code)
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headway.common.errors import CorruptError, InputError
+from headway.common.node.files import replace_json
 
 ENV_RUN_ID = "HEADWAY_RUN_ID"
 ENV_NODE = "HEADWAY_NODE"
@@ -229,9 +230,7 @@ class RunDir:
             run.keys.mkdir(mode=0o700, exist_ok=True)
             created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
             record = {"run_id": check_run_id(run_id), "name": path.name, "created": created}
-            draft = path / ".run.json"
-            draft.write_text(json.dumps(record, indent=1) + "\n")
-            draft.replace(run.run_json)
+            replace_json(run.run_json, record)
         except OSError as error:
             raise InputError(
                 f"cannot create {path}: {error.strerror}", remedy="check the disk and its rights"

@@ -1,71 +1,48 @@
-"""DEALER clients, blocking and asyncio: requests with deadlines and retries, notes that never block."""
+"""A blocking DEALER client: requests with deadlines and retries, notes that never block."""
 
 from __future__ import annotations
 
-import asyncio
 import math
+import secrets
 import threading
 import time
 import uuid
+from collections import Counter, deque
 from collections.abc import Collection
 from typing import Any, TypeVar
 
 import zmq
-import zmq.asyncio
-from headway.common.errors import DeadlineError, HeadwayError, InputError, VersionError
-from headway.common.wire.codec import Envelope
-from headway.common.wire.endpoint import HIGH_WATER_MARK, reconnect, set_client_keys, set_options
-from headway.common.wire.exchange import Exchange
+from headway.common.errors import DeadlineError, InputError, RemoteError, VersionError, WireError
+from headway.common.wire import codec
+from headway.common.wire.endpoint import (
+    HIGH_WATER_MARK,
+    reconnect,
+    set_client_keys,
+    set_options,
+    somebody_listens,
+)
 from headway.common.wire.keys import KeyPair, check_endpoint
-from headway.common.wire.message import Message
+from headway.common.wire.message import Message, by_tag
+from headway.common.wire.messages.service import Failure
 
 RECONNECT_S = (0.05, 1.0)  # first and longest pause between attempts
+MAX_UNREAD_NOTES = 1024
 
 T = TypeVar("T", bound=Message)
 
 
-def _open(
-    context: zmq.Context[Any],
-    endpoint: str,
-    keys: KeyPair | None,
-    server_key: bytes | None,
-    identity: bytes | None,
-    high_water_mark: int,
-) -> Any:
-    check_endpoint(endpoint, server_key)
-    if identity is not None and not (0 < len(identity) < 256 and identity[0] != 0):
-        raise InputError(f"no client identity: {identity!r}", remedy="use 1 to 255 bytes, the first not zero")
-    opened = context.socket(zmq.DEALER)
-    try:
-        set_options(opened, endpoint, high_water_mark)
-        set_client_keys(opened, keys, server_key)
-        # An identity of our own survives reconnects, so the server knows a retry from a new request.
-        opened.setsockopt(zmq.IDENTITY, identity or b"c" + uuid.uuid4().bytes)
-        opened.setsockopt(zmq.RECONNECT_IVL, int(RECONNECT_S[0] * 1000))
-        opened.setsockopt(zmq.RECONNECT_IVL_MAX, int(RECONNECT_S[1] * 1000))
-        opened.connect(endpoint)
-    except zmq.ZMQError as error:
-        opened.close()
-        reason = f"cannot connect to {endpoint}: {error.strerror}"
-        raise InputError(reason, remedy="check the address") from error
-    except BaseException:
-        opened.close()
-        raise
-    return opened
-
-
 class Client:
-    """A blocking DEALER; one thread uses a client (the first that calls it), each thread makes its own.
+    """A blocking DEALER for one thread, the first that calls it; each thread makes its own.
 
-    At most 256 messages wait for the server, also while it is not there; beyond that ``notify`` drops and
-    counts (``counts["notes_dropped"]``) and ``call`` waits within its deadline. A call that meets its
-    deadline ends the connection, which drops what still waits: no request comes to life after its caller
-    gave up, and the next message connects again. Linger 0. Incoming notes wait in order, the oldest of more
-    than 1,024 fall out (``counts["notes_lost"]``).
+    At most 256 messages wait for the server, also while it is not there; beyond that ``notify``
+    drops and counts (``counts["notes_dropped"]``) and ``call`` waits within its deadline. A call
+    that meets its deadline ends the connection, which drops what still waits: no request comes to
+    life after its caller gave up, and the next message connects again. Linger 0. Incoming notes
+    wait in order, the oldest of more than 1,024 fall out (``counts["notes_lost"]``).
 
-    ``server_key`` switches CURVE on; ``keys`` are the client's own, needed where the server admits only known
-    clients. ``identity`` is the name that the server's handlers see; two live clients must not share one.
-    ``accept``: the note types that ``receive`` yields.
+    ``server_key`` switches CURVE on; ``keys`` are the client's own, needed where the server admits
+    only known clients. ``identity`` is the name that the server's handlers see; two live clients
+    must not share one. ``accept``: the note types that ``receive`` yields.
 
     Raises:
         InputError: a malformed endpoint, or one off loopback without ``server_key``.
@@ -81,18 +58,21 @@ class Client:
         accept: Collection[type[Message]] = (),
         high_water_mark: int = HIGH_WATER_MARK,
     ) -> None:
-        self._exchange = Exchange(endpoint, accept, has_keys=server_key is not None)
-        self.counts = self._exchange.counts
+        self.counts: Counter[str] = Counter()
+        self._endpoint, self._accept = endpoint, by_tag(accept)
+        self._has_keys, self._has_heard = server_key is not None, False
         self._thread: int | None = None
-        self.socket: zmq.Socket[bytes] = _open(
-            zmq.Context.instance(), endpoint, keys, server_key, identity, high_water_mark
-        )
+        # Random start: a restarted client of the same identity must not be answered with its
+        # predecessor's replies.
+        self._next_id = 1 + secrets.randbits(53)
+        self._notes: deque[bytes] = deque(maxlen=MAX_UNREAD_NOTES)
+        self.socket = _open(endpoint, keys, server_key, identity, high_water_mark)
 
     def call(self, message: Message, reply: type[T], timeout_s: float = 5.0, retries: int = 2) -> T:
-        """Send a request and wait for its reply; blocks at most ``timeout_s``, all attempts together.
+        """Send a request and wait for its reply, at most ``timeout_s`` for all attempts together.
 
-        The request goes out ``retries + 1`` times at equal distances under one id until a reply comes; a
-        living server runs it once. Only a server restarted in between may run it a second time.
+        The request goes out ``retries + 1`` times at equal distances under one id until a reply
+        comes; a living server runs it once. Only a server restarted in between may run it twice.
 
         Raises:
             DeadlineError: no reply in time; the request may or may not have been carried out.
@@ -101,7 +81,9 @@ class Client:
             WireError: ``message`` is too large, or the reply is of another type.
         """
         self._check_thread()
-        request_id, frame = self._exchange.request(message)
+        request_id = self._next_id
+        self._next_id += 1
+        frame = codec.encode_frame("req", request_id, codec.encode(message))
         start_s = time.monotonic()
         for attempt in range(1, retries + 2):
             until_s = start_s + timeout_s * attempt / (retries + 1)
@@ -109,26 +91,27 @@ class Client:
                 continue
             envelope = self._wait_for(request_id, until_s)
             if envelope is not None:
-                return self._exchange.result(envelope, reply)
-        reconnect(self.socket, self._exchange.endpoint)
-        raise self._exchange.too_late(message, timeout_s)
+                return _result(envelope, reply)
+        reconnect(self.socket, self._endpoint)
+        what = f"no answer to {type(message).__name__} from {self._endpoint} within {timeout_s:g} s"
+        raise DeadlineError(what, remedy=self._likely_remedy())
 
     def notify(self, message: Message) -> bool:
-        """Send a note; False: 256 messages wait already, and this one is dropped and counted. Never blocks.
+        """Send a note without blocking; False if 256 wait already: it is dropped and counted.
 
         Raises:
             WireError: ``message`` is too large or cannot be encoded.
         """
         self._check_thread()
-        if self._send(self._exchange.note(message)):
+        if self._send(codec.encode_frame("note", 0, codec.encode(message))):
             return True
         self.counts["notes_dropped"] += 1
         return False
 
     def receive(self, accept: Collection[type[T]] | None = None) -> list[Message]:
-        """The notes that have arrived since, in order, of the types ``accept`` (default: the constructor's).
+        """The notes that have arrived since, in order, of the types ``accept``; never blocks.
 
-        Never blocks.
+        By default the constructor's types. Notes of other types are dropped and counted.
 
         Raises:
             VersionError: the server speaks another protocol version.
@@ -136,7 +119,14 @@ class Client:
         self._check_thread()
         while self.socket.poll(0):
             self._receive()
-        return self._exchange.take_notes(accept)
+        accepted = self._accept if accept is None else by_tag(accept)
+        messages: list[Message] = []
+        while self._notes:
+            try:
+                messages.append(codec.decode(self._notes.popleft(), accepted))
+            except WireError:
+                self.counts["notes_refused"] += 1
+        return messages
 
     def close(self, linger_s: float = 0.0) -> None:
         """Close; what is unsent leaves in the background within ``linger_s``, or is dropped."""
@@ -168,7 +158,7 @@ class Client:
                 return False
         return True
 
-    def _wait_for(self, request_id: int, until_s: float) -> Envelope | None:
+    def _wait_for(self, request_id: int, until_s: float) -> codec.Envelope | None:
         while self.socket.poll(_remaining_ms(until_s)):
             envelope = self._receive()
             if envelope is not None:
@@ -177,119 +167,83 @@ class Client:
                 self.counts["late_replies"] += 1
         return None
 
-    def _receive(self) -> Envelope | None:
-        return self._exchange.arrived(self.socket.recv_multipart(zmq.NOBLOCK))
+    def _receive(self) -> codec.Envelope | None:
+        """The envelope of a reply, None for all else: notes are kept, the rest is counted.
 
-
-class AsyncClient:
-    """``Client`` for asyncio: the same rules, any number of calls at once, all inside one event loop.
-
-    A call that meets its deadline ends the connection only when no other call waits.
-    """
-
-    def __init__(
-        self,
-        endpoint: str,
-        *,
-        keys: KeyPair | None = None,
-        server_key: bytes | None = None,
-        identity: bytes | None = None,
-        accept: Collection[type[Message]] = (),
-        high_water_mark: int = HIGH_WATER_MARK,
-    ) -> None:
-        self._exchange = Exchange(endpoint, accept, has_keys=server_key is not None)
-        self.counts = self._exchange.counts
-        self._waiting: dict[int, asyncio.Future[Envelope]] = {}
-        self._reader: asyncio.Task[None] | None = None
-        self._context = zmq.asyncio.Context(shadow=zmq.Context.instance())
-        self.socket: Any = _open(self._context, endpoint, keys, server_key, identity, high_water_mark)
-
-    async def call(self, message: Message, reply: type[T], timeout_s: float = 5.0, retries: int = 2) -> T:
-        """As ``Client.call``; cancelling it forgets the request, which may still be carried out."""
-        request_id, frame = self._exchange.request(message)
-        self._start_reader()
-        future: asyncio.Future[Envelope] = asyncio.get_running_loop().create_future()
-        self._waiting[request_id] = future
-        start_s = time.monotonic()
+        Raises:
+            VersionError: the server speaks another version; every request to it is in vain.
+        """
+        frames = self.socket.recv_multipart(zmq.NOBLOCK)
+        if len(frames) != 1:
+            self.counts["bad_wire"] += 1
+            return None
         try:
-            for attempt in range(1, retries + 2):
-                until_s = start_s + timeout_s * attempt / (retries + 1)
-                if not await self._send_until(frame, until_s):
-                    continue
-                done, _ = await asyncio.wait([future], timeout=_remaining_ms(until_s) / 1000)
-                if done:
-                    return self._exchange.result(future.result(), reply)
-        finally:
-            del self._waiting[request_id]
-            future.cancel()
-        if not self._waiting:
-            reconnect(self.socket, self._exchange.endpoint)
-        raise self._exchange.too_late(message, timeout_s)
+            envelope = codec.decode_frame(frames[0])
+        except VersionError:
+            raise
+        except WireError:
+            self.counts["bad_wire"] += 1
+            return None
+        self._has_heard = True
+        if envelope.kind in ("rep", "err"):
+            return envelope
+        if envelope.kind == "note":
+            if len(self._notes) == self._notes.maxlen:
+                self.counts["notes_lost"] += 1
+            self._notes.append(envelope.body)
+        return None
 
-    async def notify(self, message: Message) -> bool:
-        """As ``Client.notify``: True, or dropped and counted; never waits."""
-        if await self._send(self._exchange.note(message)):
-            return True
-        self.counts["notes_dropped"] += 1
-        return False
+    def _likely_remedy(self) -> str:
+        """What to do about a request without an answer, by its likeliest cause."""
+        if self._has_heard:
+            return "the service has answered before; look whether it still runs, and at its log"
+        if not somebody_listens(self._endpoint):
+            return "nothing listens there; start the service, or check the address"
+        if self._has_keys:
+            return (
+                "check the keys: server_key must be the service's public key, "
+                "and the service may admit known client keys only; or it is busy, see its log"
+            )
+        return "the service is busy, see its log; or it wants keys, then pass server_key"
 
-    async def receive(self, accept: Collection[type[T]] | None = None) -> list[Message]:
-        """As ``Client.receive``: the notes that have arrived since; never waits."""
-        self._start_reader()
-        await asyncio.sleep(0)  # the reader's turn
-        return self._exchange.take_notes(accept)
 
-    async def close(self, linger_s: float = 0.0) -> None:
-        """End waiting calls with DeadlineError, then as ``Client.close``. May be repeated."""
-        if self._reader is not None:
-            self._reader.cancel()
-            await asyncio.wait([self._reader])
-            self._reader = None
-        self._fail_waiting(DeadlineError("the client was closed", remedy="keep it open while calls wait"))
-        self.socket.close(linger=int(linger_s * 1000))
+def _open(
+    endpoint: str,
+    keys: KeyPair | None,
+    server_key: bytes | None,
+    identity: bytes | None,
+    high_water_mark: int,
+) -> zmq.Socket[bytes]:
+    check_endpoint(endpoint, server_key)
+    if identity is not None and not (0 < len(identity) < 256 and identity[0] != 0):
+        remedy = "use 1 to 255 bytes, the first not zero"
+        raise InputError(f"not a client identity: {identity!r}", remedy=remedy)
+    opened: zmq.Socket[Any] = zmq.Context.instance().socket(zmq.DEALER)
+    try:
+        set_options(opened, endpoint, high_water_mark)
+        set_client_keys(opened, keys, server_key)
+        # An identity of our own survives reconnects: the server knows a retry from a new request.
+        opened.setsockopt(zmq.IDENTITY, identity or b"c" + uuid.uuid4().bytes)
+        opened.setsockopt(zmq.RECONNECT_IVL, int(RECONNECT_S[0] * 1000))
+        opened.setsockopt(zmq.RECONNECT_IVL_MAX, int(RECONNECT_S[1] * 1000))
+        opened.connect(endpoint)
+    except zmq.ZMQError as error:
+        opened.close()
+        reason = f"cannot connect to {endpoint}: {error.strerror}"
+        raise InputError(reason, remedy="check the address") from error
+    except BaseException:
+        opened.close()
+        raise
+    return opened
 
-    async def __aenter__(self) -> AsyncClient:
-        return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def _send(self, frame: bytes) -> bool:
-        try:
-            await self.socket.send(frame, zmq.NOBLOCK)
-        except zmq.Again:
-            return False
-        return True
-
-    async def _send_until(self, frame: bytes, until_s: float) -> bool:
-        while not await self._send(frame):
-            if not await self.socket.poll(_remaining_ms(until_s), zmq.POLLOUT):
-                return False
-        return True
-
-    def _start_reader(self) -> None:
-        if self._reader is None or self._reader.done():
-            self._reader = asyncio.get_running_loop().create_task(self._read())
-
-    async def _read(self) -> None:
-        while True:
-            try:
-                envelope = self._exchange.arrived(await self.socket.recv_multipart())
-            except VersionError as error:
-                self._fail_waiting(error)
-                continue
-            if envelope is None:
-                continue
-            future = self._waiting.get(envelope.id)
-            if future is not None and not future.done():
-                future.set_result(envelope)
-            else:
-                self.counts["late_replies"] += 1
-
-    def _fail_waiting(self, error: HeadwayError) -> None:
-        for future in self._waiting.values():
-            if not future.done():
-                future.set_exception(error)
+def _result(envelope: codec.Envelope, reply: type[T]) -> T:
+    if envelope.kind == "rep":
+        return codec.decode(envelope.body, by_tag([reply]))
+    failure = codec.decode(envelope.body, by_tag([Failure]))
+    if failure.code == "version":
+        raise VersionError(failure.message, remedy=failure.remedy)
+    raise RemoteError(failure.message, remedy=failure.remedy, remote_code=failure.code)
 
 
 def _remaining_ms(until_s: float) -> int:

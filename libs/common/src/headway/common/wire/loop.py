@@ -17,17 +17,35 @@ from typing import Any
 
 import structlog
 import zmq
-from headway.common.wire.throttle import Throttle
 
 MIN_PERIOD_S = 0.001
 MAX_WAIT_S = 1.0
 REST_S = 1.0  # of a source whose callback raised
+COMPLAINT_PERIOD_S = 10.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _STOP = b"\0"
 
 Source = int | zmq.Socket[Any]
 
 _log = structlog.get_logger(__name__)
+
+
+class Throttle:
+    """Lets one complaint per kind and period pass, so that a flood of bad input fills no disk."""
+
+    def __init__(self, period_s: float = COMPLAINT_PERIOD_S) -> None:
+        self._period_s = period_s
+        self._passed_at_s: dict[str, float] = {}
+        self._num_held_back: dict[str, int] = {}
+
+    def admit(self, kind: str) -> int | None:
+        """How many of this kind were held back since the last one; None: hold this one back too."""
+        now_s = time.monotonic()
+        if now_s - self._passed_at_s.get(kind, float("-inf")) < self._period_s:
+            self._num_held_back[kind] = self._num_held_back.get(kind, 0) + 1
+            return None
+        self._passed_at_s[kind] = now_s
+        return self._num_held_back.pop(kind, 0)
 
 
 class Timer:

@@ -13,9 +13,9 @@ from headway.common.errors import HeadwayError, InputError, VersionError, WireEr
 from headway.common.wire import codec
 from headway.common.wire.endpoint import HIGH_WATER_MARK, bind, set_options, set_server_keys
 from headway.common.wire.keys import KeyPair, check_endpoint, ipc_path, is_public_key
+from headway.common.wire.loop import Throttle
 from headway.common.wire.message import Message, by_tag, tag_of
 from headway.common.wire.messages.service import Done, Failure
-from headway.common.wire.throttle import Throttle
 from zmq.auth.thread import ThreadAuthenticator
 
 Handler = Callable[[Any, bytes], Message | None]  # the message, of the type it is registered for, and the peer identity

@@ -12,6 +12,7 @@ from typing import Any
 import structlog
 import zmq
 from headway.common.errors import InputError
+from headway.common.node.process import ProcessId
 from headway.common.wire import codec
 from headway.common.wire.client import Client
 from headway.common.wire.keys import KeyPair
@@ -90,7 +91,7 @@ class Service:
         self._server = server
         self._describe = describe
         self._started_at_s = time.monotonic()
-        self._start_ticks = _start_ticks()
+        self._start_ticks = ProcessId.current().start_ticks
         self._drain_limit_s = drain_limit_s
         self._drain: Callable[[], bool | None] | None = None
         self._drain_until_s: float | None = None
@@ -243,9 +244,3 @@ def _version() -> str:
         return version("headway-common")
     except PackageNotFoundError:  # run from a source tree
         return "unknown"
-
-
-def _start_ticks() -> int:
-    """Start of this process in clock ticks since boot: field 22 of /proc/self/stat (proc(5))."""
-    with open("/proc/self/stat", "rb") as file:  # noqa: PTH123  one read of a pseudo file
-        return int(file.read().rpartition(b")")[2].split()[19])

@@ -24,6 +24,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+from headway.common.node.files import replace_file
+
 JOB_TIMEOUT_S = 100.0
 
 
@@ -157,9 +159,7 @@ class FileRendezvous:
 
     def announce(self, host: str, port: int) -> None:
         """Publish the address."""
-        draft = self._path.with_suffix(".draft")
-        draft.write_text(f"{host} {port}")
-        draft.rename(self._path)
+        replace_file(self._path, f"{host} {port}")
 
     def lookup(self) -> tuple[str, int]:
         """Wait for the address, or for the end of the generation."""

@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from headway.common.node.files import replace_json
 from headway.common.wire.messages.health import LogHit
 from headway.health.policy import match
 
@@ -89,10 +90,8 @@ class LogTail:
         if self._cursor_file is None:
             return
         rows = {path: (cursor.inode, cursor.offset) for path, cursor in self._cursors.items()}
-        temporary = self._cursor_file.with_suffix(".tmp")
         try:
-            temporary.write_text(json.dumps(rows))
-            temporary.replace(self._cursor_file)
+            replace_json(self._cursor_file, rows)
         except OSError:
             self._cursor_file = None  # a full disk costs the memory of positions, not the tail
 

@@ -11,7 +11,7 @@ from headway.common.node.process import LastWords, ProcessId, Words
 from headway.common.wire.messages.health import WorkerSignals
 from headway.health.config import HealthConfig
 from headway.health.sources.flight import FlightSource, Progress
-from headway.health.sources.proc import PROC, ProcessSignals, read_process, read_pss
+from headway.health.sources.proc import ProcessSignals, read_process, read_pss
 
 _ENDED = frozenset({"gone", "Z", "X", "x"})
 
@@ -23,10 +23,9 @@ class WorkerSource:
         self,
         shm_dir: Path,
         config: HealthConfig,
-        root: Path = PROC,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._shm_dir, self._root, self._clock_s = shm_dir, root, clock_s
+        self._shm_dir, self._clock_s = shm_dir, clock_s
         self._pss_interval_s = config.pss_interval_s
         self._flight = FlightSource(shm_dir, config.median_window_steps)
         self._cpu: dict[ProcessId, tuple[float, float]] = {}
@@ -46,7 +45,7 @@ class WorkerSource:
 
     def _worker(self, progress: Progress) -> WorkerSignals:
         process = progress.process
-        signals = read_process(process.pid, process.start_ticks, self._root)
+        signals = read_process(process.pid, process.start_ticks)
         words = self._last_words(process) if signals.state in _ENDED else None
         return WorkerSignals(
             rank=progress.rank,
@@ -83,7 +82,7 @@ class WorkerSource:
         now_s = self._clock_s()
         read_s, nbytes = self._pss.get(process, (float("-inf"), 0))
         if now_s - read_s >= self._pss_interval_s:
-            nbytes = read_pss(process.pid, self._root)
+            nbytes = read_pss(process.pid)
             self._pss[process] = (now_s, nbytes)
         return nbytes
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from headway.common.log import get_logger
+from headway.common.node.files import replace_json
 from headway.common.node.process import DEAD, ProcessId, spawn
 
 FIRST_PAUSE_S = 0.05
@@ -128,9 +129,7 @@ class Children:
         data = {
             name: [c.process.pid, c.process.start_ticks] for name, c in self._children.items() if c.process is not None
         }
-        scratch = self._file.with_suffix(".tmp")
-        scratch.write_text(json.dumps(data))
-        scratch.replace(self._file)
+        replace_json(self._file, data)
 
     def _load(self) -> dict[str, ProcessId]:
         try:

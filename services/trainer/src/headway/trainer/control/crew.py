@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headway.common.log import get_logger
+from headway.common.node.files import replace_json
 from headway.common.node.process import DEAD, LastWords, ProcessId
 from headway.common.wire.messages.driver import WorkerGone
 from headway.common.wire.messages.executor import WorkerBeat
@@ -146,9 +147,7 @@ class Crew:
     # ---- memory over an executor's death ------------------------------------------------------
     def _save(self) -> None:
         processes = {n: [m.process.pid, m.process.start_ticks] for n, m in self.members.items()}
-        scratch = self._file.with_suffix(".tmp")
-        scratch.write_text(json.dumps({"next": self._next, "workers": processes}))
-        scratch.replace(self._file)
+        replace_json(self._file, {"next": self._next, "workers": processes})
 
     def _load(self) -> None:
         try:

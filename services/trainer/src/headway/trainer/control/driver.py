@@ -7,7 +7,6 @@ reports; the rest is in the executors' beats.
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from headway.common.config import load
 from headway.common.errors import HeadwayError
 from headway.common.log import get_logger
 from headway.common.node.failpoints import configure
+from headway.common.node.files import replace_json
 from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import NodePaths, RunDir
 from headway.common.plan.placement import Placement
@@ -166,11 +166,7 @@ class Driver:
         return code
 
     def _announce(self, facts: dict[str, Any]) -> None:
-        target = self.run_dir.path / "driver.json"
-        scratch = target.with_name(f".driver.json.{os.getpid()}")
-        scratch.touch(mode=0o600)
-        scratch.write_text(json.dumps(facts))
-        scratch.replace(target)
+        replace_json(self.run_dir.path / "driver.json", facts, mode=0o600)
 
     # ---- timers -------------------------------------------------------------------------------
     def _tick(self) -> None:

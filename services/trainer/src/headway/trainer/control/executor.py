@@ -15,7 +15,7 @@ from headway.common.config import load
 from headway.common.errors import InputError
 from headway.common.log import get_logger
 from headway.common.node.janitor import leave_run
-from headway.common.node.process import ProcessId, Reaper
+from headway.common.node.process import ProcessId, reap_children
 from headway.common.node.run_dir import RunDir, RunLock
 from headway.common.wire.message import Message
 from headway.common.wire.messages.ckpt_store import CheckpointComplete, StoreTrouble
@@ -85,7 +85,6 @@ class Executor:
         self._service = Service("executor", server=self._server)
         self._local: Server | None = None
         self._run: NodeRun | None = None
-        self._reaper = Reaper()
         self._epoch = 0
         self._driver: bytes | None = None
         self._heard_at = self._folder_seen_at = time.monotonic()
@@ -165,7 +164,7 @@ class Executor:
         if self._run is None:
             return
         now = time.monotonic()
-        self._reaper.collect()
+        reap_children()
         gone = self._run.poll(now)
         for worker in gone:
             self._to_driver(worker)

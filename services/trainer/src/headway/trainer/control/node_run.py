@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -15,6 +14,7 @@ from headway.common.errors import InputError
 from headway.common.log import get_logger
 from headway.common.node.arena import Arena
 from headway.common.node.failpoints import configure
+from headway.common.node.files import replace_json
 from headway.common.node.janitor import end_node, leave_run
 from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import NodePaths, RunDir, RunLock
@@ -197,10 +197,8 @@ class NodeRun:
             self.reports.popleft()
         if (beat.monitor_endpoint, beat.monitor_key) != self._monitor:
             self._monitor = (beat.monitor_endpoint, beat.monitor_key)
-            target = self.paths.sock_dir / "monitor.json"
-            scratch = target.with_suffix(".tmp")
-            scratch.write_text(json.dumps({"endpoint": self._monitor[0], "server_key": self._monitor[1]}))
-            scratch.replace(target)
+            facts = {"endpoint": beat.monitor_endpoint, "server_key": beat.monitor_key}
+            replace_json(self.paths.sock_dir / "monitor.json", facts)
 
     def poll(self, now: float) -> list[WorkerGone]:
         """Look after services and workers; returns the workers found dead."""

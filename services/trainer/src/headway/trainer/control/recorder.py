@@ -6,10 +6,12 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import numpy as np
 from headway.common.errors import CorruptError
+from headway.common.node.files import replace_file
 from headway.common.node.flight import FlightReader
 
 
@@ -45,10 +47,9 @@ class Recorder:
         if not len(new):
             return
         target = self._events / f"n{self._node}-rank{rank}-{int(new['start_ns'][0]):020d}.npy"
-        scratch = target.with_suffix(".tmp")
-        with scratch.open("wb") as file:
-            np.save(file, new, allow_pickle=False)
-        scratch.replace(target)
+        content = io.BytesIO()
+        np.save(content, new, allow_pickle=False)
+        replace_file(target, content.getvalue())
         self._saved[rank] = int(new["start_ns"][-1])
 
     def _resume_at(self, rank: str) -> int:

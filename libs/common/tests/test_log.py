@@ -1,13 +1,10 @@
-"""The manual clock moves only when told; log lines say who wrote them."""
+"""Log lines name who wrote them."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-
-import pytest
-from headway.common.clock import Clock, ManualClock, SystemClock
 
 SCRIPT = """
 import threading
@@ -26,22 +23,6 @@ thread = threading.Thread(target=log.warning, args=("from a thread",))
 thread.start()
 thread.join()
 """
-
-
-def test_a_manual_clock_stands_still_until_it_is_advanced() -> None:
-    clock: Clock = ManualClock(5.0)
-    assert clock.now_s() == clock.now_s() == 5.0
-    assert isinstance(clock, ManualClock)
-    clock.advance(0.5)
-    assert clock.now_s() == 5.5
-    with pytest.raises(ValueError, match="cannot go back"):
-        clock.advance(-1)
-
-
-def test_the_system_clock_never_goes_back() -> None:
-    clock: Clock = SystemClock()
-    readings = [clock.now_s() for _ in range(1000)]
-    assert readings == sorted(readings)
 
 
 def test_log_lines_in_a_file_are_json_that_names_service_run_node_and_rank() -> None:
