@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from headway.common.node.janitor import processes_of
 from headway.common.node.process import spawn
-from headway.console.start import wait_for_node
 from headway.launch.cluster import ClusterFolder
 from headway.launch.local import LocalEngine
+from headway.launch.nodes import wait_for_node
 
 
 @pytest.fixture

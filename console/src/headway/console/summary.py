@@ -14,8 +14,9 @@ from headway.common.errors import HeadwayError
 from headway.console.analysis.episodes import load_journal, recoveries
 from headway.console.analysis.events import load_events, redone_steps
 from headway.console.analysis.metrics import load_evaluations, load_metrics, throughput
+from headway.console.hints import runs_dir_option, seen_from_here
 from headway.console.progress import read_progress, utilisation
-from headway.console.run import Run, runs_dir_option, seen_from_here
+from headway.console.run import Run
 from headway.dataloader import Dataset
 
 TRACED_STEPS = 50
