@@ -132,7 +132,7 @@ def test_a_start_that_is_terminated_is_taken_back_and_says_so(
         code, _, err = call("run", TINY, "--runs-dir", str(own_roots / "runs"))
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert code == 130 and "the start is taken back" in err
+    assert code == 130 and "launch cancelled, nothing left running" in err
 
 
 def test_status_shows_ranks_and_progress_of_the_newest_run(fake: FakeRun, fake_call: Call) -> None:
@@ -155,6 +155,15 @@ def test_runs_lists_every_state(fake: FakeRun, fake_call: Call) -> None:
         states.append((row["state"], row["step"]))
         fake.close()
     assert states == [("live", 2), ("interrupted", 2)]
+
+
+def test_a_long_name_moves_the_column_for_all_rows(fake: FakeRun, fake_call: Call) -> None:
+    other = FakeRun(fake.folder.path.parent, name="learning-rate-sweep-of-all-widths-at-3e-4")
+    other.close()
+    _, out, _ = fake_call("runs")
+    lines = out.splitlines()
+    assert len(lines) == 3
+    assert len({line.index(word) for line, word in zip(lines, ("state", "live", "interr"), strict=True)}) == 1
 
 
 @pytest.mark.parametrize("operation", ["pause", "resume", "stop", "checkpoint"])
@@ -285,7 +294,7 @@ def test_ckpt_verbs_take_the_name_of_a_run(
     monkeypatch.chdir(own_roots)
     assert call("ckpt", verb, "fake", "--json") == call("ckpt", verb, "runs/fake", "--json")
     code, _, err = call("ckpt", verb, "absent")
-    assert code == 2 and "absent is no folder" in err
+    assert code == 2 and "absent is not a folder" in err
 
 
 def test_trace_writes_where_it_is_told(fake: FakeRun, fake_call: Call, tmp_path: Path) -> None:

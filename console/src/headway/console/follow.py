@@ -7,7 +7,6 @@ to itself.
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 import sys
 import time
@@ -15,6 +14,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, TextIO
 
+from headway.common.cli import to_json
 from headway.common.errors import DeadlineError, HeadwayError
 from headway.console.peak import Peak
 from headway.console.progress import Progress, Teller, clock, read_progress
@@ -172,7 +172,7 @@ class _JsonView(_View):
         self._print(progress.record())
 
     def _print(self, record: dict[str, Any]) -> None:
-        print(json.dumps(record), file=self._out, flush=True)
+        print(to_json(record), file=self._out, flush=True)
 
 
 class _BarView(_View):

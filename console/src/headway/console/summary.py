@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.ckpt_store.client import newest
+from headway.common.cli import Table, mebibytes
 from headway.common.errors import HeadwayError
 from headway.console.analysis.episodes import load_journal, recoveries
 from headway.console.analysis.events import load_events, redone_steps
@@ -83,21 +84,16 @@ def summarise(run: Run, *, write_trace: bool = False) -> Summary:
 
 def render(summary: Summary) -> list[str]:
     """The summary for people, one line each."""
+    parts = report(summary)
+    return [line for part in parts for line in ([part] if isinstance(part, str) else part.lines())]
+
+
+def report(summary: Summary) -> list[str | Table]:
+    """The summary for people: figures as a table, what can be pasted as plain lines."""
     s = summary
-    lines = [
-        "",
-        f"run {s.name}: {s.outcome} after step {s.step}/{s.steps}{': ' + s.detail if s.detail else ''}",
-    ]
-    losses = f"validation loss  {_nats(s.validation_before)} before, {_nats(s.validation_after)} after"
-    lines.append(f"{losses}; training unigrams give {_nats(s.unigram_nats)}")
-    speed = f"speed            {s.tokens_per_s or 0:,.0f} tokens/s"
-    if s.mfu is not None and s.peak_flops:
-        speed += f", MFU {s.mfu:.1%} of this machine's {s.peak_flops / 1e9:,.0f} GFLOP/s ({s.dtype}, measured)"
-    lines.append(speed)
-    for checkpoint in s.checkpoints:
-        size = checkpoint["total_bytes"] / 2**20
-        lines.append(f"checkpoint       step {checkpoint['step']}, {size:.1f} MiB, {checkpoint['path']}")
-    lines += [f"recovery         {_recovery_line(row)}" for row in s.recoveries]
+    detail = f": {s.detail}" if s.detail else ""
+    title = f"run {s.name}: {s.outcome} after step {s.step}/{s.steps}{detail}"
+    lines: list[str | Table] = ["", title, Table(_figures(s))]
     if s.sample:
         lines += ["sample:", *("  " + line for line in s.sample.splitlines())]
     if s.trace:
@@ -107,6 +103,21 @@ def render(summary: Summary) -> list[str]:
     if s.go_on:
         lines.append(f"go on            {s.go_on}")
     return lines
+
+
+def _figures(s: Summary) -> list[tuple[str, str]]:
+    before, after = _nats(s.validation_before), _nats(s.validation_after)
+    unigrams = f"training unigrams give {_nats(s.unigram_nats)}"
+    speed = f"{s.tokens_per_s or 0:,.0f} tokens/s"
+    if s.mfu is not None and s.peak_flops:
+        peak = f"{s.peak_flops / 1e9:,.0f} GFLOP/s ({s.dtype}, measured)"
+        speed += f", MFU {s.mfu:.1%} of this machine's {peak}"
+    return [
+        ("validation loss", f"{before} before, {after} after; {unigrams}"),
+        ("speed", speed),
+        *(("checkpoint", f"step {c['step']}, {mebibytes(c['total_bytes'])}, {c['path']}") for c in s.checkpoints),
+        *(("recovery", _recovery_line(row)) for row in s.recoveries),
+    ]
 
 
 def checkpoints(run: Run) -> list[dict[str, Any]]:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from headway.common.cli import AsJson, emit, group
 from headway.common.errors import HeadwayError
-from headway.console.commands.options import AsJson, emit
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The cluster's folder.")]
 ClusterOption = Annotated[Path, typer.Option("--cluster", help="The cluster's folder.")]
@@ -20,10 +20,10 @@ def register(app: typer.Typer) -> None:
         ("cluster", "Make or remove the folder of a cluster, or stop the runs on it.", (create, drain, remove)),
         ("node", "Start or stop one node of a cluster.", (start, stop)),
     ):
-        group = typer.Typer(name=name, help=help_, no_args_is_help=True, rich_markup_mode=None)
+        machines = group(help_, name=name)
         for command in commands:
-            group.command()(command)
-        app.add_typer(group)
+            machines.command()(command)
+        app.add_typer(machines)
 
 
 def create(

@@ -7,8 +7,16 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from headway.common.cli import AsJson, emit
 from headway.common.errors import InputError
-from headway.console.commands.options import RUNS, AnyRun, AsJson, NamedRun, RunsDir, check_rank, emit, find_run
+from headway.console.commands.options import (
+    RUNS,
+    AnyRun,
+    NamedRun,
+    RunsDir,
+    check_rank,
+    find_run,
+)
 
 Wait = Annotated[bool, typer.Option("--wait", help="Return when all ranks have applied it.")]
 
