@@ -20,7 +20,7 @@ LEVELS = {"common": 0, "launch": 1, "dataloader": 2, "ckpt_store": 2, "health": 
 SERVICES = {"dataloader", "ckpt_store", "health", "trainer"}
 SHOWN = {"client", "config"}
 """Modules of a service that others may import, beside the names of the package itself."""
-WITHOUT_TORCH = ("common", "launch", "dataloader", "ckpt_store", "health", "trainer.control")
+WITHOUT_TORCH = ("common", "launch", "dataloader", "ckpt_store", "health", "trainer.control", "console")
 MAX_LINES = 400
 FORBIDDEN = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"}
 

@@ -13,7 +13,7 @@ from headway.common.errors import InputError
 from headway.common.node.janitor import end_run, sweep
 from headway.common.node.run_dir import shm_root, sock_root
 from headway.console.launch import check_resumable, claimed, measure_peak, start
-from headway.console.preflight import check_machine, prepare_corpus
+from headway.console.preflight import check_machine, check_torch, prepare_corpus
 from headway.console.run import Run
 from headway.launch.cluster import ClusterFolder
 from headway.trainer.client import reopen, settled
@@ -77,6 +77,7 @@ class Cluster:
             InputError: anything wrong that can be found before step 0. A new run then leaves no folder behind.
         """
         resolved = config if isinstance(config, RunConfig) else load(RunConfig, [Path(config)], overrides)
+        check_torch()
         resolved, settled_line = settled(resolved, ranks=resolved.parallel.world_size)
         tell(settled_line)
         base = base or ("run" if isinstance(config, RunConfig) else Path(config).stem)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from headway.common.node.janitor import processes_of
 from headway.common.node.run_dir import RUN_ID, RunLock, shm_root, sock_root
-from headway.console.preflight import MIN_FREE_BYTES, SHM
+from headway.console.preflight import INSTALL_TORCH, MIN_FREE_BYTES, SHM
 
 PYTHONS = ((3, 11), (3, 13))
 MIN_SHM_BYTES = 1 << 30
@@ -82,7 +82,7 @@ def torch() -> Diagnosis:
     try:
         have = version("torch")
     except PackageNotFoundError:
-        return Diagnosis("torch", "bad", "torch is not installed", "run `make setup`")
+        return Diagnosis("torch", "bad", "torch is not installed, and a run needs it", INSTALL_TORCH)
     build = "CPU build" if "+cpu" in have else "CUDA build" if "+cu" in have else "standard build"
     return Diagnosis("torch", "ok", f"torch {have}, {build}")
 
