@@ -181,7 +181,7 @@ def test_a_terminal_gets_a_bar_that_ends_complete(fake: FakeRun) -> None:
     fake.advance(40)
     out = Terminal(("40/40", fake.finish))
     assert Follower(fake.run, out=out, every_s=0.1, peak=PEAK).follow() == "finished"
-    assert "40/40" in out.getvalue() and "tok/s" in out.getvalue() and "finished" in out.getvalue()
+    assert "40/40" in out.getvalue() and "tokens/s" in out.getvalue() and "finished" in out.getvalue()
 
 
 def test_news_is_told_once_and_from_the_present_unless_asked(fake: FakeRun) -> None:

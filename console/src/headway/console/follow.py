@@ -17,7 +17,7 @@ from typing import Any, TextIO
 from headway.common.cli import to_json
 from headway.common.errors import DeadlineError, HeadwayError
 from headway.console.peak import Peak
-from headway.console.progress import Progress, Teller, clock, read_progress
+from headway.console.progress import Progress, Teller, read_progress
 from headway.console.run import OVER, Run
 
 POLL_S = 0.25
@@ -205,15 +205,10 @@ class _BarView(_View):
         self._bar.console.print(_timed(line, at_unix_s), markup=False)
 
     def show(self, progress: Progress) -> None:
-        facts = [progress.phase if not progress.paused else "paused"]
-        if progress.loss is not None:
-            facts.append(f"loss {progress.loss:.3f}")
-        if progress.tokens_per_s:
-            facts.append(f"{progress.tokens_per_s:,.0f} tok/s")
-        if progress.mfu is not None:
-            facts.append(f"MFU {progress.mfu:.1%}")
-        if progress.eta_s is not None:
-            facts.append(f"ETA {clock(progress.eta_s)}")
-        facts.append(f"gen {progress.generation}")
-        self._bar.update(self._task, description=progress.name, total=progress.steps, completed=progress.step,
-                         facts=" · ".join(facts))  # fmt: skip
+        self._bar.update(
+            self._task,
+            description=progress.name,
+            total=progress.steps,
+            completed=progress.step,
+            facts=" · ".join([progress.state, *progress.facts()]),
+        )

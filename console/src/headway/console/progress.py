@@ -49,9 +49,14 @@ class Progress:
         """Whether the run has an outcome."""
         return self.phase in OVER
 
-    def line(self) -> str:
-        """All of it on one line."""
-        parts = [f"step {self.step}/{self.steps}"]
+    @property
+    def state(self) -> str:
+        """The phase, or that it is paused."""
+        return "paused" if self.paused else self.phase
+
+    def facts(self) -> list[str]:
+        """What is known of loss, speed and remaining time, ready to print."""
+        parts = []
         if self.loss is not None:
             parts.append(f"loss {self.loss:.4f}")
         if self.tokens_per_s:
@@ -62,8 +67,11 @@ class Progress:
             parts.append(f"ETA {clock(self.eta_s)}")
         if self.generation >= 0:
             parts.append(f"generation {self.generation}")
-        parts.append("paused" if self.paused else self.phase)
-        return "  ".join(parts)
+        return parts
+
+    def line(self) -> str:
+        """All of it on one line."""
+        return "  ".join([f"step {self.step}/{self.steps}", *self.facts(), self.state])
 
     def record(self) -> dict[str, Any]:
         """Plain values for JSON, without the driver's own answer."""
