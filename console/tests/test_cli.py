@@ -266,14 +266,14 @@ def test_a_drained_cluster_has_stopped_its_runs_with_a_checkpoint(fake: FakeRun,
     assert code == 0 and [command.operation for command in fake.commands] == ["stop"]
     assert out.splitlines() == [
         "stopping run fake with a checkpoint",
-        "run fake is stopped; its next `headway run` goes on from there",
+        "run fake is stopped; its next `headway run` resumes there",
     ]
     assert call("cluster", "drain", str(fake.cluster.path)) == (0, "", ""), "nothing is carried any more"
 
 
 def test_draining_gives_up_at_its_limit(fake: FakeRun, call: Call) -> None:
     code, out, _ = call("cluster", "drain", str(fake.cluster.path), "--limit", "0.1")
-    assert code == 0 and "run fake is left as it is: run fake is not over after 0.1 s" in out
+    assert code == 0 and "run fake was not stopped: run fake is not over after 0.1 s" in out
 
 
 def _until(condition: Callable[[], bool]) -> None:

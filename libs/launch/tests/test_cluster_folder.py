@@ -67,7 +67,7 @@ def test_a_folder_without_a_cluster_says_how_to_get_one(tmp_path: Path) -> None:
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     cluster = ClusterFolder.create(tmp_path, nodes=1)
     (tmp_path / "cluster.json").write_text('{"id": "0bad')
-    with pytest.raises(InputError, match=r"cluster\.json is no JSON"):
+    with pytest.raises(InputError, match=r"cluster\.json is not valid JSON"):
         _ = cluster.nodes
 
 

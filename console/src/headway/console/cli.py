@@ -86,7 +86,7 @@ def _placeholder(name: str, value: str) -> Any:
 
 
 app = group(
-    "Train large language models that keep training: launch, steer, watch and mend runs.",
+    "Train large language models: launch, watch and steer runs that recover by themselves.",
     name="headway",
     cls=LazyGroup,
     add_completion=True,

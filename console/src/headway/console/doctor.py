@@ -1,4 +1,4 @@
-"""What would keep a run from working on this machine? Looks, measures little, changes nothing."""
+"""Checks for what would keep a run from working on this machine; changes nothing."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Stay with a run until it is over: a progress bar on a terminal, a line now and then elsewhere.
 
-Ctrl-C or SIGTERM, when asked to, first stops the run with a checkpoint and keeps following; the second leaves it
-to itself.
+With ``stop_on_interrupt`` the first Ctrl-C or SIGTERM stops the run with a checkpoint and keeps
+following it; the second returns at once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Follower:
     """``follow`` returns the outcome, or ``detached``.
 
     Args:
-        peak: what MFU is told against; None leaves MFU out.
+        peak: what MFU is measured against; None leaves MFU out.
         as_json: one JSON object a time on stdout instead of text; with a summary to come, on stderr.
         every_s: seconds between lines without a terminal.
     """
@@ -59,7 +59,7 @@ class Follower:
         """Block until the run is over.
 
         Raises:
-            HeadwayError: nothing of the run is alive any more and it is not over.
+            HeadwayError: none of its processes is running, and it is not over.
             KeyboardInterrupt: Ctrl-C without ``stop_on_interrupt``.
         """
         with self._counting() if stop_on_interrupt else contextlib.nullcontext(), self._view:
@@ -80,7 +80,7 @@ class Follower:
                 return outcome
             if not live and not self._run.outcome:
                 raise HeadwayError(
-                    f"run {self._run.name} is not over, but nothing of it is alive",
+                    f"run {self._run.name} stopped unexpectedly: none of its processes is running",
                     remedy=f"start it again with `headway run`; logs: {self._run.hint('logs')}",
                 )
             if self._interrupts and self._heed():
@@ -111,14 +111,15 @@ class Follower:
         """Act on Ctrl-C or SIGTERM; True to leave."""
         name = self._run.name
         if self._interrupts > 1:
-            if self._stop_accepted:
-                self._view.tell(f"left {name}, which is stopping with a checkpoint; see its end with {self._again}")
-            else:
-                self._view.tell(f"left {name} running; go on with {self._again}, end it with {self._run.hint('stop')}")
+            left = f"left {name}, which is stopping with a checkpoint; see its end with {self._again}"
+            if not self._stop_accepted:
+                stop = self._run.hint("stop")
+                left = f"left {name} running; watch it with {self._again}, stop it with {stop}"
+            self._view.tell(left)
             return True
         if not self._stop_sent:
             self._stop_sent = True
-            self._view.tell("stopping with a checkpoint; Ctrl-C again leaves the run to itself")
+            self._view.tell("stopping with a checkpoint; press Ctrl-C again to return at once")
             try:
                 self._run.stop()
                 self._stop_accepted = True

@@ -45,12 +45,12 @@ KEPT_ON_RESUME = (
 # ---- 1. the folder ------------------------------------------------------------------------
 @contextlib.contextmanager
 def claimed(path: Path) -> Iterator[tuple[Run, bool]]:
-    """The run at ``path``, and whether it was there already, while nobody else can start it.
+    """The run at ``path``, locked against a second start, and whether it existed before.
 
     A new run's folder is removed when the body fails, by Ctrl-C too.
 
     Raises:
-        InputError: the run is live, is being started or has finished, or something else lies at ``path``.
+        InputError: the run is live, is being started or has finished, or ``path`` is not a run.
     """
     with _locked(path):
         if (path / "run.json").exists():
@@ -61,7 +61,7 @@ def claimed(path: Path) -> Iterator[tuple[Run, bool]]:
             yield run, True
             return
         if any(path.iterdir()):
-            raise InputError(f"{path} holds other things than a run", remedy="choose another --name")
+            raise InputError(f"{path} already exists and is not a run folder", remedy="choose another --name")
         try:
             yield Run(RunDir.create(path, run_id=new_run_id()).path), False
         except BaseException:

@@ -119,7 +119,7 @@ def _refuse_other_source(config: RunConfig, path: Path, source: str, sha256: str
     if Path(asked).exists() and Path(asked).resolve() == Path(source).resolve():  # spelled in another way
         return
     raise InputError(
-        f"{path} holds corpus {sha256[:16]} of {source!r}, asked was data.source={asked!r}",
+        f"{path} was prepared from {source!r} (corpus {sha256[:16]}), but data.source is {asked!r}",
         remedy="set data.path to another folder, or replace it with `headway data prepare --force`",
     )
 

@@ -24,7 +24,7 @@ class Progress:
     name: str
     phase: str
     """The driver's phase, the outcome of an ended run, ``unheard`` while no driver answers, ``interrupted`` when
-    nothing of an unfinished run is alive."""
+    an unfinished run has no process."""
     step: int
     """Completed steps."""
     steps: int
@@ -145,7 +145,7 @@ _TOLD = {
     "node_lost": "node {node} is lost: {reason}",
     "node_replaced": "node {spare} takes over ranks {ranks} of node {node}",
     "fence": "recovery: generation {generation} left at step {step}: {reason}",
-    "generation": "generation {generation} goes on from step {step} ({source})",
+    "generation": "generation {generation} resumes from step {step} ({source})",
     "adopted": "a new driver took over generation {generation}",
     "verdict": "verdict: {kind} on node {node}, rank {rank}; {remedy}",
     "command": "command {sequence}: {operation} {name}",

@@ -109,7 +109,7 @@ class Run:
 
         Raises:
             DeadlineError: not over within ``timeout_s``.
-            HeadwayError: nothing of the run is alive any more, and it is not over.
+            HeadwayError: none of its processes is running, and it is not over.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
@@ -118,8 +118,8 @@ class Run:
                 return outcome
             if not live and not self.outcome:
                 raise HeadwayError(
-                    f"run {self.name} is not over, but nothing of it is alive",
-                    remedy=f"start it again with `headway run`; logs lie in {self.folder.logs}",
+                    f"run {self.name} stopped unexpectedly: none of its processes is running",
+                    remedy=f"start it again with `headway run`; logs: {self.folder.logs}",
                 )
             if deadline is not None and time.monotonic() > deadline:
                 raise DeadlineError(f"run {self.name} is not over after {timeout_s} s", remedy="see `headway status`")
@@ -131,7 +131,7 @@ class Run:
         return self.command("pause")
 
     def resume(self) -> int:
-        """Go on after ``pause``."""
+        """Resume after ``pause``."""
         return self.command("resume")
 
     def stop(self) -> int:
@@ -167,7 +167,7 @@ class Run:
         """Send one command; retried over a driver's restart and carried out once.
 
         Raises:
-            InputError: the run is over, or nothing of it is alive.
+            InputError: the run is over, or none of its processes is running.
             RemoteError: the driver refused it.
             DeadlineError: no driver took it.
         """

@@ -27,7 +27,7 @@ NOTEBOOK = Path("notebooks/01_launch_and_steer.ipynb")
 
 @dataclass
 class Summary:
-    """Losses in nats per token; None where there is nothing to tell."""
+    """Losses in nats per token; None where there is nothing to report."""
 
     name: str
     outcome: str
@@ -50,7 +50,7 @@ class Summary:
     trace: str = ""
     notebook: str = ""
     go_on: str = ""
-    """The command that goes on with a stopped or failed run."""
+    """The command that resumes a stopped or failed run."""
 
 
 def summarise(run: Run, *, write_trace: bool = False) -> Summary:
@@ -101,7 +101,7 @@ def report(summary: Summary) -> list[str | Table]:
     if s.notebook:
         lines.append(f"notebook         {s.notebook} (`make lab`)")
     if s.go_on:
-        lines.append(f"go on            {s.go_on}")
+        lines.append(f"resume           {s.go_on}")
     return lines
 
 

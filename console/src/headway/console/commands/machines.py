@@ -62,9 +62,9 @@ def drain(
             if not run.outcome:
                 run.stop()
             done = run.wait(limit)
-            line = f"run {run.name} is {done}; its next `headway run` goes on from there"
+            line = f"run {run.name} is {done}; its next `headway run` resumes there"
         except HeadwayError as error:
-            done, line = "", f"run {run.name} is left as it is: {error.message}"
+            done, line = "", f"run {run.name} was not stopped: {error.message}"
         typer.echo(line, err=as_json)
         ended.append({"run": run.name, "outcome": done})
     emit(ended, as_json, [])

@@ -54,12 +54,12 @@ def runs(runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
 
 
 def state_of(run: Run) -> str:
-    """``live``, ``finished``, ``stopped``, ``failed``, or ``interrupted`` when nothing of it is alive."""
+    """``live``, ``finished``, ``stopped``, ``failed``, or ``interrupted``: over without an outcome."""
     return run.outcome or ("live" if run.live else "interrupted")
 
 
 def completed_steps(run: Run) -> int:
-    """Steps that the journal has heard of as completed."""
+    """Completed steps, by the journal."""
     newest = run.query("SELECT MAX(step) FROM metrics")
     return 0 if not newest or newest[0][0] is None else int(newest[0][0]) + 1
 

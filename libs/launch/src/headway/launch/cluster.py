@@ -85,7 +85,10 @@ class ClusterFolder:
         except FileNotFoundError:
             return None
         except ValueError as error:
-            raise InputError(f"{self.path / name} is no JSON: {error}", remedy="remove the cluster's folder") from error
+            raise InputError(
+                f"{self.path / name} is not valid JSON: {error}",
+                remedy="remove the cluster's folder",
+            ) from error
         return dict(data)
 
     def write(self, name: str, data: dict[str, object]) -> None:
@@ -168,7 +171,7 @@ class ClusterFolder:
         return False
 
     def claim(self, node: int) -> int:
-        """Be the node's only executor until this process ends; returns the file descriptor that says so.
+        """Be the node's only executor until this process ends; returns the lock's file descriptor.
 
         Raises:
             InputError: another process is. Two are started when the first is slow to announce itself.
@@ -178,7 +181,10 @@ class ClusterFolder:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(fd)
-            raise InputError(f"node {node} of {self.path} has an executor", remedy="leave it to that one") from None
+            raise InputError(
+                f"node {node} of {self.path} already has an executor",
+                remedy="leave that one running",
+            ) from None
         return fd
 
     def lost(self, node: int) -> bool:

@@ -1,4 +1,4 @@
-"""What Headway asks of whoever owns the machines: start, stop and give up nodes."""
+"""What Headway asks of the owner of the machines: start, stop and give up nodes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Engine(Protocol):
     def has_ended(self, node: int) -> bool:
         """Whether the engine knows that the machine is there and its executor is not.
 
-        False when the executor runs, and when nobody can tell: then only silence shows its loss.
+        False when the executor runs, and when that is unknown: then only silence shows its loss.
         """
 
     def stop_node(self, node: int) -> None:

@@ -28,7 +28,7 @@ def train(
 
 @app.command()
 def executor(cluster: CLUSTER, node: NODE) -> None:
-    """Guard one node: start, watch and mend what runs on it."""
+    """Guard one node: start, watch and restart what runs on it."""
     from headway.common.log import setup
     from headway.launch.cluster import ClusterFolder
     from headway.trainer.control.executor import Executor
