@@ -125,7 +125,8 @@ def test_a_second_ctrl_c_before_the_stop_is_accepted_says_that_the_run_goes_on(
     out = Output(("step 0/40", interrupt), ("stopping with a checkpoint", interrupt))
     assert Follower(fake.run, out=out, every_s=0.1).follow(stop_on_interrupt=True) == "detached"
     said = out.getvalue()
-    assert f"left fake running; watch it with {fake.run.hint('watch')}, stop it with {fake.run.hint('stop')}" in said
+    watch, stop = fake.run.hint("watch"), fake.run.hint("stop")
+    assert f"left fake running; stop it with {stop}; watch it with {watch}" in said
 
 
 def test_a_second_ctrl_c_leaves_a_stopping_run_to_itself_and_says_so(fake: FakeRun) -> None:
@@ -133,7 +134,7 @@ def test_a_second_ctrl_c_leaves_a_stopping_run_to_itself_and_says_so(fake: FakeR
     follower = Follower(fake.run, out=out, every_s=0.1)
     assert follower.follow(stop_on_interrupt=True) == "detached"
     said = out.getvalue()
-    assert f"left fake, which is stopping with a checkpoint; see its end with {fake.run.hint('watch')}" in said
+    assert f"left fake, which is stopping with a checkpoint; watch it with {fake.run.hint('watch')}" in said
     assert "running;" not in said
     assert fake.run.live and [command.operation for command in fake.commands] == ["stop"]
 

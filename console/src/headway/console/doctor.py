@@ -82,7 +82,8 @@ def torch() -> Diagnosis:
     try:
         have = version("torch")
     except PackageNotFoundError:
-        return Diagnosis("torch", "bad", "torch is not installed, and a run needs it", INSTALL_TORCH)
+        message = "torch is not installed, and a run needs it"
+        return Diagnosis("torch", "bad", message, INSTALL_TORCH)
     build = "CPU build" if "+cpu" in have else "CUDA build" if "+cu" in have else "standard build"
     return Diagnosis("torch", "ok", f"torch {have}, {build}")
 

@@ -111,11 +111,10 @@ class Follower:
         """Act on Ctrl-C or SIGTERM; True to leave."""
         name = self._run.name
         if self._interrupts > 1:
-            left = f"left {name}, which is stopping with a checkpoint; see its end with {self._again}"
+            left = f"left {name}, which is stopping with a checkpoint"
             if not self._stop_accepted:
-                stop = self._run.hint("stop")
-                left = f"left {name} running; watch it with {self._again}, stop it with {stop}"
-            self._view.tell(left)
+                left = f"left {name} running; stop it with {self._run.hint('stop')}"
+            self._view.tell(f"{left}; watch it with {self._again}")
             return True
         if not self._stop_sent:
             self._stop_sent = True

@@ -57,11 +57,17 @@ def claimed(path: Path) -> Iterator[tuple[Run, bool]]:
             run = Run(path)
             _refuse_live(run)
             if run.outcome == "finished":
-                raise InputError(f"run name {path.name!r} is taken by a finished run", remedy="choose another --name")
+                raise InputError(
+                    f"run name {path.name!r} is taken by a finished run",
+                    remedy="choose another --name",
+                )
             yield run, True
             return
         if any(path.iterdir()):
-            raise InputError(f"{path} already exists and is not a run folder", remedy="choose another --name")
+            raise InputError(
+                f"{path} already exists and is not a run folder",
+                remedy="choose another --name",
+            )
         try:
             yield Run(RunDir.create(path, run_id=new_run_id()).path), False
         except BaseException:
@@ -71,18 +77,22 @@ def claimed(path: Path) -> Iterator[tuple[Run, bool]]:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """A lock on the folder itself, which the kernel lets go with this process; nothing has to be cleared away."""
+    """A lock on the folder itself; the kernel releases it with this process, nothing is left."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        raise InputError(f"cannot create {path}: {error.strerror}", remedy="check the disk and its rights") from error
+        raise InputError(
+            f"cannot create {path}: {error.strerror}",
+            remedy="check the disk and its rights",
+        ) from error
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             _refuse(path, "being started by another command")
-        if not path.exists() or not os.path.samestat(os.fstat(fd), path.stat()):  # that start has just failed
+        if not path.exists() or not os.path.samestat(os.fstat(fd), path.stat()):
+            # The start that held the lock has just failed and removed the folder.
             _refuse(path, "being started by another command")
         yield
     finally:

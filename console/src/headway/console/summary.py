@@ -115,7 +115,7 @@ def _figures(s: Summary) -> list[tuple[str, str]]:
     return [
         ("validation loss", f"{before} before, {after} after; {unigrams}"),
         ("speed", speed),
-        *(("checkpoint", f"step {c['step']}, {mebibytes(c['total_bytes'])}, {c['path']}") for c in s.checkpoints),
+        *(("checkpoint", _checkpoint_line(row)) for row in s.checkpoints),
         *(("recovery", _recovery_line(row)) for row in s.recoveries),
     ]
 
@@ -182,6 +182,10 @@ def _go_on(run: Run) -> str:
 
 def _nats(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
+
+
+def _checkpoint_line(row: dict[str, Any]) -> str:
+    return f"step {row['step']}, {mebibytes(row['total_bytes'])}, {row['path']}"
 
 
 def _recovery_line(row: dict[str, Any]) -> str:

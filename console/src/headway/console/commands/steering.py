@@ -73,7 +73,10 @@ def set_(
     try:
         value = float(text)
     except ValueError:
-        raise InputError(f"expected KEY=VALUE, got {setting!r}", remedy="for example lr=3e-4") from None
+        raise InputError(
+            f"expected KEY=VALUE, got {setting!r}",
+            remedy="for example lr=3e-4",
+        ) from None
     if key != "lr":
         raise InputError(f"cannot set {key!r}", remedy="only lr can be set while a run is live")
     if not 0 < value < float("inf"):

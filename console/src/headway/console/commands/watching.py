@@ -54,7 +54,7 @@ def runs(runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
 
 
 def state_of(run: Run) -> str:
-    """``live``, ``finished``, ``stopped``, ``failed``, or ``interrupted``: over without an outcome."""
+    """``live``, its outcome, or ``interrupted`` if it ended without one."""
     return run.outcome or ("live" if run.live else "interrupted")
 
 

@@ -65,7 +65,11 @@ def bring_up(engine: Engine, cluster: ClusterFolder, node: int) -> NodeAddress:
     return wait_for_node(cluster, node)
 
 
-def wait_for_node(cluster: ClusterFolder, node: int, timeout_s: float = START_LIMIT_S) -> NodeAddress:
+def wait_for_node(
+    cluster: ClusterFolder,
+    node: int,
+    timeout_s: float = START_LIMIT_S,
+) -> NodeAddress:
     """Block until the node's executor has announced itself; returns where it listens.
 
     Raises:

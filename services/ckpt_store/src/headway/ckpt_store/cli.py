@@ -104,7 +104,7 @@ def verify_checkpoints(
 def clear_up(
     path: PATH = Path(),
     keep: Annotated[int, typer.Option(min=1, help="Complete checkpoints to keep.")] = 3,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be removed, remove nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Remove nothing, list what would be.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Remove old complete checkpoints, after reading the newest back; marked ones stay."""
@@ -128,7 +128,10 @@ def _folder(path: Path) -> Path:
 
     folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
     if not folder.is_dir():
-        raise InputError(f"{path} is not a folder", remedy="give a run folder or its checkpoints folder")
+        raise InputError(
+            f"{path} is not a folder",
+            remedy="give a run folder or its checkpoints folder",
+        )
     return folder
 
 
