@@ -20,7 +20,7 @@ SERVICES = {"dataloader", "ckpt_store", "health", "trainer"}
 LEVELS = {"common": 0, "launch": 1, **dict.fromkeys(SERVICES, 2), "trainer": 3, "testkit": 4, "console": 5}
 SHOWN = {"client", "config"}
 """Modules of a service that others may import, beside the names of the package itself."""
-WITHOUT_TORCH = ("common", "launch", "dataloader", "ckpt_store", "health", "trainer.control")
+WITHOUT_TORCH = ("common", "launch", "dataloader", "ckpt_store", "health", "trainer.control", "console")
 MAX_LINES = 400
 FORBIDDEN = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"}
 

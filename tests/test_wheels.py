@@ -7,15 +7,19 @@ child runs with ``-I -S`` and gets exactly two folders.
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import sysconfig
 import tomllib
 import zipfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from headway.common.node.testing import private_roots
+from headway.console.testing import FakeRun
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -39,6 +43,23 @@ if "torch" in json.loads(sys.argv[2]):
     assert "torch" not in sys.modules
 print(len(names))
 """
+MAIN = "from headway.console.cli import main; sys.exit(main(sys.argv[1:]))"
+EVERY_HELP = """
+import contextlib, io
+import typer
+from headway.console.cli import app, main
+def walk(command, words):
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert main([*words, "--help"]) == 0 and "Usage:" in out.getvalue(), words
+    print(*words, sep=" ")
+    context = typer.Context(command)
+    for name in command.list_commands(context) if hasattr(command, "list_commands") else ():
+        walk(command.get_command(context, name), [*words, name])
+walk(typer.main.get_command(app), [])
+"""
+LEFT_OUT = ("torch", "functorch", "nvidia", "triton", "anywidget", "traitlets", "ipywidgets", "jupyter",
+            "ipykernel", "ipython", "widgetsnbextension")  # fmt: skip
+"""Beginnings of what the extras ``local`` and ``notebooks`` bring."""
 ENTRY_POINTS = """
 from importlib.metadata import distribution
 found = {p.name: p for p in distribution(sys.argv[1]).entry_points}
@@ -98,10 +119,15 @@ def installed(folder: str, wheels: dict[str, Path], target: Path) -> Path:
 
 def alone(own: Path, others: Path, code: str, *arguments: str) -> str:
     """Run ``code`` outside the tree with two folders on the path; returns what it printed."""
-    command = [sys.executable, "-I", "-S", "-c", PRELUDE.format(own=str(own), others=str(others)) + code, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=own)
+    done = child(own, others, code, *arguments, cwd=own)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
+
+
+def child(own: Path, others: Path, code: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The same, however it ends."""
+    command = [sys.executable, "-I", "-S", "-c", PRELUDE.format(own=str(own), others=str(others)) + code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd)
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
@@ -125,7 +151,7 @@ def test_a_part_installed_alone_imports_and_finds_its_entry_points(
     parts = sorted(path.name for path in (own / "headway").iterdir())
     assert parts == sorted(Path(name).name for name in needed(folder))
     name = f"headway.{Path(folder).name}"
-    free_of_torch = folder not in ("services/trainer", "console")
+    free_of_torch = folder != "services/trainer"
     count = alone(own, third_party, IMPORT_ALL, name, json.dumps(["torch"] if free_of_torch else []))
     assert int(count) > 0
     table = project(folder)
@@ -146,3 +172,115 @@ code = service.run()
 print(code, "torch" in sys.modules)
 """)  # fmt: skip
     assert said.splitlines()[-1] == "0 False"
+
+
+# ---- a machine that only watches: no torch, no notebook tools ---------------------------------
+Headway = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def light(third_party: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Third-party packages without what the extras of the console bring."""
+    folder = tmp_path_factory.mktemp("light")
+    for path in third_party.iterdir():
+        if not path.name.lower().startswith(LEFT_OUT):
+            (folder / path.name).symlink_to(path.resolve())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def console(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The console and all that it requires of Headway, installed."""
+    return installed("console", wheels, tmp_path_factory.mktemp("console") / "own")
+
+
+@pytest.fixture
+def headway(console: Path, light: Path, tmp_path: Path) -> Headway:
+    """The command on such a machine, in a folder of the test."""
+    return lambda *words: child(console, light, MAIN, *map(str, words), cwd=tmp_path)
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRun]:
+    """A live run in ``runs`` with steps, a recovery, a log and a checkpoint."""
+    import numpy as np
+    from headway.ckpt_store.client import CheckpointClient
+
+    monkeypatch.setenv("HEADWAY_CACHE", str(tmp_path / "cache"))
+    with private_roots():
+        made = FakeRun(tmp_path / "runs")
+        made.advance(3)
+        made.recover()
+        (made.folder.logs / "n0-driver.log").write_text('{"event": "up", "level": "info", "timestamp": "2026"}\n')
+        CheckpointClient(made.folder.checkpoints).save(3, {"w": np.zeros(8)})
+        yield made
+        made.close()
+
+
+def test_without_torch_every_command_has_its_help(console: Path, light: Path, tmp_path: Path) -> None:
+    done = child(console, light, EVERY_HELP, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    shown = done.stdout.splitlines()
+    assert {"run", "doctor", "ckpt verify", "data prepare", "health check", "cluster create", "node stop"} <= set(shown)
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ("runs", "fake  live   4/40"),
+        ("status fake", "step 4/40"),
+        ("status fake --json", '"step": 4'),
+        ("logs fake", "n0-driver"),
+        ("trace fake -o t.pftrace", "t.pftrace: "),
+        ("trace fake -o t.json.gz", "t.json.gz: "),
+        ("ckpt ls fake", "step  3  g0  complete"),
+        ("ckpt show fake", "w  float64 [8]"),
+        ("pause fake", "pause: sent to fake"),
+        ("set fake lr=3e-4 --wait", "set lr=0.0003: applied to fake"),
+        ("checkpoint fake", "checkpoint: sent to fake"),
+        ("inject fake kill --rank 1", "kill sent to the worker of rank 1"),
+        ("stop fake", "stop: sent to fake"),
+    ],
+)
+def test_without_torch_runs_are_watched_and_steered(words: str, part: str, fake: FakeRun, headway: Headway) -> None:
+    done = headway(*words.split())
+    assert (done.returncode, done.stderr) == (0, "")
+    assert part in done.stdout
+    assert [command.operation for command in fake.commands] in ([], [words.split()[0]])
+
+
+def test_without_torch_a_run_is_watched_to_its_end(fake: FakeRun, headway: Headway) -> None:
+    fake.finish()
+    done = headway("watch", "fake")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "finished" in done.stdout.splitlines()[-1]
+
+
+def test_without_torch_a_run_is_refused_before_anything_is_written(headway: Headway, tmp_path: Path) -> None:
+    shutil.copy(ROOT / "examples" / "tiny.toml", tmp_path)
+    done = headway("run", "tiny.toml")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "error: torch is not installed, and a run needs it; "
+        '`pip install "headway-console[local]"`, or `make setup` in a checkout\n'
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny.toml"]
+    done = headway("run", "tiny.toml", "--dry-run", "--set", "train.steps=7")
+    assert done.returncode == 0 and "steps = 7" in done.stdout
+
+
+def test_without_torch_the_doctor_says_what_installs_it(headway: Headway) -> None:
+    done = headway("doctor", "--json")
+    assert (done.returncode, done.stderr) == (1, "")
+    (torch,) = [finding for finding in json.loads(done.stdout) if finding["name"] == "torch"]
+    assert torch["level"] == "bad" and 'pip install "headway-console[local]"' in torch["remedy"]
+
+
+def test_without_the_notebook_tools_the_widget_names_the_extra(console: Path, light: Path, tmp_path: Path) -> None:
+    done = child(console, light, "from headway.console.widgets import Session, RunConsole", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "ImportError: the live console needs anywidget, which is not installed; "
+        '`pip install "headway-console[notebooks]"`, or `make setup` in a checkout'
+    )
+    assert done.stderr.count("Traceback") == 1

@@ -25,7 +25,7 @@ from headway.console.analysis import (
 )
 from headway.console.analysis.episodes import JOURNAL
 from headway.console.analysis.events import completed_steps, frame
-from headway.console.analysis.metrics import METRICS, current, reported_again, seconds_per_step, throughput
+from headway.console.analysis.metrics import METRICS, current, seconds_per_step, throughput
 from headway.console.testing import STEP_S, TOKENS, FakeRun
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -72,7 +72,6 @@ def test_a_step_done_again_counts_once_and_as_the_newest_generation_did_it() -> 
     table = metrics((0, 0, 1.0, 1), (0, 1, 1.0, 2), (1, 1, 4.0, 9))
     assert current(table)["generation"].to_list() == [0, 1]
     assert throughput(table) == pytest.approx(200 / 5)
-    assert reported_again(table).to_dicts() == [{"step": 1, "times": 2, "generations": [0, 1]}]
 
 
 def test_a_pause_does_not_spoil_the_eta() -> None:

@@ -132,7 +132,7 @@ def test_a_start_that_is_terminated_is_taken_back_and_says_so(
         code, _, err = call("run", TINY, "--runs-dir", str(own_roots / "runs"))
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert code == 130 and "the start is taken back" in err
+    assert code == 130 and "launch cancelled, nothing left running" in err
 
 
 def test_status_shows_ranks_and_progress_of_the_newest_run(fake: FakeRun, fake_call: Call) -> None:
@@ -155,6 +155,15 @@ def test_runs_lists_every_state(fake: FakeRun, fake_call: Call) -> None:
         states.append((row["state"], row["step"]))
         fake.close()
     assert states == [("live", 2), ("interrupted", 2)]
+
+
+def test_a_long_name_moves_the_column_for_all_rows(fake: FakeRun, fake_call: Call) -> None:
+    other = FakeRun(fake.folder.path.parent, name="learning-rate-sweep-of-all-widths-at-3e-4")
+    other.close()
+    _, out, _ = fake_call("runs")
+    lines = out.splitlines()
+    assert len(lines) == 3
+    assert len({line.index(word) for line, word in zip(lines, ("state", "live", "interr"), strict=True)}) == 1
 
 
 @pytest.mark.parametrize("operation", ["pause", "resume", "stop", "checkpoint"])
@@ -257,14 +266,14 @@ def test_a_drained_cluster_has_stopped_its_runs_with_a_checkpoint(fake: FakeRun,
     assert code == 0 and [command.operation for command in fake.commands] == ["stop"]
     assert out.splitlines() == [
         "stopping run fake with a checkpoint",
-        "run fake is stopped; its next `headway run` goes on from there",
+        "run fake is stopped; its next `headway run` resumes there",
     ]
     assert call("cluster", "drain", str(fake.cluster.path)) == (0, "", ""), "nothing is carried any more"
 
 
 def test_draining_gives_up_at_its_limit(fake: FakeRun, call: Call) -> None:
     code, out, _ = call("cluster", "drain", str(fake.cluster.path), "--limit", "0.1")
-    assert code == 0 and "run fake is left as it is: run fake is not over after 0.1 s" in out
+    assert code == 0 and "run fake was not stopped: run fake is not over after 0.1 s" in out
 
 
 def _until(condition: Callable[[], bool]) -> None:
@@ -285,7 +294,7 @@ def test_ckpt_verbs_take_the_name_of_a_run(
     monkeypatch.chdir(own_roots)
     assert call("ckpt", verb, "fake", "--json") == call("ckpt", verb, "runs/fake", "--json")
     code, _, err = call("ckpt", verb, "absent")
-    assert code == 2 and "absent is no folder" in err
+    assert code == 2 and "absent is not a folder" in err
 
 
 def test_trace_writes_where_it_is_told(fake: FakeRun, fake_call: Call, tmp_path: Path) -> None:

@@ -117,7 +117,8 @@ def test_a_corpus_of_another_source_is_refused(
     def asked(source: str) -> RunConfig:
         return dataclasses.replace(config, data=dataclasses.replace(config.data, source=source))
 
-    with pytest.raises(InputError, match=r"holds corpus [0-9a-f]{16} of '.*', asked was data\.source='/nope/corpus'"):
+    refusal = r"was prepared from '.*' \(corpus [0-9a-f]{16}\), but data\.source is '/nope/corpus'"
+    with pytest.raises(InputError, match=refusal):
         launch(asked("/nope/corpus"), base="tiny")
     assert not list((own_roots / "runs").glob("*")), "nothing was begun"
     monkeypatch.setattr(preflight.subprocess, "run", lambda *_, **__: pytest.fail("the corpus is read again"))
@@ -131,7 +132,7 @@ def test_the_default_folder_with_another_corpus_is_refused(
 ) -> None:
     shutil.copytree(corpus, tmp_path / "data" / "stdlib")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match=r"asked was data\.source='stdlib'"):
+    with pytest.raises(InputError, match=r"but data\.source is 'stdlib'"):
         launch(dataclasses.replace(config, data=DataConfig()))
 
 
@@ -170,7 +171,7 @@ def test_a_folder_with_other_things_is_neither_used_nor_removed(
 ) -> None:
     (own_roots / "runs" / "notes").mkdir(parents=True)
     (own_roots / "runs" / "notes" / "mine.txt").write_text("")
-    with pytest.raises(InputError, match="notes holds other things than a run"):
+    with pytest.raises(InputError, match="notes already exists and is not a run folder"):
         launch(config, name="notes")
     assert (own_roots / "runs" / "notes" / "mine.txt").exists()
 

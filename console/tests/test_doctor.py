@@ -32,7 +32,7 @@ def test_json_and_exit_code_follow_the_worst_finding(
         assert main(["doctor", "--json"]) == code
         assert json.loads(capsys.readouterr().out)[0]["name"] == finding.name
     assert main(["doctor"]) == 1
-    assert capsys.readouterr().out == "BAD   shm          too small; enlarge it\n"
+    assert capsys.readouterr().out == "BAD  shm  too small; enlarge it\n"
 
 
 def test_versions_other_than_the_tested_ones_are_named(tmp_path: Path) -> None:

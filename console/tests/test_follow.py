@@ -71,7 +71,7 @@ def test_progress_of_a_run_without_a_driver_comes_from_the_journal(fake: FakeRun
     fake.close()
     progress = read_progress(fake.run)
     assert (progress.phase, progress.step, progress.status) == ("interrupted", 3, None)
-    assert progress.eta_s is None, "nothing of it is alive"
+    assert progress.eta_s is None, "none of its processes is running"
 
 
 def test_following_ends_with_the_run_and_tells_its_outcome(fake: FakeRun) -> None:
@@ -88,7 +88,7 @@ def test_a_recovery_is_told_with_its_reason_and_duration(fake: FakeRun) -> None:
     Follower(fake.run, out=out, every_s=0.1).follow()
     text = out.getvalue()
     assert "recovery: generation 0 left at step 2: rank 1 is lost: killed" in text
-    assert "generation 1 goes on from step 2 (arena)" in text
+    assert "generation 1 resumes from step 2 (arena)" in text
     assert re.search(r"recovered: all ranks step again after \d+\.\d\d s", text)
 
 
@@ -125,7 +125,8 @@ def test_a_second_ctrl_c_before_the_stop_is_accepted_says_that_the_run_goes_on(
     out = Output(("step 0/40", interrupt), ("stopping with a checkpoint", interrupt))
     assert Follower(fake.run, out=out, every_s=0.1).follow(stop_on_interrupt=True) == "detached"
     said = out.getvalue()
-    assert f"left fake running; go on with {fake.run.hint('watch')}, end it with {fake.run.hint('stop')}" in said
+    watch, stop = fake.run.hint("watch"), fake.run.hint("stop")
+    assert f"left fake running; stop it with {stop}; watch it with {watch}" in said
 
 
 def test_a_second_ctrl_c_leaves_a_stopping_run_to_itself_and_says_so(fake: FakeRun) -> None:
@@ -133,7 +134,7 @@ def test_a_second_ctrl_c_leaves_a_stopping_run_to_itself_and_says_so(fake: FakeR
     follower = Follower(fake.run, out=out, every_s=0.1)
     assert follower.follow(stop_on_interrupt=True) == "detached"
     said = out.getvalue()
-    assert f"left fake, which is stopping with a checkpoint; see its end with {fake.run.hint('watch')}" in said
+    assert f"left fake, which is stopping with a checkpoint; watch it with {fake.run.hint('watch')}" in said
     assert "running;" not in said
     assert fake.run.live and [command.operation for command in fake.commands] == ["stop"]
 
@@ -146,7 +147,7 @@ def test_ctrl_c_while_only_watching_sends_nothing(fake: FakeRun) -> None:
 
 def test_a_run_that_dies_without_an_outcome_is_an_error_with_the_way_back(fake: FakeRun) -> None:
     out = Output(("step 0/40", fake.close))
-    with pytest.raises(HeadwayError, match="nothing of it is alive"):
+    with pytest.raises(HeadwayError, match="none of its processes is running"):
         Follower(fake.run, out=out, every_s=0.1).follow()
 
 
@@ -181,7 +182,7 @@ def test_a_terminal_gets_a_bar_that_ends_complete(fake: FakeRun) -> None:
     fake.advance(40)
     out = Terminal(("40/40", fake.finish))
     assert Follower(fake.run, out=out, every_s=0.1, peak=PEAK).follow() == "finished"
-    assert "40/40" in out.getvalue() and "tok/s" in out.getvalue() and "finished" in out.getvalue()
+    assert "40/40" in out.getvalue() and "tokens/s" in out.getvalue() and "finished" in out.getvalue()
 
 
 def test_news_is_told_once_and_from_the_present_unless_asked(fake: FakeRun) -> None:

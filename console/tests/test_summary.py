@@ -75,7 +75,7 @@ def test_a_stopped_run_says_how_to_go_on(fake: FakeRun, own_roots: Path, monkeyp
     monkeypatch.chdir(own_roots)
     assert summarise(fake.run).go_on == "", "it is live"
     fake.finish("stopped")
-    assert render(summarise(fake.run))[-1] == "go on            headway run runs/fake/config.toml --name fake"
+    assert render(summarise(fake.run))[-1] == "resume           headway run runs/fake/config.toml --name fake"
     monkeypatch.chdir("/")
     record = json.loads(fake.folder.run_json.read_text())
     fake.folder.run_json.write_text(json.dumps({**record, "cluster": str(own_roots / "cluster")}))

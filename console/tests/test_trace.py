@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from headway.common.errors import InputError
 from headway.console.analysis import load_events
+from headway.console.slices import DRIVER, Slice, Track, rank_slices
 from headway.console.testing import FakeRun
-from headway.console.trace import DRIVER, Slice, Track, chrome_events, parse_steps, rank_slices, write_trace
+from headway.console.trace import chrome_events, parse_steps, write_trace
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 
 

@@ -107,7 +107,7 @@ def test_ctrl_c_stops_with_a_checkpoint_and_the_next_run_goes_on_to_the_same_bit
 
     text = machine.headway(*_run(machine, LONG))
     assert "resuming run tiny" in text
-    assert f"goes on from step {stopped_at} (durable)" in text
+    assert f"resumes from step {stopped_at} (durable)" in text
     assert not (machine.runs / "tiny-2").exists()
     assert _steps_logged(run) == list(range(STEPS)), "no step is missing and none was done twice"
     assert machine.digest("tiny") == uninterrupted
@@ -132,7 +132,7 @@ def test_after_sigkill_of_everything_the_next_run_cleans_up_and_goes_on_to_the_s
     text = machine.headway(*_run(machine, LONG))
     assert f"removed {machine.shm_root / run.folder.run_id}" in text, "the janitor says what it did"
     assert "resuming run tiny" in text
-    assert f"goes on from step {kept.step} (durable)" in text
+    assert f"resumes from step {kept.step} (durable)" in text
     assert sorted(set(_steps_logged(run))) == list(range(STEPS))
     assert machine.digest("tiny") == uninterrupted
     machine.assert_clean("tiny", listened=listened)

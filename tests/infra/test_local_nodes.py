@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from headway.common.node.janitor import processes_of
 from headway.common.node.process import spawn
-from headway.console.start import wait_for_node
 from headway.launch.cluster import ClusterFolder
 from headway.launch.local import LocalEngine
+from headway.launch.nodes import wait_for_node
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_of_two_executors_started_by_strangers_one_gives_way(here: Any, cluster:
     words = [sys.executable, "-m", "headway.trainer", "executor", "--cluster", cluster.path, "--node", "0"]
     third = spawn(words, log, {**here.env, "HEADWAY_RUN_ID": cluster.id, "HEADWAY_NODE": "0"})
     here.wait_until(lambda: not third.alive(), "the third one ends")
-    assert "has an executor; leave it to that one" in log.read_text()
+    assert "already has an executor; leave that one running" in log.read_text()
     assert cluster.address(0) == address
     assert address.process.alive()
 

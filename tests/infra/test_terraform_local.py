@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -22,8 +23,8 @@ pytestmark = pytest.mark.skipif(shutil.which("terraform") is None, reason="no te
 class Terraform:
     """``make up`` and ``make down`` without make, and plans of the same state."""
 
-    def __init__(self, machine: Any) -> None:
-        self.machine, self.folder = machine, machine.folder / "cluster"
+    def __init__(self, machine: Any, name: str = "cluster") -> None:
+        self.machine, self.folder = machine, machine.folder / name
         self.env = {**machine.env, "CLUSTER_DIR": str(self.folder), "TF_DATA_DIR": str(self.folder / ".terraform"),
                     "TF_IN_AUTOMATION": "1", "CHECKPOINT_DISABLE": "1"}  # fmt: skip
 
@@ -32,8 +33,9 @@ class Terraform:
         assert done.returncode in codes, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done.returncode, done.stdout
 
-    def up(self, nodes: int) -> None:
-        self._run(str(ROOT / "infra/terraform/up.sh"), "local", str(nodes))
+    def up(self, nodes: int) -> str:
+        """What it printed."""
+        return self._run(str(ROOT / "infra/terraform/up.sh"), "local", str(nodes))[1]
 
     def down(self) -> None:
         self._run(str(ROOT / "infra/terraform/down.sh"), "local")
@@ -99,6 +101,23 @@ def test_a_cluster_is_made_mended_grown_used_and_removed(machine: Any) -> None:
     machine.assert_clean("tiny", listened=listened)
     assert not tf.folder.exists()
     tf.down()  # again is fine
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("name", ["my cluster", 'it\'s $HOME; "quoted"'])
+def test_a_folder_may_have_blanks_and_quotes_in_its_name(name: str, machine: Any) -> None:
+    tf = Terraform(machine, name)
+    command = tf.up(1).splitlines()[-1].partition("use it: ")[2]
+    assert shlex.split(command)[-2:] == ["--cluster", str(tf.folder)]
+    (pid,) = tf.pids(1)
+    assert tf.plan(1) == (0, set())
+    os.kill(pid, signal.SIGKILL)
+    machine.wait_until(lambda: not machine.processes(), "the executor is dead")
+    tf.up(1)
+    assert tf.pids(1) != [pid]
+    tf.down()
+    assert not tf.folder.exists() and not machine.processes()
+    assert {path.name for path in machine.folder.iterdir()} <= {"output.txt", "runs"}, "nothing beside it"
 
 
 def test_without_terraform_up_says_what_to_do(machine: Any) -> None:

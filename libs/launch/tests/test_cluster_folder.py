@@ -67,7 +67,7 @@ def test_a_folder_without_a_cluster_says_how_to_get_one(tmp_path: Path) -> None:
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     cluster = ClusterFolder.create(tmp_path, nodes=1)
     (tmp_path / "cluster.json").write_text('{"id": "0bad')
-    with pytest.raises(InputError, match=r"cluster\.json is no JSON"):
+    with pytest.raises(InputError, match=r"cluster\.json is not valid JSON"):
         _ = cluster.nodes
 
 
@@ -102,3 +102,18 @@ def test_removing_a_file_twice_is_fine(tmp_path: Path) -> None:
     cluster.remove("nodes/0.run")
     cluster.remove("nodes/0.run")
     assert cluster.read("nodes/0.run") is None
+
+
+def test_clearing_leaves_the_files_of_others(tmp_path: Path) -> None:
+    cluster = ClusterFolder.create(tmp_path, nodes=1)
+    (tmp_path / "terraform.tfstate").touch()
+    assert cluster.exists
+    cluster.clear()
+    assert not cluster.exists
+    assert [path.name for path in tmp_path.iterdir()] == ["terraform.tfstate"]
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"cannot make .*file/c: .*; use another folder"):
+        ClusterFolder.create(tmp_path / "file" / "c", nodes=1)

@@ -40,7 +40,7 @@ def test_ls_lists_steps_of_a_run_folder_or_its_checkpoints_folder(saved: Path) -
     rows = parsed("ls", saved)
     assert [(row["step"], row["status"]) for row in rows] == [(s, "complete") for s in (10, 20, 30, 40)]
     assert parsed("ls", saved / "checkpoints") == rows
-    assert "step       40  g0   complete" in ckpt("ls", saved).stdout
+    assert "step  40  g0  complete  1/1 ranks" in ckpt("ls", saved).stdout
 
 
 def test_ls_tells_unfinished_unreadable_and_superseded_steps(saved: Path) -> None:
@@ -85,7 +85,7 @@ def test_gc_says_what_would_go_and_removes_it(saved: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["ls", "/nowhere"], "/nowhere is no folder"),
+        (["ls", "/nowhere"], "/nowhere is not a folder"),
         (["show", ".", "--step", "77"], "no complete checkpoint of step 77"),
         (["show", ".", "--rank", "9"], "has no rank 9"),
         (["verify", "/"], "holds no complete checkpoint"),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from headway.common.cli import run
+from headway.common.cli import group, run
 from headway.console.commands import inspecting, launching, machines, steering, watching
 from headway.console.commands.options import RUNS
 from typer.core import TyperGroup
@@ -75,7 +75,7 @@ def _services() -> dict[str, Any]:
 
 def _placeholder(name: str, value: str) -> Any:
     module = value.partition(":")[0].rpartition(".")[0]
-    stand_in = typer.Typer(name=name, rich_markup_mode=None, add_completion=False)
+    stand_in = group("", name=name)
 
     @stand_in.command(name=name, help=f"Commands of {module}.")
     def nothing() -> None: ...
@@ -85,13 +85,10 @@ def _placeholder(name: str, value: str) -> Any:
     return command
 
 
-app = typer.Typer(
+app = group(
+    "Train large language models: launch, watch and steer runs that recover by themselves.",
     name="headway",
     cls=LazyGroup,
-    help="Train large language models that keep training: launch, steer, watch and mend runs.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
     add_completion=True,
 )
 for module in (launching, watching, steering, inspecting, machines):

@@ -8,34 +8,17 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from headway.common.config import diff, load, to_toml
-from headway.common.errors import HeadwayError, InputError
+from headway.common.config import load, to_toml
+from headway.common.errors import InputError
 from headway.common.node.files import replace_file, replace_json
 from headway.common.node.janitor import end_run, sweep
 from headway.common.node.run_dir import shm_root, sock_root
-from headway.console.claim import claimed
-from headway.console.peak import cached_peak, machine_peak
-from headway.console.preflight import check_machine, prepare_corpus
+from headway.console.launch import check_resumable, claimed, measure_peak, start
+from headway.console.preflight import check_machine, check_torch, prepare_corpus
 from headway.console.run import Run
-from headway.console.start import start
 from headway.launch.cluster import ClusterFolder
 from headway.trainer.client import reopen, settled
 from headway.trainer.config import RunConfig
-
-FIXED = (
-    "model.",
-    "parallel.tp",
-    "parallel.pp",
-    "parallel.dp",
-    "parallel.vp",
-    "train.seed",
-    "train.dtype",
-    "train.global_batch_size",
-    "train.micro_batch_size",
-    "data.path",
-    "data.seed",
-)
-"""Beginnings of the keys that a resumed run keeps: the shape of its state and the order of its data."""
 
 
 def _say_nothing(line: str) -> None:
@@ -95,6 +78,7 @@ class Cluster:
             InputError: anything wrong that can be found before step 0. A new run then leaves no folder behind.
         """
         resolved = config if isinstance(config, RunConfig) else load(RunConfig, [Path(config)], overrides)
+        check_torch()
         resolved, settled_line = settled(resolved, ranks=resolved.parallel.world_size)
         tell(settled_line)
         base = base or ("run" if isinstance(config, RunConfig) else Path(config).stem)
@@ -104,9 +88,9 @@ class Cluster:
             tell(line)
         with claimed(self._choose(base, name)) as (run, resumed):
             if resumed:
-                _check_resumable(run, resolved)
+                check_resumable(run, resolved)
             if measure:
-                _measure(resolved.train.device, tell)
+                measure_peak(resolved.train.device, tell)
             tell(f"{'resuming' if resumed else 'starting'} run {run.name}")
             end_run(run.folder.run_id)
             if run.outcome:
@@ -148,30 +132,3 @@ class Cluster:
         record["cluster"] = str(cluster.path)
         replace_json(run.folder.run_json, record)
         return cluster
-
-
-def _measure(device: str, tell: Callable[[str], None]) -> None:
-    known = cached_peak(device)
-    if known is None or not known.is_idle:
-        tell("measuring this machine's peak")
-        try:
-            machine_peak(device)
-        except HeadwayError as error:
-            tell(str(error))
-
-
-def _check_resumable(run: Run, config: RunConfig) -> None:
-    """Raises InputError when an unfinished run's checkpoints do not fit the new configuration."""
-    if not run.folder.config.exists():
-        return
-    try:
-        changed = diff(run.config, config)
-    except HeadwayError:  # written by another version: the new configuration takes its place
-        return
-    fixed = {key: values for key, values in changed.items() if key.startswith(FIXED)}
-    if fixed:
-        key, (old, new) = next(iter(fixed.items()))
-        raise InputError(
-            f"run {run.name} is unfinished and has {key}={old!r}, not {new!r}",
-            remedy="give the new run a --name, or resume with the same value",
-        )

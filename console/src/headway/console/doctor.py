@@ -1,4 +1,4 @@
-"""What would keep a run from working on this machine? Looks, measures little, changes nothing."""
+"""Checks for what would keep a run from working on this machine; changes nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from headway.common.node.janitor import processes_of
 from headway.common.node.run_dir import RUN_ID, RunLock, shm_root, sock_root
-from headway.console.preflight import MIN_FREE_BYTES, SHM
+from headway.console.preflight import INSTALL_TORCH, MIN_FREE_BYTES, SHM
 
 PYTHONS = ((3, 11), (3, 13))
 MIN_SHM_BYTES = 1 << 30
@@ -82,7 +82,8 @@ def torch() -> Diagnosis:
     try:
         have = version("torch")
     except PackageNotFoundError:
-        return Diagnosis("torch", "bad", "torch is not installed", "run `make setup`")
+        message = "torch is not installed, and a run needs it"
+        return Diagnosis("torch", "bad", message, INSTALL_TORCH)
     build = "CPU build" if "+cpu" in have else "CUDA build" if "+cu" in have else "standard build"
     return Diagnosis("torch", "ok", f"torch {have}, {build}")
 

@@ -1,13 +1,12 @@
 """Stay with a run until it is over: a progress bar on a terminal, a line now and then elsewhere.
 
-Ctrl-C or SIGTERM, when asked to, first stops the run with a checkpoint and keeps following; the second leaves it
-to itself.
+With ``stop_on_interrupt`` the first Ctrl-C or SIGTERM stops the run with a checkpoint and keeps
+following it; the second returns at once.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 import sys
 import time
@@ -15,9 +14,10 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, TextIO
 
+from headway.common.cli import to_json
 from headway.common.errors import DeadlineError, HeadwayError
 from headway.console.peak import Peak
-from headway.console.progress import Progress, Teller, clock, read_progress
+from headway.console.progress import Progress, Teller, read_progress
 from headway.console.run import OVER, Run
 
 POLL_S = 0.25
@@ -28,7 +28,7 @@ class Follower:
     """``follow`` returns the outcome, or ``detached``.
 
     Args:
-        peak: what MFU is told against; None leaves MFU out.
+        peak: what MFU is measured against; None leaves MFU out.
         as_json: one JSON object a time on stdout instead of text; with a summary to come, on stderr.
         every_s: seconds between lines without a terminal.
     """
@@ -59,7 +59,7 @@ class Follower:
         """Block until the run is over.
 
         Raises:
-            HeadwayError: nothing of the run is alive any more and it is not over.
+            HeadwayError: none of its processes is running, and it is not over.
             KeyboardInterrupt: Ctrl-C without ``stop_on_interrupt``.
         """
         with self._counting() if stop_on_interrupt else contextlib.nullcontext(), self._view:
@@ -80,7 +80,7 @@ class Follower:
                 return outcome
             if not live and not self._run.outcome:
                 raise HeadwayError(
-                    f"run {self._run.name} is not over, but nothing of it is alive",
+                    f"run {self._run.name} stopped unexpectedly: none of its processes is running",
                     remedy=f"start it again with `headway run`; logs: {self._run.hint('logs')}",
                 )
             if self._interrupts and self._heed():
@@ -111,14 +111,14 @@ class Follower:
         """Act on Ctrl-C or SIGTERM; True to leave."""
         name = self._run.name
         if self._interrupts > 1:
-            if self._stop_accepted:
-                self._view.tell(f"left {name}, which is stopping with a checkpoint; see its end with {self._again}")
-            else:
-                self._view.tell(f"left {name} running; go on with {self._again}, end it with {self._run.hint('stop')}")
+            left = f"left {name}, which is stopping with a checkpoint"
+            if not self._stop_accepted:
+                left = f"left {name} running; stop it with {self._run.hint('stop')}"
+            self._view.tell(f"{left}; watch it with {self._again}")
             return True
         if not self._stop_sent:
             self._stop_sent = True
-            self._view.tell("stopping with a checkpoint; Ctrl-C again leaves the run to itself")
+            self._view.tell("stopping with a checkpoint; press Ctrl-C again to return at once")
             try:
                 self._run.stop()
                 self._stop_accepted = True
@@ -172,7 +172,7 @@ class _JsonView(_View):
         self._print(progress.record())
 
     def _print(self, record: dict[str, Any]) -> None:
-        print(json.dumps(record), file=self._out, flush=True)
+        print(to_json(record), file=self._out, flush=True)
 
 
 class _BarView(_View):
@@ -205,15 +205,10 @@ class _BarView(_View):
         self._bar.console.print(_timed(line, at_unix_s), markup=False)
 
     def show(self, progress: Progress) -> None:
-        facts = [progress.phase if not progress.paused else "paused"]
-        if progress.loss is not None:
-            facts.append(f"loss {progress.loss:.3f}")
-        if progress.tokens_per_s:
-            facts.append(f"{progress.tokens_per_s:,.0f} tok/s")
-        if progress.mfu is not None:
-            facts.append(f"MFU {progress.mfu:.1%}")
-        if progress.eta_s is not None:
-            facts.append(f"ETA {clock(progress.eta_s)}")
-        facts.append(f"gen {progress.generation}")
-        self._bar.update(self._task, description=progress.name, total=progress.steps, completed=progress.step,
-                         facts=" · ".join(facts))  # fmt: skip
+        self._bar.update(
+            self._task,
+            description=progress.name,
+            total=progress.steps,
+            completed=progress.step,
+            facts=" · ".join([progress.state, *progress.facts()]),
+        )

@@ -1,4 +1,4 @@
-"""What is this machine's highest matrix-product rate? MFU is told against it.
+"""This machine's highest matrix-product rate, which MFU is measured against.
 
 Measured once with torch in a process of its own (the console never imports torch) and kept in
 ``~/.cache/headway/peak.json`` by processor, torch version and threads. ``HEADWAY_CACHE`` moves the folder.

@@ -1,7 +1,8 @@
-"""What is checked, and made ready, before a run takes a node: disk, shared memory, corpus."""
+"""What is checked and prepared before a run takes a node: torch, disk, shared memory, corpus."""
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,13 @@ MIN_FREE_BYTES = 2 << 30
 SHM = Path("/dev/shm")
 SHM_BESIDES_BYTES = 256 << 20
 """Rings, flight records and last words of one run, with room to spare."""
+INSTALL_TORCH = '`pip install "headway-console[local]"`, or `make setup` in a checkout'
+
+
+def check_torch() -> None:
+    """Raises InputError where there is no torch: such an installation watches and steers runs."""
+    if importlib.util.find_spec("torch") is None:
+        raise InputError("torch is not installed, and a run needs it", remedy=INSTALL_TORCH)
 
 
 def check_machine(config: RunConfig, runs_dir: Path) -> None:
@@ -111,7 +119,7 @@ def _refuse_other_source(config: RunConfig, path: Path, source: str, sha256: str
     if Path(asked).exists() and Path(asked).resolve() == Path(source).resolve():  # spelled in another way
         return
     raise InputError(
-        f"{path} holds corpus {sha256[:16]} of {source!r}, asked was data.source={asked!r}",
+        f"{path} was prepared from {source!r} (corpus {sha256[:16]}), but data.source is {asked!r}",
         remedy="set data.path to another folder, or replace it with `headway data prepare --force`",
     )
 

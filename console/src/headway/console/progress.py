@@ -24,7 +24,7 @@ class Progress:
     name: str
     phase: str
     """The driver's phase, the outcome of an ended run, ``unheard`` while no driver answers, ``interrupted`` when
-    nothing of an unfinished run is alive."""
+    an unfinished run has no process."""
     step: int
     """Completed steps."""
     steps: int
@@ -49,9 +49,14 @@ class Progress:
         """Whether the run has an outcome."""
         return self.phase in OVER
 
-    def line(self) -> str:
-        """All of it on one line."""
-        parts = [f"step {self.step}/{self.steps}"]
+    @property
+    def state(self) -> str:
+        """The phase, or that it is paused."""
+        return "paused" if self.paused else self.phase
+
+    def facts(self) -> list[str]:
+        """What is known of loss, speed and remaining time, ready to print."""
+        parts = []
         if self.loss is not None:
             parts.append(f"loss {self.loss:.4f}")
         if self.tokens_per_s:
@@ -62,8 +67,11 @@ class Progress:
             parts.append(f"ETA {clock(self.eta_s)}")
         if self.generation >= 0:
             parts.append(f"generation {self.generation}")
-        parts.append("paused" if self.paused else self.phase)
-        return "  ".join(parts)
+        return parts
+
+    def line(self) -> str:
+        """All of it on one line."""
+        return "  ".join([f"step {self.step}/{self.steps}", *self.facts(), self.state])
 
     def record(self) -> dict[str, Any]:
         """Plain values for JSON, without the driver's own answer."""
@@ -137,7 +145,7 @@ _TOLD = {
     "node_lost": "node {node} is lost: {reason}",
     "node_replaced": "node {spare} takes over ranks {ranks} of node {node}",
     "fence": "recovery: generation {generation} left at step {step}: {reason}",
-    "generation": "generation {generation} goes on from step {step} ({source})",
+    "generation": "generation {generation} resumes from step {step} ({source})",
     "adopted": "a new driver took over generation {generation}",
     "verdict": "verdict: {kind} on node {node}, rank {rank}; {remedy}",
     "command": "command {sequence}: {operation} {name}",

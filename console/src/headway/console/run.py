@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shlex
 import sqlite3
 import time
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,27 +17,13 @@ from headway.common.node.run_dir import RunDir
 from headway.common.wire.client import Client
 from headway.common.wire.keys import KeyPair
 from headway.common.wire.messages.driver import Accepted, Command, GetStatus, Status
+from headway.console.hints import hint
 from headway.console.peak import Peak, cached_peak
+from headway.launch.cluster import ClusterFolder
+from headway.launch.nodes import wait_until
 from headway.trainer.config import RunConfig
 
 OVER = frozenset({"finished", "stopped", "failed"})
-
-
-def hint(verb: str, path: Path) -> str:
-    """The command for the run at ``path``, to be pasted: --runs-dir stands in it where it has to."""
-    return f"`{shlex.join(['headway', verb, path.name, *runs_dir_option(path)])}`"
-
-
-def runs_dir_option(path: Path) -> list[str]:
-    """What a command needs to find the run at ``path`` from here: nothing, where it lies in ``runs``."""
-    folder = path.parent.resolve()
-    return [] if folder == Path("runs").resolve() else ["--runs-dir", seen_from_here(folder)]
-
-
-def seen_from_here(path: Path) -> str:
-    """Relative to the working folder where it lies below it."""
-    here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 class Run:
@@ -84,8 +68,9 @@ class Run:
     # ---- where it stands ----------------------------------------------------------------------
     @property
     def live(self) -> bool:
-        """Whether anything still works on it that would mend the rest: an executor or the driver."""
-        return any(process.alive() for process in (*self._executors(), *self._driver_process()))
+        """Whether an executor or the driver runs: either one restarts the rest."""
+        cluster = ClusterFolder(self.cluster_folder)
+        return cluster.is_carrying(self.folder.run_id) or self._has_driver()
 
     @property
     def outcome(self) -> str:
@@ -124,7 +109,7 @@ class Run:
 
         Raises:
             DeadlineError: not over within ``timeout_s``.
-            HeadwayError: nothing of the run is alive any more, and it is not over.
+            HeadwayError: none of its processes is running, and it is not over.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
@@ -133,8 +118,8 @@ class Run:
                 return outcome
             if not live and not self.outcome:
                 raise HeadwayError(
-                    f"run {self.name} is not over, but nothing of it is alive",
-                    remedy=f"start it again with `headway run`; logs lie in {self.folder.logs}",
+                    f"run {self.name} stopped unexpectedly: none of its processes is running",
+                    remedy=f"start it again with `headway run`; logs: {self.folder.logs}",
                 )
             if deadline is not None and time.monotonic() > deadline:
                 raise DeadlineError(f"run {self.name} is not over after {timeout_s} s", remedy="see `headway status`")
@@ -146,7 +131,7 @@ class Run:
         return self.command("pause")
 
     def resume(self) -> int:
-        """Go on after ``pause``."""
+        """Resume after ``pause``."""
         return self.command("resume")
 
     def stop(self) -> int:
@@ -182,7 +167,7 @@ class Run:
         """Send one command; retried over a driver's restart and carried out once.
 
         Raises:
-            InputError: the run is over, or nothing of it is alive.
+            InputError: the run is over, or none of its processes is running.
             RemoteError: the driver refused it.
             DeadlineError: no driver took it.
         """
@@ -218,13 +203,17 @@ class Run:
         Raises:
             DeadlineError: not within ``timeout_s``.
         """
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
+
+        def is_applied() -> bool:
             with contextlib.suppress(DeadlineError):
-                if self.status().applied >= sequence:
-                    return
-            time.sleep(0.1)
-        raise DeadlineError(f"command {sequence} is not applied after {timeout_s} s", remedy="see `headway status`")
+                return self.status().applied >= sequence
+            return False
+
+        if not wait_until(is_applied, timeout_s, every_s=0.1):
+            raise DeadlineError(
+                f"command {sequence} is not applied after {timeout_s} s",
+                remedy="see `headway status`",
+            )
 
     # ---- inside -------------------------------------------------------------------------------
     @property
@@ -233,20 +222,11 @@ class Run:
         record = json.loads(self.folder.run_json.read_text())
         return Path(record.get("cluster") or self.path / "cluster")
 
-    def _executors(self) -> Iterator[ProcessId]:
-        """Executors that carry this run: an ephemeral cluster's, or those whose ``nodes/K.run`` names it."""
-        nodes = self.cluster_folder / "nodes"
-        for file in nodes.glob("*.json"):
-            with contextlib.suppress(ValueError, KeyError, OSError):
-                facts = json.loads(file.read_text())
-                carried = json.loads((nodes / f"{file.stem}.run").read_text())
-                if carried["run_id"] == self.folder.run_id:
-                    yield ProcessId(int(facts["pid"]), int(facts["start_ticks"]))
-
-    def _driver_process(self) -> Iterator[ProcessId]:
+    def _has_driver(self) -> bool:
         with contextlib.suppress(ValueError, KeyError, OSError):
             facts = json.loads((self.path / "driver.json").read_text())
-            yield ProcessId(int(facts["pid"]), int(facts["start_ticks"]))
+            return ProcessId(int(facts["pid"]), int(facts["start_ticks"])).alive()
+        return False
 
     def _driver(self) -> Client:
         try:

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from headway.ckpt_store.client import newest
+from headway.common.cli import Table, mebibytes
 from headway.common.errors import HeadwayError
 from headway.console.analysis.episodes import load_journal, recoveries
 from headway.console.analysis.events import load_events, redone_steps
 from headway.console.analysis.metrics import load_evaluations, load_metrics, throughput
+from headway.console.hints import runs_dir_option, seen_from_here
 from headway.console.progress import read_progress, utilisation
-from headway.console.run import Run, runs_dir_option, seen_from_here
+from headway.console.run import Run
 from headway.dataloader import Dataset
 
 TRACED_STEPS = 50
@@ -25,7 +27,7 @@ NOTEBOOK = Path("notebooks/01_launch_and_steer.ipynb")
 
 @dataclass
 class Summary:
-    """Losses in nats per token; None where there is nothing to tell."""
+    """Losses in nats per token; None where there is nothing to report."""
 
     name: str
     outcome: str
@@ -48,7 +50,7 @@ class Summary:
     trace: str = ""
     notebook: str = ""
     go_on: str = ""
-    """The command that goes on with a stopped or failed run."""
+    """The command that resumes a stopped or failed run."""
 
 
 def summarise(run: Run, *, write_trace: bool = False) -> Summary:
@@ -82,21 +84,16 @@ def summarise(run: Run, *, write_trace: bool = False) -> Summary:
 
 def render(summary: Summary) -> list[str]:
     """The summary for people, one line each."""
+    parts = report(summary)
+    return [line for part in parts for line in ([part] if isinstance(part, str) else part.lines())]
+
+
+def report(summary: Summary) -> list[str | Table]:
+    """The summary for people: figures as a table, what can be pasted as plain lines."""
     s = summary
-    lines = [
-        "",
-        f"run {s.name}: {s.outcome} after step {s.step}/{s.steps}{': ' + s.detail if s.detail else ''}",
-    ]
-    losses = f"validation loss  {_nats(s.validation_before)} before, {_nats(s.validation_after)} after"
-    lines.append(f"{losses}; training unigrams give {_nats(s.unigram_nats)}")
-    speed = f"speed            {s.tokens_per_s or 0:,.0f} tokens/s"
-    if s.mfu is not None and s.peak_flops:
-        speed += f", MFU {s.mfu:.1%} of this machine's {s.peak_flops / 1e9:,.0f} GFLOP/s ({s.dtype}, measured)"
-    lines.append(speed)
-    for checkpoint in s.checkpoints:
-        size = checkpoint["total_bytes"] / 2**20
-        lines.append(f"checkpoint       step {checkpoint['step']}, {size:.1f} MiB, {checkpoint['path']}")
-    lines += [f"recovery         {_recovery_line(row)}" for row in s.recoveries]
+    detail = f": {s.detail}" if s.detail else ""
+    title = f"run {s.name}: {s.outcome} after step {s.step}/{s.steps}{detail}"
+    lines: list[str | Table] = ["", title, Table(_figures(s))]
     if s.sample:
         lines += ["sample:", *("  " + line for line in s.sample.splitlines())]
     if s.trace:
@@ -104,8 +101,23 @@ def render(summary: Summary) -> list[str]:
     if s.notebook:
         lines.append(f"notebook         {s.notebook} (`make lab`)")
     if s.go_on:
-        lines.append(f"go on            {s.go_on}")
+        lines.append(f"resume           {s.go_on}")
     return lines
+
+
+def _figures(s: Summary) -> list[tuple[str, str]]:
+    before, after = _nats(s.validation_before), _nats(s.validation_after)
+    unigrams = f"training unigrams give {_nats(s.unigram_nats)}"
+    speed = f"{s.tokens_per_s or 0:,.0f} tokens/s"
+    if s.mfu is not None and s.peak_flops:
+        peak = f"{s.peak_flops / 1e9:,.0f} GFLOP/s ({s.dtype}, measured)"
+        speed += f", MFU {s.mfu:.1%} of this machine's {peak}"
+    return [
+        ("validation loss", f"{before} before, {after} after; {unigrams}"),
+        ("speed", speed),
+        *(("checkpoint", _checkpoint_line(row)) for row in s.checkpoints),
+        *(("recovery", _recovery_line(row)) for row in s.recoveries),
+    ]
 
 
 def checkpoints(run: Run) -> list[dict[str, Any]]:
@@ -170,6 +182,10 @@ def _go_on(run: Run) -> str:
 
 def _nats(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
+
+
+def _checkpoint_line(row: dict[str, Any]) -> str:
+    return f"step {row['step']}, {mebibytes(row['total_bytes'])}, {row['path']}"
 
 
 def _recovery_line(row: dict[str, Any]) -> str:

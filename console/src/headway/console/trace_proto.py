@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from headway.console.slices import Slice, Track
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TrackDescriptor, TrackEvent
 from perfetto.trace_builder.proto_builder import TraceProtoBuilder
-
-if TYPE_CHECKING:
-    from headway.console.trace import Slice, Track
 
 SEQUENCE = 1
 _CLOCK_MONOTONIC = 3  # perfetto's BuiltinClock; the flight records' clock

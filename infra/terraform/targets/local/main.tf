@@ -1,8 +1,9 @@
 # Emulated nodes on this machine: one executor process each, started by `headway node start`.
 # Built-in provider only, so `init` downloads nothing.
 #
-# Drift is found at plan time: nodes/K.json names the executor's pid and start time, /proc/PID/stat tells whether
-# that very process still runs. A dead one gets a new incarnation, so the plan replaces just that node.
+# Drift is found at plan time: nodes/K.json names the executor's pid and start time, and
+# /proc/PID/stat shows whether that very process still runs. A dead one gets a new incarnation, so
+# the plan replaces just that node.
 
 terraform {
   required_version = ">= 1.9.0"
@@ -15,7 +16,7 @@ variable "cluster_dir" {
 }
 
 variable "headway" {
-  description = "The headway command."
+  description = "The headway command: a name on the PATH or a path, one word."
   type        = string
   default     = "headway"
 }
@@ -34,7 +35,8 @@ locals {
   dir   = abspath(var.cluster_dir)
   names = { for i in range(var.nodes) : tostring(i) => i }
   fact  = { for n, _ in local.names : n => try(jsondecode(file("${local.dir}/nodes/${n}.json")), null) }
-  # Field 3 of stat is the state (Z and X are dead, T is stopped: both need mending), field 22 the start time.
+  # Field 3 of stat is the state (Z and X are dead, T is stopped: both need a restart), field 22 the
+  # start time.
   alive = {
     for n, f in local.fact : n => f != null && try(
       can(regex("\\) [RSDI] (\\S+ ){18}${f.start_ticks} ", file("/proc/${f.pid}/stat"))), false
@@ -47,16 +49,19 @@ locals {
   }
 }
 
+# Commands get their words through the environment, so that a folder may have any name.
 resource "terraform_data" "cluster" {
   input = { dir = local.dir, headway = var.headway, nodes = var.nodes }
   # A changed number of nodes is an update in place, so the nodes that stay are left alone.
   triggers_replace = [local.dir]
   provisioner "local-exec" {
-    command = "${self.input.headway} cluster create ${self.input.dir} --nodes ${self.input.nodes}"
+    command     = "\"$HEADWAY\" cluster create \"$DIR\" --nodes \"$NODES\""
+    environment = { HEADWAY = self.input.headway, DIR = self.input.dir, NODES = self.input.nodes }
   }
   provisioner "local-exec" {
-    when    = destroy
-    command = "${self.input.headway} cluster remove ${self.input.dir}"
+    when        = destroy
+    command     = "\"$HEADWAY\" cluster remove \"$DIR\""
+    environment = { HEADWAY = self.input.headway, DIR = self.input.dir }
   }
 }
 
@@ -65,7 +70,8 @@ resource "terraform_data" "size" {
   input            = { dir = local.dir, headway = var.headway, nodes = var.nodes }
   triggers_replace = [var.nodes]
   provisioner "local-exec" {
-    command = "${self.input.headway} cluster create ${self.input.dir} --nodes ${self.input.nodes}"
+    command     = "\"$HEADWAY\" cluster create \"$DIR\" --nodes \"$NODES\""
+    environment = { HEADWAY = self.input.headway, DIR = self.input.dir, NODES = self.input.nodes }
   }
 }
 
@@ -75,11 +81,21 @@ resource "terraform_data" "node" {
   input            = { dir = local.dir, headway = var.headway, node = each.key, incarnation = local.incarnation[each.key] }
   triggers_replace = [local.dir, local.incarnation[each.key]]
   provisioner "local-exec" {
-    command = "${self.input.headway} node start --cluster ${self.input.dir} --node ${self.input.node} && printf %s ${self.input.incarnation} > ${self.input.dir}/nodes/${self.input.node}.incarnation"
+    command = <<-EOT
+      "$HEADWAY" node start --cluster "$DIR" --node "$NODE" &&
+        printf %s "$INCARNATION" > "$DIR/nodes/$NODE.incarnation"
+    EOT
+    environment = {
+      HEADWAY     = self.input.headway
+      DIR         = self.input.dir
+      NODE        = self.input.node
+      INCARNATION = self.input.incarnation
+    }
   }
   provisioner "local-exec" {
-    when    = destroy
-    command = "${self.input.headway} node stop --cluster ${self.input.dir} --node ${self.input.node}"
+    when        = destroy
+    command     = "\"$HEADWAY\" node stop --cluster \"$DIR\" --node \"$NODE\""
+    environment = { HEADWAY = self.input.headway, DIR = self.input.dir, NODE = self.input.node }
   }
 }
 

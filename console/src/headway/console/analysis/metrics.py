@@ -49,16 +49,6 @@ def step_times(metrics: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def reported_again(metrics: pl.DataFrame) -> pl.DataFrame:
-    """Steps that more than one generation reported: ``step``, ``times``, ``generations``."""
-    return (
-        metrics.group_by("step")
-        .agg(pl.len().alias("times"), pl.col("generation").sort().alias("generations"))
-        .filter(pl.col("times") > 1)
-        .sort("step")
-    )
-
-
 def throughput(metrics: pl.DataFrame, window: int = 20) -> float:
     """Tokens per second over the newest ``window`` steps, by the steps' own durations; 0 without any."""
     newest = current(metrics).tail(window)

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from headway.console.commands.options import RUNS, AnyRun, AsJson, RunsDir, emit, find_run
+from headway.common.cli import AsJson, Table, emit
+from headway.console.commands.options import RUNS, AnyRun, RunsDir, find_run
 
 
 def register(app: typer.Typer) -> None:
@@ -32,11 +33,8 @@ def trace(
 
     found = find_run(run, runs_dir)
     written = write_trace(found, out, steps=parse_steps(steps))
-    emit(
-        {"run": found.name, "path": str(out), "slices": written},
-        as_json,
-        [f"{out}: {written} slices; open it in https://ui.perfetto.dev"],
-    )
+    done = {"run": found.name, "path": out, "slices": written}
+    emit(done, as_json, [f"{out}: {written} slices; open it in https://ui.perfetto.dev"])
 
 
 def doctor(runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
@@ -44,10 +42,13 @@ def doctor(runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
     from headway.console.doctor import examine
 
     findings = examine(runs_dir)
-    lines = [
-        f"{'ok' if f.level == 'ok' else f.level.upper():<5} {f.name:<12} {f.message}"
-        + (f"; {f.remedy}" if f.remedy else "")
+    rows = [
+        (
+            "ok" if f.level == "ok" else f.level.upper(),
+            f.name,
+            f"{f.message}; {f.remedy}" if f.remedy else f.message,
+        )
         for f in findings
     ]
-    emit(findings, as_json, lines)
+    emit(findings, as_json, [Table(rows)])
     raise typer.Exit(1 if any(f.level == "bad" for f in findings) else 0)

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from headway.console.commands.options import RUNS, AsJson, ClusterDir, RunsDir, to_json
+from headway.common.cli import AsJson, emit, to_json
+from headway.console.commands.options import RUNS, ClusterDir, RunsDir
 
 if TYPE_CHECKING:
     from headway.console.run import Run
@@ -37,10 +38,11 @@ def run(
     cluster: ClusterDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train: all services, real text. An unfinished run of that name goes on where it was.
+    """Start a training run, or resume an unfinished one of the same name.
 
-    Ctrl-C or SIGTERM stops the run with a checkpoint (exit code 0). A second one returns at once, while the run
-    goes on stopping: `headway watch` and `headway status` show it. During the start either one takes all back.
+    Ctrl-C or SIGTERM stops the run with a checkpoint (exit code 0). A second one returns at once
+    while the run keeps stopping: `headway watch` and `headway status` show it. During start-up
+    either one cancels the launch and cleans up.
     """
     from headway.common.config import load, to_dict, to_toml
     from headway.trainer.config import RunConfig
@@ -58,11 +60,8 @@ def run(
         if not detach:
             signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # until it is followed by who stops it with a checkpoint
     if detach:
-        typer.echo(
-            to_json({"name": started.name, "path": started.path, "run_id": started.folder.run_id})
-            if as_json
-            else f"run {started.name} is up; watch it with {started.hint('watch')}"
-        )
+        done = {"name": started.name, "path": started.path, "run_id": started.folder.run_id}
+        emit(done, as_json, [f"run {started.name} is up; watch it with {started.hint('watch')}"])
         return
     raise typer.Exit(_stay(started, as_json))
 
@@ -86,19 +85,19 @@ def _launch(config: RunConfig, name: str | None, stem: str, runs_dir: Path, clus
     try:
         return Cluster(runs_dir, folder=cluster).launch(config, name=name, base=stem, measure=True, tell=tell)
     except KeyboardInterrupt:
-        typer.echo("interrupted: the start is taken back", err=True)
+        typer.echo("interrupted: launch cancelled, nothing left running", err=True)
         raise
 
 
 def _stay(run: Run, as_json: bool) -> int:
     """Follow the run to its end and print the summary; returns the exit code."""
     from headway.console.follow import Follower
-    from headway.console.summary import render, summarise
+    from headway.console.summary import report, summarise
 
     follower = Follower(run, peak=run.peak, as_json=as_json)
     outcome = follower.follow(stop_on_interrupt=True)
     if outcome == "detached":
         return 0
     summary = summarise(run, write_trace=True)
-    typer.echo(to_json(summary) if as_json else "\n".join(render(summary)))
+    emit(summary, as_json, report(summary))
     return 1 if outcome == "failed" else 0

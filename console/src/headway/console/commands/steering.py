@@ -7,8 +7,16 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from headway.common.cli import AsJson, emit
 from headway.common.errors import InputError
-from headway.console.commands.options import RUNS, AnyRun, AsJson, NamedRun, RunsDir, check_rank, emit, find_run
+from headway.console.commands.options import (
+    RUNS,
+    AnyRun,
+    NamedRun,
+    RunsDir,
+    check_rank,
+    find_run,
+)
 
 Wait = Annotated[bool, typer.Option("--wait", help="Return when all ranks have applied it.")]
 
@@ -17,7 +25,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands."""
     for operation, help_ in (
         ("pause", "Hold all ranks at their next step."),
-        ("resume", "Let a paused run go on."),
+        ("resume", "Resume a paused run."),
         ("stop", "End the run at its next step, with a checkpoint."),
         ("checkpoint", "Make the state after the next step durable."),
     ):
@@ -65,9 +73,12 @@ def set_(
     try:
         value = float(text)
     except ValueError:
-        raise InputError(f"{setting!r} sets nothing", remedy="write it as lr=3e-4") from None
+        raise InputError(
+            f"expected KEY=VALUE, got {setting!r}",
+            remedy="for example lr=3e-4",
+        ) from None
     if key != "lr":
-        raise InputError(f"cannot set {key!r}", remedy="only lr can be set while a run goes on")
+        raise InputError(f"cannot set {key!r}", remedy="only lr can be set while a run is live")
     if not 0 < value < float("inf"):
         raise InputError(f"cannot set lr to {text}", remedy="set lr to a number above 0")
     _send("set", run, runs_dir, wait, as_json, key, value)

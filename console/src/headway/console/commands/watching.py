@@ -6,7 +6,8 @@ import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from headway.console.commands.options import RUNS, AnyRun, AsJson, RunsDir, check_rank, emit, find_run, to_json
+from headway.common.cli import AsJson, Table, emit, to_json
+from headway.console.commands.options import RUNS, AnyRun, RunsDir, check_rank, find_run
 
 if TYPE_CHECKING:
     from headway.console.progress import Progress
@@ -38,20 +39,27 @@ def runs(runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
                 "checkpoint": kept[-1]["step"] if kept else None,
             }
         )
-    lines = [f"{'run':<20} {'state':<12} {'step':>13}  checkpoint"]
-    for row in rows:
-        newest = "-" if row["checkpoint"] is None else f"step {row['checkpoint']}"
-        lines.append(f"{row['name']:<20} {row['state']:<12} {row['step']:>6}/{row['steps']:<6}  {newest}")
-    emit(rows, as_json, lines if rows else [f"no run in {runs_dir}; start one with `headway run`"])
+    cells = [
+        (
+            row["name"],
+            row["state"],
+            f"{row['step']}/{row['steps']}",
+            None if row["checkpoint"] is None else f"step {row['checkpoint']}",
+        )
+        for row in rows
+    ]
+    table = Table(cells, ("run", "state", "step", "checkpoint"))
+    none = f"no run in {runs_dir}; start one with `headway run`"
+    emit(rows, as_json, [table if rows else none])
 
 
 def state_of(run: Run) -> str:
-    """``live``, ``finished``, ``stopped``, ``failed``, or ``interrupted`` when nothing of it is alive."""
+    """``live``, its outcome, or ``interrupted`` if it ended without one."""
     return run.outcome or ("live" if run.live else "interrupted")
 
 
 def completed_steps(run: Run) -> int:
-    """Steps that the journal has heard of as completed."""
+    """Completed steps, by the journal."""
     newest = run.query("SELECT MAX(step) FROM metrics")
     return 0 if not newest or newest[0][0] is None else int(newest[0][0]) + 1
 
@@ -62,7 +70,7 @@ def status(run: AnyRun = None, runs_dir: RunsDir = RUNS, as_json: AsJson = False
 
     found = find_run(run, runs_dir)
     progress = read_progress(found, found.peak)
-    lines = [f"run {progress.name}: {progress.line()}"]
+    lines: list[str | Table] = [f"run {progress.name}: {progress.line()}"]
     if progress.detail:
         lines.append(progress.detail)
     if progress.status is not None:
@@ -70,14 +78,14 @@ def status(run: AnyRun = None, runs_dir: RunsDir = RUNS, as_json: AsJson = False
     emit(progress, as_json, lines)
 
 
-def _status_lines(progress: Progress) -> list[str]:
+def _status_lines(progress: Progress) -> list[str | Table]:
     assert progress.status is not None
-    lines = [f"{'rank':<5} {'node':<5} {'pid':<8} {'status':<9} step"]
-    lines += [f"{r.rank:<5} {r.node:<5} {r.pid:<8} {r.status:<9} {r.step}" for r in progress.status.ranks]
+    ranks = [(r.rank, r.node, r.pid, r.status, r.step) for r in progress.status.ranks]
+    lines: list[str | Table] = [Table(ranks, ("rank", "node", "pid", "status", "step"))]
     for node, state in sorted(progress.status.nodes.items()):
         services = progress.status.services.get(node, {})
-        told = ", ".join(f"{k} {v}" for k, v in sorted(services.items()))
-        lines.append(f"node {node} {state}{': ' if told else ''}{told}")
+        pids = ", ".join(f"{name} {pid}" for name, pid in sorted(services.items()))
+        lines.append(f"node {node} {state}{': ' if pids else ''}{pids}")
     return lines
 
 

@@ -124,7 +124,7 @@ class Session:
                 left = deadline - time.monotonic()
                 if left <= 0 or not self._changed.wait(left):
                     at = "nothing yet" if self._picture is None else self._picture.progress.line()
-                    raise DeadlineError(f"run {self.name} did not come to that in {timeout_s:g} s: {at}",
+                    raise DeadlineError(f"run {self.name} did not reach that state in {timeout_s:g} s: {at}",
                                         remedy=self.error or "see `headway status`")  # fmt: skip
             return self._picture
 

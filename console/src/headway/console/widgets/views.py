@@ -11,13 +11,20 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-import anywidget
 import numpy as np
 import polars as pl
-import traitlets
 from headway.common.plan.schedule.actions import Kind
 from headway.console.run import Run
 from headway.console.widgets.session import Picture, Session
+
+try:
+    import anywidget
+    import traitlets
+except ModuleNotFoundError as error:
+    raise ImportError(
+        f"the live console needs {error.name}, which is not installed; "
+        '`pip install "headway-console[notebooks]"`, or `make setup` in a checkout'
+    ) from None
 
 OPERATIONS = frozenset({"pause", "resume", "checkpoint", "stop", "set", "inject"})
 MAX_BARS = 40_000

@@ -1,6 +1,6 @@
 """The folder that describes a cluster: its nodes, their executors' addresses, the key they share.
 
-cluster.json      {"id", "nodes", "engine"}
+cluster.json      {"id", "nodes"}
 keys/cluster.key  one CURVE key pair, mode 0600, held by every executor, driver and console
 nodes/K.json      where node K's executor listens, written by that executor
 nodes/K.run       the run that node K carries, absent while idle
@@ -11,10 +11,12 @@ logs/             output of the executors
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import secrets
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +24,8 @@ from headway.common.errors import InputError
 from headway.common.node.files import replace_json
 from headway.common.node.process import ProcessId
 from headway.common.wire.keys import KeyPair
+
+PARTS = ("nodes", "logs", "keys")
 
 
 @dataclass(frozen=True)
@@ -43,23 +47,37 @@ class ClusterFolder:
         """Make a new folder with a fresh key.
 
         Raises:
-            InputError: the folder already describes a cluster.
+            InputError: the folder already describes a cluster, or it cannot be made.
         """
-        if (path / "cluster.json").exists():
-            raise InputError(f"{path} already holds a cluster", remedy="use another folder, or `make down` first")
-        for part in ("nodes", "logs", "keys"):
-            (path / part).mkdir(parents=True, exist_ok=True)
+        folder = cls(path)
+        if folder.exists:
+            raise InputError(
+                f"{path} already holds a cluster",
+                remedy="use another folder, or `make down` first",
+            )
+        try:
+            for part in PARTS:
+                (path / part).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(
+                f"cannot make {path}: {error.strerror}",
+                remedy="use another folder",
+            ) from error
         (path / "keys").chmod(0o700)
         pair = KeyPair.generate()
         pair.save(path / "keys" / "cluster.key")
         pair.save(path / "keys" / "monitor.key")  # the monitor speaks for the cluster
-        folder = cls(path)
-        folder.write("cluster.json", {"id": cluster_id or secrets.token_hex(4), "nodes": nodes, "engine": "local"})
+        folder.write("cluster.json", {"id": cluster_id or secrets.token_hex(4), "nodes": nodes})
         return folder
+
+    @property
+    def exists(self) -> bool:
+        """Whether the folder describes a cluster."""
+        return (self.path / "cluster.json").exists()
 
     def resize(self, nodes: int) -> None:
         """Change the number of nodes; those beyond it must be stopped already."""
-        self.write("cluster.json", {"id": self.id, "nodes": nodes, "engine": "local"})
+        self.write("cluster.json", {"id": self.id, "nodes": nodes})
 
     def read(self, name: str) -> dict[str, object] | None:
         """One JSON file of the folder, None while it is absent."""
@@ -68,7 +86,10 @@ class ClusterFolder:
         except FileNotFoundError:
             return None
         except ValueError as error:
-            raise InputError(f"{self.path / name} is no JSON: {error}", remedy="remove the cluster's folder") from error
+            raise InputError(
+                f"{self.path / name} is not valid JSON: {error}",
+                remedy="remove the cluster's folder",
+            ) from error
         return dict(data)
 
     def write(self, name: str, data: dict[str, object]) -> None:
@@ -78,6 +99,12 @@ class ClusterFolder:
     def remove(self, name: str) -> None:
         """Remove one file of the folder, if it is there."""
         (self.path / name).unlink(missing_ok=True)
+
+    def clear(self) -> None:
+        """Remove what belongs to the cluster; Terraform keeps its state in the same folder."""
+        for part in PARTS:
+            shutil.rmtree(self.path / part, ignore_errors=True)
+        self.remove("cluster.json")
 
     def _facts(self) -> dict[str, object]:
         facts = self.read("cluster.json")
@@ -101,7 +128,7 @@ class ClusterFolder:
         return KeyPair.load(self.path / "keys" / "cluster.key")
 
     def announce(self, node: int, endpoint: str, process: ProcessId) -> None:
-        """Say where a node's executor listens."""
+        """Publish where a node's executor listens."""
         self.write(
             f"nodes/{node}.json",
             {"endpoint": endpoint, "pid": process.pid, "start_ticks": process.start_ticks},
@@ -114,8 +141,35 @@ class ClusterFolder:
             return None
         return NodeAddress(str(data["endpoint"]), ProcessId(int(str(data["pid"])), int(str(data["start_ticks"]))))
 
+    def living(self, node: int) -> ProcessId | None:
+        """The node's executor, None unless it has announced itself and runs."""
+        address = self.address(node)
+        return address.process if address is not None and address.process.alive() else None
+
+    def carried(self, node: int) -> dict[str, object] | None:
+        """``run_dir`` and ``run_id`` of the run that a node carries, None while it is idle."""
+        return self.read(f"nodes/{node}.run")
+
+    def runs(self) -> dict[int, dict[str, object]]:
+        """Node -> ``carried(node)`` of those that carry a run; unreadable entries are left out."""
+        found = {}
+        for file in (self.path / "nodes").glob("*.run"):
+            with contextlib.suppress(InputError, ValueError, OSError):
+                carried = self.carried(int(file.stem))
+                if carried is not None and {"run_dir", "run_id"} <= carried.keys():
+                    found[int(file.stem)] = carried
+        return found
+
+    def is_carrying(self, run_id: str) -> bool:
+        """Whether a living executor of this cluster carries the run."""
+        for node, carried in self.runs().items():
+            with contextlib.suppress(InputError, KeyError, ValueError, OSError):
+                if carried["run_id"] == run_id and self.living(node) is not None:
+                    return True
+        return False
+
     def claim(self, node: int) -> int:
-        """Be the node's only executor until this process ends; returns the file descriptor that says so.
+        """Be the node's only executor until this process ends; returns the lock's file descriptor.
 
         Raises:
             InputError: another process is. Two are started when the first is slow to announce itself.
@@ -125,7 +179,10 @@ class ClusterFolder:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(fd)
-            raise InputError(f"node {node} of {self.path} has an executor", remedy="leave it to that one") from None
+            raise InputError(
+                f"node {node} of {self.path} already has an executor",
+                remedy="leave that one running",
+            ) from None
         return fd
 
     def lost(self, node: int) -> bool:

@@ -1,4 +1,4 @@
-"""What Headway asks of whoever owns the machines: start, stop and replace nodes."""
+"""What Headway asks of the owner of the machines: start, stop and give up nodes."""
 
 from __future__ import annotations
 
@@ -8,24 +8,35 @@ from headway.common.errors import HeadwayError
 
 
 class NodeLost(HeadwayError):
-    """The machine is gone: starting its executor again is impossible."""
+    """The machine is gone: its executor cannot be started again."""
 
 
 class Engine(Protocol):
-    """Called by the driver (to mend) and by the console (to begin and end). Calls are idempotent and short."""
+    """Called by a run's driver during recovery and by the console to begin and end a run.
+
+    Every call is idempotent and may be repeated by another process.
+    """
 
     def start_node(self, node: int) -> None:
-        """Make sure that node's executor runs; end a stopped or frozen one first.
+        """Make sure that the node's executor runs; a stopped one (state T) is ended first.
+
+        Returns as soon as its process exists.
 
         Raises:
             NodeLost: the machine is gone.
         """
 
     def has_ended(self, node: int) -> bool:
-        """Whether the engine knows that the node lives and its executor does not.
+        """Whether the engine knows that the machine is there and its executor is not.
 
-        False when it runs, and when nobody can tell: then silence is the only sign.
+        False when the executor runs, and when that is unknown: then only silence shows its loss.
         """
 
     def stop_node(self, node: int) -> None:
         """End the executor and everything that runs on the node."""
+
+    def lose_node(self, node: int) -> None:
+        """Give the machine up for good: end what runs there; ``start_node`` raises from now on."""
+
+    def stop(self) -> None:
+        """End every node, then what they shared."""

@@ -86,8 +86,20 @@ class LocalEngine:
         (self.cluster.path / f"nodes/{node}.lost").touch()
         self.stop_node(node)
 
+    def resize(self, nodes: int) -> None:
+        """Change the number of nodes; those beyond it end. New ones are not started."""
+        for node in range(nodes, self.cluster.nodes):
+            self.stop_node(node)
+        self.cluster.resize(nodes)
+
+    def remove(self) -> None:
+        """End every node and remove the cluster; an absent one is fine."""
+        if self.cluster.exists:
+            self.stop()
+            self.cluster.clear()
+
     def _ids(self, node: int) -> list[str]:
-        carried = self.cluster.read(f"nodes/{node}.run")
+        carried = self.cluster.carried(node)
         ids = [self.cluster.id]
         if carried is not None and carried["run_id"] not in ids:
             ids.append(str(carried["run_id"]))

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from headway.common.cli import AsJson, Table, emit, group, mebibytes
 
 if TYPE_CHECKING:
     from headway.ckpt_store.folder import CheckpointInfo
 
-app = typer.Typer(
-    name="ckpt", help="Durable checkpoints: list, show, verify, clear up.", no_args_is_help=True,
-    rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False,
-)  # fmt: skip
+app = group("Durable checkpoints: list, show, verify, clear up.", name="ckpt")
 
 PATH = Annotated[Path, typer.Argument(help="A checkpoints folder, or a run folder that has one.")]
 STEP = Annotated[int | None, typer.Option(help="The step; default: the newest.")]
-JSON = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command("ls")
-def list_checkpoints(path: PATH = Path(), as_json: JSON = False) -> None:
+def list_checkpoints(path: PATH = Path(), as_json: AsJson = False) -> None:
     """List complete checkpoints and unfinished attempts, oldest first."""
     from headway.ckpt_store.folder import complete, is_superseded, look
 
@@ -42,22 +38,23 @@ def list_checkpoints(path: PATH = Path(), as_json: JSON = False) -> None:
              "ranks": len(attempt.ranks), "world_size": info.world_size if info else attempt.world_size,
              "bytes": info.total_bytes if info else None, "kept": attempt.is_marked}
         )  # fmt: skip
-    if as_json:
-        return _print_json(rows)
-    if not rows:
-        typer.echo(f"{folder} holds no checkpoint yet")
-    for row in rows:
-        size = _size(row["bytes"]) if row["bytes"] is not None else "-"
-        kept = "  kept" if row["kept"] else ""
-        typer.echo(
-            f"step {row['step']:>8}  g{row['generation']:<3} {row['status']:<10} "
-            f"{row['ranks']}/{row['world_size'] or '?'} ranks  {size:>10}{kept}"
+    cells = [
+        (
+            "step",
+            row["step"],
+            f"g{row['generation']}",
+            row["status"],
+            f"{row['ranks']}/{row['world_size'] or '?'} ranks",
+            mebibytes(row["bytes"]),
+            "kept" if row["kept"] else "",
         )
-    return None
+        for row in rows
+    ]
+    emit(rows, as_json, [Table(cells) if rows else f"{folder} holds no checkpoint yet"])
 
 
 @app.command("show")
-def show(path: PATH = Path(), step: STEP = None, rank: int = 0, as_json: JSON = False) -> None:
+def show(path: PATH = Path(), step: STEP = None, rank: int = 0, as_json: AsJson = False) -> None:
     """Show one checkpoint, and the tensors of one rank."""
     from headway.ckpt_store.folder import find
     from headway.ckpt_store.verify import read_part
@@ -67,15 +64,12 @@ def show(path: PATH = Path(), step: STEP = None, rank: int = 0, as_json: JSON = 
     tensors = part.layout.get("tensors", [])
     facts = {**_facts(info), "rank": rank, "file_bytes": part.file_bytes, "data_start": part.data_start,
              "extra_bytes": len(part.extra), "tensors": tensors}  # fmt: skip
-    if as_json:
-        return _print_json(facts)
-    for name, value in facts.items():
-        if name != "tensors":
-            typer.echo(f"{name:<12} {value}")
+    lines = [f"{name:<12} {value}" for name, value in facts.items() if name != "tensors"]
     for tensor in tensors:
         field = f"|{tensor['field']}" if tensor.get("field") else ""
-        typer.echo(f"  {tensor['name']}{field}  {tensor['dtype']} {tensor.get('global_shape', '')}")
-    return None
+        shape = tensor.get("global_shape", "")
+        lines.append(f"  {tensor['name']}{field}  {tensor['dtype']} {shape}")
+    emit(facts, as_json, lines)
 
 
 @app.command("verify")
@@ -83,7 +77,7 @@ def verify_checkpoints(
     path: PATH = Path(),
     step: STEP = None,
     every: Annotated[bool, typer.Option("--all", help="Every complete checkpoint, not only the newest.")] = False,
-    as_json: JSON = False,
+    as_json: AsJson = False,
 ) -> None:
     """Read every byte back and compare digests; exits 1 if anything is wrong."""
     from headway.ckpt_store.folder import complete, find
@@ -95,14 +89,13 @@ def verify_checkpoints(
         problems = verify(info)
         is_sound = is_sound and not problems
         rows.append({**_facts(info), "problems": [problem.message for problem in problems]})
-    if as_json:
-        _print_json(rows)
-    else:
-        for row in rows:
-            verdict = "sound" if not row["problems"] else "CORRUPT"
-            typer.echo(f"step {row['step']}  g{row['generation']}  {_size(row['total_bytes'])}  {verdict}")
-            for problem in row["problems"]:
-                typer.echo(f"  {problem}")
+    lines = []
+    for row in rows:
+        verdict = "sound" if not row["problems"] else "CORRUPT"
+        size = mebibytes(row["total_bytes"])
+        lines.append(f"step {row['step']}  g{row['generation']}  {size}  {verdict}")
+        lines += [f"  {problem}" for problem in row["problems"]]
+    emit(rows, as_json, lines)
     if not is_sound:
         raise typer.Exit(1)
 
@@ -111,8 +104,8 @@ def verify_checkpoints(
 def clear_up(
     path: PATH = Path(),
     keep: Annotated[int, typer.Option(min=1, help="Complete checkpoints to keep.")] = 3,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
-    as_json: JSON = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Remove nothing, list what would be.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Remove old complete checkpoints, after reading the newest back; marked ones stay."""
     from headway.ckpt_store.client import apply_retention
@@ -125,11 +118,9 @@ def clear_up(
         names = [step_dir_name(*key) for key in removable(look(folder), keep)]
     else:
         names = [removed.name for removed in apply_retention(folder, keep, deep=True)]
-    if as_json:
-        return _print_json({"removed": names, "dry_run": dry_run})
     verb = "would remove" if dry_run else "removed"
-    typer.echo("\n".join(f"{verb} {name}" for name in names) or "nothing to remove")
-    return None
+    lines = [f"{verb} {name}" for name in names]
+    emit({"removed": names, "dry_run": dry_run}, as_json, lines or ["nothing to remove"])
 
 
 def _folder(path: Path) -> Path:
@@ -137,7 +128,10 @@ def _folder(path: Path) -> Path:
 
     folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
     if not folder.is_dir():
-        raise InputError(f"{path} is no folder", remedy="give a run folder or its checkpoints folder")
+        raise InputError(
+            f"{path} is not a folder",
+            remedy="give a run folder or its checkpoints folder",
+        )
     return folder
 
 
@@ -146,11 +140,3 @@ def _facts(info: CheckpointInfo) -> dict[str, Any]:
         "path": str(info.path), "step": info.step, "generation": info.generation, "run_id": info.run_id,
         "world_size": info.world_size, "total_bytes": info.total_bytes, "kept": info.is_marked,
     }  # fmt: skip
-
-
-def _print_json(value: Any) -> None:
-    typer.echo(json.dumps(value, indent=2))
-
-
-def _size(nbytes: int) -> str:
-    return f"{nbytes / 2**20:.1f} MiB"

@@ -5,23 +5,17 @@ Heavy imports happen inside the commands, so that ``--help`` answers at once.
 
 from __future__ import annotations
 
-import json
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from headway.common.cli import run
+from headway.common.cli import AsJson, emit, group, run
 
 if TYPE_CHECKING:
     from headway.dataloader.dataset import Meta
 
-app = typer.Typer(
-    help="Text to tokens, and tokens to trainers.", rich_markup_mode=None,
-    pretty_exceptions_enable=False, add_completion=False,
-)  # fmt: skip
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+app = group("Text to tokens, and tokens to trainers.", no_args_is_help=False)
 DataPath = Annotated[Path, typer.Argument(help="A prepared folder, or the prefix of a .bin/.idx pair.")]
 
 
@@ -50,7 +44,7 @@ def prepare(
     config = DataConfig(path=str(folder), source=source, vocab_size=vocab_size, validation_fraction=validation_fraction)
     done = make(config, force=force, cache=cache, say=lambda line: typer.echo(line, err=as_json))
     facts = {"path": str(done.path), "was_there": done.was_there, **_facts(done.meta)}
-    _print(facts, as_json)
+    emit(facts, as_json, _lines(facts))
 
 
 @app.command()
@@ -77,7 +71,7 @@ def inspect(
         facts |= _facts(data.meta)
     first = [tokens.sequence(index)[:48].tolist() for index in range(min(documents, tokens.num_sequences))]
     facts["beginnings"] = first if data.meta is None else [data.tokenizer.decode(row) for row in first]
-    _print(facts, as_json)
+    emit(facts, as_json, _lines(facts))
 
 
 @app.command()
@@ -86,7 +80,8 @@ def verify(path: DataPath, as_json: AsJson = False) -> None:
     from headway.dataloader.dataset import verify as check
 
     checked = check(path)
-    _print({"path": str(path), "intact": True, "checked": checked}, as_json)
+    facts = {"path": str(path), "intact": True, "checked": checked}
+    emit(facts, as_json, _lines(facts))
 
 
 @app.command()
@@ -128,18 +123,15 @@ def _facts(meta: Meta) -> dict[str, Any]:
     }
 
 
-def _print(facts: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        json.dump(facts, sys.stdout)
-        typer.echo()
-        return
+def _lines(facts: dict[str, Any]) -> Iterator[str]:
     for name, value in facts.items():
         if isinstance(value, list):
-            typer.echo(f"{name}:")
+            yield f"{name}:"
             for entry in value:
-                typer.echo(f"  {entry!r}" if isinstance(entry, str) and "\n" in entry else f"  {entry}")
+                is_long = isinstance(entry, str) and "\n" in entry
+                yield f"  {entry!r}" if is_long else f"  {entry}"
         elif isinstance(value, dict):
             for key, entry in value.items():
-                typer.echo(f"{key:>15}  " + "  ".join(f"{k} {v:,}" for k, v in entry.items()))
+                yield f"{key:>15}  " + "  ".join(f"{k} {v:,}" for k, v in entry.items())
         else:
-            typer.echo(f"{name:>15}  {value:,}" if type(value) is int else f"{name:>15}  {value}")
+            yield f"{name:>15}  {value:,}" if type(value) is int else f"{name:>15}  {value}"

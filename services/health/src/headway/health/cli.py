@@ -5,21 +5,16 @@ Exit codes: 0 well, 1 a check failed, 2 bad usage; as a Slurm prolog expects the
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from headway.common.cli import AsJson, emit, group
 
-app = typer.Typer(
-    name="health",
-    help="Check this node; agent and monitor of a run.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-)
+if TYPE_CHECKING:
+    from headway.health.runner import CheckResult
+
+app = group("Check this node; agent and monitor of a run.", name="health")
 
 RunId = Annotated[str, typer.Option(help="Id of the run; beats of other runs are dropped.")]
 Set = Annotated[
@@ -31,7 +26,7 @@ Executor = Annotated[str | None, typer.Option(help="ipc:// endpoint of the execu
 @app.command()
 def check(
     suite: Annotated[str, typer.Option(help="Which suite to run; today there is 'quick'.")] = "quick",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON list on stdout.")] = False,
+    as_json: AsJson = False,
     disk: Annotated[Path | None, typer.Option(help="Folder that the disk check writes to.")] = None,
     min_shm_mib: Annotated[int | None, typer.Option(help="Least free shared memory, MiB.")] = None,
     deadline_s: Annotated[float | None, typer.Option(help="Longest time for one check, seconds.")] = None,
@@ -50,10 +45,9 @@ def check(
     results = []
     for result in run_suite(suite, settings, deadline_s):
         results.append(result)
-        if not as_json:
-            _print(result.name, result.ok, result.message, result.remedy, result.duration_s)
-    if as_json:
-        typer.echo(json.dumps([asdict(result) for result in results], indent=2))
+        if not as_json:  # each as soon as it is done: one check may take its whole deadline
+            typer.echo(_line(result))
+    emit(results, as_json, [])
     raise typer.Exit(0 if all(result.ok for result in results) else 1)
 
 
@@ -98,6 +92,7 @@ def monitor(
     raise typer.Exit(run_monitor(options, load(HealthConfig, overrides=overrides or ())))
 
 
-def _print(name: str, ok: bool, message: str, remedy: str, duration_s: float) -> None:
-    mark = "ok    " if ok else "FAILED"
-    typer.echo(f"{mark} {name:<10} {duration_s:5.1f} s  {message}{'; ' + remedy if remedy else ''}")
+def _line(result: CheckResult) -> str:
+    mark = "ok    " if result.ok else "FAILED"
+    remedy = f"; {result.remedy}" if result.remedy else ""
+    return f"{mark} {result.name:<10} {result.duration_s:5.1f} s  {result.message}{remedy}"

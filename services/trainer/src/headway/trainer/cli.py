@@ -6,15 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from headway.common.cli import group
 
-app = typer.Typer(
-    name="trainer",
-    help="The trainer's own processes; `headway run` starts them for you.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-)
+app = group("The trainer's own processes; `headway run` starts them for you.", name="trainer")
 
 RUN = Annotated[Path, typer.Option(help="The run's folder.")]
 CLUSTER = Annotated[Path, typer.Option(help="The cluster's folder.")]
@@ -34,7 +28,7 @@ def train(
 
 @app.command()
 def executor(cluster: CLUSTER, node: NODE) -> None:
-    """Guard one node: start, watch and mend what runs on it."""
+    """Guard one node: start, watch and restart what runs on it."""
     from headway.common.log import setup
     from headway.launch.cluster import ClusterFolder
     from headway.trainer.control.executor import Executor

@@ -39,7 +39,7 @@ from headway.common.wire.messages.health import Verdict
 from headway.common.wire.server import Server
 from headway.common.wire.service import Service
 from headway.launch.cluster import ClusterFolder
-from headway.launch.engine import NodeLost
+from headway.launch.engine import Engine, NodeLost
 from headway.launch.local import LocalEngine
 from headway.trainer.config import RunConfig
 from headway.trainer.control.events import (
@@ -85,7 +85,7 @@ class Driver:
         self.config = load(RunConfig, files=[self.run_dir.config])
         self.journal = Journal(self.run_dir.database)
         self._outcome = self.journal.fact("outcome", "")
-        self.engine = LocalEngine(cluster)
+        self.engine: Engine = LocalEngine(cluster)
         configure(NodePaths(self.run_dir.run_id, node).failpoints, node=node)
         self.state = self._initial_state()
         keys = cluster.keys

@@ -9,7 +9,7 @@ from headway.common.errors import InputError
 from headway.common.wire.client import Client
 from headway.common.wire.messages.driver import Accepted, Command
 from headway.common.wire.messages.executor import Inject
-from headway.launch.local import LocalEngine
+from headway.launch.engine import Engine
 from headway.trainer.control.events import Action, Log, NodeUnavailable
 from headway.trainer.control.journal import Journal
 from headway.trainer.control.state import Event, RunState
@@ -29,7 +29,7 @@ class Requests:
         journal: Journal,
         state: RunState,
         clients: Mapping[int, tuple[str, Client]],
-        engine: LocalEngine,
+        engine: Engine,
         *,
         home: int,
         act: Callable[[Action], None],

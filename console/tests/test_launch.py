@@ -1,4 +1,4 @@
-"""Starting nodes and taking them down: what is told, and in which order things happen."""
+"""Starting a run and taking nodes down: what is printed, and in which order things happen."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from headway.common.errors import HeadwayError
-from headway.console import start
+from headway.console import launch
 from headway.console.testing import FakeRun
 from headway.trainer.config import LaunchConfig
 
@@ -16,24 +15,24 @@ DOWN = Path(__file__).parents[2] / "infra" / "terraform" / "down.sh"
 
 
 def test_one_node_is_told_in_the_singular(fake: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start.LocalEngine, "start_node", lambda *_: None)
-    monkeypatch.setattr(start, "_attach", lambda *_: None)
-    monkeypatch.setattr(start, "_wait_for_driver", lambda _: None)
-    monkeypatch.setattr(start, "wait_for_node", lambda *_: None)
+    monkeypatch.setattr(launch, "attach", lambda *_: None)
+    monkeypatch.setattr(launch, "_wait_for_driver", lambda _: None)
     told: list[str] = []
     for nodes, spares in ((1, 1), (2, 0)):
-        start.start(fake.run, fake.cluster, LaunchConfig(nodes=nodes, spares=spares), told.append)
+        launch.start(fake.run, fake.cluster, LaunchConfig(nodes=nodes, spares=spares), told.append)
     assert told == ["1 node and 1 spare are up", "2 nodes and 0 spares are up"]
 
 
-def test_a_node_that_does_not_start_is_told_with_the_end_of_its_log(fake: FakeRun) -> None:
-    """The log itself goes with the folder of a new run."""
-    fake.cluster.remove("nodes/0.json")
-    with pytest.raises(HeadwayError, match=r"n0-executor\.log is empty"):
-        start.wait_for_node(fake.cluster, 0, timeout_s=0.05)
-    (fake.cluster.path / "logs" / "n0-executor.log").write_text("one\nno memory left\n")
-    with pytest.raises(HeadwayError, match=r"n0-executor\.log ends with: no memory left"):
-        start.wait_for_node(fake.cluster, 0, timeout_s=0.05)
+def test_a_start_that_fails_or_is_interrupted_detaches_the_run(fake: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    detached: list[str] = []
+    monkeypatch.setattr(launch, "attach", interrupted)
+    monkeypatch.setattr(launch, "detach", lambda _engine, _cluster, run_id: detached.append(run_id))
+    with pytest.raises(KeyboardInterrupt):
+        launch.start(fake.run, fake.cluster, LaunchConfig(), print)
+    assert detached == [fake.folder.run_id]
 
 
 def test_make_down_drains_the_cluster_before_it_destroys_anything(tmp_path: Path) -> None:

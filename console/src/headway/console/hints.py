@@ -1,0 +1,24 @@
+"""Command lines to paste: they find the run from the reader's working folder."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+
+def hint(verb: str, path: Path) -> str:
+    """The command for the run at ``path``, with --runs-dir where it needs one."""
+    return f"`{shlex.join(['headway', verb, path.name, *runs_dir_option(path)])}`"
+
+
+def runs_dir_option(path: Path) -> list[str]:
+    """What a command needs to find the run at ``path`` from here: nothing if it is in ``runs``."""
+    folder = path.parent.resolve()
+    is_default = folder == Path("runs").resolve()
+    return [] if is_default else ["--runs-dir", seen_from_here(folder)]
+
+
+def seen_from_here(path: Path) -> str:
+    """Relative to the working folder if it is below it."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)

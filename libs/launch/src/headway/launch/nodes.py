@@ -1,0 +1,110 @@
+"""Start nodes, give them a run and take it from them again: what a launch asks of a cluster."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from headway.common.errors import HeadwayError, InputError
+from headway.common.wire.client import Client
+from headway.common.wire.messages.executor import Attached, AttachRun, StopRun
+from headway.launch.cluster import ClusterFolder, NodeAddress
+from headway.launch.engine import Engine
+
+START_LIMIT_S = 60.0
+POLL_S = 0.02
+LAST_EPOCH = 2**31
+"""Newer than any driver's: an executor that was given the run a moment ago still obeys."""
+
+
+def attach(engine: Engine, cluster: ClusterFolder, run_dir: Path, nodes: int) -> None:
+    """Start the first ``nodes`` nodes and hand the run to each; the first one becomes its driver.
+
+    Raises:
+        HeadwayError: a node did not start or refused the run. Call ``detach`` then.
+    """
+    for node in range(nodes):
+        engine.start_node(node)
+    for node in range(nodes):
+        address = wait_for_node(cluster, node)
+        with _client(cluster, address) as client:
+            message = AttachRun(run_dir=str(run_dir))
+            client.call(message, Attached, timeout_s=START_LIMIT_S / 3)
+
+
+def detach(engine: Engine, cluster: ClusterFolder, run_id: str) -> None:
+    """Take the run from every node; nodes that were made for this run end."""
+    if cluster.id == run_id:
+        engine.stop()
+        return
+    for node in range(cluster.nodes):
+        address, carried = cluster.address(node), cluster.carried(node)
+        if address is None or carried is None or carried["run_id"] != run_id:
+            continue
+        with _client(cluster, address) as client:
+            client.notify(StopRun(epoch=LAST_EPOCH, outcome="failed"))
+            wait_until(partial(_is_idle, cluster, node), START_LIMIT_S)
+
+
+def bring_up(engine: Engine, cluster: ClusterFolder, node: int) -> NodeAddress:
+    """Start one node by a user's order and wait until it listens; a lost one is a new machine.
+
+    Raises:
+        InputError: the cluster has no such node.
+        HeadwayError: the node did not start.
+    """
+    if node >= cluster.nodes:
+        raise InputError(
+            f"node {node} is outside the cluster's {cluster.nodes} nodes",
+            remedy=f"use 0 to {cluster.nodes - 1}",
+        )
+    cluster.remove(f"nodes/{node}.lost")
+    engine.start_node(node)
+    return wait_for_node(cluster, node)
+
+
+def wait_for_node(
+    cluster: ClusterFolder,
+    node: int,
+    timeout_s: float = START_LIMIT_S,
+) -> NodeAddress:
+    """Block until the node's executor has announced itself; returns where it listens.
+
+    Raises:
+        HeadwayError: it did not; the remedy quotes the end of its log.
+    """
+    if not wait_until(lambda: cluster.living(node) is not None, timeout_s):
+        raise HeadwayError(
+            f"node {node} did not start within {timeout_s:.0f} s",
+            remedy=last_words(cluster.path / "logs" / f"n{node}-executor.log"),
+        )
+    address = cluster.address(node)
+    assert address is not None
+    return address
+
+
+def last_words(log: Path) -> str:
+    """The end of a log, which is removed with a new run's folder when its start fails."""
+    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+    return f"{log.name} ends with: {lines[-1]}" if lines else f"{log.name} is empty"
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float, *, every_s: float = POLL_S) -> bool:
+    """Poll ``condition`` until it holds; False if it did not within ``timeout_s``."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(every_s)
+    return True
+
+
+def _client(cluster: ClusterFolder, address: NodeAddress) -> Client:
+    keys = cluster.keys
+    return Client(address.endpoint, keys=keys, server_key=keys.public)
+
+
+def _is_idle(cluster: ClusterFolder, node: int) -> bool:
+    return cluster.carried(node) is None
