@@ -6,11 +6,12 @@ import json
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from headway.common.node.testing import child_environment
+from headway.common.wire.client import Client
+from headway.common.wire.messages.dataloader import DataStatus, GetDataStatus
 from headway.testkit.data_daemon import Daemon, running_daemon, write_tokens
 
 README = Path(__file__).parents[1] / "README.md"
@@ -108,10 +109,9 @@ def test_a_daemon_that_is_ended_leaves_no_folder_in_shared_memory(short_folder: 
     command = [sys.executable, "-m", "headway.dataloader", "serve", "--endpoint", f"ipc://{short_folder}/s"]
     daemon = subprocess.Popen(command, env=child_environment({"HEADWAY_SHM_ROOT": str(root)}), stderr=subprocess.PIPE)
     try:
-        deadline = time.monotonic() + 30
-        while not ((root / "dataloader").is_dir() and (short_folder / "s").exists()):
-            assert time.monotonic() < deadline and daemon.poll() is None
-            time.sleep(0.02)
+        with Client(f"ipc://{short_folder}/s") as client:
+            client.call(GetDataStatus(), DataStatus, timeout_s=30.0)
+        assert (root / "dataloader").is_dir()
     finally:
         daemon.terminate()
         daemon.communicate()
