@@ -7,8 +7,9 @@ from collections import Counter
 from headway.common.wire.messages.driver import NodeBeat
 from headway.common.wire.messages.executor import KillWorker, ToWorker
 from headway.common.wire.messages.worker import Restore, Steer
+from headway.trainer.config import RecoveryConfig
 from headway.trainer.control.events import Action, Finish, Log, RestartNode, Tell
-from headway.trainer.control.nodes import Limits, Node, View
+from headway.trainer.control.nodes import Node, View
 
 RESEND_S = 0.4  # an answer takes one beat (0.25 s) at most; sooner would only repeat what is under way
 RECOVERIES_PER_CRASH = 4  # they may have many causes; so many times ``max_crashes`` of them at one step have one
@@ -23,7 +24,7 @@ class Decisions(View):
         steps: int,
         rank_nodes: dict[int, int],
         nodes: int,
-        limits: Limits,
+        limits: RecoveryConfig,
         now: float,
         generation: int = -1,
         commands: list[Steer] | None = None,

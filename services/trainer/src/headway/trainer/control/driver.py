@@ -58,7 +58,6 @@ from headway.trainer.control.events import (
     Tick,
 )
 from headway.trainer.control.journal import Journal
-from headway.trainer.control.nodes import Limits
 from headway.trainer.control.requests import Requests
 from headway.trainer.control.state import Event, RunState
 from headway.trainer.control.status import status_of
@@ -132,13 +131,7 @@ class Driver:
             generation=generation,
             commands=self.journal.commands(),
             epoch=self.journal.epoch,
-            limits=Limits(
-                join_s=limits.join_timeout_s,
-                out_s=limits.out_timeout_s,
-                node_silent_s=limits.node_silent_s,
-                node_lost_s=limits.node_lost_s,
-                max_crashes=limits.max_crashes,
-            ),
+            limits=limits,
         )
         if generation >= 0:  # a successor: executors that live answer at once, the others need no long wait
             for node in state.nodes.values():
@@ -189,7 +182,6 @@ class Driver:
                 DriverBeat(
                     epoch=self.journal.epoch,
                     host_node=self.node,
-                    phase=self.state.phase,
                     refill=self.state.refill,
                     active=number in self.state.rank_nodes.values(),
                     monitor_endpoint=monitor[0],

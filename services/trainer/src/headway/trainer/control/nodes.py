@@ -1,4 +1,4 @@
-"""What the driver knows of nodes and workers, and how long it waits for them."""
+"""What the driver knows of nodes and workers."""
 
 from __future__ import annotations
 
@@ -7,17 +7,6 @@ from dataclasses import dataclass, field
 import msgspec
 from headway.common.wire.messages.executor import WorkerBeat
 from headway.common.wire.messages.worker import Restore
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Time limits in seconds; see ``RecoveryConfig``."""
-
-    join_s: float
-    out_s: float
-    node_silent_s: float
-    node_lost_s: float
-    max_crashes: int
 
 
 @dataclass
