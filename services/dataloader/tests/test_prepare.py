@@ -16,7 +16,7 @@ from headway.common.errors import CorruptError, InputError
 from headway.common.node.testing import child_environment
 from headway.dataloader.config import DataConfig
 from headway.dataloader.dataset import Dataset, verify
-from headway.dataloader.prepare import is_validation, prepare, split_documents, unigram_nats
+from headway.dataloader.prepare import prepare, split_documents, unigram_nats
 from headway.dataloader.sources import Document, read_source
 from headway.dataloader.tokenizer import END_OF_TEXT, Tokenizer
 
@@ -32,12 +32,9 @@ def _bytes(folder: Path) -> dict[str, bytes]:
 
 def test_every_document_is_in_its_split_and_ends_with_end_of_text(corpus: Path, text_folder: Path) -> None:
     data = Dataset(corpus)
-    expected = {"train": [], "validation": []}
-    for document in read_source(str(text_folder)):
-        split = "validation" if is_validation(document.key, 0.2) else "train"
-        expected[split].append(document.text)
-    assert len(expected["validation"]) > 0
-    for split, texts in expected.items():
+    documents = split_documents(read_source(str(text_folder)), 0.2)
+    assert len(documents["validation"]) > 0
+    for split, texts in ((split, [one.text for one in those]) for split, those in documents.items()):
         tokens = data.split(split)
         rows = [tokens.sequence(k).tolist() for k in range(tokens.num_sequences)]
         assert all(row[-1] == data.tokenizer.eod_id and data.tokenizer.eod_id not in row[:-1] for row in rows)
