@@ -68,6 +68,7 @@ def agent(
     log_pattern: Annotated[str, typer.Option(help="Which files of the folder are this node's.")] = "*.log",
     executor: Executor = None,
     metrics_port: Annotated[int | None, typer.Option(help="Prometheus port on loopback; 0 takes a free one.")] = None,
+    events: Annotated[Path | None, typer.Option(help="Folder that flight records are saved to.")] = None,
     overrides: Set = None,
 ) -> None:
     """Watch this node for the monitor of a run."""
@@ -75,7 +76,9 @@ def agent(
     from headway.health.agent import AgentOptions, run_agent
     from headway.health.config import HealthConfig
 
-    options = AgentOptions(endpoint, node_file, shm_dir, logs, run_id, node, log_pattern, executor, metrics_port)
+    options = AgentOptions(
+        endpoint, node_file, shm_dir, logs, run_id, node, log_pattern, executor, metrics_port, events
+    )
     raise typer.Exit(run_agent(options, load(HealthConfig, overrides=overrides or ())))
 
 

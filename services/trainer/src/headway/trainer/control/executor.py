@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 
 WATCH_S = 0.05  # 20 Hz: a stopped worker is found within one period
 BEAT_S = 0.25
-RECORD_S = 20.0
 FOLDER_LOOK_S = 1.0
 FOLDER_LIMIT_S = 15.0  # a network file system may lose a folder for moments
 STAGGER_S = 1.0  # a driver takes about that long to be heard: the next node waits for the one before it
@@ -91,7 +90,6 @@ class Executor:
         self._heard_at = self._folder_seen_at = time.monotonic()
         self._service.every(WATCH_S, self._watch)
         self._service.every(BEAT_S, self._beat)
-        self._service.every(RECORD_S, self._record)
         self._service.every(FOLDER_LOOK_S, self._watch_folder)
 
     def run(self) -> int:
@@ -192,10 +190,6 @@ class Executor:
         self._to_driver(self._run.beat())
         for report in list(self._run.reports)[:64]:
             self._to_driver(report)
-
-    def _record(self) -> None:
-        if self._run is not None:
-            self._run.recorder.save()
 
     # ---- from the driver ----------------------------------------------------------------------
     def _driver_beat(self, message: DriverBeat, peer: bytes) -> None:

@@ -25,7 +25,6 @@ from headway.launch.cluster import ClusterFolder
 from headway.trainer.config import RunConfig
 from headway.trainer.control.children import Children, Spec
 from headway.trainer.control.crew import Crew
-from headway.trainer.control.recorder import Recorder
 
 MAX_REPORTS = 20_000  # about a day of steps without a driver; the oldest are dropped first
 DRAIN_LIMIT_S = 8.0
@@ -48,7 +47,6 @@ class NodeRun:
         configure(self.paths.failpoints, node=node)
         self.children = Children(self.paths.sock_dir / "children.json", self.run.logs, node)
         self.crew = Crew(node, self.paths.sock_dir / "workers.json", self.paths.socket("zygote"), self.paths.shm_dir)
-        self.recorder = Recorder(self.paths.shm_dir, self.run.events, node)
         self.reports: deque[Report] = deque(maxlen=MAX_REPORTS)
         self.active = node < self.config.launch.nodes
         self.refill = True
@@ -108,6 +106,8 @@ class NodeRun:
                     str(self.run.logs),
                     "--log-pattern",
                     f"n{self.node}[-w]*.log",
+                    "--events",
+                    str(self.run.events),
                     *self._health_options(),
                 ],
                 self._env(),
@@ -258,7 +258,9 @@ class NodeRun:
     # ---- the end ------------------------------------------------------------------------------
     def end(self) -> None:
         """Stop everything of the run on this node and remove what it left in memory; blocks some seconds."""
-        driver = self.children.process("driver")
+        driver, agent = self.children.process("driver"), self.children.process("agent")
+        if agent is None or not agent.alive():
+            log.warning("no agent is running: the last flight records are not saved")
         drained = [p for name in self.children.names() if name != "driver" and (p := self.children.process(name))]
         drained += [member.process for member in self.crew.members.values()]
         for process in drained:
@@ -266,10 +268,6 @@ class NodeRun:
         deadline = time.monotonic() + DRAIN_LIMIT_S
         while time.monotonic() < deadline and any(p.alive() for p in [*drained, *([driver] if driver else [])]):
             time.sleep(0.02)
-        try:
-            self.recorder.save(final=True)
-        except OSError as error:  # a full disk, a folder that is gone: the node is cleared all the same
-            log.error("the last flight records are not saved", error=str(error))
         for line in end_node(self.paths.run_id, self.node):
             log.info(line)
         self.lock.release()
