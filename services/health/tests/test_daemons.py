@@ -100,10 +100,10 @@ class Bench:
 
     def driver(self) -> None:
         """A new driver; like the real one it admits the monitor alone."""
-        keys, monitor_key = KeyPair.generate(), self.root / "keys" / "monitor.key"
-        if not monitor_key.exists():
-            KeyPair.generate().save(monitor_key)
-        allowed = {KeyPair.load(monitor_key).public}
+        keys, cluster_key = KeyPair.generate(), self.root / "keys" / "cluster.key"
+        if not cluster_key.exists():
+            KeyPair.generate().save(cluster_key)
+        allowed = {KeyPair.load(cluster_key).public}
 
         def hear_verdict(verdict: Verdict, _peer: bytes) -> None:
             self.told.append(verdict)

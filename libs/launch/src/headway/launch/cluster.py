@@ -49,9 +49,7 @@ class ClusterFolder:
         for part in ("nodes", "logs", "keys"):
             (path / part).mkdir(parents=True, exist_ok=True)
         (path / "keys").chmod(0o700)
-        pair = KeyPair.generate()
-        pair.save(path / "keys" / "cluster.key")
-        pair.save(path / "keys" / "monitor.key")  # the monitor speaks for the cluster
+        KeyPair.generate().save(path / "keys" / "cluster.key")
         folder = cls(path)
         folder.write("cluster.json", {"id": cluster_id or secrets.token_hex(4), "nodes": nodes, "engine": "local"})
         return folder

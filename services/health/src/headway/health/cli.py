@@ -87,7 +87,7 @@ def monitor(
     run_dir: Annotated[Path, typer.Option(help="Folder of the run: verdicts.jsonl is written, driver.json read.")],
     run_id: RunId,
     announce: Annotated[Path, typer.Option(help="JSON file that gets the monitor's endpoint and key.")],
-    keys: Annotated[Path, typer.Option(help="Folder with the run's keys; monitor.key is made in it.")],
+    keys: Annotated[Path, typer.Option(help="Folder with the cluster's key, made in it if missing.")],
     bind: Annotated[str, typer.Option(help="tcp:// address to listen on.")] = "tcp://127.0.0.1:0",
     executor: Executor = None,
     overrides: Set = None,
