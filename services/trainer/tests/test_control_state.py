@@ -13,6 +13,7 @@ from headway.common.wire.messages.executor import (
 )
 from headway.common.wire.messages.worker import Restore, Steer
 from headway.testkit.trainer.cluster_model import LIMITS, FakeCluster
+from headway.trainer.control.decisions import choose_restore
 from headway.trainer.control.events import (
     Action,
     BeginGeneration,
@@ -24,7 +25,6 @@ from headway.trainer.control.events import (
     Suspicion,
     Tell,
 )
-from headway.trainer.control.restore import choose_restore
 from headway.trainer.control.state import RunState
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 
 from headway.common.wire.messages.driver import NodeBeat
 from headway.common.wire.messages.executor import KillWorker, ToWorker
@@ -146,3 +147,26 @@ class Decisions(View):
 
     def _tell(self, worker: str, message: ToWorker | KillWorker) -> Tell:
         return Tell(self._home(worker) or 0, message)
+
+
+def choose_restore(
+    ranks: Iterable[int], sealed: Mapping[int, Iterable[int]], durable: tuple[int, str] | None
+) -> Restore:
+    """The restore point of a generation: the newest step that every rank can have.
+
+    Args:
+        ranks: every rank of the grid.
+        sealed: rank -> steps of the snapshots in that rank's arena on the node that carries the rank now;
+            a rank without an arena (a fresh run, a lost node) is absent.
+        durable: step and folder of the newest complete checkpoint, None when there is none.
+
+    A step is never taken from a mixture of arenas and folders: all ranks restore from the same kind.
+    """
+    holdings = [frozenset(sealed.get(rank, ())) for rank in ranks]
+    common = frozenset.intersection(*holdings) if holdings else frozenset()
+    newest = max(common, default=-1)
+    if durable is not None and durable[0] > newest:
+        return Restore(source="durable", step=durable[0], folder=durable[1])
+    if newest >= 0:
+        return Restore(source="arena", step=newest)
+    return Restore(source="init", step=0)

@@ -48,6 +48,11 @@ class View:
         """Newest command that every member applied."""
         return min((v.applied for v in map(self.worker, self.members.values()) if v is not None), default=0)
 
+    @property
+    def paused(self) -> bool:
+        """Whether a member reports that it stands still on request."""
+        return any(v.paused for v in map(self.worker, self.members.values()) if v is not None)
+
     def worker(self, worker: str | None) -> WorkerBeat | None:
         """The newest beat of a worker, None if its node reports none."""
         for node in self.nodes.values():

@@ -14,7 +14,7 @@ from __future__ import annotations
 from headway.common.wire.messages.driver import NodeBeat, Relay, Seals, WorkerGone
 from headway.common.wire.messages.executor import KillWorker, LeftGeneration, ReadSeals, ToWorker
 from headway.common.wire.messages.worker import Assign
-from headway.trainer.control.decisions import Decisions
+from headway.trainer.control.decisions import Decisions, choose_restore
 from headway.trainer.control.events import (
     Action,
     BeginGeneration,
@@ -28,7 +28,6 @@ from headway.trainer.control.events import (
     Tell,
     Tick,
 )
-from headway.trainer.control.restore import choose_restore
 
 Event = NodeBeat | Relay | Seals | WorkerGone | DurableFound | NotBegun | NodeUnavailable | Suspicion | Hopeless | Tick
 
