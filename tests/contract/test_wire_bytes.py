@@ -31,7 +31,7 @@ DROPPED = {
     "executor.driver_beat/1": [".phase: 'phase' became 'absent'"],
     "executor.kill_worker/1": [".reason: 'reason' became 'absent'"],
 }
-"""Fields that are not sent any more because no receiver ever read them. What was sent with them still decodes."""
+"""Fields that no receiver ever read, and so are sent no more. What was sent with them decodes."""
 
 each_message = pytest.mark.parametrize("message", MESSAGES, ids=tag_of)
 

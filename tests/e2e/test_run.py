@@ -73,7 +73,8 @@ def test_a_run_ends_with_a_summary_and_leaves_nothing_behind(machine: Any) -> No
     ):
         assert word in text, text
     done = completed_steps(load_events(machine.runs / "tiny"))
-    assert sorted(done.select("rank", "step").rows()) == [(rank, step) for rank in (0, 1) for step in range(20)]
+    every_step = [(rank, step) for rank in (0, 1) for step in range(20)]
+    assert sorted(done.select("rank", "step").rows()) == every_step
     # The same command again is a new run, and its summary is JSON on request.
     out = machine.headway(*_run(machine, "train.steps=3"), "--json")
     summary = json.loads(out.splitlines()[-1])

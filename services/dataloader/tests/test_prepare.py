@@ -34,7 +34,8 @@ def test_every_document_is_in_its_split_and_ends_with_end_of_text(corpus: Path, 
     data = Dataset(corpus)
     documents = split_documents(read_source(str(text_folder)), 0.2)
     assert len(documents["validation"]) > 0
-    for split, texts in ((split, [one.text for one in those]) for split, those in documents.items()):
+    for split, members in documents.items():
+        texts = [document.text for document in members]
         tokens = data.split(split)
         rows = [tokens.sequence(k).tolist() for k in range(tokens.num_sequences)]
         assert all(row[-1] == data.tokenizer.eod_id and data.tokenizer.eod_id not in row[:-1] for row in rows)

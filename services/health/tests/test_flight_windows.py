@@ -1,4 +1,4 @@
-"""Flight records on their way from shared memory to the run folder: each once, over restarts and resumes."""
+"""Flight records on their way to the run folder: each once, over restarts and resumes."""
 
 from __future__ import annotations
 

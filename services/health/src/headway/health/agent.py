@@ -1,8 +1,8 @@
 """One per node: reads what the node shows of its ranks and itself, and tells the monitor, twice a second.
 
 It never touches a worker: everything comes from /proc, from shared memory and from log files. Its
-death costs beats and nothing else; restarted, it goes on in the logs where it stopped. It also saves
-the flight rings to the run's folder.
+death costs beats and nothing else; restarted, it continues in the logs where it stopped. It also
+saves the flight records of the node to the run's folder.
 """
 
 from __future__ import annotations

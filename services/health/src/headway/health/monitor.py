@@ -32,8 +32,8 @@ class MonitorOptions:
 
     bind: str
     keys: Path
-    """Folder with ``cluster.key``, which is made when it is not there. The monitor serves with it and
-    shows it to the driver, which may admit no other."""
+    """Folder with ``cluster.key``, which is made when it is not there. The monitor serves with it
+    and shows it to the driver, which may admit no other."""
     run_dir: Path
     run_id: str
     announce: Path
@@ -119,7 +119,7 @@ def run_monitor(options: MonitorOptions, config: HealthConfig) -> int:
 
 
 def _keys(path: Path) -> KeyPair:
-    """The cluster's key pair; the next monitor has the same one, so agents go on with what they know."""
+    """The cluster's key pair. Every monitor of a run has it, so agents need not learn another."""
     if not path.exists():
         KeyPair.generate().save(path)
     return KeyPair.load(path)

@@ -63,8 +63,8 @@ def sample_next(
     Args:
         logits: this rank's piece [micro_batch, vocab/tp], as ``Chunk.logits`` returns it.
         temperature: 0 takes the likeliest token, the lowest number among equals.
-        uniform: a number in [0, 1) from the caller's generator, equal on all ranks; the sample is the token
-            where the cumulated probability passes it.
+        uniform: a number in [0, 1) from the caller's generator, equal on all ranks; the sample is
+            the token where the cumulated probability passes it.
     """
     whole = _gather_vocabulary(logits, tp).double()
     if temperature <= 0.0:

@@ -156,11 +156,11 @@ def choose_restore(
 
     Args:
         ranks: every rank of the grid.
-        sealed: rank -> steps of the snapshots in that rank's arena on the node that carries the rank now;
-            a rank without an arena (a fresh run, a lost node) is absent.
+        sealed: rank -> steps of the snapshots in that rank's arena on the node that carries the rank
+            now; a rank without an arena (a fresh run, a lost node) is absent.
         durable: step and folder of the newest complete checkpoint, None when there is none.
 
-    A step is never taken from a mixture of arenas and folders: all ranks restore from the same kind.
+    A step is never taken from a mixture of arenas and folders: all ranks restore from one kind.
     """
     holdings = [frozenset(sealed.get(rank, ())) for rank in ranks]
     common = frozenset.intersection(*holdings) if holdings else frozenset()

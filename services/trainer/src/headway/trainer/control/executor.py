@@ -8,8 +8,8 @@ successor finds it again.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from headway.common.config import load
 from headway.common.errors import InputError
@@ -43,9 +43,6 @@ from headway.common.wire.service import Service
 from headway.launch.cluster import ClusterFolder
 from headway.trainer.config import RunConfig
 from headway.trainer.control.node_run import NodeRun
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 WATCH_S = 0.05  # 20 Hz: a stopped worker is found within one period
 BEAT_S = 0.25

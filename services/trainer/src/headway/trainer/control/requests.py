@@ -20,9 +20,9 @@ STEERED = frozenset({"pause", "resume", "stop", "checkpoint", "set"})
 class Requests:
     """The driver's handlers of ``Command`` and ``GetStatus``.
 
-    ``name``: of the run. ``clients``: node -> (endpoint, line to its executor). ``home``: the driver's
-    own node. ``act`` carries an action out, ``handle`` lets the state decide on an event, ``tick`` lets
-    it act at once.
+    ``name``: of the run. ``clients``: node -> (endpoint, line to its executor). ``home``: the
+    driver's own node. ``act`` carries an action out, ``handle`` lets the state decide on an event,
+    ``tick`` lets it act at once.
     """
 
     def __init__(
@@ -99,10 +99,9 @@ class Requests:
         )
 
     def _rank(self, rank: int, home: int) -> RankStatus:
-        view = self._state.worker(self._state.members.get(rank))
-        if view is None:
-            return RankStatus(rank=rank, node=home, worker="", pid=0, status="missing", step=0)
-        return RankStatus(rank=rank, node=home, worker=view.worker, pid=view.pid, status=view.status, step=view.step)
+        beat = self._state.worker(self._state.members.get(rank))
+        worker, pid, status, step = (beat.worker, beat.pid, beat.status, beat.step) if beat else ("", 0, "missing", 0)
+        return RankStatus(rank=rank, node=home, worker=worker, pid=pid, status=status, step=step)
 
     def _inject(self, message: Command) -> None:
         if message.fault not in ("kill", "stop"):
