@@ -124,7 +124,7 @@ MUTATIONS = (
     ),
     Mutation(
         "restore-what-not-every-rank-holds",
-        f"{TRAINER}/control/restore.py",
+        f"{TRAINER}/control/decisions.py",
         "frozenset.intersection(*holdings)",
         "frozenset.union(*holdings)",
         "services/trainer/tests/test_control_state.py::test_the_restore_point_is_the_newest_step_that_every_rank_holds",

@@ -121,6 +121,40 @@ def test_arrows_point_down_only(sources: list[Any]) -> None:
     assert upward == []
 
 
+def test_no_modules_import_each_other_in_a_circle(sources: list[Any]) -> None:
+    """Imports inside functions and those for type checkers count: they only hide a circle."""
+    known = {source.module for source in sources}
+    edges = {source.module: _imported_modules(source, known) for source in sources}
+    reached = {module: _reachable(module, edges) for module in edges}
+    circles = {
+        tuple(sorted(other for other in found if module in reached[other]))
+        for module, found in reached.items()
+        if module in found
+    }
+    assert sorted(circles) == []
+
+
+def _imported_modules(source: Any, known: set[str]) -> set[str]:
+    """``from a import b`` leads to ``a.b`` where that is a module, otherwise to ``a``."""
+    found = set()
+    for item in source.imports:
+        for name in item.names or ("",):
+            inner = f"{item.module}.{name}"
+            found.add(inner if inner in known else item.module)
+    return found & known
+
+
+def _reachable(start: str, edges: dict[str, set[str]]) -> set[str]:
+    found: set[str] = set()
+    waiting = set(edges[start])
+    while waiting:
+        module = waiting.pop()
+        if module not in found:
+            found.add(module)
+            waiting |= edges[module] - found
+    return found
+
+
 def test_the_parts_do_import_each_other_so_the_rules_have_something_to_hold(sources: list[Any]) -> None:
     pairs = {(source.package, package) for source, package, _, _ in _ours(sources)}
     assert {

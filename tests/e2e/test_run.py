@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from headway.ckpt_store.client import newest
+from headway.console.analysis.events import completed_steps, load_events
 from headway.console.run import Run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,6 +72,9 @@ def test_a_run_ends_with_a_summary_and_leaves_nothing_behind(machine: Any) -> No
         "trace ",
     ):
         assert word in text, text
+    done = completed_steps(load_events(machine.runs / "tiny"))
+    every_step = [(rank, step) for rank in (0, 1) for step in range(20)]
+    assert sorted(done.select("rank", "step").rows()) == every_step
     # The same command again is a new run, and its summary is JSON on request.
     out = machine.headway(*_run(machine, "train.steps=3"), "--json")
     summary = json.loads(out.splitlines()[-1])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from headway.common.wire.messages.driver import NodeBeat
+from headway.trainer.config import RecoveryConfig
 from headway.trainer.control.events import Action, Finish, Log, RestartNode, Tick
-from headway.trainer.control.nodes import Limits
 from headway.trainer.control.state import RunState
 
-LIMITS = Limits(join_s=20, out_s=3, node_silent_s=1, node_lost_s=4, max_crashes=5)
+LIMITS = RecoveryConfig(join_timeout_s=20, out_timeout_s=3, node_silent_s=1, node_lost_s=4)
 
 
 def _state(nodes: int) -> RunState:

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from headway.ckpt_store import manifest
 from headway.ckpt_store.files import Files
 from headway.ckpt_store.flush import Snapshot, StaleSnapshotError, blob_header, write_manifest, write_shard
 from headway.ckpt_store.folder import newest, open_checkpoint
 from headway.ckpt_store.verify import read_shard, read_shard_into, verify
 from headway.common.errors import CorruptError, HeadwayError, InputError
-from headway.testkit import manifest, snapshots
+from headway.testkit import snapshots
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open

@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import pytest
+from headway.common.node.flight import FlightReader
 from headway.common.node.testing import child_environment, hear, python_child, say, wait_until
 from headway.common.wire.client import Client
 from headway.common.wire.keys import KeyPair
@@ -98,10 +100,10 @@ class Bench:
 
     def driver(self) -> None:
         """A new driver; like the real one it admits the monitor alone."""
-        keys, monitor_key = KeyPair.generate(), self.root / "keys" / "monitor.key"
-        if not monitor_key.exists():
-            KeyPair.generate().save(monitor_key)
-        allowed = {KeyPair.load(monitor_key).public}
+        keys, cluster_key = KeyPair.generate(), self.root / "keys" / "cluster.key"
+        if not cluster_key.exists():
+            KeyPair.generate().save(cluster_key)
+        allowed = {KeyPair.load(cluster_key).public}
 
         def hear_verdict(verdict: Verdict, _peer: bytes) -> None:
             self.told.append(verdict)
@@ -280,6 +282,23 @@ def test_sigterm_ends_both_with_code_0_and_no_socket_file(bench: Bench) -> None:
         process.terminate()
         assert process.wait(20) == 0
     assert not (bench.root / "agent.sock").exists()
+
+
+def test_what_a_rank_records_until_it_ends_with_the_agent_is_saved(bench: Bench) -> None:
+    events = bench.root / "events"
+    events.mkdir()
+    agent = bench.agent("--events", str(events))
+    with worker(bench, 0) as child:
+        assert hear(child) == "up"
+        bench.wait(lambda: any(beat.progress for beat in bench.beats), "the agent's first beat")
+        agent.terminate()
+        say(child, "end")
+        child.wait()
+        assert agent.wait(20) == 0
+    reader = FlightReader(bench.root / "shm" / "flight-0.bin")
+    saved = [int(s) for path in sorted(events.glob("n4-rank0-*.npy")) for s in np.load(path)["sequence"]]
+    assert saved == list(range(reader.header.head))
+    reader.close()
 
 
 def test_beats_to_the_executor_show_progress(bench: Bench) -> None:

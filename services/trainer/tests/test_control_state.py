@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import msgspec
@@ -12,6 +13,7 @@ from headway.common.wire.messages.executor import (
 )
 from headway.common.wire.messages.worker import Restore, Steer
 from headway.testkit.trainer.cluster_model import LIMITS, FakeCluster
+from headway.trainer.control.decisions import choose_restore
 from headway.trainer.control.events import (
     Action,
     BeginGeneration,
@@ -23,8 +25,6 @@ from headway.trainer.control.events import (
     Suspicion,
     Tell,
 )
-from headway.trainer.control.nodes import Limits
-from headway.trainer.control.restore import choose_restore
 from headway.trainer.control.state import RunState
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -83,7 +83,7 @@ def test_a_restarted_driver_takes_a_healthy_run_as_it_finds_it() -> None:
 
 def test_the_same_failure_at_the_same_step_stops_the_run_and_names_it() -> None:
     cluster = FakeCluster()
-    cluster.driver.limits = Limits(join_s=20, out_s=3, node_silent_s=1, node_lost_s=4, max_crashes=3)
+    cluster.driver.limits = dataclasses.replace(LIMITS, max_crashes=3)
     for _ in range(200):
         cluster.tick()
         stuck = [w for w in cluster.members() if w.status == "running" and w.rank == 1 and w.step >= 5]
@@ -270,7 +270,7 @@ def test_a_run_that_waits_restored_is_not_fenced_and_hears_commands() -> None:
             if view.rank >= 0:
                 node.workers[name] = msgspec.structs.replace(view, status="restored", generation=driver.generation)
     driver.commands.append(Steer(sequence=1, operation="resume"))
-    actions = [a for after in (1.0, 50.0) for a in driver._join(driver.since + after + LIMITS.join_s)]
+    actions = [a for after in (1.0, 50.0) for a in driver._join(driver.since + after + LIMITS.join_timeout_s)]
     assert not [a for a in actions if isinstance(a, Log)]
     assert [a for a in actions if isinstance(a, Tell) and getattr(a.message, "steer", None) is not None]
 

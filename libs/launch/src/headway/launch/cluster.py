@@ -64,9 +64,7 @@ class ClusterFolder:
                 remedy="use another folder",
             ) from error
         (path / "keys").chmod(0o700)
-        pair = KeyPair.generate()
-        pair.save(path / "keys" / "cluster.key")
-        pair.save(path / "keys" / "monitor.key")  # the monitor speaks for the cluster
+        KeyPair.generate().save(path / "keys" / "cluster.key")
         folder.write("cluster.json", {"id": cluster_id or secrets.token_hex(4), "nodes": nodes})
         return folder
 

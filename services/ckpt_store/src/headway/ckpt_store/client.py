@@ -7,6 +7,7 @@ its own uses ``newest`` and ``read_shard_into`` only.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,7 @@ class CheckpointClient:
         generation = self._generation if generation is None else generation
         if step < 0 or generation < 0:
             raise InputError(f"step {step}, generation {generation}: below 0", remedy="count from 0")
-        flat = flatten(state)
+        flat = flatten(state, _leaf_of_tensor)
         layout, nbytes = self._layout(flat)
         if self._arena is not None:
             self._arena.save(step, generation, layout, nbytes, lambda data: _pack(flat, layout, data), flat.extra())
@@ -175,7 +176,7 @@ class CheckpointClient:
                 remedy="restore with the number of ranks that saved it",
             )
         data, extra = read_shard(info, self.rank)
-        return unflatten(extra, _leaves(read_part(info, self.rank), data))
+        return unflatten(extra, _leaves(read_part(info, self.rank), data), _tensor)
 
     def _layout(self, flat: Flat) -> tuple[dict[str, Any], int]:
         tensors, offset = [], 0
@@ -187,6 +188,20 @@ class CheckpointClient:
             offset += -(-leaf.data.nbytes // ALIGN_BYTES) * ALIGN_BYTES
         mesh = {"tp": 1, "pp": 1, "dp": self.world_size, "vp": 1, "rank": self.rank}
         return {"tensors": tensors, "mesh": mesh}, max(offset, ALIGN_BYTES)
+
+
+def _leaf_of_tensor(value: Any) -> Leaf | None:
+    if "torch" not in sys.modules:
+        return None  # whoever holds a tensor has torch in memory; nobody else has to load it
+    from headway.ckpt_store import torch_client
+
+    return torch_client.to_leaf(value)
+
+
+def _tensor(leaf: Leaf) -> Any:
+    from headway.ckpt_store import torch_client
+
+    return torch_client.from_leaf(leaf)
 
 
 def _newest_generation(view: FolderView) -> int:

@@ -178,7 +178,7 @@ def find(checkpoints: Path, step: int | None = None) -> CheckpointInfo:
     return infos[0]
 
 
-def mark_generation(checkpoints: Path, generation: int, restart_step: int, files: Files | None = None) -> None:
+def mark_generation(checkpoints: Path, generation: int, restart_step: int) -> None:
     """Record durably that ``generation`` goes on from ``restart_step`` (-1: from the beginning).
 
     What older generations saved after that step does not count any more. Idempotent; any node may do it.
@@ -186,7 +186,7 @@ def mark_generation(checkpoints: Path, generation: int, restart_step: int, files
     Raises:
         HeadwayError: the generation is recorded with another restart step: numbers were used twice.
     """
-    files = files or Files("mark")
+    files = Files("mark")
     path = Path(checkpoints) / mark_name(generation)
     content = mark_bytes(generation, restart_step)
     files.make_dir(path.parent)

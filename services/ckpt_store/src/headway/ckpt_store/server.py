@@ -18,7 +18,6 @@ from headway.ckpt_store.arenas import Arenas
 from headway.ckpt_store.config import StoreConfig
 from headway.ckpt_store.disk import Disk, remove_leftovers
 from headway.ckpt_store.files import Files
-from headway.ckpt_store.folder import mark_generation
 from headway.ckpt_store.state import (
     Announce,
     ArenasSeen,
@@ -41,8 +40,6 @@ from headway.common.wire.messages.ckpt_store import (
     ArenaStatus,
     CheckpointComplete,
     Flush,
-    GenerationMarked,
-    MarkGeneration,
     StoreStatus,
     StoreStatusReply,
     StoreTrouble,
@@ -139,22 +136,6 @@ class Store:
         self.scan()
         self.disk.look()
         return self.status()
-
-    def mark(self, message: MarkGeneration, _peer: bytes) -> GenerationMarked:
-        """Handler of ``MarkGeneration``: a small file, written here so that the reply means it is durable."""
-        if message.generation < 0 or message.restart_step < -1:
-            raise InputError(
-                f"generation {message.generation} from step {message.restart_step} is impossible",
-                remedy="count generations from 0 and steps from -1",
-            )
-        mark_generation(
-            self.options.checkpoints,
-            message.generation,
-            message.restart_step,
-            Files(f"n{self.options.node}-mark"),
-        )
-        self.disk.look()
-        return GenerationMarked(generation=message.generation)
 
     def describe(self) -> dict[str, str | int | float | bool | None]:
         """Facts for ``Description.state``."""
@@ -269,10 +250,7 @@ def serve(options: ServeOptions, config: StoreConfig) -> int:
             f"cannot use {options.checkpoints}: {error.strerror}", remedy="choose a writable --checkpoints"
         ) from error
     try:
-        server = Server(
-            options.endpoint,
-            {StoreStatus: store.status, Flush: store.flush, MarkGeneration: store.mark},
-        )
+        server = Server(options.endpoint, {StoreStatus: store.status, Flush: store.flush})
         beat = Beat(endpoint=options.executor, progress=lambda: store.progress) if options.executor else None
         service = Service(
             "ckpt_store", server, beat=beat, metrics_port=options.metrics_port, describe=store.describe,

@@ -10,22 +10,21 @@ from headway.ckpt_store.tree import Leaf
 from headway.common.errors import CorruptError, InputError
 
 
-def is_tensor(value: Any) -> bool:
-    """Whether ``value`` is a tensor (parameters included)."""
-    return isinstance(value, torch.Tensor)
+def to_leaf(value: Any) -> Leaf | None:
+    """The bytes of a tensor, a parameter included; None for any other value.
 
-
-def to_leaf(tensor: torch.Tensor) -> Leaf:
-    """The bytes of a tensor: a view of contiguous CPU memory, a copy of anything else.
+    They are a view of contiguous CPU memory, a copy of anything else.
 
     Raises:
         InputError: a sparse, quantised or meta tensor, or a dtype that safetensors does not know.
     """
-    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+    if not isinstance(value, torch.Tensor):
+        return None
+    if value.layout != torch.strided or value.is_quantized or value.is_meta:
         raise InputError(
-            f"a tensor of shape {tuple(tensor.shape)} is not dense in memory", remedy="call .to_dense() first"
+            f"a tensor of shape {tuple(value.shape)} is not dense in memory", remedy="call .to_dense() first"
         )
-    dense = tensor.detach().to("cpu").contiguous()
+    dense = value.detach().to("cpu").contiguous()
     if dense.is_conj() or dense.is_neg():
         dense = dense.resolve_conj().resolve_neg()
     name = str(dense.dtype).removeprefix("torch.")

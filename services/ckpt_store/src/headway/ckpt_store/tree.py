@@ -9,10 +9,9 @@ from __future__ import annotations
 import base64
 import json
 import math
-import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -42,31 +41,29 @@ class Flat:
         return json.dumps({"tree": self.tree}, separators=(",", ":"), allow_nan=False).encode()
 
 
-class _TensorSide(Protocol):
-    def is_tensor(self, value: Any) -> bool: ...
-    def to_leaf(self, value: Any) -> Leaf: ...
-    def from_leaf(self, leaf: Leaf) -> Any: ...
+ToLeaf = Callable[[Any], Leaf | None]
+"""Takes a tensor, as ``torch_client.to_leaf`` does; None for a value that is not a tensor."""
 
 
-def flatten(state: Any) -> Flat:
+def flatten(state: Any, to_leaf: ToLeaf) -> Flat:
     """Take ``state`` apart. Arrays on the CPU are views, not copies: save them before changing them.
 
     Raises:
         InputError: a value of a type that has no plain form (it names the path and the type).
     """
     flat = Flat()
-    flat.tree = _node(state, (), flat, _tensor_side() if "torch" in sys.modules else None)
+    flat.tree = _node(state, (), flat, to_leaf)
     return flat
 
 
-def unflatten(extra: bytes, leaves: Mapping[str, Leaf]) -> Any:
-    """Put a state together again; tensors come back as what they were.
+def unflatten(extra: bytes, leaves: Mapping[str, Leaf], from_leaf: Callable[[Leaf], Any]) -> Any:
+    """Put a state together again; ``from_leaf`` makes a tensor out of a leaf of the kind ``torch``.
 
     Raises:
         CorruptError: ``extra`` is no tree of ``flatten``, or names an array that is missing.
     """
     try:
-        return _value(json.loads(extra)["tree"], leaves)
+        return _value(json.loads(extra)["tree"], leaves, from_leaf)
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise CorruptError(
             f"the checkpoint's state tree cannot be read: {error!r}",
@@ -74,7 +71,7 @@ def unflatten(extra: bytes, leaves: Mapping[str, Leaf]) -> Any:
         ) from error
 
 
-def _node(value: Any, path: tuple[str, ...], flat: Flat, tensors: _TensorSide | None) -> Any:
+def _node(value: Any, path: tuple[str, ...], flat: Flat, to_leaf: ToLeaf) -> Any:
     if value is None or type(value) in (bool, int, str):
         return value
     if type(value) is float:
@@ -82,14 +79,15 @@ def _node(value: Any, path: tuple[str, ...], flat: Flat, tensors: _TensorSide | 
     if type(value) is bytes:
         return {"bytes": base64.b64encode(value).decode()}
     if isinstance(value, Mapping):
-        return {"dict": [[_key(k, path), _node(v, (*path, str(k)), flat, tensors)] for k, v in value.items()]}
+        items = [[_key(k, path), _node(v, (*path, str(k)), flat, to_leaf)] for k, v in value.items()]
+        return {"dict": items}
     if type(value) in (list, tuple):
-        items = [_node(item, (*path, str(i)), flat, tensors) for i, item in enumerate(value)]
+        items = [_node(item, (*path, str(i)), flat, to_leaf) for i, item in enumerate(value)]
         return {type(value).__name__: items}
     if isinstance(value, np.ndarray | np.generic):
         return _add(_leaf_of_array(np.asarray(value), path), path, flat)
-    if tensors is not None and tensors.is_tensor(value):
-        return _add(tensors.to_leaf(value), path, flat)
+    if (leaf := to_leaf(value)) is not None:
+        return _add(leaf, path, flat)
     raise InputError(
         f"the state's {'.'.join(path) or 'root'} is a {type(value).__name__}, which cannot be saved",
         remedy="use dicts, lists, numbers, text, numpy arrays and torch tensors",
@@ -115,19 +113,21 @@ def _leaf_of_array(array: npt.NDArray[Any], path: tuple[str, ...]) -> Leaf:
     return Leaf(np.ascontiguousarray(array).reshape(-1).view(np.uint8), array.dtype.name, array.shape)
 
 
-def _value(node: Any, leaves: Mapping[str, Leaf]) -> Any:
+def _value(node: Any, leaves: Mapping[str, Leaf], from_leaf: Callable[[Leaf], Any]) -> Any:
     if not isinstance(node, dict):
         return node
     if "array" in node:
-        return _array(node, leaves[node["array"]])
+        stored = leaves[node["array"]]
+        leaf = Leaf(stored.data, node["dtype"], tuple(node["shape"]), node["kind"])
+        return from_leaf(leaf) if leaf.kind == "torch" else _array(leaf)
     ((kind, content),) = node.items()
     match kind:
         case "dict":
-            return {key: _value(item, leaves) for key, item in content}
+            return {key: _value(item, leaves, from_leaf) for key, item in content}
         case "list":
-            return [_value(item, leaves) for item in content]
+            return [_value(item, leaves, from_leaf) for item in content]
         case "tuple":
-            return tuple(_value(item, leaves) for item in content)
+            return tuple(_value(item, leaves, from_leaf) for item in content)
         case "float":
             return float(content)
         case "bytes":
@@ -135,10 +135,7 @@ def _value(node: Any, leaves: Mapping[str, Leaf]) -> Any:
     raise ValueError(f"unknown node {kind!r}")
 
 
-def _array(node: Mapping[str, Any], stored: Leaf) -> Any:
-    leaf = Leaf(stored.data, node["dtype"], tuple(node["shape"]), node["kind"])
-    if leaf.kind == "torch":
-        return _tensor_side().from_leaf(leaf)
+def _array(leaf: Leaf) -> npt.NDArray[Any]:
     return leaf.data.view(np.dtype(leaf.dtype)).reshape(leaf.shape)
 
 
@@ -149,10 +146,3 @@ def _key(key: Any, path: tuple[str, ...]) -> str | int:
             remedy="use text or whole numbers",
         )
     return cast("str | int", key)
-
-
-def _tensor_side() -> _TensorSide:
-    # Loaded only for states that hold tensors: whoever has those has torch in memory already, or asks for it.
-    from headway.ckpt_store import torch_client
-
-    return torch_client

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 from headway.common.errors import CorruptError, DeadlineError, HeadwayError, InputError, RemoteError
@@ -244,12 +243,3 @@ def _as_local(error: RemoteError) -> HeadwayError:
     }
     kind = kinds.get(error.remote_code)
     return error if kind is None else kind(error.message, remedy=error.remedy)
-
-
-def read_spec(ring: Path) -> StreamSpec:
-    """The specification in a ring's file: what a debugger wants to know."""
-    reader = RingReader(ring, 0)
-    try:
-        return msgspec.json.decode(reader.spec, type=StreamSpec)
-    finally:
-        reader.close()

@@ -113,10 +113,6 @@ class TokenFile:
         start = int(self.starts[index])
         return self.tokens[start : start + int(self.lengths[index])]
 
-    def sequence_at(self, token: int) -> int:
-        """The sequence that holds flat token ``token``: for naming a bad one."""
-        return max(0, int(np.searchsorted(self.starts, token, side="right")) - 1)
-
     def fingerprint(self) -> str:
         """16 hex characters over the index and the size of ``.bin``: cheap, and another corpus has
         another.

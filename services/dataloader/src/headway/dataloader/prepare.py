@@ -84,14 +84,8 @@ def corpus_hash(documents: Sequence[Document]) -> str:
     return digest.hexdigest()
 
 
-def is_validation(key: str, fraction: float) -> bool:
-    """Whether the document ``key`` belongs to validation: by SHA-256 of the key, so adding others moves
-    none.
-    """
-    return _place(key) < fraction
-
-
 def _place(key: str) -> float:
+    """Where the document stands in [0, 1): by SHA-256 of its key, so adding others moves none."""
     return int.from_bytes(hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()[:6], "big") / 2**48
 
 

@@ -1,7 +1,8 @@
 """One per node: reads what the node shows of its ranks and itself, and tells the monitor, twice a second.
 
-It never touches a worker: everything comes from /proc, from shared memory and from log files. Its death costs
-beats and nothing else; restarted, it goes on in the logs where it stopped.
+It never touches a worker: everything comes from /proc, from shared memory and from log files. Its
+death costs beats and nothing else; restarted, it continues in the logs where it stopped. It also
+saves the flight records of the node to the run's folder.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from headway.common.wire.service import Beat, Service
 from headway.health.announce import FollowedPeer
 from headway.health.config import HealthConfig
 from headway.health.exporter import BeatCollector
+from headway.health.flight_windows import FlightWindows, WindowThread
 from headway.health.sources.host import read_host
 from headway.health.sources.train_log import LogTail
 from headway.health.sources.workers import WorkerSource
@@ -44,6 +46,8 @@ class AgentOptions:
     log_pattern: str = "*.log"
     executor: str | None = None
     metrics_port: int | None = None
+    events: Path | None = None
+    """Folder that gets the records of the flight rings; without one they stay in memory."""
 
 
 class NodeWatch:
@@ -118,5 +122,13 @@ def run_agent(options: AgentOptions, config: HealthConfig) -> int:
             run_id=options.run_id,
         )
         service.metrics.register(BeatCollector(lambda: watch.newest))
-        service.every(config.beat_interval_s, send_beat)
+        beats = service.every(config.beat_interval_s, send_beat)
+        if options.events is not None:
+            windows = WindowThread(FlightWindows(options.shm_dir, options.events, options.node))
+
+            def finish() -> bool:
+                beats.cancel()  # the ranks that end now with the agent are no trouble
+                return windows.finish()
+
+            service.on_drain(finish)
         return service.run()

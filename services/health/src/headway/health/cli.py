@@ -62,6 +62,7 @@ def agent(
     log_pattern: Annotated[str, typer.Option(help="Which files of the folder are this node's.")] = "*.log",
     executor: Executor = None,
     metrics_port: Annotated[int | None, typer.Option(help="Prometheus port on loopback; 0 takes a free one.")] = None,
+    events: Annotated[Path | None, typer.Option(help="Folder that flight records are saved to.")] = None,
     overrides: Set = None,
 ) -> None:
     """Watch this node for the monitor of a run."""
@@ -69,7 +70,9 @@ def agent(
     from headway.health.agent import AgentOptions, run_agent
     from headway.health.config import HealthConfig
 
-    options = AgentOptions(endpoint, node_file, shm_dir, logs, run_id, node, log_pattern, executor, metrics_port)
+    options = AgentOptions(
+        endpoint, node_file, shm_dir, logs, run_id, node, log_pattern, executor, metrics_port, events
+    )
     raise typer.Exit(run_agent(options, load(HealthConfig, overrides=overrides or ())))
 
 
@@ -78,7 +81,7 @@ def monitor(
     run_dir: Annotated[Path, typer.Option(help="Folder of the run: verdicts.jsonl is written, driver.json read.")],
     run_id: RunId,
     announce: Annotated[Path, typer.Option(help="JSON file that gets the monitor's endpoint and key.")],
-    keys: Annotated[Path, typer.Option(help="Folder with the run's keys; monitor.key is made in it.")],
+    keys: Annotated[Path, typer.Option(help="Folder with the cluster's key, made in it if missing.")],
     bind: Annotated[str, typer.Option(help="tcp:// address to listen on.")] = "tcp://127.0.0.1:0",
     executor: Executor = None,
     overrides: Set = None,

@@ -1,15 +1,16 @@
-"""What other programs import: run the checks of this node, read the verdicts of a run."""
+"""What other programs import: run the checks of this node, read verdicts, find a monitor."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from headway.common.wire.messages.health import Verdict
+from headway.health.announce import read_address
 from headway.health.checks.base import CheckSettings
 from headway.health.journal import newest_revisions, read_verdicts
 from headway.health.runner import CheckResult, run_suite
 
-__all__ = ["CheckResult", "CheckSettings", "Verdict", "run_checks", "verdicts_of"]
+__all__ = ["CheckResult", "CheckSettings", "Verdict", "read_address", "run_checks", "verdicts_of"]
 
 
 def run_checks(

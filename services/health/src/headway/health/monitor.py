@@ -32,8 +32,8 @@ class MonitorOptions:
 
     bind: str
     keys: Path
-    """Folder of the run's keys; ``monitor.key`` is made in it when it is not there. The monitor serves with
-    it and shows it to the driver, which may admit no other."""
+    """Folder with ``cluster.key``, which is made when it is not there. The monitor serves with it
+    and shows it to the driver, which may admit no other."""
     run_dir: Path
     run_id: str
     announce: Path
@@ -83,7 +83,7 @@ def run_monitor(options: MonitorOptions, config: HealthConfig) -> int:
         InputError: the address is taken, or run folder or keys cannot be used.
     """
     setup("monitor", run_id=options.run_id)
-    keys = _run_keys(options.keys / "monitor.key")
+    keys = _keys(options.keys / "cluster.key")
     reporter = Reporter(options.run_dir, keys)
     state = MonitorState(config, options.run_id)
     state.restore(reporter.earlier)
@@ -118,8 +118,8 @@ def run_monitor(options: MonitorOptions, config: HealthConfig) -> int:
         return service.run()
 
 
-def _run_keys(path: Path) -> KeyPair:
-    """The monitor's key pair: one for all monitors of a run, so that agents keep theirs over a restart."""
+def _keys(path: Path) -> KeyPair:
+    """The cluster's key pair. Every monitor of a run has it, so agents need not learn another."""
     if not path.exists():
         KeyPair.generate().save(path)
     return KeyPair.load(path)

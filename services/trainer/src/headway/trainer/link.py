@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import zmq
 from headway.common.wire.client import Client
@@ -16,6 +17,18 @@ from headway.common.wire.messages.executor import WorkerBeat
 from headway.common.wire.messages.worker import Abort, Acknowledged, Assign, Quit, Steer, StoreAddress
 
 BEAT_S = 0.5
+
+
+@dataclass
+class View:
+    """What the executor is told about this worker; see ``WorkerBeat``."""
+
+    status: str = "idle"
+    generation: int = -1
+    rank: int = -1
+    step: int = 0
+    applied: int = 0
+    paused: bool = False
 
 
 class Link:

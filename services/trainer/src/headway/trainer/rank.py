@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,22 +17,22 @@ from headway.common.log import get_logger
 from headway.common.node.arena import Arena
 from headway.common.node.flight import FlightWriter
 from headway.common.node.process import return_free_memory
+from headway.common.node.run_dir import NodePaths, RunDir
 from headway.common.plan.placement import Placement
 from headway.common.wire.messages.dataloader import StreamSpec
 from headway.common.wire.messages.executor import Evaluation, Sample, StepMetrics
-from headway.common.wire.messages.worker import Assign
+from headway.common.wire.messages.worker import Assign, Steer
 from headway.dataloader.client import DataClient
 from headway.dataloader.config import stream_spec
 from headway.trainer.config import RunConfig
 from headway.trainer.generation import Session
+from headway.trainer.link import Link, View
 from headway.trainer.parallel.channel import Channels
+from headway.trainer.parallel.fence import Fence
 from headway.trainer.parallel.groups import build
 from headway.trainer.parallel.nccl import take_device
 from headway.trainer.sample import sample_text
 from headway.trainer.step import Directive, NoHooks, StepResult
-
-if TYPE_CHECKING:
-    from headway.trainer.worker import Worker
 
 REPORTING_RANK = 0  # every rank knows the same numbers; one reports them
 STORE_LIMIT_S = 60.0  # a store that cannot write by then does not hold the run up any longer
@@ -40,10 +40,25 @@ STORE_LIMIT_S = 60.0  # a store that cannot write by then does not hold the run 
 log = get_logger("rank")
 
 
+class Host(Protocol):
+    """What a rank needs of the process that it lives in; ``worker.Worker`` is one."""
+
+    run_dir: RunDir
+    config: RunConfig
+    paths: NodePaths
+    view: View
+    commands: list[Steer]
+    fence: Fence
+    link: Link
+
+    def announce(self, generation: int, host: str, port: int) -> None:
+        """Called on the build thread of rank 0 once the generation's store listens."""
+
+
 class Rank:
     """Made when a worker gets a rank, kept over generations: model, buffers and arena stay in memory."""
 
-    def __init__(self, worker: Worker, rank: int) -> None:
+    def __init__(self, worker: Host, rank: int) -> None:
         self._worker, self.rank, self.config = worker, rank, worker.config
         self._arena: Arena | None = None
         self._device = take_device(rank) if self.config.train.device == "gpu" else torch.device("cpu")
@@ -185,7 +200,7 @@ def replica_stream(
 class ControlHooks(NoHooks):
     """Steering and reports, between a step and the worker's link."""
 
-    def __init__(self, worker: Worker, generation: int) -> None:
+    def __init__(self, worker: Host, generation: int) -> None:
         self._worker, self._generation = worker, generation
         self._reports = worker.view.rank == REPORTING_RANK
 

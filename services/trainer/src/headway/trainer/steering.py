@@ -6,6 +6,7 @@ all ranks hold, and which snapshot all ranks have sealed.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +22,11 @@ class Sums:
     norm_square: float
     loss_sum: float
     num_tokens: float
+
+    @property
+    def mean_loss(self) -> float:
+        """Mean loss per counted token, in nats; NaN without tokens."""
+        return self.loss_sum / self.num_tokens if self.num_tokens else math.nan
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from headway.common.plan.schedule.generate import forward_only, generate
 from headway.common.plan.schedule.lower import lower
 from headway.trainer.batches import BatchReader, MicroBatch
 from headway.trainer.config import RunConfig
-from headway.trainer.evaluate import mean_loss
 from headway.trainer.model.gpt import Chunk
 from headway.trainer.optim.adamw import AdamW
 from headway.trainer.optim.schedule import clip_scale, learning_rate
@@ -174,7 +173,7 @@ class TrainStep:
             self._pass(run).run()
         return StepResult(
             step=step,
-            loss=mean_loss(run.sums.loss_sum, run.sums.num_tokens),
+            loss=run.sums.mean_loss,
             grad_norm=run.grad_norm,
             lr=run.lr,
             num_tokens=int(run.sums.num_tokens),
@@ -198,7 +197,7 @@ class TrainStep:
             pipeline.handle(Kind.DATA, data)
             pipeline.run()
             sums = self._add_up(0.0, pipeline.loss_sum, tokens)
-        return mean_loss(sums.loss_sum, sums.num_tokens)
+        return sums.mean_loss
 
     def control_round(self, step: int) -> Standing:
         """Agree outside of a step: commits what is sealed and hears new commands."""

@@ -6,7 +6,6 @@ field by field; an abort reaches the main thread through the fence.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import queue
 import threading
@@ -23,24 +22,12 @@ from headway.common.wire.message import Message
 from headway.common.wire.messages.executor import LeftGeneration, StoreOpened, WorkerBeat
 from headway.common.wire.messages.worker import Abort, Assign, Quit, Steer, StoreAddress
 from headway.trainer.config import RunConfig
-from headway.trainer.link import Link
+from headway.trainer.link import Link, View
 from headway.trainer.parallel.comm import Aborted
 from headway.trainer.parallel.fence import Fence
 from headway.trainer.rank import Rank
 
 log = get_logger("worker")
-
-
-@dataclasses.dataclass
-class View:
-    """What the executor is told about this worker; see ``WorkerBeat``."""
-
-    status: str = "idle"
-    generation: int = -1
-    rank: int = -1
-    step: int = 0
-    applied: int = 0
-    paused: bool = False
 
 
 class Worker:

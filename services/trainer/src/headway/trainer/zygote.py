@@ -49,19 +49,9 @@ def serve(run_dir: Path, node: int) -> int:
             if not _valid(name, node):
                 log.warning("ignored a request", request=name[:40])
             elif on_gpu:
+                who = ["--run", str(run_dir), "--node", str(node), "--name", name]
                 spawn(
-                    [
-                        sys.executable,
-                        "-m",
-                        "headway.trainer",
-                        "worker",
-                        "--run",
-                        str(run_dir),
-                        "--node",
-                        str(node),
-                        "--name",
-                        name,
-                    ],
+                    [sys.executable, "-m", "headway.trainer", "worker", *who],
                     log_path=_log_path(run_dir, name),
                     env=os.environ,
                     cwd=Path.cwd(),

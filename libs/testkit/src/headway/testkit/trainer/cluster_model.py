@@ -15,6 +15,7 @@ from headway.common.wire.messages.executor import (
     ToWorker,
     WorkerBeat,
 )
+from headway.trainer.config import RecoveryConfig
 from headway.trainer.control.events import (
     Action,
     BeginGeneration,
@@ -26,10 +27,9 @@ from headway.trainer.control.events import (
     Tell,
     Tick,
 )
-from headway.trainer.control.nodes import Limits
 from headway.trainer.control.state import RunState
 
-LIMITS = Limits(join_s=20.0, out_s=3.0, node_silent_s=1.0, node_lost_s=4.0, max_crashes=50)
+LIMITS = RecoveryConfig(join_timeout_s=20.0, out_timeout_s=3.0, node_silent_s=1.0, node_lost_s=4.0, max_crashes=50)
 RANKS = {0: 0, 1: 0, 2: 1, 3: 1}
 STEPS = 30
 

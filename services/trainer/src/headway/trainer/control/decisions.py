@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 
 from headway.common.wire.messages.driver import NodeBeat
 from headway.common.wire.messages.executor import KillWorker, ToWorker
 from headway.common.wire.messages.worker import Restore, Steer
+from headway.trainer.config import RecoveryConfig
 from headway.trainer.control.events import Action, Finish, Log, RestartNode, Tell
-from headway.trainer.control.nodes import Limits, Node, View
+from headway.trainer.control.nodes import Node, View
 
 RESEND_S = 0.4  # an answer takes one beat (0.25 s) at most; sooner would only repeat what is under way
 RECOVERIES_PER_CRASH = 4  # they may have many causes; so many times ``max_crashes`` of them at one step have one
@@ -23,7 +25,7 @@ class Decisions(View):
         steps: int,
         rank_nodes: dict[int, int],
         nodes: int,
-        limits: Limits,
+        limits: RecoveryConfig,
         now: float,
         generation: int = -1,
         commands: list[Steer] | None = None,
@@ -145,3 +147,26 @@ class Decisions(View):
 
     def _tell(self, worker: str, message: ToWorker | KillWorker) -> Tell:
         return Tell(self._home(worker) or 0, message)
+
+
+def choose_restore(
+    ranks: Iterable[int], sealed: Mapping[int, Iterable[int]], durable: tuple[int, str] | None
+) -> Restore:
+    """The restore point of a generation: the newest step that every rank can have.
+
+    Args:
+        ranks: every rank of the grid.
+        sealed: rank -> steps of the snapshots in that rank's arena on the node that carries the rank
+            now; a rank without an arena (a fresh run, a lost node) is absent.
+        durable: step and folder of the newest complete checkpoint, None when there is none.
+
+    A step is never taken from a mixture of arenas and folders: all ranks restore from one kind.
+    """
+    holdings = [frozenset(sealed.get(rank, ())) for rank in ranks]
+    common = frozenset.intersection(*holdings) if holdings else frozenset()
+    newest = max(common, default=-1)
+    if durable is not None and durable[0] > newest:
+        return Restore(source="durable", step=durable[0], folder=durable[1])
+    if newest >= 0:
+        return Restore(source="arena", step=newest)
+    return Restore(source="init", step=0)

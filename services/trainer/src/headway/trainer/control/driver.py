@@ -6,7 +6,6 @@ reports; the rest is in the executors' beats.
 
 from __future__ import annotations
 
-import json
 import sqlite3
 import time
 from collections.abc import Callable
@@ -31,13 +30,13 @@ from headway.common.wire.messages.driver import (
     Relay,
     Report,
     Seals,
-    Status,
     WorkerGone,
 )
 from headway.common.wire.messages.executor import DriverBeat, StopRun
 from headway.common.wire.messages.health import Verdict
 from headway.common.wire.server import Server
 from headway.common.wire.service import Service
+from headway.health.client import read_address
 from headway.launch.cluster import ClusterFolder
 from headway.launch.engine import Engine, NodeLost
 from headway.launch.local import LocalEngine
@@ -58,10 +57,8 @@ from headway.trainer.control.events import (
     Tick,
 )
 from headway.trainer.control.journal import Journal
-from headway.trainer.control.nodes import Limits
 from headway.trainer.control.requests import Requests
 from headway.trainer.control.state import Event, RunState
-from headway.trainer.control.status import status_of
 
 TICK_S = 0.1
 BEAT_S = 0.25
@@ -93,6 +90,7 @@ class Driver:
         self._clients: dict[int, tuple[str, Client]] = {}
         self._restarted: set[str] = set()
         self._requests = Requests(
+            self.run_dir.name,
             self.journal,
             self.state,
             self._clients,
@@ -104,7 +102,7 @@ class Driver:
         )
         server = Server(
             "tcp://127.0.0.1:0",
-            {GetStatus: self._get_status, Command: self._requests.take, Verdict: self._verdict},
+            {GetStatus: self._requests.status, Command: self._requests.take, Verdict: self._verdict},
             keys=keys,
             allowed={keys.public},
         )
@@ -132,13 +130,7 @@ class Driver:
             generation=generation,
             commands=self.journal.commands(),
             epoch=self.journal.epoch,
-            limits=Limits(
-                join_s=limits.join_timeout_s,
-                out_s=limits.out_timeout_s,
-                node_silent_s=limits.node_silent_s,
-                node_lost_s=limits.node_lost_s,
-                max_crashes=limits.max_crashes,
-            ),
+            limits=limits,
         )
         if generation >= 0:  # a successor: executors that live answer at once, the others need no long wait
             for node in state.nodes.values():
@@ -179,27 +171,19 @@ class Driver:
         self._handle(Tick())
 
     def _beat(self) -> None:
-        monitor = self._monitor()
+        monitor = read_address(self.run_dir.path / "monitor.json")
         for number, (_, client) in self._clients.items():
             client.notify(
                 DriverBeat(
                     epoch=self.journal.epoch,
                     host_node=self.node,
-                    phase=self.state.phase,
                     refill=self.state.refill,
                     active=number in self.state.rank_nodes.values(),
-                    monitor_endpoint=monitor[0],
-                    monitor_key=monitor[1],
+                    monitor_endpoint=monitor.endpoint if monitor else "",
+                    monitor_key=monitor.server_key if monitor else "",
                     acknowledged=self.journal.reported(number),
                 )
             )
-
-    def _monitor(self) -> tuple[str, str]:
-        try:
-            facts = json.loads((self.run_dir.path / "monitor.json").read_text())
-            return str(facts["endpoint"]), str(facts["server_key"])
-        except (FileNotFoundError, ValueError, KeyError):
-            return "", ""
 
     def _reconnect(self) -> None:
         """Executors announce themselves in the cluster's folder; a restarted one has a new address."""
@@ -334,14 +318,7 @@ class Driver:
         )
         if message.is_open and message.action == "stop_run":
             self._handle(Hopeless(f"{message.kind}: {message.remedy}; see {self.run_dir.logs}"))
-        if message.is_open and message.kind in ACTED_ON and not self._paused():
+        if message.is_open and message.kind in ACTED_ON and not self.state.paused:
             self._handle(
                 Suspicion(node=message.node, pid=message.pid, generation=message.generation, kind=message.kind)
             )
-
-    def _paused(self) -> bool:
-        return any(view.paused for view in map(self.state.worker, self.state.members.values()) if view is not None)
-
-    def _get_status(self, message: GetStatus, peer: bytes) -> Status:
-        del message, peer
-        return status_of(self.state, self.run_dir.name, paused=self._paused(), detail=self.journal.fact("detail", ""))

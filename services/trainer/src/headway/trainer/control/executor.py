@@ -8,8 +8,8 @@ successor finds it again.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from headway.common.config import load
 from headway.common.errors import InputError
@@ -44,12 +44,8 @@ from headway.launch.cluster import ClusterFolder
 from headway.trainer.config import RunConfig
 from headway.trainer.control.node_run import NodeRun
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 WATCH_S = 0.05  # 20 Hz: a stopped worker is found within one period
 BEAT_S = 0.25
-RECORD_S = 20.0
 FOLDER_LOOK_S = 1.0
 FOLDER_LIMIT_S = 15.0  # a network file system may lose a folder for moments
 STAGGER_S = 1.0  # a driver takes about that long to be heard: the next node waits for the one before it
@@ -90,7 +86,6 @@ class Executor:
         self._heard_at = self._folder_seen_at = time.monotonic()
         self._service.every(WATCH_S, self._watch)
         self._service.every(BEAT_S, self._beat)
-        self._service.every(RECORD_S, self._record)
         self._service.every(FOLDER_LOOK_S, self._watch_folder)
 
     def run(self) -> int:
@@ -191,10 +186,6 @@ class Executor:
         self._to_driver(self._run.beat())
         for report in list(self._run.reports)[:64]:
             self._to_driver(report)
-
-    def _record(self) -> None:
-        if self._run is not None:
-            self._run.recorder.save()
 
     # ---- from the driver ----------------------------------------------------------------------
     def _driver_beat(self, message: DriverBeat, peer: bytes) -> None:

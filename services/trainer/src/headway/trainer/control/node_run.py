@@ -25,7 +25,6 @@ from headway.launch.cluster import ClusterFolder
 from headway.trainer.config import RunConfig
 from headway.trainer.control.children import Children, Spec
 from headway.trainer.control.crew import Crew
-from headway.trainer.control.recorder import Recorder
 
 MAX_REPORTS = 20_000  # about a day of steps without a driver; the oldest are dropped first
 DRAIN_LIMIT_S = 8.0
@@ -48,7 +47,6 @@ class NodeRun:
         configure(self.paths.failpoints, node=node)
         self.children = Children(self.paths.sock_dir / "children.json", self.run.logs, node)
         self.crew = Crew(node, self.paths.sock_dir / "workers.json", self.paths.socket("zygote"), self.paths.shm_dir)
-        self.recorder = Recorder(self.paths.shm_dir, self.run.events, node)
         self.reports: deque[Report] = deque(maxlen=MAX_REPORTS)
         self.active = node < self.config.launch.nodes
         self.refill = True
@@ -59,64 +57,40 @@ class NodeRun:
 
     # ---- what runs here -----------------------------------------------------------------------
     def _services(self) -> list[Spec]:
-        paths, python = self.paths, [sys.executable, "-m"]
-        who = [
-            "--run-id",
-            self.run.run_id,
-            "--node",
-            str(self.node),
-            "--executor",
-            paths.endpoint("executor"),
-        ]
-        common = [*who, "--shm-dir", str(paths.shm_dir)]
+        paths, env = self.paths, self._env()
+        common = {
+            "run_id": self.run.run_id,
+            "node": self.node,
+            "executor": paths.endpoint("executor"),
+            "shm_dir": paths.shm_dir,
+        }
+        dataloader = _command("dataloader", "serve", endpoint=paths.endpoint("dataloader"), **common)
+        ckpt_store = _command(
+            "ckpt_store",
+            "serve",
+            endpoint=paths.endpoint("ckpt_store"),
+            **common,
+            checkpoints=self.run.checkpoints,
+            keep=self.config.ckpt.keep,
+            world_size=self.config.parallel.world_size,
+        )
+        agent = _command(
+            "health",
+            "agent",
+            endpoint=paths.endpoint("agent"),
+            **common,
+            node_file=paths.sock_dir / "monitor.json",
+            logs=self.run.logs,
+            log_pattern=f"n{self.node}[-w]*.log",
+            events=self.run.events,
+        )
+        zygote = _command("trainer", "zygote", run=self.run.path, node=self.node)
+        threads = self._env(threads=self.config.launch.threads_per_rank)
         return [
-            Spec(
-                "dataloader",
-                [*python, "headway.dataloader", "serve", "--endpoint", paths.endpoint("dataloader"), *common],
-                self._env(),
-            ),
-            Spec(
-                "ckpt_store",
-                [
-                    *python,
-                    "headway.ckpt_store",
-                    "serve",
-                    "--endpoint",
-                    paths.endpoint("ckpt_store"),
-                    *common,
-                    "--checkpoints",
-                    str(self.run.checkpoints),
-                    "--keep",
-                    str(self.config.ckpt.keep),
-                    "--world-size",
-                    str(self.config.parallel.world_size),
-                ],
-                self._env(),
-            ),
-            Spec(
-                "agent",
-                [
-                    *python,
-                    "headway.health",
-                    "agent",
-                    "--endpoint",
-                    paths.endpoint("agent"),
-                    *common,
-                    "--node-file",
-                    str(paths.sock_dir / "monitor.json"),
-                    "--logs",
-                    str(self.run.logs),
-                    "--log-pattern",
-                    f"n{self.node}[-w]*.log",
-                    *self._health_options(),
-                ],
-                self._env(),
-            ),
-            Spec(
-                "zygote",
-                [*python, "headway.trainer", "zygote", "--run", str(self.run.path), "--node", str(self.node)],
-                {"MALLOC_ARENA_MAX": MALLOC_ARENAS, **self._env(threads=self.config.launch.threads_per_rank)},
-            ),
+            Spec("dataloader", dataloader, env),
+            Spec("ckpt_store", ckpt_store, env),
+            Spec("agent", [*agent, *self._health_options()], env),
+            Spec("zygote", zygote, {"MALLOC_ARENA_MAX": MALLOC_ARENAS, **threads}),
         ]
 
     def _health_options(self) -> list[str]:
@@ -130,46 +104,19 @@ class NodeRun:
 
     def host_driver(self) -> None:
         """Run driver and monitor on this node, adopting those that already do."""
-        python = [sys.executable, "-m"]
-        self.children.keep(
-            Spec(
-                "driver",
-                [
-                    *python,
-                    "headway.trainer",
-                    "driver",
-                    "--run",
-                    str(self.run.path),
-                    "--cluster",
-                    str(self.cluster.path),
-                    "--node",
-                    str(self.node),
-                ],
-                self._env(),
-            )
+        where = {"run": self.run.path, "cluster": self.cluster.path, "node": self.node}
+        driver = _command("trainer", "driver", **where)
+        monitor = _command(
+            "health",
+            "monitor",
+            bind="tcp://127.0.0.1:0",
+            keys=self.cluster.path / "keys",
+            run_id=self.run.run_id,
+            run_dir=self.run.path,
+            announce=self.run.path / "monitor.json",
         )
-        self.children.keep(
-            Spec(
-                "monitor",
-                [
-                    *python,
-                    "headway.health",
-                    "monitor",
-                    "--bind",
-                    "tcp://127.0.0.1:0",
-                    "--keys",
-                    str(self.cluster.path / "keys"),
-                    "--run-id",
-                    self.run.run_id,
-                    "--run-dir",
-                    str(self.run.path),
-                    "--announce",
-                    str(self.run.path / "monitor.json"),
-                    *self._health_options(),
-                ],
-                self._env(),
-            )
-        )
+        self.children.keep(Spec("driver", driver, self._env()))
+        self.children.keep(Spec("monitor", [*monitor, *self._health_options()], self._env()))
 
     @property
     def hosts_driver(self) -> bool:
@@ -256,7 +203,9 @@ class NodeRun:
     # ---- the end ------------------------------------------------------------------------------
     def end(self) -> None:
         """Stop everything of the run on this node and remove what it left in memory; blocks some seconds."""
-        driver = self.children.process("driver")
+        driver, agent = self.children.process("driver"), self.children.process("agent")
+        if agent is None or not agent.alive():
+            log.warning("no agent is running: the last flight records are not saved")
         drained = [p for name in self.children.names() if name != "driver" and (p := self.children.process(name))]
         drained += [member.process for member in self.crew.members.values()]
         for process in drained:
@@ -264,11 +213,15 @@ class NodeRun:
         deadline = time.monotonic() + DRAIN_LIMIT_S
         while time.monotonic() < deadline and any(p.alive() for p in [*drained, *([driver] if driver else [])]):
             time.sleep(0.02)
-        try:
-            self.recorder.save(final=True)
-        except OSError as error:  # a full disk, a folder that is gone: the node is cleared all the same
-            log.error("the last flight records are not saved", error=str(error))
         for line in end_node(self.paths.run_id, self.node):
             log.info(line)
         self.lock.release()
         leave_run(self.paths.run_id)
+
+
+def _command(part: str, verb: str, **options: object) -> list[str]:
+    """``python -m headway.PART VERB`` with its options: ``shm_dir=x`` becomes ``--shm-dir x``."""
+    command = [sys.executable, "-m", f"headway.{part}", verb]
+    for name, value in options.items():
+        command += [f"--{name.replace('_', '-')}", str(value)]
+    return command

@@ -1,4 +1,4 @@
-"""What the driver knows of nodes and workers, and how long it waits for them."""
+"""What the driver knows of nodes and workers."""
 
 from __future__ import annotations
 
@@ -7,17 +7,6 @@ from dataclasses import dataclass, field
 import msgspec
 from headway.common.wire.messages.executor import WorkerBeat
 from headway.common.wire.messages.worker import Restore
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Time limits in seconds; see ``RecoveryConfig``."""
-
-    join_s: float
-    out_s: float
-    node_silent_s: float
-    node_lost_s: float
-    max_crashes: int
 
 
 @dataclass
@@ -58,6 +47,11 @@ class View:
     def applied(self) -> int:
         """Newest command that every member applied."""
         return min((v.applied for v in map(self.worker, self.members.values()) if v is not None), default=0)
+
+    @property
+    def paused(self) -> bool:
+        """Whether a member reports that it stands still on request."""
+        return any(v.paused for v in map(self.worker, self.members.values()) if v is not None)
 
     def worker(self, worker: str | None) -> WorkerBeat | None:
         """The newest beat of a worker, None if its node reports none."""

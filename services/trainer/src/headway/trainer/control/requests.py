@@ -1,4 +1,4 @@
-"""What people ask of a run: steering for the workers, faults for drills, a node to be given up."""
+"""What people ask of a run: its status, steering for the workers, drills, eviction."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from headway.common.errors import InputError
 from headway.common.wire.client import Client
-from headway.common.wire.messages.driver import Accepted, Command
+from headway.common.wire.messages.driver import Accepted, Command, GetStatus, RankStatus, Status
 from headway.common.wire.messages.executor import Inject
 from headway.launch.engine import Engine
 from headway.trainer.control.events import Action, Log, NodeUnavailable
@@ -18,14 +18,16 @@ STEERED = frozenset({"pause", "resume", "stop", "checkpoint", "set"})
 
 
 class Requests:
-    """The driver's handler of ``Command``.
+    """The driver's handlers of ``Command`` and ``GetStatus``.
 
-    ``clients``: node -> (endpoint, line to its executor). ``home``: the driver's own node. ``act`` carries an action
-    out, ``handle`` lets the state decide on an event, ``tick`` lets it act at once.
+    ``name``: of the run. ``clients``: node -> (endpoint, line to its executor). ``home``: the
+    driver's own node. ``act`` carries an action out, ``handle`` lets the state decide on an event,
+    ``tick`` lets it act at once.
     """
 
     def __init__(
         self,
+        name: str,
         journal: Journal,
         state: RunState,
         clients: Mapping[int, tuple[str, Client]],
@@ -37,7 +39,8 @@ class Requests:
         tick: Callable[[], None],
     ) -> None:
         self._journal, self._state, self._clients, self._engine = journal, state, clients, engine
-        self._home, self._act, self._handle, self._tick = home, act, handle, tick
+        self._name, self._home = name, home
+        self._act, self._handle, self._tick = act, handle, tick
 
     def take(self, message: Command, peer: bytes) -> Accepted:
         """Carry a command out, or note it for the workers; one that comes again under its id changes nothing.
@@ -74,6 +77,31 @@ class Requests:
         else:
             raise InputError(f"unknown operation {message.operation!r}", remedy="see `headway --help`")
         return Accepted(sequence=0)
+
+    def status(self, message: GetStatus, peer: bytes) -> Status:
+        """The run as the driver sees it now; ``detail`` says why a run is over."""
+        del message, peer
+        state = self._state
+        return Status(
+            name=self._name,
+            phase=state.outcome or state.phase,
+            epoch=state.epoch,
+            generation=state.generation,
+            step=state.step,
+            steps=state.steps,
+            paused=state.paused,
+            commands=len(state.commands),
+            applied=state.applied,
+            ranks=tuple(self._rank(rank, home) for rank, home in sorted(state.rank_nodes.items())),
+            nodes={number: node.status for number, node in state.nodes.items()},
+            services={number: node.services for number, node in state.nodes.items()},
+            detail=self._journal.fact("detail", ""),
+        )
+
+    def _rank(self, rank: int, home: int) -> RankStatus:
+        beat = self._state.worker(self._state.members.get(rank))
+        worker, pid, status, step = (beat.worker, beat.pid, beat.status, beat.step) if beat else ("", 0, "missing", 0)
+        return RankStatus(rank=rank, node=home, worker=worker, pid=pid, status=status, step=step)
 
     def _inject(self, message: Command) -> None:
         if message.fault not in ("kill", "stop"):

@@ -14,7 +14,7 @@ from __future__ import annotations
 from headway.common.wire.messages.driver import NodeBeat, Relay, Seals, WorkerGone
 from headway.common.wire.messages.executor import KillWorker, LeftGeneration, ReadSeals, ToWorker
 from headway.common.wire.messages.worker import Assign
-from headway.trainer.control.decisions import Decisions
+from headway.trainer.control.decisions import Decisions, choose_restore
 from headway.trainer.control.events import (
     Action,
     BeginGeneration,
@@ -28,7 +28,6 @@ from headway.trainer.control.events import (
     Tell,
     Tick,
 )
-from headway.trainer.control.restore import choose_restore
 
 Event = NodeBeat | Relay | Seals | WorkerGone | DurableFound | NotBegun | NodeUnavailable | Suspicion | Hopeless | Tick
 
@@ -123,7 +122,7 @@ class RunState(Decisions):
             actions += self._leave(now)
         if self.phase != "over":
             actions += [
-                self._tell(w.worker, KillWorker(epoch=self.epoch, worker=w.worker, reason="lost"))
+                self._tell(w.worker, KillWorker(epoch=self.epoch, worker=w.worker))
                 for node in self.nodes.values()
                 for w in node.workers.values()
                 if w.worker in self.gone and self._due(("kill", w.worker), now)
@@ -206,7 +205,7 @@ class RunState(Decisions):
             self._enter("running", now)
             self.max_durable = None  # a checkpoint that proved corrupt is superseded by now
             return [Log("stepping", {"generation": self.generation, "step": self.step})]
-        if now - self.since > self.limits.join_s and not self._all("restored", "running", "finished"):
+        if now - self.since > self.limits.join_timeout_s and not self._all("restored", "running", "finished"):
             return self._join_failed(now)
         actions = self._steer(now)
         for rank, worker in self.members.items():
@@ -238,7 +237,8 @@ class RunState(Decisions):
 
     def _join_failed(self, now: float) -> list[Action]:
         late = {r: w for r, w in self.members.items() if not self._is(w, "restored", "running", "finished")}
-        actions = self._fence(f"ranks {sorted(late)} did not restore within {self.limits.join_s} s", now)
+        limit_s = self.limits.join_timeout_s
+        actions = self._fence(f"ranks {sorted(late)} did not restore within {limit_s} s", now)
         for worker in late.values():
             view = self.worker(worker)
             if view is not None and view.generation < self.generation:  # it never answered: no abort will reach it
@@ -279,9 +279,10 @@ class RunState(Decisions):
             self._enter("gathering", now)
             return self._gather(now) + (self._read(now) if self.phase == "reading" else [])
         actions: list[Action] = []
-        if now - self.since > self.limits.out_s:
+        limit_s = self.limits.out_timeout_s
+        if now - self.since > limit_s:
             for worker in waiting:
-                actions += self._lose(worker, f"did not leave within {self.limits.out_s} s", now)
+                actions += self._lose(worker, f"did not leave within {limit_s} s", now)
             return actions
         return [
             self._tell(worker, ToWorker(epoch=self.epoch, worker=worker, abort_generation=self.generation))

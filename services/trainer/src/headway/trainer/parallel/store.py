@@ -44,14 +44,13 @@ _decode_reply = msgspec.msgpack.Decoder(_Reply).decode
 
 
 class StoreServer:
-    """Serves on a free port of ``host`` until ``close``. ``num_requests`` counts what was asked of it."""
+    """Serves on a free port of ``host`` until ``close``."""
 
     def __init__(self, host: str) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family, backlog=1024)
         self._listener.setblocking(False)
         self.port = int(self._listener.getsockname()[1])
-        self.num_requests = 0
         self._values: dict[str, bytes] = {}
         self._peers: dict[socket.socket, _Peer] = {}
         self._wake, self._waker = socket.socketpair()
@@ -94,7 +93,6 @@ class StoreServer:
                 raise ConnectionError
             peer.buffer += data
             for frame in peer.frames():
-                self.num_requests += 1
                 self._take(sock, peer, _decode_request(frame))
         except (OSError, ValueError, msgspec.MsgspecError):
             self._drop(sock)

@@ -52,25 +52,6 @@ class Flush(Message, tag="ckpt_store.flush/1"):
     """
 
 
-class MarkGeneration(Message, tag="ckpt_store.mark_generation/1"):
-    """Executor -> store, request on ipc, once a recovery: ``generation`` goes on from ``restart_step`` (-1:
-    from the start).
-
-    What older generations saved after that step is superseded. The mark is durable when the reply comes; it
-    may be sent by every node and repeated. One that is lost costs a superseded checkpoint that still
-    counts.
-    """
-
-    generation: int
-    restart_step: int
-
-
-class GenerationMarked(Message, tag="ckpt_store.generation_marked/1"):
-    """Store -> executor, reply to ``MarkGeneration``, once the mark is durable; loss: asked again."""
-
-    generation: int
-
-
 class CheckpointComplete(Message, tag="ckpt_store.complete/1"):
     """Store -> executor, note on ipc, once for each newest complete checkpoint a daemon sees, so also at its
     start.

@@ -93,7 +93,6 @@ class DriverBeat(Message, tag="executor.driver_beat/1"):
     """Number of this driver; an executor obeys the highest it has seen."""
     host_node: int
     """The node whose executor runs driver and monitor."""
-    phase: str
     refill: bool
     """Whether the node may fork standbys now; during a rebuild the cores belong to the survivors."""
     active: bool
@@ -124,7 +123,6 @@ class KillWorker(Message, tag="executor.kill_worker/1"):
 
     epoch: int
     worker: str
-    reason: str
 
 
 class ReadSeals(Message, tag="executor.read_seals/1"):

@@ -10,8 +10,9 @@ import torch
 from headway.testkit.trainer import reference
 from headway.testkit.trainer.comm import ThreadComm, run_ranks
 from headway.testkit.trainer.models import Part, random_batch, tiny_model
-from headway.trainer.evaluate import mean_loss, sample_next
 from headway.trainer.parallel.tensor import TensorParallel
+from headway.trainer.sample import sample_next
+from headway.trainer.steering import Sums
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
@@ -50,5 +51,5 @@ def test_the_ends_of_the_unit_interval_give_tokens_that_exist() -> None:
 
 
 def test_mean_loss_is_the_sum_over_tokens_and_nan_without_any() -> None:
-    assert mean_loss(12.0, 8.0) == 1.5
-    assert math.isnan(mean_loss(0.0, 0.0))
+    assert Sums(0.0, 12.0, 8.0).mean_loss == 1.5
+    assert math.isnan(Sums(0.0, 0.0, 0.0).mean_loss)
