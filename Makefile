@@ -37,7 +37,7 @@ test: setup-test ## every test but the 100,000-input ones of `make fuzz`
 
 check: lint types ## format, lint, types and the fast tests
 	$(PY) -m pytest -q -m "not slow" libs services/trainer/tests/test_control_state.py \
-	    tests/test_imports.py $(ARGS)
+	    tests/house $(ARGS)
 
 lint: setup-test ## ruff
 	$(BIN)/ruff check .

@@ -85,14 +85,18 @@ def recovery_times(run: Run, fault: Fault, until_s: float) -> dict[str, float]:
 
 
 def _flights(run: Run) -> list[Path]:
-    return [path for node in range(8) for path in NodePaths(run.folder.run_id, node).segments("flight")]
+    return [
+        path for node in range(8) for path in NodePaths(run.folder.run_id, node).segments("flight")
+    ]
 
 
 def _restores(path: Path, since_s: float) -> list[float]:
     reader = FlightReader(path)
     records = reader.snapshot()
     reader.close()
-    ends = records[(records["kind"] == int(Kind.RESTORE)) & (records["end_ns"] > since_s * 1e9)]["end_ns"]
+    ends = records[(records["kind"] == int(Kind.RESTORE)) & (records["end_ns"] > since_s * 1e9)][
+        "end_ns"
+    ]
     return [int(end) / 1e9 for end in ends]
 
 
@@ -110,11 +114,15 @@ def strike_and_recover(run: Run, striker: Striker, fault: Fault) -> dict[str, An
         "target": fault.target,
         "failpoint": fault.failpoint,
         "generations": list(range(before.generation + 1, after.generation + 1)),
-        "survivors_with_new_pid": sorted(rank for rank in kept if pids(after)[rank] != pids(before)[rank]),
+        "survivors_with_new_pid": sorted(
+            rank for rank in kept if pids(after)[rank] != pids(before)[rank]
+        ),
         "healthy_s": until - fault.struck_at_s,
         **recovery_times(run, fault, until),
     }
-    times = [f"{key.removesuffix('_s')} {value:.2f}" for key, value in row.items() if key.endswith("_s")]
+    times = [
+        f"{key.removesuffix('_s')} {value:.2f}" for key, value in row.items() if key.endswith("_s")
+    ]
     print(f"  {fault}: {', '.join(times)} s", flush=True)
     return row
 
@@ -178,8 +186,12 @@ def judge(report: dict[str, Any], reference: str) -> list[str]:
         if row["survivors_with_new_pid"]
     ]
     for row in report["faults"]:
-        again = [report["redone_steps"].get(str(generation), 0) for generation in row["generations"]]
-        if row["target"] != "node" and any(count > 1 for count in again):  # a lost node's go back to a checkpoint
+        again = [
+            report["redone_steps"].get(str(generation), 0) for generation in row["generations"]
+        ]
+        if row["target"] != "node" and any(
+            count > 1 for count in again
+        ):  # a lost node's go back to a checkpoint
             wrong.append(f"{row['fault']}: completed steps done again {again}")
     if len(report["resources"][report["witness"]]) <= len(report["faults"]):
         wrong.append(f"{report['witness']} was not watched through all faults")
@@ -211,7 +223,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in range(options.runs):
         seed = options.seed + number
         print(f"run {number}, seed {seed}", flush=True)
-        report = disturbed_run(cluster, f"drill-{number}", overrides, plan(seed, options.faults, 4), seed)
+        report = disturbed_run(
+            cluster, f"drill-{number}", overrides, plan(seed, options.faults, 4), seed
+        )
         failures += [f"run {number}: {line}" for line in judge(report, reference)]
         reports.append(report)
     result = {

@@ -118,7 +118,9 @@ class Striker:
         elif fault.failpoint:
             self._wait_fired(self._arm(fault.failpoint, rank=fault.ranks[0]), fault)
         else:
-            _signal(pids[fault.ranks[0]], signal.SIGSTOP if fault.kind == "stop" else signal.SIGKILL)
+            _signal(
+                pids[fault.ranks[0]], signal.SIGSTOP if fault.kind == "stop" else signal.SIGKILL
+            )
 
     def _workers(self, fault: Fault, status: Status) -> None:
         fault.victims = {r.pid for r in status.ranks if r.rank in fault.ranks}
@@ -162,7 +164,8 @@ class Striker:
         nodes = [
             n
             for n, services in status.services.items()
-            if fault.target in services and (n in {r.node for r in status.ranks} or fault.target == "driver")
+            if fault.target in services
+            and (n in {r.node for r in status.ranks} or fault.target == "driver")
         ]
         pid = status.services[self._random.choice(nodes)][fault.target]
         if fault.failpoint:
@@ -194,11 +197,15 @@ class Striker:
         return int(hits[key].get("pid", 0))
 
     def _standbys(self, node: int) -> set[int]:
-        data = json.loads((NodePaths(self.run.folder.run_id, node).sock_dir / "workers.json").read_text())
+        data = json.loads(
+            (NodePaths(self.run.folder.run_id, node).sock_dir / "workers.json").read_text()
+        )
         return {pid for pid, _ in data["workers"].values()}
 
 
-def healthy(run: Run, *, beyond_step: int = -1, fallen: Collection[int] = (), limit_s: float = 120.0) -> Status:
+def healthy(
+    run: Run, *, beyond_step: int = -1, fallen: Collection[int] = (), limit_s: float = 120.0
+) -> Status:
     """Wait until every rank runs, every node in use has its services, and ``beyond_step`` is passed.
 
     ``fallen`` are pids of workers, services and executors that must have been replaced by then.
@@ -220,7 +227,8 @@ def healthy(run: Run, *, beyond_step: int = -1, fallen: Collection[int] = (), li
         if (
             status.phase == "running"
             and all(set(NODE_SERVICES) <= set(services) for services in serving.values())
-            and not {pid for services in status.services.values() for pid in services.values()} & set(fallen)
+            and not {pid for services in status.services.values() for pid in services.values()}
+            & set(fallen)
             and not _executors(run, used) & {*fallen, 0}
             and status.step > beyond_step
             and all(r.status == "running" and r.pid not in fallen for r in status.ranks)
@@ -236,7 +244,9 @@ def _executors(run: Run, nodes: Collection[int]) -> set[int]:
     """Pids of the nodes' executors; 0 stands for one that does not live."""
     folder = ClusterFolder(run.cluster_folder)
     addresses = [folder.address(node) for node in nodes]
-    return {address.process.pid if address and address.process.alive() else 0 for address in addresses}
+    return {
+        address.process.pid if address and address.process.alive() else 0 for address in addresses
+    }
 
 
 def _signal(pid: int, number: int) -> None:

@@ -65,7 +65,9 @@ def main() -> int:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(result, indent=1) + "\n")
     for name, facts in result["commands"].items():
-        print(f"{name + ' --help':<38} {facts['median']:.3f} s, {facts['median_cpu']:.3f} s of a processor")
+        print(
+            f"{name + ' --help':<38} {facts['median']:.3f} s, {facts['median_cpu']:.3f} s of a processor"
+        )
     return 0
 
 

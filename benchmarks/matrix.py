@@ -36,7 +36,11 @@ def main() -> int:
     failed = [row for row in rows if not row["ok"]]
     report = {
         "bars": BARS,
-        "machine": {"cpus": os.cpu_count(), "platform": platform.platform(), "torch": torch.__version__},
+        "machine": {
+            "cpus": os.cpu_count(),
+            "platform": platform.platform(),
+            "torch": torch.__version__,
+        },
         "date": time.strftime("%Y-%m-%d"),
         "duration_s": round(time.monotonic() - started_s, 1),
         "rows": rows,
@@ -65,7 +69,9 @@ def run(pool: WorkerPool, folder: Path, only: str, dtypes: list[str]) -> list[di
     return rows
 
 
-def compare(pool: WorkerPool, folder: Path, layout: Layout, dtype: str, expected: Trained) -> dict[str, Any]:
+def compare(
+    pool: WorkerPool, folder: Path, layout: Layout, dtype: str, expected: Trained
+) -> dict[str, Any]:
     """Train one layout and measure how far it is from the single process."""
     started_s = time.monotonic()
     found = train_layout(pool, layout.config(dtype), layout.world_size, folder, STEPS)

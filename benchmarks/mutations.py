@@ -23,7 +23,9 @@ TRAINER = "services/trainer/src/headway/trainer"
 STORE = "services/ckpt_store/src/headway/ckpt_store"
 LOADER = "services/dataloader/src/headway/dataloader"
 NODE = "libs/common/src/headway/common/node"
-LAYOUTS = "tests/golden/test_layouts.py::test_in_fp64_gradients_and_parameters_equal_the_single_process"
+LAYOUTS = (
+    "tests/golden/test_layouts.py::test_in_fp64_gradients_and_parameters_equal_the_single_process"
+)
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,9 @@ MUTATIONS = (
 def copy_of_source(folder: Path) -> list[Path]:
     """The ``src`` folders of all distributions, copied; returns them."""
     found = []
-    for src in sorted([*ROOT.glob("libs/*/src"), *ROOT.glob("services/*/src"), ROOT / "console/src"]):
+    for src in sorted(
+        [*ROOT.glob("libs/*/src"), *ROOT.glob("services/*/src"), ROOT / "console/src"]
+    ):
         target = folder / src.relative_to(ROOT)
         shutil.copytree(src, target, ignore=shutil.ignore_patterns("__pycache__"))
         found.append(target)
@@ -167,15 +171,23 @@ def caught_by(mutation: Mutation) -> str | None:
         file = Path(name) / mutation.file
         text = file.read_text()
         if text.count(mutation.old) != 1:
-            raise ValueError(f"{mutation.name}: {mutation.file} holds the place {text.count(mutation.old)} times")
+            raise ValueError(
+                f"{mutation.name}: {mutation.file} holds the place {text.count(mutation.old)} times"
+            )
         file.write_text(text.replace(mutation.old, mutation.new))
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sources)), "PYTHONDONTWRITEBYTECODE": "1"}
+        env = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(map(str, sources)),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow", mutation.test],
             cwd=ROOT, env=env, capture_output=True, text=True, check=False,
         )  # fmt: skip
     if done.returncode not in (0, 1):
-        raise ValueError(f"{mutation.name}: pytest ended with {done.returncode}\n{done.stdout[-2000:]}{done.stderr}")
+        raise ValueError(
+            f"{mutation.name}: pytest ended with {done.returncode}\n{done.stdout[-2000:]}{done.stderr}"
+        )
     failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
     return failed[0].split(" - ")[0] if failed else None
 
@@ -193,9 +205,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         caught = caught_by(mutation)
         survived += caught is None
         rows.append({"mutation": mutation.name, "file": mutation.file, "caught_by": caught})
-        print(f"{'caught  ' if caught else 'SURVIVED'} {mutation.name}: {caught or mutation.test}", flush=True)
+        print(
+            f"{'caught  ' if caught else 'SURVIVED'} {mutation.name}: {caught or mutation.test}",
+            flush=True,
+        )
     if options.out:
-        facts = {"command": "python -m benchmarks.mutations", "date": time.strftime("%Y-%m-%d"), "mutations": rows}
+        facts = {
+            "command": "python -m benchmarks.mutations",
+            "date": time.strftime("%Y-%m-%d"),
+            "mutations": rows,
+        }
         options.out.write_text(json.dumps(facts, indent=1) + "\n")
     return 1 if survived or not rows else 0
 

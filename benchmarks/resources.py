@@ -33,7 +33,9 @@ def sample(pid: int) -> dict[str, float] | None:
             "age_s": round(time.time() - process.create_time(), 1),
             "fds": process.num_fds(),
             "threads": process.num_threads(),
-            "anonymous_kib": sum(int(line.split()[1]) for line in rollup if line.startswith("Anonymous:")),
+            "anonymous_kib": sum(
+                int(line.split()[1]) for line in rollup if line.startswith("Anonymous:")
+            ),
         }
     except (OSError, psutil.Error):
         return None

@@ -74,7 +74,10 @@ def compare(spans: Sequence[Span], steps: Sequence[tuple[int, int]]) -> dict[str
         mine = [span for span in spans if service in (span.service, "all")]
         down = [e - b for b, e in steps if any(b < s.well_ns and e > s.killed_ns for s in mine)]
         quiet = [e - b for b, e in steps if any(b >= s.well_ns and e <= s.until_ns for s in mine)]
-        figures = {name: np.percentile(np.array(x) / 1e9, [50, 99]) for name, x in (("down", down), ("quiet", quiet))}
+        figures = {
+            name: np.percentile(np.array(x) / 1e9, [50, 99])
+            for name, x in (("down", down), ("quiet", quiet))
+        }
         rows[service] = {
             "kills": len(mine),
             "steps_down": len(down),
@@ -100,17 +103,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         first = healthy(run, beyond_step=20)
         striker, services = Striker(run, 0), (*SERVICES, "executor")
-        spans = [kill_and_wait(run, striker, service) for _ in range(options.kills) for service in services]
+        spans = [
+            kill_and_wait(run, striker, service)
+            for _ in range(options.kills)
+            for service in services
+        ]
         last = healthy(run)
         rows = compare(spans, step_spans(run))
     finally:
         run.stop()
         run.wait(timeout_s=60)
     for service, row in rows.items():
-        print(f"{service:>12}: " + ", ".join(f"{key} {value:.3g}" for key, value in row.items()), flush=True)
+        print(
+            f"{service:>12}: " + ", ".join(f"{key} {value:.3g}" for key, value in row.items()),
+            flush=True,
+        )
     wrong = [f"{name}: p99 {row['p99_ratio']:.2f} times the quiet one" for name, row in rows.items()
              if row["p99_ratio"] > LIMIT]  # fmt: skip
-    if first.generation != last.generation or {r.pid for r in first.ranks} != {r.pid for r in last.ranks}:
+    if first.generation != last.generation or {r.pid for r in first.ranks} != {
+        r.pid for r in last.ranks
+    }:
         wrong.append("a worker or the generation changed")
     if options.out:
         facts = {
@@ -119,8 +131,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             "torch": torch.__version__,
             "date": time.strftime("%Y-%m-%d"),
         }
-        options.out.write_text(json.dumps({**facts, "services": rows, "failures": wrong}, indent=1) + "\n")
-    print("\n".join(f"FAILED {line}" for line in wrong) or "no service that is down slows the steps")
+        options.out.write_text(
+            json.dumps({**facts, "services": rows, "failures": wrong}, indent=1) + "\n"
+        )
+    print(
+        "\n".join(f"FAILED {line}" for line in wrong) or "no service that is down slows the steps"
+    )
     return 1 if wrong else 0
 
 

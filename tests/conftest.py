@@ -70,7 +70,9 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(40):
         lines = [" ".join(rng.choices(words, k=10)) for _ in range(50)]
         (folder / "text" / f"{number}.txt").write_text("\n".join(lines))
-    prepare(DataConfig(path=str(folder / "data"), source=str(folder / "text"), vocab_size=VOCABULARY))
+    prepare(
+        DataConfig(path=str(folder / "data"), source=str(folder / "text"), vocab_size=VOCABULARY)
+    )
     return folder / "data"
 
 
@@ -116,7 +118,9 @@ class Machine:
     def settings(self, *groups: Sequence[str] | str) -> list[str]:
         """``--set`` options: the tiny model on the tiny corpus, then what is given."""
         flat = [one for group in groups for one in ([group] if isinstance(group, str) else group)]
-        return [word for one in (*MODEL, f"data.path={self.corpus}", *flat) for word in ("--set", one)]
+        return [
+            word for one in (*MODEL, f"data.path={self.corpus}", *flat) for word in ("--set", one)
+        ]
 
     def headway(self, *words: str | Path, code: int = 0, limit_s: float = LIMIT_S) -> str:
         """Run one command to its end; returns stdout. Fails unless it exits with ``code``."""
@@ -168,7 +172,11 @@ class Machine:
     # ---- what is left -------------------------------------------------------------------------
     def processes(self) -> list[ProcessId]:
         """Every living process that was started with this machine's roots, the console's own included."""
-        return [identity for identity, env in _environments() if f"{ENV_SOCK_ROOT}={self.sock_root}".encode() in env]
+        return [
+            identity
+            for identity, env in _environments()
+            if f"{ENV_SOCK_ROOT}={self.sock_root}".encode() in env
+        ]
 
     def listening(self) -> set[str]:
         """Inodes of the tcp sockets on which processes of this machine listen."""

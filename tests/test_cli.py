@@ -23,7 +23,17 @@ from headway.trainer.control.journal import Journal
 ROOT = Path(__file__).resolve().parents[1]
 HEADWAY = [str(Path(sys.executable).with_name("headway"))]
 SERVICES = ("dataloader", "ckpt_store", "health", "trainer")
-HEAVY = {"torch", "numpy", "zmq", "polars", "msgspec", "asyncio", "rich", "structlog", "prometheus_client"}
+HEAVY = {
+    "torch",
+    "numpy",
+    "zmq",
+    "polars",
+    "msgspec",
+    "asyncio",
+    "rich",
+    "structlog",
+    "prometheus_client",
+}
 OTHER_VERSION = """
 import sys
 from headway.common.wire import codec
@@ -66,7 +76,9 @@ def test_help_imports_nothing_heavy(command: list[str]) -> None:
     timed = {**os.environ, "PYTHONPROFILEIMPORTTIME": "1"}
     done = subprocess.run([*command, "--help"], capture_output=True, text=True, env=timed)
     assert done.returncode == 0 and "Usage:" in done.stdout
-    loaded = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+    loaded = {
+        line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()
+    }
     assert "typer" in loaded, "the import log is not read"
     assert loaded & HEAVY == set()
 
@@ -79,7 +91,14 @@ def place(tmp_path: Path) -> Iterator[Path]:
         for number in range(12):
             (tmp_path / "text" / f"{number}.txt").write_text(f"a ring holds tokens {number} " * 40)
         corpus = tmp_path / "corpus"
-        prepare(DataConfig(path=str(corpus), source=str(tmp_path / "text"), vocab_size=300, validation_fraction=0.25))
+        prepare(
+            DataConfig(
+                path=str(corpus),
+                source=str(tmp_path / "text"),
+                vocab_size=300,
+                validation_fraction=0.25,
+            )
+        )
         (tmp_path / "ok.toml").write_text(
             "[model]\nlayers = 4\nhidden = 64\nheads = 4\nvocab_size = 512\nseq_len = 16\n"
             "[parallel]\npp = 2\ndp = 2\n[launch]\nnodes = 2\nranks_per_node = 2\n"
@@ -110,7 +129,9 @@ def test_the_configuration_that_the_bad_ones_are_made_of_is_good(place: Path) ->
         ("train.global_batch_size=7", ("train.global_batch_size=7",)),
     ],
 )
-def test_an_impossible_setting_is_named_with_its_remedy(place: Path, setting: str, parts: tuple[str, ...]) -> None:
+def test_an_impossible_setting_is_named_with_its_remedy(
+    place: Path, setting: str, parts: tuple[str, ...]
+) -> None:
     refused(run("run", "ok.toml", "--dry-run", "--set", setting, cwd=place), *parts)
 
 
@@ -123,9 +144,15 @@ def test_a_key_that_a_file_misspells_is_told_with_the_nearest_name(place: Path) 
 
 
 def test_a_missing_corpus_is_told_before_anything_starts(place: Path) -> None:
-    refused(run("run", "ok.toml", "--set", "data.path=/nowhere/corpus", cwd=place), "/nowhere/corpus", "prepare")
     refused(
-        run("run", "ok.toml", "--set", "data.path=gone", "--set", "data.source=/no/text", cwd=place),
+        run("run", "ok.toml", "--set", "data.path=/nowhere/corpus", cwd=place),
+        "/nowhere/corpus",
+        "prepare",
+    )
+    refused(
+        run(
+            "run", "ok.toml", "--set", "data.path=gone", "--set", "data.source=/no/text", cwd=place
+        ),
         "/no/text",
     )
 
@@ -146,11 +173,29 @@ def test_a_port_in_use_is_told(place: Path, service: str) -> None:
     arguments = {
         "dataloader": ["serve"],
         "ckpt_store": ["serve", "--checkpoints", place],
-        "health": ["agent", "--logs", place, "--node-file", place / "m", "--run-id", "0badcafe", "--node", 0],
+        "health": [
+            "agent",
+            "--logs",
+            place,
+            "--node-file",
+            place / "m",
+            "--run-id",
+            "0badcafe",
+            "--node",
+            0,
+        ],
     }[service]
     with socket.create_server(("127.0.0.1", 0)) as busy:
         port = str(busy.getsockname()[1])
-        command = [*arguments, "--shm-dir", shm, "--endpoint", f"ipc://{place}/x", "--metrics-port", port]
+        command = [
+            *arguments,
+            "--shm-dir",
+            shm,
+            "--endpoint",
+            f"ipc://{place}/x",
+            "--metrics-port",
+            port,
+        ]
         done = subprocess.run([sys.executable, "-m", f"headway.{service}", *map(str, command)],
                               capture_output=True, text=True, timeout=60)  # fmt: skip
     refused(done, port, "in use", "choose another metrics port")
@@ -166,7 +211,11 @@ def test_a_full_disk_is_told_before_anything_starts(place: Path) -> None:
 @contextlib.contextmanager
 def _small_disk(path: Path) -> Iterator[Path]:
     path.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(path)], capture_output=True, text=True)
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(path)],
+        capture_output=True,
+        text=True,
+    )
     if made.returncode:
         pytest.skip(f"a small disk needs the right to mount: {made.stderr.strip()}")
     try:
@@ -185,7 +234,12 @@ def test_a_name_that_a_finished_run_has_is_refused(place: Path) -> None:
     journal = Journal(folder.database)
     journal.set_fact("outcome", "finished")
     journal.close()
-    refused(run("run", "ok.toml", "--name", "mine", cwd=place), "'mine'", "taken", "choose another --name")
+    refused(
+        run("run", "ok.toml", "--name", "mine", cwd=place),
+        "'mine'",
+        "taken",
+        "choose another --name",
+    )
     refused(run("run", "ok.toml", "--name", "../up", cwd=place), "'../up'", "letters")
 
 
@@ -218,12 +272,18 @@ def test_make_up_without_terraform_is_told(place: Path) -> None:
                 (tools / tool.name).symlink_to(tool)
     assert shutil.which("make", path=str(tools)), "the copy of the PATH is empty"
     command = ["make", "-s", "-o", ".venv/.headway", "up", "TARGET=local", f"PY={sys.executable}"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "PATH": str(tools)})
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "PATH": str(tools)}
+    )
     assert done.returncode == 2
     said = [line for line in done.stderr.splitlines() if not line.startswith("make")]
-    assert said == ["error: no terraform on the PATH; install Terraform 1.9 or newer; `make run` does not need it"]
+    assert said == [
+        "error: no terraform on the PATH; install Terraform 1.9 or newer; `make run` does not need it"
+    ]
 
 
-@pytest.mark.parametrize("arguments", [["nonsense"], ["run"], ["run", "ok.toml", "--bogus"], ["set", "x", "lr"]])
+@pytest.mark.parametrize(
+    "arguments", [["nonsense"], ["run"], ["run", "ok.toml", "--bogus"], ["set", "x", "lr"]]
+)
 def test_wrong_usage_is_one_line_and_code_2(place: Path, arguments: list[str]) -> None:
     refused(run(*arguments, cwd=place))

@@ -89,7 +89,16 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     made = {}
     for folder in FOLDERS:
         out = tmp_path_factory.mktemp("wheel")
-        command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(ROOT / folder)]
+        command = [
+            sys.executable,
+            "-m",
+            "build",
+            "--wheel",
+            "--no-isolation",
+            "--outdir",
+            str(out),
+            str(ROOT / folder),
+        ]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
         (made[folder],) = out.glob("*.whl")
@@ -111,7 +120,17 @@ def third_party(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def installed(folder: str, wheels: dict[str, Path], target: Path) -> Path:
     """Unpack the wheels of ``folder`` and of what it stands on with pip."""
     files = [str(wheels[name]) for name in needed(folder)]
-    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--no-compile", "--target"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-deps",
+        "--no-index",
+        "--no-compile",
+        "--target",
+    ]
     done = subprocess.run([*command, str(target), *files], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return target
@@ -124,14 +143,25 @@ def alone(own: Path, others: Path, code: str, *arguments: str) -> str:
     return done.stdout.strip()
 
 
-def child(own: Path, others: Path, code: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def child(
+    own: Path, others: Path, code: str, *arguments: str, cwd: Path
+) -> subprocess.CompletedProcess[str]:
     """The same, however it ends."""
-    command = [sys.executable, "-I", "-S", "-c", PRELUDE.format(own=str(own), others=str(others)) + code, *arguments]
+    command = [
+        sys.executable,
+        "-I",
+        "-S",
+        "-c",
+        PRELUDE.format(own=str(own), others=str(others)) + code,
+        *arguments,
+    ]
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd)
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_a_wheel_holds_its_own_part_and_nothing_between(folder: str, wheels: dict[str, Path]) -> None:
+def test_a_wheel_holds_its_own_part_and_nothing_between(
+    folder: str, wheels: dict[str, Path]
+) -> None:
     with zipfile.ZipFile(wheels[folder]) as wheel:
         names = wheel.namelist()
     code = {name for name in names if ".dist-info/" not in name}
@@ -152,10 +182,15 @@ def test_a_part_installed_alone_imports_and_finds_its_entry_points(
     assert parts == sorted(Path(name).name for name in needed(folder))
     name = f"headway.{Path(folder).name}"
     free_of_torch = folder != "services/trainer"
-    count = alone(own, third_party, IMPORT_ALL, name, json.dumps(["torch"] if free_of_torch else []))
+    count = alone(
+        own, third_party, IMPORT_ALL, name, json.dumps(["torch"] if free_of_torch else [])
+    )
     assert int(count) > 0
     table = project(folder)
-    points = [*table.get("scripts", {}), *(p for group in table.get("entry-points", {}).values() for p in group)]
+    points = [
+        *table.get("scripts", {}),
+        *(p for group in table.get("entry-points", {}).values() for p in group),
+    ]
     assert alone(own, third_party, ENTRY_POINTS, table["name"]).split() == sorted(points)
 
 
@@ -211,17 +246,29 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRun]:
         made = FakeRun(tmp_path / "runs")
         made.advance(3)
         made.recover()
-        (made.folder.logs / "n0-driver.log").write_text('{"event": "up", "level": "info", "timestamp": "2026"}\n')
+        (made.folder.logs / "n0-driver.log").write_text(
+            '{"event": "up", "level": "info", "timestamp": "2026"}\n'
+        )
         CheckpointClient(made.folder.checkpoints).save(3, {"w": np.zeros(8)})
         yield made
         made.close()
 
 
-def test_without_torch_every_command_has_its_help(console: Path, light: Path, tmp_path: Path) -> None:
+def test_without_torch_every_command_has_its_help(
+    console: Path, light: Path, tmp_path: Path
+) -> None:
     done = child(console, light, EVERY_HELP, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     shown = done.stdout.splitlines()
-    assert {"run", "doctor", "ckpt verify", "data prepare", "health check", "cluster create", "node stop"} <= set(shown)
+    assert {
+        "run",
+        "doctor",
+        "ckpt verify",
+        "data prepare",
+        "health check",
+        "cluster create",
+        "node stop",
+    } <= set(shown)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +289,9 @@ def test_without_torch_every_command_has_its_help(console: Path, light: Path, tm
         ("stop fake", "stop: sent to fake"),
     ],
 )
-def test_without_torch_runs_are_watched_and_steered(words: str, part: str, fake: FakeRun, headway: Headway) -> None:
+def test_without_torch_runs_are_watched_and_steered(
+    words: str, part: str, fake: FakeRun, headway: Headway
+) -> None:
     done = headway(*words.split())
     assert (done.returncode, done.stderr) == (0, "")
     assert part in done.stdout
@@ -256,7 +305,9 @@ def test_without_torch_a_run_is_watched_to_its_end(fake: FakeRun, headway: Headw
     assert "finished" in done.stdout.splitlines()[-1]
 
 
-def test_without_torch_a_run_is_refused_before_anything_is_written(headway: Headway, tmp_path: Path) -> None:
+def test_without_torch_a_run_is_refused_before_anything_is_written(
+    headway: Headway, tmp_path: Path
+) -> None:
     shutil.copy(ROOT / "examples" / "tiny.toml", tmp_path)
     done = headway("run", "tiny.toml")
     assert (done.returncode, done.stdout) == (2, "")
@@ -276,8 +327,12 @@ def test_without_torch_the_doctor_says_what_installs_it(headway: Headway) -> Non
     assert torch["level"] == "bad" and 'pip install "headway-console[local]"' in torch["remedy"]
 
 
-def test_without_the_notebook_tools_the_widget_names_the_extra(console: Path, light: Path, tmp_path: Path) -> None:
-    done = child(console, light, "from headway.console.widgets import Session, RunConsole", cwd=tmp_path)
+def test_without_the_notebook_tools_the_widget_names_the_extra(
+    console: Path, light: Path, tmp_path: Path
+) -> None:
+    done = child(
+        console, light, "from headway.console.widgets import Session, RunConsole", cwd=tmp_path
+    )
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
         "ImportError: the live console needs anywidget, which is not installed; "

@@ -57,7 +57,9 @@ def a_step(step: int, start: int, *, broken: bool = False) -> list[tuple[Kind, i
 
 def metrics(*rows: tuple[int, int, float, float]) -> pl.DataFrame:
     """(generation, step, duration_s, unix_s) each."""
-    return pl.DataFrame([(g, s, 5.0, 1.0, 1e-3, 100, d, u) for g, s, d, u in rows], schema=METRICS, orient="row")
+    return pl.DataFrame(
+        [(g, s, 5.0, 1.0, 1e-3, 100, d, u) for g, s, d, u in rows], schema=METRICS, orient="row"
+    )
 
 
 def test_step_times_are_told_by_generation() -> None:
@@ -76,7 +78,9 @@ def test_a_step_done_again_counts_once_and_as_the_newest_generation_did_it() -> 
 
 def test_a_pause_does_not_spoil_the_eta() -> None:
     steady = metrics(*((0, step, 1.0, float(step)) for step in range(10)))
-    paused = metrics(*((0, step, 1.0, float(step) + (9000 if step > 4 else 0)) for step in range(10)))
+    paused = metrics(
+        *((0, step, 1.0, float(step) + (9000 if step > 4 else 0)) for step in range(10))
+    )
     assert seconds_per_step(steady) == pytest.approx(1.0)
     assert seconds_per_step(paused) < 4.0
     assert seconds_per_step(metrics()) == 0.0
@@ -90,7 +94,9 @@ def test_a_broken_off_step_is_not_a_completed_one() -> None:
 def test_steps_done_again_are_counted_per_recovery_and_not_per_rank() -> None:
     parts = []
     for rank in (0, 1):
-        parts.append(frame(0, rank, records(*a_step(0, 0), *a_step(1, 10), *a_step(2, 20, broken=True))))
+        parts.append(
+            frame(0, rank, records(*a_step(0, 0), *a_step(1, 10), *a_step(2, 20, broken=True)))
+        )
         parts.append(frame(0, rank, records(*a_step(1, 40), *a_step(2, 50), generation=1)))
     again = redone_steps(pl.concat(parts)).to_dicts()
     assert again == [{"generation": 1, "num_steps": 1, "ranks": 2}]
@@ -127,22 +133,33 @@ def test_idle_is_the_share_of_a_step_without_compute_and_waits_are_no_compute() 
 
 def test_the_time_that_a_run_was_down_is_no_recovery() -> None:
     def found(*events: tuple[float, str]) -> list[float]:
-        fields = json.dumps({"generation": 1, "step": 3, "source": "durable", "reason": "x", "target": "worker"})
+        fields = json.dumps(
+            {"generation": 1, "step": 3, "source": "durable", "reason": "x", "target": "worker"}
+        )
         rows = [(1, at, at, name, fields) for at, name in events]
         return recoveries(pl.DataFrame(rows, schema=JOURNAL, orient="row"))["total_s"].to_list()
 
-    begun, back = [(0.0, "driver_started"), (1.0, "fence")], [(66.0, "generation"), (67.0, "stepping")]
-    assert found(*begun, (2.0, "run_over"), (65.0, "driver_started"), *back) == [], "stopped in the middle of it"
-    assert found(*begun, (65.0, "driver_started"), *back) == [], "everything was killed in the middle of it"
+    begun, back = (
+        [(0.0, "driver_started"), (1.0, "fence")],
+        [(66.0, "generation"), (67.0, "stepping")],
+    )
+    assert found(*begun, (2.0, "run_over"), (65.0, "driver_started"), *back) == [], (
+        "stopped in the middle of it"
+    )
+    assert found(*begun, (65.0, "driver_started"), *back) == [], (
+        "everything was killed in the middle of it"
+    )
     assert found((0.0, "injected"), (2.0, "run_over"), (65.0, "driver_started"), *back, (70.0, "fence"),
                  (71.0, "generation"), (72.0, "stepping")) == [2.0]  # fmt: skip
-    assert found(*begun, (2.0, "driver_started"), (3.0, "fence"), (4.0, "generation"), (5.0, "stepping")) == [4.0], (
-        "only the driver was restarted"
-    )
+    assert found(
+        *begun, (2.0, "driver_started"), (3.0, "fence"), (4.0, "generation"), (5.0, "stepping")
+    ) == [4.0], "only the driver was restarted"
 
 
 def test_the_heat_map_tells_waits_from_work() -> None:
-    table = heat_map(pl.concat([frame(0, r, records(*a_step(0, 0), *a_step(1, 10))) for r in (0, 1)]))
+    table = heat_map(
+        pl.concat([frame(0, r, records(*a_step(0, 0), *a_step(1, 10))) for r in (0, 1)])
+    )
     assert table["rank"].to_list() == [0, 1]
     assert table.columns[1] == "FORWARD (wait)", "the dearest action comes first"
     assert table["FORWARD"].to_list() == [2.0, 2.0]
@@ -188,7 +205,9 @@ def test_metrics_come_from_the_journal_of_a_living_run(fake: FakeRun) -> None:
     table = load_metrics(fake.run)
     assert table["step"].to_list() == [0, 1, 2, 3]
     assert throughput(table) == pytest.approx(TOKENS / STEP_S)
-    assert load_evaluations(fake.run).to_dicts() == [{"generation": 0, "step": 4, "loss": 5.5, "tokens": TOKENS}]
+    assert load_evaluations(fake.run).to_dicts() == [
+        {"generation": 0, "step": 4, "loss": 5.5, "tokens": TOKENS}
+    ]
 
 
 def test_a_recovery_is_split_at_fence_generation_restore_and_first_step(fake: FakeRun) -> None:
@@ -207,7 +226,9 @@ def test_a_recovery_is_split_at_fence_generation_restore_and_first_step(fake: Fa
 def journal(*rows: tuple[str, float, dict[str, object]]) -> pl.DataFrame:
     """(name, monotonic_s, fields) each."""
     return pl.DataFrame(
-        [(1, at, at, name, json.dumps(fields)) for name, at, fields in rows], schema=JOURNAL, orient="row"
+        [(1, at, at, name, json.dumps(fields)) for name, at, fields in rows],
+        schema=JOURNAL,
+        orient="row",
     )
 
 
@@ -240,7 +261,9 @@ def test_a_fault_is_the_cause_of_one_recovery_only() -> None:
 @pytest.mark.parametrize(
     ("is_symptom", "reason"), [(True, "rank 3 is lost: killed"), (False, "rank 2 is lost: stopped")]
 )
-def test_a_recovery_names_what_was_lost_and_not_the_survivor_who_felt_it(is_symptom: bool, reason: str) -> None:
+def test_a_recovery_names_what_was_lost_and_not_the_survivor_who_felt_it(
+    is_symptom: bool, reason: str
+) -> None:
     (row,) = recoveries(journal(
         ("fence", 1, {"reason": "rank 2 is lost: stopped", "is_symptom": is_symptom}),
         ("worker_lost", 2, {"rank": 3, "reason": "killed"}), ("worker_lost", 3, {"rank": 1, "reason": "late"}),
@@ -252,7 +275,9 @@ def test_a_recovery_names_what_was_lost_and_not_the_survivor_who_felt_it(is_symp
 def test_the_start_of_a_run_is_no_recovery_and_one_under_way_has_no_total() -> None:
     start = ("generation", 0.0, {"generation": 0, "step": 0, "source": "init"})
     assert recoveries(journal(start, ("stepping", 1, {}))).is_empty()
-    (row,) = recoveries(journal(start, ("stepping", 1, {}), ("fence", 2, {"reason": "x"}))).to_dicts()
+    (row,) = recoveries(
+        journal(start, ("stepping", 1, {}), ("fence", 2, {"reason": "x"}))
+    ).to_dicts()
     assert row["generation"] == -1 and row["total_s"] is None
 
 

@@ -50,7 +50,9 @@ def test_help_lists_own_and_service_commands_without_importing_any_service() -> 
         "heavy = {'torch', 'polars', 'numpy', 'zmq', 'headway.dataloader.cli', 'headway.health.cli'}; "
         "sys.exit(f'imported {heavy & set(sys.modules)}' if heavy & set(sys.modules) else code)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     named = "run runs status watch logs pause resume stop checkpoint set evict inject trace doctor node cluster"
     for name in [*named.split(), "data", "ckpt", "health"]:
@@ -58,7 +60,9 @@ def test_help_lists_own_and_service_commands_without_importing_any_service() -> 
 
 
 @pytest.mark.parametrize("service", ["data", "ckpt", "health"])
-def test_a_services_commands_are_mounted_as_its_own_module_has_them(service: str, call: Call) -> None:
+def test_a_services_commands_are_mounted_as_its_own_module_has_them(
+    service: str, call: Call
+) -> None:
     code, out, _ = call(service, "--help")
     assert code == 0
     assert {"data": "prepare", "ckpt": "verify", "health": "check"}[service] in out
@@ -127,7 +131,9 @@ def test_a_start_that_is_terminated_is_taken_back_and_says_so(
         time.sleep(10)
 
     monkeypatch.setattr("headway.console.cluster.Cluster.launch", launch)
-    before = signal.signal(signal.SIGTERM, lambda *_: None)  # without a handler of the command's own nothing happens
+    before = signal.signal(
+        signal.SIGTERM, lambda *_: None
+    )  # without a handler of the command's own nothing happens
     try:
         code, _, err = call("run", TINY, "--runs-dir", str(own_roots / "runs"))
     finally:
@@ -163,14 +169,29 @@ def test_a_long_name_moves_the_column_for_all_rows(fake: FakeRun, fake_call: Cal
     _, out, _ = fake_call("runs")
     lines = out.splitlines()
     assert len(lines) == 3
-    assert len({line.index(word) for line, word in zip(lines, ("state", "live", "interr"), strict=True)}) == 1
+    assert (
+        len(
+            {
+                line.index(word)
+                for line, word in zip(lines, ("state", "live", "interr"), strict=True)
+            }
+        )
+        == 1
+    )
 
 
 @pytest.mark.parametrize("operation", ["pause", "resume", "stop", "checkpoint"])
-def test_a_steering_command_reaches_the_driver(operation: str, fake: FakeRun, fake_call: Call) -> None:
+def test_a_steering_command_reaches_the_driver(
+    operation: str, fake: FakeRun, fake_call: Call
+) -> None:
     code, out, _ = fake_call(operation, "fake", "--wait", "--json")
     assert code == 0
-    assert json.loads(out) == {"run": "fake", "operation": operation, "sequence": 1, "applied": True}
+    assert json.loads(out) == {
+        "run": "fake",
+        "operation": operation,
+        "sequence": 1,
+        "applied": True,
+    }
     assert [command.operation for command in fake.commands] == [operation]
 
 
@@ -248,7 +269,9 @@ def test_a_stop_while_the_run_ends_says_that_it_is_stopped(
     assert code == 2 and "run fake is stopped" in err and "no answer" not in err
 
 
-def test_status_of_a_run_whose_cluster_was_removed_says_interrupted(fake: FakeRun, fake_call: Call) -> None:
+def test_status_of_a_run_whose_cluster_was_removed_says_interrupted(
+    fake: FakeRun, fake_call: Call
+) -> None:
     fake.advance(2)
     driver = (fake.folder.path / "driver.json").read_text()
     fake.close()
@@ -258,8 +281,12 @@ def test_status_of_a_run_whose_cluster_was_removed_says_interrupted(fake: FakeRu
     assert (code, err) == (0, "") and "step 2/40" in out and "interrupted" in out
 
 
-def test_a_drained_cluster_has_stopped_its_runs_with_a_checkpoint(fake: FakeRun, call: Call) -> None:
-    ending = threading.Thread(target=lambda: (_until(lambda: bool(fake.commands)), fake.finish("stopped")))
+def test_a_drained_cluster_has_stopped_its_runs_with_a_checkpoint(
+    fake: FakeRun, call: Call
+) -> None:
+    ending = threading.Thread(
+        target=lambda: (_until(lambda: bool(fake.commands)), fake.finish("stopped"))
+    )
     ending.start()
     code, out, _ = call("cluster", "drain", str(fake.cluster.path))
     ending.join()
@@ -268,7 +295,9 @@ def test_a_drained_cluster_has_stopped_its_runs_with_a_checkpoint(fake: FakeRun,
         "stopping run fake with a checkpoint",
         "run fake is stopped; its next `headway run` resumes there",
     ]
-    assert call("cluster", "drain", str(fake.cluster.path)) == (0, "", ""), "nothing is carried any more"
+    assert call("cluster", "drain", str(fake.cluster.path)) == (0, "", ""), (
+        "nothing is carried any more"
+    )
 
 
 def test_draining_gives_up_at_its_limit(fake: FakeRun, call: Call) -> None:
@@ -321,10 +350,16 @@ def test_a_failed_run_makes_watch_exit_1(fake: FakeRun, fake_call: Call) -> None
 
 def test_logs_are_in_order_of_time_over_files(fake: FakeRun, fake_call: Call) -> None:
     def line(second: int, event: str, **fields: object) -> str:
-        return json.dumps({"timestamp": f"2026-01-01T00:00:0{second}Z", "level": "info", "event": event, **fields})
+        return json.dumps(
+            {"timestamp": f"2026-01-01T00:00:0{second}Z", "level": "info", "event": event, **fields}
+        )
 
-    (fake.folder.logs / "n0-driver.log").write_text(f"{line(1, 'one')}\n{line(3, 'three', level='warning')}\n")
-    (fake.folder.logs / "n0-w1.log").write_text(f"{line(2, 'two', rank=1)}\nTraceback (most recent call last)\nhalf")
+    (fake.folder.logs / "n0-driver.log").write_text(
+        f"{line(1, 'one')}\n{line(3, 'three', level='warning')}\n"
+    )
+    (fake.folder.logs / "n0-w1.log").write_text(
+        f"{line(2, 'two', rank=1)}\nTraceback (most recent call last)\nhalf"
+    )
     _, out, _ = fake_call("logs", "fake", "--json")
     assert [json.loads(said)["event"] for said in out.splitlines()] == [
         "one", "two", "Traceback (most recent call last)", "three",
@@ -335,7 +370,9 @@ def test_logs_are_in_order_of_time_over_files(fake: FakeRun, fake_call: Call) ->
     assert out.split() == ["00:00:03Z", "n0-driver", "warning", "three"]
 
 
-def test_a_cluster_is_made_resized_and_removed_leaving_foreign_files(call: Call, own_roots: Path) -> None:
+def test_a_cluster_is_made_resized_and_removed_leaving_foreign_files(
+    call: Call, own_roots: Path
+) -> None:
     folder = own_roots / "cluster"
     assert call("cluster", "create", str(folder), "--nodes", "2")[0] == 0
     first = json.loads((folder / "cluster.json").read_text())

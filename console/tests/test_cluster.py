@@ -69,7 +69,9 @@ def test_an_unfinished_run_is_resumed_and_a_finished_one_gets_the_next_number(
     assert launch(config, base="tin").name == "tin", "a longer name is another base"
 
 
-def test_a_name_that_is_taken_or_no_folder_name_is_refused(launch: Launch, config: RunConfig) -> None:
+def test_a_name_that_is_taken_or_no_folder_name_is_refused(
+    launch: Launch, config: RunConfig
+) -> None:
     run = launch(config, name="mine")
     assert launch(config, name="mine").path == run.path
     end(run, "finished")
@@ -85,7 +87,9 @@ def test_a_live_run_is_not_started_twice(fake: FakeRun, launch: Launch, config: 
         launch(config, name=fake.folder.name)
 
 
-def test_a_resumed_run_may_get_longer_but_not_another_shape(launch: Launch, config: RunConfig) -> None:
+def test_a_resumed_run_may_get_longer_but_not_another_shape(
+    launch: Launch, config: RunConfig
+) -> None:
     launch(config, name="mine")
     longer = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=99))
     assert launch(longer, name="mine").config.train.steps == 99
@@ -95,24 +99,36 @@ def test_a_resumed_run_may_get_longer_but_not_another_shape(launch: Launch, conf
     assert Run(launch(longer, name="mine").path).config.model.hidden == 32
 
 
-def test_the_resolved_configuration_stands_in_the_run_folder(launch: Launch, config: RunConfig) -> None:
+def test_the_resolved_configuration_stands_in_the_run_folder(
+    launch: Launch, config: RunConfig
+) -> None:
     run = launch(config, base="tiny")
     assert load(RunConfig, [run.folder.config]) == config
     assert run.config == config
 
 
 def test_a_given_corpus_must_be_there(launch: Launch, config: RunConfig, own_roots: Path) -> None:
-    absent = dataclasses.replace(config, data=dataclasses.replace(config.data, path=str(own_roots / "no")))
-    with pytest.raises(InputError, match=r"no prepared data at .*no; run `headway data prepare --out"):
+    absent = dataclasses.replace(
+        config, data=dataclasses.replace(config.data, path=str(own_roots / "no"))
+    )
+    with pytest.raises(
+        InputError, match=r"no prepared data at .*no; run `headway data prepare --out"
+    ):
         launch(absent)
-    missing = dataclasses.replace(absent, data=dataclasses.replace(absent.data, source=str(own_roots / "txt")))
+    missing = dataclasses.replace(
+        absent, data=dataclasses.replace(absent.data, source=str(own_roots / "txt"))
+    )
     with pytest.raises(InputError, match="txt"):
         launch(missing)
     assert not list((own_roots / "runs").glob("*")), "nothing was begun"
 
 
 def test_a_corpus_of_another_source_is_refused(
-    launch: Launch, config: RunConfig, corpus: Path, own_roots: Path, monkeypatch: pytest.MonkeyPatch
+    launch: Launch,
+    config: RunConfig,
+    corpus: Path,
+    own_roots: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def asked(source: str) -> RunConfig:
         return dataclasses.replace(config, data=dataclasses.replace(config.data, source=source))
@@ -121,7 +137,9 @@ def test_a_corpus_of_another_source_is_refused(
     with pytest.raises(InputError, match=refusal):
         launch(asked("/nope/corpus"), base="tiny")
     assert not list((own_roots / "runs").glob("*")), "nothing was begun"
-    monkeypatch.setattr(preflight.subprocess, "run", lambda *_, **__: pytest.fail("the corpus is read again"))
+    monkeypatch.setattr(
+        preflight.subprocess, "run", lambda *_, **__: pytest.fail("the corpus is read again")
+    )
     launch(asked(str(corpus.parent)), base="tiny")
     monkeypatch.chdir(corpus.parent)
     launch(asked("."), base="tiny")
@@ -138,7 +156,11 @@ def test_the_default_folder_with_another_corpus_is_refused(
 
 @pytest.mark.parametrize("failure", [InputError("node 0 carries run other"), KeyboardInterrupt()])
 def test_a_new_run_whose_start_fails_leaves_no_folder_and_a_resumed_one_keeps_its_own(
-    failure: BaseException, launch: Launch, config: RunConfig, own_roots: Path, monkeypatch: pytest.MonkeyPatch
+    failure: BaseException,
+    launch: Launch,
+    config: RunConfig,
+    own_roots: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(*_: object) -> None:
         raise failure
@@ -158,7 +180,9 @@ def test_the_second_of_two_starts_of_one_name_is_told_so(
     told: list[str] = []
 
     def start_again(*_: object) -> None:
-        with pytest.raises(InputError, match="run tiny is being started by another command; watch it"):
+        with pytest.raises(
+            InputError, match="run tiny is being started by another command; watch it"
+        ):
             launch(config, base="tiny", tell=told.append)
 
     monkeypatch.setattr(cluster_module, "start", start_again)
@@ -187,7 +211,9 @@ def test_a_truncated_corpus_is_found_before_the_run(
         launch(broken)
 
 
-def test_a_corpus_with_more_tokens_than_the_model_is_refused(launch: Launch, config: RunConfig) -> None:
+def test_a_corpus_with_more_tokens_than_the_model_is_refused(
+    launch: Launch, config: RunConfig
+) -> None:
     small = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=256))
     with pytest.raises(InputError, match=r"model\.vocab_size=256; set model\.vocab_size="):
         launch(small)
@@ -206,7 +232,9 @@ def test_a_full_disk_or_memory_is_told_before_the_run(
         launch(config)
 
 
-def test_a_folder_cluster_that_is_too_small_is_refused(launch: Launch, config: RunConfig, own_roots: Path) -> None:
+def test_a_folder_cluster_that_is_too_small_is_refused(
+    launch: Launch, config: RunConfig, own_roots: Path
+) -> None:
     from headway.launch.cluster import ClusterFolder
 
     del launch

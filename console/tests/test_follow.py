@@ -31,7 +31,9 @@ class Output(io.StringIO):
     def write(self, text: str) -> int:
         count = super().write(text)
         while self._script and self._script[0][0] in self.getvalue():
-            threading.Thread(target=self._script.pop(0)[1]).start()  # never on the follower's own thread
+            threading.Thread(
+                target=self._script.pop(0)[1]
+            ).start()  # never on the follower's own thread
         return count
 
 
@@ -55,7 +57,15 @@ def test_a_line_tells_step_loss_rate_utilisation_and_time_left(fake: FakeRun) ->
     flops = 6 * (2 * 32 * (4 * 32 + 2 * 128) + 32 * 512) + 6 * 2 * 32 * 32  # per token
     assert progress.mfu == pytest.approx(TOKENS / STEP_S * flops / 2e12)
     assert progress.eta_s is not None
-    for part in ("step 10/40", "loss 5.01", "100,000 tokens/s", "MFU ", "ETA ", "generation 0", "running"):
+    for part in (
+        "step 10/40",
+        "loss 5.01",
+        "100,000 tokens/s",
+        "MFU ",
+        "ETA ",
+        "generation 0",
+        "running",
+    ):
         assert part in progress.line()
     json.dumps(progress.record())
 
@@ -134,7 +144,10 @@ def test_a_second_ctrl_c_leaves_a_stopping_run_to_itself_and_says_so(fake: FakeR
     follower = Follower(fake.run, out=out, every_s=0.1)
     assert follower.follow(stop_on_interrupt=True) == "detached"
     said = out.getvalue()
-    assert f"left fake, which is stopping with a checkpoint; watch it with {fake.run.hint('watch')}" in said
+    assert (
+        f"left fake, which is stopping with a checkpoint; watch it with {fake.run.hint('watch')}"
+        in said
+    )
     assert "running;" not in said
     assert fake.run.live and [command.operation for command in fake.commands] == ["stop"]
 
@@ -158,7 +171,9 @@ def test_json_is_one_object_a_line(fake: FakeRun) -> None:
     assert told[-1]["phase"] == "finished"
     times = {at for (at,) in fake.run.query("SELECT unix_s FROM events")}
     events = [line for line in told if "event" in line]
-    assert events and {line["unix_s"] for line in events} <= times, "when it happened, not when it was told"
+    assert events and {line["unix_s"] for line in events} <= times, (
+        "when it happened, not when it was told"
+    )
 
 
 def test_a_hint_can_be_pasted(fake: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +197,9 @@ def test_a_terminal_gets_a_bar_that_ends_complete(fake: FakeRun) -> None:
     fake.advance(40)
     out = Terminal(("40/40", fake.finish))
     assert Follower(fake.run, out=out, every_s=0.1, peak=PEAK).follow() == "finished"
-    assert "40/40" in out.getvalue() and "tokens/s" in out.getvalue() and "finished" in out.getvalue()
+    assert (
+        "40/40" in out.getvalue() and "tokens/s" in out.getvalue() and "finished" in out.getvalue()
+    )
 
 
 def test_news_is_told_once_and_from_the_present_unless_asked(fake: FakeRun) -> None:

@@ -23,7 +23,9 @@ def test_one_node_is_told_in_the_singular(fake: FakeRun, monkeypatch: pytest.Mon
     assert told == ["1 node and 1 spare are up", "2 nodes and 0 spares are up"]
 
 
-def test_a_start_that_fails_or_is_interrupted_detaches_the_run(fake: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_that_fails_or_is_interrupted_detaches_the_run(
+    fake: FakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -42,7 +44,9 @@ def test_make_down_drains_the_cluster_before_it_destroys_anything(tmp_path: Path
         tool.chmod(0o755)
     cluster = tmp_path / "cluster"
     env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "CLUSTER_DIR": str(cluster)}
-    done = subprocess.run([str(DOWN), "local"], env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [str(DOWN), "local"], env=env, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     calls = (tmp_path / "calls").read_text().splitlines()
     drained = calls.index(f"headway cluster drain {cluster}")

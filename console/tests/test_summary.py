@@ -18,8 +18,12 @@ from headway.dataloader.prepare import prepare
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("corpus")
     for number in range(30):
-        (folder / f"f{number}.py").write_text(f"def function_{number}(x):\n    return x + {number}\n" * 20)
-    config = DataConfig(path=str(folder / "data"), source=str(folder), vocab_size=300, validation_fraction=0.3)
+        (folder / f"f{number}.py").write_text(
+            f"def function_{number}(x):\n    return x + {number}\n" * 20
+        )
+    config = DataConfig(
+        path=str(folder / "data"), source=str(folder), vocab_size=300, validation_fraction=0.3
+    )
     prepare(config, say=print)
     return folder / "data"
 
@@ -28,7 +32,9 @@ def with_corpus(corpus: Path) -> object:
     return dataclasses.replace(SMALL, data=dataclasses.replace(SMALL.data, path=str(corpus)))
 
 
-def test_a_finished_run_shows_losses_speed_recovery_sample_and_where_things_are(own_roots: Path, corpus: Path) -> None:
+def test_a_finished_run_shows_losses_speed_recovery_sample_and_where_things_are(
+    own_roots: Path, corpus: Path
+) -> None:
     fake = FakeRun(own_roots / "runs", config=with_corpus(corpus))  # type: ignore[arg-type]
     data = Dataset(corpus)
     assert data.meta is not None
@@ -47,7 +53,9 @@ def test_a_finished_run_shows_losses_speed_recovery_sample_and_where_things_are(
     assert summary.sample == "def function"
     (recovery,) = summary.recoveries
     assert recovery["redone"] == 1 and recovery["restore_s"] is not None
-    assert Path(summary.trace) == fake.folder.path / "trace.json.gz" and Path(summary.trace).exists()
+    assert (
+        Path(summary.trace) == fake.folder.path / "trace.json.gz" and Path(summary.trace).exists()
+    )
     text = "\n".join(render(summary))
     for part in (
         "finished after step 5/40",
@@ -66,22 +74,36 @@ def test_a_run_without_anything_says_so_and_invents_nothing(
 ) -> None:
     monkeypatch.chdir(own_roots)  # no corpus lies here
     summary = summarise(fake.run)
-    assert (summary.loss, summary.mfu, summary.validation_before, summary.unigram_nats) == (None,) * 4
-    assert (summary.checkpoints, summary.recoveries, summary.sample, summary.trace) == ([], [], "", "")
+    assert (summary.loss, summary.mfu, summary.validation_before, summary.unigram_nats) == (
+        None,
+    ) * 4
+    assert (summary.checkpoints, summary.recoveries, summary.sample, summary.trace) == (
+        [],
+        [],
+        "",
+        "",
+    )
     assert "- before, - after" in "\n".join(render(summary))
 
 
-def test_a_stopped_run_says_how_to_go_on(fake: FakeRun, own_roots: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_run_says_how_to_go_on(
+    fake: FakeRun, own_roots: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(own_roots)
     assert summarise(fake.run).go_on == "", "it is live"
     fake.finish("stopped")
-    assert render(summarise(fake.run))[-1] == "resume           headway run runs/fake/config.toml --name fake"
+    assert (
+        render(summarise(fake.run))[-1]
+        == "resume           headway run runs/fake/config.toml --name fake"
+    )
     monkeypatch.chdir("/")
     record = json.loads(fake.folder.run_json.read_text())
     fake.folder.run_json.write_text(json.dumps({**record, "cluster": str(own_roots / "cluster")}))
     command = summarise(fake.run).go_on
     runs = str(own_roots / "runs").lstrip("/")
-    assert command.endswith(f"--name fake --runs-dir {runs} --cluster {str(own_roots / 'cluster').lstrip('/')}")
+    assert command.endswith(
+        f"--name fake --runs-dir {runs} --cluster {str(own_roots / 'cluster').lstrip('/')}"
+    )
 
 
 def test_checkpoints_are_listed_oldest_first(fake: FakeRun) -> None:

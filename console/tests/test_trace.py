@@ -24,7 +24,9 @@ def recovered(fake: FakeRun) -> FakeRun:
     return fake
 
 
-def test_every_record_of_every_rank_is_in_the_json_trace(recovered: FakeRun, tmp_path: Path) -> None:
+def test_every_record_of_every_rank_is_in_the_json_trace(
+    recovered: FakeRun, tmp_path: Path
+) -> None:
     out = tmp_path / "trace.json"
     written = write_trace(recovered.run, out)
     events = json.loads(out.read_text())["traceEvents"]
@@ -36,7 +38,9 @@ def test_every_record_of_every_rank_is_in_the_json_trace(recovered: FakeRun, tmp
     assert named == {0: "rank 0", 1: "rank 1", DRIVER: "driver"}
 
 
-def test_the_driver_shows_its_recovery_on_the_ranks_clock(recovered: FakeRun, tmp_path: Path) -> None:
+def test_the_driver_shows_its_recovery_on_the_ranks_clock(
+    recovered: FakeRun, tmp_path: Path
+) -> None:
     out = tmp_path / "trace.json.gz"
     write_trace(recovered.run, out)
     events = json.loads(gzip.decompress(out.read_bytes()))["traceEvents"]
@@ -45,7 +49,9 @@ def test_the_driver_shows_its_recovery_on_the_ranks_clock(recovered: FakeRun, tm
     assert recovery["ts"] <= restore["ts"] <= recovery["ts"] + recovery["dur"]
 
 
-def test_slices_of_a_thread_never_overlap_as_perfetto_would_misdraw_them(recovered: FakeRun) -> None:
+def test_slices_of_a_thread_never_overlap_as_perfetto_would_misdraw_them(
+    recovered: FakeRun,
+) -> None:
     threads = defaultdict(list)
     for event in chrome_events(list(rank_slices(load_events(recovered.folder.path)))):
         if event["ph"] == "X":
@@ -74,12 +80,18 @@ def test_an_action_still_open_lasts_to_the_newest_moment_and_says_so(fake: FakeR
     assert stuck.end_ns == max(s.end_ns or 0 for s in slices)
 
 
-def test_the_protobuf_trace_parses_and_every_begin_has_its_end(recovered: FakeRun, tmp_path: Path) -> None:
+def test_the_protobuf_trace_parses_and_every_begin_has_its_end(
+    recovered: FakeRun, tmp_path: Path
+) -> None:
     out = tmp_path / "trace.pftrace"
     written = write_trace(recovered.run, out)
     trace = Trace()
     trace.ParseFromString(out.read_bytes())
-    tracks = {p.track_descriptor.uuid: p.track_descriptor for p in trace.packet if p.HasField("track_descriptor")}
+    tracks = {
+        p.track_descriptor.uuid: p.track_descriptor
+        for p in trace.packet
+        if p.HasField("track_descriptor")
+    }
     assert {d.name for d in tracks.values()} >= {"rank 0", "rank 1", "driver", "compute", "steps"}
     depth: dict[int, int] = defaultdict(int)
     begun = last = 0
@@ -90,11 +102,15 @@ def test_the_protobuf_trace_parses_and_every_begin_has_its_end(recovered: FakeRu
             last = packet.timestamp
             depth[event.track_uuid] += {1: 1, 2: -1}.get(event.type, 0)
             begun += event.type != TrackEvent.TYPE_SLICE_END
-            assert 0 <= depth[event.track_uuid] <= 1, "slices of a track neither overlap nor end unbegun"
+            assert 0 <= depth[event.track_uuid] <= 1, (
+                "slices of a track neither overlap nor end unbegun"
+            )
     assert begun == written and not any(depth.values())
 
 
-def test_steps_narrow_the_trace_and_leave_the_driver_out(recovered: FakeRun, tmp_path: Path) -> None:
+def test_steps_narrow_the_trace_and_leave_the_driver_out(
+    recovered: FakeRun, tmp_path: Path
+) -> None:
     out = tmp_path / "trace.json"
     write_trace(recovered.run, out, steps=parse_steps("1:2"))
     slices = [e for e in json.loads(out.read_text())["traceEvents"] if e["ph"] in "Xi"]
@@ -105,8 +121,14 @@ def test_steps_narrow_the_trace_and_leave_the_driver_out(recovered: FakeRun, tmp
 def test_the_newest_steps_are_kept_around_each_recovery(recovered: FakeRun, tmp_path: Path) -> None:
     out = tmp_path / "trace.json"
     write_trace(recovered.run, out, newest=2)
-    slices = [e for e in json.loads(out.read_text())["traceEvents"] if e["name"].startswith("FORWARD")]
-    assert {(e["args"]["generation"], e["args"]["step"]) for e in slices} == {(0, 3), (0, 4), (1, 4)}
+    slices = [
+        e for e in json.loads(out.read_text())["traceEvents"] if e["name"].startswith("FORWARD")
+    ]
+    assert {(e["args"]["generation"], e["args"]["step"]) for e in slices} == {
+        (0, 3),
+        (0, 4),
+        (1, 4),
+    }
 
 
 def test_nothing_to_show_and_nowhere_to_write_are_bad_input(fake: FakeRun, tmp_path: Path) -> None:
@@ -118,7 +140,12 @@ def test_nothing_to_show_and_nowhere_to_write_are_bad_input(fake: FakeRun, tmp_p
 
 
 def test_step_ranges_are_read_as_written() -> None:
-    assert [parse_steps(text) for text in ("", "3:", ":9", "3:9")] == [(0, None), (3, None), (0, 9), (3, 9)]
+    assert [parse_steps(text) for text in ("", "3:", ":9", "3:9")] == [
+        (0, None),
+        (3, None),
+        (0, 9),
+        (3, 9),
+    ]
     with pytest.raises(InputError, match="FIRST:LAST"):
         parse_steps("3-9")
 

@@ -56,7 +56,9 @@ def table(raw: bytes, columns: int) -> np.ndarray:
 
 
 # ---- session ----------------------------------------------------------------------------------
-def test_pictures_come_by_themselves_and_show_what_happened(fake: FakeRun, session: Session) -> None:
+def test_pictures_come_by_themselves_and_show_what_happened(
+    fake: FakeRun, session: Session
+) -> None:
     fake.advance(3)
     picture = session.wait_for(lambda p: p.progress.step == 3)
     assert picture.metrics["step"].to_list() == [0, 1, 2]
@@ -67,7 +69,9 @@ def test_pictures_come_by_themselves_and_show_what_happened(fake: FakeRun, sessi
     (start, end, reason) = picture.bands[0]
     assert end is not None and start <= end and "rank 1" in reason
     restore = picture.events.filter(picture.events["action"] == "RESTORE")["start_ns"].min()
-    assert isinstance(restore, int) and start <= restore * 1e-9 <= end, "bands stand on the records' clock"
+    assert isinstance(restore, int) and start <= restore * 1e-9 <= end, (
+        "bands stand on the records' clock"
+    )
 
 
 def test_commands_from_any_thread_reach_the_driver_in_turn(fake: FakeRun, session: Session) -> None:
@@ -85,14 +89,18 @@ def test_commands_from_any_thread_reach_the_driver_in_turn(fake: FakeRun, sessio
     assert len(fake.commands) == 8
 
 
-def test_the_drivers_refusal_comes_back_and_the_pump_lives_on(fake: FakeRun, session: Session) -> None:
+def test_the_drivers_refusal_comes_back_and_the_pump_lives_on(
+    fake: FakeRun, session: Session
+) -> None:
     with pytest.raises(RemoteError, match="cannot set lr"):
         session.submit("set", name="lr", value=-1.0).result(20)
     fake.advance()
     assert session.wait_for(lambda p: p.progress.step == 1).progress.step == 1
 
 
-def test_a_subscriber_that_fails_does_not_stop_the_pictures(fake: FakeRun, session: Session) -> None:
+def test_a_subscriber_that_fails_does_not_stop_the_pictures(
+    fake: FakeRun, session: Session
+) -> None:
     def fail(picture: Picture) -> None:
         raise ValueError(picture.progress.name)
 
@@ -138,7 +146,9 @@ def test_the_tail_reads_each_record_once_and_closes_the_open_ones(fake: FakeRun)
     assert len(tail.read()) == len(events)
 
 
-def test_a_record_left_open_by_a_killed_worker_stays_in_sight_and_stops_nothing(fake: FakeRun) -> None:
+def test_a_record_left_open_by_a_killed_worker_stays_in_sight_and_stops_nothing(
+    fake: FakeRun,
+) -> None:
     tail = FlightTail(fake.folder.path)
     fake._flights[0].begin(int(Kind.FORWARD), step=0)
     fake.advance(60)  # more records than are looked at again
@@ -156,11 +166,15 @@ def test_the_tail_keeps_only_its_window(fake: FakeRun) -> None:
 
 
 # ---- widget -----------------------------------------------------------------------------------
-def test_traits_hold_the_picture_as_the_page_draws_it(fake: FakeRun, session: Session, console: RunConsole) -> None:
+def test_traits_hold_the_picture_as_the_page_draws_it(
+    fake: FakeRun, session: Session, console: RunConsole
+) -> None:
     fake.evaluate(9.0)
     fake.advance(4)
     fake.recover()
-    session.wait_for(lambda _: console.facts.get("step") == 5 and "recovered" in "".join(console.news))
+    session.wait_for(
+        lambda _: console.facts.get("step") == 5 and "recovered" in "".join(console.news)
+    )
     curve = table(console.curve, 3)
     assert curve[:, 0].tolist() == [0, 1, 2, 3, 4]
     assert curve[0, 1] == pytest.approx(6.0) and curve[0, 2] == pytest.approx(100_000)
@@ -183,7 +197,12 @@ def test_a_pressed_button_becomes_one_command_and_shows_its_shell_line(
     fake: FakeRun, session: Session, console: RunConsole
 ) -> None:
     answer = press(console, "a1", "pause")
-    assert answer == {"id": "a1", "text": "pause: sent", "is_error": False, "cli": "headway pause fake"}
+    assert answer == {
+        "id": "a1",
+        "text": "pause: sent",
+        "is_error": False,
+        "cli": "headway pause fake",
+    }
     session.wait_for(lambda p: p.progress.paused)
     press(console, "a2", "set", name="lr", value=3e-4)
     press(console, "a3", "inject", name="worker", fault="kill", rank=1)
@@ -218,7 +237,9 @@ def test_closing_the_widget_leaves_the_run_and_ends_its_own_session(fake: FakeRu
 
 
 def test_the_page_loads_nothing_from_elsewhere() -> None:
-    text = Path(RunConsole._esm._path if hasattr(RunConsole._esm, "_path") else RunConsole._esm).read_text()
+    text = Path(
+        RunConsole._esm._path if hasattr(RunConsole._esm, "_path") else RunConsole._esm
+    ).read_text()
     assert "http" not in text and "import " not in text
     assert len(text) < 20_000
 

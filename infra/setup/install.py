@@ -92,14 +92,21 @@ def _alone() -> Iterator[None]:
 def _inputs() -> str:
     """A digest of everything that decides what is installed."""
     parts = [path.split("[")[0] for paths in SETS.values() for path in paths]
-    files = [LOCK, Path(__file__), ROOT / "pyproject.toml", *(ROOT / p / "pyproject.toml" for p in parts)]
+    files = [
+        LOCK,
+        Path(__file__),
+        ROOT / "pyproject.toml",
+        *(ROOT / p / "pyproject.toml" for p in parts),
+    ]
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def _recorded(venv: Path) -> dict[str, str]:
     """What the last set-up wrote down; ``set`` is empty from the start of an installation to its end."""
     with contextlib.suppress(OSError, ValueError):
-        return {str(key): str(value) for key, value in json.loads((venv / RECORD).read_text()).items()}
+        return {
+            str(key): str(value) for key, value in json.loads((venv / RECORD).read_text()).items()
+        }
     return {}
 
 
@@ -108,7 +115,9 @@ def _torch(venv: Path) -> str:
     found = _recorded(venv)
     torch = os.environ.get("TORCH") or (found["torch"] if found.get("set") else "auto")
     if not re.fullmatch(r"auto|cpu|xpu|cu\d+|rocm\d[\d.]*", torch):
-        raise SetupError(f"TORCH={torch} names no build of torch; use auto, cpu, cu130, rocm7.2 ...")
+        raise SetupError(
+            f"TORCH={torch} names no build of torch; use auto, cpu, cu130, rocm7.2 ..."
+        )
     return torch
 
 
@@ -166,7 +175,9 @@ def _fault(venv: Path, torch: str) -> str:
     is_mine = (version, base) == (sys.version_info[:2], sys.base_prefix)
     if os.environ.get("PYTHON") and not is_mine:
         return f"is of another Python {_text(version)}"
-    if recorded.get("path", str(venv)) != str(venv):  # its scripts name their interpreter by its old path
+    if recorded.get("path", str(venv)) != str(
+        venv
+    ):  # its scripts name their interpreter by its old path
         return "was made in another place"
     if recorded.get("set") == "":
         return "is only half filled"
@@ -184,7 +195,9 @@ def _make_uv(venv: Path) -> None:
     """Install the pinned uv with pip. Its wheel is kept, so that a later set-up needs no index for it."""
     version = _pin("uv")
     with contextlib.suppress(OSError):
-        done = subprocess.run([venv / "bin/uv", "--version"], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [venv / "bin/uv", "--version"], capture_output=True, text=True, check=False
+        )
         if done.stdout.split()[1:2] == [version]:
             return
     print(f"installing uv {version}", flush=True)
@@ -193,7 +206,16 @@ def _make_uv(venv: Path) -> None:
         install = [*pip, "install", "--no-index", "--find-links", str(folder), f"uv=={version}"]
         if subprocess.run(install, capture_output=True, check=False).returncode == 0:
             return
-        fetch = [*pip, "download", "--retries", "1", "--no-deps", "-d", str(folder), f"uv=={version}"]
+        fetch = [
+            *pip,
+            "download",
+            "--retries",
+            "1",
+            "--no-deps",
+            "-d",
+            str(folder),
+            f"uv=={version}",
+        ]
         _run(fetch, "uv cannot be fetched (check the network and `pip config list`)")
         _run(install, "uv cannot be installed")
 

@@ -39,7 +39,10 @@ def main(arguments: list[str]) -> int:
     before, after = old.splitlines(True), new.splitlines(True)
     sys.stdout.writelines(difflib.unified_diff(before, after, install.LOCK.name, "resolved"))
     if old != new:
-        print("headway: constraints.txt and the pyproject files disagree; run `make lock`", file=sys.stderr)
+        print(
+            "headway: constraints.txt and the pyproject files disagree; run `make lock`",
+            file=sys.stderr,
+        )
     return int(old != new)
 
 

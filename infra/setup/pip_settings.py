@@ -44,7 +44,9 @@ def for_uv(python: Path, *, indexes: tuple[str, ...] = tuple(INDEXES)) -> dict[s
 
 def read(python: Path) -> dict[str, str]:
     """pip's settings for ``pip install``: its files, then its environment variables."""
-    done = subprocess.run([python, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [python, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
+    )
     settings: dict[str, str] = {}
     for section in ("global", "install", ":env:"):
         for line in done.stdout.splitlines():

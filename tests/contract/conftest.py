@@ -74,7 +74,9 @@ class Node:
     def pid(self, name: str) -> int:
         """The pid of a service, as its guardian knows it now."""
         if name in self.beside:
-            assert self.beside[name].poll() is None, f"{name} has ended with {self.beside[name].returncode}"
+            assert self.beside[name].poll() is None, (
+                f"{name} has ended with {self.beside[name].returncode}"
+            )
             return self.beside[name].pid
         if name == "executor":
             address = self.cluster.address(NODE)
@@ -88,7 +90,12 @@ class Node:
         """The socket called ``name``; a ``.stranger`` knows the server's key and is not admitted."""
         service, _, who = name.partition(".")
         if service == "executor" and who == "ipc":
-            return Target(self.paths.endpoint("executor"), lambda: self.pid("executor"), self._beat, _corpus(LOCAL))
+            return Target(
+                self.paths.endpoint("executor"),
+                lambda: self.pid("executor"),
+                self._beat,
+                _corpus(LOCAL),
+            )
         keys, server_key, endpoint = self._address(service)
         probe = _pinger(endpoint, keys, server_key)
         tags = _described(endpoint, keys, server_key).messages
@@ -114,7 +121,9 @@ class Node:
     def _beat(self) -> None:
         """A worker's beat is acknowledged."""
         me = ProcessId.of(self.worker.pid)
-        beat = WorkerBeat(worker=f"n{NODE}w99", pid=me.pid, start_ticks=me.start_ticks, status="idle")
+        beat = WorkerBeat(
+            worker=f"n{NODE}w99", pid=me.pid, start_ticks=me.start_ticks, status="idle"
+        )
         with Client(self.paths.endpoint("executor"), accept=[Acknowledged]) as client:
             client.notify(beat)
             wait_until(lambda: bool(client.receive()), what="an acknowledgement")
@@ -150,7 +159,10 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     with private_roots(), contextlib.ExitStack() as stack:
         cluster = ClusterFolder.create(folder / "cluster", nodes=2)
         run = RunDir.create(folder / "run", run_id=new_run_id())
-        silent = [f"recovery.{name}={NEVER_S}" for name in ("node_silent_s", "node_lost_s", "driver_silent_s")]
+        silent = [
+            f"recovery.{name}={NEVER_S}"
+            for name in ("node_silent_s", "node_lost_s", "driver_silent_s")
+        ]
         run.config.write_text(to_toml(load(RunConfig, overrides=[*silent, "launch.standbys=0"])))
         paths = NodePaths(run.run_id, NODE)
         engine = LocalEngine(cluster)
@@ -161,11 +173,18 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
         assert address is not None
         with Client(address.endpoint, keys=cluster.keys, server_key=cluster.keys.public) as client:
             client.call(AttachRun(run_dir=str(run.path)), Attached, timeout_s=30.0)
-        beside = {name: stack.enter_context(_process(folder, *argv)) for name, argv in _beside(cluster, run).items()}
+        beside = {
+            name: stack.enter_context(_process(folder, *argv))
+            for name, argv in _beside(cluster, run).items()
+        }
         worker = stack.enter_context(_process(folder, "-c", "import time; time.sleep(3600)"))
         sockets = [paths.socket(name) for name in ("dataloader", "ckpt_store", "agent", "zygote")]
         announced = [run.path / "driver.json", run.path / "monitor.json"]
-        wait_until(lambda: all(p.exists() for p in [*sockets, *announced]), 60.0, f"all services, see {run.logs}")
+        wait_until(
+            lambda: all(p.exists() for p in [*sockets, *announced]),
+            60.0,
+            f"all services, see {run.logs}",
+        )
         yield Node(cluster, run, paths, beside, worker)
 
 
@@ -181,7 +200,9 @@ def _beside(cluster: ClusterFolder, run: RunDir) -> dict[str, list[str]]:
 @contextlib.contextmanager
 def _process(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     with (folder / "beside.log").open("ab") as log:
-        made = subprocess.Popen([sys.executable, *arguments], stdout=log, stderr=log, env=child_environment())
+        made = subprocess.Popen(
+            [sys.executable, *arguments], stdout=log, stderr=log, env=child_environment()
+        )
     try:
         yield made
     finally:
@@ -208,7 +229,9 @@ def exporter(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Target]
                    f"ipc://{sockets}/x.sock", "--metrics-port", port, *places[request.param]]  # fmt: skip
         with _process(tmp_path, *map(str, command)) as made:
             url = f"http://127.0.0.1:{port}"
-            wait_until((sockets / "x.sock").exists, what=f"{request.param}, see {tmp_path / 'beside.log'}")
+            wait_until(
+                (sockets / "x.sock").exists, what=f"{request.param}, see {tmp_path / 'beside.log'}"
+            )
             wait_until(lambda: _listens(port), what=f"the metrics port of {request.param}")
 
             def scrape() -> None:

@@ -45,7 +45,12 @@ def _hold_out(target: Any, count: int, server_key: bytes | None) -> Any:
     target.probe()
     before = psutil.Process(pid).memory_info().rss
     report = fuzz_endpoint(
-        target.endpoint, count=count, seed=2, probe=target.probe, probe_every=min(1000, count // 4), **options
+        target.endpoint,
+        count=count,
+        seed=2,
+        probe=target.probe,
+        probe_every=min(1000, count // 4),
+        **options,
     )
     target.probe()
     assert target.pid() == pid
@@ -56,7 +61,9 @@ def _hold_out(target: Any, count: int, server_key: bytes | None) -> Any:
 
 @COUNTS
 @pytest.mark.parametrize("name", SOCKETS)
-def test_bad_messages_and_streams_leave_a_service_as_it_was(node: Any, name: str, count: int) -> None:
+def test_bad_messages_and_streams_leave_a_service_as_it_was(
+    node: Any, name: str, count: int
+) -> None:
     target = node.target(name)
     report = _hold_out(target, count, target.server_key)
     assert not report.refused_handshake
@@ -72,7 +79,9 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @COUNTS
 @pytest.mark.parametrize("name", KEYED)
 @pytest.mark.usefixtures("impatient")
-def test_a_stranger_with_the_servers_public_key_gets_no_message_in(node: Any, name: str, count: int) -> None:
+def test_a_stranger_with_the_servers_public_key_gets_no_message_in(
+    node: Any, name: str, count: int
+) -> None:
     target = node.target(name)
     report = _hold_out(target, count, target.server_key)
     assert report.refused_handshake
@@ -118,9 +127,13 @@ def _bad_name(draw: random.Random, number: int) -> bytes:
         case 2:
             return b"n0w%d" % number  # another node's
         case 3:
-            return b"n1w" + draw.choice((b"", b"-1", b"1/../../x", b"1\0", "\u00b2".encode(), b"1.5", b" 1"))
+            return b"n1w" + draw.choice(
+                (b"", b"-1", b"1/../../x", b"1\0", "\u00b2".encode(), b"1.5", b" 1")
+            )
         case 4:
-            return b"n1w" + b"7" * draw.randrange(20, 250)  # a number that no crew counts to, longer than a file name
+            return b"n1w" + b"7" * draw.randrange(
+                20, 250
+            )  # a number that no crew counts to, longer than a file name
         case _:
             return b"x" * 60_000
 
@@ -135,11 +148,21 @@ def _bad_name(draw: random.Random, number: int) -> bytes:
     ],
     ids=["dataloader", "ckpt_store", "agent"],
 )  # fmt: skip
-@pytest.mark.parametrize("endpoint", ["tcp://0.0.0.0:0", "tcp://*:0", "tcp://[::]:0", "tcp://localhost:0"])
-def test_no_service_without_keys_listens_off_loopback(command: list[str], endpoint: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "endpoint", ["tcp://0.0.0.0:0", "tcp://*:0", "tcp://[::]:0", "tcp://localhost:0"]
+)
+def test_no_service_without_keys_listens_off_loopback(
+    command: list[str], endpoint: str, tmp_path: Path
+) -> None:
     with private_roots() as (_, memory):
         places = {"shm": memory, "here": tmp_path}
-        argv = [sys.executable, "-m", *(word.format(**places) for word in command), "--endpoint", endpoint]
+        argv = [
+            sys.executable,
+            "-m",
+            *(word.format(**places) for word in command),
+            "--endpoint",
+            endpoint,
+        ]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2, done.stderr
     assert "has no keys; give it CURVE keys" in done.stderr
@@ -148,7 +171,11 @@ def test_no_service_without_keys_listens_off_loopback(command: list[str], endpoi
 
 def test_every_tcp_socket_of_a_run_is_on_loopback(node: Any) -> None:
     """What listens is read from the kernel, not from what the services say."""
-    listening = _listening(node.pid("executor")) | _listening(node.pid("driver")) | _listening(node.pid("monitor"))
+    listening = (
+        _listening(node.pid("executor"))
+        | _listening(node.pid("driver"))
+        | _listening(node.pid("monitor"))
+    )
     assert len(listening) == 3
     assert all(address.startswith("0100007F:") for address in listening)
     for quiet in ("dataloader", "ckpt_store", "agent", "zygote"):

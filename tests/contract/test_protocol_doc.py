@@ -31,7 +31,9 @@ def test_the_title_says_the_version_that_the_code_speaks() -> None:
 
 
 def test_the_modules_of_messages_are_those_that_the_page_names() -> None:
-    named = re.findall(r"`([a-z_]+)`", section(8).partition("one module per receiver:")[2].partition(".")[0])
+    named = re.findall(
+        r"`([a-z_]+)`", section(8).partition("one module per receiver:")[2].partition(".")[0]
+    )
     assert sorted(named) == MODULES
 
 
@@ -54,7 +56,9 @@ def test_every_message_tells_its_way_and_what_losing_it_does(message: type) -> N
 
 
 def test_the_table_of_processes_is_what_a_run_starts(node: Any) -> None:
-    rows = {row.split("|")[1].strip(): row for row in section(1).splitlines() if row.startswith("| ")}
+    rows = {
+        row.split("|")[1].strip(): row for row in section(1).splitlines() if row.startswith("| ")
+    }
     living = {*node.beside, *_children(node), "executor", "worker"}
     assert set(rows) - {"process"} == living
 
@@ -72,22 +76,38 @@ def test_the_sockets_that_the_page_names_are_those_that_lie_in_the_nodes_folder(
 
 def test_the_segments_that_the_page_names_have_the_names_that_the_code_gives() -> None:
     paths = NodePaths("0badcafe", 0)
-    for kind, name in (("arena", "<rank>"), ("flight", "<rank>"), ("ring", "*"), ("words", "<worker>")):
+    for kind, name in (
+        ("arena", "<rank>"),
+        ("flight", "<rank>"),
+        ("ring", "*"),
+        ("words", "<worker>"),
+    ):
         assert f"`{kind}-{name}.bin`" in section(2)
         assert paths.segment(kind, 0).name == f"{kind}-0.bin"
 
 
 def test_the_files_that_parts_leave_are_those_that_the_page_names(node: Any) -> None:
     page = section(2)
-    for path in (node.run.config, node.run.database, node.run.path / "driver.json", node.run.path / "monitor.json"):
+    for path in (
+        node.run.config,
+        node.run.database,
+        node.run.path / "driver.json",
+        node.run.path / "monitor.json",
+    ):
         assert path.exists() and f"{path.name}`" in page, path
     assert (node.paths.sock_dir / "children.json").exists() and "`children.json`" in page
 
 
 @pytest.mark.parametrize("name", ["executor", "driver"])
-def test_the_trainers_readme_names_the_messages_that_its_processes_take(node: Any, name: str) -> None:
+def test_the_trainers_readme_names_the_messages_that_its_processes_take(
+    node: Any, name: str
+) -> None:
     readme = (DOC.parents[1] / "services" / "trainer" / "README.md").read_text()
-    rows = {row.split("|")[1].split(",")[0].strip(): row.split("|") for row in readme.splitlines() if "| of " in row}
+    rows = {
+        row.split("|")[1].split(",")[0].strip(): row.split("|")
+        for row in readme.splitlines()
+        if "| of " in row
+    }
     named = set(re.findall(r"`([A-Z]\w+)`", rows[name][2]))
     if name == "driver":  # "the five above"
         named |= set(re.findall(r"`([A-Z]\w+)`", rows["executor"][3].partition(";")[0]))

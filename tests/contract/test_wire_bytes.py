@@ -58,7 +58,11 @@ def test_stored_bytes_decode_to_the_values_they_were_made_of(tag: str) -> None:
 def missing(stored: Any, decoded: Any, where: str = "") -> list[str]:
     """Paths whose stored value is not found again; fields that were added since are no loss."""
     if isinstance(stored, dict) and isinstance(decoded, dict):
-        return [lost for key in stored for lost in missing(stored[key], decoded.get(key, "absent"), f"{where}.{key}")]
+        return [
+            lost
+            for key in stored
+            for lost in missing(stored[key], decoded.get(key, "absent"), f"{where}.{key}")
+        ]
     if isinstance(stored, list) and isinstance(decoded, list) and len(stored) == len(decoded):
         pairs = enumerate(zip(stored, decoded, strict=True))
         return [lost for at, (old, new) in pairs for lost in missing(old, new, f"{where}[{at}]")]
@@ -66,7 +70,9 @@ def missing(stored: Any, decoded: Any, where: str = "") -> list[str]:
 
 
 def test_a_renamed_field_would_be_found() -> None:
-    assert missing({"t": "x", "a": [{"b": 1}]}, {"t": "x", "a": [{"c": 1}]}) == [".a[0].b: 1 became 'absent'"]
+    assert missing({"t": "x", "a": [{"b": 1}]}, {"t": "x", "a": [{"c": 1}]}) == [
+        ".a[0].b: 1 became 'absent'"
+    ]
     assert missing({"a": 1}, {"a": 1, "new": 2}) == []
     assert missing({"a": [1]}, {"a": []}) == [".a: [1] became []"]
 
@@ -77,11 +83,15 @@ def test_every_message_has_stored_bytes(message: type[Message]) -> None:
 
 
 @each_message
-def test_every_message_tells_who_sends_it_to_whom_how_often_and_what_its_loss_does(message: type[Message]) -> None:
+def test_every_message_tells_who_sends_it_to_whom_how_often_and_what_its_loss_does(
+    message: type[Message],
+) -> None:
     text = " ".join((message.__doc__ or "").split())
     part = text.startswith("Part of ``")  # of another message, which tells the rest
     assert part or "->" in text.split(",")[0], "begins with sender -> receiver"
-    assert part or any(word in text for word in ("request", "reply", "note")), "which way of a socket it goes"
+    assert part or any(word in text for word in ("request", "reply", "note")), (
+        "which way of a socket it goes"
+    )
     assert "loss" in text.lower() or "lost" in text, "what losing it does"
 
 
@@ -101,9 +111,9 @@ def test_not_a_number_and_infinities_survive_the_wire() -> None:
 
     accepted = by_tag([Reading])
     for value in (math.inf, -math.inf, -0.0, 5e-324):
-        assert math.copysign(1, codec.decode(codec.encode(Reading(value=value)), accepted).value) == math.copysign(
-            1, value
-        )
+        assert math.copysign(
+            1, codec.decode(codec.encode(Reading(value=value)), accepted).value
+        ) == math.copysign(1, value)
         assert codec.decode(codec.encode(Reading(value=value)), accepted).value == value
     assert math.isnan(codec.decode(codec.encode(Reading(value=math.nan)), accepted).value)
 

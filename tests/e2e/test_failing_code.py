@@ -15,12 +15,16 @@ MAX_CRASHES = 3
 
 
 @pytest.mark.timeout(240)
-def test_a_rank_that_raises_goes_on_and_one_that_raises_at_every_try_ends_the_run_by_name(machine: Any) -> None:
+def test_a_rank_that_raises_goes_on_and_one_that_raises_at_every_try_ends_the_run_by_name(
+    machine: Any,
+) -> None:
     limits = ("train.steps=1000000", f"recovery.max_crashes={MAX_CRASHES}")
     foreground = machine.start(
         "run", TINY, "--runs-dir", machine.runs, *machine.settings(machine.two_ranks, limits),
     )  # fmt: skip
-    machine.wait_until(lambda: (machine.runs / "tiny" / "run.json").exists(), "the run has a folder")
+    machine.wait_until(
+        lambda: (machine.runs / "tiny" / "run.json").exists(), "the run has a folder"
+    )
     run = Run(machine.runs / "tiny")
 
     def steps() -> int:
@@ -30,7 +34,9 @@ def test_a_rank_that_raises_goes_on_and_one_that_raises_at_every_try_ends_the_ru
     before = machine.status("tiny")["status"]
     points = machine.shm_root / run.folder.run_id / "failpoints.bin"
     arm(points, "worker.in_forward", "raise", {"rank": 1})
-    machine.wait_until(lambda: any(row["total_s"] for row in recovery_rows(run)), "the run has recovered")
+    machine.wait_until(
+        lambda: any(row["total_s"] for row in recovery_rows(run)), "the run has recovered"
+    )
     (recovery,) = recovery_rows(run)
     assert recovery["reason"].startswith("rank 1 failed: FailpointError"), recovery
     assert recovery["redone"] <= 1
@@ -39,7 +45,9 @@ def test_a_rank_that_raises_goes_on_and_one_that_raises_at_every_try_ends_the_ru
     assert [row["pid"] for row in after["ranks"]] == [row["pid"] for row in before["ranks"]], (
         "nobody had to be replaced"
     )
-    log = machine.headway("logs", "tiny", "--runs-dir", machine.runs, "--rank", "1", "--tail", "2000")
+    log = machine.headway(
+        "logs", "tiny", "--runs-dir", machine.runs, "--rank", "1", "--tail", "2000"
+    )
     assert "Traceback" in log and "in _forward" in log
 
     step = steps() + 60
@@ -47,7 +55,9 @@ def test_a_rank_that_raises_goes_on_and_one_that_raises_at_every_try_ends_the_ru
         arm(points, "worker.in_forward", "raise", {"rank": 1, "step": step}, key=f"again-{attempt}")
     assert foreground.wait(120) == 1, machine.output.read_text()
     assert run.outcome == "failed"
-    assert run.fact("detail").startswith("rank 1 failed: FailpointError: failpoint worker.in_forward fired")
+    assert run.fact("detail").startswith(
+        "rank 1 failed: FailpointError: failpoint worker.in_forward fired"
+    )
     assert run.fact("detail").endswith(f"({MAX_CRASHES} times at step {step})")
     assert run.fact("detail") in machine.output.read_text()
     machine.assert_clean("tiny")

@@ -54,7 +54,9 @@ def uninterrupted(make_machine: Any) -> str:
 
 @pytest.mark.timeout(300)
 def test_a_run_ends_with_a_summary_and_leaves_nothing_behind(machine: Any) -> None:
-    foreground = machine.start(*_run(machine, "train.steps=20", "train.sample_tokens=8", "ckpt.durable_every=10"))
+    foreground = machine.start(
+        *_run(machine, "train.steps=20", "train.sample_tokens=8", "ckpt.durable_every=10")
+    )
     _wait_for_step(machine, "tiny", 0)
     listened = machine.listening()
     assert listened, "executors and driver listen while the run lives"
@@ -127,7 +129,9 @@ def test_after_sigkill_of_everything_the_next_run_cleans_up_and_goes_on_to_the_s
     run = Run(machine.runs / "tiny")
     machine.wait_until(lambda: newest(run.folder.checkpoints), "a checkpoint is complete")
     listened = machine.listening()
-    assert machine.kill_everything() >= 8  # console, executor, driver, monitor, four services, workers
+    assert (
+        machine.kill_everything() >= 8
+    )  # console, executor, driver, monitor, four services, workers
     assert not run.outcome
     assert any(machine.shm_root.iterdir()), "killed processes cannot tidy up"
     kept = newest(run.folder.checkpoints)
@@ -155,7 +159,9 @@ def test_a_run_whose_folder_was_removed_ends_by_itself(machine: Any) -> None:
 @pytest.mark.timeout(180)
 def test_ctrl_c_before_the_first_step_leaves_nothing_running(machine: Any) -> None:
     foreground = machine.start(*_run(machine, LONG))
-    machine.wait_until(lambda: list(machine.runs.glob("tiny/cluster/nodes/0.json")), "the executor is up")
+    machine.wait_until(
+        lambda: list(machine.runs.glob("tiny/cluster/nodes/0.json")), "the executor is up"
+    )
     os.kill(foreground.pid, signal.SIGINT)
     foreground.wait(90)
     text = machine.output.read_text()
@@ -163,7 +169,9 @@ def test_ctrl_c_before_the_first_step_leaves_nothing_running(machine: Any) -> No
     assert foreground.returncode in (0, 130), text
     assert "Traceback" not in text
     machine.assert_clean(*(["tiny"] if foreground.returncode == 0 else []))
-    assert list(machine.runs.iterdir()) == ([machine.runs / "tiny"] if foreground.returncode == 0 else [])
+    assert list(machine.runs.iterdir()) == (
+        [machine.runs / "tiny"] if foreground.returncode == 0 else []
+    )
 
 
 @pytest.mark.timeout(300)

@@ -24,7 +24,9 @@ class Live:
     def __init__(self, machine: Any) -> None:
         self.machine = machine
         self.wait_until = machine.wait_until
-        self.headway("run", "examples/tiny.toml", "--name", NAME, "--detach", *machine.settings(SHAPE))
+        self.headway(
+            "run", "examples/tiny.toml", "--name", NAME, "--detach", *machine.settings(SHAPE)
+        )
         self.run = Run(machine.runs / NAME)
         self.wait_until(lambda: self.step() > 0, "the first step")
 
@@ -70,7 +72,9 @@ def test_status_tells_ranks_nodes_and_services(live: Live) -> None:
     assert [(row["rank"], row["node"], row["status"]) for row in status["ranks"]] == [
         (0, 0, "running"), (1, 1, "running")]  # fmt: skip
     assert status["nodes"] == {"0": "active", "1": "active", "2": "spare"}
-    assert {"dataloader", "ckpt_store", "agent", "zygote", "driver", "monitor"} <= set(status["services"]["0"])
+    assert {"dataloader", "ckpt_store", "agent", "zygote", "driver", "monitor"} <= set(
+        status["services"]["0"]
+    )
     rows = json.loads(live.headway("runs", "--json"))
     assert [(row["name"], row["state"]) for row in rows] == [(NAME, "live")]
     assert f"run {NAME}: step" in live.headway("status", NAME)
@@ -90,7 +94,8 @@ def test_a_set_learning_rate_is_that_of_the_following_steps(live: Live) -> None:
     live.headway("set", NAME, "lr=0.000321", "--wait")
     after = live.step()
     rates = live.wait_until(
-        lambda: live.run.query("SELECT lr FROM metrics WHERE step > ?", (after,)), "a step was reported"
+        lambda: live.run.query("SELECT lr FROM metrics WHERE step > ?", (after,)),
+        "a step was reported",
     )
     assert {row[0] for row in rates} == {0.000321}
 
@@ -118,7 +123,9 @@ def test_an_injected_kill_of_a_service_touches_no_worker(live: Live) -> None:
     pids, status = live.pids(), live.status()
     old = status["services"]["0"]["dataloader"]
     live.headway("inject", NAME, "kill", "--service", "dataloader", "--node", "0")
-    live.wait_until(lambda: live.status()["services"]["0"].get("dataloader", old) != old, "a new dataloader")
+    live.wait_until(
+        lambda: live.status()["services"]["0"].get("dataloader", old) != old, "a new dataloader"
+    )
     assert live.pids() == pids
     assert live.status()["generation"] == status["generation"]
 
@@ -142,12 +149,17 @@ def test_an_evicted_node_gives_its_rank_to_the_spare(live: Live) -> None:
 
 
 def test_logs_are_found_by_name_rank_and_level(live: Live) -> None:
-    lines = [json.loads(line) for line in live.headway("logs", NAME, "--name", "driver", "--json").splitlines()]
+    lines = [
+        json.loads(line)
+        for line in live.headway("logs", NAME, "--name", "driver", "--json").splitlines()
+    ]
     assert lines
     assert {line["file"] for line in lines} <= {f"n{node}-driver" for node in range(3)}
     assert any(line["event"] == "generation" for line in lines)
     assert len(live.headway("logs", NAME, "--tail", "5").splitlines()) == 5
-    quiet = live.headway("logs", NAME, "--level", "warning", "--tail", "100000", "--json").splitlines()
+    quiet = live.headway(
+        "logs", NAME, "--level", "warning", "--tail", "100000", "--json"
+    ).splitlines()
     assert {json.loads(line)["level"] for line in quiet} <= {"warning", "error", "critical"}
 
 
@@ -168,7 +180,9 @@ def test_a_trace_holds_slices_of_every_rank(live: Live) -> None:
     ("inject", NAME, "kill", "--service", "nope", "--node", "0"),
     ("inject", NAME, "kill", "--service", "worker"),
     ("status", "nobody"), ("pause", "nobody"), ("logs", NAME, "--level", "loud")], ids=" ".join)  # fmt: skip
-def test_a_wrong_verb_is_one_line_with_a_remedy_and_code_2(live: Live, words: tuple[str, ...]) -> None:
+def test_a_wrong_verb_is_one_line_with_a_remedy_and_code_2(
+    live: Live, words: tuple[str, ...]
+) -> None:
     text = live.headway(*words, code=2)
     assert text.startswith("error: ")
     assert len(text.splitlines()) == 1

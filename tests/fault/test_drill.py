@@ -25,7 +25,9 @@ GOOD = {
 
 
 @pytest.mark.timeout(600)
-def test_a_run_recovers_from_every_kind_of_fault_to_the_bits_of_an_undisturbed_one(here: Any) -> None:
+def test_a_run_recovers_from_every_kind_of_fault_to_the_bits_of_an_undisturbed_one(
+    here: Any,
+) -> None:
     """The disturbed run goes on until the last fault is mended; then an undisturbed one makes as many steps."""
     from headway.ckpt_store.client import newest
     from headway.console.analysis.events import load_events, redone_steps
@@ -47,7 +49,10 @@ def test_a_run_recovers_from_every_kind_of_fault_to_the_bits_of_an_undisturbed_o
     healthy(run, beyond_step=2)
     striker = Striker(run, SEED)
     rows = [strike_and_recover(run, striker, fault) for fault in faults]
-    redone = {str(row["generation"]): row["num_steps"] for row in redone_steps(load_events(run.folder.path)).to_dicts()}
+    redone = {
+        str(row["generation"]): row["num_steps"]
+        for row in redone_steps(load_events(run.folder.path)).to_dicts()
+    }
     run.stop()
     assert run.wait(timeout_s=120) == "stopped"
     found = newest(run.folder.checkpoints)
@@ -59,7 +64,9 @@ def test_a_run_recovers_from_every_kind_of_fault_to_the_bits_of_an_undisturbed_o
     assert [row["fault"] for row in rows] == [str(fault) for fault in faults]
     generations = [row["generations"] for row in rows]
     assert generations[0] == [1]
-    assert generations[1] == generations[3] == [], "the death of a daemon or the driver begins no generation"
+    assert generations[1] == generations[3] == [], (
+        "the death of a daemon or the driver begins no generation"
+    )
     assert all(generations[k] for k in (2, 4, 5))
     here.assert_clean("undisturbed", "drill")
 
@@ -101,14 +108,21 @@ def test_the_judge_refuses_two_steps_done_again() -> None:
 
 
 def test_the_judge_allows_only_the_loss_of_a_node_a_longer_way_back() -> None:
-    lost = {"fault": "lose node", "target": "node", "survivors_with_new_pid": [], "generations": [4]}
+    lost = {
+        "fault": "lose node",
+        "target": "node",
+        "survivors_with_new_pid": [],
+        "generations": [4],
+    }
     rows = [*GOOD["faults"], lost]  # type: ignore[misc]
     assert _judge({"faults": rows, "redone_steps": {"1": 1, "4": 4}}) == []
     assert _judge({"faults": rows, "redone_steps": {"1": 2, "4": 4}}) != []
 
 
 @pytest.mark.parametrize(("key", "step"), [("fds", 1), ("threads", 1), ("anonymous_kib", 5 << 10)])
-def test_the_judge_refuses_a_witness_that_grows_a_little_with_every_fault(key: str, step: int) -> None:
+def test_the_judge_refuses_a_witness_that_grows_a_little_with_every_fault(
+    key: str, step: int
+) -> None:
     good = GOOD["resources"]["rank 0"][0]  # type: ignore[index]
     rows = [{**good, key: good[key] + step * number} for number in range(11)]
     (line,) = _judge({"resources": {"rank 0": rows}})

@@ -23,7 +23,9 @@ class Live:
 
     def __init__(self, machine: Any) -> None:
         self.machine = machine
-        overrides = machine.settings(machine.two_ranks, "train.steps=1000000", "ckpt.durable_every=10")
+        overrides = machine.settings(
+            machine.two_ranks, "train.steps=1000000", "ckpt.durable_every=10"
+        )
         machine.headway("run", "examples/tiny.toml", "--name", "down", "--detach", "--runs-dir", machine.runs,
                         *overrides)  # fmt: skip
         self.run = Run(machine.runs / "down")
@@ -87,10 +89,14 @@ def test_a_killed_service_changes_no_worker_and_no_generation(live: Live, servic
 def test_a_store_that_takes_long_delays_no_step(live: Live) -> None:
     before, failpoints = live.healthy(), NodePaths(live.run.folder.run_id, 0).failpoints
     key = arm(failpoints, "store.mid_flush", "sleep:8")
-    live.machine.wait_until(lambda: key in fired(failpoints), "the store is in the middle of a flush")
+    live.machine.wait_until(
+        lambda: key in fired(failpoints), "the store is in the middle of a flush"
+    )
     held = newest(live.run.folder.checkpoints)
     during = live.healthy(beyond_step=live.healthy().step + 6)
-    assert newest(live.run.folder.checkpoints) == held, "six steps passed while the snapshot was held"
+    assert newest(live.run.folder.checkpoints) == held, (
+        "six steps passed while the snapshot was held"
+    )
     live.machine.wait_until(lambda: newest(live.run.folder.checkpoints) != held, "the flush ends")
     assert live.workers(during) == live.workers(before)
     assert live.healthy().generation == before.generation
@@ -121,11 +127,15 @@ def test_a_killed_executor_changes_no_worker_and_no_generation(live: Live) -> No
     after = live.healthy(beyond_step=live.healthy().step + 2)
     assert live.workers(after) == live.workers(before)
     assert after.generation == before.generation
-    assert after.services == before.services, "what the dead executor kept is adopted, not started again"
+    assert after.services == before.services, (
+        "what the dead executor kept is adopted, not started again"
+    )
 
 
 def test_no_step_was_done_twice_through_all_of_it(live: Live) -> None:
     live.healthy(beyond_step=live.healthy().step + 1)
-    rows = live.run.query("SELECT generation, COUNT(*), COUNT(DISTINCT step) FROM metrics GROUP BY generation")
+    rows = live.run.query(
+        "SELECT generation, COUNT(*), COUNT(DISTINCT step) FROM metrics GROUP BY generation"
+    )
     assert [row[0] for row in rows] == [0]
     assert rows[0][1] == rows[0][2]

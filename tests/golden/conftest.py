@@ -27,7 +27,9 @@ class References:
     def __call__(self, block: str, dtype: str) -> Trained:
         if (block, dtype) not in self._known:
             folder = self._folder / f"{block}-{dtype}"
-            self._known[block, dtype] = train_layout(self._pool, single(block, dtype), 1, folder, STEPS)
+            self._known[block, dtype] = train_layout(
+                self._pool, single(block, dtype), 1, folder, STEPS
+            )
         return self._known[block, dtype]
 
 

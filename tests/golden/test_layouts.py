@@ -83,7 +83,9 @@ def test_overlap_switches_change_no_bit(pool: WorkerPool, tmp_path: Path, layout
     on = train_layout(pool, layout.config("bf16"), layout.world_size, tmp_path / "on", STEPS)
     for switch in (*SWITCHES, "all"):
         off = dict.fromkeys(SWITCHES if switch == "all" else (switch,), False)
-        found = train_layout(pool, layout.config("bf16", **off), layout.world_size, tmp_path / switch, STEPS)
+        found = train_layout(
+            pool, layout.config("bf16", **off), layout.world_size, tmp_path / switch, STEPS
+        )
         assert found.losses == on.losses, f"{switch} off changes the losses"
         assert found.norms == on.norms
         for name, value in on.params.items():

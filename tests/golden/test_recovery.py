@@ -68,10 +68,15 @@ def _finish(pool: WorkerPool, folder: Path) -> tuple[int, list[dict[str, Any]]]:
     return step, reports
 
 
-def _assert_same(undisturbed: Trained, early: list[Mapping[str, Any]], late: Trained, step: int) -> None:
+def _assert_same(
+    undisturbed: Trained, early: list[Mapping[str, Any]], late: Trained, step: int
+) -> None:
     """Every step, also one done twice, has the undisturbed run's loss; the end has its parameters."""
     assert sorted(late.losses) == list(range(step, STEPS))
-    for losses in [late.losses, *({int(k): float.fromhex(v) for k, v in r["losses"].items()} for r in early)]:
+    for losses in [
+        late.losses,
+        *({int(k): float.fromhex(v) for k, v in r["losses"].items()} for r in early),
+    ]:
         for number, loss in losses.items():
             assert loss == undisturbed.losses[number], f"step {number} came out differently"
     for name, value in undisturbed.params.items():
@@ -84,7 +89,9 @@ def test_a_restored_run_continues_bit_for_bit(
 ) -> None:
     config = LAYOUT.config("bf16")
     early = train_layout(pool, config, WORLD, tmp_path, 8, arena=True)
-    late = train_layout(pool, config, WORLD, tmp_path, STEPS, arena=True, source=source, step=8, grads_of=-1)
+    late = train_layout(
+        pool, config, WORLD, tmp_path, STEPS, arena=True, source=source, step=8, grads_of=-1
+    )
     assert {**early.losses, **late.losses} == undisturbed.losses
     for name, value in undisturbed.params.items():
         assert (late.params[name] == value).all()
@@ -95,7 +102,9 @@ def test_an_older_snapshot_than_the_newest_can_be_restored(
 ) -> None:
     config = LAYOUT.config("bf16")
     train_layout(pool, config, WORLD, tmp_path, 8, arena=True)
-    late = train_layout(pool, config, WORLD, tmp_path, STEPS, arena=True, source="arena", step=7, grads_of=-1)
+    late = train_layout(
+        pool, config, WORLD, tmp_path, STEPS, arena=True, source="arena", step=7, grads_of=-1
+    )
     assert late.losses == {step: undisturbed.losses[step] for step in range(7, STEPS)}
 
 
@@ -112,14 +121,22 @@ def test_leaving_in_the_middle_of_a_step_changes_nothing(
     early = [pool.result(rank) for rank in range(WORLD)]
     assert all(report["why"] != "done" for report in early)
     step, reports = _finish(pool, tmp_path)
-    assert step >= max(report["step"] for report in early) - 1, "more than one completed step is done again"
+    assert step >= max(report["step"] for report in early) - 1, (
+        "more than one completed step is done again"
+    )
     _assert_same(undisturbed, early, collect(reports, tmp_path), step)
     assert [pool.pid(rank) for rank in range(WORLD)] == pids
 
 
 @pytest.mark.parametrize(
     "point",
-    ["worker.in_forward", "snapshot.before_seal", "snapshot.mid_seal", "arena.seal", "worker.mid_optimizer"],
+    [
+        "worker.in_forward",
+        "snapshot.before_seal",
+        "snapshot.mid_seal",
+        "arena.seal",
+        "worker.mid_optimizer",
+    ],
 )
 @pytest.mark.parametrize("victim", [0, 3])
 def test_a_killed_rank_is_replaced_and_nothing_changes(
@@ -140,12 +157,16 @@ def test_a_killed_rank_is_replaced_and_nothing_changes(
     pool.replace(victim)
     step, reports = _finish(pool, tmp_path)
     assert step in (6, 7)
-    assert step >= max(report["step"] for report in early) - 1, "more than one completed step is done again"
+    assert step >= max(report["step"] for report in early) - 1, (
+        "more than one completed step is done again"
+    )
     _assert_same(undisturbed, early, collect(reports, tmp_path), step)
     assert [pool.pid(rank) for rank in survivors] == pids
 
 
-def test_a_stopped_rank_holds_nobody(pool: WorkerPool, tmp_path: Path, undisturbed: Trained) -> None:
+def test_a_stopped_rank_holds_nobody(
+    pool: WorkerPool, tmp_path: Path, undisturbed: Trained
+) -> None:
     generation = pool.next_generation()
     _submit(pool, tmp_path, generation)
     progress = tmp_path / f"progress-{generation}-0"
@@ -160,7 +181,9 @@ def test_a_stopped_rank_holds_nobody(pool: WorkerPool, tmp_path: Path, undisturb
     _assert_same(undisturbed, early, collect(reports, tmp_path), step)
 
 
-def test_no_step_ends_before_every_rank_has_sealed_the_state_it_began_with(pool: WorkerPool, tmp_path: Path) -> None:
+def test_no_step_ends_before_every_rank_has_sealed_the_state_it_began_with(
+    pool: WorkerPool, tmp_path: Path
+) -> None:
     """Catches a norm all-reduce that does not wait for the seal: its rank's would then come too late."""
     failpoints = tmp_path / "failpoints.bin"
     for step in (3, 4):

@@ -51,7 +51,9 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
         words = ("".join(draw.choices("abcdefgh", k=draw.randrange(2, 7))) for _ in range(300))
         (text / f"{number}.txt").write_text(" ".join(words))
     target = folder / "prepared"
-    prepare(DataConfig(path=str(target), source=str(text), vocab_size=VOCAB, validation_fraction=0.2))
+    prepare(
+        DataConfig(path=str(target), source=str(text), vocab_size=VOCAB, validation_fraction=0.2)
+    )
     return target
 
 
@@ -64,7 +66,9 @@ def _config(folder: Path, corpus: Path, ranks: int, parallel: str) -> Path:
 
 def _run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     env = dict(os.environ, OMP_NUM_THREADS="1")
-    return subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, env=env, timeout=100)
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)], capture_output=True, text=True, env=env, timeout=100
+    )
 
 
 def _losses(output: str) -> list[str]:
@@ -86,7 +90,9 @@ def test_torchrun_trains_as_one_process_does(tmp_path: Path, corpus: Path) -> No
     assert all(abs(float(a) - float(b)) < 2e-4 for a, b in pairs)
 
 
-def test_a_world_of_another_size_is_refused_with_the_command_to_use(tmp_path: Path, corpus: Path) -> None:
+def test_a_world_of_another_size_is_refused_with_the_command_to_use(
+    tmp_path: Path, corpus: Path
+) -> None:
     refused = _run("-m", "headway.trainer", "train", _config(tmp_path, corpus, 4, "tp = 2\npp = 2"))
     assert refused.returncode == 2
     assert refused.stderr.strip().splitlines()[-1] == (

@@ -30,7 +30,9 @@ def test_a_start_repeated_before_the_executor_announced_itself_starts_no_second(
     here.assert_clean()
 
 
-def test_of_two_executors_started_by_strangers_one_gives_way(here: Any, cluster: ClusterFolder) -> None:
+def test_of_two_executors_started_by_strangers_one_gives_way(
+    here: Any, cluster: ClusterFolder
+) -> None:
     LocalEngine(cluster).start_node(0)
     LocalEngine(cluster).start_node(0)
     wait_for_node(cluster, 0)
@@ -39,7 +41,16 @@ def test_of_two_executors_started_by_strangers_one_gives_way(here: Any, cluster:
     here.wait_until(lambda: processes_of(cluster.id) == [address.process], "the second one ends")
     # A late third, too, and it says why.
     log = here.folder / "third.log"
-    words = [sys.executable, "-m", "headway.trainer", "executor", "--cluster", cluster.path, "--node", "0"]
+    words = [
+        sys.executable,
+        "-m",
+        "headway.trainer",
+        "executor",
+        "--cluster",
+        cluster.path,
+        "--node",
+        "0",
+    ]
     third = spawn(words, log, {**here.env, "HEADWAY_RUN_ID": cluster.id, "HEADWAY_NODE": "0"})
     here.wait_until(lambda: not third.alive(), "the third one ends")
     assert "already has an executor; leave that one running" in log.read_text()
@@ -47,7 +58,9 @@ def test_of_two_executors_started_by_strangers_one_gives_way(here: Any, cluster:
     assert address.process.alive()
 
 
-def test_an_executor_that_is_killed_is_started_again_by_the_same_engine(here: Any, cluster: ClusterFolder) -> None:
+def test_an_executor_that_is_killed_is_started_again_by_the_same_engine(
+    here: Any, cluster: ClusterFolder
+) -> None:
     engine = LocalEngine(cluster)
     engine.start_node(0)
     wait_for_node(cluster, 0)

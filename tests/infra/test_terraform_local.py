@@ -17,7 +17,9 @@ from headway.launch.cluster import ClusterFolder
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = ROOT / "infra" / "terraform" / "targets" / "local"
 
-pytestmark = pytest.mark.skipif(shutil.which("terraform") is None, reason="no terraform on the PATH")
+pytestmark = pytest.mark.skipif(
+    shutil.which("terraform") is None, reason="no terraform on the PATH"
+)
 
 
 class Terraform:
@@ -29,7 +31,14 @@ class Terraform:
                     "TF_IN_AUTOMATION": "1", "CHECKPOINT_DISABLE": "1"}  # fmt: skip
 
     def _run(self, *words: str, codes: tuple[int, ...] = (0,)) -> tuple[int, str]:
-        done = subprocess.run(words, env=self.env, cwd=self.machine.folder, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            words,
+            env=self.env,
+            cwd=self.machine.folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.returncode in codes, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done.returncode, done.stdout
 
@@ -42,8 +51,17 @@ class Terraform:
 
     def plan(self, nodes: int) -> tuple[int, set[int]]:
         """Exit code (0 no change, 2 changes) and the nodes to be replaced."""
-        words = ["plan", "-input=false", "-no-color", "-detailed-exitcode", "-var", f"cluster_dir={self.folder}"]
-        code, text = self._run("terraform", f"-chdir={TARGET}", *words, "-var", f"nodes={nodes}", codes=(0, 2))
+        words = [
+            "plan",
+            "-input=false",
+            "-no-color",
+            "-detailed-exitcode",
+            "-var",
+            f"cluster_dir={self.folder}",
+        ]
+        code, text = self._run(
+            "terraform", f"-chdir={TARGET}", *words, "-var", f"nodes={nodes}", codes=(0, 2)
+        )
         touched = re.findall(r'# terraform_data\.(\w+)(?:\["(\d+)"\])? (?:must|will) be', text)
         assert all(kind == "node" for kind, _ in touched), text
         return code, {int(number) for _, number in touched}
@@ -117,7 +135,9 @@ def test_a_folder_may_have_blanks_and_quotes_in_its_name(name: str, machine: Any
     assert tf.pids(1) != [pid]
     tf.down()
     assert not tf.folder.exists() and not machine.processes()
-    assert {path.name for path in machine.folder.iterdir()} <= {"output.txt", "runs"}, "nothing beside it"
+    assert {path.name for path in machine.folder.iterdir()} <= {"output.txt", "runs"}, (
+        "nothing beside it"
+    )
 
 
 def test_without_terraform_up_says_what_to_do(machine: Any) -> None:

@@ -50,7 +50,9 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("HEADWAY_RUNS", str(folder))
     monkeypatch.setenv("HEADWAY_SET", shlex.join(SMALL))
     monkeypatch.setenv("HEADWAY_CONFIG", str(REPOSITORY / "examples" / "tiny.toml"))
-    monkeypatch.setenv("HEADWAY_CACHE", str(tmp_path / "cache"))  # a peak measured under tests is no peak
+    monkeypatch.setenv(
+        "HEADWAY_CACHE", str(tmp_path / "cache")
+    )  # a peak measured under tests is no peak
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     yield folder
     for run in Cluster(folder).runs():
@@ -61,7 +63,9 @@ def execute(path: Path, out: Path) -> Any:
     """Run all cells, in processes of their own; returns the notebook with its outputs."""
     command = [sys.executable, "-c", "from nbclient.cli import main; main()", str(path)]
     options = [f"--output={out}", f"--timeout={CELL_LIMIT_S}", "--KernelManager.transport=ipc"]
-    done = subprocess.run([*command, *options], capture_output=True, text=True, check=False, timeout=OUTER_LIMIT_S)
+    done = subprocess.run(
+        [*command, *options], capture_output=True, text=True, check=False, timeout=OUTER_LIMIT_S
+    )
     assert done.returncode == 0, done.stderr
     return nbformat.read(out, as_version=4)
 
@@ -73,8 +77,12 @@ def text_of(notebook: Any) -> str:
 
 
 @pytest.mark.timeout(600)
-def test_launch_and_steer_recovers_from_the_kill_and_stops_with_a_checkpoint(runs: Path, tmp_path: Path) -> None:
-    notebook = execute(REPOSITORY / "notebooks" / "01_launch_and_steer.ipynb", tmp_path / "done.ipynb")
+def test_launch_and_steer_recovers_from_the_kill_and_stops_with_a_checkpoint(
+    runs: Path, tmp_path: Path
+) -> None:
+    notebook = execute(
+        REPOSITORY / "notebooks" / "01_launch_and_steer.ipynb", tmp_path / "done.ipynb"
+    )
     text = text_of(notebook)
     assert "RunConsole" in text, "the live console is shown"
     assert "3: 'replaced'" in text and text.count("same process") == 3

@@ -11,7 +11,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-KEPT = ("PIP_", "UV_", "SSL_", "REQUESTS_CA", "http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
+KEPT = (
+    "PIP_",
+    "UV_",
+    "SSL_",
+    "REQUESTS_CA",
+    "http_proxy",
+    "https_proxy",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+)
 """Beginnings of the variables without which this machine may not reach its package index."""
 DEAD_PROXY = "http://127.0.0.1:9"
 SMALL = """

@@ -20,7 +20,9 @@ import pip_settings  # noqa: E402
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def test_a_requirement_that_no_pin_meets_fails_the_check(checkout: Path, run: Run, environment: dict[str, str]) -> None:
+def test_a_requirement_that_no_pin_meets_fails_the_check(
+    checkout: Path, run: Run, environment: dict[str, str]
+) -> None:
     env = {**environment, "VENV": sys.prefix}
     run(sys.executable, "infra/setup/lock.py", "--check", env=env)
     file = checkout / "libs/common/pyproject.toml"
@@ -30,11 +32,16 @@ def test_a_requirement_that_no_pin_meets_fails_the_check(checkout: Path, run: Ru
 
 
 def test_every_part_names_the_supported_pythons_and_the_licence() -> None:
-    (low, high), files = install.PYTHONS, [*ROOT.glob("*/pyproject.toml"), *ROOT.glob("*/*/pyproject.toml")]
+    (low, high), files = (
+        install.PYTHONS,
+        [*ROOT.glob("*/pyproject.toml"), *ROOT.glob("*/*/pyproject.toml")],
+    )
     wanted = f">={low[0]}.{low[1]},<{high[0]}.{high[1] + 1}"
     tables = [tomllib.loads(file.read_text())["project"] for file in files]
     assert len(tables) == 8
-    assert {(table["requires-python"], table["license"]) for table in tables} == {(wanted, "Apache-2.0")}
+    assert {(table["requires-python"], table["license"]) for table in tables} == {
+        (wanted, "Apache-2.0")
+    }
     assert "Apache License" in (ROOT / "LICENSE").read_text()
 
 
@@ -50,9 +57,20 @@ def test_conditions_that_always_hold_are_left_out(line: str, kept: str) -> None:
 
 
 def test_pip_settings_reach_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*pip_settings.OWN, *pip_settings.CONNECTION.values(), "UV_FIND_LINKS", "UV_NO_INDEX"):
+    for name in (
+        *pip_settings.OWN,
+        *pip_settings.CONNECTION.values(),
+        "UV_FIND_LINKS",
+        "UV_NO_INDEX",
+    ):
         monkeypatch.delenv(name, raising=False)
-    for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_CERT", "PIP_DEFAULT_TIMEOUT"):
+    for name in (
+        "PIP_INDEX_URL",
+        "PIP_EXTRA_INDEX_URL",
+        "PIP_FIND_LINKS",
+        "PIP_CERT",
+        "PIP_DEFAULT_TIMEOUT",
+    ):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "pip.conf").write_text(
         "[global]\nindex-url = https://mirror.example/simple\nfind-links = /one /two\ncert = /ca.pem\n"

@@ -18,7 +18,9 @@ PART = "import headway.common.log, msgspec, zmq; print('well')"
 
 
 def part_works(checkout: Path) -> bool:
-    done = subprocess.run([checkout / ".venv/bin/python", "-c", PART], capture_output=True, text=True)
+    done = subprocess.run(
+        [checkout / ".venv/bin/python", "-c", PART], capture_output=True, text=True
+    )
     return done.stdout.strip() == "well"
 
 
@@ -27,19 +29,33 @@ def packages(checkout: Path) -> set[str]:
     return {path.name.split("-")[0].lower() for path in site.glob("*.dist-info")}
 
 
-def test_stock_python_gets_what_a_run_needs_and_no_more(checkout: Path, run: Run, lowest_python: Path) -> None:
+def test_stock_python_gets_what_a_run_needs_and_no_more(
+    checkout: Path, run: Run, lowest_python: Path
+) -> None:
     first = run("make", "setup", f"PYTHON={lowest_python}")
     assert "making .venv" in first.stdout and "installing" in first.stdout  # progress can be seen
     installed = packages(checkout)
     assert {"torch", "polars", "pyzmq", "uv", "headway_console", "headway_trainer"} <= installed
-    unwanted = {"jupyterlab", "ipykernel", "pytest", "mypy", "ruff", "tensorboard", "headway_testkit"}
+    unwanted = {
+        "jupyterlab",
+        "ipykernel",
+        "pytest",
+        "mypy",
+        "ruff",
+        "tensorboard",
+        "headway_testkit",
+    }
     assert not installed & unwanted
     assert "Usage" in run(checkout / ".venv/bin/headway", "--help").stdout
     pins = dict(line.split(" ;")[0].strip().split("==") for line in _pins(checkout))
     for path in checkout.glob(".venv/lib/python3*/site-packages/*.dist-info"):
         name, version = path.name.removesuffix(".dist-info").split("-")
         pin = pins.get(name.lower().replace("_", "-"))
-        assert pin is None or name in ("numpy", "soupsieve", "networkx") or version.split("+")[0] == pin
+        assert (
+            pin is None
+            or name in ("numpy", "soupsieve", "networkx")
+            or version.split("+")[0] == pin
+        )
     assert run("make", "setup").stdout == ""
 
 
@@ -53,7 +69,9 @@ def test_a_set_up_that_was_killed_is_taken_up_again(
 ) -> None:
     log = checkout / "log"
     with log.open("w") as out:
-        victim = subprocess.Popen(small, cwd=checkout, env=environment, stdout=out, start_new_session=True)
+        victim = subprocess.Popen(
+            small, cwd=checkout, env=environment, stdout=out, start_new_session=True
+        )
         deadline_s = time.monotonic() + 60
         while "installing what" not in log.read_text() and victim.poll() is None:
             assert time.monotonic() < deadline_s
@@ -66,7 +84,9 @@ def test_a_set_up_that_was_killed_is_taken_up_again(
     assert part_works(checkout)
 
 
-def test_ctrl_c_says_how_to_go_on(checkout: Path, small: Sequence[str], environment: dict[str, str]) -> None:
+def test_ctrl_c_says_how_to_go_on(
+    checkout: Path, small: Sequence[str], environment: dict[str, str]
+) -> None:
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     with subprocess.Popen(small, cwd=checkout, env=environment, **pipes) as child:
         assert "making .venv" in child.stdout.readline()
@@ -88,7 +108,12 @@ def test_a_filled_cache_needs_no_network(
 def test_without_network_and_cache_it_says_what_it_needs(
     run: Run, small: Sequence[str], offline: dict[str, str], tmp_path: Path
 ) -> None:
-    empty = {**offline, "XDG_CACHE_HOME": str(tmp_path), "UV_CACHE_DIR": str(tmp_path / "uv"), "PIP_NO_CACHE_DIR": "1"}
+    empty = {
+        **offline,
+        "XDG_CACHE_HOME": str(tmp_path),
+        "UV_CACHE_DIR": str(tmp_path / "uv"),
+        "PIP_NO_CACHE_DIR": "1",
+    }
     said = run(*small, env=empty, code=2).stdout.splitlines()
     assert said[-1].startswith("headway: uv cannot be fetched (check the network")
 
@@ -102,7 +127,9 @@ def test_a_home_that_cannot_be_written_does_not_matter(
     assert part_works(checkout)
 
 
-def test_an_environment_whose_python_is_gone_is_made_anew(checkout: Path, run: Run, small: Sequence[str]) -> None:
+def test_an_environment_whose_python_is_gone_is_made_anew(
+    checkout: Path, run: Run, small: Sequence[str]
+) -> None:
     run(*small)
     python = checkout / ".venv/bin/python"
     python.unlink()
@@ -118,8 +145,13 @@ def test_a_moved_checkout_is_set_up_anew(checkout: Path, run: Run, small: Sequen
     assert "was made in another place" in run(*small).stdout
 
 
-def test_two_at_once_wait_for_each_other(checkout: Path, small: Sequence[str], environment: dict[str, str]) -> None:
-    both = [subprocess.Popen(small, cwd=checkout, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+def test_two_at_once_wait_for_each_other(
+    checkout: Path, small: Sequence[str], environment: dict[str, str]
+) -> None:
+    both = [
+        subprocess.Popen(small, cwd=checkout, env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
     said = [child.communicate(timeout=300)[0] for child in both]
     assert [child.returncode for child in both] == [0, 0]
     assert sum("making .venv" in text for text in said) == 1
@@ -171,6 +203,14 @@ def test_a_machine_that_will_not_do_is_told_so_in_one_line(
 
 def test_parts_install_with_pip_alone(run: Run, checkout: Path, lowest_python: Path) -> None:
     run(lowest_python, "-m", "venv", "venv")
-    run("venv/bin/pip", "install", "-q", "-c", "constraints.txt", "./libs/common", "./services/health")
+    run(
+        "venv/bin/pip",
+        "install",
+        "-q",
+        "-c",
+        "constraints.txt",
+        "./libs/common",
+        "./services/health",
+    )
     said = run("venv/bin/python", "-m", "headway.health", "check", "--help").stdout
     assert "Usage" in said and not list(checkout.glob("venv/bin/uv"))

@@ -50,7 +50,9 @@ def test_without_a_terminal_a_table_is_aligned_text(capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("columns", [40, 200])
-def test_on_a_terminal_no_row_is_wider_than_it(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_terminal_no_row_is_wider_than_it(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setenv("COLUMNS", str(columns))
@@ -60,7 +62,9 @@ def test_on_a_terminal_no_row_is_wider_than_it(columns: int, monkeypatch: pytest
     lines = [line.rstrip() for line in text.splitlines()]
     assert max(map(len, lines)) <= columns
     assert "[bold]b" in text, "cells are text, not markup"
-    ends = {line.rindex(step) + len(step) for line in lines for step in (" 3", "1200") if step in line}
+    ends = {
+        line.rindex(step) + len(step) for line in lines for step in (" 3", "1200") if step in line
+    }
     assert len(ends) == 1, "numbers are aligned"
     folded = "".join(line.split(" ")[0] for line in lines[1:])
     assert folded.startswith(LONG), "a long cell folds, nothing of it is lost"

@@ -76,7 +76,9 @@ def test_later_layers_win(tmp_path: Path) -> None:
     first, second = tmp_path / "a.toml", tmp_path / "b.toml"
     first.write_text("count = 4\n[leaf]\nsize = 6\nweight = 1\n")
     second.write_text("[leaf]\nsize = 7\n")
-    tree = load(Tree, files=[first, second], overrides=["leaf.weight=2.5", "leaf.level=2", "folder=x/y"])
+    tree = load(
+        Tree, files=[first, second], overrides=["leaf.weight=2.5", "leaf.level=2", "folder=x/y"]
+    )
     assert tree == Tree(Leaf(7, 2.5, 2, 7), count=4, folder=Path("x/y"))
     assert diff(Tree(), tree)["leaf.size"] == (5, 7)
 

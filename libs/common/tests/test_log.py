@@ -26,7 +26,9 @@ thread.join()
 
 
 def test_log_lines_in_a_file_are_json_that_names_service_run_node_and_rank() -> None:
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True
+    )
     first, second, third, fourth = map(json.loads, done.stderr.splitlines())
     assert first.items() >= {
         "service": "agent", "run_id": "0011aabb", "node": 0, "rank": 3, "event": "hello", "count": 2,

@@ -15,15 +15,23 @@ grids = st.builds(Grid, tp=st.integers(1, 5), pp=st.integers(1, 5), dp=st.intege
 
 @given(grids)
 def test_ranks_and_coordinates_are_a_bijection(grid: Grid) -> None:
-    seen = [grid.rank(tp=c.tp, dp=c.dp, pp=c.pp) for c in map(grid.coordinates, range(grid.world_size))]
+    seen = [
+        grid.rank(tp=c.tp, dp=c.dp, pp=c.pp) for c in map(grid.coordinates, range(grid.world_size))
+    ]
     assert seen == list(range(grid.world_size))
 
 
 @given(grids)
 def test_the_groups_of_each_axis_cut_the_world_into_equal_parts(grid: Grid) -> None:
-    for group, size in ((grid.tp_group, grid.tp), (grid.dp_group, grid.dp), (grid.pp_group, grid.pp)):
+    for group, size in (
+        (grid.tp_group, grid.tp),
+        (grid.dp_group, grid.dp),
+        (grid.pp_group, grid.pp),
+    ):
         groups = {group(rank) for rank in range(grid.world_size)}
-        assert sorted(rank for members in groups for rank in members) == list(range(grid.world_size))
+        assert sorted(rank for members in groups for rank in members) == list(
+            range(grid.world_size)
+        )
         assert {len(members) for members in groups} == {size}
         assert all(rank in group(rank) for rank in range(grid.world_size))
 
@@ -31,9 +39,15 @@ def test_the_groups_of_each_axis_cut_the_world_into_equal_parts(grid: Grid) -> N
 def test_tensor_parallel_peers_share_a_node() -> None:
     placement = Placement(Grid(tp=2, pp=2, dp=2), ranks_per_node=2)
     assert all(
-        placement.node_of(a) == placement.node_of(b) for a, b in (placement.grid.tp_group(rank) for rank in range(8))
+        placement.node_of(a) == placement.node_of(b)
+        for a, b in (placement.grid.tp_group(rank) for rank in range(8))
     )
-    assert [placement.ranks_of(n) for n in range(placement.num_nodes)] == [(0, 1), (2, 3), (4, 5), (6, 7)]
+    assert [placement.ranks_of(n) for n in range(placement.num_nodes)] == [
+        (0, 1),
+        (2, 3),
+        (4, 5),
+        (6, 7),
+    ]
 
 
 def test_nodes_that_ranks_do_not_fill_are_refused() -> None:
@@ -45,6 +59,6 @@ def test_the_default_model_has_about_ten_million_parameters() -> None:
     shape = ModelShape(layers=4, hidden=384, ffn=1536, vocab_size=8192, seq_len=512)
     assert shape.matmul_parameters == 4 * 12 * 384 * 384 + 384 * 8192
     assert 13e6 < shape.parameters < 14e6
-    assert mfu(tokens_per_s=1000, flops_per_token=shape.flops_per_token, peak_flops=1e12) == pytest.approx(
-        shape.flops_per_token / 1e9
-    )
+    assert mfu(
+        tokens_per_s=1000, flops_per_token=shape.flops_per_token, peak_flops=1e12
+    ) == pytest.approx(shape.flops_per_token / 1e9)

@@ -45,12 +45,16 @@ def test_a_dropped_action_is_refused(schedule: Schedule, data: st.DataObject) ->
     places = [i for i, action in enumerate(lowered.ranks[rank]) if action.kind not in framing]
     place = data.draw(st.sampled_from(places))
     with pytest.raises(ConfigError, match=r"rank \d+"):
-        validate(_with(lowered, rank, lowered.ranks[rank][:place] + lowered.ranks[rank][place + 1 :]))
+        validate(
+            _with(lowered, rank, lowered.ranks[rank][:place] + lowered.ranks[rank][place + 1 :])
+        )
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(NAMES), st.integers(1, 6), st.integers(2, 12), st.data())
-def test_two_swapped_micro_batches_are_refused(name: str, pp: int, m: int, data: st.DataObject) -> None:
+def test_two_swapped_micro_batches_are_refused(
+    name: str, pp: int, m: int, data: st.DataObject
+) -> None:
     lowered = lower(generate(name, pp=pp, num_micro_batches=m))
     rank = data.draw(st.integers(0, pp - 1))
     order = list(lowered.ranks[rank])
@@ -77,7 +81,10 @@ def test_send_and_receive_in_the_naive_order_deadlock_under_rendezvous_and_are_r
 
 def test_a_message_to_the_wrong_rank_is_refused() -> None:
     lowered = lower(generate("1f1b", pp=3, num_micro_batches=3))
-    order = [dataclasses.replace(a, peer=2) if a.kind in SENDS and a.peer == 1 else a for a in lowered.ranks[0]]
+    order = [
+        dataclasses.replace(a, peer=2) if a.kind in SENDS and a.peer == 1 else a
+        for a in lowered.ranks[0]
+    ]
     with pytest.raises(ConfigError, match="goes to rank 2"):
         validate(_with(lowered, 0, tuple(order)))
 
@@ -87,13 +94,18 @@ def test_a_message_to_the_wrong_rank_is_refused() -> None:
 def test_the_bubble_in_unit_time_is_the_published_formula(pp: int, m: int) -> None:
     spans = unit_timeline(generate("1f1b", pp=pp, num_micro_batches=m))
     ideal = 3.0 * m
-    assert max(span.end for span in spans) / ideal - 1 == pytest.approx(bubble_fraction(pp=pp, num_micro_batches=m))
+    assert max(span.end for span in spans) / ideal - 1 == pytest.approx(
+        bubble_fraction(pp=pp, num_micro_batches=m)
+    )
 
 
 def test_interleaving_and_zero_bubble_end_sooner_than_1f1b() -> None:
     plain = max(s.end for s in unit_timeline(generate("1f1b", pp=4, num_micro_batches=8)))
     zero = max(s.end for s in unit_timeline(generate("zb-h1", pp=4, num_micro_batches=8)))
-    chunks = max(s.end for s in unit_timeline(generate("interleaved", pp=4, vp=2, num_micro_batches=8))) / 2
+    chunks = (
+        max(s.end for s in unit_timeline(generate("interleaved", pp=4, vp=2, num_micro_batches=8)))
+        / 2
+    )
     assert zero < plain
     assert chunks < plain
 

@@ -54,7 +54,9 @@ def makespan(schedule: Schedule) -> float:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_dropping_or_doubling_any_single_action_is_refused(shape: tuple[str, int, int, int]) -> None:
+def test_dropping_or_doubling_any_single_action_is_refused(
+    shape: tuple[str, int, int, int],
+) -> None:
     lowered = lower(make(*shape))
     validate(lowered)
     for rank, order in enumerate(lowered.ranks):
@@ -122,11 +124,17 @@ def _move(order: list[Action], kind: Kind, by: int) -> list[Action]:
         (0, lambda order: _move(order, Kind.SEND_FORWARD, 1), "does not follow FORWARD"),
         (1, lambda order: _move(order, Kind.SEND_BACKWARD, 1), "directly|does not follow"),
         (0, lambda order: _move(order, Kind.NORM, 1), "does not end with NORM"),
-        (0, lambda order: _move(order, Kind.REDUCE_SCATTER, -1), "before the chunk's last weight gradient"),
+        (
+            0,
+            lambda order: _move(order, Kind.REDUCE_SCATTER, -1),
+            "before the chunk's last weight gradient",
+        ),
         (0, lambda order: [Action(Kind.EVAL), *order], "EVAL where it does not belong"),
     ],
 )
-def test_a_misplaced_action_is_refused(rank: int, change: Callable[[list[Action]], list[Action]], words: str) -> None:
+def test_a_misplaced_action_is_refused(
+    rank: int, change: Callable[[list[Action]], list[Action]], words: str
+) -> None:
     lowered = lower(generate("zb-h1", pp=2, num_micro_batches=3))
     with pytest.raises(ConfigError, match=words):
         validate(changed(lowered, rank, change(list(lowered.ranks[rank]))))
@@ -156,8 +164,12 @@ def test_a_split_input_gradient_is_sent_before_anything_else(pp: int, m: int) ->
     st.integers(1, 4),
     st.integers(1, 4),
 )
-def test_both_ends_of_a_lane_list_its_messages_in_the_same_order(name: str, pp: int, vp: int, groups: int) -> None:
-    schedule = lower(make(name, pp, vp if name in ("interleaved", "forward-only") else 1, groups * pp))
+def test_both_ends_of_a_lane_list_its_messages_in_the_same_order(
+    name: str, pp: int, vp: int, groups: int
+) -> None:
+    schedule = lower(
+        make(name, pp, vp if name in ("interleaved", "forward-only") else 1, groups * pp)
+    )
     for sender, receiver in itertools.permutations(range(pp), 2):
         for send, receive, step in (
             (Kind.SEND_FORWARD, Kind.RECV_FORWARD, 1),
@@ -177,11 +189,16 @@ def test_both_ends_of_a_lane_list_its_messages_in_the_same_order(name: str, pp: 
 
 
 @pytest.mark.parametrize(("pp", "vp"), [(1, 1), (1, 3), (3, 1), (2, 2), (3, 3)])
-def test_every_chunk_is_gathered_before_its_first_forward_and_one_chunk_ahead(pp: int, vp: int) -> None:
+def test_every_chunk_is_gathered_before_its_first_forward_and_one_chunk_ahead(
+    pp: int, vp: int
+) -> None:
     lowered = lower(interleaved_1f1b(pp=pp, vp=vp, num_micro_batches=2 * pp))
     for order in lowered.ranks:
         gathered = [i for i, a in enumerate(order) if a.kind is Kind.ALL_GATHER]
-        first = [next(i for i, a in enumerate(order) if a.kind in COMPUTE and a.chunk == c) for c in range(vp)]
+        first = [
+            next(i for i, a in enumerate(order) if a.kind in COMPUTE and a.chunk == c)
+            for c in range(vp)
+        ]
         assert [order[i].chunk for i in gathered] == list(range(vp))
         assert all(gathered[c] < first[max(c - 1, 0)] for c in range(vp))
 
@@ -190,7 +207,9 @@ def test_every_chunk_is_gathered_before_its_first_forward_and_one_chunk_ahead(pp
 @pytest.mark.parametrize(("pp", "vp"), [(2, 1), (4, 1), (2, 2), (4, 2), (4, 4)])
 def test_interleaving_divides_the_bubble_by_the_number_of_chunks(pp: int, vp: int, m: int) -> None:
     ideal = 3 * m * vp
-    assert makespan(interleaved_1f1b(pp=pp, vp=vp, num_micro_batches=m)) - ideal == 3 * (pp - 1)  # in chunk units
+    assert makespan(interleaved_1f1b(pp=pp, vp=vp, num_micro_batches=m)) - ideal == 3 * (
+        pp - 1
+    )  # in chunk units
 
 
 @pytest.mark.parametrize("m", [8, 9, 32])
@@ -248,7 +267,9 @@ def test_every_public_name_exists(module: object) -> None:
 
 
 @pytest.mark.parametrize("pp", [2, 5])
-def test_without_backward_messages_a_forward_result_too_is_sent_before_anything_else(pp: int) -> None:
+def test_without_backward_messages_a_forward_result_too_is_sent_before_anything_else(
+    pp: int,
+) -> None:
     for rank, order in enumerate(lower(forward_only(pp=pp, num_micro_batches=6)).ranks[:-1]):
         for action, following in itertools.pairwise(order):
             if action.kind is Kind.FORWARD:

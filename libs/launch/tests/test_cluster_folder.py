@@ -25,7 +25,9 @@ while True:
 """
 
 
-def test_a_new_cluster_has_an_id_its_nodes_and_a_key_that_only_its_owner_reads(tmp_path: Path) -> None:
+def test_a_new_cluster_has_an_id_its_nodes_and_a_key_that_only_its_owner_reads(
+    tmp_path: Path,
+) -> None:
     cluster = ClusterFolder.create(tmp_path / "c", nodes=3)
     assert RUN_ID.fullmatch(cluster.id) and cluster.nodes == 3
     [key] = (tmp_path / "c" / "keys").iterdir()

@@ -63,7 +63,11 @@ def processes(engine: LocalEngine, node: int) -> set[int]:
 def test_a_started_node_is_known_by_its_environment_and_detached(engine: LocalEngine) -> None:
     executor = started(engine, 1)
     found = Path(f"/proc/{executor.pid}/environ").read_bytes().split(b"\0")
-    assert {f"HEADWAY_RUN_ID={engine.cluster.id}".encode(), b"HEADWAY_NODE=1", b"HEADWAY_ROLE=executor"} <= set(found)
+    assert {
+        f"HEADWAY_RUN_ID={engine.cluster.id}".encode(),
+        b"HEADWAY_NODE=1",
+        b"HEADWAY_ROLE=executor",
+    } <= set(found)
     assert os.getsid(executor.pid) != os.getsid(0), "a Ctrl-C of the terminal would reach it"
     assert executor.pid in processes(engine, 1)
     assert processes(engine, 0) == set()
@@ -98,7 +102,9 @@ def test_a_stopped_executor_is_ended_and_replaced(engine: LocalEngine) -> None:
     assert not first.alive() and second.alive()
 
 
-def test_a_pid_that_another_process_has_now_is_neither_trusted_nor_ended(engine: LocalEngine) -> None:
+def test_a_pid_that_another_process_has_now_is_neither_trusted_nor_ended(
+    engine: LocalEngine,
+) -> None:
     with python_child("import time; time.sleep(3600)") as stranger:
         older = ProcessId(stranger.pid, 1)
         engine.cluster.announce(0, "tcp://127.0.0.1:9", older)
@@ -106,7 +112,9 @@ def test_a_pid_that_another_process_has_now_is_neither_trusted_nor_ended(engine:
         assert stranger.poll() is None
 
 
-def test_stopping_a_node_ends_all_that_runs_on_it_and_spares_the_others(engine: LocalEngine) -> None:
+def test_stopping_a_node_ends_all_that_runs_on_it_and_spares_the_others(
+    engine: LocalEngine,
+) -> None:
     gone, stays = started(engine, 0), started(engine, 1)
     wait_until(lambda: len(processes(engine, 0)) == 2, what="the executor and its child")
     paths = NodePaths(engine.cluster.id, 0).create()
@@ -142,7 +150,9 @@ def test_a_lost_node_cannot_be_started_again(engine: LocalEngine) -> None:
 
 def test_what_an_executor_says_goes_to_its_log(engine: LocalEngine) -> None:
     log = engine.cluster.path / "logs" / "n0-executor.log"
-    (Path(os.environ["PYTHONPATH"]) / "headway" / "trainer" / "__main__.py").write_text("raise SystemExit('no disk')")
+    (Path(os.environ["PYTHONPATH"]) / "headway" / "trainer" / "__main__.py").write_text(
+        "raise SystemExit('no disk')"
+    )
     engine.start_node(0)
     wait_until(lambda: log.exists() and "no disk" in log.read_text(), what="the log line")
     assert engine.cluster.address(0) is None

@@ -77,7 +77,9 @@ def engine(tmp_path: Path) -> Iterator[Executors]:
     made.thread.join()
 
 
-def test_a_run_is_attached_to_the_nodes_it_asked_for_and_taken_from_them(engine: Executors, tmp_path: Path) -> None:
+def test_a_run_is_attached_to_the_nodes_it_asked_for_and_taken_from_them(
+    engine: Executors, tmp_path: Path
+) -> None:
     cluster = engine.cluster
     attach(engine, cluster, tmp_path / "run", 1)
     assert engine.calls == ["start 0"]

@@ -58,7 +58,12 @@ class Cluster:
         endpoint = f"ipc://{self.shm_root}/store{node}.sock"
         log = self.root / f"daemon-{node}.log"
         argv = [sys.executable, "-m", "headway.ckpt_store", "serve", "--endpoint", endpoint]
-        argv += ["--shm-dir", str(self.shm_dir(node)), "--checkpoints", str(checkpoints or self.checkpoints)]
+        argv += [
+            "--shm-dir",
+            str(self.shm_dir(node)),
+            "--checkpoints",
+            str(checkpoints or self.checkpoints),
+        ]
         argv += ["--run-id", snapshots.RUN_ID, "--node", str(node), *extra]
         with log.open("ab") as out:
             process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out)

@@ -38,7 +38,9 @@ def parsed(*arguments: str | Path) -> Any:
 
 def test_ls_lists_steps_of_a_run_folder_or_its_checkpoints_folder(saved: Path) -> None:
     rows = parsed("ls", saved)
-    assert [(row["step"], row["status"]) for row in rows] == [(s, "complete") for s in (10, 20, 30, 40)]
+    assert [(row["step"], row["status"]) for row in rows] == [
+        (s, "complete") for s in (10, 20, 30, 40)
+    ]
     assert parsed("ls", saved / "checkpoints") == rows
     assert "step  40  g0  complete  1/1 ranks" in ckpt("ls", saved).stdout
 
@@ -91,7 +93,9 @@ def test_gc_says_what_would_go_and_removes_it(saved: Path) -> None:
         (["verify", "/"], "holds no complete checkpoint"),
     ],
 )
-def test_bad_input_is_one_line_with_a_remedy_and_exit_code_2(saved: Path, arguments: list[str], said: str) -> None:
+def test_bad_input_is_one_line_with_a_remedy_and_exit_code_2(
+    saved: Path, arguments: list[str], said: str
+) -> None:
     done = ckpt(*[str(saved) if argument == "." else argument for argument in arguments])
     assert done.returncode == 2
     assert said in done.stderr
@@ -106,7 +110,9 @@ def test_help_loads_neither_torch_nor_numpy_nor_sockets() -> None:
         "    runpy.run_module('headway.ckpt_store', run_name='__main__')\n"
         "print(sorted({'torch', 'numpy', 'zmq'} & set(sys.modules)), file=sys.stderr)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert done.stderr.strip() == "[]"
     assert "serve" in done.stdout
 
@@ -129,7 +135,9 @@ def test_the_example_of_the_readme_saves_and_restores_bit_for_bit(tmp_path: Path
     (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     assert len(code.splitlines()) < 30
     for expected in ("started at step 0", "started at step 30"):
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False
+        )
         assert done.returncode == 0, done.stderr
         assert expected in done.stdout
         assert "bit-equal True" in done.stdout

@@ -20,7 +20,14 @@ from hypothesis.extra import numpy as hnp
 
 torch = pytest.importorskip("torch")
 
-scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9) | st.binary(max_size=9)
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=9)
+    | st.binary(max_size=9)
+)
 arrays = hnp.arrays(
     st.sampled_from(["f4", "f8", "i8", "u1", "?"]),
     hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4),
@@ -50,7 +57,9 @@ def same(one: Any, two: Any) -> bool:
     return one == two or (isinstance(one, float) and math.isnan(one) and math.isnan(two))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(state=states)
 def test_any_nested_state_of_plain_values_and_arrays_comes_back(tmp_path: Path, state: Any) -> None:
     client = CheckpointClient(tmp_path)
@@ -65,7 +74,9 @@ def test_any_nested_state_of_plain_values_and_arrays_comes_back(tmp_path: Path, 
 
 def trained() -> tuple[Any, Any]:
     torch.manual_seed(1)
-    model = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.LayerNorm(5), torch.nn.Linear(5, 3).bfloat16())
+    model = torch.nn.Sequential(
+        torch.nn.Linear(7, 5), torch.nn.LayerNorm(5), torch.nn.Linear(5, 3).bfloat16()
+    )
     optimizer = torch.optim.AdamW(model[:2].parameters())
     model[:2](torch.randn(4, 7)).square().sum().backward()
     optimizer.step()
@@ -91,7 +102,9 @@ def test_model_and_optimizer_of_torch_come_back_bit_for_bit(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16", "int16", "bool", "uint8"])
 @pytest.mark.parametrize("shape", [(), (0, 3), (3, 5)])
-def test_tensors_of_every_dtype_and_shape_come_back(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
+def test_tensors_of_every_dtype_and_shape_come_back(
+    tmp_path: Path, dtype: str, shape: tuple[int, ...]
+) -> None:
     tensor = torch.arange(math.prod(shape)).reshape(shape).to(getattr(torch, dtype))
     view = torch.arange(24).reshape(4, 6).t()[1:3]  # not contiguous
     CheckpointClient(tmp_path).save(0, [tensor, view])
@@ -133,7 +146,9 @@ def test_restore_passes_over_a_corrupt_checkpoint_and_the_next_save_begins_a_new
     assert (step, state["x"][0]) == (2, 22)
 
 
-def test_when_nothing_is_readable_restore_fails_and_with_nothing_saved_it_says_none(tmp_path: Path) -> None:
+def test_when_nothing_is_readable_restore_fails_and_with_nothing_saved_it_says_none(
+    tmp_path: Path,
+) -> None:
     assert CheckpointClient(tmp_path).restore() is None
     CheckpointClient(tmp_path).save(1, {"x": np.ones(100)})
     blob = next(tmp_path.glob("*/rank-0.safetensors"))
@@ -159,7 +174,9 @@ def test_saving_another_content_under_a_complete_step_is_refused(tmp_path: Path)
         CheckpointClient(tmp_path).save(1, "two")
 
 
-def test_a_step_counts_when_all_ranks_have_saved_it_and_needs_their_number_to_restore(tmp_path: Path) -> None:
+def test_a_step_counts_when_all_ranks_have_saved_it_and_needs_their_number_to_restore(
+    tmp_path: Path,
+) -> None:
     clients = [CheckpointClient(tmp_path, rank=rank, world_size=2) for rank in (0, 1)]
     clients[1].save(5, "from one")
     assert clients[1].restore() is None
@@ -173,7 +190,10 @@ def test_a_folder_keeps_as_many_as_asked(tmp_path: Path) -> None:
     client = CheckpointClient(tmp_path, keep=2)
     for step in range(5):
         client.save(step, step)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000003.g0", "step-00000004.g0"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "step-00000003.g0",
+        "step-00000004.g0",
+    ]
 
 
 def test_through_a_daemon_a_state_is_saved_restored_and_may_change_its_shape(cluster: Any) -> None:
@@ -190,7 +210,9 @@ def test_through_a_daemon_a_state_is_saved_restored_and_may_change_its_shape(clu
         assert client.restore(step=2)[1]["w"][0] == 2.0  # type: ignore[index]
 
 
-def test_a_client_killed_right_after_save_has_lost_nothing(cluster: Any, until: Callable[..., None]) -> None:
+def test_a_client_killed_right_after_save_has_lost_nothing(
+    cluster: Any, until: Callable[..., None]
+) -> None:
     daemon = cluster.start()
     until(lambda: daemon.status())
     script = (
@@ -199,7 +221,10 @@ def test_a_client_killed_right_after_save_has_lost_nothing(cluster: Any, until: 
         "CheckpointClient(sys.argv[1]).save(7, {'x': np.arange(100_000)})\n"
         "os.kill(os.getpid(), 9)\n"
     )
-    assert subprocess.run([sys.executable, "-c", script, daemon.endpoint], check=False).returncode == -9
+    assert (
+        subprocess.run([sys.executable, "-c", script, daemon.endpoint], check=False).returncode
+        == -9
+    )
     until(lambda: newest(cluster.checkpoints) is not None)
     step, state = CheckpointClient(cluster.checkpoints).restore()  # type: ignore[misc]
     assert (step, state["x"].sum()) == (7, np.arange(100_000).sum())

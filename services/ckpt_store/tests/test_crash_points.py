@@ -24,7 +24,9 @@ def save(files: Files, root: Path, step: int) -> None:
     write_manifest(files, root / step_dir_name(step, 0))
 
 
-def record(root: Path, files_type: type[RecordingFiles]) -> tuple[RecordingFiles, list[tuple[int, int]]]:
+def record(
+    root: Path, files_type: type[RecordingFiles]
+) -> tuple[RecordingFiles, list[tuple[int, int]]]:
     """Two saves and the removal of the first; returns [(operations when the commit returned, step)]."""
     root.mkdir()
     files = files_type(root)
@@ -53,14 +55,21 @@ def survivor(checkpoints: Path) -> int:
 
 
 def check_every_crash(
-    tmp_path: Path, files: RecordingFiles, commits: list[tuple[int, int]], fate: Fate, kept: float, seed: int
+    tmp_path: Path,
+    files: RecordingFiles,
+    commits: list[tuple[int, int]],
+    fate: Fate,
+    kept: float,
+    seed: int,
 ) -> None:
     for num_ops in range(len(files.ops) + 1):
         into = tmp_path / "crashed"
         into.mkdir()
         replay(files.ops, num_ops, into, fate=fate, kept_names=kept, seed=seed * 1000 + num_ops)
         durable = max((step for at, step in commits if at <= num_ops), default=-1)
-        assert survivor(into / "checkpoints") >= durable, f"after {num_ops}: {files.ops[:num_ops][-3:]}"
+        assert survivor(into / "checkpoints") >= durable, (
+            f"after {num_ops}: {files.ops[:num_ops][-3:]}"
+        )
         shutil.rmtree(into)
 
 
@@ -75,7 +84,9 @@ def test_after_a_crash_at_any_point_recovery_sees_the_newest_commit_or_the_one_b
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_any_mixture_of_lost_names_and_data_leaves_a_sound_checkpoint(tmp_path: Path, seed: int) -> None:
+def test_any_mixture_of_lost_names_and_data_leaves_a_sound_checkpoint(
+    tmp_path: Path, seed: int
+) -> None:
     files, commits = record(tmp_path / "real", RecordingFiles)
     for fate in ("keep", "drop", "tear"):
         check_every_crash(tmp_path, files, commits, fate, 0.5, seed)
@@ -147,8 +158,12 @@ def test_a_manifest_makes_the_names_of_other_nodes_durable_before_its_own(tmp_pa
     root.mkdir()
     files, neighbour = RecordingFiles(root, "n0"), StalledNeighbour(root, "n1")
     neighbour.ops = files.ops
-    write_shard(files, root / "checkpoints", snapshots.small_snapshot(10, 0, WORLD_SIZE, num_floats=600))
-    write_shard(neighbour, root / "checkpoints", snapshots.small_snapshot(10, 1, WORLD_SIZE, num_floats=600))
+    write_shard(
+        files, root / "checkpoints", snapshots.small_snapshot(10, 0, WORLD_SIZE, num_floats=600)
+    )
+    write_shard(
+        neighbour, root / "checkpoints", snapshots.small_snapshot(10, 1, WORLD_SIZE, num_floats=600)
+    )
     write_manifest(files, root / "checkpoints" / step_dir_name(10, 0))
     for seed in range(20):
         check_every_crash(tmp_path, files, [(len(files.ops), 10)], "drop", 0.5, seed)

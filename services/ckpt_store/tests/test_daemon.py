@@ -37,13 +37,17 @@ def assert_bit_exact(info: CheckpointInfo | None, num_floats: int = 3000) -> Non
     assert info is not None
     assert verify(info) == []
     for rank in range(info.world_size):
-        expected = snapshots.small_snapshot(info.step, rank, info.world_size, info.generation, num_floats)
+        expected = snapshots.small_snapshot(
+            info.step, rank, info.world_size, info.generation, num_floats
+        )
         data, extra = read_shard(info, rank)
         assert data.tobytes() == expected.data.tobytes()
         assert extra == expected.extra
 
 
-def test_a_wanted_committed_snapshot_becomes_durable_and_its_slot_is_released(cluster: Any, until: Until) -> None:
+def test_a_wanted_committed_snapshot_becomes_durable_and_its_slot_is_released(
+    cluster: Any, until: Until
+) -> None:
     with snapshots.small_arena(cluster.shm_dir()) as arena:
         cluster.start()
         snapshots.seal_step(arena, 0)
@@ -82,7 +86,9 @@ def test_two_daemons_of_two_nodes_complete_one_step(cluster: Any, until: Until) 
 
 
 @pytest.mark.parametrize("name", ["store.mid_flush", "store.mid_manifest"])
-def test_a_daemon_killed_in_the_middle_is_made_up_for_by_its_successor(cluster: Any, until: Until, name: str) -> None:
+def test_a_daemon_killed_in_the_middle_is_made_up_for_by_its_successor(
+    cluster: Any, until: Until, name: str
+) -> None:
     num_floats = 3_000_000  # 24 MB: three chunks, so that half of a blob is on disk
     with snapshots.small_arena(cluster.shm_dir(), num_floats=num_floats) as arena:
         cluster.start()
@@ -112,7 +118,9 @@ def test_both_daemons_killed_lose_nothing(cluster: Any, until: Until, name: str)
         snapshots.small_arena(cluster.shm_dir(1), 1, 2) as two,
     ):
         for node in (0, 1):
-            failpoints.arm(cluster.failpoints, name, "sleep:600", where={"node": node}, key=f"node-{node}")
+            failpoints.arm(
+                cluster.failpoints, name, "sleep:600", where={"node": node}, key=f"node-{node}"
+            )
             cluster.start(node)
         for arena in (one, two):
             snapshots.seal_step(arena, 0)
@@ -230,7 +238,9 @@ def test_beats_carry_progress_that_moves_only_with_work(cluster: Any, until: Unt
         executor.close()
 
 
-def test_a_daemon_told_to_end_flushes_what_is_wanted_first_and_leaves_the_arena(cluster: Any, until: Until) -> None:
+def test_a_daemon_told_to_end_flushes_what_is_wanted_first_and_leaves_the_arena(
+    cluster: Any, until: Until
+) -> None:
     with snapshots.small_arena(cluster.shm_dir()) as arena:
         daemon = cluster.start()
         until(lambda: daemon.status().arenas)
@@ -241,7 +251,9 @@ def test_a_daemon_told_to_end_flushes_what_is_wanted_first_and_leaves_the_arena(
         assert arena.path.exists()
 
 
-def test_a_second_daemon_for_the_same_shared_memory_is_refused_in_one_line(cluster: Any, until: Until) -> None:
+def test_a_second_daemon_for_the_same_shared_memory_is_refused_in_one_line(
+    cluster: Any, until: Until
+) -> None:
     first = cluster.start()
     until(lambda: first.status())
     second = cluster.start()
@@ -250,7 +262,9 @@ def test_a_second_daemon_for_the_same_shared_memory_is_refused_in_one_line(clust
     first.status()
 
 
-def test_a_file_that_is_no_arena_and_an_arena_of_another_run_are_left_alone(cluster: Any, until: Until) -> None:
+def test_a_file_that_is_no_arena_and_an_arena_of_another_run_are_left_alone(
+    cluster: Any, until: Until
+) -> None:
     shm_dir = cluster.shm_dir()
     (shm_dir / "arena-7.bin").write_bytes(b"garbage" * 100)
     daemon = cluster.start()

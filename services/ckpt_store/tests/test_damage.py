@@ -19,9 +19,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 
-def save(root: Path, step: int, world_size: int = 1, generation: int = 0, num_floats: int = 500) -> CheckpointInfo:
+def save(
+    root: Path, step: int, world_size: int = 1, generation: int = 0, num_floats: int = 500
+) -> CheckpointInfo:
     for rank in range(world_size):
-        write_shard(Files(), root, snapshots.small_snapshot(step, rank, world_size, generation, num_floats))
+        write_shard(
+            Files(), root, snapshots.small_snapshot(step, rank, world_size, generation, num_floats)
+        )
     write_manifest(Files(), root / step_dir_name(step, generation))
     return open_checkpoint(root, step, generation)
 
@@ -41,7 +45,9 @@ def test_a_flipped_byte_names_file_and_chunk(tmp_path: Path) -> None:
     assert "chunk 1" in verify(info)[0].message
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data())
 def test_no_flipped_bit_in_any_file_goes_unnoticed(tmp_path: Path, data: st.DataObject) -> None:
     info = save(tmp_path, 5, world_size=2)
@@ -156,4 +162,6 @@ def test_retention_keeps_the_newest_and_the_marked(tmp_path: Path) -> None:
             (info.path / "KEEP").touch()
     removed = apply_retention(tmp_path, 2, deep=True)
     assert [path.name for path in removed] == [step_dir_name(step, 0) for step in (1, 3, 4)]
-    assert sorted(path.name for path in tmp_path.iterdir()) == [step_dir_name(step, 0) for step in (2, 5, 6)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        step_dir_name(step, 0) for step in (2, 5, 6)
+    ]

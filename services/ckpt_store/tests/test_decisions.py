@@ -35,11 +35,17 @@ JOBS = (FlushSlot, WriteManifest, DropParts, Check, Remove, EmptyTrash)
 SLOT = Slot(step=10, generation=0, rank=0, seal=1)
 
 
-def attempt(step: int, generation: int = 0, *, complete: bool = True, ranks: int = 1, marked: bool = False) -> Attempt:
-    return Attempt(step, generation, frozenset(range(ranks)), 2 if not complete else None, complete, marked)
+def attempt(
+    step: int, generation: int = 0, *, complete: bool = True, ranks: int = 1, marked: bool = False
+) -> Attempt:
+    return Attempt(
+        step, generation, frozenset(range(ranks)), 2 if not complete else None, complete, marked
+    )
 
 
-def view(*attempts: Attempt, marks: dict[int, int] | None = None, trash: tuple[str, ...] = ()) -> FolderView:
+def view(
+    *attempts: Attempt, marks: dict[int, int] | None = None, trash: tuple[str, ...] = ()
+) -> FolderView:
     return FolderView(tuple(sorted(attempts, key=lambda a: a.key)), marks or {}, trash)
 
 
@@ -59,7 +65,12 @@ def test_nothing_is_flushed_before_the_folder_is_known() -> None:
 
 
 def test_a_flushed_slot_is_released_once_and_then_the_step_is_committed() -> None:
-    state, actions = run(State(keep=3), ArenasSeen(frozenset({0}), (SLOT,)), FolderSeen(view()), Done(FlushSlot(SLOT)))
+    state, actions = run(
+        State(keep=3),
+        ArenasSeen(frozenset({0}), (SLOT,)),
+        FolderSeen(view()),
+        Done(FlushSlot(SLOT)),
+    )
     assert actions == [FlushSlot(SLOT), ReleaseSlot(SLOT)]
     state, actions = run(state, FolderSeen(view(attempt(10, complete=False, ranks=2))))
     assert actions == [WriteManifest((10, 0))]
@@ -75,10 +86,14 @@ def test_the_oldest_wanted_snapshot_goes_first_and_one_at_a_time() -> None:
     assert actions == []
 
 
-def test_on_a_full_disk_the_attempt_is_given_up_cleaned_and_reported_and_all_its_slots_are_released() -> None:
+def test_on_a_full_disk_the_attempt_is_given_up_cleaned_and_reported_and_all_its_slots_are_released() -> (
+    None
+):
     other = replace(SLOT, rank=1)
     state, _ = run(State(keep=3), ArenasSeen(frozenset({0, 1}), (SLOT, other)), FolderSeen(view()))
-    state, actions = run(state, Failed(FlushSlot(SLOT), "disk full", "free space", is_no_space=True))
+    state, actions = run(
+        state, Failed(FlushSlot(SLOT), "disk full", "free space", is_no_space=True)
+    )
     assert actions == [
         Report("no_space", "disk full", "free space", (10, 0)),
         ReleaseSlot(SLOT),
@@ -87,7 +102,10 @@ def test_on_a_full_disk_the_attempt_is_given_up_cleaned_and_reported_and_all_its
     ]
     later = replace(SLOT, step=20)
     _, actions = run(
-        state, Done(DropParts((10, 0), (0, 1))), ArenasSeen(frozenset({0, 1}), (later,)), FolderSeen(view())
+        state,
+        Done(DropParts((10, 0), (0, 1))),
+        ArenasSeen(frozenset({0, 1}), (later,)),
+        FolderSeen(view()),
     )
     assert actions == [FlushSlot(later)]
 
@@ -114,7 +132,9 @@ def test_a_snapshot_that_leads_nowhere_is_released_without_a_flush(folder: Folde
 
 
 def test_a_snapshot_of_an_older_generation_is_flushed_if_the_newer_one_went_on_from_it() -> None:
-    _, actions = run(State(keep=3), ArenasSeen(frozenset({0}), (SLOT,)), FolderSeen(view(marks={1: 10})))
+    _, actions = run(
+        State(keep=3), ArenasSeen(frozenset({0}), (SLOT,)), FolderSeen(view(marks={1: 10}))
+    )
     assert actions == [FlushSlot(SLOT)]
 
 
@@ -130,7 +150,9 @@ def test_old_checkpoints_go_only_after_the_newest_was_read_back() -> None:
     assert actions == [Announce((4, 0)), Check((4, 0))]
     state, actions = run(state, Done(Check((4, 0))))
     assert actions == [Remove((1, 0))]
-    _, actions = run(state, Done(Remove((1, 0))), FolderSeen(view(*(attempt(step) for step in (2, 3, 4)))))
+    _, actions = run(
+        state, Done(Remove((1, 0))), FolderSeen(view(*(attempt(step) for step in (2, 3, 4))))
+    )
     assert actions == []
 
 
@@ -166,7 +188,9 @@ def test_only_the_node_of_rank_0_removes() -> None:
 
 attempts = st.lists(
     st.builds(
-        lambda step, generation, is_complete, marked: attempt(step, generation, complete=is_complete, marked=marked),
+        lambda step, generation, is_complete, marked: attempt(
+            step, generation, complete=is_complete, marked=marked
+        ),
         st.integers(0, 8),
         st.integers(0, 3),
         st.booleans(),
@@ -196,10 +220,14 @@ def test_retention_never_removes_the_newest_complete_one_nor_a_marked_one(
 
 
 @given(attempts=attempts, marks=marks)
-def test_an_attempt_that_may_still_be_the_newest_is_never_dead(attempts: list[Attempt], marks: dict[int, int]) -> None:
+def test_an_attempt_that_may_still_be_the_newest_is_never_dead(
+    attempts: list[Attempt], marks: dict[int, int]
+) -> None:
     folder = view(*attempts, marks=marks)
     newest_generation = max([*(a.generation for a in attempts), *marks, 0])
-    complete_steps = [a.step for a in attempts if a.is_complete and a.generation == newest_generation]
+    complete_steps = [
+        a.step for a in attempts if a.is_complete and a.generation == newest_generation
+    ]
     for step, generation in dead_attempts(folder):
         assert generation < newest_generation or step < max(complete_steps)
 
@@ -228,7 +256,9 @@ class World:
         assert sum(isinstance(action, JOBS) for action in actions) <= 1
         for action in actions:
             if isinstance(action, ReleaseSlot):
-                assert self.wanted.pop(action.slot.rank) == action.slot, "released twice, or another one's"
+                assert self.wanted.pop(action.slot.rank) == action.slot, (
+                    "released twice, or another one's"
+                )
             elif isinstance(action, JOBS):
                 assert self.job is None, "two jobs at a time"
                 self.job = action
@@ -238,7 +268,8 @@ class World:
 
     def look(self) -> None:
         found = [
-            Attempt(*key, frozenset(ranks), self.num_ranks, key in self.complete) for key, ranks in self.parts.items()
+            Attempt(*key, frozenset(ranks), self.num_ranks, key in self.complete)
+            for key, ranks in self.parts.items()
         ]
         self.feed(FolderSeen(view(*found)))
 
@@ -274,7 +305,9 @@ class World:
     num_ranks=st.integers(1, 3),
     keep=st.integers(1, 3),
     script=st.lists(
-        st.sampled_from(["want", "scan", "look", "done", "done", "done", "full", "stale", "restart"]),
+        st.sampled_from(
+            ["want", "scan", "look", "done", "done", "done", "full", "stale", "restart"]
+        ),
         max_size=60,
     ),
 )

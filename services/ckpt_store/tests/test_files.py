@@ -61,7 +61,9 @@ def test_whole_pages_from_page_aligned_memory_go_past_the_page_cache(tmp_path: P
         file.close()
 
 
-def test_a_full_disk_strikes_before_any_byte_and_leaves_no_file(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_full_disk_strikes_before_any_byte_and_leaves_no_file(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -73,7 +75,9 @@ def test_a_full_disk_strikes_before_any_byte_and_leaves_no_file(tmp_path: Path, 
     assert list((tmp_path / step_dir_name(1, 0)).iterdir()) == []
 
 
-def test_a_failed_fsync_is_final_the_file_goes_and_is_not_synced_again(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_failed_fsync_is_final_the_file_goes_and_is_not_synced_again(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
     synced = []
 
     def fail_on_files(fd: int) -> None:
@@ -145,7 +149,10 @@ def test_parts_of_a_complete_or_completable_step_are_never_dropped(tmp_path: Pat
     write_manifest(Files(), tmp_path / step_dir_name(3, 0))
     for step in (1, 2, 3):
         drop_parts(Files(), tmp_path, (step, 0), (0,))
-    assert sorted(path.name for path in tmp_path.iterdir()) == [step_dir_name(2, 0), step_dir_name(3, 0)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        step_dir_name(2, 0),
+        step_dir_name(3, 0),
+    ]
 
 
 @pytest.fixture
@@ -164,14 +171,20 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", str(mount)], check=True)
 
 
-def test_on_a_full_tmpfs_the_flush_fails_cleanly_and_the_disk_thread_goes_on(tiny_disk: Path, until: Any) -> None:
+def test_on_a_full_tmpfs_the_flush_fails_cleanly_and_the_disk_thread_goes_on(
+    tiny_disk: Path, until: Any
+) -> None:
     disk = Disk(tiny_disk, Files(), StoreConfig())
     events: list[Any] = []
 
     def flush(num_floats: int, step: int) -> Any:
         job = FlushSlot(Slot(step, 0, 0, step))
         disk.submit(job, snapshots.small_snapshot(step, num_floats=num_floats))
-        until(lambda: events.extend(disk.take()) or any(getattr(e, "job", None) == job for e in events))
+        until(
+            lambda: (
+                events.extend(disk.take()) or any(getattr(e, "job", None) == job for e in events)
+            )
+        )
         return next(e for e in events if getattr(e, "job", None) == job)
 
     try:

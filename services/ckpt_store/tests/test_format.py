@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 from headway.ckpt_store import manifest
 from headway.ckpt_store.files import Files
-from headway.ckpt_store.flush import Snapshot, StaleSnapshotError, blob_header, write_manifest, write_shard
+from headway.ckpt_store.flush import (
+    Snapshot,
+    StaleSnapshotError,
+    blob_header,
+    write_manifest,
+    write_shard,
+)
 from headway.ckpt_store.folder import newest, open_checkpoint
 from headway.ckpt_store.verify import read_shard, read_shard_into, verify
 from headway.common.errors import CorruptError, HeadwayError, InputError
@@ -20,10 +26,14 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 
-def save(root: Path, step: int, world_size: int = 1, generation: int = 0, num_floats: int = 3000) -> Path:
+def save(
+    root: Path, step: int, world_size: int = 1, generation: int = 0, num_floats: int = 3000
+) -> Path:
     files = Files()
     for rank in range(world_size):
-        write_shard(files, root, snapshots.small_snapshot(step, rank, world_size, generation, num_floats))
+        write_shard(
+            files, root, snapshots.small_snapshot(step, rank, world_size, generation, num_floats)
+        )
     folder = root / manifest.step_dir_name(step, generation)
     write_manifest(files, folder)
     return folder
@@ -66,16 +76,22 @@ def test_a_tensor_parallel_shard_keeps_its_local_shape_and_a_flat_piece_is_flat(
 def test_two_pieces_of_one_name_both_appear_in_the_header() -> None:
     piece = {"name": "w", "field": "master", "dtype": "uint8", "offset": 0, "nbytes": 8}
     layout = {"tensors": [piece, {**piece, "offset": 8}], "mesh": {"rank": 0}}
-    entries = json.loads(bytes(blob_header(Snapshot(snapshots.RUN_ID, 0, 0, layout, np.zeros(16, np.uint8))))[8:])
+    entries = json.loads(
+        bytes(blob_header(Snapshot(snapshots.RUN_ID, 0, 0, layout, np.zeros(16, np.uint8))))[8:]
+    )
     assert {"w|master", "w|master#2"} < set(entries)
 
 
 @pytest.mark.parametrize(
-    "change", [{"offset": 4}, {"nbytes": 999}, {"dtype": "complex128"}, {"dtype": "float64", "nbytes": 4}]
+    "change",
+    [{"offset": 4}, {"nbytes": 999}, {"dtype": "complex128"}, {"dtype": "float64", "nbytes": 4}],
 )
 def test_an_impossible_layout_is_refused_by_name(change: dict[str, object]) -> None:
     first = {"name": "first", "field": "", "dtype": "float32", "offset": 0, "nbytes": 8}
-    layout = {"tensors": [first, {**first, "name": "second", "offset": 8, **change}], "mesh": {"rank": 0}}
+    layout = {
+        "tensors": [first, {**first, "name": "second", "offset": 8, **change}],
+        "mesh": {"rank": 0},
+    }
     with pytest.raises(InputError, match="second"):
         blob_header(Snapshot(snapshots.RUN_ID, 0, 0, layout, np.zeros(16, np.uint8)))
 
@@ -83,7 +99,9 @@ def test_an_impossible_layout_is_refused_by_name(change: dict[str, object]) -> N
 def test_all_files_of_a_step_have_deterministic_bytes(tmp_path: Path) -> None:
     one, two = save(tmp_path / "a", 3, world_size=2), save(tmp_path / "b", 3, world_size=2)
     names = sorted(path.name for path in one.iterdir())
-    assert names == ["MANIFEST.json"] + [f"rank-{r}.{e}" for r in (0, 1) for e in ("json", "safetensors")]
+    assert names == ["MANIFEST.json"] + [
+        f"rank-{r}.{e}" for r in (0, 1) for e in ("json", "safetensors")
+    ]
     for name in names:
         assert (one / name).read_bytes() == (two / name).read_bytes()
 
@@ -145,7 +163,9 @@ def test_parts_of_two_runs_make_no_manifest(tmp_path: Path) -> None:
 
 
 def test_a_shard_of_several_chunks_comes_back_bit_exact_into_given_memory(tmp_path: Path) -> None:
-    num_floats = manifest.CHUNK_BYTES // 4 + 1111  # two tensors: more than two chunks, with an odd tail
+    num_floats = (
+        manifest.CHUNK_BYTES // 4 + 1111
+    )  # two tensors: more than two chunks, with an odd tail
     save(tmp_path, 5, num_floats=num_floats)
     expected = snapshots.small_snapshot(5, num_floats=num_floats)
     buffer = np.zeros(expected.data.nbytes + 100, np.uint8)
@@ -177,7 +197,9 @@ def test_step_folder_names_come_back(step: int, generation: int) -> None:
     tp=st.integers(1, 4),
     dp=st.integers(1, 4),
 )
-def test_a_part_file_comes_back(step: int, generation: int, extra: bytes, data_bytes: int, tp: int, dp: int) -> None:
+def test_a_part_file_comes_back(
+    step: int, generation: int, extra: bytes, data_bytes: int, tp: int, dp: int
+) -> None:
     part = manifest.Part(
         run_id=snapshots.RUN_ID,
         step=step,
@@ -202,7 +224,9 @@ def test_garbage_is_corrupt_and_nothing_else(raw: bytes) -> None:
 
 @given(data=st.data())
 def test_a_damaged_part_file_is_corrupt_or_still_reads(data: st.DataObject) -> None:
-    part = manifest.Part(snapshots.RUN_ID, 1, 0, manifest.Mesh(0), 4097, 4096, "0" * 16, ("1" * 16,), {}, b"abc")
+    part = manifest.Part(
+        snapshots.RUN_ID, 1, 0, manifest.Mesh(0), 4097, 4096, "0" * 16, ("1" * 16,), {}, b"abc"
+    )
     raw = bytearray(manifest.encode_part(part))
     raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(CorruptError):

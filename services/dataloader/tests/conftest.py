@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from headway.dataloader.config import DataConfig
 from headway.dataloader.prepare import prepare
+from headway.testkit.data_daemon import Daemon, running_daemon
 
 WORDS = [
     "the",
@@ -37,7 +38,9 @@ WORDS = [
 
 def document(number: int, num_words: int) -> str:
     """Text that differs between documents."""
-    return " ".join(WORDS[(number * 7 + k * (number + 3)) % len(WORDS)] + str(k % 5) for k in range(num_words))
+    return " ".join(
+        WORDS[(number * 7 + k * (number + 3)) % len(WORDS)] + str(k % 5) for k in range(num_words)
+    )
 
 
 @pytest.fixture(scope="session")
@@ -57,7 +60,9 @@ def text_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def corpus(tmp_path_factory: pytest.TempPathFactory, text_folder: Path) -> Path:
     """The prepared folder of ``text_folder``."""
     folder = tmp_path_factory.mktemp("data") / "corpus"
-    config = DataConfig(path=str(folder), source=str(text_folder), vocab_size=300, validation_fraction=0.2)
+    config = DataConfig(
+        path=str(folder), source=str(text_folder), vocab_size=300, validation_fraction=0.2
+    )
     return prepare(config).path
 
 
@@ -67,3 +72,9 @@ def short_folder() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="hw", dir="/tmp"))
     yield folder
     shutil.rmtree(folder)
+
+
+@pytest.fixture
+def daemon(short_folder: Path) -> Iterator[Daemon]:
+    with running_daemon(short_folder) as running:
+        yield running

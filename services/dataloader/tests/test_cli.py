@@ -19,7 +19,9 @@ README = Path(__file__).parents[1] / "README.md"
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "headway.dataloader", *map(str, arguments)]
-    return subprocess.run(command, env=child_environment(), capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, env=child_environment(), capture_output=True, text=True, check=False
+    )
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -31,7 +33,11 @@ def test_help_imports_nothing_heavy() -> None:
         "assert not heavy, heavy\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], env=child_environment(), capture_output=True, text=True, check=False
+        [sys.executable, "-c", code],
+        env=child_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert all(command in done.stdout for command in ("prepare", "inspect", "verify", "serve"))
@@ -57,7 +63,9 @@ def test_help_imports_nothing_heavy() -> None:
         (("serve", "--endpoint", "ipc://{tmp}/s", "--run-id", "nonsense"), "nonsense"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(arguments: tuple[str, ...], words: str, short_folder: Path) -> None:
+def test_bad_input_is_one_line_and_exit_code_2(
+    arguments: tuple[str, ...], words: str, short_folder: Path
+) -> None:
     done = run(*(argument.replace("{tmp}", str(short_folder)) for argument in arguments))
     assert done.returncode == 2, done.stderr
     lines = done.stderr.splitlines()
@@ -85,7 +93,9 @@ def test_damage_found_by_verify_exits_1_and_names_the_file_and_a_remedy_that_men
     raw[10] ^= 1
     (tmp_path / "d" / "train.bin").write_bytes(raw)
     done = run("verify", tmp_path / "d")
-    assert done.returncode == 1 and "train.bin" in done.stderr and len(done.stderr.splitlines()) == 1
+    assert (
+        done.returncode == 1 and "train.bin" in done.stderr and len(done.stderr.splitlines()) == 1
+    )
     assert "prepare the data again with --force" in done.stderr
     assert run("prepare", *options, "--force").returncode == 0
     assert run("verify", tmp_path / "d").returncode == 0
@@ -106,8 +116,17 @@ def test_prepare_leaves_no_lock_behind(source: str, text_folder: Path, tmp_path:
 
 def test_a_daemon_that_is_ended_leaves_no_folder_in_shared_memory(short_folder: Path) -> None:
     root = short_folder / "m"
-    command = [sys.executable, "-m", "headway.dataloader", "serve", "--endpoint", f"ipc://{short_folder}/s"]
-    daemon = subprocess.Popen(command, env=child_environment({"HEADWAY_SHM_ROOT": str(root)}), stderr=subprocess.PIPE)
+    command = [
+        sys.executable,
+        "-m",
+        "headway.dataloader",
+        "serve",
+        "--endpoint",
+        f"ipc://{short_folder}/s",
+    ]
+    daemon = subprocess.Popen(
+        command, env=child_environment({"HEADWAY_SHM_ROOT": str(root)}), stderr=subprocess.PIPE
+    )
     try:
         with Client(f"ipc://{short_folder}/s") as client:
             client.call(GetDataStatus(), DataStatus, timeout_s=30.0)

@@ -4,54 +4,34 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
-from headway.common.errors import CorruptError, DeadlineError, HeadwayError, InputError
+from headway.common.errors import DeadlineError, HeadwayError, InputError
 from headway.common.node.ring import RingAbortedError, RingReader
 from headway.common.node.testing import child_environment, no_leaks, wait_until
 from headway.common.wire.client import Client
-from headway.common.wire.messages.dataloader import CloseStream, OpenStream, StreamClosed, StreamOpened
+from headway.common.wire.messages.dataloader import (
+    CloseStream,
+    OpenStream,
+    StreamClosed,
+    StreamOpened,
+)
 from headway.common.wire.messages.service import Describe, Description
 from headway.dataloader.client import DataClient
 from headway.dataloader.config import StreamSpec, stream_spec
-from headway.dataloader.formats import bin_path
-from headway.testkit.data_daemon import Daemon, running_daemon, write_tokens
+from headway.testkit.data_daemon import Daemon, full, in_process, rows, running_daemon
 
 
-@pytest.fixture
-def daemon(short_folder: Path) -> Iterator[Daemon]:
-    with running_daemon(short_folder) as running:
-        yield running
-
-
-def rows(client: DataClient, count: int) -> list[tuple[int, bytes, bytes, bytes]]:
-    """The next batches as comparable values."""
-    taken = []
-    for _ in range(count):
-        batch = client.next()
-        taken.append((batch.sample, batch.tokens.tobytes(), batch.labels.tobytes(), batch.mask.tobytes()))
-    return taken
-
-
-def in_process(spec: StreamSpec, count: int) -> list[tuple[int, bytes, bytes, bytes]]:
-    with DataClient(None, spec=spec) as client:
-        return rows(client, count)
-
-
-def full(daemon: Daemon) -> bool:
-    return all(row.filled - row.released == row.spec.ring_slots for row in daemon.status().streams)
-
-
-def test_daemon_and_process_give_equal_bits_on_both_splits_and_all_dp_ranks(daemon: Daemon, corpus: Path) -> None:
+def test_daemon_and_process_give_equal_bits_on_both_splits_and_all_dp_ranks(
+    daemon: Daemon, corpus: Path
+) -> None:
     specs = [
         stream_spec(
             corpus,
@@ -82,7 +62,9 @@ def test_the_views_of_a_batch_cannot_be_written(daemon: Daemon, corpus: Path) ->
             )
 
 
-def test_several_readers_each_get_every_batch_and_the_slowest_holds_the_ring(daemon: Daemon, corpus: Path) -> None:
+def test_several_readers_each_get_every_batch_and_the_slowest_holds_the_ring(
+    daemon: Daemon, corpus: Path
+) -> None:
     spec = stream_spec(corpus, seq_len=16, micro_batch_size=2, num_readers=3, ring_slots=4)
     clients = [DataClient(daemon.endpoint, spec=spec, reader=reader) for reader in range(3)]
     expected = in_process(spec, 12)
@@ -90,7 +72,9 @@ def test_several_readers_each_get_every_batch_and_the_slowest_holds_the_ring(dae
     wait_until(lambda: daemon.status().streams[0].filled == 4, what="a full ring")
     with pytest.raises(RingAbortedError):
         clients[0].next(abort=lambda: True)
-    threads = [threading.Thread(target=lambda c=c: results.append(rows(c, 12))) for c in clients[1:]]
+    threads = [
+        threading.Thread(target=lambda c=c: results.append(rows(c, 12))) for c in clients[1:]
+    ]
     results: list[list[tuple[int, bytes, bytes, bytes]]] = []
     for thread in threads:
         thread.start()
@@ -102,7 +86,9 @@ def test_several_readers_each_get_every_batch_and_the_slowest_holds_the_ring(dae
         client.close()
 
 
-def test_a_killed_daemon_is_replaced_without_any_reader_noticing(daemon: Daemon, corpus: Path) -> None:
+def test_a_killed_daemon_is_replaced_without_any_reader_noticing(
+    daemon: Daemon, corpus: Path
+) -> None:
     spec = stream_spec(corpus, seq_len=16, micro_batch_size=2, ring_slots=3, start_sample=6)
     expected = in_process(spec, 60)
     with DataClient(daemon.endpoint, spec=spec, timeout_s=60) as client:
@@ -120,7 +106,9 @@ def test_a_killed_daemon_is_replaced_without_any_reader_noticing(daemon: Daemon,
         assert rows(client, 20) == expected[40:]
 
 
-def test_a_daemon_killed_in_the_middle_of_a_slot_writes_it_again(short_folder: Path, corpus: Path) -> None:
+def test_a_daemon_killed_in_the_middle_of_a_slot_writes_it_again(
+    short_folder: Path, corpus: Path
+) -> None:
     from headway.common.node.failpoints import arm, fired
     from headway.common.node.run_dir import NodePaths
     from headway.common.node.testing import private_roots
@@ -138,7 +126,9 @@ def test_a_daemon_killed_in_the_middle_of_a_slot_writes_it_again(short_folder: P
                 assert rows(client, 10) == in_process(spec, 14)[4:]
 
 
-def test_a_reader_gives_up_on_a_dead_daemon_after_its_own_time_and_says_so(daemon: Daemon, corpus: Path) -> None:
+def test_a_reader_gives_up_on_a_dead_daemon_after_its_own_time_and_says_so(
+    daemon: Daemon, corpus: Path
+) -> None:
     spec = stream_spec(corpus, seq_len=16, micro_batch_size=2, ring_slots=2)
     with DataClient(daemon.endpoint, spec=spec, timeout_s=30.0) as client:
         rows(client, 1)
@@ -164,12 +154,16 @@ def test_a_waiting_reader_listens_to_its_caller(daemon: Daemon, corpus: Path) ->
                 client.next(abort)
 
 
-def test_opening_twice_gives_one_ring_and_another_spec_is_refused(daemon: Daemon, corpus: Path) -> None:
+def test_opening_twice_gives_one_ring_and_another_spec_is_refused(
+    daemon: Daemon, corpus: Path
+) -> None:
     spec = stream_spec(corpus, seq_len=16, micro_batch_size=2, num_readers=2)
     with Client(daemon.endpoint) as client:
         first = client.call(OpenStream(spec=spec), StreamOpened)
         assert client.call(OpenStream(spec=spec), StreamOpened) == first
-        with pytest.raises(HeadwayError, match="seq_len=16, asked was 8; open it with a new generation"):
+        with pytest.raises(
+            HeadwayError, match="seq_len=16, asked was 8; open it with a new generation"
+        ):
             client.call(OpenStream(spec=msgspec.structs.replace(spec, seq_len=8)), StreamOpened)
         assert daemon.files == ["ring-g0-d0-train.bin"]
         spec_of_ring = msgspec.json.decode(RingReader(Path(first.path), 0).spec)
@@ -201,75 +195,6 @@ def test_a_newer_generation_removes_the_rings_of_older_ones(daemon: Daemon, corp
         client.close()
 
 
-def test_damaged_data_reach_every_waiting_reader_by_name_and_a_repair_goes_on(daemon: Daemon, tmp_path: Path) -> None:
-    import shutil
-
-    from headway.dataloader.config import DataConfig
-    from headway.dataloader.prepare import prepare
-
-    (tmp_path / "t").mkdir()
-    for number in range(30):
-        (tmp_path / "t" / f"{number}.txt").write_text(f"document {number} says so " * 40)
-    folder = prepare(DataConfig(path=str(tmp_path / "d"), source=str(tmp_path / "t"), vocab_size=300)).path
-    good = bin_path(folder / "train").read_bytes()
-    shutil.copy(bin_path(folder / "train"), tmp_path / "good")
-    spec = stream_spec(folder, seq_len=16, micro_batch_size=4, ring_slots=2, num_readers=2)
-    expected = in_process(spec, 12)
-    # From the second half on, ids that no vocabulary has: some sample of the first epoch meets them.
-    bin_path(folder / "train").write_bytes(good[: len(good) // 2] + b"\xff\xff" * (len(good) // 4))
-    clients = [DataClient(daemon.endpoint, spec=spec, reader=reader) for reader in (0, 1)]
-    got: list[list[tuple[int, bytes, bytes, bytes]]] = [[], []]
-    told: list[str] = []
-    while len(told) < 2:  # in turns: a ring goes no further than its slowest reader
-        for client, mine in zip(clients, got, strict=True):
-            try:
-                mine += rows(client, 1)
-            except CorruptError as error:
-                told.append(str(error))
-    assert told[0] == told[1]
-    assert re.search(r"train\.bin: token \d+ of sequence \d+ is 65535", told[0])
-    assert told[0] in daemon.status().streams[0].error
-    assert "train.bin" in daemon.log.read_text()
-    (tmp_path / "good").replace(bin_path(folder / "train"))
-    wait_until(lambda: not daemon.status().streams[0].error, what="the repair to be seen")
-    assert got[0] == got[1]
-    for one in expected[len(got[0]) :]:
-        assert [rows(client, 1) for client in clients] == [[one], [one]]
-    for client in clients:
-        client.close()
-
-
-def test_a_restarted_daemon_does_not_go_on_with_other_data(daemon: Daemon, tmp_path: Path) -> None:
-    prefix = write_tokens(tmp_path / "x", [300, 300])
-    spec = stream_spec(prefix, seq_len=8, micro_batch_size=2, ring_slots=2)
-    with DataClient(daemon.endpoint, spec=spec) as client:
-        rows(client, 3)
-        daemon.kill()
-        write_tokens(prefix, [300, 301])
-        daemon.start()
-        with pytest.raises(CorruptError, match="has changed"):
-            rows(client, 5)
-
-
-def test_a_truncated_corpus_is_refused_when_opened(daemon: Daemon, tmp_path: Path) -> None:
-    prefix = write_tokens(tmp_path / "x", [300, 300])
-    bin_path(prefix).write_bytes(bin_path(prefix).read_bytes()[:-1])
-    with pytest.raises(CorruptError, match=r"x\.bin is truncated"):
-        DataClient(daemon.endpoint, spec=stream_spec(prefix, seq_len=8, micro_batch_size=2))
-    with pytest.raises(InputError, match="no prepared data"):
-        DataClient(daemon.endpoint, spec=stream_spec(tmp_path / "nothing", seq_len=8, micro_batch_size=2))
-    assert daemon.files == []
-
-
-def test_the_end_of_an_order_of_known_length_ends_the_loop(daemon: Daemon, tmp_path: Path) -> None:
-    prefix = write_tokens(tmp_path / "x", [33])
-    spec = stream_spec(prefix, seq_len=4, micro_batch_size=2, num_samples=8)
-    with DataClient(daemon.endpoint, spec=spec) as client:
-        assert [batch.sample for batch in client] == [0, 2, 4, 6]
-        with pytest.raises(InputError, match="past the 8 of this order"):
-            client.next()
-
-
 def test_a_single_reader_that_was_killed_begins_anew(daemon: Daemon, corpus: Path) -> None:
     spec = stream_spec(corpus, seq_len=16, micro_batch_size=2)
     code = (
@@ -281,15 +206,22 @@ def test_a_single_reader_that_was_killed_begins_anew(daemon: Daemon, corpus: Pat
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     arguments = [sys.executable, "-c", code, daemon.endpoint, msgspec.json.encode(spec).decode()]
-    assert subprocess.run(arguments, env=child_environment(), check=False).returncode == -signal.SIGKILL
+    assert (
+        subprocess.run(arguments, env=child_environment(), check=False).returncode
+        == -signal.SIGKILL
+    )
     assert daemon.files == ["ring-g0-d0-train.bin"]
     with DataClient(daemon.endpoint, spec=spec) as client:
         assert rows(client, 3) == in_process(spec, 3)
 
 
-def test_closing_the_only_reader_removes_the_ring_and_leaks_nothing(daemon: Daemon, corpus: Path) -> None:
+def test_closing_the_only_reader_removes_the_ring_and_leaks_nothing(
+    daemon: Daemon, corpus: Path
+) -> None:
     spec = stream_spec(corpus, seq_len=16, micro_batch_size=2)
-    with DataClient(daemon.endpoint, spec=spec) as client:  # the process-wide ZeroMQ context is made once
+    with DataClient(
+        daemon.endpoint, spec=spec
+    ) as client:  # the process-wide ZeroMQ context is made once
         client.next()
     wait_until(lambda: daemon.files == [], what="the ring's removal")
     with no_leaks(daemon.shm_dir):
@@ -311,7 +243,9 @@ def test_a_daemon_alone_removes_its_rings_at_a_clean_end(daemon: Daemon, corpus:
     client.close()
 
 
-def test_a_daemon_under_an_executor_leaves_its_rings_and_beats_with_progress(short_folder: Path, corpus: Path) -> None:
+def test_a_daemon_under_an_executor_leaves_its_rings_and_beats_with_progress(
+    short_folder: Path, corpus: Path
+) -> None:
     from headway.common.wire.messages.service import ServiceBeat
     from headway.common.wire.server import Server
 
@@ -327,7 +261,9 @@ def test_a_daemon_under_an_executor_leaves_its_rings_and_beats_with_progress(sho
             return bool(beats) and beats[-1].progress == progress
 
         wait_until(lambda: heard(0), what="a beat")
-        client = DataClient(daemon.endpoint, spec=stream_spec(corpus, seq_len=16, micro_batch_size=2, ring_slots=4))
+        client = DataClient(
+            daemon.endpoint, spec=stream_spec(corpus, seq_len=16, micro_batch_size=2, ring_slots=4)
+        )
         wait_until(lambda: heard(4), what="a beat that tells of four batches")
         assert (beats[-1].name, beats[-1].pid) == ("dataloader", daemon.pid)
         assert daemon.stop() == 0
@@ -352,7 +288,9 @@ def test_a_leftover_that_is_no_ring_stops_nobody(short_folder: Path, corpus: Pat
         daemon.kill()
         (daemon.shm_dir / "ring-g0-d0-train.bin").write_bytes(b"rubbish" * 1000)
         daemon.start()
-        with DataClient(daemon.endpoint, spec=stream_spec(corpus, seq_len=16, micro_batch_size=2)) as client:
+        with DataClient(
+            daemon.endpoint, spec=stream_spec(corpus, seq_len=16, micro_batch_size=2)
+        ) as client:
             rows(client, 20)
 
 
@@ -372,7 +310,9 @@ def test_no_daemon_is_an_error_after_the_clients_time(short_folder: Path, corpus
         )
 
 
-def test_a_stopped_daemon_that_is_ended_leaves_its_rings_to_the_next(daemon: Daemon, corpus: Path) -> None:
+def test_a_stopped_daemon_that_is_ended_leaves_its_rings_to_the_next(
+    daemon: Daemon, corpus: Path
+) -> None:
     spec = stream_spec(corpus, seq_len=16, micro_batch_size=2, ring_slots=2)
     with DataClient(daemon.endpoint, spec=spec) as client:
         wait_until(lambda: full(daemon), what="a full ring")

@@ -98,7 +98,10 @@ def test_a_truncated_index_is_named(tmp_path: Path, size: int) -> None:
 def test_truncated_tokens_are_named_with_the_first_sequence_that_is_cut(tmp_path: Path) -> None:
     prefix = write_tokens(tmp_path / "x", [3, 4, 5])
     bin_path(prefix).write_bytes(bin_path(prefix).read_bytes()[:13])
-    with pytest.raises(CorruptError, match=r"x\.bin is truncated: 13 bytes, its index needs 24 \(sequence 1 is cut\)"):
+    with pytest.raises(
+        CorruptError,
+        match=r"x\.bin is truncated: 13 bytes, its index needs 24 \(sequence 1 is cut\)",
+    ):
         TokenFile(prefix)
 
 

@@ -10,7 +10,9 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 
-def megatron_samples(lengths: list[int], seq_len: int, seed: int, num_samples: int) -> list[list[tuple[int, int]]]:
+def megatron_samples(
+    lengths: list[int], seq_len: int, seed: int, num_samples: int
+) -> list[list[tuple[int, int]]]:
     """Every sample as (sequence, token) pairs, in the order handed out: plain loops, nothing clever."""
     num_tokens = sum(lengths)
     epochs = 1
@@ -43,14 +45,24 @@ def megatron_samples(lengths: list[int], seq_len: int, seed: int, num_samples: i
     seed=st.integers(0, 2**32 - 1),
     num_samples=st.integers(1, 60),
 )
-@example(lengths=[7, 5], seq_len=2, seed=1234, num_samples=7)  # a second epoch used a little: shuffled apart
+@example(
+    lengths=[7, 5], seq_len=2, seed=1234, num_samples=7
+)  # a second epoch used a little: shuffled apart
 @example(lengths=[0, 7, 0, 0, 5], seq_len=3, seed=1, num_samples=3)
-def test_every_sample_is_megatrons(lengths: list[int], seq_len: int, seed: int, num_samples: int) -> None:
+def test_every_sample_is_megatrons(
+    lengths: list[int], seq_len: int, seed: int, num_samples: int
+) -> None:
     assume(sum(lengths) > seq_len)
-    order = SampleOrder(np.array(lengths, np.int32), seq_len=seq_len, seed=seed, num_samples=num_samples)
+    order = SampleOrder(
+        np.array(lengths, np.int32), seq_len=seq_len, seed=seed, num_samples=num_samples
+    )
     expected = megatron_samples(lengths, seq_len, seed, num_samples)
     found = [
-        [(sequence, token) for sequence, start, stop in order.pieces(index) for token in range(start, stop)]
+        [
+            (sequence, token)
+            for sequence, start, stop in order.pieces(index)
+            for token in range(start, stop)
+        ]
         for index in range(order.num_samples)
     ]
     assert found == expected
@@ -76,7 +88,9 @@ def test_the_indices_have_megatrons_types_and_values() -> None:
 
 
 def test_a_corpus_shorter_than_a_sample_says_so() -> None:
-    with pytest.raises(InputError, match="5 tokens hold no sample of seq_len 5; use a seq_len below 5"):
+    with pytest.raises(
+        InputError, match="5 tokens hold no sample of seq_len 5; use a seq_len below 5"
+    ):
         SampleOrder(np.array([2, 3], np.int32), seq_len=5, seed=0, num_samples=1)
 
 

@@ -30,7 +30,9 @@ def _bytes(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_every_document_is_in_its_split_and_ends_with_end_of_text(corpus: Path, text_folder: Path) -> None:
+def test_every_document_is_in_its_split_and_ends_with_end_of_text(
+    corpus: Path, text_folder: Path
+) -> None:
     data = Dataset(corpus)
     documents = split_documents(read_source(str(text_folder)), 0.2)
     assert len(documents["validation"]) > 0
@@ -38,11 +40,16 @@ def test_every_document_is_in_its_split_and_ends_with_end_of_text(corpus: Path, 
         texts = [document.text for document in members]
         tokens = data.split(split)
         rows = [tokens.sequence(k).tolist() for k in range(tokens.num_sequences)]
-        assert all(row[-1] == data.tokenizer.eod_id and data.tokenizer.eod_id not in row[:-1] for row in rows)
+        assert all(
+            row[-1] == data.tokenizer.eod_id and data.tokenizer.eod_id not in row[:-1]
+            for row in rows
+        )
         assert [data.tokenizer.decode(row) for row in rows] == texts
 
 
-def test_preparing_again_elsewhere_gives_equal_bytes(corpus: Path, text_folder: Path, tmp_path: Path) -> None:
+def test_preparing_again_elsewhere_gives_equal_bytes(
+    corpus: Path, text_folder: Path, tmp_path: Path
+) -> None:
     again = prepare(_config(tmp_path / "again", text_folder)).path
     assert _bytes(again) == _bytes(corpus)
 
@@ -55,10 +62,14 @@ def test_the_second_run_says_that_it_does_nothing(text_folder: Path, tmp_path: P
     assert (first.was_there, second.was_there) == (False, True)
     assert second.meta == first.meta
     assert {path.name: path.stat().st_mtime_ns for path in first.path.iterdir()} == before
-    assert any("already prepared" in line and first.meta.corpus_sha256[:16] in line for line in said)
+    assert any(
+        "already prepared" in line and first.meta.corpus_sha256[:16] in line for line in said
+    )
 
 
-def test_other_text_in_the_same_folder_is_refused_until_forced(text_folder: Path, tmp_path: Path) -> None:
+def test_other_text_in_the_same_folder_is_refused_until_forced(
+    text_folder: Path, tmp_path: Path
+) -> None:
     other = tmp_path / "other.txt"
     other.write_text("one two three four\n" * 50)
     prepare(_config(tmp_path / "d", text_folder))
@@ -74,7 +85,9 @@ def test_other_text_in_the_same_folder_is_refused_until_forced(text_folder: Path
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_a_folder_with_other_files_is_never_replaced(text_folder: Path, tmp_path: Path, force: bool) -> None:
+def test_a_folder_with_other_files_is_never_replaced(
+    text_folder: Path, tmp_path: Path, force: bool
+) -> None:
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "letter.txt").write_text("dear")
     with pytest.raises(InputError, match="no prepared data"):
@@ -111,9 +124,18 @@ def test_a_run_killed_in_the_middle_leaves_nothing_at_the_target_and_the_next_on
 
 
 def test_two_runs_at_once_make_it_once(text_folder: Path, tmp_path: Path) -> None:
-    arguments = [sys.executable, "-m", "headway.dataloader", "prepare", "--source", str(text_folder)]
+    arguments = [
+        sys.executable,
+        "-m",
+        "headway.dataloader",
+        "prepare",
+        "--source",
+        str(text_folder),
+    ]
     arguments += ["--out", str(tmp_path / "d"), "--vocab-size", "300", "--json"]
-    runs = [subprocess.Popen(arguments, env=child_environment(), stdout=-1, stderr=-1) for _ in range(3)]
+    runs = [
+        subprocess.Popen(arguments, env=child_environment(), stdout=-1, stderr=-1) for _ in range(3)
+    ]
     facts = [json.loads(run.communicate()[0]) for run in runs]
     assert sorted(fact["was_there"] for fact in facts) == [False, True, True]
     verify(tmp_path / "d")
@@ -135,9 +157,9 @@ def test_unigram_nats_is_the_cross_entropy_computed_by_hand(corpus: Path) -> Non
     train, held_out = (Counter(data.split(s).tokens.tolist()) for s in ("train", "validation"))
     vocab, total = data.vocab_size, sum(train.values())
     assert vocab is not None
-    expected = -sum(n * math.log((train[t] + 1) / (total + vocab)) for t, n in held_out.items()) / sum(
-        held_out.values()
-    )
+    expected = -sum(
+        n * math.log((train[t] + 1) / (total + vocab)) for t, n in held_out.items()
+    ) / sum(held_out.values())
     assert data.meta is not None
     assert data.meta.unigram_nats == pytest.approx(expected, rel=1e-12)
     assert unigram_nats(np.array([0, 0]), np.array([3, 1])) == pytest.approx(math.log(2))
@@ -147,7 +169,9 @@ def test_one_document_is_cut_at_a_line_and_few_documents_fill_both_splits() -> N
     lines = "".join(f"line {k}\n" for k in range(40))
     parts = split_documents([Document("book", lines)], 0.1)
     assert parts["train"][0].text + parts["validation"][0].text == lines
-    assert parts["train"][0].text.endswith("\n") and len(parts["validation"][0].text) < 0.2 * len(lines)
+    assert parts["train"][0].text.endswith("\n") and len(parts["validation"][0].text) < 0.2 * len(
+        lines
+    )
     for fraction in (1e-9, 1 - 1e-9):
         parts = split_documents([Document(str(k), "x") for k in range(3)], fraction)
         assert sorted(len(part) for part in parts.values()) == [1, 2]
@@ -166,7 +190,9 @@ def test_jsonl_lines_are_documents_and_a_bad_line_is_named(tmp_path: Path) -> No
 def test_the_standard_library_comes_without_its_tests() -> None:
     keys = [document.key for document in read_source("stdlib")]
     assert "json/decoder.py" in keys and "unittest/case.py" in keys
-    assert not [key for key in keys if {"test", "tests", "site-packages"} & set(Path(key).parts[:-1])]
+    assert not [
+        key for key in keys if {"test", "tests", "site-packages"} & set(Path(key).parts[:-1])
+    ]
 
 
 def test_lone_surrogates_in_json_are_replaced(tmp_path: Path) -> None:
@@ -183,7 +209,9 @@ def test_a_source_that_cannot_be_read_is_named(source: str, tmp_path: Path) -> N
     assert not (tmp_path / "d").exists()
 
 
-def test_debian_docs_without_apt_say_what_else_to_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_debian_docs_without_apt_say_what_else_to_use(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(InputError, match=r"needs apt-get; .*--source stdlib"):
         read_source("debian-docs", cache=tmp_path / "cache")
@@ -194,16 +222,22 @@ def _tool(folder: Path, name: str, script: str) -> None:
     (folder / name).chmod(0o755)
 
 
-def test_debian_docs_offline_repeat_what_apt_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_debian_docs_offline_repeat_what_apt_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     _tool(tmp_path, "apt-get", "echo 'E: Unable to locate package perl-doc' >&2; exit 100\n")
     _tool(tmp_path, "dpkg-deb", "exit 0\n")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with pytest.raises(InputError, match=r"Unable to locate package.*apt-get update.*--source stdlib"):
+    with pytest.raises(
+        InputError, match=r"Unable to locate package.*apt-get update.*--source stdlib"
+    ):
         read_source("debian-docs", cache=tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_debian_docs_are_stripped_of_html_and_fetched_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_debian_docs_are_stripped_of_html_and_fetched_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     body = "<p>Vacuum &amp; analyze.</p>" + "<p>words words words</p>" * 40
     page = f"<html><head><title>x</title></head><body><script>no()</script>{body}</body></html>"
     _tool(tmp_path, "apt-get", f"echo $3 >> {tmp_path}/calls; echo deb > $3_1_all.deb\n")
@@ -224,7 +258,9 @@ def test_debian_docs_are_stripped_of_html_and_fetched_once(monkeypatch: pytest.M
     assert (tmp_path / "calls").read_text().split() == ["postgresql-doc-15", "perl-doc"]
 
 
-def test_the_vocabulary_does_not_depend_on_the_number_of_threads(text_folder: Path, tmp_path: Path) -> None:
+def test_the_vocabulary_does_not_depend_on_the_number_of_threads(
+    text_folder: Path, tmp_path: Path
+) -> None:
     texts = [document.text for document in read_source(str(text_folder))]
     code = (
         "import sys, json; from pathlib import Path; from headway.dataloader.tokenizer import Tokenizer\n"
@@ -233,7 +269,13 @@ def test_the_vocabulary_does_not_depend_on_the_number_of_threads(text_folder: Pa
     (tmp_path / "texts.json").write_text(json.dumps(texts))
     made = []
     for threads in ("1", "2", "4"):
-        command = [sys.executable, "-c", code, str(tmp_path / "texts.json"), str(tmp_path / threads)]
+        command = [
+            sys.executable,
+            "-c",
+            code,
+            str(tmp_path / "texts.json"),
+            str(tmp_path / threads),
+        ]
         subprocess.run(command, env=child_environment({"RAYON_NUM_THREADS": threads}), check=True)
         made.append((tmp_path / threads).read_bytes())
     assert made[0] == made[1] == made[2]

@@ -25,9 +25,12 @@ def global_rows(prefix: Path, seq_len: int, seed: int, num_rows: int) -> list[li
     epoch = 0
     while len(rows) < num_rows:
         one_epoch = (tokens.num_tokens - 1) // seq_len
-        order = SampleOrder(tokens.lengths, seq_len=seq_len, seed=seed + epoch, num_samples=one_epoch)
+        order = SampleOrder(
+            tokens.lengths, seq_len=seq_len, seed=seed + epoch, num_samples=one_epoch
+        )
         rows += [
-            [int(t) for s, a, b in order.pieces(index) for t in tokens.sequence(s)[a:b]] for index in range(one_epoch)
+            [int(t) for s, a, b in order.pieces(index) for t in tokens.sequence(s)[a:b]]
+            for index in range(one_epoch)
         ]
         epoch += 1
     return rows[:num_rows]
@@ -81,9 +84,14 @@ def test_a_run_of_known_length_follows_megatrons_order_over_epochs(tmp_path: Pat
     tokens = TokenFile(prefix)
     order = SampleOrder(tokens.lengths, seq_len=4, seed=9, num_samples=20)
     assert order.num_epochs == 3
-    with DataClient(None, spec=stream_spec(prefix, seq_len=4, micro_batch_size=1, seed=9, num_samples=20)) as client:
+    with DataClient(
+        None, spec=stream_spec(prefix, seq_len=4, micro_batch_size=1, seed=9, num_samples=20)
+    ) as client:
         rows = [batch.tokens[0].tolist() for batch in client]
-    expected = [[int(t) for s, a, b in order.pieces(i) for t in tokens.sequence(s)[a:b]][:-1] for i in range(20)]
+    expected = [
+        [int(t) for s, a, b in order.pieces(i) for t in tokens.sequence(s)[a:b]][:-1]
+        for i in range(20)
+    ]
     assert rows == expected
 
 
@@ -100,7 +108,9 @@ def test_a_longer_endless_run_begins_as_the_shorter_one(tmp_path: Path) -> None:
 
 def test_a_cycle_starts_again_at_its_first_sample(tmp_path: Path) -> None:
     prefix = write_tokens(tmp_path / "x", [200])
-    spec = stream_spec(prefix, seq_len=4, micro_batch_size=2, global_batch_size=4, cycle_samples=8, start_sample=4)
+    spec = stream_spec(
+        prefix, seq_len=4, micro_batch_size=2, global_batch_size=4, cycle_samples=8, start_sample=4
+    )
     assert [slot_sample(spec, slot) for slot in range(10)] == [4, 6, 8, 10, 4, 6, 8, 10, 4, 6]
 
 
@@ -118,7 +128,9 @@ def test_a_cycle_starts_again_at_its_first_sample(tmp_path: Path) -> None:
         ({"ring_slots": 1 << 20, "seq_len": 1 << 30}, "out of range"),
     ],
 )
-def test_a_specification_that_cannot_be_is_named(tmp_path: Path, change: dict[str, object], words: str) -> None:
+def test_a_specification_that_cannot_be_is_named(
+    tmp_path: Path, change: dict[str, object], words: str
+) -> None:
     import msgspec
 
     good = stream_spec(tmp_path, seq_len=4, micro_batch_size=2, global_batch_size=8, dp_size=2)
@@ -127,7 +139,9 @@ def test_a_specification_that_cannot_be_is_named(tmp_path: Path, change: dict[st
         check(msgspec.structs.replace(good, **change))
 
 
-def test_a_token_outside_the_vocabulary_is_named_with_its_place(corpus: Path, tmp_path: Path) -> None:
+def test_a_token_outside_the_vocabulary_is_named_with_its_place(
+    corpus: Path, tmp_path: Path
+) -> None:
     import shutil
 
     copy = Path(shutil.copytree(corpus, tmp_path / "copy"))
@@ -138,7 +152,10 @@ def test_a_token_outside_the_vocabulary_is_named_with_its_place(corpus: Path, tm
     bin_path(copy / "train").write_bytes(raw)
     with (
         DataClient(None, spec=stream_spec(copy, seq_len=16, micro_batch_size=4)) as client,
-        pytest.raises(CorruptError, match=r"train\.bin: token 3 of sequence 5 is 40000, the vocabulary has 300"),
+        pytest.raises(
+            CorruptError,
+            match=r"train\.bin: token 3 of sequence 5 is 40000, the vocabulary has 300",
+        ),
     ):
         while True:
             client.next()

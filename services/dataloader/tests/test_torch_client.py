@@ -18,7 +18,10 @@ def test_tensors_hold_the_clients_numbers_and_stay_valid(corpus: Path, device: s
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no GPU")
     spec = stream_spec(corpus, seq_len=16, micro_batch_size=3)
-    with DataClient(None, spec=spec) as arrays, TorchDataClient(None, spec=spec, device=device) as tensors:
+    with (
+        DataClient(None, spec=spec) as arrays,
+        TorchDataClient(None, spec=spec, device=device) as tensors,
+    ):
         kept = [tensors.next() for _ in range(6)]
         for found in kept:
             expected = arrays.next()
@@ -28,6 +31,10 @@ def test_tensors_hold_the_clients_numbers_and_stay_valid(corpus: Path, device: s
                 torch.int64,
                 torch.bool,
             )
-            assert torch.equal(found.tokens.cpu(), torch.from_numpy(expected.tokens.astype("int64")))
-            assert torch.equal(found.labels.cpu(), torch.from_numpy(expected.labels.astype("int64")))
+            assert torch.equal(
+                found.tokens.cpu(), torch.from_numpy(expected.tokens.astype("int64"))
+            )
+            assert torch.equal(
+                found.labels.cpu(), torch.from_numpy(expected.labels.astype("int64"))
+            )
             assert bool(found.mask.all())

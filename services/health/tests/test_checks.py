@@ -54,7 +54,9 @@ def test_a_check_that_takes_too_long_is_ended_and_leaves_no_process() -> None:
     assert _children() <= before
 
 
-def test_what_a_hanging_check_has_started_is_ended_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_hanging_check_has_started_is_ended_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import pathlib, subprocess, time\n"
         "child = subprocess.Popen(['sleep', '1000'])\n"
@@ -64,7 +66,9 @@ def test_what_a_hanging_check_has_started_is_ended_with_it(tmp_path: Path, monke
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert not run_check("versions", CheckSettings(), deadline_s=2.0).ok
     pid = int((tmp_path / "pid").read_text())
-    wait_until(lambda: read_process(pid).state in ("gone", "Z"), what="the end of what the check started")
+    wait_until(
+        lambda: read_process(pid).state in ("gone", "Z"), what="the end of what the check started"
+    )
 
 
 def test_a_check_that_crashes_is_a_failure_of_the_node_with_its_last_words() -> None:
@@ -146,14 +150,20 @@ def test_too_little_shared_memory_fails_with_the_remedy() -> None:
 def test_a_full_a_missing_and_a_slow_disk_fail(tmp_path: Path) -> None:
     assert "free" in disk.check(CheckSettings(disk=tmp_path, min_disk_free_bytes=1 << 60)).message
     assert not disk.check(CheckSettings(disk=tmp_path / "nowhere", min_disk_free_bytes=0)).ok
-    slow = disk.check(CheckSettings(disk=tmp_path, min_disk_free_bytes=0, min_disk_bytes_per_s=1 << 60))
+    slow = disk.check(
+        CheckSettings(disk=tmp_path, min_disk_free_bytes=0, min_disk_bytes_per_s=1 << 60)
+    )
     assert not slow.ok and "MiB/s" in slow.message
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_disk_that_gives_back_other_bytes_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_gives_back_other_bytes_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Path, "read_bytes", lambda _: b"rotten")
-    finding = disk.check(CheckSettings(disk=tmp_path, min_disk_free_bytes=0, min_disk_bytes_per_s=0))
+    finding = disk.check(
+        CheckSettings(disk=tmp_path, min_disk_free_bytes=0, min_disk_bytes_per_s=0)
+    )
     assert not finding.ok and "other bytes" in finding.message
 
 
@@ -172,10 +182,14 @@ def test_versions_that_do_not_belong_together_fail() -> None:
 
 
 def test_json_and_exit_codes_for_prologs(tmp_path: Path) -> None:
-    well = health("check", "--json", "--min-shm-mib", "1", "--deadline-s", "60", "--disk", str(tmp_path))
+    well = health(
+        "check", "--json", "--min-shm-mib", "1", "--deadline-s", "60", "--disk", str(tmp_path)
+    )
     assert well.returncode == 0, well.stdout
     assert [row["name"] for row in json.loads(well.stdout)] == list(SUITES["quick"])
-    ill = health("check", "--disk", str(tmp_path / "nowhere"), "--min-shm-mib", "1", "--deadline-s", "60")
+    ill = health(
+        "check", "--disk", str(tmp_path / "nowhere"), "--min-shm-mib", "1", "--deadline-s", "60"
+    )
     assert ill.returncode == 1 and "FAILED disk" in ill.stdout
     bad = health("check", "--suite", "nonsense")
     assert bad.returncode == 2 and bad.stderr.count("\n") == 1 and "quick" in bad.stderr
@@ -208,7 +222,11 @@ def test_the_readmes_prolog_drains_a_bad_node_and_lets_a_good_one_work(tmp_path:
         tool.chmod(0o755)
     path = f"{tools}:/usr/bin:/bin"
     for shm_mib, code in (("1", 0), ("100000000", 1)):
-        env = child_environment({"PATH": path, "SLURMD_NODENAME": "node7", "HEALTH_MIN_SHM_MIB": shm_mib})
-        done = subprocess.run(["bash", str(prolog)], env=env, capture_output=True, text=True, timeout=110)
+        env = child_environment(
+            {"PATH": path, "SLURMD_NODENAME": "node7", "HEALTH_MIN_SHM_MIB": shm_mib}
+        )
+        done = subprocess.run(
+            ["bash", str(prolog)], env=env, capture_output=True, text=True, timeout=110
+        )
         assert (done.returncode, drained.exists()) == (code, code == 1), done.stdout + done.stderr
     assert "NodeName=node7" in drained.read_text() and "shm" in drained.read_text()

@@ -143,7 +143,9 @@ class Bench:
 
 @pytest.fixture
 def bench() -> Iterator[Bench]:
-    with tempfile.TemporaryDirectory(prefix="hw", dir="/tmp") as folder:  # socket paths must be short
+    with tempfile.TemporaryDirectory(
+        prefix="hw", dir="/tmp"
+    ) as folder:  # socket paths must be short
         made = Bench(Path(folder))
         for name in ("shm", "logs"):
             (made.root / name).mkdir()
@@ -154,7 +156,9 @@ def bench() -> Iterator[Bench]:
         made.servers.append(Server(f"ipc://{made.root}/executor.sock", {ServiceBeat: hear_beat}))
         yield made
         made.close()
-        leftover = (made.root / "daemons.err").read_text() if (made.root / "daemons.err").exists() else ""
+        leftover = (
+            (made.root / "daemons.err").read_text() if (made.root / "daemons.err").exists() else ""
+        )
     assert "Traceback" not in leftover, leftover
 
 
@@ -171,14 +175,22 @@ def test_a_killed_worker_is_told_to_the_driver_and_written_down(bench: Bench) ->
         os.kill(victim.pid, signal.SIGKILL)
         bench.wait(lambda: bool(bench.told), "a verdict")
         [verdict] = bench.told
-        assert (verdict.kind, verdict.node, verdict.rank, verdict.pid) == ("crash", 4, 1, victim.pid)
+        assert (verdict.kind, verdict.node, verdict.rank, verdict.pid) == (
+            "crash",
+            4,
+            1,
+            victim.pid,
+        )
         assert verdict.unix_s > 0 and verdict.remedy and verdict.evidence
         bench.wait(lambda: verdicts_of(bench.root) == [verdict], "the verdict in the file")
         with worker(bench, 1, generation=1) as newcomer:
             assert hear(newcomer) == "up"
             bench.wait(lambda: len(bench.told) == 2, "the end of the episode")
             assert bench.kinds()[1] == ("crash", 1, False)
-            bench.wait(lambda: verdicts_of(bench.root, only_open=True) == [], "it in the file, written after")
+            bench.wait(
+                lambda: verdicts_of(bench.root, only_open=True) == [],
+                "it in the file, written after",
+            )
 
 
 def test_a_stopped_worker_is_told_and_its_going_on_too(bench: Bench) -> None:
@@ -296,14 +308,18 @@ def test_what_a_rank_records_until_it_ends_with_the_agent_is_saved(bench: Bench)
         child.wait()
         assert agent.wait(20) == 0
     reader = FlightReader(bench.root / "shm" / "flight-0.bin")
-    saved = [int(s) for path in sorted(events.glob("n4-rank0-*.npy")) for s in np.load(path)["sequence"]]
+    saved = [
+        int(s) for path in sorted(events.glob("n4-rank0-*.npy")) for s in np.load(path)["sequence"]
+    ]
     assert saved == list(range(reader.header.head))
     reader.close()
 
 
 def test_beats_to_the_executor_show_progress(bench: Bench) -> None:
     bench.monitor(), bench.agent()
-    bench.wait(lambda: len([b for b in bench.beats if b.name == "agent" and b.progress]) > 2, "beats")
+    bench.wait(
+        lambda: len([b for b in bench.beats if b.name == "agent" and b.progress]) > 2, "beats"
+    )
     seen = [beat.progress for beat in bench.beats if beat.name == "agent"]
     assert seen == sorted(seen) and seen[-1] > seen[0]
 
@@ -322,26 +338,33 @@ def test_the_exporter_shows_the_ranks(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--bind", "tcp://8.8.8.8:0"], ["--bind", "nonsense"], ["--set", "beat_interval=1"]]
+    "arguments",
+    [["--bind", "tcp://8.8.8.8:0"], ["--bind", "nonsense"], ["--set", "beat_interval=1"]],
 )
 def test_bad_input_gets_one_line_and_code_2(bench: Bench, arguments: list[str]) -> None:
     command = [
         sys.executable, "-m", "headway.health", "monitor", "--keys", str(bench.root / "keys"), "--run-dir",
         str(bench.root), "--run-id", RUN_ID, "--announce", str(bench.root / "m.json"), *arguments,
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, env=child_environment(), timeout=60)
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=child_environment(), timeout=60
+    )
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1 and arguments[1].split("=")[0] in done.stderr
 
 
 def test_garbage_in_the_address_files_is_survived(bench: Bench) -> None:
     (bench.root / "driver.json").write_text("{torn")
-    (bench.root / "monitor.json").write_text(json.dumps({"endpoint": "nonsense", "server_key": "short"}))
+    (bench.root / "monitor.json").write_text(
+        json.dumps({"endpoint": "nonsense", "server_key": "short"})
+    )
     agent = bench.agent()
     with worker(bench, 0) as child:
         assert hear(child) == "up"
         bench.wait(lambda: any(beat.name == "agent" for beat in bench.beats), "the agent")
         bench.monitor()
-        bench.wait(lambda: read_address(bench.root / "monitor.json") != Address("nonsense", "short"), "it")
+        bench.wait(
+            lambda: read_address(bench.root / "monitor.json") != Address("nonsense", "short"), "it"
+        )
         bench.wait_for_ranks(1)
         assert agent.poll() is None

@@ -16,7 +16,11 @@ from structlog.testing import capture_logs
 
 def steps(events: Path) -> list[int]:
     """The step numbers in all windows, in file order."""
-    return [int(s) for file in sorted(events.glob("*.npy")) for s in np.load(file, allow_pickle=False)["step"]]
+    return [
+        int(s)
+        for file in sorted(events.glob("*.npy"))
+        for s in np.load(file, allow_pickle=False)["step"]
+    ]
 
 
 def write(path: Path, numbers: range, generation: int = 0) -> FlightWriter:
@@ -90,7 +94,9 @@ def test_an_agent_that_is_ended_alone_leaves_open_records_to_its_successor(
     assert steps(tmp_path) == [0, 1, 2]
 
 
-def test_a_write_that_fails_is_logged_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_fails_is_logged_and_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(flight_windows, "SAVE_INTERVAL_S", 0.01)
     monkeypatch.setattr(flight_windows, "WRITERS_LIMIT_S", 0.1)
     write(tmp_path / "flight-0.bin", range(2)).close()

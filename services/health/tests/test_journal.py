@@ -19,7 +19,12 @@ from headway.testkit.beats import RUN_ID, SimulatedNode, lockstep
 
 def verdict(number: int, revision: int = 0, is_open: bool = True) -> Verdict:
     return Verdict(
-        id=f"worker:0:1:2:3#{number}", revision=revision, kind="crash", is_open=is_open, run_id=RUN_ID, node=0
+        id=f"worker:0:1:2:3#{number}",
+        revision=revision,
+        kind="crash",
+        is_open=is_open,
+        run_id=RUN_ID,
+        node=0,
     )
 
 
@@ -99,17 +104,32 @@ def test_an_unreachable_peer_never_holds_more_than_a_few_messages(tmp_path: Path
     peer.close()
 
 
-def hit(offset: int, rule: str = "nan_loss", line: str = "loss: nan", inode: int = 1, detail: str = "") -> LogHit:
-    return LogHit(rule=rule, file="/logs/a:b.log", inode=inode, offset=offset, line=line, rank=0, detail=detail)
+def hit(
+    offset: int, rule: str = "nan_loss", line: str = "loss: nan", inode: int = 1, detail: str = ""
+) -> LogHit:
+    return LogHit(
+        rule=rule,
+        file="/logs/a:b.log",
+        inode=inode,
+        offset=offset,
+        line=line,
+        rank=0,
+        detail=detail,
+    )
 
 
 def test_repeated_and_further_lines_are_one_episode_that_ends_in_quiet() -> None:
-    state, node = MonitorState(HealthConfig(), RUN_ID), SimulatedNode(0, lockstep(1, 2000, lambda _: 0.4))
+    state, node = (
+        MonitorState(HealthConfig(), RUN_ID),
+        SimulatedNode(0, lockstep(1, 2000, lambda _: 0.4)),
+    )
     lines = {**dict.fromkeys(range(1, 10), (hit(100), hit(200))), 20: (hit(300),), 120: (hit(400),)}
     told: list[tuple[float, Verdict]] = []
     for turn in range(1, 400):
         now_s = turn / 2
-        told += [(now_s, one) for one in state.on_beat(node.beat(now_s, lines.get(turn, ())), now_s)]
+        told += [
+            (now_s, one) for one in state.on_beat(node.beat(now_s, lines.get(turn, ())), now_s)
+        ]
         told += [(now_s, one) for one in state.tick(now_s)]
     assert [(one.kind, one.rank, one.is_open) for _, one in told] == [
         ("nan_loss", 0, True),
@@ -129,24 +149,41 @@ def test_a_restarted_monitor_knows_the_lines_it_has_told_of() -> None:
     second = MonitorState(HealthConfig(), RUN_ID)
     second.restore(told)
     assert second.on_beat(node.beat(2.0, (hit(100), hit(200))), 2.0) == []
-    assert [one.kind for one in second.on_beat(node.beat(2.5, (hit(10, "disk_full", inode=2),)), 2.5)] == ["disk_full"]
+    assert [
+        one.kind for one in second.on_beat(node.beat(2.5, (hit(10, "disk_full", inode=2),)), 2.5)
+    ] == ["disk_full"]
 
 
 def test_different_xids_are_different_episodes_with_their_own_action() -> None:
-    node, state = SimulatedNode(0, lockstep(1, 100, lambda _: 0.4)), MonitorState(HealthConfig(), RUN_ID)
-    lines = (hit(1, "gpu_xid", detail="13"), hit(2, "gpu_xid", detail="79"), hit(3, "gpu_xid", detail="13"))
+    node, state = (
+        SimulatedNode(0, lockstep(1, 100, lambda _: 0.4)),
+        MonitorState(HealthConfig(), RUN_ID),
+    )
+    lines = (
+        hit(1, "gpu_xid", detail="13"),
+        hit(2, "gpu_xid", detail="79"),
+        hit(3, "gpu_xid", detail="13"),
+    )
     told = state.on_beat(node.beat(1.0, lines), 1.0)
     assert [one.action for one in told] == ["replace_worker", "replace_node"]
 
 
 def test_a_rule_of_a_later_version_is_skipped() -> None:
-    node, state = SimulatedNode(0, lockstep(1, 100, lambda _: 0.4)), MonitorState(HealthConfig(), RUN_ID)
+    node, state = (
+        SimulatedNode(0, lockstep(1, 100, lambda _: 0.4)),
+        MonitorState(HealthConfig(), RUN_ID),
+    )
     assert state.on_beat(node.beat(1.0, (hit(1, "rule_of_tomorrow"),)), 1.0) == []
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"beat_interval_s": 0.0}, {"first_steps": 0}, {"node_silence_s": 0.6}, {"silence_floor_s": -1.0}],
+    [
+        {"beat_interval_s": 0.0},
+        {"first_steps": 0},
+        {"node_silence_s": 0.6},
+        {"silence_floor_s": -1.0},
+    ],
 )
 def test_impossible_limits_are_refused_by_name(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):

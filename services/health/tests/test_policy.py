@@ -76,7 +76,8 @@ def test_every_rule_has_a_recorded_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "action"), [(13, "replace_worker"), (79, "replace_node"), (63, "observe"), (999, "observe")]
+    ("number", "action"),
+    [(13, "replace_worker"), (79, "replace_node"), (63, "observe"), (999, "observe")],
 )
 def test_an_xid_is_advised_by_its_number(number: int, action: str) -> None:
     found = match(f"NVRM: Xid (PCI:0000:3b:00): {number}, pid=4711, name=python3")

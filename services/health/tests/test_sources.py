@@ -65,7 +65,9 @@ def test_a_number_that_no_process_has_is_gone(pid: int) -> None:
     assert read_process(pid) == GONE
 
 
-def test_pressure_is_read_from_a_recorded_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pressure_is_read_from_a_recorded_tree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "pressure").mkdir()
     (tmp_path / "pressure" / "memory").write_text(
         "some avg10=12.50 avg60=1.00 avg300=0.10 total=123\nfull avg10=2.00 avg60=0.10 avg300=0.00 total=45\n"
@@ -81,7 +83,9 @@ def test_the_host_shows_load_memory_and_free_space(tmp_path: Path) -> None:
     assert host.disk_free_bytes > 0 and host.shm_free_bytes == -1
 
 
-def test_a_kernel_without_pressure_information_gives_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_without_pressure_information_gives_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
     assert read_pressure() == {}
     assert free_bytes(Path("/")) > 0
@@ -123,7 +127,9 @@ def test_truncation_and_rotation_are_survived(tmp_path: Path) -> None:
     assert tail.poll(1 << 20) == []
 
 
-def test_old_news_are_not_told_and_a_successor_goes_on_where_the_tail_stopped(tmp_path: Path) -> None:
+def test_old_news_are_not_told_and_a_successor_goes_on_where_the_tail_stopped(
+    tmp_path: Path,
+) -> None:
     log, cursors = tmp_path / "a.log", tmp_path / "cursors.json"
     log.write_text("loss: nan\n")
     first = LogTail(tmp_path, cursors=cursors)
@@ -172,12 +178,19 @@ def test_a_ring_tells_step_open_action_and_phase(tmp_path: Path, writer: FlightW
     with writer.record(Kind.STEP, step=7):
         seq = writer.begin(Kind.FORWARD, step=7, micro_batch=3)
         [busy] = source.read()
-        assert (busy.open_kind, busy.open_micro_batch, busy.phase, busy.step) == ("FORWARD", 3, "step", -1)
+        assert (busy.open_kind, busy.open_micro_batch, busy.phase, busy.step) == (
+            "FORWARD",
+            3,
+            "step",
+            -1,
+        )
         writer.end(seq)
     [idle] = source.read()
     assert (idle.open_kind, idle.step) == ("", 7) and idle.step_s > 0
     with writer.record(Kind.EVAL, step=7):
-        for _ in range(200):  # more than the ring holds: the open evaluation itself has been overwritten
+        for _ in range(
+            200
+        ):  # more than the ring holds: the open evaluation itself has been overwritten
             with writer.record(Kind.FORWARD):
                 pass
             assert source.read()[0].head > idle.head
@@ -188,7 +201,9 @@ def test_a_ring_tells_step_open_action_and_phase(tmp_path: Path, writer: FlightW
     source.close()
 
 
-def test_an_open_evaluation_is_seen_under_the_actions_inside_it(tmp_path: Path, writer: FlightWriter) -> None:
+def test_an_open_evaluation_is_seen_under_the_actions_inside_it(
+    tmp_path: Path, writer: FlightWriter
+) -> None:
     source = FlightSource(tmp_path)
     with writer.record(Kind.EVAL):
         source.read()
@@ -202,7 +217,9 @@ def test_an_open_evaluation_is_seen_under_the_actions_inside_it(tmp_path: Path, 
     source.close()
 
 
-def test_age_counts_from_the_last_movement_of_the_ring(tmp_path: Path, writer: FlightWriter) -> None:
+def test_age_counts_from_the_last_movement_of_the_ring(
+    tmp_path: Path, writer: FlightWriter
+) -> None:
     now_ns = [0]
     source = FlightSource(tmp_path, clock_ns=lambda: now_ns[0])
     seq = writer.begin(Kind.FORWARD)
@@ -237,7 +254,9 @@ def test_what_a_dead_generation_left_open_is_not_open(tmp_path: Path, writer: Fl
     source.close()
 
 
-def test_steps_recorded_only_at_their_end_last_since_the_one_before(tmp_path: Path, writer: FlightWriter) -> None:
+def test_steps_recorded_only_at_their_end_last_since_the_one_before(
+    tmp_path: Path, writer: FlightWriter
+) -> None:
     source = FlightSource(tmp_path)
     for step in range(2):
         with writer.record(Kind.FORWARD):
@@ -249,12 +268,16 @@ def test_steps_recorded_only_at_their_end_last_since_the_one_before(tmp_path: Pa
     source.close()
 
 
-def test_steps_are_counted_and_their_median_taken_within_the_generation(tmp_path: Path, writer: FlightWriter) -> None:
+def test_steps_are_counted_and_their_median_taken_within_the_generation(
+    tmp_path: Path, writer: FlightWriter
+) -> None:
     source = FlightSource(tmp_path, window_steps=3)
     for step in range(5):
         with writer.record(Kind.STEP, step=step):
             begun_ns = writer_start_ns(tmp_path)
-            wait_until(lambda since=begun_ns, ms=2 + 3 * step: time.monotonic_ns() - since > ms * 1_000_000)  # type: ignore[misc]
+            wait_until(
+                lambda since=begun_ns, ms=2 + 3 * step: time.monotonic_ns() - since > ms * 1_000_000
+            )  # type: ignore[misc]
         if step == 2:
             source.read()
     [five] = source.read()
@@ -299,7 +322,9 @@ sys.exit(code)
 """
 
 
-def test_a_new_process_of_a_rank_shows_its_own_open_action(tmp_path: Path, writer: FlightWriter) -> None:
+def test_a_new_process_of_a_rank_shows_its_own_open_action(
+    tmp_path: Path, writer: FlightWriter
+) -> None:
     source = FlightSource(tmp_path)
     writer.begin(Kind.RECV_FORWARD)
     assert source.read()[0].open_kind == "RECV_FORWARD"
@@ -345,12 +370,19 @@ def test_a_matched_line_is_repeated_for_a_while_and_then_forgotten(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("code", "state"), [(0, "done"), (3, "gone")])
-def test_last_words_tell_an_orderly_end_from_a_failure(tmp_path: Path, code: int, state: str) -> None:
+def test_last_words_tell_an_orderly_end_from_a_failure(
+    tmp_path: Path, code: int, state: str
+) -> None:
     source = WorkerSource(tmp_path, HealthConfig())
     with python_child(WORKER, tmp_path) as child:
         assert hear(child) == "up"
         [live] = source.read()
-        assert live.pid == child.pid and live.state in "RS" and live.pss_bytes > 0 and live.exit_code is None
+        assert (
+            live.pid == child.pid
+            and live.state in "RS"
+            and live.pss_bytes > 0
+            and live.exit_code is None
+        )
         say(child, str(code))
         child.wait()
         [ended] = source.read()

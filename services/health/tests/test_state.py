@@ -12,7 +12,14 @@ import pytest
 from headway.common.wire.messages.health import AgentBeat, Verdict, WorkerSignals
 from headway.health.config import HealthConfig
 from headway.health.state import MonitorState
-from headway.testkit.beats import RUN_ID, SimulatedNode, Timeline, beat_times, lockstep, stall_others
+from headway.testkit.beats import (
+    RUN_ID,
+    SimulatedNode,
+    Timeline,
+    beat_times,
+    lockstep,
+    stall_others,
+)
 
 CONFIG = HealthConfig()
 T = TypeVar("T", bound=msgspec.Struct)
@@ -60,7 +67,9 @@ HEALTHY: dict[str, Callable[[], list[Timeline]]] = {
     "steering pause, one rank": lambda: lockstep(1, 60, lambda _: 0.4, pauses={20: 300.0}),
     "three times jitter": lambda: lockstep(4, 200, jitter(7, 0.5, 3.0)),
     "three times jitter, slow steps": lambda: lockstep(4, 60, jitter(8, 12.0, 3.0)),
-    "steps become five times longer": lambda: lockstep(4, 80, lambda step: 1.0 if step < 40 else 5.0),
+    "steps become five times longer": lambda: lockstep(
+        4, 80, lambda step: 1.0 if step < 40 else 5.0
+    ),
 }
 
 
@@ -75,7 +84,9 @@ def test_a_hung_rank_is_named_within_its_limit_and_once() -> None:
         timelines = lockstep(4, 100, lambda _: 0.4)
         stall_others(timelines, culprit, at_s=20.0)
         told = play(MonitorState(CONFIG, RUN_ID), nodes_of(timelines), 60.0)
-        assert [(one.kind, one.rank, one.node) for _, one in told] == [("silence", culprit, culprit // 2)]
+        assert [(one.kind, one.rank, one.node) for _, one in told] == [
+            ("silence", culprit, culprit // 2)
+        ]
         at_s, verdict = told[0]
         assert at_s <= 20.0 + CONFIG.silence_floor_s + 3 * CONFIG.beat_interval_s
         assert verdict.confidence > 0.5 and verdict.action == "kill_worker" and verdict.evidence
@@ -122,7 +133,9 @@ def test_a_hang_in_the_first_step_is_found_too() -> None:
 
 
 @pytest.mark.parametrize(("letter", "kind"), [("gone", "crash"), ("Z", "crash"), ("T", "stopped")])
-def test_a_dead_or_stopped_process_is_told_at_the_next_beat_and_alone(letter: str, kind: str) -> None:
+def test_a_dead_or_stopped_process_is_told_at_the_next_beat_and_alone(
+    letter: str, kind: str
+) -> None:
     timelines = lockstep(4, 100, lambda _: 0.4)
     stall_others(timelines, 3, at_s=20.0)
     nodes = nodes_of(timelines)
@@ -179,15 +192,21 @@ def test_a_replaced_rank_closes_its_crash_and_survivors_are_not_blamed() -> None
     assert [one.kind for _, one in play(state, nodes, 19.5, start_s=9.5)] == ["crash"]
     again = lockstep(4, 100, lambda _: 0.4)
     for timeline in again:
-        timeline.actions = [(a + 19.5, b + 19.5, kind, step) for a, b, kind, step in timeline.actions]
+        timeline.actions = [
+            (a + 19.5, b + 19.5, kind, step) for a, b, kind, step in timeline.actions
+        ]
         timeline.steps = [(a + 19.5, b + 19.5, step) for a, b, step in timeline.steps]
     again_nodes = nodes_of(again)
     for node, old in zip(again_nodes, nodes, strict=True):
         node.generation, node.sequence = 1, old.sequence + 1
     beats = [node.beat(20.0) for node in again_nodes]
     newcomer = _replace(beats[1].workers[1], pid=7777)
-    waiting = _replace(beats[1], workers=(_replace(newcomer, generation=0),), sequence=beats[1].sequence - 1)
-    assert state.on_beat(waiting, 19.9) == [], "not replaced before it has joined the next generation"
+    waiting = _replace(
+        beats[1], workers=(_replace(newcomer, generation=0),), sequence=beats[1].sequence - 1
+    )
+    assert state.on_beat(waiting, 19.9) == [], (
+        "not replaced before it has joined the next generation"
+    )
     beats[1] = _replace(beats[1], workers=(beats[1].workers[0], newcomer))
     told = [one for beat in beats for one in state.on_beat(beat, 20.0)]
     assert [(one.kind, one.is_open) for one in told] == [("crash", False)]
@@ -207,7 +226,9 @@ def test_a_death_before_joining_the_new_generation_counts() -> None:
     late = SimulatedNode(1, [Timeline(1, [(0.0, 1.0, "FORWARD", 0)])], generation=1)
     play(state, [joined, late], 5.0)
     late.states[1] = "gone"
-    assert [(one.kind, one.rank) for _, one in play(state, [joined, late], 7.0, start_s=5.0)] == [("crash", 1)]
+    assert [(one.kind, one.rank) for _, one in play(state, [joined, late], 7.0, start_s=5.0)] == [
+        ("crash", 1)
+    ]
 
 
 def test_a_silent_agent_makes_its_node_silent_once_and_a_beat_ends_it() -> None:
@@ -234,7 +255,9 @@ def test_while_a_node_is_late_nobody_else_is_blamed() -> None:
     timelines = lockstep(4, 200, lambda _: 2.0)
     stall_others(timelines, 3, at_s=20.1)
     nodes, state = nodes_of(timelines), MonitorState(CONFIG, RUN_ID)
-    play(state, nodes, 25.0)  # its last beat shows its ranks quiet for more than half their limit of 6 s already
+    play(
+        state, nodes, 25.0
+    )  # its last beat shows its ranks quiet for more than half their limit of 6 s already
     told = play(state, nodes[:1], 40.0, start_s=25.0)
     assert [(one.kind, one.node) for _, one in told] == [("node_silent", 1)]
 
@@ -270,7 +293,9 @@ def test_beats_of_other_runs_and_overtaken_beats_are_dropped() -> None:
     node, state = SimulatedNode(0, lockstep(1, 100, lambda _: 0.4)), MonitorState(CONFIG, RUN_ID)
     first, second = node.beat(0.5), node.beat(1.0)
     state.on_beat(second, 1.0)
-    dead = _replace(first, workers=tuple(_replace(worker, state="gone") for worker in first.workers))
+    dead = _replace(
+        first, workers=tuple(_replace(worker, state="gone") for worker in first.workers)
+    )
     assert state.on_beat(dead, 1.1) == []
     assert state.on_beat(_replace(dead, run_id="ffffffff", sequence=99), 1.2) == []
     assert state.nodes[0].beat == second
@@ -314,7 +339,15 @@ def test_one_state_holds_12288_nodes_and_names_the_one_hung_rank() -> None:
 
 
 def _beat(node: int, sequence: int, workers: tuple[WorkerSignals, ...]) -> AgentBeat:
-    return AgentBeat(run_id=RUN_ID, node=node, pid=1, start_ticks=1, sequence=sequence, sent_at_ns=0, workers=workers)
+    return AgentBeat(
+        run_id=RUN_ID,
+        node=node,
+        pid=1,
+        start_ticks=1,
+        sequence=sequence,
+        sent_at_ns=0,
+        workers=workers,
+    )
 
 
 def _renumber(signals: WorkerSignals, rank: int) -> WorkerSignals:

@@ -44,7 +44,9 @@ class _Swapped:
 @pytest.mark.parametrize("dp", [1, 2, 4])
 def test_replicas_share_the_global_batch_by_turns(dp: int) -> None:
     config = _config(dp)
-    whole = BatchReader(SyntheticSource(_config(1), 0, "train", 0), first=True, last=True, device=CPU)
+    whole = BatchReader(
+        SyntheticSource(_config(1), 0, "train", 0), first=True, last=True, device=CPU
+    )
     expected = whole.take(8, 0, 2, _never)
     for dp_rank in range(dp):
         source = SyntheticSource(config, dp_rank, "train", 0)
@@ -57,7 +59,9 @@ def test_replicas_share_the_global_batch_by_turns(dp: int) -> None:
 
 
 def test_two_swapped_micro_batches_are_noticed() -> None:
-    reader = BatchReader(_Swapped(SyntheticSource(_config(1), 0, "train", 0)), first=True, last=True, device=CPU)
+    reader = BatchReader(
+        _Swapped(SyntheticSource(_config(1), 0, "train", 0)), first=True, last=True, device=CPU
+    )
     with pytest.raises(RuntimeError, match="micro-batch 0 starts with sample 2, not 0"):
         reader.take(2, 0, 2, _never)
 

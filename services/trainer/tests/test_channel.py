@@ -43,7 +43,9 @@ class _Held:
         return "done"
 
 
-def test_calls_of_one_channel_run_in_the_order_given_and_return_their_values(channels: Channels) -> None:
+def test_calls_of_one_channel_run_in_the_order_given_and_return_their_values(
+    channels: Channels,
+) -> None:
     order: list[int] = []
     calls = [channels.open("a").call(lambda i=i: order.append(i) or i) for i in range(50)]
     assert [call.result() for call in calls] == list(range(50))
@@ -63,7 +65,9 @@ def test_a_failing_call_raises_at_its_own_wait_and_harms_no_other(channels: Chan
 def test_operations_are_started_while_an_earlier_one_is_still_under_way(channels: Channels) -> None:
     gate, first, second = _Held(), _Held(), _Held()
     channel = channels.open("receive")
-    blocker = channel.call(gate.wait)  # all three operations are in the queue when the channel gets to them
+    blocker = channel.call(
+        gate.wait
+    )  # all three operations are in the queue when the channel gets to them
     calls = [channel.launch(work.start) for work in (first, second)]
     gate.go.set()
     blocker.wait()
@@ -73,7 +77,9 @@ def test_operations_are_started_while_an_earlier_one_is_still_under_way(channels
     assert [call.result() for call in calls] == ["done", "done"]
 
 
-def test_abort_frees_a_waiting_main_thread_although_the_operation_stays_stuck(channels: Channels) -> None:
+def test_abort_frees_a_waiting_main_thread_although_the_operation_stays_stuck(
+    channels: Channels,
+) -> None:
     stuck = _Held()
     call = channels.open("a").launch(stuck.start)
     assert stuck.started.wait(20)

@@ -86,7 +86,9 @@ def test_the_same_failure_at_the_same_step_stops_the_run_and_names_it() -> None:
     cluster.driver.limits = dataclasses.replace(LIMITS, max_crashes=3)
     for _ in range(200):
         cluster.tick()
-        stuck = [w for w in cluster.members() if w.status == "running" and w.rank == 1 and w.step >= 5]
+        stuck = [
+            w for w in cluster.members() if w.status == "running" and w.rank == 1 and w.step >= 5
+        ]
         if stuck and cluster.finished is None:
             cluster.driver.handle(
                 Relay(
@@ -106,14 +108,20 @@ def test_the_same_failure_at_the_same_step_stops_the_run_and_names_it() -> None:
     assert cluster.driver.outcome == "failed"
 
 
-def test_a_survivors_word_is_told_as_a_symptom_and_a_later_failure_of_another_rank_is_told_too() -> None:
+def test_a_survivors_word_is_told_as_a_symptom_and_a_later_failure_of_another_rank_is_told_too() -> (
+    None
+):
     cluster = FakeCluster()
     cluster.run(10)
     driver = cluster.driver
 
     def leave(rank: int, reason: str, detail: str) -> list[Log]:
-        left = LeftGeneration(worker=driver.members[rank], generation=0, rank=rank, reason=reason, detail=detail)
-        return [a for a in driver.handle(Relay(node=0, left=left), cluster.now) if isinstance(a, Log)]
+        left = LeftGeneration(
+            worker=driver.members[rank], generation=0, rank=rank, reason=reason, detail=detail
+        )
+        return [
+            a for a in driver.handle(Relay(node=0, left=left), cluster.now) if isinstance(a, Log)
+        ]
 
     (fence,) = leave(0, "peer", "connection reset")
     assert fence.event == "fence" and fence.fields["is_symptom"]
@@ -130,8 +138,13 @@ def test_a_corrupt_checkpoint_is_passed_over_also_when_a_survivor_spoke_first() 
     cluster.run(10)
     driver = cluster.driver
     driver.restore = Restore(source="durable", step=6, folder="f")
-    for rank, reason, detail in ((0, "peer", "connection reset"), (1, "error", "CorruptError: rank-1.safetensors")):
-        left = LeftGeneration(worker=driver.members[rank], generation=0, rank=rank, reason=reason, detail=detail)
+    for rank, reason, detail in (
+        (0, "peer", "connection reset"),
+        (1, "error", "CorruptError: rank-1.safetensors"),
+    ):
+        left = LeftGeneration(
+            worker=driver.members[rank], generation=0, rank=rank, reason=reason, detail=detail
+        )
         driver.handle(Relay(node=0, left=left), cluster.now)
     assert driver.max_durable == 5
 
@@ -160,7 +173,10 @@ def test_any_order_of_faults_ends_with_a_finished_run(seed: int, loss: float) ->
             cluster.lose_node(chaos.choice([0, 1]))
     cluster.loss = 0.0
     cluster.run(1500)
-    assert cluster.finished == Finish("finished", ""), (cluster.driver.phase, cluster.driver.generation)
+    assert cluster.finished == Finish("finished", ""), (
+        cluster.driver.phase,
+        cluster.driver.generation,
+    )
     generations = [begun.generation for begun in cluster.journal]
     assert generations == sorted(set(generations))
 
@@ -172,14 +188,20 @@ def test_a_fault_of_the_users_before_the_first_generation_ends_the_run_with_its_
     ]
     running = FakeCluster()
     running.run(10)
-    assert not [a for a in running.driver.handle(Hopeless("late"), running.now) if isinstance(a, Finish)]
+    assert not [
+        a for a in running.driver.handle(Hopeless("late"), running.now) if isinstance(a, Finish)
+    ]
 
 
 def test_the_restore_point_is_the_newest_step_that_every_rank_holds() -> None:
     assert choose_restore(range(2), {0: (4, 5), 1: (5, 6)}, None) == Restore(source="arena", step=5)
-    assert choose_restore(range(2), {0: (4, 5)}, (3, "f")) == Restore(source="durable", step=3, folder="f")
+    assert choose_restore(range(2), {0: (4, 5)}, (3, "f")) == Restore(
+        source="durable", step=3, folder="f"
+    )
     assert choose_restore(range(2), {0: (4,), 1: (3,)}, None) == Restore(source="init", step=0)
-    assert choose_restore(range(1), {0: (4,)}, (9, "f")) == Restore(source="durable", step=9, folder="f")
+    assert choose_restore(range(1), {0: (4,)}, (9, "f")) == Restore(
+        source="durable", step=9, folder="f"
+    )
 
 
 def test_words_of_an_older_generation_change_nothing() -> None:
@@ -193,7 +215,9 @@ def test_words_of_an_older_generation_change_nothing() -> None:
     view = driver.worker(worker)
     assert view is not None
     late = [
-        Relay(node=0, left=LeftGeneration(worker=worker, generation=0, rank=rank, reason="aborted")),
+        Relay(
+            node=0, left=LeftGeneration(worker=worker, generation=0, rank=rank, reason="aborted")
+        ),
         Suspicion(node=0, pid=view.pid, generation=0, kind="silence"),
         Relay(node=0, store=StoreOpened(generation=0, host="old", port=1)),
     ]
@@ -217,7 +241,9 @@ def _chosen(cluster: FakeCluster) -> RunState:
     """A driver that waits for the answer to ``FindDurable`` after a kill."""
     cluster.run(10)
     driver = cluster.driver
-    driver.sealed = {home: {r: (7,) for r, n in driver.rank_nodes.items() if n == home} for home in (0, 1)}
+    driver.sealed = {
+        home: {r: (7,) for r, n in driver.rank_nodes.items() if n == home} for home in (0, 1)
+    }
     driver.phase = "choosing"
     return driver
 
@@ -268,11 +294,19 @@ def test_a_run_that_waits_restored_is_not_fenced_and_hears_commands() -> None:
     for node in driver.nodes.values():
         for name, view in node.workers.items():
             if view.rank >= 0:
-                node.workers[name] = msgspec.structs.replace(view, status="restored", generation=driver.generation)
+                node.workers[name] = msgspec.structs.replace(
+                    view, status="restored", generation=driver.generation
+                )
     driver.commands.append(Steer(sequence=1, operation="resume"))
-    actions = [a for after in (1.0, 50.0) for a in driver._join(driver.since + after + LIMITS.join_timeout_s)]
+    actions = [
+        a
+        for after in (1.0, 50.0)
+        for a in driver._join(driver.since + after + LIMITS.join_timeout_s)
+    ]
     assert not [a for a in actions if isinstance(a, Log)]
-    assert [a for a in actions if isinstance(a, Tell) and getattr(a.message, "steer", None) is not None]
+    assert [
+        a for a in actions if isinstance(a, Tell) and getattr(a.message, "steer", None) is not None
+    ]
 
 
 def test_endless_recoveries_at_one_step_end_the_run_with_the_last_reason() -> None:
@@ -282,14 +316,19 @@ def test_endless_recoveries_at_one_step_end_the_run_with_the_last_reason() -> No
     finished: list[Action] = []
     for number in range(4 * LIMITS.max_crashes):
         driver._fence(f"a peer's socket broke at port {number}", cluster.now)
-        finished += [a for a in driver._begin(DurableFound(None), cluster.now) if isinstance(a, Finish)]
+        finished += [
+            a for a in driver._begin(DurableFound(None), cluster.now) if isinstance(a, Finish)
+        ]
     (finish,) = finished
     assert finish.outcome == "failed" and "a peer's socket broke" in finish.detail
 
 
 def test_commands_reach_a_worker_in_order_until_it_holds_them_all() -> None:
     cluster = FakeCluster(loss=0.5, seed=3)
-    cluster.driver.commands += [Steer(sequence=1, operation="pause"), Steer(sequence=2, operation="resume")]
+    cluster.driver.commands += [
+        Steer(sequence=1, operation="pause"),
+        Steer(sequence=2, operation="resume"),
+    ]
     cluster.loss = 0.3
     cluster.run(300)
     assert {w.command for w in cluster.members() if w.status != "idle"} <= {0, 1, 2}

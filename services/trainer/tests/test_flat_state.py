@@ -28,7 +28,9 @@ class Member(Solo):
 
 def shards(part: Part, dp: int) -> list[FlatChunk]:
     """The chunk's memory on each of ``dp`` ranks, with the first weights of seed 7."""
-    flats = [FlatChunk(part.chunk.params, dp_rank=rank, dp_size=dp, precision=FP64) for rank in range(dp)]
+    flats = [
+        FlatChunk(part.chunk.params, dp_rank=rank, dp_size=dp, precision=FP64) for rank in range(dp)
+    ]
     for flat in flats:
         flat.load_master_from_init(7)
     return flats
@@ -41,21 +43,29 @@ def shards(part: Part, dp: int) -> list[FlatChunk]:
     stages=st.sampled_from([1, 2]),
     block=st.sampled_from(["serial", "parallel"]),
 )
-def test_first_weights_are_the_same_on_every_grid_bit_for_bit(tp: int, dp: int, stages: int, block: str) -> None:
-    model = tiny_model(block, hidden=48, ffn=104, vocab_size=192)  # tensors longer than a block of the generator
+def test_first_weights_are_the_same_on_every_grid_bit_for_bit(
+    tp: int, dp: int, stages: int, block: str
+) -> None:
+    model = tiny_model(
+        block, hidden=48, ffn=104, vocab_size=192
+    )  # tensors longer than a block of the generator
     assert model.vocab_size * model.hidden > 2 * BLOCK
     whole = Part(model, seed=7)
     depth = model.layers // stages
     seen = set()
     for stage in range(stages):
         for rank in range(tp):
-            part = Part(model, layers=range(stage * depth, (stage + 1) * depth), comm=Member(rank, tp))
+            part = Part(
+                model, layers=range(stage * depth, (stage + 1) * depth), comm=Member(rank, tp)
+            )
             part.flat.params = torch.cat([flat.master for flat in shards(part, dp)])
             for spec in part.chunk.params:
                 seen.add(spec.name)
                 place = next(p for p in part.flat.placed if p.spec == spec)
                 wanted = cut(whole.flat.views(spec.name)[0], spec)
-                assert torch.equal(part.flat.params[place.start : place.stop].view(spec.shape), wanted), spec
+                assert torch.equal(
+                    part.flat.params[place.start : place.stop].view(spec.shape), wanted
+                ), spec
     assert seen == {spec.name for spec in whole.chunk.params}
 
 
@@ -67,7 +77,10 @@ def test_first_weights_are_normal_with_the_given_spread_and_differ_by_name_and_s
     assert np.abs(values).max() > 3 * 0.02
     assert len(np.unique(values)) == spec.numel, "a block repeats"
     other_name = ParamSpec("b", (300, 100), 0, 0, 1, True, init_std=0.02)
-    for other in (initial_values(other_name, 1, 0, spec.numel), initial_values(spec, 2, 0, spec.numel)):
+    for other in (
+        initial_values(other_name, 1, 0, spec.numel),
+        initial_values(spec, 2, 0, spec.numel),
+    ):
         assert abs(np.corrcoef(values, other)[0, 1]) < 0.03
 
 
@@ -92,7 +105,9 @@ def test_any_range_of_a_piece_equals_that_range_of_the_whole(
     whole = ParamSpec("w", (12, 20), None, 0, 1, True, init_std=1.0)
     piece = ParamSpec("w", (12, 20), tp_dim, tp_rank, 2, True, init_std=1.0)
     start, stop = min(start, piece.numel - 1), min(start + length, piece.numel)
-    wanted = cut(torch.from_numpy(initial_values(whole, 3, 0, 240)).view(12, 20), piece).flatten()[start:stop]
+    wanted = cut(torch.from_numpy(initial_values(whole, 3, 0, 240)).view(12, 20), piece).flatten()[
+        start:stop
+    ]
     assert torch.equal(torch.from_numpy(initial_values(piece, 3, start, stop)), wanted)
 
 
@@ -100,7 +115,9 @@ def test_any_range_of_a_piece_equals_that_range_of_the_whole(
 def test_shards_cover_the_parameters_once_and_padding_stays_zero(dp: int) -> None:
     part = Part(tiny_model())
     flats = shards(part, dp)
-    assert [flat.start for flat in flats] == [flat.shard_numel * rank for rank, flat in enumerate(flats)]
+    assert [flat.start for flat in flats] == [
+        flat.shard_numel * rank for rank, flat in enumerate(flats)
+    ]
     assert flats[-1].stop == flats[0].numel
     joined = torch.cat([flat.master for flat in flats])
     covered = torch.zeros(flats[0].numel, dtype=torch.bool)
@@ -113,10 +130,14 @@ def test_shards_cover_the_parameters_once_and_padding_stays_zero(dp: int) -> Non
 
 @pytest.mark.parametrize("dp", [1, 2, 3, 7])
 @pytest.mark.parametrize("tp_rank", [0, 1])
-def test_squares_of_shards_add_up_and_replicas_count_on_tp_rank_0_only(dp: int, tp_rank: int) -> None:
+def test_squares_of_shards_add_up_and_replicas_count_on_tp_rank_0_only(
+    dp: int, tp_rank: int
+) -> None:
     part = Part(tiny_model())
     flats = shards(part, dp)
-    grads = torch.randn(flats[0].numel, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    grads = torch.randn(
+        flats[0].numel, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
     for flat in flats:
         flat.grads.copy_(grads)
     low, high = flats[0].replicated
@@ -129,9 +150,16 @@ def test_squares_of_shards_add_up_and_replicas_count_on_tp_rank_0_only(dp: int, 
 
 
 def test_the_norm_of_an_fp32_shard_is_summed_in_fp64() -> None:
-    flat = FlatChunk([ParamSpec("a", (1 << 20,), 0, 0, 1, True)], dp_rank=0, dp_size=1, precision=Precision.of("fp32"))
+    flat = FlatChunk(
+        [ParamSpec("a", (1 << 20,), 0, 0, 1, True)],
+        dp_rank=0,
+        dp_size=1,
+        precision=Precision.of("fp32"),
+    )
     flat.grads.fill_(0.1)
-    assert flat.norm_square(0).item() == pytest.approx((1 << 20) * torch.tensor(0.1).double().item() ** 2, rel=1e-10)
+    assert flat.norm_square(0).item() == pytest.approx(
+        (1 << 20) * torch.tensor(0.1).double().item() ** 2, rel=1e-10
+    )
 
 
 @pytest.mark.parametrize("dp", [1, 2, 3, 7])
@@ -139,7 +167,11 @@ def test_spans_decay_matrices_and_spare_norms(dp: int) -> None:
     part = Part(tiny_model())
     flats = shards(part, dp)
     decayed = torch.cat(
-        [torch.full((span.stop - span.start,), span.weight_decay) for flat in flats for span in flat.spans]
+        [
+            torch.full((span.stop - span.start,), span.weight_decay)
+            for flat in flats
+            for span in flat.spans
+        ]
     )
     assert len(decayed) == flats[0].numel, "spans leave a gap"
     for place in flats[0].placed:
@@ -163,7 +195,8 @@ def test_the_layout_finds_every_value_in_the_snapshot_bytes(dp: int) -> None:
                 count=entry["nbytes"] // np.dtype(entry["dtype"]).itemsize,
             )
             tensor = found[entry["field"]].setdefault(
-                entry["name"], torch.full((math.prod(entry["global_shape"]),), torch.nan, dtype=torch.float64)
+                entry["name"],
+                torch.full((math.prod(entry["global_shape"]),), torch.nan, dtype=torch.float64),
             )
             tensor[entry["flat_start"] : entry["flat_stop"]] = torch.from_numpy(values.copy())
     for factor, field in enumerate(FIELDS, start=1):
@@ -175,7 +208,10 @@ def test_the_layout_finds_every_value_in_the_snapshot_bytes(dp: int) -> None:
 def test_state_is_one_buffer_that_renewal_leaves_alone() -> None:
     part = Part(tiny_model())
     for name in FIELDS:
-        assert getattr(part.flat, name).untyped_storage().data_ptr() == part.flat.state.untyped_storage().data_ptr()
+        assert (
+            getattr(part.flat, name).untyped_storage().data_ptr()
+            == part.flat.state.untyped_storage().data_ptr()
+        )
     before, params = part.flat.state.clone(), part.flat.params
     part.flat.renew()
     assert torch.equal(part.flat.state, before)
@@ -184,13 +220,19 @@ def test_state_is_one_buffer_that_renewal_leaves_alone() -> None:
 
 
 def test_scattered_replicas_are_refused() -> None:
-    specs = [ParamSpec(name, (8,), dim, 0, 1, False) for name, dim in (("a", None), ("b", 0), ("c", None))]
+    specs = [
+        ParamSpec(name, (8,), dim, 0, 1, False)
+        for name, dim in (("a", None), ("b", 0), ("c", None))
+    ]
     with pytest.raises(ValueError, match="next to each other"):
         FlatChunk(specs, dp_rank=0, dp_size=1, precision=FP64)
 
 
 def test_a_cut_that_does_not_divide_names_the_parameter() -> None:
-    with pytest.raises(ConfigError, match=r"head\.weight: dimension 0 of \(10, 4\) is not divisible by parallel\.tp=4"):
+    with pytest.raises(
+        ConfigError,
+        match=r"head\.weight: dimension 0 of \(10, 4\) is not divisible by parallel\.tp=4",
+    ):
         ParamSpec("head.weight", (10, 4), 0, 0, 4, True)
 
 

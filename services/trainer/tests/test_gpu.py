@@ -29,7 +29,13 @@ from headway.trainer.parallel.channel import Channels
 from headway.trainer.parallel.comm import Aborted
 from headway.trainer.parallel.flat import FlatChunk
 from headway.trainer.parallel.groups import Groups, build
-from headway.trainer.parallel.nccl import JointAbort, NcclComm, nccl_group, read_when_ready, take_device
+from headway.trainer.parallel.nccl import (
+    JointAbort,
+    NcclComm,
+    nccl_group,
+    read_when_ready,
+    take_device,
+)
 from headway.trainer.parallel.params import ParamSpec, Precision
 from headway.trainer.snapshot import Extra, Snapshots, layout, offsets
 
@@ -54,10 +60,17 @@ def run_ranks(job: str, folder: Path, grid: dict[str, int]) -> list[dict[str, An
         if torch.cuda.device_count() < world:
             env["NCCL_HOSTID"] = f"headway-test-{rank}"
         command = [sys.executable, __file__, job, str(rank), str(folder), json.dumps(grid)]
-        processes.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        processes.append(
+            subprocess.Popen(
+                command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+        )
     deadline_s = time.monotonic() + LIMIT_S
     try:
-        outputs = [process.communicate(timeout=max(0.1, deadline_s - time.monotonic())) for process in processes]
+        outputs = [
+            process.communicate(timeout=max(0.1, deadline_s - time.monotonic()))
+            for process in processes
+        ]
     finally:
         for process in processes:
             process.kill()
@@ -129,13 +142,22 @@ def test_snapshots_hold_what_was_written_before_them_bit_for_bit(
     """Catches a copy that does not wait for the optimizer, one sealed before it is done, and a wrong restore."""
     if refuses:
         monkeypatch.setattr(snapshot, "_cudart", _Refusing)
-    device = take_device(torch.cuda.device_count() - 1)  # not the device a new thread starts on, where there are two
+    device = take_device(
+        torch.cuda.device_count() - 1
+    )  # not the device a new thread starts on, where there are two
     precision = Precision.of("fp32")
-    specs = [ParamSpec("w", (1000, 333), None, 0, 1, True), ParamSpec("b", (77,), None, 0, 1, False)]
-    flats = [FlatChunk(specs, dp_rank=0, dp_size=1, precision=precision, device=device) for _ in range(2)]
+    specs = [
+        ParamSpec("w", (1000, 333), None, 0, 1, True),
+        ParamSpec("b", (77,), None, 0, 1, False),
+    ]
+    flats = [
+        FlatChunk(specs, dp_rank=0, dp_size=1, precision=precision, device=device) for _ in range(2)
+    ]
     slot_bytes, where = offsets(flats)[1], layout(flats, Grid(), 0)
     expected: dict[int, list[torch.Tensor]] = {}
-    with Arena.create(memory / "arena", run_id="0123abcd", rank=0, slot_bytes=slot_bytes, layout=where) as arena:
+    with Arena.create(
+        memory / "arena", run_id="0123abcd", rank=0, slot_bytes=slot_bytes, layout=where
+    ) as arena:
         snapshots = Snapshots(arena, flats)
         for step in range(7):  # every slot more than once
             torch.cuda._sleep(200_000_000)  # type: ignore[no-untyped-call]  # 0.1 s: the write comes late
@@ -151,7 +173,9 @@ def test_snapshots_hold_what_was_written_before_them_bit_for_bit(
             expected[step] = [flat.state.cpu() for flat in flats]
             data, _ = arena.view(step)
             for flat, start, wanted in zip(flats, offsets(flats)[0], expected[step], strict=True):
-                assert np.array_equal(data[start : start + flat.state.nbytes], wanted.numpy().view(np.uint8))
+                assert np.array_equal(
+                    data[start : start + flat.state.nbytes], wanted.numpy().view(np.uint8)
+                )
             snapshots.commit(step)
         assert snapshots._gpu is not None
         assert [locked for _, locked in snapshots._gpu._slots.values()] == [not refuses] * 3
@@ -170,7 +194,9 @@ def test_snapshots_hold_what_was_written_before_them_bit_for_bit(
 # What follows runs in the ranks' processes.
 
 
-def join(channels: Channels, rank: int, folder: Path, grid: Grid, generation: int, device: torch.device) -> Groups:
+def join(
+    channels: Channels, rank: int, folder: Path, grid: Grid, generation: int, device: torch.device
+) -> Groups:
     address = folder / f"store-{generation}"
 
     def announce(host: str, port: int) -> None:
@@ -221,15 +247,22 @@ def exchange(rank: int, folder: Path, grid: Grid) -> dict[str, Any]:
     world.reduce_scatter(scattered, flat).wait()
     below, above = (pipe.rank - 1) % pipe.size, (pipe.rank + 1) % pipe.size
     numel = 1 << 20  # too many bytes for a send to end before its receive is there
-    inboxes = {way: [torch.zeros(numel, device=device) for _ in range(3)] for way in ("forward", "backward")}
+    inboxes = {
+        way: [torch.zeros(numel, device=device) for _ in range(3)]
+        for way in ("forward", "backward")
+    }
     receives = [pipe.recv("forward", inbox, below, n) for n, inbox in enumerate(inboxes["forward"])]
-    receives += [pipe.recv("backward", inbox, above, n) for n, inbox in enumerate(inboxes["backward"])]
+    receives += [
+        pipe.recv("backward", inbox, above, n) for n, inbox in enumerate(inboxes["backward"])
+    ]
     outboxes = [torch.full((numel,), 10.0 * rank + n, device=device) for n in range(3)]
     sends = [pipe.send("forward", outbox, above, n) for n, outbox in enumerate(outboxes)]
     sends += [pipe.send("backward", outbox, below, n) for n, outbox in enumerate(outboxes)]
     for ticket in (*receives, *sends):
         ticket.wait()
-    ends = {way: [read_when_ready(inbox[-1:], channels)[0] for inbox in inboxes[way]] for way in inboxes}
+    ends = {
+        way: [read_when_ready(inbox[-1:], channels)[0] for inbox in inboxes[way]] for way in inboxes
+    }
     report = {
         "world": total(world),
         "tp": total(groups.tp),
@@ -251,7 +284,9 @@ def abort(rank: int, folder: Path, grid: Grid) -> dict[str, Any]:
     lane: Any = "backward" if rank == 0 else "forward"
     waiting = groups.pipe.recv(lane, inbox, 1 - rank, 0)  # both receive, nobody sends
     if rank == 0:
-        stuck.append(groups.world.all_reduce(torch.zeros(1 << 20, device=device)))  # the other never joins in
+        stuck.append(
+            groups.world.all_reduce(torch.zeros(1 << 20, device=device))
+        )  # the other never joins in
     threading.Timer(2.0, channels.abort).start()
     try:
         waiting.wait()
@@ -273,5 +308,7 @@ def abort(rank: int, folder: Path, grid: Grid) -> dict[str, Any]:
 
 if __name__ == "__main__":
     job, own_rank, shared, degrees = sys.argv[1:]
-    answer = {"exchange": exchange, "abort": abort}[job](int(own_rank), Path(shared), Grid(**json.loads(degrees)))
+    answer = {"exchange": exchange, "abort": abort}[job](
+        int(own_rank), Path(shared), Grid(**json.loads(degrees))
+    )
     print(json.dumps(answer), flush=True)

@@ -24,7 +24,10 @@ def _poll(condition: Callable[[], bool]) -> None:
 
 def _args(grid: dict[str, int], folder: Path, generation: int) -> list[dict[str, Any]]:
     world = grid["tp"] * grid["pp"] * grid["dp"]
-    return [{"grid": grid, "rank": r, "generation": generation, "folder": str(folder)} for r in range(world)]
+    return [
+        {"grid": grid, "rank": r, "generation": generation, "folder": str(folder)}
+        for r in range(world)
+    ]
 
 
 @pytest.fixture
@@ -142,7 +145,9 @@ def test_threads_and_descriptors_stay_flat_over_repeated_rebuilds_under_fire(
     fds = max(report["fds"] for report in first)
     for _ in range(12):
         generation = generations()
-        _start_busy(pool, tmp_path, generation, timeout_s=3.0)  # an operation that gloo loses ends with it
+        _start_busy(
+            pool, tmp_path, generation, timeout_s=3.0
+        )  # an operation that gloo loses ends with it
         _poll(lambda generation=generation: _inside(tmp_path, generation))  # type: ignore[misc]
         for index in range(4):
             pool.abort(index, generation)

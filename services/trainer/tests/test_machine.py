@@ -21,9 +21,24 @@ def config(device: str = "auto", dtype: str = "auto") -> RunConfig:
 @pytest.mark.parametrize(
     ("gpus", "device", "dtype", "line"),
     [
-        (0, "cpu", "fp32", "device auto: cpu (no GPU), dtype auto: fp32 (this CPU has no bf16 units)"),
-        (1, "cpu", "fp32", "device auto: cpu (GPUs: 1, ranks: 4), dtype auto: fp32 (this CPU has no bf16 units)"),
-        (4, "gpu", "bf16", "device auto: gpu (GPUs: 4, ranks: 4), dtype auto: bf16 (GPUs have bf16 units)"),
+        (
+            0,
+            "cpu",
+            "fp32",
+            "device auto: cpu (no GPU), dtype auto: fp32 (this CPU has no bf16 units)",
+        ),
+        (
+            1,
+            "cpu",
+            "fp32",
+            "device auto: cpu (GPUs: 1, ranks: 4), dtype auto: fp32 (this CPU has no bf16 units)",
+        ),
+        (
+            4,
+            "gpu",
+            "bf16",
+            "device auto: gpu (GPUs: 4, ranks: 4), dtype auto: bf16 (GPUs have bf16 units)",
+        ),
     ],
 )
 def test_auto_gives_each_rank_a_gpu_or_all_the_processor(
@@ -33,7 +48,9 @@ def test_auto_gives_each_rank_a_gpu_or_all_the_processor(
     found, said = settled(config(), ranks=4, gpus=gpus)
     assert (found.train.device, found.train.dtype, said) == (device, dtype, line)
     assert Path(found.data.path).is_absolute()
-    assert settled(found, ranks=4, gpus=gpus)[1] == f"device {device}, dtype {dtype}", "once settled it stays"
+    assert settled(found, ranks=4, gpus=gpus)[1] == f"device {device}, dtype {dtype}", (
+        "once settled it stays"
+    )
 
 
 def test_a_gpu_that_was_asked_for_and_is_not_there_is_refused_with_the_remedy() -> None:
@@ -50,4 +67,6 @@ def test_bf16_is_chosen_where_the_processor_has_units_for_it() -> None:
 
 def test_gpus_are_those_that_torch_can_use() -> None:
     command = [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"]
-    assert usable_gpus() == int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert usable_gpus() == int(
+        subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    )

@@ -73,7 +73,9 @@ def test_the_future_has_no_influence_on_a_prediction() -> None:
     part, batch = Part(model), random_batch(model)
     changed = batch.tokens.clone()
     changed[:, 9:] = (changed[:, 9:] + 1) % model.vocab_size
-    torch.testing.assert_close(part.chunk.logits(changed, 8), part.chunk.logits(batch.tokens, 8), rtol=0, atol=1e-14)
+    torch.testing.assert_close(
+        part.chunk.logits(changed, 8), part.chunk.logits(batch.tokens, 8), rtol=0, atol=1e-14
+    )
     assert not torch.allclose(part.chunk.logits(changed, 9), part.chunk.logits(batch.tokens, 9))
 
 
@@ -112,8 +114,12 @@ def test_gradients_add_up_in_micro_batch_order_whatever_the_schedule() -> None:
     plain = accumulated("FBFBFB")
     for order in ("FFFBBB", "FFBFBB", "FIWFIWFIW", "FFFIIIWWW", "FFIFIWIWW"):
         assert torch.equal(accumulated(order), plain), order
-    others = [accumulated("FBFBFB", other) for other in itertools.permutations(range(3)) if other[0] == 2]
-    assert not all(torch.equal(other, plain) for other in others), "the order is invisible, the test shows nothing"
+    others = [
+        accumulated("FBFBFB", other) for other in itertools.permutations(range(3)) if other[0] == 2
+    ]
+    assert not all(torch.equal(other, plain) for other in others), (
+        "the order is invisible, the test shows nothing"
+    )
 
 
 @pytest.mark.parametrize("precision", ["fp64", "bf16"])
@@ -123,7 +129,10 @@ def test_a_model_cut_into_stages_equals_the_whole_bit_for_bit(block: str, precis
     batch = random_batch(model)
     whole = Part(model, precision=precision)
     wanted_loss = whole.run(batch, 0.02)
-    stages = [Part(model, layers=layers, precision=precision) for layers in (range(1), range(1, 3), range(3, 4))]
+    stages = [
+        Part(model, layers=layers, precision=precision)
+        for layers in (range(1), range(1, 3), range(3, 4))
+    ]
     forwards, x = [], batch.tokens
     for stage in stages:
         forwards.append(stage.chunk.forward(x, batch.labels, batch.mask))
@@ -141,12 +150,16 @@ def test_a_model_cut_into_stages_equals_the_whole_bit_for_bit(block: str, precis
 
 
 @pytest.mark.parametrize("native", [True, False], ids=["bf16 kernels", "widened"])
-def test_bf16_stays_within_its_rounding_of_fp32(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bf16_stays_within_its_rounding_of_fp32(
+    native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # A bf16 number is good to 2^-9; a dozen roundings lie between the loss and the first layer. Measured:
     # 1.5e-2, and the same for plain autograd in bf16.
     monkeypatch.setattr(matmul, "_has_bf16_kernels", lambda: native)
     matmul.kernel_dtype.cache_clear()
-    model = tiny_model("serial", init_std=0.08, layers=4, hidden=96, heads=4, ffn=384, vocab_size=256, seq_len=64)
+    model = tiny_model(
+        "serial", init_std=0.08, layers=4, hidden=96, heads=4, ffn=384, vocab_size=256, seq_len=64
+    )
     batch = random_batch(model)
     exact, rounded = Part(model, precision="fp32"), Part(model, precision="bf16")
     exact.flat.params.copy_(rounded.flat.params)  # the same weights: only the arithmetic differs

@@ -49,7 +49,9 @@ def test_groups_that_nobody_aborted_end_together_when_they_are_freed() -> None:
     assert [calls.get(timeout=30) for _ in range(2)] == [True] * 2
 
 
-def test_ranks_take_devices_in_turn_also_when_there_are_more_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_take_devices_in_turn_also_when_there_are_more_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     taken: list[Any] = []
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -20,10 +20,16 @@ OPTIM = OptimConfig(lr=0.01, weight_decay=0.1)
 @pytest.mark.parametrize("dp", [1, 3])
 def test_twenty_steps_equal_those_of_torch(dp: int) -> None:
     part = Part(tiny_model())
-    flats = [FlatChunk(part.chunk.params, dp_rank=rank, dp_size=dp, precision=part.precision) for rank in range(dp)]
+    flats = [
+        FlatChunk(part.chunk.params, dp_rank=rank, dp_size=dp, precision=part.precision)
+        for rank in range(dp)
+    ]
     for flat in flats:
         flat.load_master_from_init(1)
-    theirs = {spec.name: part.flat.views(spec.name)[0].clone().requires_grad_() for spec in part.chunk.params}
+    theirs = {
+        spec.name: part.flat.views(spec.name)[0].clone().requires_grad_()
+        for spec in part.chunk.params
+    }
     matrices, norms = ([p for p in theirs.values() if p.ndim == ndim] for ndim in (2, 1))
     torch_adamw = torch.optim.AdamW(
         [{"params": matrices}, {"params": norms, "weight_decay": 0.0}],
@@ -37,7 +43,9 @@ def test_twenty_steps_equal_those_of_torch(dp: int) -> None:
         lr, grad_scale = 0.01 / (step + 1), 1.0 if step % 2 else 0.37
         whole = torch.randn(flats[0].numel, dtype=torch.float64, generator=draw)
         for place in part.flat.placed:
-            theirs[place.spec.name].grad = (whole[place.start : place.stop] * grad_scale).view(place.spec.shape)
+            theirs[place.spec.name].grad = (whole[place.start : place.stop] * grad_scale).view(
+                place.spec.shape
+            )
         for group in torch_adamw.param_groups:
             group["lr"] = lr
         torch_adamw.step()
@@ -90,7 +98,9 @@ def test_the_rate_warms_up_peaks_halves_its_way_and_ends_at_the_minimum() -> Non
     optim = OptimConfig(lr=1.0, min_lr=0.2, warmup_steps=4)
     assert [learning_rate(optim, step, 105) for step in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
     assert learning_rate(optim, 54, 105) == pytest.approx(0.6)
-    assert learning_rate(optim, 29, 105) == pytest.approx(0.2 + 0.8 * (1 + math.cos(math.pi / 4)) / 2)
+    assert learning_rate(optim, 29, 105) == pytest.approx(
+        0.2 + 0.8 * (1 + math.cos(math.pi / 4)) / 2
+    )
     assert learning_rate(optim, 104, 105) == pytest.approx(0.2, abs=1e-15)
     assert learning_rate(optim, 1000, 105) == pytest.approx(0.2, abs=1e-15)
 

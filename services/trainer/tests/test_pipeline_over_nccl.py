@@ -149,7 +149,9 @@ def issue(schedule: Schedule, mapping: Any, *, overlap: bool = True) -> tuple[li
     traces, late = [], 0
     for rank, actions in enumerate(schedule.ranks):
         trace = Trace()
-        chunks: Any = [FakeChunk(c * schedule.pp + rank, schedule.num_stages) for c in range(schedule.vp)]
+        chunks: Any = [
+            FakeChunk(c * schedule.pp + rank, schedule.num_stages) for c in range(schedule.vp)
+        ]
         pipeline = Watched(
             actions,
             chunks,
@@ -194,7 +196,9 @@ def carry_out(traces: list[Trace]) -> int:
                     continue
                 receive = other[0]
                 if passed[rank] >= send.after and passed[peer] >= receive.after:
-                    assert send.tag == receive.tag, "NCCL knows no tags: the order must match messages"
+                    assert send.tag == receive.tag, (
+                        "NCCL knows no tags: the order must match messages"
+                    )
                     done |= {queue.popleft(), other.popleft()}
                     moved = True
     return sum(len(queue) for trace in traces for queue in trace.issued.values())
@@ -206,7 +210,9 @@ def lowered(name: str, pp: int, vp: int) -> Schedule:
 
 @pytest.mark.parametrize(("name", "pp", "vp"), SHAPES)
 @pytest.mark.parametrize("overlap", [True, False])
-def test_a_step_ends_over_a_communicator_for_each_pair(name: str, pp: int, vp: int, overlap: bool) -> None:
+def test_a_step_ends_over_a_communicator_for_each_pair(
+    name: str, pp: int, vp: int, overlap: bool
+) -> None:
     """Catches a lane, or both directions of a pair, in one communicator, and a send ordered behind a receive."""
     traces, _ = issue(lowered(name, pp, vp), by_pair, overlap=overlap)
     assert carry_out(traces) == 0
@@ -221,7 +227,9 @@ def test_a_step_hangs_over_a_communicator_for_each_lane(name: str, pp: int, vp: 
 
 @pytest.mark.parametrize("pp", [2, 3, 4, 5, 8])
 @pytest.mark.parametrize("wraps", [False, True])
-def test_ranks_never_wait_for_each_other_while_they_make_their_communicators(pp: int, wraps: bool) -> None:
+def test_ranks_never_wait_for_each_other_while_they_make_their_communicators(
+    pp: int, wraps: bool
+) -> None:
     made = []
     for rank in range(pp):
         factory = Factory(Trace(), wraps=wraps)
@@ -231,7 +239,11 @@ def test_ranks_never_wait_for_each_other_while_they_make_their_communicators(pp:
     assert len(names) == 2 * (pp - 1 + wraps)
     rounds = 0
     while any(made):
-        ready = {queue[0] for queue in made if queue and all(made[m] and made[m][0] == queue[0] for m in queue[0][1])}
+        ready = {
+            queue[0]
+            for queue in made
+            if queue and all(made[m] and made[m][0] == queue[0] for m in queue[0][1])
+        }
         assert ready, "each rank waits for another"
         for queue in made:
             if queue and queue[0] in ready:
@@ -241,7 +253,9 @@ def test_ranks_never_wait_for_each_other_while_they_make_their_communicators(pp:
 
 
 @pytest.mark.parametrize("vp", [2, 4])
-def test_a_deep_pipeline_needs_receives_beyond_those_posted_ahead_and_they_are_there(vp: int) -> None:
+def test_a_deep_pipeline_needs_receives_beyond_those_posted_ahead_and_they_are_there(
+    vp: int,
+) -> None:
     """Catches a consumer that trusts the look-ahead alone."""
     schedule = lower(generate("interleaved", pp=16, vp=vp, num_micro_batches=32))
     traces, late = issue(schedule, by_pair)

@@ -29,7 +29,9 @@ def test_logits_joined_over_ranks_equal_the_reference(tp: int) -> None:
 
     results = run_ranks(tp, member)
     joined = torch.cat([logits for logits, _ in results], 1)
-    torch.testing.assert_close(joined, reference.whole_logits(params, model, batch.tokens)[:, 5].detach())
+    torch.testing.assert_close(
+        joined, reference.whole_logits(params, model, batch.tokens)[:, 5].detach()
+    )
     assert all(torch.equal(token, wanted) for _, token in results)
 
 
@@ -37,7 +39,9 @@ def test_samples_follow_the_softmax_at_a_temperature() -> None:
     logits = torch.tensor([[0.0, 1.0, -50.0, 2.0]])
     num_draws = 4000
     counts = Counter(
-        sample_next(logits, TensorParallel(), temperature=0.7, uniform=(index + 0.5) / num_draws).item()
+        sample_next(
+            logits, TensorParallel(), temperature=0.7, uniform=(index + 0.5) / num_draws
+        ).item()
         for index in range(num_draws)
     )
     for token, probability in enumerate(torch.softmax(logits[0] / 0.7, 0).tolist()):
@@ -47,7 +51,10 @@ def test_samples_follow_the_softmax_at_a_temperature() -> None:
 def test_the_ends_of_the_unit_interval_give_tokens_that_exist() -> None:
     logits = torch.tensor([[-2000.0, 0.0, -2000.0], [3.0, 3.0, 3.0]])
     assert sample_next(logits, TensorParallel(), temperature=1.0, uniform=0.0).tolist() == [1, 0]
-    assert sample_next(logits, TensorParallel(), temperature=1.0, uniform=1.0 - 2**-53).tolist()[1] == 2
+    assert (
+        sample_next(logits, TensorParallel(), temperature=1.0, uniform=1.0 - 2**-53).tolist()[1]
+        == 2
+    )
 
 
 def test_mean_loss_is_the_sum_over_tokens_and_nan_without_any() -> None:

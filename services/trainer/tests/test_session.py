@@ -204,7 +204,9 @@ def test_parameters_and_gradients_have_new_memory_after_a_generation() -> None:
 
 
 def test_an_arena_of_another_model_is_refused(tmp_path: Path) -> None:
-    Arena.create(tmp_path / "arena-0.bin", run_id="0123abcd", rank=0, slot_bytes=64, layout=b"{}").close()
+    Arena.create(
+        tmp_path / "arena-0.bin", run_id="0123abcd", rank=0, slot_bytes=64, layout=b"{}"
+    ).close()
     session = _session(_config(), tmp_path)
     session.join(Groups.alone())
     with pytest.raises(CorruptError, match="belongs to another configuration"):

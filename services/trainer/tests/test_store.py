@@ -40,7 +40,9 @@ def test_values_numbers_and_keys_come_back(client: StoreClient) -> None:
     assert client.delete_key("a") and not client.delete_key("a")
 
 
-def test_a_get_waits_for_the_value_of_another_client(server: StoreServer, client: StoreClient) -> None:
+def test_a_get_waits_for_the_value_of_another_client(
+    server: StoreServer, client: StoreClient
+) -> None:
     found: list[bytes] = []
     waiter = StoreClient(HOST, server.port, 20.0)
     thread = threading.Thread(target=lambda: found.append(waiter.get("late")))
@@ -76,7 +78,9 @@ def test_a_missing_store_is_one_clear_error() -> None:
         StoreClient(HOST, port, 5.0)
 
 
-def test_garbage_is_disconnected_while_others_are_served(server: StoreServer, client: StoreClient) -> None:
+def test_garbage_is_disconnected_while_others_are_served(
+    server: StoreServer, client: StoreClient
+) -> None:
     draw = random.Random(5)
     client.set("k", b"v")
     for round_ in range(300):

@@ -47,7 +47,9 @@ def test_norms_of_the_ranks_add_up_to_the_norm_of_one(tp: int) -> None:
     model, batch = tiny_model(), random_batch(tiny_model())
     alone = Part(model)
     alone.run(batch)
-    alone.flat.grads.view(-1)[alone.flat.replicated[0] :] *= 100.0  # make replicated segments matter
+    alone.flat.grads.view(-1)[alone.flat.replicated[0] :] *= (
+        100.0  # make replicated segments matter
+    )
 
     def member(comm: ThreadComm) -> float:
         part = Part(model, comm=comm)
@@ -84,7 +86,9 @@ def test_a_layer_costs_a_fixed_number_of_collectives(block: str, pairs: int) -> 
     for direction in (0, 1):
         per_two_layers = three[direction] - one[direction]
         assert per_two_layers == Counter(all_gather=2 * pairs, reduce_scatter=2 * pairs)
-        assert one[direction]["all_gather"] == one[direction]["reduce_scatter"] == pairs + 1  # and the two ends
+        assert (
+            one[direction]["all_gather"] == one[direction]["reduce_scatter"] == pairs + 1
+        )  # and the two ends
 
 
 @pytest.mark.parametrize("block", BLOCKS)
@@ -124,7 +128,9 @@ def test_a_group_of_one_makes_no_copy_of_activations() -> None:
     seed=st.integers(0, 2**31),
     scale=st.floats(0.1, 100),
 )
-def test_cross_entropy_over_a_cut_vocabulary_equals_the_whole(tp: int, tokens: int, seed: int, scale: float) -> None:
+def test_cross_entropy_over_a_cut_vocabulary_equals_the_whole(
+    tp: int, tokens: int, seed: int, scale: float
+) -> None:
     draw = torch.Generator().manual_seed(seed)
     logits = (torch.randn(tokens, 32, dtype=torch.float64, generator=draw) * scale).requires_grad_()
     labels = torch.randint(32, (tokens,), generator=draw)
@@ -141,12 +147,16 @@ def test_cross_entropy_over_a_cut_vocabulary_equals_the_whole(tp: int, tokens: i
     for loss, _ in results:
         torch.testing.assert_close(loss, wanted.detach(), rtol=1e-12, atol=1e-12)
         assert torch.equal(loss, results[0][0])
-    torch.testing.assert_close(torch.cat([grad for _, grad in results], 1), logits.grad, rtol=1e-9, atol=1e-13)
+    torch.testing.assert_close(
+        torch.cat([grad for _, grad in results], 1), logits.grad, rtol=1e-9, atol=1e-13
+    )
 
 
 def test_logits_of_a_thousand_give_a_finite_loss_and_gradient() -> None:
     logits = torch.tensor([[1000.0, -1000.0, 0.0], [-1000.0, -1000.0, -1000.0]])
-    loss = cross_entropy(logits, torch.tensor([1, 0]), torch.ones(2), TensorParallel(), with_grad=True)
+    loss = cross_entropy(
+        logits, torch.tensor([1, 0]), torch.ones(2), TensorParallel(), with_grad=True
+    )
     assert loss.item() == pytest.approx(2000.0 + torch.tensor(3.0).log().item(), rel=1e-6)
     torch.testing.assert_close(logits, torch.tensor([[1.0, -1.0, 0.0], [-2 / 3, 1 / 3, 1 / 3]]))
 

@@ -10,7 +10,9 @@ from headway.testkit.trainer.pool import WorkerPool
 
 
 @pytest.mark.parametrize(("block", "tp"), [("serial", 2), ("parallel", 4)])
-def test_processes_agree_with_one_rank(pool: WorkerPool, tmp_path: Path, block: str, tp: int) -> None:
+def test_processes_agree_with_one_rank(
+    pool: WorkerPool, tmp_path: Path, block: str, tp: int
+) -> None:
     model = tiny_model(block)
     alone = Part(model)
     wanted_loss = alone.run(random_batch(model))

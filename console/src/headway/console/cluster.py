@@ -39,7 +39,10 @@ class Cluster:
     def runs(self) -> list[Run]:
         """Every run, the oldest first."""
         found = [path.parent for path in self.runs_dir.glob("*/run.json")]
-        return [Run(path) for path in sorted(found, key=lambda path: (path / "run.json").stat().st_mtime)]
+        return [
+            Run(path)
+            for path in sorted(found, key=lambda path: (path / "run.json").stat().st_mtime)
+        ]
 
     def run(self, name: str | None = None) -> Run:
         """A run by name; without one the newest.
@@ -51,7 +54,10 @@ class Cluster:
             return Run(self.runs_dir / name)
         runs = self.runs()
         if not runs:
-            raise InputError(f"no run in {self.runs_dir}", remedy="start one with `headway run examples/tiny.toml`")
+            raise InputError(
+                f"no run in {self.runs_dir}",
+                remedy="start one with `headway run examples/tiny.toml`",
+            )
         return runs[-1]
 
     def launch(
@@ -77,7 +83,9 @@ class Cluster:
         Raises:
             InputError: anything wrong that can be found before step 0. A new run then leaves no folder behind.
         """
-        resolved = config if isinstance(config, RunConfig) else load(RunConfig, [Path(config)], overrides)
+        resolved = (
+            config if isinstance(config, RunConfig) else load(RunConfig, [Path(config)], overrides)
+        )
         check_torch()
         resolved, settled_line = settled(resolved, ranks=resolved.parallel.world_size)
         tell(settled_line)
@@ -127,7 +135,9 @@ class Cluster:
                 )
         else:
             shutil.rmtree(run.path / "cluster", ignore_errors=True)
-            cluster = ClusterFolder.create(run.path / "cluster", nodes=nodes, cluster_id=run.folder.run_id)
+            cluster = ClusterFolder.create(
+                run.path / "cluster", nodes=nodes, cluster_id=run.folder.run_id
+            )
         record = json.loads(run.folder.run_json.read_text())
         record["cluster"] = str(cluster.path)
         replace_json(run.folder.run_json, record)

@@ -64,14 +64,29 @@ def packages(constraints: Path | None = None) -> Diagnosis:
     ours = {name: v for name, v in installed.items() if name.startswith("headway-")}
     if len(set(ours.values())) > 1:
         listed = ", ".join(f"{name} {v}" for name, v in sorted(ours.items()))
-        return Diagnosis("packages", "bad", f"parts of different versions: {listed}", "install them of one version")
+        return Diagnosis(
+            "packages",
+            "bad",
+            f"parts of different versions: {listed}",
+            "install them of one version",
+        )
     file = constraints or find_up("constraints.txt")
     if file is None:
-        return Diagnosis("packages", "ok", f"{len(ours)} parts of one version; no constraints.txt to compare with")
+        return Diagnosis(
+            "packages",
+            "ok",
+            f"{len(ours)} parts of one version; no constraints.txt to compare with",
+        )
     wanted = {name: version for name, version in _pins(file.read_text()) if name != "pip"}
-    other = {n: (installed[n], v) for n, v in wanted.items() if n in installed and not _same(installed[n], v)}
+    other = {
+        n: (installed[n], v)
+        for n, v in wanted.items()
+        if n in installed and not _same(installed[n], v)
+    }
     if other:
-        listed = ", ".join(f"{name} {have} (tested {want})" for name, (have, want) in sorted(other.items())[:4])
+        listed = ", ".join(
+            f"{name} {have} (tested {want})" for name, (have, want) in sorted(other.items())[:4]
+        )
         more = f" and {len(other) - 4} more" if len(other) > 4 else ""
         return Diagnosis("packages", "note", f"{listed}{more}", "run `make setup`")
     return Diagnosis("packages", "ok", f"{len(ours)} parts of one version, dependencies as tested")
@@ -122,7 +137,9 @@ def limits() -> Diagnosis:
     message = ", ".join(f"{name} {value}" for name, value, _, _ in found)
     low = [(name, least) for name, _, is_low, least in found if is_low]
     if low:
-        return Diagnosis("limits", "bad", message, f"raise {low[0][0]} to {low[0][1]} or more (ulimit)")
+        return Diagnosis(
+            "limits", "bad", message, f"raise {low[0][0]} to {low[0][1]} or more (ulimit)"
+        )
     return Diagnosis("limits", "ok", message)
 
 
@@ -131,7 +148,9 @@ def processors() -> Diagnosis:
     have = len(os.sched_getaffinity(0))
     if have >= MIN_THREADS:
         return Diagnosis("processors", "ok", f"{have} usable")
-    return Diagnosis("processors", "note", f"{have} usable; emulated nodes will share it", "give it 2 or more")
+    return Diagnosis(
+        "processors", "note", f"{have} usable; emulated nodes will share it", "give it 2 or more"
+    )
 
 
 def ports() -> Diagnosis:
@@ -140,7 +159,12 @@ def ports() -> Diagnosis:
         with socket.create_server(("127.0.0.1", 0)):
             return Diagnosis("ports", "ok", "loopback sockets can be bound")
     except OSError as error:
-        return Diagnosis("ports", "bad", f"no loopback socket: {error.strerror}", "check 127.0.0.1 and its rights")
+        return Diagnosis(
+            "ports",
+            "bad",
+            f"no loopback socket: {error.strerror}",
+            "check 127.0.0.1 and its rights",
+        )
 
 
 def leftovers() -> Diagnosis:
@@ -155,7 +179,9 @@ def leftovers() -> Diagnosis:
 
 def _known_runs() -> Iterator[str]:
     roots = [root for root in (sock_root(), shm_root()) if root.is_dir()]
-    yield from sorted({child.name for root in roots for child in root.iterdir() if RUN_ID.fullmatch(child.name)})
+    yield from sorted(
+        {child.name for root in roots for child in root.iterdir() if RUN_ID.fullmatch(child.name)}
+    )
 
 
 def _is_dead(run_id: str) -> bool:
@@ -181,7 +207,9 @@ def gpus() -> Diagnosis:
     """NVIDIA GPUs, as the kernel's driver lists them."""
     found = sorted(Path("/proc/driver/nvidia/gpus").glob("*"))
     if found:
-        return Diagnosis("gpus", "ok", f"{len(found)} NVIDIA: runs of at most as many ranks use them and NCCL")
+        return Diagnosis(
+            "gpus", "ok", f"{len(found)} NVIDIA: runs of at most as many ranks use them and NCCL"
+        )
     return Diagnosis("gpus", "ok", "none: workers compute on the processor and use gloo")
 
 

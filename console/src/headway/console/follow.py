@@ -100,7 +100,9 @@ class Follower:
             self._interrupts += 1
 
         before = {number: signal.signal(number, count) for number in STOPS}
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)  # what came since a start held them back counts
+        signal.pthread_sigmask(
+            signal.SIG_UNBLOCK, STOPS
+        )  # what came since a start held them back counts
         try:
             yield
         finally:
@@ -156,7 +158,11 @@ class _View:
 
 
 def _timed(line: str, at_unix_s: float | None) -> str:
-    return line if at_unix_s is None else f"{time.strftime('%H:%M:%S', time.localtime(at_unix_s))} {line}"
+    return (
+        line
+        if at_unix_s is None
+        else f"{time.strftime('%H:%M:%S', time.localtime(at_unix_s))} {line}"
+    )
 
 
 class _LineView(_View):

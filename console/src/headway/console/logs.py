@@ -21,10 +21,17 @@ class LogReader:
     """
 
     def __init__(
-        self, folders: Sequence[Path], *, name: str = "", rank: int | None = None, level: str = "debug"
+        self,
+        folders: Sequence[Path],
+        *,
+        name: str = "",
+        rank: int | None = None,
+        level: str = "debug",
     ) -> None:
         if level not in LEVELS:
-            raise InputError(f"level {level!r} is unknown", remedy=f"use one of {', '.join(LEVELS)}")
+            raise InputError(
+                f"level {level!r} is unknown", remedy=f"use one of {', '.join(LEVELS)}"
+            )
         self._folders, self._name, self._rank = folders, name, rank
         self._least = LEVELS.index(level)
         self._offsets: dict[Path, int] = {}
@@ -44,7 +51,9 @@ class LogReader:
             for path in sorted(folder.glob("*.log")):
                 if self._name in path.stem:
                     lines += self._new(path)
-        return sorted((line for line in lines if self._wanted(line)), key=lambda line: str(line["timestamp"]))
+        return sorted(
+            (line for line in lines if self._wanted(line)), key=lambda line: str(line["timestamp"])
+        )
 
     def _new(self, path: Path) -> list[dict[str, Any]]:
         with path.open("rb") as file:
@@ -52,7 +61,11 @@ class LogReader:
             text = file.read()
         whole = text[: text.rfind(b"\n") + 1]  # a line being written is left for the next time
         self._offsets[path] = self._offsets.get(path, 0) + len(whole)
-        return [self._line(path, raw) for raw in whole.decode("utf-8", "replace").splitlines() if raw.strip()]
+        return [
+            self._line(path, raw)
+            for raw in whole.decode("utf-8", "replace").splitlines()
+            if raw.strip()
+        ]
 
     def _line(self, path: Path, raw: str) -> dict[str, Any]:
         try:
@@ -61,8 +74,16 @@ class LogReader:
             fields = None
         if not isinstance(fields, dict) or "event" not in fields:
             before: dict[str, Any] = self._last.get(path, {})
-            kept: dict[str, Any] = {key: before[key] for key in ("timestamp", "level", "rank") if key in before}
-            return {"timestamp": "", "level": "info", **kept, "file": path.stem, "event": raw.rstrip()}
+            kept: dict[str, Any] = {
+                key: before[key] for key in ("timestamp", "level", "rank") if key in before
+            }
+            return {
+                "timestamp": "",
+                "level": "info",
+                **kept,
+                "file": path.stem,
+                "event": raw.rstrip(),
+            }
         self._last[path] = {"timestamp": "", "level": "info", **fields, "file": path.stem}
         return self._last[path]
 

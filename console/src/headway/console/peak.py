@@ -116,7 +116,9 @@ def machine_peak(device: str = "cpu", least_s: float = 0.4) -> Peak:
     command = [sys.executable, "-c", _PROGRAM, str(usable_threads()), str(least_s), device]
     env = {**os.environ, "OMP_NUM_THREADS": str(usable_threads())}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=MEASURE_LIMIT_S, env=env)
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=MEASURE_LIMIT_S, env=env
+        )
         figures = json.loads(done.stdout)
     except (subprocess.TimeoutExpired, ValueError) as error:
         raise HeadwayError(
@@ -137,12 +139,16 @@ def usable_threads() -> int:
 
 def processor_name(device: str) -> str:
     """The first GPU's name, or the processor's."""
-    for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")) if device == "gpu" else ():
+    for file in (
+        sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")) if device == "gpu" else ()
+    ):
         found = re.search(r"^Model:\s*(.+)$", file.read_text(), re.MULTILINE)
         if found:
             return found[1].strip()
     try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        found = re.search(
+            r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE
+        )
     except OSError:
         found = None
     return found[1].strip() if found else f"{os.uname().machine} {device}"

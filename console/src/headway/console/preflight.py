@@ -32,7 +32,9 @@ def check_machine(config: RunConfig, runs_dir: Path) -> None:
     try:
         runs_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"cannot make {runs_dir}: {error.strerror}", remedy="pass --runs-dir") from error
+        raise InputError(
+            f"cannot make {runs_dir}: {error.strerror}", remedy="pass --runs-dir"
+        ) from error
     free = shutil.disk_usage(runs_dir).free
     if free < MIN_FREE_BYTES:
         raise InputError(
@@ -92,7 +94,9 @@ def prepare_corpus(config: RunConfig, tell: Callable[[str], None]) -> None:
         for split in ("train", "validation"):
             data.split(split)
     except CorruptError as error:
-        raise InputError(error.message, remedy=error.remedy or "prepare the data again with --force") from error
+        raise InputError(
+            error.message, remedy=error.remedy or "prepare the data again with --force"
+        ) from error
     if data.meta is not None:
         _refuse_other_source(config, path, data.meta.source, data.meta.corpus_sha256)
     if data.vocab_size is not None and data.vocab_size > config.model.vocab_size:
@@ -116,7 +120,9 @@ def _refuse_other_source(config: RunConfig, path: Path, source: str, sha256: str
     asked = config.data.source
     if asked == source or _names_folder_only(config):
         return
-    if Path(asked).exists() and Path(asked).resolve() == Path(source).resolve():  # spelled in another way
+    if (
+        Path(asked).exists() and Path(asked).resolve() == Path(source).resolve()
+    ):  # spelled in another way
         return
     raise InputError(
         f"{path} was prepared from {source!r} (corpus {sha256[:16]}), but data.source is {asked!r}",
@@ -131,7 +137,11 @@ def _prepare(config: RunConfig, path: Path, tell: Callable[[str], None]) -> None
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines()
-        said = lines[-1].removeprefix("error: ") if lines else f"no data at {path}, code {done.returncode}"
+        said = (
+            lines[-1].removeprefix("error: ")
+            if lines
+            else f"no data at {path}, code {done.returncode}"
+        )
         raise InputError(said, remedy="" if lines else "run `headway data prepare` by hand")
     for line in done.stdout.strip().splitlines()[-1:]:
         tell(line)

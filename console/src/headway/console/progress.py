@@ -181,7 +181,11 @@ class Teller:
             self._fenced_s = None
         if name == "stepping":
             fenced, self._fenced_s = self._fenced_s, None
-            return "" if fenced is None else f"recovered: all ranks step again after {now - fenced:.2f} s"
+            return (
+                ""
+                if fenced is None
+                else f"recovered: all ranks step again after {now - fenced:.2f} s"
+            )
         if name not in _TOLD or (name == "verdict" and not fields.get("is_open", True)):
             return ""
         try:

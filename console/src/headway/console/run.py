@@ -122,7 +122,10 @@ class Run:
                     remedy=f"start it again with `headway run`; logs: {self.folder.logs}",
                 )
             if deadline is not None and time.monotonic() > deadline:
-                raise DeadlineError(f"run {self.name} is not over after {timeout_s} s", remedy="see `headway status`")
+                raise DeadlineError(
+                    f"run {self.name} is not over after {timeout_s} s",
+                    remedy="see `headway status`",
+                )
             time.sleep(0.2)
 
     # ---- steering -----------------------------------------------------------------------------
@@ -193,7 +196,9 @@ class Run:
 
     def _refuse_over(self) -> None:
         if self.outcome in OVER:
-            raise InputError(f"run {self.name} is {self.outcome}, not live", remedy=f"see {self.hint('status')}")
+            raise InputError(
+                f"run {self.name} is {self.outcome}, not live", remedy=f"see {self.hint('status')}"
+            )
         if not self.live:
             raise InputError(f"run {self.name} is not live", remedy="start it with `headway run`")
 
@@ -232,9 +237,13 @@ class Run:
         try:
             facts = json.loads((self.path / "driver.json").read_text())
         except FileNotFoundError as error:
-            raise DeadlineError(f"run {self.name} has no driver yet", remedy="try again in a moment") from error
+            raise DeadlineError(
+                f"run {self.name} has no driver yet", remedy="try again in a moment"
+            ) from error
         key = self.cluster_folder / "keys" / "cluster.key"
         if not key.exists():
-            raise DeadlineError(f"the cluster of run {self.name} is gone", remedy="start the run with `headway run`")
+            raise DeadlineError(
+                f"the cluster of run {self.name} is gone", remedy="start the run with `headway run`"
+            )
         keys = KeyPair.load(key)
         return Client(facts["endpoint"], keys=keys, server_key=facts["server_key"].encode())

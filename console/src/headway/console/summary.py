@@ -174,7 +174,14 @@ def _notebook() -> str:
 
 def _go_on(run: Run) -> str:
     """With the configuration that the run has now; the folders as seen from here."""
-    command = ["headway", "run", seen_from_here(run.folder.config), "--name", run.name, *runs_dir_option(run.path)]
+    command = [
+        "headway",
+        "run",
+        seen_from_here(run.folder.config),
+        "--name",
+        run.name,
+        *runs_dir_option(run.path),
+    ]
     if run.path not in run.cluster_folder.parents:
         command += ["--cluster", seen_from_here(run.cluster_folder)]
     return shlex.join(command)
@@ -189,7 +196,14 @@ def _checkpoint_line(row: dict[str, Any]) -> str:
 
 
 def _recovery_line(row: dict[str, Any]) -> str:
-    spans = {"detect": "detect_s", "decide": "decide_s", "restore": "restore_s", "first step": "first_step_s"}
-    times = ", ".join(f"{name} {row[key]:.2f} s" for name, key in spans.items() if row[key] is not None)
+    spans = {
+        "detect": "detect_s",
+        "decide": "decide_s",
+        "restore": "restore_s",
+        "first step": "first_step_s",
+    }
+    times = ", ".join(
+        f"{name} {row[key]:.2f} s" for name, key in spans.items() if row[key] is not None
+    )
     total = "under way" if row["total_s"] is None else f"{row['total_s']:.2f} s"
     return f"{total} ({times}); {row['redone']} completed steps done again; {row['reason']}"

@@ -49,17 +49,22 @@ class FakeRun:
         self.config = config
         self.folder = RunDir.create(runs_dir / name, run_id=new_run_id())
         self.folder.config.write_text(to_toml(config))
-        self.cluster = ClusterFolder.create(self.folder.path / "cluster", nodes=1, cluster_id=self.folder.run_id)
+        self.cluster = ClusterFolder.create(
+            self.folder.path / "cluster", nodes=1, cluster_id=self.folder.run_id
+        )
         self.step, self.generation, self.paused, self.outcome = 0, 0, False, ""
         self.commands: list[Command] = []
         paths = NodePaths(self.folder.run_id, 0)
         paths.shm_dir.mkdir(parents=True)
         self._flights = [
-            FlightWriter.create(paths.segment("flight", rank), rank, 4096) for rank in range(config.parallel.world_size)
+            FlightWriter.create(paths.segment("flight", rank), rank, 4096)
+            for rank in range(config.parallel.world_size)
         ]
         me = ProcessId.current()
         self.cluster.announce(0, "tcp://127.0.0.1:1", me)
-        self.cluster.write("nodes/0.run", {"run_dir": str(self.folder.path), "run_id": self.folder.run_id})
+        self.cluster.write(
+            "nodes/0.run", {"run_dir": str(self.folder.path), "run_id": self.folder.run_id}
+        )
         self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._ended, self._ready = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._drive, name="fake-driver", daemon=True)
@@ -92,7 +97,9 @@ class FakeRun:
 
     def verdict(self, kind: str, *, is_open: bool) -> None:
         """Journal what the monitor holds of rank 1, or that it does so no longer."""
-        self._do(lambda: self._log("verdict", kind=kind, node=0, rank=1, remedy="wait", is_open=is_open))
+        self._do(
+            lambda: self._log("verdict", kind=kind, node=0, rank=1, remedy="wait", is_open=is_open)
+        )
 
     def finish(self, outcome: str = "finished") -> None:
         """End the run: outcome in the journal, executors and driver gone."""
@@ -169,7 +176,9 @@ class FakeRun:
         self.step += 1
 
     def _recover(self, reason: str, back_to: int) -> None:
-        self._log("fence", generation=self.generation, step=self.step, reason=reason, is_symptom=False)
+        self._log(
+            "fence", generation=self.generation, step=self.step, reason=reason, is_symptom=False
+        )
         self.generation += 1
         self.step = back_to
         self._log("generation", generation=self.generation, source="arena", step=back_to)
@@ -188,17 +197,23 @@ class FakeRun:
     def _command(self, message: Command, peer: bytes) -> Accepted:
         del peer
         if message.operation == "set" and message.value <= 0:
-            raise InputError(f"cannot set lr to {message.value}", remedy="set lr to a number above 0")
+            raise InputError(
+                f"cannot set lr to {message.value}", remedy="set lr to a number above 0"
+            )
         if message.operation == "evict" and message.node != 0:
             raise InputError(f"node {message.node} is not there", remedy="see `headway status`")
         self.commands.append(message)
         if message.operation == "inject":
-            self._log("injected", target=message.name, fault=message.fault, rank=message.rank, node=0)
+            self._log(
+                "injected", target=message.name, fault=message.fault, rank=message.rank, node=0
+            )
             self._recover(f"rank {message.rank} is lost: killed", self.step)
             return Accepted(sequence=0)
         if message.operation in ("pause", "resume"):
             self.paused = message.operation == "pause"
-        steer, _ = self._journal.add_command(message.id, message.operation, message.name, message.value)
+        steer, _ = self._journal.add_command(
+            message.id, message.operation, message.name, message.value
+        )
         self._log("command", sequence=steer.sequence, operation=steer.operation, name=steer.name)
         return Accepted(sequence=steer.sequence)
 
@@ -206,7 +221,9 @@ class FakeRun:
         del message, peer
         me, commands = ProcessId.current(), len(self._journal.commands())
         ranks = tuple(
-            RankStatus(rank=rank, node=0, worker=f"w{rank}", pid=me.pid, status="running", step=self.step)
+            RankStatus(
+                rank=rank, node=0, worker=f"w{rank}", pid=me.pid, status="running", step=self.step
+            )
             for rank in range(self.config.parallel.world_size)
         )
         return Status(

@@ -39,7 +39,10 @@ def _edges(slices: list[Slice]) -> list[tuple[int, int, Slice, int]]:
             edges.append((s.start_ns, 1, s, TrackEvent.TYPE_INSTANT))
         else:
             end = max(s.end_ns, s.start_ns + 1)  # a slice of no length would end before it begins
-            edges += [(s.start_ns, 1, s, TrackEvent.TYPE_SLICE_BEGIN), (end, 0, s, TrackEvent.TYPE_SLICE_END)]
+            edges += [
+                (s.start_ns, 1, s, TrackEvent.TYPE_SLICE_BEGIN),
+                (end, 0, s, TrackEvent.TYPE_SLICE_END),
+            ]
     return edges
 
 

@@ -16,7 +16,9 @@ SLOT = 1000
 
 def make(path: Path, rank: int = 3) -> Arena:
     layout = b'{"tensors": []}'
-    return Arena.create(path, run_id="0a1b2c3d", rank=rank, slot_bytes=SLOT, layout=layout, extra_bytes=100)
+    return Arena.create(
+        path, run_id="0a1b2c3d", rank=rank, slot_bytes=SLOT, layout=layout, extra_bytes=100
+    )
 
 
 def snapshot(arena: Arena, step: int, *, wanted: bool = False, generation: int = 1) -> None:
@@ -35,7 +37,12 @@ def test_a_snapshot_comes_back_bit_for_bit_in_another_mapping(tidy_shm: Path) ->
         arena.seal(slot, b"lr=1")
         data, extra = other.view(0)
         assert np.array_equal(data, pattern)
-        assert (extra, other.layout, other.rank, other.run_id) == (b"lr=1", b'{"tensors": []}', 3, "0a1b2c3d")
+        assert (extra, other.layout, other.rank, other.run_id) == (
+            b"lr=1",
+            b'{"tensors": []}',
+            3,
+            "0a1b2c3d",
+        )
         assert [(s.step, s.generation, s.wanted) for s in other.sealed()] == [(0, 2, False)]
         assert not data.flags.writeable
         arena.unlink()
@@ -209,7 +216,9 @@ for step in range(int(sys.argv[3]), int(sys.argv[4])):
 
 
 @pytest.mark.parametrize("where", ["copy", "seal"])
-def test_a_worker_killed_in_a_snapshot_leaves_the_older_ones_and_its_successor_goes_on(shm: Path, where: str) -> None:
+def test_a_worker_killed_in_a_snapshot_leaves_the_older_ones_and_its_successor_goes_on(
+    shm: Path, where: str
+) -> None:
     path, points = shm / "a", shm / "fp.bin"
     make(path).close()
     if where == "seal":

@@ -39,7 +39,9 @@ def content(step: int, attempt: int) -> bytes:
 
 
 def create(path: Path, rank: int = 0) -> Arena:
-    return Arena.create(path, run_id="00000000", rank=rank, slot_bytes=SLOT, layout=b"{}", extra_bytes=16)
+    return Arena.create(
+        path, run_id="00000000", rank=rank, slot_bytes=SLOT, layout=b"{}", extra_bytes=16
+    )
 
 
 class ArenaMachine(RuleBasedStateMachine):
@@ -92,7 +94,9 @@ class ArenaMachine(RuleBasedStateMachine):
     @rule(part=st.integers(0, SLOT))
     def write(self, part: int) -> None:
         assert self.slot is not None
-        self.slot.data[:part] = np.frombuffer(content(self.slot.step, self.attempt), np.uint8)[:part]
+        self.slot.data[:part] = np.frombuffer(content(self.slot.step, self.attempt), np.uint8)[
+            :part
+        ]
 
     @precondition(lambda self: self.slot is not None)
     @rule(want=st.booleans())
@@ -275,9 +279,15 @@ def newest_common_step(ranks: list[Rank]) -> int:
 @settings(max_examples=200, deadline=None)
 @given(
     st.integers(2, 4),
-    st.lists(st.tuples(st.sampled_from("aaaaaafx"), st.integers(0, 3), st.booleans()), min_size=40, max_size=200),
+    st.lists(
+        st.tuples(st.sampled_from("aaaaaafx"), st.integers(0, 3), st.booleans()),
+        min_size=40,
+        max_size=200,
+    ),
 )
-def test_ranks_in_lock_step_always_share_a_sealed_step(num_ranks: int, moves: list[tuple[str, int, bool]]) -> None:
+def test_ranks_in_lock_step_always_share_a_sealed_step(
+    num_ranks: int, moves: list[tuple[str, int, bool]]
+) -> None:
     """a: a rank advances; f: its daemon finishes a flush; x: every rank dies, all recover."""
     with tempfile.TemporaryDirectory(prefix="headway-test-", dir="/dev/shm") as folder:
         ranks = [Rank(Path(folder) / str(rank), rank) for rank in range(num_ranks)]
@@ -303,9 +313,14 @@ def test_ranks_in_lock_step_always_share_a_sealed_step(num_ranks: int, moves: li
                 epoch_of.setdefault(rank.step, epoch)
                 rank.advance(wanted, epoch)
             if all(r.waiting for r in ranks) and not any(may_leave):
-                may_leave, started = [True] * num_ranks, True  # the all-reduce may end, rank by rank
+                may_leave, started = (
+                    [True] * num_ranks,
+                    True,
+                )  # the all-reduce may end, rank by rank
             if started:
                 common = newest_common_step(ranks)
                 assert common >= max(r.arena.committed for r in ranks)
                 for each in ranks:
-                    assert each.arena.view(common)[0].tobytes() == each.expected(common, epoch_of[common])
+                    assert each.arena.view(common)[0].tobytes() == each.expected(
+                        common, epoch_of[common]
+                    )

@@ -103,7 +103,11 @@ def test_arming_reaches_running_processes_and_one_of_them_dies(shm: Path) -> Non
 def test_of_many_processes_that_reach_it_exactly_one_fires(shm: Path) -> None:
     path = shm / "fp.bin"
     arm(path, "test.here", "raise")
-    with python_child(LOOP, path, 0) as a, python_child(LOOP, path, 1) as b, python_child(LOOP, path, 2) as c:
+    with (
+        python_child(LOOP, path, 0) as a,
+        python_child(LOOP, path, 1) as b,
+        python_child(LOOP, path, 2) as c,
+    ):
         children = (a, b, c)
         for child in children:
             assert hear(child) == "up"

@@ -32,7 +32,9 @@ def furnish(run_id: str, node: int = 0) -> NodePaths:
     """The folders of a node with a socket file and a segment in them."""
     paths = NodePaths(run_id, node).create()
     paths.socket("executor").touch()
-    RingWriter.create(paths.segment("ring", 0), spec=b"", slot_bytes=64, num_slots=2, num_readers=1).close()
+    RingWriter.create(
+        paths.segment("ring", 0), spec=b"", slot_bytes=64, num_slots=2, num_readers=1
+    ).close()
     return paths
 
 
@@ -44,7 +46,9 @@ def member(run_id: str, node: int = 0, code: str = SLEEP) -> Iterator[subprocess
 
 
 def blocked_on_a_lock(process: ProcessId) -> bool:
-    waiting = [line.split() for line in Path("/proc/locks").read_text().splitlines() if "->" in line]
+    waiting = [
+        line.split() for line in Path("/proc/locks").read_text().splitlines() if "->" in line
+    ]
     return any(line[2] == "FLOCK" and line[5] == str(process.pid) for line in waiting)
 
 
@@ -55,7 +59,11 @@ def gone(child: subprocess.Popen[str]) -> bool:
 def test_a_dead_run_loses_its_processes_sockets_and_memory(roots: tuple[Path, Path]) -> None:
     run_id = new_run_id()
     paths = furnish(run_id)
-    with member(run_id) as worker, member(run_id, 1) as stopped, member(run_id, code=EXECUTOR) as executor:
+    with (
+        member(run_id) as worker,
+        member(run_id, 1) as stopped,
+        member(run_id, code=EXECUTOR) as executor,
+    ):
         stopped.send_signal(signal.SIGSTOP)
         executor.kill()
         executor.wait()
@@ -97,7 +105,9 @@ def test_a_run_lives_as_long_as_one_of_its_executors_holds_it(roots: tuple[Path,
         assert gone(worker)
 
 
-def test_an_executor_that_does_not_hold_the_lock_yet_keeps_its_run_alive(roots: tuple[Path, Path]) -> None:
+def test_an_executor_that_does_not_hold_the_lock_yet_keeps_its_run_alive(
+    roots: tuple[Path, Path],
+) -> None:
     run_id = new_run_id()
     furnish(run_id)
     env = NodePaths(run_id, 0).environment()
@@ -115,13 +125,19 @@ def test_an_executor_that_does_not_hold_the_lock_yet_keeps_its_run_alive(roots: 
         assert janitor.sweep(*roots) != []
 
 
-def test_strangers_and_runs_of_other_roots_are_left_alone(roots: tuple[Path, Path], tmp_path: Path) -> None:
+def test_strangers_and_runs_of_other_roots_are_left_alone(
+    roots: tuple[Path, Path], tmp_path: Path
+) -> None:
     dead, elsewhere = new_run_id(), new_run_id()
     furnish(dead)
     stray = roots[0] / "not-a-run"
     stray.mkdir()
     other = {**NodePaths(elsewhere, 0).environment(), "HEADWAY_SHM_ROOT": str(tmp_path)}
-    with python_child(SLEEP) as foreign, python_child(SLEEP, env=other) as neighbour, member(dead) as worker:
+    with (
+        python_child(SLEEP) as foreign,
+        python_child(SLEEP, env=other) as neighbour,
+        member(dead) as worker,
+    ):
         assert hear(foreign) == hear(neighbour) == "up"
         done = janitor.sweep(*roots)
         assert {line.split(":")[0] for line in done} == {f"run {dead}"}
@@ -138,7 +154,9 @@ def test_processes_of_a_run_without_any_folder_are_found_too(roots: tuple[Path, 
         assert gone(worker)
 
 
-def test_a_link_in_the_place_of_a_run_is_not_followed(roots: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_link_in_the_place_of_a_run_is_not_followed(
+    roots: tuple[Path, Path], tmp_path: Path
+) -> None:
     treasure = tmp_path / "treasure"
     treasure.write_text("mine")
     for root in roots:

@@ -117,7 +117,9 @@ def test_a_spawned_process_has_its_own_session_its_log_its_environment_and_nothi
     os.environ["HEADWAY_TEST_LEAK"] = "1"
     try:
         before = open_fds()
-        process = spawn([sys.executable, "-c", PROBE], log, {"ONLY": "this", "LC_ALL": "C.UTF-8"}, cwd=tmp_path)
+        process = spawn(
+            [sys.executable, "-c", PROBE], log, {"ONLY": "this", "LC_ALL": "C.UTF-8"}, cwd=tmp_path
+        )
         assert open_fds() == before
     finally:
         os.close(leaky)
@@ -129,7 +131,9 @@ def test_a_spawned_process_has_its_own_session_its_log_its_environment_and_nothi
     assert seen["sid"] == seen["pid"] == process.pid
     assert seen["cwd"] == str(tmp_path)
     assert seen["env"] == {"ONLY": "this", "LC_ALL": "C.UTF-8"}
-    assert seen["fds"][:3] == [0, 1, 2] and len(seen["fds"]) == 4  # the fourth is the listing itself
+    assert (
+        seen["fds"][:3] == [0, 1, 2] and len(seen["fds"]) == 4
+    )  # the fourth is the listing itself
     assert (seen["stdin"], seen["stdout"]) == ("/dev/null", str(log))
     flags = int(seen["flags"].split("flags:")[1].split()[0], 8)
     assert flags & os.O_APPEND
@@ -165,7 +169,9 @@ sys.stdin.readline()
         assert child.kill()
 
 
-def test_ended_children_stay_until_they_are_reaped_and_running_ones_are_left_alone(tmp_path: Path) -> None:
+def test_ended_children_stay_until_they_are_reaped_and_running_ones_are_left_alone(
+    tmp_path: Path,
+) -> None:
     """In a process of its own: every child of its process is let go of."""
     code = """
 import os, sys, time
@@ -223,7 +229,11 @@ os.kill(os.getpid(), signal.SIGKILL)
         say(child, "speak")
         assert child.wait() == -9
         found = LastWords(path).read()
-        assert found is not None and (found.pid, found.code, found.reason) == (child.pid, 3, "orphaned")
+        assert found is not None and (found.pid, found.code, found.reason) == (
+            child.pid,
+            3,
+            "orphaned",
+        )
     with python_child(code, path) as child:
         assert hear(child) == "ready"
         say(child, "die silently")
@@ -231,7 +241,9 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert LastWords(path).read() is None
 
 
-@pytest.mark.parametrize("culprit", ["x" * 100_000, "\x01" * 100_000, "\U0001f600" * 100_000, "\ud800"])
+@pytest.mark.parametrize(
+    "culprit", ["x" * 100_000, "\x01" * 100_000, "\U0001f600" * 100_000, "\ud800"]
+)
 def test_long_or_odd_last_words_are_cut_but_readable(shm: Path, culprit: str) -> None:
     words = LastWords(shm / "w")
     words.write(1, "r" * 5000, culprit)
@@ -260,5 +272,7 @@ def test_reading_last_words_leaves_nothing_open(shm: Path) -> None:
 
 
 def test_child_environment_lets_children_find_the_package() -> None:
-    with python_child("import headway.common.node.process as p; print(p.GONE)", env=child_environment()) as child:
+    with python_child(
+        "import headway.common.node.process as p; print(p.GONE)", env=child_environment()
+    ) as child:
         assert hear(child) == GONE

@@ -12,9 +12,15 @@ from headway.common.node.ring import RingAbortedError, RingReader, RingWriter
 from headway.common.node.testing import hear, no_leaks, python_child, say
 
 
-def make(path: Path, *, slot_bytes: int = 64, num_slots: int = 4, num_readers: int = 1) -> RingWriter:
+def make(
+    path: Path, *, slot_bytes: int = 64, num_slots: int = 4, num_readers: int = 1
+) -> RingWriter:
     return RingWriter.create(
-        path, spec=b'{"seed": 1}', slot_bytes=slot_bytes, num_slots=num_slots, num_readers=num_readers
+        path,
+        spec=b'{"seed": 1}',
+        slot_bytes=slot_bytes,
+        num_slots=num_slots,
+        num_readers=num_readers,
     )
 
 
@@ -130,7 +136,9 @@ def test_a_slot_that_is_not_whole_is_called_corrupt(shm: Path) -> None:
     put(writer, 1)
     payload_and_header = (shm / "r").stat().st_size - 2 * (64 + 64)
     data = bytearray((shm / "r").read_bytes())
-    struct.pack_into("<Q", data, payload_and_header + 8, 0)  # the word that is written after the payload
+    struct.pack_into(
+        "<Q", data, payload_and_header + 8, 0
+    )  # the word that is written after the payload
     with (shm / "r").open("r+b") as file:
         file.write(data)
     with pytest.raises(CorruptError, match="slot 0"):
@@ -173,7 +181,9 @@ def test_bad_sizes_and_reader_numbers_are_bad_input(tidy_shm: Path) -> None:
     writer.unlink()
 
 
-def test_adopting_is_refused_while_the_writer_lives_and_goes_on_at_head_after_its_close(shm: Path) -> None:
+def test_adopting_is_refused_while_the_writer_lives_and_goes_on_at_head_after_its_close(
+    shm: Path,
+) -> None:
     writer, reader = make(shm / "r"), RingReader(shm / "r", 0)
     put(writer, 1)
     with pytest.raises(HeadwayError, match="being written by process"):

@@ -24,7 +24,11 @@ class RingMachine(RuleBasedStateMachine):
         self.path = Path(self.folder.name) / "r"
         self.num_slots = num_slots
         self.writer = RingWriter.create(
-            self.path, spec=b"spec", slot_bytes=SLOT_BYTES, num_slots=num_slots, num_readers=num_readers
+            self.path,
+            spec=b"spec",
+            slot_bytes=SLOT_BYTES,
+            num_slots=num_slots,
+            num_readers=num_readers,
         )
         self.readers = [RingReader(self.path, k) for k in range(num_readers)]
         self.slot: memoryview | None = None
@@ -78,7 +82,9 @@ class RingMachine(RuleBasedStateMachine):
     @rule(clean=st.booleans())
     def writer_dies_and_another_adopts(self, clean: bool) -> None:
         if not clean:
-            self.writer._words[16] = 2**22 + 1  # a pid that no process has: the record of a dead writer
+            self.writer._words[16] = (
+                2**22 + 1
+            )  # a pid that no process has: the record of a dead writer
         self.slot = None
         self.writer.close()
         self.writer = RingWriter.adopt(self.path)

@@ -30,7 +30,9 @@ def test_creating_again_keeps_what_is_there_and_segments_are_listed_by_kind() ->
     assert [p.name for p in paths.segments("ring")] == ["ring-0.bin", "ring-1.bin"]
 
 
-def test_the_default_roots_are_per_user_and_socket_paths_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_roots_are_per_user_and_socket_paths_are_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("HEADWAY_SOCK_ROOT", raising=False)
     monkeypatch.delenv("HEADWAY_SHM_ROOT", raising=False)
     assert str(sock_root()).startswith("/tmp/headway-")

@@ -141,7 +141,9 @@ def test_full_shared_memory_gives_a_clean_error(shm: Path) -> None:
     small = shm / "small"
     small.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "headway-test", small], capture_output=True, text=True
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "headway-test", small],
+        capture_output=True,
+        text=True,
     )
     if mounted.returncode != 0:
         pytest.skip(f"cannot mount a small tmpfs here: {mounted.stderr.strip()}")

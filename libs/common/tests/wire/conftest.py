@@ -24,4 +24,6 @@ def no_threads_left() -> Iterator[None]:
     before = set(threading.enumerate())
     yield
     # connections of the metrics exporter end with their request limit
-    wait_until(lambda: not set(threading.enumerate()) - before, what="end of the threads a test began")
+    wait_until(
+        lambda: not set(threading.enumerate()) - before, what="end of the threads a test began"
+    )

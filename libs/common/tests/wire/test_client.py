@@ -59,11 +59,16 @@ def playing(act: Callable[[], None]) -> Iterator[None]:
 
 
 def reply(request: bytes, text: str) -> bytes:
-    return codec.encode_frame("rep", codec.decode_frame(request).id, codec.encode(Answer(text=text)))
+    return codec.encode_frame(
+        "rep", codec.decode_frame(request).id, codec.encode(Answer(text=text))
+    )
 
 
 def test_a_call_returns_the_typed_reply() -> None:
-    with serving(Server("tcp://127.0.0.1:0", {Ask: echo})) as server, Client(server.endpoint) as client:
+    with (
+        serving(Server("tcp://127.0.0.1:0", {Ask: echo})) as server,
+        Client(server.endpoint) as client,
+    ):
         assert [client.call(Ask(text=text), Answer).text for text in "abc"] == ["a", "b", "c"]
 
 
@@ -80,7 +85,11 @@ def test_a_remote_error_carries_code_message_and_remedy() -> None:
 
 def test_a_reply_of_another_type_is_a_wire_error() -> None:
     server = Server("tcp://127.0.0.1:0", {Ask: lambda message, _peer: message})
-    with serving(server), Client(server.endpoint) as client, pytest.raises(WireError, match=r"test\.ask/1"):
+    with (
+        serving(server),
+        Client(server.endpoint) as client,
+        pytest.raises(WireError, match=r"test\.ask/1"),
+    ):
         client.call(Ask(), Answer)
 
 
@@ -150,7 +159,9 @@ def test_a_server_of_another_version_is_named_with_the_remedy(frame: bytes | Non
 
         def answer() -> None:
             peer, request = router.recv_multipart()
-            body = codec.encode(Failure(code="version", message="version 1", remedy="install the same version"))
+            body = codec.encode(
+                Failure(code="version", message="version 1", remedy="install the same version")
+            )
             refusal = codec.encode_frame("err", codec.decode_frame(request).id, body)
             router.send_multipart([peer, frame or refusal])
 
@@ -200,7 +211,9 @@ def test_a_client_outlives_a_restart_of_its_server(sock_dir: Path) -> None:
                 assert client.call(Ask(text="x"), Answer, timeout_s=20.0, retries=40).text == "x"
 
 
-def test_notes_wait_for_a_server_up_to_the_mark_and_are_then_dropped_and_counted(sock_dir: Path) -> None:
+def test_notes_wait_for_a_server_up_to_the_mark_and_are_then_dropped_and_counted(
+    sock_dir: Path,
+) -> None:
     endpoint = f"ipc://{sock_dir}/a.sock"
     texts: list[str] = []
     with Client(endpoint) as client:
@@ -263,7 +276,9 @@ def test_the_identity_is_what_handlers_see() -> None:
         assert client.call(Ask(), Answer).text == "rank-3"
 
 
-def test_a_restarted_client_of_the_same_name_is_not_answered_with_its_predecessors_replies() -> None:
+def test_a_restarted_client_of_the_same_name_is_not_answered_with_its_predecessors_replies() -> (
+    None
+):
     runs: list[Ask] = []
 
     def count(message: Ask, _peer: bytes) -> Answer:

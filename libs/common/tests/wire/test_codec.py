@@ -76,8 +76,14 @@ def test_a_wrong_message_is_refused_by_name(fields: dict[str, object], culprit: 
 
 
 def test_another_protocol_version_is_named_with_its_remedy() -> None:
-    for frame in (msgpack.packb([2, "req", 5, b""]), msgpack.packb([2, {"new": 1}]), msgpack.packb([2])):
-        with pytest.raises(VersionError, match="version 2, this side speaks 1; install the same version"):
+    for frame in (
+        msgpack.packb([2, "req", 5, b""]),
+        msgpack.packb([2, {"new": 1}]),
+        msgpack.packb([2]),
+    ):
+        with pytest.raises(
+            VersionError, match="version 2, this side speaks 1; install the same version"
+        ):
             codec.decode_frame(frame)
 
 
@@ -90,7 +96,17 @@ def test_the_request_id_of_another_version_can_be_read_for_the_answer() -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [[], [1], [1, "req", 5], [1, "ask", 5, b""], [1, "req", -1, b""], [1, "req", 2**63, b""], [True], 1, {}],
+    [
+        [],
+        [1],
+        [1, "req", 5],
+        [1, "ask", 5, b""],
+        [1, "req", -1, b""],
+        [1, "req", 2**63, b""],
+        [True],
+        1,
+        {},
+    ],
 )
 def test_a_malformed_envelope_is_refused(fields: object) -> None:
     with pytest.raises(WireError, match=r"envelope|out of range"):
@@ -98,7 +114,11 @@ def test_a_malformed_envelope_is_refused(fields: object) -> None:
 
 
 def test_the_largest_frame_passes_and_one_byte_more_does_not() -> None:
-    overhead = len(codec.encode_frame("req", 1, bytes(codec.MAX_MESSAGE_BYTES - 100))) - codec.MAX_MESSAGE_BYTES + 100
+    overhead = (
+        len(codec.encode_frame("req", 1, bytes(codec.MAX_MESSAGE_BYTES - 100)))
+        - codec.MAX_MESSAGE_BYTES
+        + 100
+    )
     body = bytes(codec.MAX_MESSAGE_BYTES - overhead)
     assert codec.decode_frame(codec.encode_frame("req", 1, body)).body == body
     with pytest.raises(WireError, match="shared memory"):
@@ -109,7 +129,9 @@ def test_the_largest_frame_passes_and_one_byte_more_does_not() -> None:
         codec.encode(Place(node=1, raw=bytes(codec.MAX_MESSAGE_BYTES)))
 
 
-@pytest.mark.parametrize("value", [Place(node=1 << 70), Place(node=1, note="\ud800"), Place(node=object())])  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    "value", [Place(node=1 << 70), Place(node=1, note="\ud800"), Place(node=object())]
+)  # type: ignore[arg-type]
 def test_what_messagepack_cannot_hold_is_refused_at_the_sender(value: Place) -> None:
     with pytest.raises(WireError, match="Place cannot be sent"):
         codec.encode(value)
@@ -177,7 +199,9 @@ def test_flipping_any_single_bit_never_crashes() -> None:
         changed = bytearray(frame)
         changed[at] ^= 1 << rng.randrange(8)
         try:
-            assert isinstance(codec.decode(codec.decode_frame(bytes(changed)).body, ACCEPTED), Place)
+            assert isinstance(
+                codec.decode(codec.decode_frame(bytes(changed)).body, ACCEPTED), Place
+            )
         except WireError as error:
             assert error.message
 

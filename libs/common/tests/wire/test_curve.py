@@ -36,7 +36,10 @@ def test_a_client_without_the_right_server_key_is_refused_and_told_about_keys(
     server_key: bytes | None,
 ) -> None:
     with serving(Server("tcp://127.0.0.1:0", {Ping: answer}, KEYS)) as server:
-        with Client(server.endpoint, server_key=server_key) as client, pytest.raises(DeadlineError) as caught:
+        with (
+            Client(server.endpoint, server_key=server_key) as client,
+            pytest.raises(DeadlineError) as caught,
+        ):
             client.call(Ping(), Done, timeout_s=0.5)
         assert "key" in caught.value.remedy
         assert server.counts.total() == 0

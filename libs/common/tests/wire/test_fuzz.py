@@ -20,7 +20,9 @@ from headway.testkit.wire import FuzzReport, all_messages, example_of, fuzz_endp
 
 WARM_UP = 2000
 MOST_GROWTH_BYTES = 16 << 20  # replies kept for retries (8 MiB), megabyte frames in flight
-MOST_DESCRIPTORS = 32 + 32 + 4  # silent connections that the driver holds, and as many that are being closed
+MOST_DESCRIPTORS = (
+    32 + 32 + 4
+)  # silent connections that the driver holds, and as many that are being closed
 
 PROGRAM = """
 import sys
@@ -75,11 +77,18 @@ def victim(endpoint: str, keys: KeyPair | None, folder: Path) -> Iterator[Victim
 
 
 def hold_out(target: Victim, endpoint: str, count: int, probe: Callable[[], None]) -> FuzzReport:
-    corpus = [codec.encode(example_of(message)) for message in all_messages() if message is not Drain]
+    corpus = [
+        codec.encode(example_of(message)) for message in all_messages() if message is not Drain
+    ]
     fuzz_endpoint(endpoint, count=WARM_UP, seed=1, corpus=corpus, server_key=target.server_key)
     probe()
-    before_bytes, before_descriptors = psutil.Process(target.process.pid).memory_info().rss, target.num_descriptors()
-    report = fuzz_endpoint(endpoint, count=count, seed=2, corpus=corpus, server_key=target.server_key, probe=probe)
+    before_bytes, before_descriptors = (
+        psutil.Process(target.process.pid).memory_info().rss,
+        target.num_descriptors(),
+    )
+    report = fuzz_endpoint(
+        endpoint, count=count, seed=2, corpus=corpus, server_key=target.server_key, probe=probe
+    )
     assert report.total == count
     assert psutil.Process(target.process.pid).memory_info().rss - before_bytes < MOST_GROWTH_BYTES
     wait_until(lambda: target.num_descriptors() <= before_descriptors + MOST_DESCRIPTORS)

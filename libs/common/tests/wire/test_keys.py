@@ -30,7 +30,9 @@ def test_the_secret_half_is_never_shown() -> None:
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o620])
-def test_a_key_file_that_others_may_touch_is_refused_with_the_remedy(tmp_path: Path, mode: int) -> None:
+def test_a_key_file_that_others_may_touch_is_refused_with_the_remedy(
+    tmp_path: Path, mode: int
+) -> None:
     path = tmp_path / "run.key"
     KeyPair.generate().save(path)
     path.chmod(mode)
@@ -53,7 +55,9 @@ def test_a_missing_key_file_is_named(tmp_path: Path) -> None:
 
 def test_damaged_or_mixed_halves_are_refused(tmp_path: Path) -> None:
     one, two = KeyPair.generate(), KeyPair.generate()
-    for number, text in enumerate((b"", b"public = x\nsecret = y\n", one.public, b"public = %s\n" % one.public)):
+    for number, text in enumerate(
+        (b"", b"public = x\nsecret = y\n", one.public, b"public = %s\n" % one.public)
+    ):
         path = tmp_path / f"{number}.key"
         path.write_bytes(text)
         path.chmod(0o600)

@@ -50,7 +50,9 @@ def test_a_timer_slower_than_its_period_leaves_the_others_their_turn(loop: Loop)
     assert turns["slow"] <= 11
 
 
-def test_waiting_for_a_timer_takes_no_processor_time(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_a_timer_takes_no_processor_time(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     polls = []
     poll = loop._poll
     monkeypatch.setattr(loop, "_poll", lambda: polls.append(1) or poll())
@@ -85,7 +87,9 @@ def test_a_period_that_would_spin_is_refused(loop: Loop, period_s: float) -> Non
         loop.every(period_s, lambda: None)
 
 
-def test_a_source_whose_callback_raises_rests_instead_of_spinning(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_whose_callback_raises_rests_instead_of_spinning(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(loop_module, "REST_S", 0.1)
     reader, writer = socket.socketpair()
 
@@ -103,7 +107,9 @@ def test_a_source_whose_callback_raises_rests_instead_of_spinning(loop: Loop, mo
     assert time.monotonic() - start_s >= 0.2
 
 
-def test_a_socket_closed_without_unwatch_is_dropped_not_taken_for_standard_input(loop: Loop) -> None:
+def test_a_socket_closed_without_unwatch_is_dropped_not_taken_for_standard_input(
+    loop: Loop,
+) -> None:
     called = []
     standard_input = os.dup(0)
     reader, writer = os.pipe()

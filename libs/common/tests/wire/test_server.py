@@ -84,7 +84,10 @@ def test_a_stale_socket_file_is_replaced(sock_dir: Path) -> None:
     stale = socket.socket(socket.AF_UNIX)
     stale.bind(str(path))
     stale.close()
-    with serving(Server(f"ipc://{path}", {Count: Counter()})) as server, Client(server.endpoint) as client:
+    with (
+        serving(Server(f"ipc://{path}", {Count: Counter()})) as server,
+        Client(server.endpoint) as client,
+    ):
         assert client.call(Count(), Counted).total == 1
         assert path.stat().st_mode & 0o777 == 0o600
     assert not path.exists()
@@ -133,7 +136,10 @@ def test_a_failed_bind_leaves_nothing_open(sock_dir: Path) -> None:
 
 def test_a_repeated_request_is_answered_once_more_but_run_once() -> None:
     counter = Counter()
-    with serving(Server("tcp://127.0.0.1:0", {Count: counter})) as server, dealer(server.endpoint) as raw:
+    with (
+        serving(Server("tcp://127.0.0.1:0", {Count: counter})) as server,
+        dealer(server.endpoint) as raw,
+    ):
         frame = codec.encode_frame("req", 9, codec.encode(Count()))
         for _ in range(3):
             raw.send(frame)
@@ -157,7 +163,10 @@ def test_the_reply_memory_outlives_a_reconnect_of_the_same_client() -> None:
 
 def test_one_id_with_another_body_is_another_request() -> None:
     counter = Counter()
-    with serving(Server("tcp://127.0.0.1:0", {Count: counter})) as server, dealer(server.endpoint) as raw:
+    with (
+        serving(Server("tcp://127.0.0.1:0", {Count: counter})) as server,
+        dealer(server.endpoint) as raw,
+    ):
         for by in (1, 10):
             raw.send(codec.encode_frame("req", 9, codec.encode(Count(by=by))))
             raw.recv()
@@ -184,7 +193,10 @@ def test_a_failing_handler_is_answered_and_runs_once_too() -> None:
         calls.append(message)
         raise KeyError("oops")
 
-    with serving(Server("tcp://127.0.0.1:0", {Count: fail})) as server, dealer(server.endpoint) as raw:
+    with (
+        serving(Server("tcp://127.0.0.1:0", {Count: fail})) as server,
+        dealer(server.endpoint) as raw,
+    ):
         for _ in range(2):
             raw.send(codec.encode_frame("req", 9, codec.encode(Count())))
             version, kind, request_id, body = msgpack.unpackb(raw.recv())
@@ -194,7 +206,10 @@ def test_a_failing_handler_is_answered_and_runs_once_too() -> None:
 
 
 def test_bad_input_is_counted_by_kind_and_valid_requests_go_on() -> None:
-    with serving(Server("tcp://127.0.0.1:0", {Count: Counter()})) as server, dealer(server.endpoint) as raw:
+    with (
+        serving(Server("tcp://127.0.0.1:0", {Count: Counter()})) as server,
+        dealer(server.endpoint) as raw,
+    ):
         raw.send(b"\xc1")
         raw.send_multipart([b"a", b"b"])
         raw.send_multipart([b"a"] * 1000)
@@ -204,10 +219,20 @@ def test_bad_input_is_counted_by_kind_and_valid_requests_go_on() -> None:
         raw.send(codec.encode_frame("req", 8, codec.encode(Ping())))
         raw.send(codec.encode_frame("req", 9, codec.encode(Count())))
         answers = [msgpack.unpackb(raw.recv()) for _ in range(3)]
-        assert [(kind, number) for _, kind, number, _ in answers] == [("err", 7), ("err", 8), ("rep", 9)]
+        assert [(kind, number) for _, kind, number, _ in answers] == [
+            ("err", 7),
+            ("err", 8),
+            ("rep", 9),
+        ]
         assert msgpack.unpackb(answers[0][3])["code"] == "version"
         assert "service.ping/1" in msgpack.unpackb(answers[1][3])["message"]
-        refused = {"bad_wire": 1, "wrong_frame_count": 2, "wrong_kind": 1, "bad_body": 2, "bad_version": 1}
+        refused = {
+            "bad_wire": 1,
+            "wrong_frame_count": 2,
+            "wrong_kind": 1,
+            "bad_body": 2,
+            "bad_version": 1,
+        }
         assert server.counts == {**refused, "requests": 1}
 
 

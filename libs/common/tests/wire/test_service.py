@@ -92,7 +92,9 @@ def test_a_handler_of_its_own_is_not_replaced_by_the_built_in_one(sock_dir: Path
 def test_beats_tell_who_and_whether_useful_work_is_done(sock_dir: Path) -> None:
     done = [0]
     with listening(sock_dir) as (endpoint, beats):
-        service = Service("loader", beat=Beat(endpoint=endpoint, progress=lambda: done[0], period_s=0.01))
+        service = Service(
+            "loader", beat=Beat(endpoint=endpoint, progress=lambda: done[0], period_s=0.01)
+        )
         with running(service):
             wait_until(lambda: len(beats) >= 5)
             assert {beat.progress for beat in beats} == {0}
@@ -107,7 +109,9 @@ def test_beats_tell_who_and_whether_useful_work_is_done(sock_dir: Path) -> None:
 def test_a_handler_that_takes_long_holds_the_beat_and_is_named_in_the_next(sock_dir: Path) -> None:
     with listening(sock_dir) as (endpoint, beats):
         server = Server(f"ipc://{sock_dir}/a.sock", {Work: dawdle})
-        service = Service("loader", server, beat=Beat(endpoint=endpoint, progress=int, period_s=0.01))
+        service = Service(
+            "loader", server, beat=Beat(endpoint=endpoint, progress=int, period_s=0.01)
+        )
         with running(service), Client(server.endpoint) as client:
             wait_until(lambda: len(beats) >= 2)
             client.call(Work(seconds=0.3), Done)
@@ -127,14 +131,18 @@ def test_beats_go_on_without_an_executor_and_reach_the_next_one(sock_dir: Path) 
 def test_failing_timers_and_progress_do_not_end_a_service(sock_dir: Path) -> None:
     server = Server(f"ipc://{sock_dir}/a.sock", {})
     endpoint = f"ipc://{sock_dir}/executor.sock"
-    service = Service("x", server, beat=Beat(endpoint=endpoint, progress=lambda: 1 // 0, period_s=0.01))
+    service = Service(
+        "x", server, beat=Beat(endpoint=endpoint, progress=lambda: 1 // 0, period_s=0.01)
+    )
 
     def fail() -> None:
         raise KeyError("oops")
 
     service.every(0.01, fail)
     with running(service) as codes, Client(server.endpoint) as client:
-        wait_until(lambda: min(service.errors.values(), default=0) >= 3 and len(service.errors) == 2)
+        wait_until(
+            lambda: min(service.errors.values(), default=0) >= 3 and len(service.errors) == 2
+        )
         assert client.call(Ping(), Pong).name == "x"
     assert codes == [0]
 
@@ -255,7 +263,11 @@ sys.exit(service.run())
 def process(sock_dir: Path, mode: str) -> Iterator[subprocess.Popen[str]]:
     arguments = [sys.executable, "-c", PROGRAM, f"ipc://{sock_dir}/a.sock", mode]
     child = subprocess.Popen(
-        arguments, stdout=subprocess.PIPE, text=True, env=child_environment(), start_new_session=True
+        arguments,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=child_environment(),
+        start_new_session=True,
     )
     assert child.stdout is not None
     try:
@@ -269,7 +281,9 @@ def process(sock_dir: Path, mode: str) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signalled_process_drains_exits_0_and_removes_its_socket_file(sock_dir: Path, number: signal.Signals) -> None:
+def test_a_signalled_process_drains_exits_0_and_removes_its_socket_file(
+    sock_dir: Path, number: signal.Signals
+) -> None:
     with process(sock_dir, "quick") as child:
         child.send_signal(number)
         assert child.wait(30) == 0
@@ -313,7 +327,9 @@ def test_a_metrics_port_in_use_is_an_input_error_that_leaves_nothing_open(sock_d
         Client(f"ipc://{sock_dir}/e.sock").close()  # opens what all clients of a process share
         before = settled_descriptors()
         with pytest.raises(InputError, match=f"port {port}.*choose another metrics port"):
-            Service("x", beat=Beat(endpoint=f"ipc://{sock_dir}/e.sock", progress=int), metrics_port=port)
+            Service(
+                "x", beat=Beat(endpoint=f"ipc://{sock_dir}/e.sock", progress=int), metrics_port=port
+            )
         wait_until(lambda: settled_descriptors() == before)  # sockets close in the background
 
 

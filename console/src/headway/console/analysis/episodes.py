@@ -91,7 +91,10 @@ def recoveries(journal: pl.DataFrame, events: pl.DataFrame | None = None) -> pl.
     if events is not None and not events.is_empty():
         for recovery in found:
             _split(recovery, events)
-    rows = [{key: value for key, value in asdict(recovery).items() if key in SCHEMA} for recovery in found]
+    rows = [
+        {key: value for key, value in asdict(recovery).items() if key in SCHEMA}
+        for recovery in found
+    ]
     return pl.DataFrame(rows, schema=SCHEMA)
 
 
@@ -104,7 +107,9 @@ def _episodes(rows: Iterator[dict[str, Any]]) -> Iterator[Recovery]:
         now, fields = float(row["monotonic_s"]), json.loads(row["fields"])
         if row["name"] == "run_over" or (row["name"] == "generation" and is_new_driver):
             open_one = cause_s = None
-        is_new_driver = row["name"] == "driver_started" or (is_new_driver and row["name"] not in _FOUND_ALIVE)
+        is_new_driver = row["name"] == "driver_started" or (
+            is_new_driver and row["name"] not in _FOUND_ALIVE
+        )
         match row["name"]:
             case name if name in CAUSES and fields.get("target", "worker") == "worker":
                 cause_s = now if cause_s is None else cause_s

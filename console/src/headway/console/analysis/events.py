@@ -58,7 +58,9 @@ def _windows(run: RunDir) -> Iterator[tuple[int, int, npt.NDArray[Any]]]:
         try:
             records = np.load(path, allow_pickle=False)
         except (ValueError, EOFError) as error:
-            raise CorruptError(f"{path} is no window of records", remedy="remove the file") from error
+            raise CorruptError(
+                f"{path} is no window of records", remedy="remove the file"
+            ) from error
         if records.dtype != RECORD:
             raise CorruptError(f"{path} holds records of another format", remedy="remove the file")
         yield int(found[1]), int(found[2]), records
@@ -81,7 +83,9 @@ def _live(paths: NodePaths) -> Iterator[tuple[int, int, npt.NDArray[Any]]]:
 def frame(node: int, rank: int, records: npt.NDArray[Any]) -> pl.DataFrame:
     columns = {name: np.ascontiguousarray(records[name]).astype(np.int64) for name in _FIELDS}
     names = {kind.value: kind.name for kind in Kind}
-    action = pl.col("kind").replace_strict(names, default=pl.format("KIND_{}", "kind"), return_dtype=pl.String)
+    action = pl.col("kind").replace_strict(
+        names, default=pl.format("KIND_{}", "kind"), return_dtype=pl.String
+    )
     return (
         pl.DataFrame(columns)
         .with_columns(
@@ -96,13 +100,17 @@ def frame(node: int, rank: int, records: npt.NDArray[Any]) -> pl.DataFrame:
     )
 
 
-def timeline(events: pl.DataFrame, *, first_step: int = 0, last_step: int | None = None) -> pl.DataFrame:
+def timeline(
+    events: pl.DataFrame, *, first_step: int = 0, last_step: int | None = None
+) -> pl.DataFrame:
     """Closed actions of some steps: what each was, ``start_s`` and ``end_s``.
 
     Seconds count from the earliest action shown. STEP records, which only frame the others, are left out.
     """
     shown = events.filter(
-        pl.col("end_ns").is_not_null() & (pl.col("step") >= first_step) & (pl.col("action") != Kind.STEP.name)
+        pl.col("end_ns").is_not_null()
+        & (pl.col("step") >= first_step)
+        & (pl.col("action") != Kind.STEP.name)
     )
     if last_step is not None:
         shown = shown.filter(pl.col("step") <= last_step)
@@ -119,7 +127,9 @@ def completed_steps(events: pl.DataFrame) -> pl.DataFrame:
 
     A STEP record also ends when its step is broken off; it is marked then.
     """
-    ended = (pl.col("action") == Kind.STEP.name) & pl.col("end_ns").is_not_null() & ~pl.col("broken")
+    ended = (
+        (pl.col("action") == Kind.STEP.name) & pl.col("end_ns").is_not_null() & ~pl.col("broken")
+    )
     return (
         events.filter(ended)
         .select("rank", "generation", "step", "start_ns", "end_ns")
@@ -135,7 +145,9 @@ def redone_steps(events: pl.DataFrame) -> pl.DataFrame:
     """
     done = completed_steps(events)
     first = done.group_by("rank", "step").agg(pl.col("generation").min().alias("first_generation"))
-    again = done.join(first, on=["rank", "step"]).filter(pl.col("generation") > pl.col("first_generation"))
+    again = done.join(first, on=["rank", "step"]).filter(
+        pl.col("generation") > pl.col("first_generation")
+    )
     return (
         again.group_by("generation")
         .agg(pl.col("step").n_unique().alias("num_steps"), pl.col("rank").n_unique().alias("ranks"))
@@ -153,7 +165,11 @@ def idle(events: pl.DataFrame) -> pl.DataFrame:
         "rank", "generation", "step", (pl.col("end_ns") - pl.col("start_ns")).alias("span_ns")
     )
     busy = (
-        events.filter(pl.col("action").is_in(COMPUTE_KINDS) & ~pl.col("waiting") & pl.col("end_ns").is_not_null())
+        events.filter(
+            pl.col("action").is_in(COMPUTE_KINDS)
+            & ~pl.col("waiting")
+            & pl.col("end_ns").is_not_null()
+        )
         .group_by("rank", "generation", "step")
         .agg((pl.col("end_ns") - pl.col("start_ns")).sum().alias("busy_ns"))
     )
@@ -176,14 +192,21 @@ def heat_map(events: pl.DataFrame) -> pl.DataFrame:
     Waits are columns of their own, ``NAME (wait)``, as they tell whom a rank waits for.
     """
     closed = events.filter(
-        pl.col("end_ns").is_not_null() & (pl.col("step") >= 0) & (pl.col("action") != Kind.STEP.name)
+        pl.col("end_ns").is_not_null()
+        & (pl.col("step") >= 0)
+        & (pl.col("action") != Kind.STEP.name)
     )
     name = pl.when("waiting").then(pl.format("{} (wait)", "action")).otherwise("action")
     per_step = closed.group_by("rank", "generation", "step", name.alias("name")).agg(
         ((pl.col("end_ns") - pl.col("start_ns")).sum() * 1e-6).alias("ms")
     )
     medians = per_step.group_by("rank", "name").agg(pl.col("ms").median())
-    order = medians.group_by("name").agg(pl.col("ms").sum()).sort("ms", descending=True)["name"].to_list()
+    order = (
+        medians.group_by("name")
+        .agg(pl.col("ms").sum())
+        .sort("ms", descending=True)["name"]
+        .to_list()
+    )
     if not order:
         return pl.DataFrame(schema={"rank": pl.Int64})
     wide = medians.pivot("name", index="rank", values="ms").sort("rank").fill_null(0.0)

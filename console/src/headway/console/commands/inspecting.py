@@ -19,7 +19,8 @@ def register(app: typer.Typer) -> None:
 def trace(
     run: AnyRun = None,
     out: Annotated[
-        Path, typer.Option("-o", "--out", help="trace.json, trace.json.gz, or trace.pftrace (protobuf).")
+        Path,
+        typer.Option("-o", "--out", help="trace.json, trace.json.gz, or trace.pftrace (protobuf)."),
     ] = Path("trace.json"),
     steps: Annotated[str, typer.Option(help="Only these steps, FIRST:LAST, both included.")] = "",
     runs_dir: RunsDir = RUNS,

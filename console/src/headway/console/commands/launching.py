@@ -26,14 +26,20 @@ def run(
     config: Annotated[Path, typer.Argument(help="TOML file, e.g. examples/tiny.toml.")],
     overrides: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="One setting, e.g. train.steps=50; repeatable."),
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="One setting, e.g. train.steps=50; repeatable."
+        ),
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the run; else after the file.")] = None,
     nodes: Annotated[int | None, typer.Option(help="Sets launch.nodes.")] = None,
     ranks_per_node: Annotated[int | None, typer.Option(help="Sets launch.ranks_per_node.")] = None,
     spares: Annotated[int | None, typer.Option(help="Sets launch.spares.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the configuration and stop.")] = False,
-    detach: Annotated[bool, typer.Option("--detach", help="Return as soon as the run is up.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the configuration and stop.")
+    ] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Return as soon as the run is up.")
+    ] = False,
     runs_dir: RunsDir = RUNS,
     cluster: ClusterDir = None,
     as_json: AsJson = False,
@@ -58,7 +64,9 @@ def run(
     with _terminated_as_interrupted():
         started = _launch(resolved, name, config.stem, runs_dir, cluster, as_json)
         if not detach:
-            signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # until it is followed by who stops it with a checkpoint
+            signal.pthread_sigmask(
+                signal.SIG_BLOCK, STOPS
+            )  # until it is followed by who stops it with a checkpoint
     if detach:
         done = {"name": started.name, "path": started.path, "run_id": started.folder.run_id}
         emit(done, as_json, [f"run {started.name} is up; watch it with {started.hint('watch')}"])
@@ -76,14 +84,23 @@ def _terminated_as_interrupted() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _launch(config: RunConfig, name: str | None, stem: str, runs_dir: Path, cluster: Path | None, as_json: bool) -> Run:
+def _launch(
+    config: RunConfig,
+    name: str | None,
+    stem: str,
+    runs_dir: Path,
+    cluster: Path | None,
+    as_json: bool,
+) -> Run:
     from headway.console.cluster import Cluster
 
     def tell(line: str) -> None:
         typer.echo(line, err=as_json)
 
     try:
-        return Cluster(runs_dir, folder=cluster).launch(config, name=name, base=stem, measure=True, tell=tell)
+        return Cluster(runs_dir, folder=cluster).launch(
+            config, name=name, base=stem, measure=True, tell=tell
+        )
     except KeyboardInterrupt:
         typer.echo("interrupted: launch cancelled, nothing left running", err=True)
         raise

@@ -17,7 +17,11 @@ Node = Annotated[int, typer.Option("--node", help="Number of the node, from 0.",
 def register(app: typer.Typer) -> None:
     """Add the two groups."""
     for name, help_, commands in (
-        ("cluster", "Make or remove the folder of a cluster, or stop the runs on it.", (create, drain, remove)),
+        (
+            "cluster",
+            "Make or remove the folder of a cluster, or stop the runs on it.",
+            (create, drain, remove),
+        ),
         ("node", "Start or stop one node of a cluster.", (start, stop)),
     ):
         machines = group(help_, name=name)

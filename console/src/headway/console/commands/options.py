@@ -13,9 +13,12 @@ if TYPE_CHECKING:
 
 RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Folder that holds the runs.")]
 ClusterDir = Annotated[
-    Path | None, typer.Option("--cluster", help="Folder of a cluster made by `make up`; else own nodes.")
+    Path | None,
+    typer.Option("--cluster", help="Folder of a cluster made by `make up`; else own nodes."),
 ]
-AnyRun = Annotated[str | None, typer.Argument(metavar="[RUN]", help="Name of the run; else the newest.")]
+AnyRun = Annotated[
+    str | None, typer.Argument(metavar="[RUN]", help="Name of the run; else the newest.")
+]
 NamedRun = Annotated[str, typer.Argument(metavar="RUN", help="Name of the run.")]
 RUNS = Path("runs")
 

@@ -36,7 +36,9 @@ def register(app: typer.Typer) -> None:
 
 
 def _steer(operation: str) -> Callable[..., None]:
-    def command(run: AnyRun = None, wait: Wait = False, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
+    def command(
+        run: AnyRun = None, wait: Wait = False, runs_dir: RunsDir = RUNS, as_json: AsJson = False
+    ) -> None:
         _send(operation, run, runs_dir, wait, as_json)
 
     command.__name__ = operation
@@ -106,9 +108,13 @@ def inject(
     rank: Annotated[int | None, typer.Option(help="The worker of this rank.")] = None,
     service: Annotated[
         str | None,
-        typer.Option(help="A service instead: dataloader, ckpt_store, agent, zygote, executor, monitor, driver."),
+        typer.Option(
+            help="A service instead: dataloader, ckpt_store, agent, zygote, executor, monitor, driver."
+        ),
     ] = None,
-    node: Annotated[int | None, typer.Option(help="The node of that service; else the driver's.")] = None,
+    node: Annotated[
+        int | None, typer.Option(help="The node of that service; else the driver's.")
+    ] = None,
     runs_dir: RunsDir = RUNS,
     as_json: AsJson = False,
 ) -> None:

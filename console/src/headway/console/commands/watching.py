@@ -91,7 +91,9 @@ def _status_lines(progress: Progress) -> list[str | Table]:
 
 def watch(
     run: AnyRun = None,
-    every: Annotated[float, typer.Option(help="Seconds between lines without a terminal.", min=0.1)] = 5.0,
+    every: Annotated[
+        float, typer.Option(help="Seconds between lines without a terminal.", min=0.1)
+    ] = 5.0,
     runs_dir: RunsDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
@@ -105,11 +107,19 @@ def watch(
 
 def logs(
     run: AnyRun = None,
-    name: Annotated[str, typer.Option(help="Part of the file's name: driver, n0, n1-zygote...")] = "",
+    name: Annotated[
+        str, typer.Option(help="Part of the file's name: driver, n0, n1-zygote...")
+    ] = "",
     rank: Annotated[int | None, typer.Option(help="Lines of this rank only.")] = None,
-    level: Annotated[str, typer.Option(help="Lowest level: debug, info, warning, error, critical.")] = "debug",
-    tail: Annotated[int, typer.Option("-n", "--tail", help="Newest lines to begin with.", min=0)] = 50,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on as new lines come.")] = False,
+    level: Annotated[
+        str, typer.Option(help="Lowest level: debug, info, warning, error, critical.")
+    ] = "debug",
+    tail: Annotated[
+        int, typer.Option("-n", "--tail", help="Newest lines to begin with.", min=0)
+    ] = 50,
+    follow: Annotated[
+        bool, typer.Option("-f", "--follow", help="Go on as new lines come.")
+    ] = False,
     runs_dir: RunsDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
@@ -122,7 +132,9 @@ def logs(
     found = find_run(run, runs_dir)
     if rank is not None:
         check_rank(found, rank)
-    reader = LogReader([found.folder.logs, found.cluster_folder / "logs"], name=name, rank=rank, level=level)
+    reader = LogReader(
+        [found.folder.logs, found.cluster_folder / "logs"], name=name, rank=rank, level=level
+    )
     reader.check_name()
     _print_lines(reader.read()[-tail:] if tail else [], as_json)
     while follow:

@@ -107,7 +107,9 @@ class Session:
         """
         order = _Order(operation, options)
         if self._is_closed:
-            order.done.set_exception(HeadwayError("the session is closed", remedy="start another one"))
+            order.done.set_exception(
+                HeadwayError("the session is closed", remedy="start another one")
+            )
         else:
             self._orders.put(order)
         return order.done
@@ -139,7 +141,9 @@ class Session:
                 news = [*news, *(line for _, line in teller.news())][-NEWS:]
                 self._publish(_take(run, tail, tuple(news)))
                 self.error = ""
-            except Exception as error:  # a picture missed is no reason to stop watching; the next may work
+            except (
+                Exception
+            ) as error:  # a picture missed is no reason to stop watching; the next may work
                 self.error = f"{type(error).__name__}: {error}"
             self._carry_out(run, began_s + self._period_s)
         while not self._orders.empty():
@@ -167,7 +171,11 @@ class Session:
 
 def _take(run: Run, tail: FlightTail, news: tuple[str, ...]) -> Picture:
     progress = read_progress(run, run.peak)
-    metrics, journal, events = load_metrics(run), load_journal(run), tail.read()  # what progress tells is in them
+    metrics, journal, events = (
+        load_metrics(run),
+        load_journal(run),
+        tail.read(),
+    )  # what progress tells is in them
     return Picture(
         progress=progress,
         metrics=current(metrics),

@@ -28,7 +28,9 @@ class FlightTail:
 
     def read(self) -> pl.DataFrame:
         """Columns as ``load_events``; no record twice; open actions have ``end_ns`` null."""
-        parts = [part for path, node in self._rings() if (part := self._new(path, node)) is not None]
+        parts = [
+            part for path, node in self._rings() if (part := self._new(path, node)) is not None
+        ]
         if not self._next and self._kept.is_empty():
             self._kept = load_events(self._run.path)
         closed = self._kept.filter(pl.col("end_ns").is_not_null())
@@ -40,7 +42,9 @@ class FlightTail:
         for folder in sorted((shm_root() / self._run.run_id).glob("n*")):
             if folder.name[1:].isdigit():
                 node = int(folder.name[1:])
-                found += [(path, node) for path in NodePaths(self._run.run_id, node).segments("flight")]
+                found += [
+                    (path, node) for path in NodePaths(self._run.run_id, node).segments("flight")
+                ]
         return found
 
     def _new(self, path: Path, node: int) -> pl.DataFrame | None:

@@ -80,7 +80,10 @@ class RunConsole(anywidget.AnyWidget):  # type: ignore[misc]
         progress = picture.progress
         with self.hold_sync():
             self.facts = {
-                **{key: getattr(progress, key) for key in ("name", "step", "steps", "phase", "paused", "lr")},
+                **{
+                    key: getattr(progress, key)
+                    for key in ("name", "step", "steps", "phase", "paused", "lr")
+                },
                 "generation": progress.generation,
                 "line": progress.line(),
             }
@@ -93,7 +96,13 @@ class RunConsole(anywidget.AnyWidget):  # type: ignore[misc]
             ]
             if progress.status is not None:
                 self.ranks = [
-                    {"rank": r.rank, "node": r.node, "pid": r.pid, "status": r.status, "step": r.step}
+                    {
+                        "rank": r.rank,
+                        "node": r.node,
+                        "pid": r.pid,
+                        "status": r.status,
+                        "step": r.step,
+                    }
                     for r in progress.status.ranks
                 ]
             self.news = list(picture.news)
@@ -117,7 +126,9 @@ class RunConsole(anywidget.AnyWidget):  # type: ignore[misc]
             return
         cli = as_cli(self.session.name, operation, order)
         self.answer = {"id": number, "text": f"{operation} ...", "is_error": False, "cli": cli}
-        known = {key: order[key] for key in ("name", "value", "fault", "rank", "node") if key in order}
+        known = {
+            key: order[key] for key in ("name", "value", "fault", "rank", "node") if key in order
+        }
         done = self.session.submit(operation, **known)
         done.add_done_callback(lambda future: self._answer(number, operation, cli, future))
 

@@ -22,7 +22,9 @@ def setup(
 ) -> None:
     """Configure this process's logs, on stderr. ``json`` None means: JSON unless stderr is a terminal."""
     as_json = not sys.stderr.isatty() if json is None else json
-    renderer: Any = structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer()
+    renderer: Any = (
+        structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer()
+    )
     processors: list[Any] = [
         _add_who,
         structlog.processors.add_log_level,
@@ -36,7 +38,9 @@ def setup(
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
     _who.clear()
-    identify(service=service, run_id=run_id or os.environ.get("HEADWAY_RUN_ID", ""), node=node, rank=rank)
+    identify(
+        service=service, run_id=run_id or os.environ.get("HEADWAY_RUN_ID", ""), node=node, rank=rank
+    )
 
 
 def identify(**who: Any) -> None:

@@ -107,7 +107,9 @@ class ClusterFolder:
     def _facts(self) -> dict[str, object]:
         facts = self.read("cluster.json")
         if facts is None:
-            raise InputError(f"{self.path} holds no cluster", remedy="start one with `make up TARGET=local`")
+            raise InputError(
+                f"{self.path} holds no cluster", remedy="start one with `make up TARGET=local`"
+            )
         return facts
 
     @property
@@ -137,7 +139,9 @@ class ClusterFolder:
         data = self.read(f"nodes/{node}.json")
         if data is None:
             return None
-        return NodeAddress(str(data["endpoint"]), ProcessId(int(str(data["pid"])), int(str(data["start_ticks"]))))
+        return NodeAddress(
+            str(data["endpoint"]), ProcessId(int(str(data["pid"])), int(str(data["start_ticks"])))
+        )
 
     def living(self, node: int) -> ProcessId | None:
         """The node's executor, None unless it has announced itself and runs."""
@@ -172,7 +176,9 @@ class ClusterFolder:
         Raises:
             InputError: another process is. Two are started when the first is slow to announce itself.
         """
-        fd = os.open(self.path / "nodes" / f"{node}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = os.open(
+            self.path / "nodes" / f"{node}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+        )
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -37,7 +37,11 @@ class LocalEngine:
                 return
             address.process.kill()
         started = self._started.get(node)
-        if started is not None and started.alive() and (address is None or address.process != started):
+        if (
+            started is not None
+            and started.alive()
+            and (address is None or address.process != started)
+        ):
             return  # it has not announced itself yet: on a busy machine that takes seconds
         self._started[node] = spawn(
             [
@@ -68,7 +72,9 @@ class LocalEngine:
     def stop_node(self, node: int) -> None:
         """End every process of the node and remove its sockets and shared memory."""
         ids = self._ids(node)
-        self.cluster.remove(f"nodes/{node}.json")  # first: a driver elsewhere must not take this for a death
+        self.cluster.remove(
+            f"nodes/{node}.json"
+        )  # first: a driver elsewhere must not take this for a death
         for run_id in ids:
             end_node(run_id, node)
         self.cluster.remove(f"nodes/{node}.run")

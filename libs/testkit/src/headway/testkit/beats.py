@@ -13,7 +13,15 @@ from headway.health.config import HealthConfig
 
 RUN_ID = "0badcafe"
 WINDOW_STEPS = HealthConfig().median_window_steps
-_STEP_PARTS = ("DATA", "FORWARD", "RECV_BACKWARD", "BACKWARD", "REDUCE_SCATTER", "NORM", "OPTIMIZER")
+_STEP_PARTS = (
+    "DATA",
+    "FORWARD",
+    "RECV_BACKWARD",
+    "BACKWARD",
+    "REDUCE_SCATTER",
+    "NORM",
+    "OPTIMIZER",
+)
 
 
 @dataclass(slots=True)
@@ -59,7 +67,10 @@ class Timeline:
         began_s, ended_s, kind, _ = self.actions[head - 1] if head else (0.0, 0.0, "", -1)
         is_open = head > 0 and ended_s > now_s
         step = self.steps[finished - 1] if finished else (0.0, 0.0, -1)
-        durations_s = [ended - began for began, ended, _ in self.steps[max(0, finished - WINDOW_STEPS) : finished]]
+        durations_s = [
+            ended - began
+            for began, ended, _ in self.steps[max(0, finished - WINDOW_STEPS) : finished]
+        ]
         return WorkerSignals(
             rank=self.rank,
             pid=1000 + self.rank,
@@ -73,7 +84,9 @@ class Timeline:
             median_step_s=statistics.median(durations_s) if durations_s else 0.0,
             age_s=now_s - (began_s if is_open else ended_s),
             open_kind=kind if is_open else "",
-            phase={"JOIN": "join", "EVAL": "eval", "RESTORE": "restore"}.get(kind, "step") if is_open else "step",
+            phase={"JOIN": "join", "EVAL": "eval", "RESTORE": "restore"}.get(kind, "step")
+            if is_open
+            else "step",
         )
 
 
@@ -107,7 +120,9 @@ def lockstep(
     return timelines
 
 
-def stall_others(timelines: list[Timeline], culprit: int, at_s: float, waiting: str = "NORM") -> None:
+def stall_others(
+    timelines: list[Timeline], culprit: int, at_s: float, waiting: str = "NORM"
+) -> None:
     """Hangs ``culprit`` at ``at_s`` and lets all others run on to the next collective, where they wait."""
     timelines[culprit].hang(at_s)
     stuck_s = timelines[culprit].actions[-1][0]

@@ -181,7 +181,9 @@ class _Disk:
             names.durable[name] = inode
         names.pending.clear()
 
-    def write_out(self, into: Path, fate: Fate, kept_names: float, chance: random.Random, at: str = ".") -> None:
+    def write_out(
+        self, into: Path, fate: Fate, kept_names: float, chance: random.Random, at: str = "."
+    ) -> None:
         names = dict(self.folders[at].durable)
         for group in self.folders[at].pending:
             if chance.random() < kept_names:

@@ -14,10 +14,14 @@ from headway.common.errors import DeadlineError
 from headway.common.node.testing import child_environment, wait_until
 from headway.common.wire.client import Client
 from headway.common.wire.messages.dataloader import DataStatus, GetDataStatus
+from headway.dataloader.client import DataClient
+from headway.dataloader.config import StreamSpec
 from headway.dataloader.formats import TokenFileWriter
 
 
-def write_tokens(prefix: Path, lengths: Sequence[int], *, vocab_size: int = 60_000, seed: int = 0) -> Path:
+def write_tokens(
+    prefix: Path, lengths: Sequence[int], *, vocab_size: int = 60_000, seed: int = 0
+) -> Path:
     """A ``.bin``/``.idx`` pair of random u16 tokens with these sequence lengths; returns ``prefix``."""
     random = np.random.default_rng(seed)
     with TokenFileWriter(prefix, np.uint16) as writer:
@@ -33,7 +37,14 @@ class Daemon:
         self.endpoint = f"ipc://{folder / 'd.sock'}"
         self.shm_dir = Path(tempfile.mkdtemp(prefix="headway-data-", dir="/dev/shm"))
         self.log = folder / "daemon.log"
-        self._command = [sys.executable, "-m", "headway.dataloader", "serve", "--endpoint", self.endpoint]
+        self._command = [
+            sys.executable,
+            "-m",
+            "headway.dataloader",
+            "serve",
+            "--endpoint",
+            self.endpoint,
+        ]
         self._command += ["--shm-dir", str(self.shm_dir), *map(str, arguments)]
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -98,3 +109,25 @@ def running_daemon(folder: Path, *arguments: str | Path) -> Iterator[Daemon]:
         for path in daemon.shm_dir.iterdir():
             path.unlink()
         daemon.shm_dir.rmdir()
+
+
+def rows(client: DataClient, count: int) -> list[tuple[int, bytes, bytes, bytes]]:
+    """The next batches as comparable values."""
+    taken = []
+    for _ in range(count):
+        batch = client.next()
+        taken.append(
+            (batch.sample, batch.tokens.tobytes(), batch.labels.tobytes(), batch.mask.tobytes())
+        )
+    return taken
+
+
+def in_process(spec: StreamSpec, count: int) -> list[tuple[int, bytes, bytes, bytes]]:
+    """The same without a daemon."""
+    with DataClient(None, spec=spec) as client:
+        return rows(client, count)
+
+
+def full(daemon: Daemon) -> bool:
+    """Whether every ring of the daemon is."""
+    return all(row.filled - row.released == row.spec.ring_slots for row in daemon.status().streams)

@@ -74,7 +74,9 @@ def small_arena(shm_dir: Path, rank: int = 0, world_size: int = 1, num_floats: i
     )
 
 
-def seal_step(arena: Arena, step: int, *, generation: int = 0, wanted: bool = True, commit: bool = True) -> None:
+def seal_step(
+    arena: Arena, step: int, *, generation: int = 0, wanted: bool = True, commit: bool = True
+) -> None:
     """What a worker does at the end of a step."""
     slot = arena.begin(step, generation)
     slot.data[:] = bytes_of(step, arena.rank, arena.slot_bytes, generation)

@@ -17,11 +17,17 @@ def serve(
     shm_dir: Annotated[Path, typer.Option(help="Folder of the node's arenas (arena-*.bin).")],
     checkpoints: Annotated[Path, typer.Option(help="Folder for durable checkpoints.")],
     world_size: Annotated[int, typer.Option(min=1, help="Ranks of the whole run.")] = 1,
-    executor: Annotated[str | None, typer.Option(help="Endpoint that gets beats and notes.")] = None,
-    run_id: Annotated[str, typer.Option(envvar="HEADWAY_RUN_ID", help="Serve this run's arenas only.")] = "",
+    executor: Annotated[
+        str | None, typer.Option(help="Endpoint that gets beats and notes.")
+    ] = None,
+    run_id: Annotated[
+        str, typer.Option(envvar="HEADWAY_RUN_ID", help="Serve this run's arenas only.")
+    ] = "",
     node: Annotated[int, typer.Option(envvar="HEADWAY_NODE", help="Number of this node.")] = 0,
     keep: Annotated[int, typer.Option(min=1, help="Complete checkpoints to keep.")] = 3,
-    metrics_port: Annotated[int | None, typer.Option(help="Prometheus exporter on loopback.")] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="Prometheus exporter on loopback.")
+    ] = None,
 ) -> None:
     """Make the wanted snapshots of a node durable. Runs at nice 10, so that training keeps the cores."""
     from headway.ckpt_store.config import StoreConfig
@@ -29,7 +35,9 @@ def serve(
     from headway.common import log
 
     log.setup("ckpt_store", run_id=run_id, node=node)
-    options = ServeOptions(endpoint, shm_dir, checkpoints, world_size, executor, run_id, node, metrics_port)
+    options = ServeOptions(
+        endpoint, shm_dir, checkpoints, world_size, executor, run_id, node, metrics_port
+    )
     raise typer.Exit(serve(options, StoreConfig(keep=keep)))
 
 

@@ -70,7 +70,9 @@ class Arenas:
         self._gone.clear()
 
     def _follow_files(self) -> None:
-        found = {path: inode for path in self._shm_dir.glob("arena-*.bin") if (inode := _inode(path))}
+        found = {
+            path: inode for path in self._shm_dir.glob("arena-*.bin") if (inode := _inode(path))
+        }
         for path, (inode, arena) in list(self._open.items()):
             if found.get(path) != inode:
                 self._gone.append(arena)

@@ -76,7 +76,9 @@ def show(path: PATH = Path(), step: STEP = None, rank: int = 0, as_json: AsJson 
 def verify_checkpoints(
     path: PATH = Path(),
     step: STEP = None,
-    every: Annotated[bool, typer.Option("--all", help="Every complete checkpoint, not only the newest.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Every complete checkpoint, not only the newest.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Read every byte back and compare digests; exits 1 if anything is wrong."""
@@ -104,7 +106,9 @@ def verify_checkpoints(
 def clear_up(
     path: PATH = Path(),
     keep: Annotated[int, typer.Option(min=1, help="Complete checkpoints to keep.")] = 3,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Remove nothing, list what would be.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Remove nothing, list what would be.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Remove old complete checkpoints, after reading the newest back; marked ones stay."""

@@ -68,7 +68,9 @@ class CheckpointClient:
         run_id: str = LOCAL_RUN,
     ) -> None:
         if not 0 <= rank < world_size:
-            raise InputError(f"rank {rank} of {world_size} is impossible", remedy="count ranks from 0")
+            raise InputError(
+                f"rank {rank} of {world_size} is impossible", remedy="count ranks from 0"
+            )
         self.rank = rank
         self.world_size = world_size
         self._run_id = run_id
@@ -82,7 +84,9 @@ class CheckpointClient:
         else:
             self.checkpoints = Path(target)
             if self.checkpoints.exists() and not self.checkpoints.is_dir():
-                raise InputError(f"{target} is no folder", remedy="give a folder or an ipc:// endpoint")
+                raise InputError(
+                    f"{target} is no folder", remedy="give a folder or an ipc:// endpoint"
+                )
         self._generation = _newest_generation(look(self.checkpoints))
 
     def save(self, step: int, state: Any, *, generation: int | None = None) -> None:
@@ -98,17 +102,32 @@ class CheckpointClient:
         """
         generation = self._generation if generation is None else generation
         if step < 0 or generation < 0:
-            raise InputError(f"step {step}, generation {generation}: below 0", remedy="count from 0")
+            raise InputError(
+                f"step {step}, generation {generation}: below 0", remedy="count from 0"
+            )
         flat = flatten(state, _leaf_of_tensor)
         layout, nbytes = self._layout(flat)
         if self._arena is not None:
-            self._arena.save(step, generation, layout, nbytes, lambda data: _pack(flat, layout, data), flat.extra())
+            self._arena.save(
+                step,
+                generation,
+                layout,
+                nbytes,
+                lambda data: _pack(flat, layout, data),
+                flat.extra(),
+            )
             return
         data = np.zeros(nbytes, np.uint8)
         _pack(flat, layout, data)
         files = Files(f"r{self.rank}")
-        write_shard(files, self.checkpoints, Snapshot(self._run_id, step, generation, layout, data, flat.extra()))
-        attempt = next((a for a in look(self.checkpoints).attempts if a.key == (step, generation)), None)
+        write_shard(
+            files,
+            self.checkpoints,
+            Snapshot(self._run_id, step, generation, layout, data, flat.extra()),
+        )
+        attempt = next(
+            (a for a in look(self.checkpoints).attempts if a.key == (step, generation)), None
+        )
         if attempt is not None and (attempt.has_all_parts or attempt.is_complete):
             write_manifest(files, self.checkpoints / step_dir_name(step, generation))
             apply_retention(self.checkpoints, self._keep, files=files)
@@ -164,7 +183,9 @@ class CheckpointClient:
     def _go_on_from(self, step: int) -> None:
         """What lies after ``step`` belongs to an earlier life of the script: begin a new generation."""
         view = look(self.checkpoints)
-        newer = [a for a in view.attempts if a.step > step and not is_superseded(*a.key, view.marks)]
+        newer = [
+            a for a in view.attempts if a.step > step and not is_superseded(*a.key, view.marks)
+        ]
         if self.world_size == 1 and newer:
             self._generation = _newest_generation(view) + 1
             mark_generation(self.checkpoints, self._generation, step)
@@ -225,7 +246,9 @@ def _leaves(part: Part, data: npt.NDArray[np.uint8]) -> dict[str, Leaf]:
     return leaves
 
 
-def apply_retention(checkpoints: Path, keep: int, *, deep: bool = False, files: Files | None = None) -> list[Path]:
+def apply_retention(
+    checkpoints: Path, keep: int, *, deep: bool = False, files: Files | None = None
+) -> list[Path]:
     """Remove complete checkpoints beyond the newest ``keep`` and return their folders; marked ones stay.
 
     The newest is checked first, byte by byte with ``deep``; nothing is removed while it is not sound.
@@ -239,7 +262,9 @@ def apply_retention(checkpoints: Path, keep: int, *, deep: bool = False, files: 
     if not surplus or newest_key is None:
         return []
     if problems := verify(open_checkpoint(checkpoints, *newest_key), deep=deep):
-        raise CorruptError(f"{problems[0].message}: nothing was removed", remedy="look with `headway ckpt verify`")
+        raise CorruptError(
+            f"{problems[0].message}: nothing was removed", remedy="look with `headway ckpt verify`"
+        )
     removed = []
     for key in surplus:
         folder = checkpoints / step_dir_name(*key)

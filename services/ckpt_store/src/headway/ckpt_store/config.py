@@ -29,14 +29,23 @@ class StoreConfig:
     """How often the daemon lists the checkpoints folder for the parts of other nodes."""
 
     def __post_init__(self) -> None:
-        for name, value, least in (("durable_every", self.durable_every, 1), ("keep", self.keep, 1)):
+        for name, value, least in (
+            ("durable_every", self.durable_every, 1),
+            ("keep", self.keep, 1),
+        ):
             if value < least:
-                raise ConfigError(f"{name} = {value} is below {least}", remedy=f"set {name} to {least} or more")
+                raise ConfigError(
+                    f"{name} = {value} is below {least}", remedy=f"set {name} to {least} or more"
+                )
         if not 0 <= self.nice <= 19:
-            raise ConfigError(f"nice = {self.nice} is not within 0..19", remedy="choose a niceness from 0 to 19")
+            raise ConfigError(
+                f"nice = {self.nice} is not within 0..19", remedy="choose a niceness from 0 to 19"
+            )
         for name, period_s in (
             ("scan_period_s", self.scan_period_s),
             ("folder_period_s", self.folder_period_s),
         ):
             if not period_s > 0:
-                raise ConfigError(f"{name} = {period_s} is not positive", remedy=f"set {name} above 0")
+                raise ConfigError(
+                    f"{name} = {period_s} is not positive", remedy=f"set {name} above 0"
+                )

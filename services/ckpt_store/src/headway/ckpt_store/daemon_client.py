@@ -95,13 +95,18 @@ class DaemonArena:
             self._arena = Arena.open(self._path)
         arena = self._arena
         if arena is not None:
-            if (arena.layout, arena.slot_bytes) == (layout, nbytes) and extra_nbytes <= arena.extra_bytes:
+            if (arena.layout, arena.slot_bytes) == (
+                layout,
+                nbytes,
+            ) and extra_nbytes <= arena.extra_bytes:
                 return arena
             self._until_free(arena)
             arena.close()
             arena.unlink()
         if not self._run_id:
-            raise InputError("the daemon serves no run", remedy="start it with --run-id, 8 hex characters")
+            raise InputError(
+                "the daemon serves no run", remedy="start it with --run-id, 8 hex characters"
+            )
         room = max(EXTRA_BYTES, 2 * extra_nbytes)
         self._arena = Arena.create(
             self._path,

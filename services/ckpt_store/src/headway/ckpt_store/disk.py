@@ -98,7 +98,9 @@ class Disk:
         try:
             self._post(FolderSeen(look(self.checkpoints)))
         except OSError as error:
-            _log.warning("checkpoints folder cannot be listed", path=str(self.checkpoints), error=str(error))
+            _log.warning(
+                "checkpoints folder cannot be listed", path=str(self.checkpoints), error=str(error)
+            )
 
     def _post(self, event: Event) -> None:
         self._events.put(event)
@@ -113,7 +115,9 @@ class Disk:
             return Failed(job, error.message, error.remedy)
         except OSError as error:
             is_gone = isinstance(error, FileNotFoundError) and not isinstance(job, FlushSlot)
-            return Failed(job, str(error), _remedy(error, self.checkpoints), is_no_space(error), is_gone)
+            return Failed(
+                job, str(error), _remedy(error, self.checkpoints), is_no_space(error), is_gone
+            )
         except Exception as error:  # the store must outlive a bug in one job
             _log.exception("job failed", job=repr(job))
             return Failed(job, repr(error), "report this as a bug")
@@ -129,9 +133,13 @@ class Disk:
             case DropParts(key, ranks):
                 drop_parts(self._files, self.checkpoints, key, ranks)
             case Check(key):
-                problems = verify(open_checkpoint(self.checkpoints, *key), deep=self._deep, progress=self._moved)
+                problems = verify(
+                    open_checkpoint(self.checkpoints, *key), deep=self._deep, progress=self._moved
+                )
                 if problems:
-                    raise HeadwayError(problems[0].message, remedy="look with `headway ckpt verify`")
+                    raise HeadwayError(
+                        problems[0].message, remedy="look with `headway ckpt verify`"
+                    )
             case Remove(key):
                 self._files.remove_tree(self.checkpoints / step_dir_name(*key))
             case EmptyTrash(names):
@@ -146,7 +154,9 @@ class Disk:
         self.progress += 1
 
 
-def drop_parts(files: Files, checkpoints: Path, key: tuple[int, int], ranks: tuple[int, ...]) -> None:
+def drop_parts(
+    files: Files, checkpoints: Path, key: tuple[int, int], ranks: tuple[int, ...]
+) -> None:
     """Remove what ``ranks`` wrote for an attempt that was given up; a step whose parts are all there
     stays."""
     attempt = next((a for a in look(checkpoints).attempts if a.key == key), None)

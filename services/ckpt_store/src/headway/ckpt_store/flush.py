@@ -76,7 +76,9 @@ def parse_layout(raw: bytes) -> dict[str, Any]:
     try:
         layout = json.loads(raw)
     except ValueError as error:
-        raise CorruptError(f"the arena's layout is no JSON: {error}", remedy="remove the arena file") from error
+        raise CorruptError(
+            f"the arena's layout is no JSON: {error}", remedy="remove the arena file"
+        ) from error
     if not isinstance(layout, dict):
         raise CorruptError("the arena's layout is no JSON object", remedy="remove the arena file")
     return layout
@@ -113,7 +115,9 @@ def blob_header(snapshot: Snapshot) -> memoryview:
         entries[_unique(tensor, entries)] = _entry(dtype, shape, start, stop)
         end = stop
     if end < snapshot.data.nbytes:
-        entries[f"__pad__.{pads}"] = _entry("U8", [snapshot.data.nbytes - end], end, snapshot.data.nbytes)
+        entries[f"__pad__.{pads}"] = _entry(
+            "U8", [snapshot.data.nbytes - end], end, snapshot.data.nbytes
+        )
     text = json.dumps(entries, separators=(",", ":")).encode()
     length = -(-(8 + len(text)) // PAGE_BYTES) * PAGE_BYTES
     header = mmap.mmap(-1, length)  # anonymous and so page aligned, as O_DIRECT wants it
@@ -122,7 +126,10 @@ def blob_header(snapshot: Snapshot) -> memoryview:
 
 
 def write_shard(
-    files: Files, checkpoints: Path, snapshot: Snapshot, progress: Callable[[int], None] = lambda _: None
+    files: Files,
+    checkpoints: Path,
+    snapshot: Snapshot,
+    progress: Callable[[int], None] = lambda _: None,
 ) -> Part:
     """Make one rank's snapshot durable under ``checkpoints`` and return its part.
 
@@ -150,7 +157,9 @@ def write_shard(
         files.rename(draft, folder / part_name(rank))
         files.sync_dir(folder)
     except FileNotFoundError as error:
-        raise StaleSnapshotError(f"{folder.name} was removed during the flush of rank {rank}") from error
+        raise StaleSnapshotError(
+            f"{folder.name} was removed during the flush of rank {rank}"
+        ) from error
     return part
 
 
@@ -166,7 +175,8 @@ def write_manifest(files: Files, folder: Path) -> bytes:
         blob = folder / blob_name(part.rank)
         if not blob.exists() or blob.stat().st_size != part.file_bytes:
             raise CorruptError(
-                f"{blob} is not the {part.file_bytes} bytes its part file tells", remedy="flush it again"
+                f"{blob} is not the {part.file_bytes} bytes its part file tells",
+                remedy="flush it again",
             )
     content = encode_manifest(parts)
     path = folder / MANIFEST_NAME
@@ -181,7 +191,9 @@ def write_manifest(files: Files, folder: Path) -> bytes:
     return content
 
 
-def _write_blob(files: Files, folder: Path, snapshot: Snapshot, progress: Callable[[int], None]) -> Part:
+def _write_blob(
+    files: Files, folder: Path, snapshot: Snapshot, progress: Callable[[int], None]
+) -> Part:
     mesh, header = snapshot.mesh, blob_header(snapshot)
     path = folder / blob_name(mesh.rank)
     total = len(header) + snapshot.data.nbytes
@@ -193,13 +205,20 @@ def _write_blob(files: Files, folder: Path, snapshot: Snapshot, progress: Callab
         starts = range(0, snapshot.data.nbytes, CHUNK_BYTES)
         for number, start in enumerate(starts):
             if number == len(starts) // 2:
-                failpoint("store.mid_flush", step=snapshot.step, rank=mesh.rank, generation=snapshot.generation)
+                failpoint(
+                    "store.mid_flush",
+                    step=snapshot.step,
+                    rank=mesh.rank,
+                    generation=snapshot.generation,
+                )
             piece = snapshot.data[start : start + CHUNK_BYTES]
             chunks.append(digest(piece))
             file.write(piece)
             progress(piece.nbytes)
         if not snapshot.still_valid():
-            raise StaleSnapshotError(f"the snapshot of step {snapshot.step}, rank {mesh.rank} was overwritten")
+            raise StaleSnapshotError(
+                f"the snapshot of step {snapshot.step}, rank {mesh.rank} was overwritten"
+            )
         file.sync()
         file.close()
         files.rename(draft, path)
@@ -231,11 +250,15 @@ def _same_as_before(folder: Path, snapshot: Snapshot) -> Part | None:
         data = snapshot.data
         is_same = (
             part.mesh == snapshot.mesh
-            and (part.run_id, part.step, part.generation) == (snapshot.run_id, snapshot.step, snapshot.generation)
+            and (part.run_id, part.step, part.generation)
+            == (snapshot.run_id, snapshot.step, snapshot.generation)
             and part.extra == snapshot.extra
             and part.header_digest == digest(header)
-            and part.file_bytes == len(header) + data.nbytes == (folder / blob_name(rank)).stat().st_size
-            and list(part.chunks) == [digest(data[at : at + CHUNK_BYTES]) for at in range(0, data.nbytes, CHUNK_BYTES)]
+            and part.file_bytes
+            == len(header) + data.nbytes
+            == (folder / blob_name(rank)).stat().st_size
+            and list(part.chunks)
+            == [digest(data[at : at + CHUNK_BYTES]) for at in range(0, data.nbytes, CHUNK_BYTES)]
         )
     except (FileNotFoundError, CorruptError):
         is_same = False
@@ -258,7 +281,9 @@ def _read_parts(folder: Path) -> list[tuple[Part, bytes]]:
         try:
             raw = path.read_bytes()
         except FileNotFoundError as error:
-            raise CorruptError(f"{path} is missing", remedy="wait for its node, or use an older checkpoint") from error
+            raise CorruptError(
+                f"{path} is missing", remedy="wait for its node, or use an older checkpoint"
+            ) from error
         part = decode_part(raw, path)
         parts.append((part, raw))
         world_size, rank = parts[0][0].mesh.world_size, rank + 1
@@ -268,11 +293,15 @@ def _read_parts(folder: Path) -> list[tuple[Part, bytes]]:
 def _dtype_and_shape(tensor: Mapping[str, Any]) -> tuple[str, list[int]]:
     name = str(tensor["dtype"]).removeprefix("torch.")
     if name not in _DTYPES:
-        raise InputError(f"tensor {tensor['name']!r} has dtype {name!r}", remedy=f"use one of {sorted(_DTYPES)}")
+        raise InputError(
+            f"tensor {tensor['name']!r} has dtype {name!r}", remedy=f"use one of {sorted(_DTYPES)}"
+        )
     dtype, itemsize = _DTYPES[name]
     nbytes = int(tensor["nbytes"])
     if nbytes % itemsize:
-        raise InputError(f"tensor {tensor['name']!r} has {nbytes} bytes of {name}", remedy="correct its nbytes")
+        raise InputError(
+            f"tensor {tensor['name']!r} has {nbytes} bytes of {name}", remedy="correct its nbytes"
+        )
     shape = [int(n) for n in tensor.get("global_shape", ())]
     dim, parts = tensor.get("tp_dim"), int(tensor.get("tp_size", 1))
     if dim is not None and parts > 1 and shape[dim] % parts == 0:

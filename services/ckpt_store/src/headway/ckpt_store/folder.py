@@ -115,7 +115,9 @@ def complete(checkpoints: Path) -> list[CheckpointInfo]:
             silently throw away a run.
     """
     view = look(checkpoints)
-    candidates = [a for a in view.attempts if a.is_complete and not is_superseded(*a.key, view.marks)]
+    candidates = [
+        a for a in view.attempts if a.is_complete and not is_superseded(*a.key, view.marks)
+    ]
     found, problem = [], None
     for attempt in sorted(candidates, key=lambda a: a.key, reverse=True):
         try:
@@ -129,7 +131,9 @@ def complete(checkpoints: Path) -> list[CheckpointInfo]:
     return found
 
 
-def newest(checkpoints: Path, world_size: int | None = None, max_step: int | None = None) -> CheckpointInfo | None:
+def newest(
+    checkpoints: Path, world_size: int | None = None, max_step: int | None = None
+) -> CheckpointInfo | None:
     """The complete checkpoint to go back to: the newest step, and of two with that step the newest
     generation.
 
@@ -158,7 +162,9 @@ def open_checkpoint(checkpoints: Path, step: int, generation: int) -> Checkpoint
             path = entry / MANIFEST_NAME
             manifest = decode_manifest(path.read_bytes(), path)
             if (manifest.step, manifest.generation) != (step, generation):
-                raise CorruptError(f"{path} is of step {manifest.step}", remedy="use an older checkpoint")
+                raise CorruptError(
+                    f"{path} is of step {manifest.step}", remedy="use an older checkpoint"
+                )
             return CheckpointInfo(entry, manifest, (entry / KEEP_NAME).exists())
     raise FileNotFoundError(checkpoints)
 
@@ -170,11 +176,15 @@ def find(checkpoints: Path, step: int | None = None) -> CheckpointInfo:
         InputError: no such folder or checkpoint. CorruptError: as ``newest``.
     """
     if not checkpoints.is_dir():
-        raise InputError(f"{checkpoints} is no folder", remedy="give a run folder or its checkpoints folder")
+        raise InputError(
+            f"{checkpoints} is no folder", remedy="give a run folder or its checkpoints folder"
+        )
     infos = [info for info in complete(checkpoints) if step in (None, info.step)]
     if not infos:
         wanted = "complete checkpoint" if step is None else f"complete checkpoint of step {step}"
-        raise InputError(f"{checkpoints} holds no {wanted}", remedy="list what is there with `headway ckpt ls`")
+        raise InputError(
+            f"{checkpoints} holds no {wanted}", remedy="list what is there with `headway ckpt ls`"
+        )
     return infos[0]
 
 

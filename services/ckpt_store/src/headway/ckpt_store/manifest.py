@@ -183,7 +183,9 @@ def decode_part(raw: bytes, where: Path | str) -> Part:
         if part.data_bytes < 0 or len(part.chunks) != num_chunks(part.data_bytes):
             raise ValueError(f"{len(part.chunks)} chunk digests for {part.data_bytes} bytes")
     if digest(part.extra) != extra_digest:
-        raise CorruptError(f"{where}: the extra state does not match its digest", remedy="use an older checkpoint")
+        raise CorruptError(
+            f"{where}: the extra state does not match its digest", remedy="use an older checkpoint"
+        )
     return part
 
 
@@ -201,7 +203,9 @@ def encode_manifest(parts: Sequence[tuple[Part, bytes]]) -> bytes:
             f"the parts in {step_dir_name(first.step, first.generation)} do not belong together",
             remedy="give each run its own checkpoints folder",
         )
-    files = [{"bytes": p.file_bytes, "part_digest": digest(raw), "rank": p.rank} for p, raw in ordered]
+    files = [
+        {"bytes": p.file_bytes, "part_digest": digest(raw), "rank": p.rank} for p, raw in ordered
+    ]
     mesh = _mesh_fields(first.mesh)
     del mesh["rank"]
     return _json(
@@ -270,7 +274,9 @@ def _mesh_fields(mesh: Mesh) -> dict[str, int]:
 
 
 def _json(fields: Mapping[str, Any]) -> bytes:
-    return json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+    return (
+        json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+    )
 
 
 def _parse(raw: bytes, where: Path | str) -> dict[str, Any]:
@@ -294,10 +300,14 @@ class _reading:
 
     def __enter__(self) -> None: ...
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> None:
         wrong = (KeyError, TypeError, ValueError, AttributeError, RecursionError, binascii.Error)
         if isinstance(error, wrong):
-            raise CorruptError(f"{self.where} cannot be read: {error!r}", remedy="use an older checkpoint") from error
+            raise CorruptError(
+                f"{self.where} cannot be read: {error!r}", remedy="use an older checkpoint"
+            ) from error
 
 
 def _count(value: Any) -> int:

@@ -73,7 +73,10 @@ class Store:
         files = Files(f"n{options.node}")
         files.make_dir(options.checkpoints)
         if leftovers := remove_leftovers(files, options.checkpoints):
-            _log.info("removed what an earlier daemon left unfinished", files=[path.name for path in leftovers])
+            _log.info(
+                "removed what an earlier daemon left unfinished",
+                files=[path.name for path in leftovers],
+            )
         self.options = options
         self.disk = Disk(options.checkpoints, files, config)
         self.errors = 0
@@ -119,7 +122,9 @@ class Store:
                     rank=rank,
                     committed_step=committed,
                     durable_step=self._durable.get(rank, -1),
-                    pending_steps=tuple(slot.step for slot in self._state.wanted if slot.rank == rank),
+                    pending_steps=tuple(
+                        slot.step for slot in self._state.wanted if slot.rank == rank
+                    ),
                 )
                 for rank, committed in self._arenas.committed().items()
             ),
@@ -150,13 +155,19 @@ class Store:
     def register_metrics(self, registry: CollectorRegistry) -> None:
         """Export what an operator alerts on."""
         facts = {
-            "headway_ckpt_bytes_written": ("Snapshot bytes flushed", lambda: self.disk.bytes_written),
+            "headway_ckpt_bytes_written": (
+                "Snapshot bytes flushed",
+                lambda: self.disk.bytes_written,
+            ),
             "headway_ckpt_errors": ("Attempts given up and other trouble", lambda: self.errors),
             "headway_ckpt_complete_step": (
                 "Newest complete checkpoint",
                 lambda: (self._state.announced or (-1,))[0],
             ),
-            "headway_ckpt_pending": ("Snapshots waiting for the disk", lambda: len(self._state.wanted)),
+            "headway_ckpt_pending": (
+                "Snapshots waiting for the disk",
+                lambda: len(self._state.wanted),
+            ),
         }
         for name, (text, read) in facts.items():
             Gauge(name, text, registry=registry).set_function(read)
@@ -176,7 +187,9 @@ class Store:
                     self._arenas.release(slot)
                 case Announce(key):
                     _log.info("checkpoint complete", step=key[0], generation=key[1])
-                    self._notify(CheckpointComplete(**self._origin(), step=key[0], generation=key[1]))
+                    self._notify(
+                        CheckpointComplete(**self._origin(), step=key[0], generation=key[1])
+                    )
                 case Report():
                     self._report(action)
                 case FlushSlot(slot):
@@ -247,11 +260,16 @@ def serve(options: ServeOptions, config: StoreConfig) -> int:
         store = Store(options, config)
     except OSError as error:
         raise InputError(
-            f"cannot use {options.checkpoints}: {error.strerror}", remedy="choose a writable --checkpoints"
+            f"cannot use {options.checkpoints}: {error.strerror}",
+            remedy="choose a writable --checkpoints",
         ) from error
     try:
         server = Server(options.endpoint, {StoreStatus: store.status, Flush: store.flush})
-        beat = Beat(endpoint=options.executor, progress=lambda: store.progress) if options.executor else None
+        beat = (
+            Beat(endpoint=options.executor, progress=lambda: store.progress)
+            if options.executor
+            else None
+        )
         service = Service(
             "ckpt_store", server, beat=beat, metrics_port=options.metrics_port, describe=store.describe,
             run_id=options.run_id or None,
@@ -273,12 +291,15 @@ def _only_one(shm_dir: Path) -> int:
         shm_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         fd = os.open(shm_dir / "ckpt_store.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise InputError(f"cannot use {shm_dir}: {error.strerror}", remedy="choose a writable --shm-dir") from error
+        raise InputError(
+            f"cannot use {shm_dir}: {error.strerror}", remedy="choose a writable --shm-dir"
+        ) from error
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         os.close(fd)
         raise InputError(
-            f"another checkpoint store serves {shm_dir}", remedy="stop it first, or choose another --shm-dir"
+            f"another checkpoint store serves {shm_dir}",
+            remedy="stop it first, or choose another --shm-dir",
         ) from error
     return fd

@@ -22,14 +22,17 @@ def to_leaf(value: Any) -> Leaf | None:
         return None
     if value.layout != torch.strided or value.is_quantized or value.is_meta:
         raise InputError(
-            f"a tensor of shape {tuple(value.shape)} is not dense in memory", remedy="call .to_dense() first"
+            f"a tensor of shape {tuple(value.shape)} is not dense in memory",
+            remedy="call .to_dense() first",
         )
     dense = value.detach().to("cpu").contiguous()
     if dense.is_conj() or dense.is_neg():
         dense = dense.resolve_conj().resolve_neg()
     name = str(dense.dtype).removeprefix("torch.")
     # A view of the same bytes as uint8 exists for every dtype, also for those numpy lacks (bfloat16).
-    flat = dense.reshape(-1).view(torch.uint8) if dense.numel() else torch.empty(0, dtype=torch.uint8)
+    flat = (
+        dense.reshape(-1).view(torch.uint8) if dense.numel() else torch.empty(0, dtype=torch.uint8)
+    )
     return Leaf(flat.numpy(), name, tuple(dense.shape), "torch")
 
 
@@ -41,7 +44,9 @@ def from_leaf(leaf: Leaf) -> torch.Tensor:
     """
     dtype = getattr(torch, leaf.dtype, None)
     if not isinstance(dtype, torch.dtype):
-        raise CorruptError(f"the checkpoint has a tensor of dtype {leaf.dtype!r}", remedy="use a newer torch")
+        raise CorruptError(
+            f"the checkpoint has a tensor of dtype {leaf.dtype!r}", remedy="use a newer torch"
+        )
     if leaf.data.nbytes == 0:
         return torch.empty(leaf.shape, dtype=dtype)
     # torch wants the offset aligned to the item, which a slice of a shared buffer may not be.

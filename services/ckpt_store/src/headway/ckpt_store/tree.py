@@ -79,7 +79,9 @@ def _node(value: Any, path: tuple[str, ...], flat: Flat, to_leaf: ToLeaf) -> Any
     if type(value) is bytes:
         return {"bytes": base64.b64encode(value).decode()}
     if isinstance(value, Mapping):
-        items = [[_key(k, path), _node(v, (*path, str(k)), flat, to_leaf)] for k, v in value.items()]
+        items = [
+            [_key(k, path), _node(v, (*path, str(k)), flat, to_leaf)] for k, v in value.items()
+        ]
         return {"dict": items}
     if type(value) in (list, tuple):
         items = [_node(item, (*path, str(i)), flat, to_leaf) for i, item in enumerate(value)]
@@ -105,12 +107,19 @@ def _add(leaf: Leaf, path: tuple[str, ...], flat: Flat) -> dict[str, Any]:
 
 
 def _leaf_of_array(array: npt.NDArray[Any], path: tuple[str, ...]) -> Leaf:
-    if array.dtype.hasobject or array.dtype.fields or array.dtype.kind not in "biuf" or not array.dtype.isnative:
+    if (
+        array.dtype.hasobject
+        or array.dtype.fields
+        or array.dtype.kind not in "biuf"
+        or not array.dtype.isnative
+    ):
         raise InputError(
             f"the state's {'.'.join(path)} is an array of {array.dtype}",
             remedy="use plain native number types",
         )
-    return Leaf(np.ascontiguousarray(array).reshape(-1).view(np.uint8), array.dtype.name, array.shape)
+    return Leaf(
+        np.ascontiguousarray(array).reshape(-1).view(np.uint8), array.dtype.name, array.shape
+    )
 
 
 def _value(node: Any, leaves: Mapping[str, Leaf], from_leaf: Callable[[Leaf], Any]) -> Any:

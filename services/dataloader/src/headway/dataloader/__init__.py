@@ -13,7 +13,16 @@ if TYPE_CHECKING:
     from headway.dataloader.prepare import prepare
     from headway.dataloader.tokenizer import Tokenizer
 
-__all__ = ["Batch", "DataClient", "DataConfig", "Dataset", "StreamSpec", "Tokenizer", "prepare", "stream_spec"]
+__all__ = [
+    "Batch",
+    "DataClient",
+    "DataConfig",
+    "Dataset",
+    "StreamSpec",
+    "Tokenizer",
+    "prepare",
+    "stream_spec",
+]
 
 __getattr__, __dir__ = lazy(
     __name__,

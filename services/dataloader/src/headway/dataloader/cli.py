@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from headway.dataloader.dataset import Meta
 
 app = group("Text to tokens, and tokens to trainers.", no_args_is_help=False)
-DataPath = Annotated[Path, typer.Argument(help="A prepared folder, or the prefix of a .bin/.idx pair.")]
+DataPath = Annotated[
+    Path, typer.Argument(help="A prepared folder, or the prefix of a .bin/.idx pair.")
+]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -29,11 +31,21 @@ def prepare(
     source: Annotated[
         str, typer.Option(help="stdlib, debian-docs, or the path of a folder, text file or .jsonl.")
     ] = "stdlib",
-    out: Annotated[Path | None, typer.Option(help="Folder to make; data/<source> by default.")] = None,
-    vocab_size: Annotated[int, typer.Option(help="Tokens of the byte-level BPE trained on the text.")] = 8192,
-    validation_fraction: Annotated[float, typer.Option(help="Share of documents for validation.")] = 0.05,
-    cache: Annotated[Path | None, typer.Option(help="Where downloads are kept; ~/.cache/headway by default.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace prepared data that differ or are damaged.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to make; data/<source> by default.")
+    ] = None,
+    vocab_size: Annotated[
+        int, typer.Option(help="Tokens of the byte-level BPE trained on the text.")
+    ] = 8192,
+    validation_fraction: Annotated[
+        float, typer.Option(help="Share of documents for validation.")
+    ] = 0.05,
+    cache: Annotated[
+        Path | None, typer.Option(help="Where downloads are kept; ~/.cache/headway by default.")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace prepared data that differ or are damaged.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Turn text into token files, a tokenizer and meta.json. The second time does nothing."""
@@ -41,7 +53,12 @@ def prepare(
     from headway.dataloader.prepare import prepare as make
 
     folder = out or Path("data") / (Path(source).stem or "corpus")
-    config = DataConfig(path=str(folder), source=source, vocab_size=vocab_size, validation_fraction=validation_fraction)
+    config = DataConfig(
+        path=str(folder),
+        source=source,
+        vocab_size=vocab_size,
+        validation_fraction=validation_fraction,
+    )
     done = make(config, force=force, cache=cache, say=lambda line: typer.echo(line, err=as_json))
     facts = {"path": str(done.path), "was_there": done.was_there, **_facts(done.meta)}
     emit(facts, as_json, _lines(facts))
@@ -69,8 +86,13 @@ def inspect(
     }
     if data.meta is not None:
         facts |= _facts(data.meta)
-    first = [tokens.sequence(index)[:48].tolist() for index in range(min(documents, tokens.num_sequences))]
-    facts["beginnings"] = first if data.meta is None else [data.tokenizer.decode(row) for row in first]
+    first = [
+        tokens.sequence(index)[:48].tolist()
+        for index in range(min(documents, tokens.num_sequences))
+    ]
+    facts["beginnings"] = (
+        first if data.meta is None else [data.tokenizer.decode(row) for row in first]
+    )
     emit(facts, as_json, _lines(facts))
 
 
@@ -91,7 +113,9 @@ def serve(
     executor: Annotated[str | None, typer.Option(help="Endpoint that receives the beats.")] = None,
     run_id: Annotated[str | None, typer.Option(help="Run that this daemon belongs to.")] = None,
     node: Annotated[int, typer.Option(help="Node of that run.", min=0)] = 0,
-    metrics_port: Annotated[int | None, typer.Option(help="Prometheus exporter on loopback; 0 takes any port.")] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="Prometheus exporter on loopback; 0 takes any port.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Fill rings of batches for this node until SIGTERM."""
@@ -106,7 +130,13 @@ def serve(
         paths = NodePaths(run_id, node).create()
         configure(paths.failpoints, node=node)
         folder = shm_dir or paths.shm_dir
-    code = listen(endpoint=endpoint, shm_dir=folder, executor=executor, run_id=run_id or "", metrics_port=metrics_port)
+    code = listen(
+        endpoint=endpoint,
+        shm_dir=folder,
+        executor=executor,
+        run_id=run_id or "",
+        metrics_port=metrics_port,
+    )
     raise typer.Exit(code)
 
 
@@ -117,7 +147,11 @@ def _facts(meta: Meta) -> dict[str, Any]:
         "vocab_size": meta.vocab_size,
         "unigram_nats": round(meta.unigram_nats, 4),
         "splits": {
-            name: {"documents": split.documents, "tokens": split.tokens, "text_bytes": split.text_bytes}
+            name: {
+                "documents": split.documents,
+                "tokens": split.tokens,
+                "text_bytes": split.text_bytes,
+            }
             for name, split in meta.splits.items()
         },
     }

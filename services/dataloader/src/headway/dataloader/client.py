@@ -15,7 +15,12 @@ from headway.common.errors import CorruptError, DeadlineError, HeadwayError, Inp
 from headway.common.node.ring import RingReader
 from headway.common.wire.client import Client
 from headway.common.wire.message import Message
-from headway.common.wire.messages.dataloader import CloseStream, OpenStream, StreamClosed, StreamOpened
+from headway.common.wire.messages.dataloader import (
+    CloseStream,
+    OpenStream,
+    StreamClosed,
+    StreamOpened,
+)
 from headway.dataloader.config import StreamSpec
 from headway.dataloader.stream import (
     Filler,
@@ -71,10 +76,14 @@ class DataClient:
         DeadlineError: no daemon within ``timeout_s``.
     """
 
-    def __init__(self, source: str | None, *, spec: StreamSpec, reader: int = 0, timeout_s: float = 120.0) -> None:
+    def __init__(
+        self, source: str | None, *, spec: StreamSpec, reader: int = 0, timeout_s: float = 120.0
+    ) -> None:
         check(spec)
         self.spec = spec
-        self._source: _Source = _InProcess(spec) if source is None else _Ring(source, spec, reader, timeout_s)
+        self._source: _Source = (
+            _InProcess(spec) if source is None else _Ring(source, spec, reader, timeout_s)
+        )
         self._slot = self._source.first_slot
         self._is_closed = False
 
@@ -112,7 +121,10 @@ class DataClient:
 
     def __next__(self) -> Batch:
         """As ``next``; the end of an order of ``num_samples`` ends the loop."""
-        if self.spec.num_samples and self.next_sample >= self.spec.start_sample + self.spec.num_samples:
+        if (
+            self.spec.num_samples
+            and self.next_sample >= self.spec.start_sample + self.spec.num_samples
+        ):
             raise StopIteration
         return self.next()
 
@@ -156,7 +168,9 @@ class _Ring:
 
     def __init__(self, endpoint: str, spec: StreamSpec, reader: int, timeout_s: float) -> None:
         if not 0 <= reader < spec.num_readers:
-            raise InputError(f"reader {reader} of {spec.num_readers}", remedy="use 0 <= reader < num_readers")
+            raise InputError(
+                f"reader {reader} of {spec.num_readers}", remedy="use 0 <= reader < num_readers"
+            )
         self._endpoint, self._spec, self._timeout_s = endpoint, spec, timeout_s
         self._deadline_s = time.monotonic() + timeout_s
         self._reader = self._open(reader)
@@ -176,10 +190,14 @@ class _Ring:
         try:
             return RingReader(Path(opened.path), reader)
         except FileNotFoundError as error:
-            raise DeadlineError(f"ring {opened.path} is gone again", remedy="join the newest generation") from error
+            raise DeadlineError(
+                f"ring {opened.path} is gone again", remedy="join the newest generation"
+            ) from error
 
     def _close_message(self) -> CloseStream:
-        return CloseStream(generation=self._spec.generation, dp_rank=self._spec.dp_rank, split=self._spec.split)
+        return CloseStream(
+            generation=self._spec.generation, dp_rank=self._spec.dp_rank, split=self._spec.split
+        )
 
     def _call(self, message: Message, reply: type[T]) -> T:
         while True:

@@ -53,9 +53,13 @@ class DataConfig:
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"data.seed={self.seed} is out of range", remedy="use 0..4294967295")
         if self.ring_slots < 2:
-            raise ConfigError(f"data.ring_slots={self.ring_slots} is too small", remedy="use 2 or more")
+            raise ConfigError(
+                f"data.ring_slots={self.ring_slots} is too small", remedy="use 2 or more"
+            )
         if not self.wait_timeout_s > 0:
-            raise ConfigError(f"data.wait_timeout_s={self.wait_timeout_s} is not above 0", remedy="use 120")
+            raise ConfigError(
+                f"data.wait_timeout_s={self.wait_timeout_s} is not above 0", remedy="use 120"
+            )
 
 
 def stream_spec(
@@ -105,7 +109,9 @@ def stream_spec(
     )
 
 
-def num_local_micro_batches(global_batch_size: int, micro_batch_size: int, dp_rank: int, dp_size: int) -> int:
+def num_local_micro_batches(
+    global_batch_size: int, micro_batch_size: int, dp_rank: int, dp_size: int
+) -> int:
     """How many of the global batch's micro-batches have ``j % dp_size == dp_rank``.
 
     Raises:

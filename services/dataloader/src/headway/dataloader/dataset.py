@@ -116,11 +116,15 @@ def read_meta(folder: Path) -> Meta:
     try:
         meta = msgspec.json.decode(path.read_bytes(), type=Meta)
     except OSError as error:
-        raise InputError(f"{folder} holds no prepared data ({path.name}: {error.strerror})", remedy=_PREPARE) from error
+        raise InputError(
+            f"{folder} holds no prepared data ({path.name}: {error.strerror})", remedy=_PREPARE
+        ) from error
     except msgspec.DecodeError as error:
         raise CorruptError(f"{path} is not readable: {error}", remedy=_AGAIN) from error
     if meta.version != META_VERSION:
-        raise CorruptError(f"{path} has version {meta.version}, {META_VERSION} is read", remedy=_AGAIN)
+        raise CorruptError(
+            f"{path} has version {meta.version}, {META_VERSION} is read", remedy=_AGAIN
+        )
     return meta
 
 
@@ -150,12 +154,16 @@ def verify(path: str | Path) -> list[str]:
     data = Dataset(path)
     if data.meta is None:
         tokens = data.split(SPLITS[0])
-        return [f"{tokens.prefix}: {tokens.num_sequences} sequences, {tokens.num_tokens} tokens, format valid"]
+        return [
+            f"{tokens.prefix}: {tokens.num_sequences} sequences, {tokens.num_tokens} tokens, format valid"
+        ]
     checked = [_check(data.path / "tokenizer.json", data.meta.tokenizer_sha256)]
     for split, meta in data.meta.splits.items():
         tokens = data.split(split)
         if tokens.num_tokens != meta.tokens or tokens.documents.size - 1 != meta.documents:
-            raise CorruptError(f"{tokens.prefix} does not have the counts in meta.json", remedy=_AGAIN)
+            raise CorruptError(
+                f"{tokens.prefix} does not have the counts in meta.json", remedy=_AGAIN
+            )
         checked.append(_check(idx_path(tokens.prefix), meta.idx_sha256))
         checked.append(_check(bin_path(tokens.prefix), meta.bin_sha256))
     return checked

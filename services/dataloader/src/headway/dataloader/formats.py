@@ -75,13 +75,22 @@ class TokenFile:
     def _check_index(self, offsets: npt.NDArray[np.int64]) -> None:
         path, docs = idx_path(self.prefix), self.documents
         if self.lengths.size and int(self.lengths.min()) < 0:
-            raise CorruptError(f"{path}: sequence {int(self.lengths.argmin())} has a negative length", remedy=_AGAIN)
+            raise CorruptError(
+                f"{path}: sequence {int(self.lengths.argmin())} has a negative length",
+                remedy=_AGAIN,
+            )
         if offsets.size and (int(offsets.min()) < 0 or np.any(offsets % self.dtype.itemsize)):
             raise CorruptError(
-                f"{path}: a sequence offset is negative or not a multiple of the token size", remedy=_AGAIN
+                f"{path}: a sequence offset is negative or not a multiple of the token size",
+                remedy=_AGAIN,
             )
-        if docs.size and (docs[0] != 0 or docs[-1] != self.lengths.size or np.any(np.diff(docs) < 0)):
-            raise CorruptError(f"{path}: the document array does not run from 0 to {self.lengths.size}", remedy=_AGAIN)
+        if docs.size and (
+            docs[0] != 0 or docs[-1] != self.lengths.size or np.any(np.diff(docs) < 0)
+        ):
+            raise CorruptError(
+                f"{path}: the document array does not run from 0 to {self.lengths.size}",
+                remedy=_AGAIN,
+            )
 
     def _map(self, offsets: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         path = bin_path(self.prefix)
@@ -137,7 +146,9 @@ class TokenFileWriter:
         wide = np.asarray(tokens, dtype=np.int64)
         narrow = wide.astype(self._dtype)
         if not np.array_equal(narrow, wide):
-            raise ValueError(f"a token id of document {len(self._lengths)} does not fit in {self._dtype}")
+            raise ValueError(
+                f"a token id of document {len(self._lengths)} does not fit in {self._dtype}"
+            )
         self._file.write(narrow.astype(self._dtype.newbyteorder("<")).tobytes())
         self._lengths.append(int(wide.size))
 
@@ -157,7 +168,10 @@ class TokenFileWriter:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if kind is None:
             self.finish()
@@ -176,7 +190,9 @@ def _parse_head(path: Path, raw: bytes) -> tuple[np.dtype[Any], int, int]:
             remedy="give the prefix of a .bin/.idx pair",
         )
     if len(raw) < _HEAD.size:
-        raise CorruptError(f"{path} is truncated: {len(raw)} bytes, a header has {_HEAD.size}", remedy=_AGAIN)
+        raise CorruptError(
+            f"{path} is truncated: {len(raw)} bytes, a header has {_HEAD.size}", remedy=_AGAIN
+        )
     _, version, code, num_sequences, num_documents = _HEAD.unpack_from(raw)
     if version != VERSION:
         raise CorruptError(
@@ -184,11 +200,14 @@ def _parse_head(path: Path, raw: bytes) -> tuple[np.dtype[Any], int, int]:
             remedy="write it with a current Megatron-LM",
         )
     if code not in _DTYPES or np.dtype(_DTYPES[code]).kind == "f":
-        raise CorruptError(f"{path} has token dtype code {code}", remedy="use one of 1 to 5 or 8 (integers)")
+        raise CorruptError(
+            f"{path} has token dtype code {code}", remedy="use one of 1 to 5 or 8 (integers)"
+        )
     wanted = _HEAD.size + 12 * num_sequences + 8 * num_documents
     if len(raw) < wanted:
         raise CorruptError(
-            f"{path} is truncated: {len(raw)} bytes, {num_sequences} sequences need {wanted}", remedy=_AGAIN
+            f"{path} is truncated: {len(raw)} bytes, {num_sequences} sequences need {wanted}",
+            remedy=_AGAIN,
         )
     return np.dtype(_DTYPES[code]), num_sequences, num_documents
 
@@ -209,5 +228,6 @@ def _size(path: Path) -> int:
 
 def _missing(path: Path, error: OSError) -> InputError:
     return InputError(
-        f"cannot read {path}: {error.strerror}", remedy="run `headway data prepare`, or give the right path"
+        f"cannot read {path}: {error.strerror}",
+        remedy="run `headway data prepare`, or give the right path",
     )

@@ -35,7 +35,9 @@ class SampleOrder:
     [N], where N >= ``num_samples`` is what the whole epochs hold.
     """
 
-    def __init__(self, lengths: npt.NDArray[np.int32], *, seq_len: int, seed: int, num_samples: int) -> None:
+    def __init__(
+        self, lengths: npt.NDArray[np.int32], *, seq_len: int, seed: int, num_samples: int
+    ) -> None:
         """Build the indices: O(samples), once.
 
         Raises:
@@ -56,7 +58,9 @@ class SampleOrder:
         self.sample_index = self._samples(seq_len, total)
         self.shuffle_index = _shuffles(random, total, before_last)
 
-    def _samples_before_last_epoch(self, num_tokens: int, seq_len: int, num_samples: int) -> int | None:
+    def _samples_before_last_epoch(
+        self, num_tokens: int, seq_len: int, num_samples: int
+    ) -> int | None:
         """Samples of all epochs but the last, if the last is to be shuffled apart."""
         if self.num_epochs == 1:
             return None
@@ -90,7 +94,10 @@ class SampleOrder:
     def pieces(self, sample: int) -> Iterator[tuple[int, int, int]]:
         """(sequence, first token, end token) of each piece of ``sample``, together seq_len + 1 tokens."""
         row = int(self.shuffle_index[sample])
-        (position, start), (last, stop) = self.sample_index[row].tolist(), self.sample_index[row + 1].tolist()
+        (position, start), (last, stop) = (
+            self.sample_index[row].tolist(),
+            self.sample_index[row + 1].tolist(),
+        )
         while position < last:
             sequence = int(self.document_index[position])
             length = int(self._lengths[sequence])

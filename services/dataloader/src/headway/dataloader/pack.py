@@ -70,7 +70,8 @@ class Packer:
             at += stop - start
         if at != self.seq_len + 1:
             raise CorruptError(
-                f"{self.tokens.prefix}: sample {sample} has {at} tokens", remedy="prepare the data again with --force"
+                f"{self.tokens.prefix}: sample {sample} has {at} tokens",
+                remedy="prepare the data again with --force",
             )
         if self._limit is not None and (row.max() >= self._limit or row.min() < 0):
             raise self._bad_token(order, index)

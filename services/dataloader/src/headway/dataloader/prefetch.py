@@ -20,7 +20,14 @@ from headway.common.node.ring import RingWriter
 from headway.common.wire.messages.dataloader import StreamStatus
 from headway.dataloader.config import StreamSpec
 from headway.dataloader.pack import EndOfOrderError, Packer
-from headway.dataloader.stream import Filler, check, make_packer, open_tokens, slot_bytes, slot_sample
+from headway.dataloader.stream import (
+    Filler,
+    check,
+    make_packer,
+    open_tokens,
+    slot_bytes,
+    slot_sample,
+)
 from headway.dataloader.trouble import error_path, tell_trouble
 
 _SLOTS_A_TURN = 4  # then the next ring has its turn
@@ -84,7 +91,9 @@ class Prefetcher:
         self.num_batches = 0
         self.num_tokens = 0
         self.num_adopted = 0
-        self._streams: tuple[Stream, ...] = ()  # replaced whole: the filling thread reads it without a lock
+        self._streams: tuple[
+            Stream, ...
+        ] = ()  # replaced whole: the filling thread reads it without a lock
         self._refused: set[Path] = set()
         self._packers: dict[tuple[object, ...], Packer] = {}
         self._packers_lock = threading.Lock()
@@ -122,7 +131,8 @@ class Prefetcher:
         newest = max((stream.spec.generation for stream in self._streams), default=0)
         if spec.generation < newest:
             raise InputError(
-                f"generation {spec.generation} is over, {newest} is open", remedy="join the newest generation"
+                f"generation {spec.generation} is over, {newest} is open",
+                remedy="join the newest generation",
             )
         known = self._find(spec.generation, spec.dp_rank, spec.split)
         if known is not None:
@@ -145,7 +155,9 @@ class Prefetcher:
                 num_readers=spec.num_readers,
             )
         except FileExistsError as error:
-            raise InputError(f"{path} is in use by another dataloader", remedy="run one per --shm-dir") from error
+            raise InputError(
+                f"{path} is in use by another dataloader", remedy="run one per --shm-dir"
+            ) from error
         stream = Stream(spec, writer, filler)
         self._streams = (*self._streams, stream)
         return stream
@@ -202,7 +214,9 @@ class Prefetcher:
             try:
                 while filled < _SLOTS_A_TURN and not stream.is_closed and self._fill_slot(stream):
                     filled += 1
-            except Exception as error:  # told to the readers, and tried again: the files may be repaired
+            except (
+                Exception
+            ) as error:  # told to the readers, and tried again: the files may be repaired
                 self._failed(stream, error)
         self.num_batches += filled
         self.num_tokens += filled * stream.spec.micro_batch_size * stream.spec.seq_len
@@ -222,7 +236,11 @@ class Prefetcher:
 
     def _failed(self, stream: Stream, error: Exception) -> None:
         known = stream.error
-        stream.error = error if isinstance(error, HeadwayError) else HeadwayError(f"{type(error).__name__}: {error}")
+        stream.error = (
+            error
+            if isinstance(error, HeadwayError)
+            else HeadwayError(f"{type(error).__name__}: {error}")
+        )
         stream.retry_at_s = time.monotonic() + _RETRY_S
         stream.filler = None  # opened and checked anew
         with self._packers_lock:
@@ -241,7 +259,14 @@ class Prefetcher:
 
     def _make_filler(self, spec: StreamSpec) -> Filler:
         tokens, vocab_size = open_tokens(spec)
-        key = (spec.path, spec.split, tokens.fingerprint(), spec.seq_len, spec.seed, spec.num_samples)
+        key = (
+            spec.path,
+            spec.split,
+            tokens.fingerprint(),
+            spec.seq_len,
+            spec.seed,
+            spec.num_samples,
+        )
         with self._packers_lock:
             packer = self._packers.get(key)
         if packer is None:

@@ -38,7 +38,9 @@ class Prepared:
     was_there: bool
 
 
-def prepare(config: DataConfig, *, force: bool = False, cache: Path | None = None, say: Say | None = None) -> Prepared:
+def prepare(
+    config: DataConfig, *, force: bool = False, cache: Path | None = None, say: Say | None = None
+) -> Prepared:
     """Make ``config.path`` from ``config.source``; the same text and settings again is a no-op.
 
     ``cache`` keeps downloads (default ``~/.cache/headway``); ``say`` receives a line per stage.
@@ -86,7 +88,10 @@ def corpus_hash(documents: Sequence[Document]) -> str:
 
 def _place(key: str) -> float:
     """Where the document stands in [0, 1): by SHA-256 of its key, so adding others moves none."""
-    return int.from_bytes(hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()[:6], "big") / 2**48
+    return (
+        int.from_bytes(hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()[:6], "big")
+        / 2**48
+    )
 
 
 def split_documents(documents: Sequence[Document], fraction: float) -> dict[str, list[Document]]:
@@ -119,7 +124,10 @@ def _cut(document: Document, fraction: float) -> list[Document]:
     at = min(max(int(len(text) * (1 - fraction)), 1), len(text) - 1)
     line = text.rfind("\n", 0, at) + 1
     at = line or at
-    return [Document(f"{document.key}#train", text[:at]), Document(f"{document.key}#validation", text[at:])]
+    return [
+        Document(f"{document.key}#train", text[:at]),
+        Document(f"{document.key}#validation", text[at:]),
+    ]
 
 
 def unigram_nats(train: npt.NDArray[np.int64], validation: npt.NDArray[np.int64]) -> float:
@@ -128,11 +136,15 @@ def unigram_nats(train: npt.NDArray[np.int64], validation: npt.NDArray[np.int64]
     return float(-(validation * log_p).sum() / validation.sum())
 
 
-def _build(draft: Path, documents: Sequence[Document], digest: str, config: DataConfig, tell: Say) -> Meta:
+def _build(
+    draft: Path, documents: Sequence[Document], digest: str, config: DataConfig, tell: Say
+) -> Meta:
     draft.mkdir(parents=True)
     parts = split_documents(documents, config.validation_fraction)
     tell(f"training a vocabulary of {config.vocab_size} on {len(parts['train'])} documents")
-    tokenizer = Tokenizer.train((_clean(document.text) for document in parts["train"]), config.vocab_size)
+    tokenizer = Tokenizer.train(
+        (_clean(document.text) for document in parts["train"]), config.vocab_size
+    )
     tokenizer.save(draft / "tokenizer.json")
     dtype = np.dtype(token_dtype(tokenizer.vocab_size))
     splits, counts = {}, {}
@@ -152,7 +164,9 @@ def _build(draft: Path, documents: Sequence[Document], digest: str, config: Data
         tokenizer_sha256=sha256(draft / "tokenizer.json"),
         splits=splits,
     )
-    (draft / "meta.json").write_bytes(msgspec.json.format(msgspec.json.encode(meta), indent=1) + b"\n")
+    (draft / "meta.json").write_bytes(
+        msgspec.json.format(msgspec.json.encode(meta), indent=1) + b"\n"
+    )
     return meta
 
 
@@ -182,7 +196,9 @@ def _clean(text: str) -> str:
 
 def _refuse_foreign(target: Path) -> None:
     """Whatever was asked, ``--force`` too: what we did not make is not replaced."""
-    ours = not target.exists() or (target.is_dir() and ((target / "meta.json").exists() or not any(target.iterdir())))
+    ours = not target.exists() or (
+        target.is_dir() and ((target / "meta.json").exists() or not any(target.iterdir()))
+    )
     if not ours:
         raise InputError(f"{target} exists and is no prepared data", remedy="choose another --out")
 
@@ -194,7 +210,9 @@ def _found(target: Path, config: DataConfig, digest: str) -> Meta | None:
     try:
         meta = read_meta(target)
         data = Dataset(target)
-        intact = all(data.split(split).num_tokens == part.tokens for split, part in meta.splits.items())
+        intact = all(
+            data.split(split).num_tokens == part.tokens for split, part in meta.splits.items()
+        )
         intact = intact and sha256(target / "tokenizer.json") == meta.tokenizer_sha256
     except HeadwayError:
         return None  # damaged or half-deleted: made again

@@ -43,7 +43,9 @@ class Dataloader:
 
     def close(self, message: CloseStream, _peer: bytes) -> StreamClosed:
         """Remove one ring."""
-        return StreamClosed(was_open=self.prefetcher.close(message.generation, message.dp_rank, message.split))
+        return StreamClosed(
+            was_open=self.prefetcher.close(message.generation, message.dp_rank, message.split)
+        )
 
     def status(self, _message: GetDataStatus, _peer: bytes) -> DataStatus:
         """Every ring with its head, tail and trouble."""
@@ -101,7 +103,11 @@ def serve(
     prefetcher = Prefetcher(_folder(shm_dir))
     loader = Dataloader(prefetcher)
     server = Server(endpoint, loader.handlers())
-    beat = None if executor is None else Beat(endpoint=executor, progress=lambda: prefetcher.num_batches)
+    beat = (
+        None
+        if executor is None
+        else Beat(endpoint=executor, progress=lambda: prefetcher.num_batches)
+    )
     try:
         service = Service(
             "dataloader",
@@ -135,5 +141,7 @@ def _folder(path: Path) -> Path:
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"cannot create {path}: {error.strerror}", remedy="choose another --shm-dir") from error
+        raise InputError(
+            f"cannot create {path}: {error.strerror}", remedy="choose another --shm-dir"
+        ) from error
     return path

@@ -69,7 +69,9 @@ def _default_cache() -> Path:
 
 def _path(source: str) -> Iterator[Document]:
     if urlsplit(source).scheme in ("http", "https", "s3", "gs"):
-        raise InputError(f"source {source!r} is a URL", remedy="download it first and give the path")
+        raise InputError(
+            f"source {source!r} is a URL", remedy="download it first and give the path"
+        )
     path = Path(source).expanduser()
     if not path.exists():
         raise InputError(
@@ -95,7 +97,9 @@ def _file(path: Path, key: str) -> Iterator[Document]:
     try:
         raw = path.read_bytes()
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}", remedy="check its rights") from error
+        raise InputError(
+            f"cannot read {path}: {error.strerror}", remedy="check its rights"
+        ) from error
     if path.suffix.lower() == ".jsonl":
         yield from _jsonl(path, key, raw)
         return
@@ -120,7 +124,9 @@ def _jsonl(path: Path, key: str, raw: bytes) -> Iterator[Document]:
 
 
 _DROPPED = re.compile(r"<(script|style|head|nav)\b.*?</\1>", re.S | re.I)
-_BREAKS = re.compile(r"<(?:br|hr)\b[^>]*>|</(?:p|div|li|dt|dd|h[1-6]|tr|td|th|pre|table|ul|ol|dl|title)>", re.I)
+_BREAKS = re.compile(
+    r"<(?:br|hr)\b[^>]*>|</(?:p|div|li|dt|dd|h[1-6]|tr|td|th|pre|table|ul|ol|dl|title)>", re.I
+)
 _TAGS = re.compile(r"<[^>]+>")
 
 
@@ -156,7 +162,10 @@ def _unpacked(package: str, cache: Path) -> Path:
         _run(["apt-get", "download", "-q", package], draft, package)
         archive = next(iter(draft.glob(f"{package}_*.deb")), None)
         if archive is None:
-            raise InputError(f"apt-get downloaded no {package}", remedy=f"see {draft.parent}, or use --source {STDLIB}")
+            raise InputError(
+                f"apt-get downloaded no {package}",
+                remedy=f"see {draft.parent}, or use --source {STDLIB}",
+            )
         _run(["dpkg-deb", "-x", archive.name, "files"], draft, package)
         _move(draft / "files", folder)
     finally:
@@ -175,10 +184,17 @@ def _move(made: Path, folder: Path) -> None:
 def _run(command: list[str], cwd: Path, package: str) -> None:
     try:
         done = subprocess.run(
-            command, cwd=cwd, capture_output=True, text=True, timeout=_DOWNLOAD_TIMEOUT_S, check=False
+            command,
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            timeout=_DOWNLOAD_TIMEOUT_S,
+            check=False,
         )
         trouble = (
-            "" if done.returncode == 0 else (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+            ""
+            if done.returncode == 0
+            else (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         )
     except subprocess.TimeoutExpired:
         trouble = f"no answer in {_DOWNLOAD_TIMEOUT_S:g} s"

@@ -50,7 +50,9 @@ def slot_sample(spec: StreamSpec, slot: int) -> int:
     position = step * spec.global_batch_size
     if spec.cycle_samples:
         position %= spec.cycle_samples
-    return spec.start_sample + position + (spec.dp_rank + local * spec.dp_size) * spec.micro_batch_size
+    return (
+        spec.start_sample + position + (spec.dp_rank + local * spec.dp_size) * spec.micro_batch_size
+    )
 
 
 def check(spec: StreamSpec) -> None:
@@ -72,7 +74,9 @@ def check(spec: StreamSpec) -> None:
         value = getattr(spec, name)
         if not low <= value <= high:
             raise ConfigError(f"{name}={value} is out of range", remedy=f"use {low}..{high}")
-    expected = num_local_micro_batches(spec.global_batch_size, spec.micro_batch_size, spec.dp_rank, spec.dp_size)
+    expected = num_local_micro_batches(
+        spec.global_batch_size, spec.micro_batch_size, spec.dp_rank, spec.dp_size
+    )
     if spec.num_micro_batches != expected or not expected:
         raise ConfigError(
             f"num_micro_batches={spec.num_micro_batches}: dp rank {spec.dp_rank} of {spec.dp_size} "
@@ -137,4 +141,10 @@ def open_tokens(spec: StreamSpec) -> tuple[TokenFile, int | None]:
 
 def make_packer(spec: StreamSpec, tokens: TokenFile, vocab_size: int | None) -> Packer:
     """The packer of ``spec``; raises InputError if the split does not hold one sample."""
-    return Packer(tokens, seq_len=spec.seq_len, seed=spec.seed, num_samples=spec.num_samples, vocab_size=vocab_size)
+    return Packer(
+        tokens,
+        seq_len=spec.seq_len,
+        seed=spec.seed,
+        num_samples=spec.num_samples,
+        vocab_size=vocab_size,
+    )

@@ -28,7 +28,9 @@ class Tokenizer:
         """Raises InputError if the vocabulary has no end-of-text token."""
         eod = fast.token_to_id(END_OF_TEXT)
         if eod is None:
-            raise InputError(f"the tokenizer has no token {END_OF_TEXT}", remedy="add it as a special token")
+            raise InputError(
+                f"the tokenizer has no token {END_OF_TEXT}", remedy="add it as a special token"
+            )
         self._fast = fast
         self.eod_id = int(eod)
 
@@ -46,7 +48,9 @@ class Tokenizer:
         from tokenizers import decoders, models, pre_tokenizers, trainers
 
         if vocab_size <= _NUM_BYTES:
-            raise InputError(f"vocab_size {vocab_size} is too small", remedy=f"use at least {_NUM_BYTES + 1}")
+            raise InputError(
+                f"vocab_size {vocab_size} is too small", remedy=f"use at least {_NUM_BYTES + 1}"
+            )
         fast = Fast(models.BPE())
         fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         fast.decoder = decoders.ByteLevel()
@@ -71,7 +75,9 @@ class Tokenizer:
         try:
             text = path.read_text(encoding="utf-8")
         except OSError as error:
-            raise InputError(f"cannot read {path}: {error.strerror}", remedy="run `headway data prepare`") from error
+            raise InputError(
+                f"cannot read {path}: {error.strerror}", remedy="run `headway data prepare`"
+            ) from error
         except UnicodeDecodeError as error:
             raise CorruptError(f"{path} is no tokenizer: it is not UTF-8", remedy=_AGAIN) from error
         try:

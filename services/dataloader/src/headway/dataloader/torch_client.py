@@ -43,7 +43,9 @@ class TorchDataClient:
         self.device = torch.device(device)
         self._client = DataClient(source, spec=spec, reader=reader, timeout_s=timeout_s)
         try:
-            self._stages = [_Stage(spec) for _ in range(_NUM_STAGES)] if self.device.type == "cuda" else []
+            self._stages = (
+                [_Stage(spec) for _ in range(_NUM_STAGES)] if self.device.type == "cuda" else []
+            )
         except BaseException:
             self._client.close()
             raise
@@ -87,8 +89,12 @@ class TorchDataClient:
     def _to_torch(self, batch: Batch) -> TorchBatch:
         if not self._stages:
             # astype copies: torch knows no read-only tensors, and a peer reads the same slot.
-            tokens, labels = (torch.from_numpy(part.astype(np.int64)) for part in (batch.tokens, batch.labels))
-            return TorchBatch(tokens, labels, torch.from_numpy(batch.mask.astype(np.bool_)), batch.sample)
+            tokens, labels = (
+                torch.from_numpy(part.astype(np.int64)) for part in (batch.tokens, batch.labels)
+            )
+            return TorchBatch(
+                tokens, labels, torch.from_numpy(batch.mask.astype(np.bool_)), batch.sample
+            )
         stage = self._stages[self._turn]
         self._turn = (self._turn + 1) % _NUM_STAGES
         tokens, labels, mask = stage.send(batch, self.device)
@@ -104,7 +110,9 @@ class _Stage:
         self._mask = torch.empty(shape, dtype=torch.uint8, pin_memory=True)
         self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
-    def send(self, batch: Batch, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def send(
+        self, batch: Batch, device: torch.device
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         self._copied.synchronize()  # at once, unless the GPU is two batches behind
         words, mask = self._words.numpy(), self._mask.numpy()
         words[0], words[1], mask[...] = batch.tokens, batch.labels, batch.mask

@@ -12,4 +12,6 @@ if TYPE_CHECKING:
 
 __all__ = ["CheckResult", "HealthConfig", "run_checks", "verdicts_of"]
 
-__getattr__, __dir__ = lazy(__name__, client="CheckResult run_checks verdicts_of", config="HealthConfig")
+__getattr__, __dir__ = lazy(
+    __name__, client="CheckResult run_checks verdicts_of", config="HealthConfig"
+)

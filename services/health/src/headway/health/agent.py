@@ -68,7 +68,9 @@ class NodeWatch:
         """Reads everything once."""
         self._sequence += 1
         if len(self._hits) < MAX_HITS_A_BEAT:
-            self._hits.extend((hit, None) for hit in self._tail.poll(self._config.log_bytes_per_beat))
+            self._hits.extend(
+                (hit, None) for hit in self._tail.poll(self._config.log_bytes_per_beat)
+            )
         self.newest = AgentBeat(
             run_id=self._options.run_id,
             node=self._options.node,
@@ -87,7 +89,9 @@ class NodeWatch:
         told = [self._hits.popleft() for _ in range(min(len(self._hits), MAX_HITS_A_BEAT))]
         until_s = now_s + self._config.hit_repeat_s
         kept = [(hit, until_s if limit_s is None else limit_s) for hit, limit_s in told]
-        self._hits.extendleft(reversed([(hit, limit_s) for hit, limit_s in kept if limit_s > now_s]))
+        self._hits.extendleft(
+            reversed([(hit, limit_s) for hit, limit_s in kept if limit_s > now_s])
+        )
 
     def close(self) -> None:
         self._workers.close()
@@ -116,7 +120,9 @@ def run_agent(options: AgentOptions, config: HealthConfig) -> int:
         service = Service(
             "agent",
             Server(options.endpoint, {}),
-            beat=Beat(endpoint=options.executor, progress=lambda: num_beats) if options.executor else None,
+            beat=Beat(endpoint=options.executor, progress=lambda: num_beats)
+            if options.executor
+            else None,
             metrics_port=options.metrics_port,
             describe=lambda: {"node": options.node, "pid": os.getpid(), "num_beats": num_beats},
             run_id=options.run_id,

@@ -18,18 +18,25 @@ app = group("Check this node; agent and monitor of a run.", name="health")
 
 RunId = Annotated[str, typer.Option(help="Id of the run; beats of other runs are dropped.")]
 Set = Annotated[
-    list[str] | None, typer.Option("--set", help="A limit of [health], as beat_interval_s=0.2; repeatable.")
+    list[str] | None,
+    typer.Option("--set", help="A limit of [health], as beat_interval_s=0.2; repeatable."),
 ]
-Executor = Annotated[str | None, typer.Option(help="ipc:// endpoint of the executor that gets beats.")]
+Executor = Annotated[
+    str | None, typer.Option(help="ipc:// endpoint of the executor that gets beats.")
+]
 
 
 @app.command()
 def check(
-    suite: Annotated[str, typer.Option(help="Which suite to run; today there is 'quick'.")] = "quick",
+    suite: Annotated[
+        str, typer.Option(help="Which suite to run; today there is 'quick'.")
+    ] = "quick",
     as_json: AsJson = False,
     disk: Annotated[Path | None, typer.Option(help="Folder that the disk check writes to.")] = None,
     min_shm_mib: Annotated[int | None, typer.Option(help="Least free shared memory, MiB.")] = None,
-    deadline_s: Annotated[float | None, typer.Option(help="Longest time for one check, seconds.")] = None,
+    deadline_s: Annotated[
+        float | None, typer.Option(help="Longest time for one check, seconds.")
+    ] = None,
 ) -> None:
     """Check this node. Exits 0 when all is well, 1 when a check failed, 2 on bad usage."""
     from dataclasses import replace
@@ -55,14 +62,22 @@ def check(
 def agent(
     endpoint: Annotated[str, typer.Option(help="ipc:// endpoint to serve on.")],
     node_file: Annotated[Path, typer.Option(help="JSON file with the monitor's endpoint and key.")],
-    shm_dir: Annotated[Path, typer.Option(help="Shared-memory folder of the node, with its flight rings.")],
+    shm_dir: Annotated[
+        Path, typer.Option(help="Shared-memory folder of the node, with its flight rings.")
+    ],
     logs: Annotated[Path, typer.Option(help="Folder with the logs to follow.")],
     run_id: RunId,
     node: Annotated[int, typer.Option(help="Number of this node.")],
-    log_pattern: Annotated[str, typer.Option(help="Which files of the folder are this node's.")] = "*.log",
+    log_pattern: Annotated[
+        str, typer.Option(help="Which files of the folder are this node's.")
+    ] = "*.log",
     executor: Executor = None,
-    metrics_port: Annotated[int | None, typer.Option(help="Prometheus port on loopback; 0 takes a free one.")] = None,
-    events: Annotated[Path | None, typer.Option(help="Folder that flight records are saved to.")] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="Prometheus port on loopback; 0 takes a free one.")
+    ] = None,
+    events: Annotated[
+        Path | None, typer.Option(help="Folder that flight records are saved to.")
+    ] = None,
     overrides: Set = None,
 ) -> None:
     """Watch this node for the monitor of a run."""
@@ -71,17 +86,32 @@ def agent(
     from headway.health.config import HealthConfig
 
     options = AgentOptions(
-        endpoint, node_file, shm_dir, logs, run_id, node, log_pattern, executor, metrics_port, events
+        endpoint,
+        node_file,
+        shm_dir,
+        logs,
+        run_id,
+        node,
+        log_pattern,
+        executor,
+        metrics_port,
+        events,
     )
     raise typer.Exit(run_agent(options, load(HealthConfig, overrides=overrides or ())))
 
 
 @app.command()
 def monitor(
-    run_dir: Annotated[Path, typer.Option(help="Folder of the run: verdicts.jsonl is written, driver.json read.")],
+    run_dir: Annotated[
+        Path, typer.Option(help="Folder of the run: verdicts.jsonl is written, driver.json read.")
+    ],
     run_id: RunId,
-    announce: Annotated[Path, typer.Option(help="JSON file that gets the monitor's endpoint and key.")],
-    keys: Annotated[Path, typer.Option(help="Folder with the cluster's key, made in it if missing.")],
+    announce: Annotated[
+        Path, typer.Option(help="JSON file that gets the monitor's endpoint and key.")
+    ],
+    keys: Annotated[
+        Path, typer.Option(help="Folder with the cluster's key, made in it if missing.")
+    ],
     bind: Annotated[str, typer.Option(help="tcp:// address to listen on.")] = "tcp://127.0.0.1:0",
     executor: Executor = None,
     overrides: Set = None,

@@ -64,10 +64,14 @@ class HealthConfig:
             "log_quiet_s", "hit_repeat_s", "pss_interval_s", "check_deadline_s",
         ):  # fmt: skip
             if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} = {getattr(self, name)} is not above 0", remedy="give seconds above 0")
+                raise ConfigError(
+                    f"{name} = {getattr(self, name)} is not above 0", remedy="give seconds above 0"
+                )
         for name in ("median_window_steps", "first_steps", "confirm_beats", "log_bytes_per_beat"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"{name} = {getattr(self, name)} is below 1", remedy="give a count of 1 or more")
+                raise ConfigError(
+                    f"{name} = {getattr(self, name)} is below 1", remedy="give a count of 1 or more"
+                )
         if self.node_silence_s < 2 * self.beat_interval_s:
             raise ConfigError(
                 f"node_silence_s = {self.node_silence_s} is below two beats of {self.beat_interval_s} s",

@@ -64,7 +64,9 @@ class FlightWindows:
         new = records[records["start_ns"].astype(np.int64) > saved_ns]
         if not final and len(new):
             # What an older generation left open will never be closed: its process is dead.
-            still_open = np.flatnonzero((new["end_ns"] == 0) & (new["generation"] == new["generation"][-1]))
+            still_open = np.flatnonzero(
+                (new["end_ns"] == 0) & (new["generation"] == new["generation"][-1])
+            )
             new = new[: still_open[0]] if len(still_open) else new
         if not len(new):
             return

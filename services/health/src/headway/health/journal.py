@@ -24,7 +24,9 @@ class VerdictFile:
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise InputError(f"cannot open {path}: {error.strerror}", remedy="check the run folder") from error
+            raise InputError(
+                f"cannot open {path}: {error.strerror}", remedy="check the run folder"
+            ) from error
         size = os.fstat(self._fd).st_size
         if size and os.pread(self._fd, 1, size - 1) != b"\n":
             os.write(self._fd, b"\n")

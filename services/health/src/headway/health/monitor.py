@@ -104,7 +104,9 @@ def run_monitor(options: MonitorOptions, config: HealthConfig) -> int:
         service = Service(
             "monitor",
             server,
-            beat=Beat(endpoint=options.executor, progress=lambda: num_ticks) if options.executor else None,
+            beat=Beat(endpoint=options.executor, progress=lambda: num_ticks)
+            if options.executor
+            else None,
             describe=lambda: {
                 "pid": os.getpid(),
                 "num_nodes": len(state.nodes),

@@ -33,7 +33,9 @@ class LogRule:
     advice: Advice = field(repr=False)
 
 
-def _rule(name: str, kind: str, contains: str, pattern: str, action: str, confidence: float, remedy: str) -> LogRule:
+def _rule(
+    name: str, kind: str, contains: str, pattern: str, action: str, confidence: float, remedy: str
+) -> LogRule:
     return LogRule(
         name,
         kind,
@@ -45,13 +47,23 @@ def _rule(name: str, kind: str, contains: str, pattern: str, action: str, confid
 
 PROCESS_ADVICE: dict[str, Advice] = {
     "crash": Advice(
-        "replace_worker", "fill the rank from a standby; the last words and the end of its log say why", 0.99
+        "replace_worker",
+        "fill the rank from a standby; the last words and the end of its log say why",
+        0.99,
     ),
     "stopped": Advice(
-        "kill_worker", "SIGKILL the process and fill the rank from a standby; SIGTERM cannot reach it", 0.95
+        "kill_worker",
+        "SIGKILL the process and fill the rank from a standby; SIGTERM cannot reach it",
+        0.95,
     ),
-    "silence": Advice("kill_worker", "SIGKILL the process and fill the rank from a standby; keep its flight ring", 0.8),
-    "node_silent": Advice("replace_node", "ask the executor over tcp; if it is silent too, use the spare node", 0.7),
+    "silence": Advice(
+        "kill_worker",
+        "SIGKILL the process and fill the rank from a standby; keep its flight ring",
+        0.8,
+    ),
+    "node_silent": Advice(
+        "replace_node", "ask the executor over tcp; if it is silent too, use the spare node", 0.7
+    ),
 }
 """Kinds that come from processes and beats, not from logs."""
 
@@ -59,10 +71,18 @@ WAITING_CONFIDENCE = 0.5
 """Confidence of a silence in which every rank waits for another: the longest waiter is only a guess."""
 
 XID_ACTIONS: dict[int, str] = {
-    **dict.fromkeys((8, 11, 13, 25, 31, 32, 39, 40, 41, 60, 68, 69, 70, 71, 72, 75, 76, 77, 80, 94), "replace_worker"),
-    **dict.fromkeys((46, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158), "replace_node"),
+    **dict.fromkeys(
+        (8, 11, 13, 25, 31, 32, 39, 40, 41, 60, 68, 69, 70, 71, 72, 75, 76, 77, 80, 94),
+        "replace_worker",
+    ),
+    **dict.fromkeys(
+        (46, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158), "replace_node"
+    ),
     **dict.fromkeys((48, 74, 79, *range(144, 151), 154), "replace_node"),
-    **dict.fromkeys((37, 38, 43, 44, 63, 66, 67, 92, 93, 106, 107, 121, 137, 141, 152, 153, 157, 160, 161), "observe"),
+    **dict.fromkeys(
+        (37, 38, 43, 44, 63, 66, 67, 92, 93, 106, 107, 121, 137, 141, 152, 153, 157, 160, 161),
+        "observe",
+    ),
 }
 """Xid number -> action (NVIDIA's Xid catalogue: restart the application, reset the GPU or the machine,
 ignore). Application codes never cost a node at first sight: 13 and 31 are mostly a bug of the program."""
@@ -246,4 +266,6 @@ def advice(rule: LogRule, detail: str) -> Advice:
     """The advice for a matched line; an Xid's depends on its number (unknown ones are only observed)."""
     if rule.name != "gpu_xid" or not detail.isdigit():
         return rule.advice
-    return Advice(XID_ACTIONS.get(int(detail), "observe"), rule.advice.remedy, rule.advice.confidence)
+    return Advice(
+        XID_ACTIONS.get(int(detail), "observe"), rule.advice.remedy, rule.advice.confidence
+    )

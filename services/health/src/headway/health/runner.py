@@ -52,7 +52,9 @@ def run_suite(
     """
     names = SUITES.get(suite)
     if names is None:
-        raise InputError(f"there is no suite {suite!r}", remedy=f"choose one of: {', '.join(SUITES)}")
+        raise InputError(
+            f"there is no suite {suite!r}", remedy=f"choose one of: {', '.join(SUITES)}"
+        )
     limit_s = HealthConfig().check_deadline_s if deadline_s is None else deadline_s
     return (run_check(name, settings or CheckSettings(), limit_s) for name in names)
 
@@ -66,7 +68,9 @@ def run_check(name: str, settings: CheckSettings, deadline_s: float) -> CheckRes
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
     try:
-        output, errors = child.communicate(json.dumps(asdict(settings), default=str).encode(), timeout=deadline_s)
+        output, errors = child.communicate(
+            json.dumps(asdict(settings), default=str).encode(), timeout=deadline_s
+        )
     except subprocess.TimeoutExpired:
         message = f"not done within {deadline_s:g} s and ended"
         finding = Finding(False, message, "the device it probes may hang: run it alone, see dmesg")
@@ -90,7 +94,9 @@ def _finding_of(code: int, output: bytes, errors: bytes) -> Finding:
 def _crashed(code: int, errors: bytes) -> Finding:
     how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
     lines = errors.decode(errors="replace").strip().splitlines()
-    return Finding(False, f"crashed ({how}){': ' + lines[-1] if lines else ''}", "run it alone; see dmesg")
+    return Finding(
+        False, f"crashed ({how}){': ' + lines[-1] if lines else ''}", "run it alone; see dmesg"
+    )
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
@@ -108,7 +114,9 @@ def _settings_from(row: dict[str, Any]) -> CheckSettings:
 def main(name: str) -> int:
     """The process of one check."""
     settings = _settings_from(json.load(sys.stdin))
-    check: Callable[[CheckSettings], Finding] = importlib.import_module(f"headway.health.checks.{name}").check
+    check: Callable[[CheckSettings], Finding] = importlib.import_module(
+        f"headway.health.checks.{name}"
+    ).check
     print(json.dumps(asdict(check(settings))))
     return 0
 

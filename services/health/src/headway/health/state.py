@@ -82,14 +82,20 @@ class MonitorState:
         )
         alive = _alive_processes(known.beat) if known is not None else frozenset()
         for worker in beat.workers:
-            verdicts += self._on_worker(beat.node, worker, (worker.pid, worker.start_ticks) in alive, clock_s)
+            verdicts += self._on_worker(
+                beat.node, worker, (worker.pid, worker.start_ticks) in alive, clock_s
+            )
         generation = max((worker.generation for worker in beat.workers), default=self.generation)
         return verdicts + self._logs.judge(beat.node, generation, beat.hits, clock_s)
 
     def tick(self, now_s: float) -> list[Verdict]:
         """What time alone brings; call it about once a beat interval."""
         clock_s = self._advance(now_s)
-        return [*self._silent_nodes(clock_s), *self._silent_ranks(clock_s), *self._logs.tick(clock_s)]
+        return [
+            *self._silent_nodes(clock_s),
+            *self._silent_ranks(clock_s),
+            *self._logs.tick(clock_s),
+        ]
 
     def _advance(self, now_s: float) -> float:
         if self._last_now_s is not None:
@@ -97,7 +103,9 @@ class MonitorState:
         self._last_now_s = now_s
         return self._clock_s
 
-    def _on_worker(self, node: int, worker: WorkerSignals, was_alive: bool, clock_s: float) -> list[Verdict]:
+    def _on_worker(
+        self, node: int, worker: WorkerSignals, was_alive: bool, clock_s: float
+    ) -> list[Verdict]:
         verdicts: list[Verdict] = []
         if worker.generation > self.generation:
             self.generation = worker.generation
@@ -138,9 +146,15 @@ class MonitorState:
     def _close_silence(self, node: int, worker: WorkerSignals) -> list[Verdict]:
         key = process_key(node, worker)
         known = self._episodes.get(key)
-        if known is None or known.kind != "silence" or worker.age_s > self.config.silence_floor_s / 2:
+        if (
+            known is None
+            or known.kind != "silence"
+            or worker.age_s > self.config.silence_floor_s / 2
+        ):
             return []
-        return self._episodes.close(key, Evidence(source="flight", name="moves_again", value=f"head {worker.head}"))
+        return self._episodes.close(
+            key, Evidence(source="flight", name="moves_again", value=f"head {worker.head}")
+        )
 
     def _silent_nodes(self, clock_s: float) -> list[Verdict]:
         verdicts: list[Verdict] = []
@@ -150,7 +164,11 @@ class MonitorState:
                 continue
             workers = view.beat.workers
             rows = (
-                Evidence(source="beat", name="unheard", value=f"more than {self.config.node_silence_s:.1f} s"),
+                Evidence(
+                    source="beat",
+                    name="unheard",
+                    value=f"more than {self.config.node_silence_s:.1f} s",
+                ),
                 Evidence(source="beat", name="last_sequence", value=str(view.beat.sequence)),
                 Evidence(
                     source="beat",
@@ -200,4 +218,6 @@ def _is_older(beat: AgentBeat, known: AgentBeat) -> bool:
 
 
 def _alive_processes(beat: AgentBeat) -> frozenset[tuple[int, int]]:
-    return frozenset((worker.pid, worker.start_ticks) for worker in beat.workers if worker.state not in ENDED)
+    return frozenset(
+        (worker.pid, worker.start_ticks) for worker in beat.workers if worker.state not in ENDED
+    )

@@ -70,11 +70,15 @@ class MicroBatch:
 class BatchReader:
     """Takes a step's micro-batches from a source; a stage between first and last never opens one."""
 
-    def __init__(self, source: BatchSource | None, *, first: bool, last: bool, device: torch.device) -> None:
+    def __init__(
+        self, source: BatchSource | None, *, first: bool, last: bool, device: torch.device
+    ) -> None:
         self._source = source
         self._first, self._last, self._device = first, last, device
 
-    def take(self, count: int, first_sample: int, stride: int, abort: Callable[[], bool]) -> list[MicroBatch]:
+    def take(
+        self, count: int, first_sample: int, stride: int, abort: Callable[[], bool]
+    ) -> list[MicroBatch]:
         """The next ``count`` micro-batches.
 
         ``first_sample`` is the global number of the sample that the first must start with, ``stride`` the
@@ -94,7 +98,9 @@ class BatchReader:
                 raise Aborted from None
             expected = first_sample + index * stride
             if batch.sample != expected:
-                raise RuntimeError(f"micro-batch {index} starts with sample {batch.sample}, not {expected}")
+                raise RuntimeError(
+                    f"micro-batch {index} starts with sample {batch.sample}, not {expected}"
+                )
             taken.append(self._convert(batch))
         return taken
 
@@ -111,6 +117,8 @@ class BatchReader:
             mask=self._tensor(batch.mask, np.uint8) if self._last else None,
         )
 
-    def _tensor(self, array: npt.NDArray[np.int32] | npt.NDArray[np.uint8], dtype: type) -> torch.Tensor:
+    def _tensor(
+        self, array: npt.NDArray[np.int32] | npt.NDArray[np.uint8], dtype: type
+    ) -> torch.Tensor:
         # A copy: the view is the ring's and goes back to its writer at the next call.
         return torch.from_numpy(np.array(array, dtype=dtype)).to(self._device)

@@ -17,8 +17,12 @@ NODE = Annotated[int, typer.Option(help="Number of the node, from 0.")]
 
 @app.command()
 def train(
-    config: Annotated[list[Path], typer.Argument(help="TOML files; a later one wins.", exists=True)],
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="One value: train.steps=20")] = None,
+    config: Annotated[
+        list[Path], typer.Argument(help="TOML files; a later one wins.", exists=True)
+    ],
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", help="One value: train.steps=20")
+    ] = None,
 ) -> None:
     """Train with no other service: under torchrun, or alone for a single rank."""
     from headway.trainer.torchrun import train as run
@@ -62,7 +66,9 @@ def zygote(run: RUN, node: NODE) -> None:
 
 
 @app.command()
-def worker(run: RUN, node: NODE, name: Annotated[str, typer.Option(help="The worker's name.")]) -> None:
+def worker(
+    run: RUN, node: NODE, name: Annotated[str, typer.Option(help="The worker's name.")]
+) -> None:
     """Be one worker; used where the zygote cannot fork (CUDA)."""
     from headway.trainer.worker import main
 

@@ -163,7 +163,15 @@ class OptimConfig:
     """Largest global gradient norm; 0 turns clipping off."""
 
     def __post_init__(self) -> None:
-        _within("optim", 0.0, math.inf, lr=self.lr, min_lr=self.min_lr, eps=self.eps, weight_decay=self.weight_decay)
+        _within(
+            "optim",
+            0.0,
+            math.inf,
+            lr=self.lr,
+            min_lr=self.min_lr,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+        )
         _within("optim", 0.0, math.inf, warmup_steps=self.warmup_steps, clip_grad=self.clip_grad)
         _within("optim", 0.0, 1.0, beta1=self.beta1, beta2=self.beta2)
 
@@ -260,7 +268,8 @@ class RunConfig:
         ):
             if value % tp:
                 raise ConfigError(
-                    f"{name}={value} is not divisible by parallel.tp={tp}", remedy=f"use a multiple of {tp}"
+                    f"{name}={value} is not divisible by parallel.tp={tp}",
+                    remedy=f"use a multiple of {tp}",
                 )
 
 
@@ -268,7 +277,10 @@ def _within(table: str, low: float, high: float, **values: float) -> None:
     """Each in [low, high); not a number never is."""
     for name, value in values.items():
         if not low <= value < high:
-            raise ConfigError(f"{table}.{name}={value} is out of range", remedy=f"use {low:g} or more, below {high:g}")
+            raise ConfigError(
+                f"{table}.{name}={value} is out of range",
+                remedy=f"use {low:g} or more, below {high:g}",
+            )
 
 
 def _positive(table: str, **values: int) -> None:

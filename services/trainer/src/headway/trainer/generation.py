@@ -74,7 +74,12 @@ class Session:
             self._build(self._tp)
         self._tp.comm = groups.tp
 
-    def load(self, source: Source, step: int = 0, state: tuple[npt.NDArray[np.uint8], bytes] | None = None) -> None:
+    def load(
+        self,
+        source: Source,
+        step: int = 0,
+        state: tuple[npt.NDArray[np.uint8], bytes] | None = None,
+    ) -> None:
         """Put the state after ``step`` completed steps in place.
 
         ``init`` makes the first weights (``step`` is 0), ``arena`` takes the rank's own arena, ``durable``
@@ -196,7 +201,9 @@ class Session:
             arena = None
             if self._open_arena is not None:
                 _, slot_bytes = offsets(self.flats)
-                arena = self._open_arena(slot_bytes, layout(self.flats, self.config.parallel.grid, self.rank))
+                arena = self._open_arena(
+                    slot_bytes, layout(self.flats, self.config.parallel.grid, self.rank)
+                )
             self._snapshots = Snapshots(arena, self.flats)
         return self._snapshots
 

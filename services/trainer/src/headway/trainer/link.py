@@ -14,7 +14,14 @@ import zmq
 from headway.common.wire.client import Client
 from headway.common.wire.message import Message
 from headway.common.wire.messages.executor import WorkerBeat
-from headway.common.wire.messages.worker import Abort, Acknowledged, Assign, Quit, Steer, StoreAddress
+from headway.common.wire.messages.worker import (
+    Abort,
+    Acknowledged,
+    Assign,
+    Quit,
+    Steer,
+    StoreAddress,
+)
 
 BEAT_S = 0.5
 

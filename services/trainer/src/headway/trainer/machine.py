@@ -61,7 +61,9 @@ def machine_device(ranks: int, gpus: int) -> tuple[Literal["gpu", "cpu"], str]:
     return "gpu" if gpus >= ranks else "cpu", f"GPUs: {gpus}, ranks: {ranks}"
 
 
-def machine_dtype(cpuinfo: str | None = None, *, has_gpu: bool) -> tuple[Literal["bf16", "fp32"], str]:
+def machine_dtype(
+    cpuinfo: str | None = None, *, has_gpu: bool
+) -> tuple[Literal["bf16", "fp32"], str]:
     """The compute type that ``auto`` means here, and why.
 
     >>> machine_dtype("flags : fpu avx2", has_gpu=False)
@@ -70,7 +72,12 @@ def machine_dtype(cpuinfo: str | None = None, *, has_gpu: bool) -> tuple[Literal
     if has_gpu:
         return "bf16", "GPUs have bf16 units"
     text = Path("/proc/cpuinfo").read_text() if cpuinfo is None else cpuinfo
-    flags = {word for line in text.splitlines() if line.startswith(("flags", "Features")) for word in line.split()}
+    flags = {
+        word
+        for line in text.splitlines()
+        if line.startswith(("flags", "Features"))
+        for word in line.split()
+    }
     if flags.intersection(BF16_UNITS):
         return "bf16", "this CPU has bf16 units"
     return "fp32", "this CPU has no bf16 units"
@@ -82,7 +89,9 @@ def usable_gpus() -> int:
         return 0
     command = [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=COUNT_LIMIT_S)
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=COUNT_LIMIT_S
+        )
         return int(done.stdout)
     except (subprocess.SubprocessError, ValueError):
         return 0

@@ -61,7 +61,9 @@ class Rank:
     def __init__(self, worker: Host, rank: int) -> None:
         self._worker, self.rank, self.config = worker, rank, worker.config
         self._arena: Arena | None = None
-        self._device = take_device(rank) if self.config.train.device == "gpu" else torch.device("cpu")
+        self._device = (
+            take_device(rank) if self.config.train.device == "gpu" else torch.device("cpu")
+        )
         flight = FlightWriter.create(worker.paths.segment("flight", rank), rank)
         self._session = Session(
             self.config,
@@ -125,9 +127,13 @@ class Rank:
         log.info("restored", generation=assign.generation, source=source, step=restore.step)
 
     def _read_checkpoint(self, step: int, folder: str) -> tuple[npt.NDArray[np.uint8], bytes]:
-        info = newest(self._worker.run_dir.checkpoints, self.config.parallel.world_size, max_step=step)
+        info = newest(
+            self._worker.run_dir.checkpoints, self.config.parallel.world_size, max_step=step
+        )
         if info is None or str(info.path) != folder:
-            raise CorruptError(f"checkpoint {folder} is not there any more", remedy="an older one is taken")
+            raise CorruptError(
+                f"checkpoint {folder} is not there any more", remedy="an older one is taken"
+            )
         return read_shard(info, self.rank)
 
     def _open_arena(self, slot_bytes: int, layout: bytes) -> Arena:
@@ -137,22 +143,32 @@ class Rank:
             self._arena = Arena.open(path)
         else:
             self._arena = Arena.create(
-                path, run_id=self._worker.run_dir.run_id, rank=self.rank, slot_bytes=slot_bytes, layout=layout
+                path,
+                run_id=self._worker.run_dir.run_id,
+                rank=self.rank,
+                slot_bytes=slot_bytes,
+                layout=layout,
             )
         return self._arena
 
-    def _open_data(self, split: Literal["train", "validation"], start: int, generation: int) -> DataClient:
+    def _open_data(
+        self, split: Literal["train", "validation"], start: int, generation: int
+    ) -> DataClient:
         place = self.config.parallel.grid.coordinates(self.rank)
         readers = data_readers(self.config, self.rank)
         spec = replica_stream(self.config, split, start, generation, place.dp, len(readers))
-        return DataClient(self._worker.paths.endpoint("dataloader"), spec=spec, reader=readers.index(self.rank))
+        return DataClient(
+            self._worker.paths.endpoint("dataloader"), spec=spec, reader=readers.index(self.rank)
+        )
 
     def _sample(self, generation: int) -> None:
         prompt = [json.loads((Path(self.config.data.path) / "meta.json").read_text())["eod_id"]]
         tokens = sample_text(self._session, prompt, self.config.train.sample_tokens)
         if self.rank == REPORTING_RANK:
             self._worker.link.send(
-                Sample(generation=generation, tokens=(*prompt, *tokens), num_prompt_tokens=len(prompt))
+                Sample(
+                    generation=generation, tokens=(*prompt, *tokens), num_prompt_tokens=len(prompt)
+                )
             )
 
     def _wait_for_store(self) -> None:

@@ -68,7 +68,11 @@ def offsets(flats: Sequence[FlatChunk]) -> tuple[list[int], int]:
 def layout(flats: Sequence[FlatChunk], grid: Grid, rank: int) -> bytes:
     """The arena's layout JSON: every tensor's piece and the mesh."""
     starts, _ = offsets(flats)
-    tensors = [entry for flat, start in zip(flats, starts, strict=True) for entry in flat.layout_entries(start)]
+    tensors = [
+        entry
+        for flat, start in zip(flats, starts, strict=True)
+        for entry in flat.layout_entries(start)
+    ]
     mesh = {"tp": grid.tp, "pp": grid.pp, "dp": grid.dp, "vp": grid.vp, "rank": rank}
     return json.dumps({"tensors": tensors, "mesh": mesh}, separators=(",", ":")).encode()
 
@@ -195,7 +199,9 @@ class Snapshots:
     def _copy(self, job: _Job) -> None:
         assert self._arena is not None
         target, gpu = torch.from_numpy(job.slot.data), self._gpu
-        behind: AbstractContextManager[None] = nullcontext() if gpu is None else gpu.copying(job.written, job.slot.data)
+        behind: AbstractContextManager[None] = (
+            nullcontext() if gpu is None else gpu.copying(job.written, job.slot.data)
+        )
         with behind:
             for flat, start in zip(self._flats, self._starts, strict=True):
                 piece = target[start : start + flat.state.nbytes].view(flat.state.dtype)
@@ -221,7 +227,9 @@ class _CopyStream:
 
     def __init__(self, device: torch.device) -> None:
         self._stream: Any = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
-        self._slots: dict[int, tuple[npt.NDArray[np.uint8], bool]] = {}  # by address; the views keep it mapped
+        self._slots: dict[
+            int, tuple[npt.NDArray[np.uint8], bool]
+        ] = {}  # by address; the views keep it mapped
 
     def mark(self) -> Any:
         """The event behind all that the calling thread has queued: the optimizer that wrote the state."""
@@ -256,7 +264,11 @@ class _CopyStream:
             answer = int(_cudart().cudaHostRegister(address, data.nbytes, 0))
         self._slots[address] = data, answer == 0
         if answer != 0:
-            log.warning("a slot was not page-locked: snapshots are slower", cuda_error=answer, nbytes=data.nbytes)
+            log.warning(
+                "a slot was not page-locked: snapshots are slower",
+                cuda_error=answer,
+                nbytes=data.nbytes,
+            )
 
 
 def _cudart() -> Any:

@@ -63,7 +63,9 @@ def agree(world: Comm, channels: Channels, mine: Standing, device: torch.device)
     Raises:
         Aborted: the generation was fenced.
     """
-    values = torch.tensor([-mine.command, -mine.sealed, mine.stop, mine.bad, mine.busy], dtype=torch.float64).to(device)
+    values = torch.tensor(
+        [-mine.command, -mine.sealed, mine.stop, mine.bad, mine.busy], dtype=torch.float64
+    ).to(device)
     world.all_reduce(values, "max").wait()
     command, sealed, stop, bad, busy = read_when_ready(values, channels)
     return Standing(int(-command), int(-sealed), stop > 0, bad > 0, busy > 0)

@@ -138,7 +138,9 @@ class TrainStep:
         self._parts, self._hooks, self._reader = parts, hooks, reader
         self._place = grid.coordinates(parts.rank)
         self._micro_batches = config.num_micro_batches
-        computed = generate(parallel.schedule, pp=grid.pp, vp=grid.vp, num_micro_batches=self._micro_batches)
+        computed = generate(
+            parallel.schedule, pp=grid.pp, vp=grid.vp, num_micro_batches=self._micro_batches
+        )
         self._actions = lower(computed).ranks[self._place.pp]
         passes = config.train.eval_batches * self._micro_batches
         validation = forward_only(pp=grid.pp, vp=grid.vp, num_micro_batches=passes)
@@ -167,7 +169,9 @@ class TrainStep:
         with self._parts.recorder.record(Kind.STEP, step=step):
             for flat in self._parts.flats:
                 flat.zero_grads()
-            run = _Run(step, learning_rate(self._parts.config.optim, step, self._parts.config.train.steps))
+            run = _Run(
+                step, learning_rate(self._parts.config.optim, step, self._parts.config.train.steps)
+            )
             if self.directive.lr is not None:
                 run.lr = self.directive.lr
             self._pass(run).run()
@@ -204,7 +208,9 @@ class TrainStep:
         parts = self._parts
         parts.snapshots.finish()
         with parts.recorder.record(Kind.NORM, step=step, flags=WAITING):
-            standing = agree(parts.groups.world, parts.groups.channels, self._standing(False), parts.device)
+            standing = agree(
+                parts.groups.world, parts.groups.channels, self._standing(False), parts.device
+            )
         self._take_over(step, standing)
         return standing
 
@@ -263,7 +269,9 @@ class TrainStep:
         self._data.finish(run.step)
         parts.snapshots.finish()  # before this rank gives its part: see protocol.md, the life of a commit
         with parts.recorder.record(Kind.NORM, step=run.step):
-            norm_square = torch.stack([flat.norm_square(parts.tp.rank) for flat in parts.flats]).sum()
+            norm_square = torch.stack(
+                [flat.norm_square(parts.tp.rank) for flat in parts.flats]
+            ).sum()
             run.sums = self._add_up(norm_square, loss_sum, run.num_tokens)
             token_scale = self._loss_unit / max(run.sums.num_tokens, 1.0)
             run.grad_norm = math.sqrt(run.sums.norm_square) * token_scale
@@ -274,7 +282,9 @@ class TrainStep:
         run.is_finite = not standing.bad
         self._take_over(run.step, standing)
 
-    def _add_up(self, norm_square: torch.Tensor | float, loss_sum: torch.Tensor, tokens: float) -> Sums:
+    def _add_up(
+        self, norm_square: torch.Tensor | float, loss_sum: torch.Tensor, tokens: float
+    ) -> Sums:
         """World sums. Each tp rank of a last stage holds the whole loss, so only the first one's counts."""
         parts = self._parts
         values = torch.zeros(3, dtype=torch.float64, device=parts.device)

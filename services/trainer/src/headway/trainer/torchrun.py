@@ -116,7 +116,9 @@ def train(files: list[Path], overrides: list[str]) -> int:
     """
     place = Place.from_environment()
     gpus = torch.cuda.device_count()
-    config, line = settled(load(RunConfig, files, overrides), ranks=place.local_world_size, gpus=gpus)
+    config, line = settled(
+        load(RunConfig, files, overrides), ranks=place.local_world_size, gpus=gpus
+    )
     if config.parallel.world_size != place.world_size:
         raise InputError(
             f"the configuration has {config.parallel.world_size} ranks, {place.world_size} were started",
@@ -162,7 +164,9 @@ class _Meeting:
 
     def __init__(self, place: Place, timeout_s: float) -> None:
         dist: Any = torch.distributed
-        self._store = dist.TCPStore(place.address, place.port, is_master=False, timeout=timedelta(seconds=timeout_s))
+        self._store = dist.TCPStore(
+            place.address, place.port, is_master=False, timeout=timedelta(seconds=timeout_s)
+        )
 
     def announce(self, host: str, port: int) -> None:
         """Rank 0 publishes."""
@@ -179,7 +183,9 @@ def _data(config: RunConfig, rank: int) -> DataFactory:
     dp_rank = config.parallel.grid.coordinates(rank).dp
 
     def make(split: Split, start_sample: int, generation: int) -> DataClient:
-        return DataClient(None, spec=replica_stream(config, split, start_sample, generation, dp_rank, 1))
+        return DataClient(
+            None, spec=replica_stream(config, split, start_sample, generation, dp_rank, 1)
+        )
 
     return make
 

@@ -48,7 +48,9 @@ class Worker:
         self._stores: queue.SimpleQueue[StoreAddress] = queue.SimpleQueue()
         self._rank: Rank | None = None
         self._assigned = -1
-        self.link = Link(self.paths.endpoint("executor"), name, self.beat, self._hear, self._silence)
+        self.link = Link(
+            self.paths.endpoint("executor"), name, self.beat, self._hear, self._silence
+        )
 
     # ---- the link's thread --------------------------------------------------------------------
     def beat(self) -> WorkerBeat:
@@ -95,9 +97,13 @@ class Worker:
 
     def _abort(self, generation: int) -> None:
         if self.view.status == "finished" and self.view.generation <= generation:
-            self.left(self.view.generation, self.view.rank, "aborted", "")  # the main thread waits outside already
+            self.left(
+                self.view.generation, self.view.rank, "aborted", ""
+            )  # the main thread waits outside already
         if not self.fence.is_fenced(generation):
-            threading.Thread(target=self.fence.abort, args=(generation,), name="abort", daemon=True).start()
+            threading.Thread(
+                target=self.fence.abort, args=(generation,), name="abort", daemon=True
+            ).start()
 
     def _silence(self, silent_s: float) -> None:
         if silent_s > self.config.recovery.orphan_limit_s:
@@ -130,7 +136,9 @@ class Worker:
             if self._rank is None:
                 self._rank = Rank(self, assign.rank)
             self._rank.serve(assign, self._lookup)
-            broken = False  # peers may still be in their last collective: leave its connections alone
+            broken = (
+                False  # peers may still be in their last collective: leave its connections alone
+            )
             self.view.status = "finished"
             self.link.beat_now()
             return
@@ -184,7 +192,8 @@ def _is_transport(error: BaseException) -> bool:
     """Whether a peer's failure explains the error: torch raises plain RuntimeErrors, told apart by their text."""
     text = str(error).lower()
     return isinstance(error, RuntimeError | OSError) and any(
-        word in text for word in ("gloo", "connection", "socket", "nccl", "timed out", "store", "peer")
+        word in text
+        for word in ("gloo", "connection", "socket", "nccl", "timed out", "store", "peer")
     )
 
 

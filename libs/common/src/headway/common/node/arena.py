@@ -81,13 +81,23 @@ class Arena:
         self.layout = bytes(segment.buffer[PAGE_BYTES : PAGE_BYTES + layout_bytes])
         self._first_slot = PAGE_BYTES + round_up(layout_bytes, PAGE_BYTES)
         self._stride = _stride(self.slot_bytes, self.extra_bytes)
-        if words[_NUM_SLOTS] != NUM_SLOTS or self._first_slot + NUM_SLOTS * self._stride > segment.nbytes:
+        if (
+            words[_NUM_SLOTS] != NUM_SLOTS
+            or self._first_slot + NUM_SLOTS * self._stride > segment.nbytes
+        ):
             segment.close()
             raise CorruptError(f"{self.path} is too short for its slots", remedy="remove the file")
 
     @classmethod
     def create(
-        cls, path: Path, *, run_id: str, rank: int, slot_bytes: int, layout: bytes, extra_bytes: int = 65536
+        cls,
+        path: Path,
+        *,
+        run_id: str,
+        rank: int,
+        slot_bytes: int,
+        layout: bytes,
+        extra_bytes: int = 65536,
     ) -> Arena:
         """Make the file, three slots of ``slot_bytes`` data and up to ``extra_bytes`` extra each.
 
@@ -109,7 +119,11 @@ class Arena:
             words[_EXTRA_BYTES], words[_NUM_SLOTS] = extra_bytes, NUM_SLOTS
             segment.buffer[PAGE_BYTES : PAGE_BYTES + len(layout)] = layout
 
-        nbytes = PAGE_BYTES + round_up(len(layout), PAGE_BYTES) + NUM_SLOTS * _stride(slot_bytes, extra_bytes)
+        nbytes = (
+            PAGE_BYTES
+            + round_up(len(layout), PAGE_BYTES)
+            + NUM_SLOTS * _stride(slot_bytes, extra_bytes)
+        )
         return cls(Segment.create(path, nbytes, _MAGIC, _VERSION, fill))
 
     @classmethod
@@ -233,7 +247,9 @@ class Arena:
             if info.step == step:
                 return self.read(info)
         steps = [info.step for info in self.sealed()]
-        raise HeadwayError(f"{self.path} holds no snapshot of step {step}", remedy=f"it holds {steps}")
+        raise HeadwayError(
+            f"{self.path} holds no snapshot of step {step}", remedy=f"it holds {steps}"
+        )
 
     def read(self, info: SlotInfo) -> tuple[Bytes, bytes]:
         """Data and extra of ``info``'s slot; beside a living worker ask ``unchanged`` afterwards."""
@@ -287,7 +303,10 @@ class Arena:
             if not pinned and info.step <= committed and info.seal != newest:
                 free.append(info)
         if not free:
-            held = [(s.step, "wanted" if s.wanted and not s.released else "sealed") for s in infos.values()]
+            held = [
+                (s.step, "wanted" if s.wanted and not s.released else "sealed")
+                for s in infos.values()
+            ]
             raise HeadwayError(
                 f"no free slot in {self.path}: {held}, committed {committed}",
                 remedy="commit each step before sealing the next but one",

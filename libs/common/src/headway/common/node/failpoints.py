@@ -106,13 +106,19 @@ def arm(
         InputError: unknown action, a key unfit for a file name, or no room for more entries.
     """
     if not _ACTION.fullmatch(action):
-        raise InputError(f"failpoint action {action!r} is unknown", remedy="use kill, stop, raise or sleep:<s>")
+        raise InputError(
+            f"failpoint action {action!r} is unknown", remedy="use kill, stop, raise or sleep:<s>"
+        )
     places = dict(where or {})
     if key is None:
-        tail = hashlib.sha256(repr((name, action, sorted(places.items()))).encode()).hexdigest()[:12]
+        tail = hashlib.sha256(repr((name, action, sorted(places.items()))).encode()).hexdigest()[
+            :12
+        ]
         key = f"{name}-{tail}"
     if not _KEY.fullmatch(key):
-        raise InputError(f"failpoint key {key!r} is unfit for a file name", remedy="use letters, digits, '._-'")
+        raise InputError(
+            f"failpoint key {key!r} is unfit for a file name", remedy="use letters, digits, '._-'"
+        )
     new = Failpoint(name, places, action, key)
     with _locked(path) as segment:
         _write(segment, [*(e for e in _read(segment) if e.key != key), new])
@@ -161,7 +167,9 @@ def _reached(name: str, where: dict[str, int]) -> None:
 
 def _claim(path: Path, entry: Failpoint) -> bool:
     try:
-        fd = os.open(_claim_path(path, entry.key), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fd = os.open(
+            _claim_path(path, entry.key), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
+        )
     except OSError:
         return False  # somebody else was first, or the run's folder is gone
     try:
@@ -178,7 +186,9 @@ def _act(entry: Failpoint) -> None:
     elif entry.action == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
     elif entry.action == "raise":
-        raise FailpointError(f"failpoint {entry.name} fired", remedy="disarm it if this is no drill")
+        raise FailpointError(
+            f"failpoint {entry.name} fired", remedy="disarm it if this is no drill"
+        )
     else:
         time.sleep(float(entry.action.removeprefix("sleep:")))
 
@@ -220,7 +230,9 @@ def _parse(segment: Segment) -> list[Failpoint]:
 def _write(segment: Segment, entries: Sequence[Failpoint]) -> None:
     body = msgspec.msgpack.encode(list(entries))
     if len(body) > _NBYTES - _BODY:
-        raise InputError(f"{len(entries)} failpoints do not fit in {segment.path}", remedy="disarm some")
+        raise InputError(
+            f"{len(entries)} failpoints do not fit in {segment.path}", remedy="disarm some"
+        )
     words = segment.words
     words[_ARMED] = 0
     words[_LAST] += 1

@@ -105,7 +105,9 @@ class FlightWriter:
         if words[_RANK] != rank or words[_CAPACITY] != capacity:
             found = f"rank {words[_RANK]}, capacity {words[_CAPACITY]}"
             segment.close()
-            raise InputError(f"{path} is of {found}, not {rank}, {capacity}", remedy="remove the file")
+            raise InputError(
+                f"{path} is of {found}, not {rank}, {capacity}", remedy="remove the file"
+            )
         words[_PID] = 0  # never the new pid with the old start time
         words[_START] = me.start_ticks
         words[_PID] = me.pid
@@ -145,7 +147,9 @@ class FlightWriter:
             words = self._words
             if self._head - seq <= self._capacity:
                 if broken:
-                    self._buffer[PAGE_BYTES + seq % self._capacity * LINE_BYTES + _FLAGS_AT] |= BROKEN
+                    self._buffer[PAGE_BYTES + seq % self._capacity * LINE_BYTES + _FLAGS_AT] |= (
+                        BROKEN
+                    )
                 words[_RECORDS + seq % self._capacity * _LINE + _END] = time.monotonic_ns()
             words[_PROGRESS] += 1
 
@@ -208,7 +212,9 @@ class FlightReader:
         # The record at today's head may be half written: it takes the place of head - capacity.
         oldest = self._words[_HEAD] - self._capacity + 1
         sequence = copy["sequence"]
-        whole = (sequence == np.arange(first, head, dtype=np.uint64)) & (sequence.astype(np.int64) >= oldest)
+        whole = (sequence == np.arange(first, head, dtype=np.uint64)) & (
+            sequence.astype(np.int64) >= oldest
+        )
         kept: npt.NDArray[Any] = copy[whole]
         return kept
 

@@ -109,7 +109,9 @@ class ProcessId:
         return True
 
 
-def spawn(argv: Sequence[str | Path], log_path: Path, env: Mapping[str, str], cwd: Path | None = None) -> ProcessId:
+def spawn(
+    argv: Sequence[str | Path], log_path: Path, env: Mapping[str, str], cwd: Path | None = None
+) -> ProcessId:
     """Start a program that may outlive this process; return once it has been executed.
 
     Own session, no controlling terminal, stdin from /dev/null, stdout and stderr appended to ``log_path``
@@ -122,7 +124,9 @@ def spawn(argv: Sequence[str | Path], log_path: Path, env: Mapping[str, str], cw
     try:
         log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise InputError(f"cannot open log {log_path}: {error.strerror}", remedy="create its folder") from error
+        raise InputError(
+            f"cannot open log {log_path}: {error.strerror}", remedy="create its folder"
+        ) from error
     try:
         child = subprocess.Popen(
             [str(word) for word in argv],
@@ -207,7 +211,14 @@ class LastWords:
             InputError: not prepared, and the file cannot be made.
         """
         me = ProcessId.current()
-        words = Words(me.pid, me.start_ticks, code, reason[:_MAX_REASON], culprit[:_MAX_CULPRIT], time.monotonic_ns())
+        words = Words(
+            me.pid,
+            me.start_ticks,
+            code,
+            reason[:_MAX_REASON],
+            culprit[:_MAX_CULPRIT],
+            time.monotonic_ns(),
+        )
         body = json.dumps(asdict(words), ensure_ascii=False).encode("utf-8", "replace")
         if len(body) > _WORDS_BYTES - _BODY:  # control characters, escaped sixfold
             body = json.dumps({**asdict(words), "culprit": ""}).encode()
@@ -233,7 +244,9 @@ class LastWords:
         try:
             return Words(**json.loads(body))
         except (ValueError, TypeError) as error:
-            raise CorruptError(f"{self.path} holds no readable record", remedy="remove the file") from error
+            raise CorruptError(
+                f"{self.path} holds no readable record", remedy="remove the file"
+            ) from error
 
     def close(self) -> None:
         if self._segment is not None:
@@ -243,7 +256,9 @@ class LastWords:
     def _open(self) -> Segment:
         if self._segment is None:
             with contextlib.suppress(FileExistsError):
-                self._segment = Segment.create(self.path, _WORDS_BYTES, _WORDS_MAGIC, _WORDS_VERSION)
+                self._segment = Segment.create(
+                    self.path, _WORDS_BYTES, _WORDS_MAGIC, _WORDS_VERSION
+                )
             if self._segment is None:
                 self._segment = Segment.open(self.path, _WORDS_MAGIC, _WORDS_VERSION, writable=True)
         return self._segment

@@ -105,7 +105,9 @@ class RingWriter(_Ring):
         self._reserved = False
 
     @classmethod
-    def create(cls, path: Path, *, spec: bytes, slot_bytes: int, num_slots: int, num_readers: int) -> RingWriter:
+    def create(
+        cls, path: Path, *, spec: bytes, slot_bytes: int, num_slots: int, num_readers: int
+    ) -> RingWriter:
         """Make the ring's file. ``spec`` says what is in the slots; the ring does not look into it.
 
         Raises:
@@ -113,7 +115,9 @@ class RingWriter(_Ring):
             FileExistsError: the ring is there already (``adopt`` it, or unlink it).
         """
         if not 1 <= num_readers <= MAX_READERS:
-            raise InputError(f"num_readers {num_readers} is not in 1..{MAX_READERS}", remedy="share a reader")
+            raise InputError(
+                f"num_readers {num_readers} is not in 1..{MAX_READERS}", remedy="share a reader"
+            )
         if slot_bytes < 1 or num_slots < 1 or len(spec) > MAX_SPEC_BYTES:
             raise InputError(
                 f"slot_bytes {slot_bytes}, num_slots {num_slots} or spec size {len(spec)} is out of range",
@@ -141,12 +145,15 @@ class RingWriter(_Ring):
         segment = Segment.open(path, _MAGIC, _VERSION, writable=True)
         guard = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            fcntl.flock(guard, fcntl.LOCK_EX)  # two adopters at once: the second finds the first alive
+            fcntl.flock(
+                guard, fcntl.LOCK_EX
+            )  # two adopters at once: the second finds the first alive
             writer = ProcessId(segment.words[_PID], segment.words[_START])
             if writer.alive():
                 segment.close()
                 raise HeadwayError(
-                    f"ring {path} is being written by process {writer.pid}", remedy="end that process first"
+                    f"ring {path} is being written by process {writer.pid}",
+                    remedy="end that process first",
                 )
             me = ProcessId.current()
             segment.words[_PID] = 0  # never the new pid with the old start time
@@ -164,7 +171,9 @@ class RingWriter(_Ring):
         words, head = self._words, self._words[_HEAD]
         if head - self.slowest_tail() >= self.num_slots:
             return None
-        words[self._slot(head) + _BEGUN] = head + 1  # ``ended`` still names the slot that lay here before
+        words[self._slot(head) + _BEGUN] = (
+            head + 1
+        )  # ``ended`` still names the slot that lay here before
         self._reserved = True
         return self._payload(head)
 
@@ -205,7 +214,9 @@ class RingReader(_Ring):
         if not 0 <= reader < self.num_readers:
             num_readers = self.num_readers
             self.close()
-            raise InputError(f"ring {path} has no reader {reader}", remedy=f"use 0..{num_readers - 1}")
+            raise InputError(
+                f"ring {path} has no reader {reader}", remedy=f"use 0..{num_readers - 1}"
+            )
         self.reader = reader
         self._tail = _TAILS + reader * _LINE
         self._next = self._words[self._tail]
@@ -230,7 +241,9 @@ class RingReader(_Ring):
         self._next = seq + 1
         return seq, self._payload(seq).toreadonly()
 
-    def get(self, timeout_s: float, abort: Callable[[], bool] | None = None) -> tuple[int, memoryview]:
+    def get(
+        self, timeout_s: float, abort: Callable[[], bool] | None = None
+    ) -> tuple[int, memoryview]:
         """``poll`` until a slot is there. Waits on through a writer's death: a successor may adopt the ring.
 
         Raises:
@@ -276,7 +289,9 @@ class RingReader(_Ring):
 
     def _check_held(self, seq: int) -> None:
         if not self._words[self._tail] <= seq < self._next:
-            raise ValueError(f"slot {seq} is not held: {self._words[self._tail]}..{self._next - 1} are")
+            raise ValueError(
+                f"slot {seq} is not held: {self._words[self._tail]}..{self._next - 1} are"
+            )
 
     def _check(self, seq: int) -> None:
         slot = self._slot(seq)

@@ -38,18 +38,24 @@ def new_run_id() -> str:
 def check_run_id(run_id: str) -> str:
     """``run_id`` itself. Raises InputError unless it is 8 lower-case hex characters."""
     if not RUN_ID.fullmatch(run_id):
-        raise InputError(f"run id {run_id!r} is not 8 hex characters", remedy="take it from the run's run.json")
+        raise InputError(
+            f"run id {run_id!r} is not 8 hex characters", remedy="take it from the run's run.json"
+        )
     return run_id
 
 
 def sock_root(env: Mapping[str, str] | None = None) -> Path:
     """Root of socket folders, /tmp/headway-<uid> by default (paths of sockets must be short)."""
-    return Path((os.environ if env is None else env).get(ENV_SOCK_ROOT) or f"/tmp/headway-{os.getuid()}")
+    return Path(
+        (os.environ if env is None else env).get(ENV_SOCK_ROOT) or f"/tmp/headway-{os.getuid()}"
+    )
 
 
 def shm_root(env: Mapping[str, str] | None = None) -> Path:
     """Root of shared memory, /dev/shm/headway-<uid> by default."""
-    return Path((os.environ if env is None else env).get(ENV_SHM_ROOT) or f"/dev/shm/headway-{os.getuid()}")
+    return Path(
+        (os.environ if env is None else env).get(ENV_SHM_ROOT) or f"/dev/shm/headway-{os.getuid()}"
+    )
 
 
 def private_folder(path: Path, *, up_to: Path) -> Path:
@@ -134,7 +140,9 @@ class NodePaths:
 
 def _check_name(name: str) -> str:
     if not _NAME.fullmatch(name):
-        raise InputError(f"{name!r} cannot be part of a file name", remedy="use letters, digits, '-', '_', '.'")
+        raise InputError(
+            f"{name!r} cannot be part of a file name", remedy="use letters, digits, '-', '_', '.'"
+        )
     return name
 
 
@@ -249,7 +257,9 @@ class RunDir:
         except FileNotFoundError as error:
             raise InputError(f"{self.path} holds no run", remedy="see `headway runs`") from error
         except (ValueError, KeyError, TypeError) as error:
-            raise CorruptError(f"{self.run_json} is not readable", remedy="remove the run's folder") from error
+            raise CorruptError(
+                f"{self.run_json} is not readable", remedy="remove the run's folder"
+            ) from error
 
     @property
     def run_json(self) -> Path:

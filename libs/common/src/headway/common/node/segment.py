@@ -101,7 +101,9 @@ class Segment:
         try:
             nbytes = os.fstat(fd).st_size
             if nbytes < HEADER_BYTES:
-                raise CorruptError(f"{path} has {nbytes} bytes, less than a header", remedy="remove the file")
+                raise CorruptError(
+                    f"{path} has {nbytes} bytes, less than a header", remedy="remove the file"
+                )
             prot = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
             mapping = mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED, prot=prot)
         finally:
@@ -117,7 +119,9 @@ class Segment:
     def _check(self, magic: bytes, version: int) -> None:
         found = self.words[_MAGIC].to_bytes(WORD_BYTES, sys.byteorder)
         if found != magic:
-            raise CorruptError(f"{self.path} starts with {found!r}, not {magic!r}", remedy="remove the file")
+            raise CorruptError(
+                f"{self.path} starts with {found!r}, not {magic!r}", remedy="remove the file"
+            )
         if self.words[_VERSION] != version:
             raise CorruptError(
                 f"{self.path} has layout version {self.words[_VERSION]}, this program writes {version}",
@@ -166,7 +170,8 @@ def _allocate(draft: Path, path: Path, nbytes: int) -> mmap.mmap:
         fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise InputError(
-            f"cannot create {path}: {error.strerror}", remedy="check that its folder exists and is yours"
+            f"cannot create {path}: {error.strerror}",
+            remedy="check that its folder exists and is yours",
         ) from error
     try:
         # ftruncate would succeed on a full tmpfs and the first store would then end the process (SIGBUS).

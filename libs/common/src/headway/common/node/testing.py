@@ -17,7 +17,9 @@ from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import ENV_SHM_ROOT, ENV_SOCK_ROOT, RUN_ID, shm_root, sock_root
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0, what: str = "condition") -> None:
+def wait_until(
+    condition: Callable[[], bool], timeout_s: float = 20.0, what: str = "condition"
+) -> None:
     """Poll until ``condition`` holds. Raises TimeoutError naming ``what`` after ``timeout_s``."""
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -52,7 +54,13 @@ def private_roots() -> Iterator[tuple[Path, Path]]:
 
 
 def _runs_under(*roots: Path) -> set[str]:
-    return {p.name for root in roots if root.is_dir() for p in root.iterdir() if RUN_ID.fullmatch(p.name)}
+    return {
+        p.name
+        for root in roots
+        if root.is_dir()
+        for p in root.iterdir()
+        if RUN_ID.fullmatch(p.name)
+    }
 
 
 def child_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -120,7 +128,9 @@ def no_leaks(folder: Path) -> Iterator[None]:
     assert not left, f"files left: {sorted(map(str, left))}"
     new = {fd: target for fd, target in open_fds().items() if fds.get(fd) != target}
     assert not new, f"file descriptors left: {new}"
-    maps = [line for line in Path("/proc/self/maps").read_text().splitlines() if str(folder) in line]
+    maps = [
+        line for line in Path("/proc/self/maps").read_text().splitlines() if str(folder) in line
+    ]
     assert not maps, f"mappings left: {maps}"
 
 

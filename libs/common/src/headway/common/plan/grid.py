@@ -36,7 +36,9 @@ class Grid:
     def __post_init__(self) -> None:
         for name in ("tp", "pp", "dp", "vp"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)} is below 1", remedy="use 1 or more")
+                raise ConfigError(
+                    f"{name}={getattr(self, name)} is below 1", remedy="use 1 or more"
+                )
 
     @property
     def world_size(self) -> int:
@@ -50,7 +52,9 @@ class Grid:
                 f"rank {rank} is outside a grid of {self.world_size}",
                 remedy=f"use 0 to {self.world_size - 1}",
             )
-        return Coordinates(tp=rank % self.tp, dp=rank // self.tp % self.dp, pp=rank // (self.tp * self.dp))
+        return Coordinates(
+            tp=rank % self.tp, dp=rank // self.tp % self.dp, pp=rank // (self.tp * self.dp)
+        )
 
     def rank(self, *, tp: int = 0, dp: int = 0, pp: int = 0) -> int:
         """The rank at these coordinates. Raises ConfigError outside the grid."""

@@ -23,7 +23,10 @@ class ModelShape:
     @property
     def matmul_parameters(self) -> int:
         """Parameters in a token's matrix products: linears and head, not the embedding table."""
-        return self.layers * self.hidden * (4 * self.hidden + 2 * self.ffn) + self.hidden * self.vocab_size
+        return (
+            self.layers * self.hidden * (4 * self.hidden + 2 * self.ffn)
+            + self.hidden * self.vocab_size
+        )
 
     @property
     def parameters(self) -> int:

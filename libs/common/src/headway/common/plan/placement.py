@@ -43,5 +43,7 @@ class Placement:
     def ranks_of(self, node: int) -> tuple[int, ...]:
         """The ranks of a node."""
         if not 0 <= node < self.num_nodes:
-            raise ConfigError(f"node {node} is outside {self.num_nodes} nodes", remedy="count from 0")
+            raise ConfigError(
+                f"node {node} is outside {self.num_nodes} nodes", remedy="count from 0"
+            )
         return tuple(range(node * self.ranks_per_node, (node + 1) * self.ranks_per_node))

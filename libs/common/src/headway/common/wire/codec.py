@@ -58,7 +58,9 @@ def encode(message: Message) -> bytes:
     try:
         body = msgspec.msgpack.encode(message)
     except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise WireError(f"{name} cannot be sent: {error}", remedy="use plain numbers, text, lists and maps") from error
+        raise WireError(
+            f"{name} cannot be sent: {error}", remedy="use plain numbers, text, lists and maps"
+        ) from error
     _check_size(name, len(body))
     return body
 
@@ -105,7 +107,8 @@ def decode_frame(frame: bytes) -> Envelope:
     """
     if len(frame) > MAX_MESSAGE_BYTES:
         raise WireError(
-            f"a frame of {len(frame)} bytes, at most {MAX_MESSAGE_BYTES} are read", remedy="send less at once"
+            f"a frame of {len(frame)} bytes, at most {MAX_MESSAGE_BYTES} are read",
+            remedy="send less at once",
         )
     try:
         envelope = _read_envelope(frame)
@@ -144,7 +147,8 @@ def read_head(frame: bytes) -> tuple[int | None, int | None]:
 
 def _other_version(version: int | None) -> VersionError:
     return VersionError(
-        f"a message of protocol version {version}, this side speaks {PROTOCOL_VERSION}", remedy=_SAME_VERSION
+        f"a message of protocol version {version}, this side speaks {PROTOCOL_VERSION}",
+        remedy=_SAME_VERSION,
     )
 
 
@@ -161,7 +165,9 @@ def _walk(body: bytes) -> None:
         reason = str(error) or type(error).__name__
         raise WireError(f"no valid MessagePack: {reason}", remedy=_OWN_CLIENTS) from error
     if walker.tell() != len(body):
-        raise WireError(f"{len(body) - walker.tell()} bytes after the end of a message", remedy=_OWN_CLIENTS)
+        raise WireError(
+            f"{len(body) - walker.tell()} bytes after the end of a message", remedy=_OWN_CLIENTS
+        )
 
 
 def _check_size(name: str, num_bytes: int) -> None:

@@ -15,7 +15,12 @@ from headway.common.wire.keys import KeyPair, ipc_path, is_public_key
 
 HIGH_WATER_MARK = 256  # messages per peer and direction: at most 256 MiB of the largest ones
 HANDSHAKE_S = 3.0  # a connection that has not identified itself by then is closed
-KEEPALIVE = {zmq.TCP_KEEPALIVE: 1, zmq.TCP_KEEPALIVE_IDLE: 5, zmq.TCP_KEEPALIVE_INTVL: 2, zmq.TCP_KEEPALIVE_CNT: 3}
+KEEPALIVE = {
+    zmq.TCP_KEEPALIVE: 1,
+    zmq.TCP_KEEPALIVE_IDLE: 5,
+    zmq.TCP_KEEPALIVE_INTVL: 2,
+    zmq.TCP_KEEPALIVE_CNT: 3,
+}
 """A peer whose machine is gone is forgotten after 5 + 2 x 3 s. ZMTP's own heartbeats would abort the process: their
 timer meets a connection that was broken while its full queue held up the input (libzmq issues 3937 and 4364)."""
 
@@ -40,7 +45,9 @@ def set_server_keys(opened: zmq.Socket[bytes], keys: KeyPair) -> None:
     opened.curve_publickey = keys.public
 
 
-def set_client_keys(opened: zmq.Socket[bytes], keys: KeyPair | None, server_key: bytes | None) -> None:
+def set_client_keys(
+    opened: zmq.Socket[bytes], keys: KeyPair | None, server_key: bytes | None
+) -> None:
     """CURVE towards the holder of ``server_key``; without ``keys`` a fresh pair, where anyone is admitted.
 
     Raises:
@@ -48,10 +55,15 @@ def set_client_keys(opened: zmq.Socket[bytes], keys: KeyPair | None, server_key:
     """
     if server_key is None:
         if keys is not None:
-            raise InputError("client keys without a server key", remedy="pass the server's public key as server_key")
+            raise InputError(
+                "client keys without a server key",
+                remedy="pass the server's public key as server_key",
+            )
         return
     if not is_public_key(server_key):
-        raise InputError("the server key is no Z85 key of 40 bytes", remedy="pass KeyPair.public of the server")
+        raise InputError(
+            "the server key is no Z85 key of 40 bytes", remedy="pass KeyPair.public of the server"
+        )
     own = keys or KeyPair.generate()
     opened.curve_serverkey = server_key
     opened.curve_secretkey = own.secret
@@ -68,15 +80,23 @@ def bind(opened: zmq.Socket[bytes], endpoint: str) -> str:
     if path is not None:
         _remove_stale(path)
     # libzmq calls the port that the system chooses "*"
-    wanted = endpoint[:-1] + "*" if endpoint.startswith("tcp://") and endpoint.endswith(":0") else endpoint
+    wanted = (
+        endpoint[:-1] + "*"
+        if endpoint.startswith("tcp://") and endpoint.endswith(":0")
+        else endpoint
+    )
     try:
         opened.bind(wanted)
         if path is not None:
             path.chmod(0o600)
     except zmq.ZMQError as error:
-        raise InputError(f"cannot listen on {endpoint}: {error.strerror}", remedy=_bind_remedy(error.errno)) from error
+        raise InputError(
+            f"cannot listen on {endpoint}: {error.strerror}", remedy=_bind_remedy(error.errno)
+        ) from error
     except OSError as error:
-        raise InputError(f"cannot listen on {endpoint}: {error.strerror}", remedy="check the folder") from error
+        raise InputError(
+            f"cannot listen on {endpoint}: {error.strerror}", remedy="check the folder"
+        ) from error
     return opened.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()  # type: ignore[union-attr]
 
 
@@ -93,7 +113,9 @@ def somebody_listens(endpoint: str) -> bool:
         if path is not None:
             return _answers(socket.AF_UNIX, os.fspath(path))
         host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-        family, *_, address = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+        family, *_, address = socket.getaddrinfo(
+            host.strip("[]"), int(port), type=socket.SOCK_STREAM
+        )[0]
         return _answers(family, address)
     except (OSError, ValueError):
         return False
@@ -122,7 +144,11 @@ def _remove_stale(path: Path) -> None:
     except OSError:
         return
     if not stat.S_ISSOCK(mode):
-        raise InputError(f"{path} exists and is no socket", remedy="remove it, or choose another path")
+        raise InputError(
+            f"{path} exists and is no socket", remedy="remove it, or choose another path"
+        )
     if _answers(socket.AF_UNIX, os.fspath(path)):
-        raise InputError(f"{path} is in use by another process", remedy="end it first, or choose another path")
+        raise InputError(
+            f"{path} is in use by another process", remedy="end it first, or choose another path"
+        )
     path.unlink(missing_ok=True)

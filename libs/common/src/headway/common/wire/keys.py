@@ -12,8 +12,12 @@ from pathlib import Path
 import zmq
 from headway.common.errors import CorruptError, InputError
 
-MAX_IPC_PATH_BYTES = 100  # sun_path holds 108 bytes with its end (unix(7)); the rest is left to temporary names
-_KEY = re.compile(rb"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")  # the alphabet of Z85 (ZeroMQ RFC 32)
+MAX_IPC_PATH_BYTES = (
+    100  # sun_path holds 108 bytes with its end (unix(7)); the rest is left to temporary names
+)
+_KEY = re.compile(
+    rb"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}"
+)  # the alphabet of Z85 (ZeroMQ RFC 32)
 _TCP = re.compile(r"tcp://(\[[0-9a-fA-F:.]+\]|[^\[\]/;:]+):(\d{1,5}|\*)")
 
 
@@ -42,7 +46,9 @@ class KeyPair:
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+            handle = os.open(
+                temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600
+            )
             with os.fdopen(handle, "wb") as file:
                 os.fchmod(handle, 0o600)
                 file.write(text)
@@ -53,7 +59,9 @@ class KeyPair:
             finally:
                 temporary.unlink()
         except FileExistsError as error:
-            raise InputError(f"a key file {path} exists already", remedy="load it, or remove it first") from error
+            raise InputError(
+                f"a key file {path} exists already", remedy="load it, or remove it first"
+            ) from error
         except OSError as error:
             raise InputError(
                 f"cannot write the key file {path}: {error.strerror}", remedy="check the folder"
@@ -72,16 +80,24 @@ class KeyPair:
                 mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
                 text = file.read(4096)
         except OSError as error:
-            raise InputError(f"cannot read the key file {path}: {error.strerror}", remedy="check its path") from error
+            raise InputError(
+                f"cannot read the key file {path}: {error.strerror}", remedy="check its path"
+            ) from error
         if mode & 0o077:
-            raise InputError(f"the key file {path} has mode {mode:04o}, others may read it", remedy=f"chmod 600 {path}")
+            raise InputError(
+                f"the key file {path} has mode {mode:04o}, others may read it",
+                remedy=f"chmod 600 {path}",
+            )
         values = dict(re.findall(rb"^(public|secret) = (\S+)$", text, re.MULTILINE))
         pair = cls(values.get(b"public", b""), values.get(b"secret", b""))
         if not (
-            is_public_key(pair.public) and _KEY.fullmatch(pair.secret) and zmq.curve_public(pair.secret) == pair.public
+            is_public_key(pair.public)
+            and _KEY.fullmatch(pair.secret)
+            and zmq.curve_public(pair.secret) == pair.public
         ):
             raise CorruptError(
-                f"{path} holds no CURVE key pair", remedy="make a new one and hand its public half out again"
+                f"{path} holds no CURVE key pair",
+                remedy="make a new one and hand its public half out again",
             )
         return pair
 
@@ -108,7 +124,9 @@ def check_endpoint(endpoint: str, keys: KeyPair | bytes | None) -> None:
     elif scheme == "tcp":
         _check_tcp(endpoint, keyed=keys is not None)
     else:
-        raise InputError(f"no such endpoint: {endpoint!r}", remedy="write ipc://PATH or tcp://ADDRESS:PORT")
+        raise InputError(
+            f"no such endpoint: {endpoint!r}", remedy="write ipc://PATH or tcp://ADDRESS:PORT"
+        )
 
 
 def ipc_path(endpoint: str) -> Path | None:
@@ -133,7 +151,10 @@ def _check_ipc(endpoint: str, path: str) -> None:
 def _check_tcp(endpoint: str, *, keyed: bool) -> None:
     match = _TCP.fullmatch(endpoint)
     if match is None or (match[2] != "*" and int(match[2]) > 65535):
-        raise InputError(f"no such endpoint: {endpoint!r}", remedy="write tcp://ADDRESS:PORT, port 0 for any free one")
+        raise InputError(
+            f"no such endpoint: {endpoint!r}",
+            remedy="write tcp://ADDRESS:PORT, port 0 for any free one",
+        )
     if not keyed and not _is_loopback(match[1].strip("[]")):
         raise InputError(
             f"{endpoint} may be reached from other machines and has no keys",

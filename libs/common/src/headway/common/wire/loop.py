@@ -51,7 +51,9 @@ class Throttle:
 class Timer:
     """A callback with its next due time; ``cancel`` may be called from anywhere in the loop's thread."""
 
-    def __init__(self, due_s: float, period_s: float | None, callback: Callable[[], object]) -> None:
+    def __init__(
+        self, due_s: float, period_s: float | None, callback: Callable[[], object]
+    ) -> None:
         self.due_s = due_s
         self.period_s = period_s
         self.callback = callback
@@ -127,7 +129,11 @@ class Loop:
             self.errors[_name(callback)] += 1
             held_back = self._throttle.admit(_name(callback))
             if held_back is not None:
-                _log.exception("callback failed, the service goes on", callback=_name(callback), held_back=held_back)
+                _log.exception(
+                    "callback failed, the service goes on",
+                    callback=_name(callback),
+                    held_back=held_back,
+                )
             return None
         finally:
             duration_s = time.monotonic() - start_s
@@ -155,7 +161,9 @@ class Loop:
         due: list[Timer] = []
         while self._timers and self._timers[0][0] <= now_s:
             due.append(heapq.heappop(self._timers)[2])
-        for timer in due:  # taken out first: a slow timer that is due again waits for the sockets' turn
+        for (
+            timer
+        ) in due:  # taken out first: a slow timer that is due again waits for the sockets' turn
             if timer.is_cancelled or self.is_ending:
                 continue
             self.guard(timer.callback)
@@ -207,7 +215,9 @@ class Loop:
 
     def _woken(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            for byte in self._reader.recv(4096):  # a service's own SIGCHLD handler, say, leaves a byte too
+            for byte in self._reader.recv(
+                4096
+            ):  # a service's own SIGCHLD handler, say, leaves a byte too
                 if byte == _STOP[0] or byte in SIGNALS:
                     self._on_stop(byte != _STOP[0])
 

@@ -14,22 +14,30 @@ TAG_PATTERN = re.compile(r"[a-z0-9_]+\.[a-z0-9_]+/[1-9][0-9]*")
 class _MessageMeta(msgspec.StructMeta):
     """Makes every message keyword-only (msgspec does not inherit that) and refuses class names as tags."""
 
-    def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **config: Any) -> Any:
+    def __new__(
+        mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **config: Any
+    ) -> Any:
         tag = config.get("tag")
         if bases != (msgspec.Struct,) and not (isinstance(tag, str) and TAG_PATTERN.fullmatch(tag)):
-            raise TypeError(f'{name} needs a tag; write class {name}(Message, tag="service.name/1")')
+            raise TypeError(
+                f'{name} needs a tag; write class {name}(Message, tag="service.name/1")'
+            )
         return super().__new__(mcls, name, bases, namespace, **{"kw_only": True, **config})
 
 
 if TYPE_CHECKING:
     # What the metaclass does, in the words of a type checker: msgspec's own declaration says neither frozen
     # nor keyword-only.
-    @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
+    @dataclass_transform(
+        frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,)
+    )
     class Message:
         __struct_config__: ClassVar[msgspec.structs.StructConfig]
         __struct_fields__: ClassVar[tuple[str, ...]]
 
-        def __init_subclass__(cls, *, tag: str, frozen: bool = True, kw_only: bool = True) -> None: ...
+        def __init_subclass__(
+            cls, *, tag: str, frozen: bool = True, kw_only: bool = True
+        ) -> None: ...
 else:
 
     class Message(msgspec.Struct, metaclass=_MessageMeta, frozen=True, tag_field="t"):
@@ -59,5 +67,7 @@ def by_tag(messages: Iterable[type[M]]) -> dict[str, type[M]]:
     for message in messages:
         known = accepted.setdefault(tag_of(message), message)
         if known is not message:
-            raise TypeError(f"{known.__name__} and {message.__name__} share the tag {tag_of(message)!r}")
+            raise TypeError(
+                f"{known.__name__} and {message.__name__} share the tag {tag_of(message)!r}"
+            )
     return accepted

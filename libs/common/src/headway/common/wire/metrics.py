@@ -24,13 +24,17 @@ class Exporter:
 
     def __init__(self, port: int, registry: CollectorRegistry) -> None:
         try:
-            self._server, self._thread = start_http_server(port, addr="127.0.0.1", registry=registry)
+            self._server, self._thread = start_http_server(
+                port, addr="127.0.0.1", registry=registry
+            )
         except (OSError, OverflowError) as error:
             raise InputError(
                 f"cannot export metrics on port {port}: {getattr(error, 'strerror', None) or error}",
                 remedy="choose another metrics port, 0 takes any free one",
             ) from error
-        self._server.socket.listen(BACKLOG)  # http.server waits for 5; a sixth would be put off by a second
+        self._server.socket.listen(
+            BACKLOG
+        )  # http.server waits for 5; a sixth would be put off by a second
         handler: Any = self._server.RequestHandlerClass
         self._server.RequestHandlerClass = type("Handler", (handler,), {"timeout": REQUEST_LIMIT_S})
         # socketserver prints a traceback for each connection that breaks off; that is the peer's business
@@ -53,7 +57,9 @@ class _Counts(Collector):
         self._name, self._counts, self._label = name, counts, label
 
     def collect(self) -> Iterable[CounterMetricFamily]:
-        family = CounterMetricFamily(self._name, f"{self._name} by {self._label}", labels=[self._label])
+        family = CounterMetricFamily(
+            self._name, f"{self._name} by {self._label}", labels=[self._label]
+        )
         for key, count in dict(self._counts).items():
             family.add_metric([key], count)
         yield family

@@ -18,7 +18,9 @@ from headway.common.wire.message import Message, by_tag, tag_of
 from headway.common.wire.messages.service import Done, Failure
 from zmq.auth.thread import ThreadAuthenticator
 
-Handler = Callable[[Any, bytes], Message | None]  # the message, of the type it is registered for, and the peer identity
+Handler = Callable[
+    [Any, bytes], Message | None
+]  # the message, of the type it is registered for, and the peer identity
 
 MAX_FRAMES_A_TURN = 64  # then the loop's timers and other sockets have their turn
 MAX_CACHED_REPLIES = 1024
@@ -72,8 +74,12 @@ class Server:
         try:
             self._secure(keys, allowed)
             set_options(self.socket, endpoint, high_water_mark)
-            self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # an unroutable send fails instead of vanishing
-            self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a client that reconnects takes its identity with it
+            self.socket.setsockopt(
+                zmq.ROUTER_MANDATORY, 1
+            )  # an unroutable send fails instead of vanishing
+            self.socket.setsockopt(
+                zmq.ROUTER_HANDOVER, 1
+            )  # a client that reconnects takes its identity with it
             self.endpoint = bind(self.socket, endpoint)
         except BaseException:
             self.close()
@@ -142,12 +148,17 @@ class Server:
     def _secure(self, keys: KeyPair | None, allowed: Collection[bytes] | None) -> None:
         if keys is None:
             if allowed is not None:
-                raise InputError("allowed clients without server keys", remedy="pass keys=KeyPair.generate() too")
+                raise InputError(
+                    "allowed clients without server keys", remedy="pass keys=KeyPair.generate() too"
+                )
             return
         set_server_keys(self.socket, keys)
         if allowed is not None:
             if not all(is_public_key(key) for key in allowed):
-                raise InputError("a client key is no Z85 key of 40 bytes", remedy="pass KeyPair.public of each client")
+                raise InputError(
+                    "a client key is no Z85 key of 40 bytes",
+                    remedy="pass KeyPair.public of each client",
+                )
             self._gate = ThreadAuthenticator(self._context)
             self._gate.start()
             self._gate.configure_curve_callback(domain="*", credentials_provider=_Allowed(allowed))
@@ -170,7 +181,9 @@ class Server:
         try:
             envelope = codec.decode_frame(frame)
         except WireError as error:
-            _, request_id = codec.read_head(frame) if isinstance(error, VersionError) else (None, None)
+            _, request_id = (
+                codec.read_head(frame) if isinstance(error, VersionError) else (None, None)
+            )
             if request_id is not None:
                 self._send(peer, _failure_frame(request_id, error))
             return self._refuse(f"bad_{error.code}", str(error))
@@ -303,4 +316,6 @@ class _InternalError(HeadwayError):
 
 
 def _internal(error: Exception) -> HeadwayError:
-    return _InternalError(f"{type(error).__name__}: {error}", remedy="see the service's log for the traceback")
+    return _InternalError(
+        f"{type(error).__name__}: {error}", remedy="see the service's log for the traceback"
+    )

@@ -81,9 +81,13 @@ class Service:
         self.name = name
         self.run_id = os.environ.get("HEADWAY_RUN_ID", "") if run_id is None else run_id
         self.metrics = CollectorRegistry()
-        self._beat_client = Client(beat.endpoint, keys=beat.keys, server_key=beat.server_key) if beat else None
+        self._beat_client = (
+            Client(beat.endpoint, keys=beat.keys, server_key=beat.server_key) if beat else None
+        )
         try:
-            self._exporter = Exporter(metrics_port, self.metrics) if metrics_port is not None else None
+            self._exporter = (
+                Exporter(metrics_port, self.metrics) if metrics_port is not None else None
+            )
         except InputError:
             if self._beat_client is not None:
                 self._beat_client.close()
@@ -97,10 +101,16 @@ class Service:
         self._drain_until_s: float | None = None
         self._exit_code = 0
         self._loop = Loop(on_stop=self._begin_drain)
-        self.metrics.register(counts_collector("headway_service_callback_errors", self._loop.errors, "callback"))
+        self.metrics.register(
+            counts_collector("headway_service_callback_errors", self._loop.errors, "callback")
+        )
         if server is not None:
-            server.add_handlers({Ping: self._ping, Describe: self._description, Drain: self._drained}, replace=False)
-            self.metrics.register(counts_collector("headway_wire_messages", server.counts, "outcome"))
+            server.add_handlers(
+                {Ping: self._ping, Describe: self._description, Drain: self._drained}, replace=False
+            )
+            self.metrics.register(
+                counts_collector("headway_wire_messages", server.counts, "outcome")
+            )
             self._loop.watch(server.socket, server.handle_ready)
         self._beat = beat
         self._alive_seq = 0
@@ -155,7 +165,11 @@ class Service:
 
     def run(self) -> int:
         """Serve until stopped, close everything; returns the exit code: 0, or 1 after an unfinished drain."""
-        _log.info("service is up", service=self.name, endpoint=self._server.endpoint if self._server else None)
+        _log.info(
+            "service is up",
+            service=self.name,
+            endpoint=self._server.endpoint if self._server else None,
+        )
         try:
             self._loop.run()
         finally:

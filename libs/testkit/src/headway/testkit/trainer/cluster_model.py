@@ -29,7 +29,9 @@ from headway.trainer.control.events import (
 )
 from headway.trainer.control.state import RunState
 
-LIMITS = RecoveryConfig(join_timeout_s=20.0, out_timeout_s=3.0, node_silent_s=1.0, node_lost_s=4.0, max_crashes=50)
+LIMITS = RecoveryConfig(
+    join_timeout_s=20.0, out_timeout_s=3.0, node_silent_s=1.0, node_lost_s=4.0, max_crashes=50
+)
 RANKS = {0: 0, 1: 0, 2: 1, 3: 1}
 STEPS = 30
 
@@ -154,7 +156,9 @@ class FakeCluster:
     def _step_workers(self) -> None:
         inside = [w for w in self.members() if w.status in ("joining", "running")]
         newest = max((w.generation for w in inside), default=-1)
-        ready = [w for w in inside if w.generation == newest and not w.frozen and w.aborted < newest]
+        ready = [
+            w for w in inside if w.generation == newest and not w.frozen and w.aborted < newest
+        ]
         if {w.rank for w in ready} == set(RANKS) and self.store_known(newest):
             step = {w.step for w in ready}
             assert len(step) == 1, f"ranks of one generation stand at different steps {step}"
@@ -166,7 +170,9 @@ class FakeCluster:
 
     def store_known(self, generation: int) -> bool:
         return all(
-            w.generation < generation or w.status == "running" or getattr(w, "store", -1) == generation
+            w.generation < generation
+            or w.status == "running"
+            or getattr(w, "store", -1) == generation
             for w in self.members()
             if w.status in ("joining", "running")
         )
@@ -186,7 +192,9 @@ class FakeCluster:
 
     def _leave(self, worker: FakeWorker, reason: str) -> None:
         worker.status = "out"
-        left = LeftGeneration(worker=worker.name, generation=worker.generation, rank=worker.rank, reason=reason)
+        left = LeftGeneration(
+            worker=worker.name, generation=worker.generation, rank=worker.rank, reason=reason
+        )
         self._deliver(Relay(node=0, left=left))
 
     def _deliver(self, event: object) -> None:
@@ -208,7 +216,9 @@ class FakeCluster:
                         self.nodes[action.node].executor = True
                 case Finish():
                     self.finished = action
-                case Tell() if self.random.random() >= self.loss and self.nodes[action.node].executor:
+                case Tell() if (
+                    self.random.random() >= self.loss and self.nodes[action.node].executor
+                ):
                     self._told(action.node, action.message)
                 case _:
                     pass
@@ -228,17 +238,30 @@ class FakeCluster:
             return
         if message.assign is not None:
             assign = message.assign
-            assert assign.generation in [begun.generation for begun in self.journal], "assigned before the journal knew"
+            assert assign.generation in [begun.generation for begun in self.journal], (
+                "assigned before the journal knew"
+            )
             if assign.generation > max(worker.generation, worker.aborted):
-                worker.generation, worker.rank, worker.status = assign.generation, assign.rank, "joining"
+                worker.generation, worker.rank, worker.status = (
+                    assign.generation,
+                    assign.rank,
+                    "joining",
+                )
                 worker.step = assign.restore.step
                 if assign.restore.source == "arena":
                     assert assign.restore.step in node.arenas[assign.rank]
-                    node.arenas[assign.rank] = {s for s in node.arenas[assign.rank] if s <= assign.restore.step}
+                    node.arenas[assign.rank] = {
+                        s for s in node.arenas[assign.rank] if s <= assign.restore.step
+                    }
                 else:
                     node.arenas[assign.rank] = {assign.restore.step}
                 if assign.rank == 0:
-                    self._deliver(Relay(node=0, store=StoreOpened(generation=assign.generation, host="h", port=1)))
+                    self._deliver(
+                        Relay(
+                            node=0,
+                            store=StoreOpened(generation=assign.generation, host="h", port=1),
+                        )
+                    )
                     self.opened = assign.generation
         if message.store_generation >= 0:
             worker.store = message.store_generation  # type: ignore[attr-defined]

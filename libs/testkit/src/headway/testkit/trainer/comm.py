@@ -114,5 +114,7 @@ def run_ranks(size: int, member: Callable[[ThreadComm], T]) -> list[T]:
     for thread in threads:
         thread.join()
     if failures:
-        raise next((f for f in failures if not isinstance(f, threading.BrokenBarrierError)), failures[0])
+        raise next(
+            (f for f in failures if not isinstance(f, threading.BrokenBarrierError)), failures[0]
+        )
     return results

@@ -40,7 +40,9 @@ def join(
     )
 
 
-def exchange(context: WorkerContext, *, grid: dict[str, int], rank: int, generation: int, folder: str) -> Any:
+def exchange(
+    context: WorkerContext, *, grid: dict[str, int], rank: int, generation: int, folder: str
+) -> Any:
     """One round of every operation on every group; returns values and listening addresses."""
     plan = Grid(**grid)
     groups = join(context, plan, rank, generation, folder)
@@ -161,7 +163,9 @@ def wait_for_a_silent_peer(
         groups.release()
 
 
-def left_behind(_context: WorkerContext, *, max_threads: int, max_fds: int, limit_s: float) -> dict[str, int]:
+def left_behind(
+    _context: WorkerContext, *, max_threads: int, max_fds: int, limit_s: float
+) -> dict[str, int]:
     """Threads and descriptors once they are down to the limits, or after ``limit_s``."""
     deadline_s = time.monotonic() + limit_s
     while True:

@@ -10,7 +10,9 @@ from headway.testkit.trainer.models import Part, random_batch, tiny_model
 from headway.testkit.trainer.pool import WorkerContext
 
 
-def tp_pass(context: WorkerContext, *, tp: int, rank: int, generation: int, folder: str, block: str) -> Any:
+def tp_pass(
+    context: WorkerContext, *, tp: int, rank: int, generation: int, folder: str, block: str
+) -> Any:
     """Loss, squared norm and, by name, the squared gradient norms of this rank's pieces."""
     groups = join(context, Grid(tp=tp, pp=1, dp=1), rank, generation, folder)
     try:

@@ -16,7 +16,15 @@ from headway.trainer.parallel.tensor import TensorParallel
 def tiny_model(block: str = "serial", init_std: float = 0.3, **changes: int) -> ModelConfig:
     """Two layers, 4 heads of 6, 64 words, 16 tokens; no two dimensions are equal, and first weights are
     large, so that every part of the model counts."""
-    shape = {"layers": 2, "hidden": 24, "heads": 4, "ffn": 40, "vocab_size": 64, "seq_len": 16, **changes}
+    shape = {
+        "layers": 2,
+        "hidden": 24,
+        "heads": 4,
+        "ffn": 40,
+        "vocab_size": 64,
+        "seq_len": 16,
+        **changes,
+    }
     return ModelConfig(block=block, init_std=init_std, **shape)  # type: ignore[arg-type]
 
 

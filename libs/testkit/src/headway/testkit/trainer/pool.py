@@ -40,7 +40,11 @@ class WorkerPool:
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._zygote = mine
         self._process = subprocess.Popen(
-            [sys.executable, "-c", f"from {__name__} import run_zygote; run_zygote({theirs.fileno()})"],
+            [
+                sys.executable,
+                "-c",
+                f"from {__name__} import run_zygote; run_zygote({theirs.fileno()})",
+            ],
             pass_fds=[theirs.fileno()],
             env=dict(os.environ, OMP_NUM_THREADS="1"),
         )
@@ -81,13 +85,18 @@ class WorkerPool:
             raise JobFailed(f"worker {index}: {reply['error']}")
         return reply["value"]
 
-    def run(self, job: str, args: Sequence[Mapping[str, Any]], timeout_s: float = JOB_TIMEOUT_S) -> list[Any]:
+    def run(
+        self, job: str, args: Sequence[Mapping[str, Any]], timeout_s: float = JOB_TIMEOUT_S
+    ) -> list[Any]:
         """Run ``job`` on the first ``len(args)`` workers at once; all are replaced if one fails."""
         try:
             for index, kwargs in enumerate(args):
                 self.submit(index, job, **kwargs)
             deadline_s = time.monotonic() + timeout_s
-            return [self.result(index, max(0.0, deadline_s - time.monotonic())) for index in range(len(args))]
+            return [
+                self.result(index, max(0.0, deadline_s - time.monotonic()))
+                for index in range(len(args))
+            ]
         except BaseException:
             for index in range(len(args)):
                 self.replace(index)
@@ -211,14 +220,18 @@ def _run_worker(connection: Connection) -> None:
         order = jobs.get()
         module, name = order["job"].split(":")
         try:
-            reply = {"value": getattr(importlib.import_module(module), name)(context, **order["args"])}
+            reply = {
+                "value": getattr(importlib.import_module(module), name)(context, **order["args"])
+            }
         except Exception as error:
             reply = {"error": traceback.format_exc()}
             traceback.clear_frames(error.__traceback__)
         connection.send_bytes(json.dumps(reply).encode())
 
 
-def _control(connection: Connection, jobs: SimpleQueue[dict[str, Any]], context: WorkerContext) -> None:
+def _control(
+    connection: Connection, jobs: SimpleQueue[dict[str, Any]], context: WorkerContext
+) -> None:
     with contextlib.suppress(EOFError, OSError):
         while True:
             order = json.loads(connection.recv_bytes())

@@ -38,7 +38,9 @@ def parameter_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def initial_params(model: ModelConfig, seed: int, dtype: torch.dtype = torch.float64) -> dict[str, torch.Tensor]:
+def initial_params(
+    model: ModelConfig, seed: int, dtype: torch.dtype = torch.float64
+) -> dict[str, torch.Tensor]:
     """The run's first weights, whole, each a leaf that wants a gradient."""
     params = {}
     for name, shape in parameter_shapes(model).items():
@@ -61,7 +63,11 @@ def initial_params(model: ModelConfig, seed: int, dtype: torch.dtype = torch.flo
 
 
 def loss_sum(
-    params: Params, model: ModelConfig, tokens: torch.Tensor, labels: torch.Tensor, mask: torch.Tensor
+    params: Params,
+    model: ModelConfig,
+    tokens: torch.Tensor,
+    labels: torch.Tensor,
+    mask: torch.Tensor,
 ) -> torch.Tensor:
     """Sum of the masked tokens' cross-entropies; tokens, labels, mask [micro_batch, seq]."""
     logits = whole_logits(params, model, tokens)
@@ -94,7 +100,9 @@ def _mlp(params: Params, layer: str, x: torch.Tensor) -> torch.Tensor:
 
 def _attention(params: Params, model: ModelConfig, layer: str, x: torch.Tensor) -> torch.Tensor:
     batch, seq, _ = x.shape
-    qkv = (x @ params[f"{layer}.attention.qkv.weight"].T).view(batch, seq, model.heads, 3, model.head_dim)
+    qkv = (x @ params[f"{layer}.attention.qkv.weight"].T).view(
+        batch, seq, model.heads, 3, model.head_dim
+    )
     q, k, v = (qkv[:, :, :, index].transpose(1, 2) for index in range(3))
     q, k = _rotate(q, model), _rotate(k, model)
     scores = (q @ k.transpose(-1, -2)) / model.head_dim**0.5

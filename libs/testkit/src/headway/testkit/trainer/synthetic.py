@@ -47,9 +47,13 @@ class SyntheticSource:
     def _row(self, sample: int) -> npt.NDArray[np.int32]:
         model = self._config.model
         split = 0 if self._split == "train" else 1
-        draw = np.random.Generator(np.random.Philox(key=[self._config.data.seed * 2 + split, sample]))
+        draw = np.random.Generator(
+            np.random.Philox(key=[self._config.data.seed * 2 + split, sample])
+        )
         noise = draw.integers(0, 3, model.seq_len + 1)
-        return ((draw.integers(model.vocab_size) + np.cumsum(noise + 1)) % model.vocab_size).astype(np.int32)
+        return ((draw.integers(model.vocab_size) + np.cumsum(noise + 1)) % model.vocab_size).astype(
+            np.int32
+        )
 
 
 def synthetic(config: RunConfig, rank: int) -> DataFactory:

@@ -131,7 +131,12 @@ class Trained:
 
 
 def train_layout(
-    pool: WorkerPool, config: Mapping[str, Any], world: int, folder: Path, until: int, **options: Any
+    pool: WorkerPool,
+    config: Mapping[str, Any],
+    world: int,
+    folder: Path,
+    until: int,
+    **options: Any,
 ) -> Trained:
     """Run one layout on the pool's first ``world`` workers and put its tensors together."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -214,7 +219,9 @@ def distance(found: Mapping[str, Array], expected: Mapping[str, Array]) -> tuple
     return worst
 
 
-def _groups(context: WorkerContext, run: RunConfig, rank: int, generation: int, folder: str) -> Groups:
+def _groups(
+    context: WorkerContext, run: RunConfig, rank: int, generation: int, folder: str
+) -> Groups:
     channels = Channels()
     context.fence.enter(generation, channels)
     meeting = FileRendezvous(folder, generation, context.fence)
@@ -236,7 +243,9 @@ def _arena_opener(folder: Path, rank: int) -> ArenaFactory:
     def open_arena(slot_bytes: int, layout: bytes) -> Arena:
         if path.exists():
             return Arena.open(path)
-        return Arena.create(path, run_id="0123abcd", rank=rank, slot_bytes=slot_bytes, layout=layout)
+        return Arena.create(
+            path, run_id="0123abcd", rank=rank, slot_bytes=slot_bytes, layout=layout
+        )
 
     return open_arena
 

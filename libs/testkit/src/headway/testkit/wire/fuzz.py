@@ -63,7 +63,10 @@ def fuzz_endpoint(
     """
     report = FuzzReport()
     inputs = Inputs(seed, corpus)
-    with _Plain(endpoint, report) as plain, _Messages(endpoint, server_key, keys, report) as messages:
+    with (
+        _Plain(endpoint, report) as plain,
+        _Messages(endpoint, server_key, keys, report) as messages,
+    ):
         for number in range(count):
             draw = inputs.rng.random()
             if endpoint.startswith("http://"):
@@ -95,7 +98,9 @@ class _Plain:
     def __init__(self, endpoint: str, report: FuzzReport) -> None:
         self._report = report
         self._held: deque[socket.socket] = deque()
-        self._waits_for_end = endpoint.startswith("http://")  # a thread per request: faster than accepted helps nobody
+        self._waits_for_end = endpoint.startswith(
+            "http://"
+        )  # a thread per request: faster than accepted helps nobody
         path = ipc_path(endpoint)
         if path is not None:
             self._family = socket.AF_UNIX
@@ -138,8 +143,15 @@ class _Plain:
 class _Messages:
     """DEALERs that send anything. One never reads, the others throw their replies away."""
 
-    def __init__(self, endpoint: str, server_key: bytes | None, keys: KeyPair | None, report: FuzzReport) -> None:
-        self._endpoint, self._server_key, self._keys, self._report = endpoint, server_key, keys, report
+    def __init__(
+        self, endpoint: str, server_key: bytes | None, keys: KeyPair | None, report: FuzzReport
+    ) -> None:
+        self._endpoint, self._server_key, self._keys, self._report = (
+            endpoint,
+            server_key,
+            keys,
+            report,
+        )
         self._context: zmq.Context[Any] = zmq.Context()
         self._dealers: dict[int, zmq.Socket[bytes]] = {}
 

@@ -79,7 +79,13 @@ class Inputs:
         """A legal frame of the largest size, dear to build: a million empty lists, maps or numbers."""
         room = MAX_MESSAGE_BYTES - 200
         element = self.rng.choice((b"\x90", b"\x80", b"\xc0", b"\x01"))
-        body = b"\x82\xa1t" + pack(self._tag()) + b"\xa1x\xdd" + struct.pack(">I", room) + element * room
+        body = (
+            b"\x82\xa1t"
+            + pack(self._tag())
+            + b"\xa1x\xdd"
+            + struct.pack(">I", room)
+            + element * room
+        )
         return self._envelope(body[:room] if self.rng.random() < 0.5 else body)
 
     def http_request(self) -> bytes:
@@ -102,7 +108,9 @@ class Inputs:
         return self.rng.choice(self.corpus)
 
     def _tag(self) -> str:
-        return self.rng.choice(("driver.stop/1", "service.ping/2", "", "x" * 5000, "\0", "service.ping"))
+        return self.rng.choice(
+            ("driver.stop/1", "service.ping/2", "", "x" * 5000, "\0", "service.ping")
+        )
 
     def _envelope(self, body: bytes) -> bytes:
         kind = self.rng.choice(("req", "req", "note", "rep", "err"))
@@ -112,7 +120,9 @@ class Inputs:
         fields: list[object] = [PROTOCOL_VERSION, "req", self.rng.getrandbits(62), self._body()]
         fields[self.rng.randrange(4)] = self.rng.choice(ODD_INTEGERS + ODD_VALUES)
         if self.rng.random() < 0.3:
-            fields = fields[: self.rng.randrange(4)] + [self.rng.choice(ODD_VALUES)] * self.rng.randrange(4)
+            fields = fields[: self.rng.randrange(4)] + [
+                self.rng.choice(ODD_VALUES)
+            ] * self.rng.randrange(4)
         return pack(fields)
 
     def _odd_field(self) -> bytes:
@@ -187,9 +197,13 @@ class Inputs:
                     length = self.rng.choice((2**20 + 300, 2**32, 2**63, 2**64 - 1))
                     frames += b"\x02" + struct.pack(">Q", length) + payload
                 case 2:
-                    frames += (b"\x01" + bytes([len(payload)]) + payload) * self.rng.randrange(1, 50)
+                    frames += (b"\x01" + bytes([len(payload)]) + payload) * self.rng.randrange(
+                        1, 50
+                    )
                 case 3:
-                    frames += self._zmtp_command(self.rng.choice((b"\x04PING", b"\x04PONG", _READY, payload)))
+                    frames += self._zmtp_command(
+                        self.rng.choice((b"\x04PING", b"\x04PONG", _READY, payload))
+                    )
                 case _:
                     frames += b"\x00" + bytes([len(payload)]) + payload
         return bytes(frames)

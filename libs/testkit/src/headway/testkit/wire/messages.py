@@ -31,7 +31,9 @@ def all_messages() -> list[type[Message]]:
         found += [
             value
             for value in vars(module).values()
-            if isinstance(value, type) and issubclass(value, Message) and value.__module__ == module.__name__
+            if isinstance(value, type)
+            and issubclass(value, Message)
+            and value.__module__ == module.__name__
         ]
     return [message for _, message in sorted(by_tag(found).items())]
 
@@ -46,9 +48,9 @@ def strategy_of(message: type[Message]) -> SearchStrategy[Any]:
     """A hypothesis strategy for all values of a message type."""
     from hypothesis import strategies as st
 
-    return st.fixed_dictionaries({name: _strategy(hint) for name, hint in _fields(message).items()}).map(
-        lambda fields: message(**fields)
-    )
+    return st.fixed_dictionaries(
+        {name: _strategy(hint) for name, hint in _fields(message).items()}
+    ).map(lambda fields: message(**fields))
 
 
 def add_missing(path: Path) -> list[str]:
@@ -67,7 +69,15 @@ def _fields(struct: type[Any]) -> dict[str, Any]:
 
 def _example(hint: Any, name: str) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    simple = {str: name, int: 7, float: 0.5, bool: True, bytes: b"\x00\xff", type(None): None, Any: name}
+    simple = {
+        str: name,
+        int: 7,
+        float: 0.5,
+        bool: True,
+        bytes: b"\x00\xff",
+        type(None): None,
+        Any: name,
+    }
     if hint in simple:
         return simple[hint]
     if origin in (Union, types.UnionType):
@@ -111,9 +121,9 @@ def _strategy(hint: Any) -> SearchStrategy[Any]:
     if origin in (list, tuple, set, frozenset):
         return st.lists(_strategy(arguments[0]), max_size=4).map(origin)
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
-        return st.fixed_dictionaries({name: _strategy(of) for name, of in _fields(hint).items()}).map(
-            lambda fields: hint(**fields)
-        )
+        return st.fixed_dictionaries(
+            {name: _strategy(of) for name, of in _fields(hint).items()}
+        ).map(lambda fields: hint(**fields))
     raise TypeError(f"no strategy for {hint!r}; add it to {__name__}")
 
 

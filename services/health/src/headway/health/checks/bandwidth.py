@@ -28,7 +28,12 @@ def check(settings: CheckSettings) -> Finding:
     if rate < settings.min_loopback_bytes_per_s:
         wanted = settings.min_loopback_bytes_per_s / MIB
         message = f"loopback carries {rate / MIB:.0f} MiB/s, below {wanted:.0f}"
-        return Finding(False, message, "see what else uses the CPUs (top), and for traffic shaping (tc qdisc)", values)
+        return Finding(
+            False,
+            message,
+            "see what else uses the CPUs (top), and for traffic shaping (tc qdisc)",
+            values,
+        )
     return Finding(True, f"loopback carries {rate / MIB:.0f} MiB/s", values=values)
 
 

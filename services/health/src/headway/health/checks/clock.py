@@ -21,11 +21,22 @@ def check(settings: CheckSettings) -> Finding:
     values: dict[str, float | str] = {"step back ns": back_ns, "skew": round(skew, 6)}
     if back_ns:
         message = f"the monotonic clock went back by {back_ns} ns between CPUs"
-        return Finding(False, message, "check the clock source (dmesg | grep -i tsc); drain the node", values)
+        return Finding(
+            False, message, "check the clock source (dmesg | grep -i tsc); drain the node", values
+        )
     if skew > settings.max_clock_skew:
         message = f"wall and monotonic clock differ by {skew:.2%} in pace, more than {settings.max_clock_skew:.2%}"
-        return Finding(False, message, "see whether the time service stepped the clock (chronyc tracking)", values)
-    return Finding(True, f"monotonic across {len(os.sched_getaffinity(0))} CPUs, pace within {skew:.4%}", values=values)
+        return Finding(
+            False,
+            message,
+            "see whether the time service stepped the clock (chronyc tracking)",
+            values,
+        )
+    return Finding(
+        True,
+        f"monotonic across {len(os.sched_getaffinity(0))} CPUs, pace within {skew:.4%}",
+        values=values,
+    )
 
 
 def read_across_cpus() -> list[int]:

@@ -21,20 +21,32 @@ def check(settings: CheckSettings) -> Finding:
     if free < settings.min_disk_free_bytes:
         wanted = settings.min_disk_free_bytes / GIB
         message = f"{settings.disk} has {max(free, 0) / GIB:.2f} GiB free, below {wanted:.2f}"
-        return Finding(False, message, "free space there, or choose another folder with --disk", values)
+        return Finding(
+            False, message, "free space there, or choose another folder with --disk", values
+        )
     try:
         rate, is_whole = write_and_read(settings.disk)
     except OSError as error:
         return Finding(
-            False, f"cannot write to {settings.disk}: {error.strerror}", "check mount and permissions", values
+            False,
+            f"cannot write to {settings.disk}: {error.strerror}",
+            "check mount and permissions",
+            values,
         )
     values["MiB/s"] = round(rate / MIB, 1)
     if not is_whole:
-        return Finding(False, f"{settings.disk} gave back other bytes than were written", "drain the node", values)
+        return Finding(
+            False,
+            f"{settings.disk} gave back other bytes than were written",
+            "drain the node",
+            values,
+        )
     if rate < settings.min_disk_bytes_per_s:
         wanted = settings.min_disk_bytes_per_s / MIB
         message = f"{settings.disk} writes {rate / MIB:.1f} MiB/s with fsync, below {wanted:.1f}"
-        return Finding(False, message, "see what else writes there (iostat), or use a local disk", values)
+        return Finding(
+            False, message, "see what else writes there (iostat), or use a local disk", values
+        )
     return Finding(True, f"{settings.disk} writes {rate / MIB:.0f} MiB/s with fsync", values=values)
 
 

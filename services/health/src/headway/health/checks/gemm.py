@@ -68,7 +68,10 @@ def _gpus() -> list[tuple[str, Any, Any]]:
         count = int(cupy.cuda.runtime.getDeviceCount())
     except cupy.cuda.runtime.CUDARuntimeError:
         return []  # cupy without a GPU
-    return [(f"GPU {index} (cupy)", _OnDevice(cupy, index), cupy.cuda.Device(index)) for index in range(count)]
+    return [
+        (f"GPU {index} (cupy)", _OnDevice(cupy, index), cupy.cuda.Device(index))
+        for index in range(count)
+    ]
 
 
 class _OnDevice:

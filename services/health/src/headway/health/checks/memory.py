@@ -18,7 +18,9 @@ def check(settings: CheckSettings) -> Finding:
     words = np.empty(settings.memory_bytes // 8, dtype=np.uint64)
     began_s = time.perf_counter()
     bad = [
-        f"{wrong} words after {pattern:#018x}" for pattern in PATTERNS if (wrong := write_and_compare(words, pattern))
+        f"{wrong} words after {pattern:#018x}"
+        for pattern in PATTERNS
+        if (wrong := write_and_compare(words, pattern))
     ]
     words[:] = np.arange(len(words), dtype=np.uint64)
     if wrong := int((words != np.arange(len(words), dtype=np.uint64)).sum()):
@@ -26,8 +28,12 @@ def check(settings: CheckSettings) -> Finding:
     rate = (len(PATTERNS) + 1) * words.nbytes / (time.perf_counter() - began_s) / MIB
     values: dict[str, float | str] = {"MiB": settings.memory_bytes / MIB, "MiB/s": round(rate, 1)}
     if bad:
-        return Finding(False, "memory lost " + ", ".join(bad), "drain the node and run a memory test", values)
-    return Finding(True, f"{settings.memory_bytes // MIB} MiB kept {len(PATTERNS) + 1} patterns", values=values)
+        return Finding(
+            False, "memory lost " + ", ".join(bad), "drain the node and run a memory test", values
+        )
+    return Finding(
+        True, f"{settings.memory_bytes // MIB} MiB kept {len(PATTERNS) + 1} patterns", values=values
+    )
 
 
 def write_and_compare(words: npt.NDArray[Any], pattern: int) -> int:

@@ -23,7 +23,9 @@ def check(settings: CheckSettings) -> Finding:
         with path.open("xb") as file:
             os.posix_fallocate(file.fileno(), 0, MIB)
     except OSError as error:
-        return Finding(False, f"cannot allocate in {settings.shm}: {error.strerror}", remedy, values)
+        return Finding(
+            False, f"cannot allocate in {settings.shm}: {error.strerror}", remedy, values
+        )
     finally:
         with contextlib.suppress(OSError):
             path.unlink()

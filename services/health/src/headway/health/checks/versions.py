@@ -15,7 +15,11 @@ SHOWN = ("numpy", "pyzmq", "msgspec", "torch", "cupy-cuda13x")
 
 def check(_settings: CheckSettings) -> Finding:
     """Reads the installed distributions' records; imports none of them."""
-    found = {dist.metadata["Name"]: dist.version for dist in distributions() if dist.metadata and dist.metadata["Name"]}
+    found = {
+        dist.metadata["Name"]: dist.version
+        for dist in distributions()
+        if dist.metadata and dist.metadata["Name"]
+    }
     ours = {name: version for name, version in found.items() if name.startswith("headway-")}
     values: dict[str, float | str] = {
         "python": platform.python_version(),
@@ -25,7 +29,9 @@ def check(_settings: CheckSettings) -> Finding:
     trouble = judge(sys.version_info[:2], ours)
     if trouble is not None:
         return Finding(False, *trouble, values)
-    return Finding(True, f"Python {values['python']}, {len(ours)} parts of one version", values=values)
+    return Finding(
+        True, f"Python {values['python']}, {len(ours)} parts of one version", values=values
+    )
 
 
 def judge(python: tuple[int, ...], ours: Mapping[str, str]) -> tuple[str, str] | None:
@@ -35,5 +41,8 @@ def judge(python: tuple[int, ...], ours: Mapping[str, str]) -> tuple[str, str] |
         return f"Python {'.'.join(map(str, python))} is not supported", f"use Python {supported}"
     if len(set(ours.values())) > 1:
         listed = ", ".join(f"{name} {version}" for name, version in sorted(ours.items()))
-        return f"parts of different versions: {listed}", "install the same version of every headway- part"
+        return (
+            f"parts of different versions: {listed}",
+            "install the same version of every headway- part",
+        )
     return None

@@ -40,7 +40,9 @@ class Episodes:
 
     def open_of_generation(self, generation: int, kinds: frozenset[str]) -> bool:
         """Whether something of these kinds is open in a generation, so that it explains further signs."""
-        return any(one.generation == generation and one.kind in kinds for one in self._open.values())
+        return any(
+            one.generation == generation and one.kind in kinds for one in self._open.values()
+        )
 
     def of_rank(self, rank: int) -> list[tuple[Key, Verdict]]:
         """The open verdicts about one rank; asked once per worker and beat, so it costs no search."""

@@ -31,7 +31,9 @@ class LogEpisodes:
             if key[0] == "log":
                 self._heard_s[key], self._counts[key] = now_s, 1
 
-    def judge(self, node: int, generation: int, hits: tuple[LogHit, ...], now_s: float) -> list[Verdict]:
+    def judge(
+        self, node: int, generation: int, hits: tuple[LogHit, ...], now_s: float
+    ) -> list[Verdict]:
         """Verdicts for the lines of a beat that were not seen before. A rule of another version is
         skipped."""
         verdicts: list[Verdict] = []
@@ -64,7 +66,9 @@ class LogEpisodes:
     def tick(self, now_s: float) -> list[Verdict]:
         """Closes the episodes that have been quiet."""
         closed: list[Verdict] = []
-        for key in [key for key, heard_s in self._heard_s.items() if now_s - heard_s > self._quiet_s]:
+        for key in [
+            key for key, heard_s in self._heard_s.items() if now_s - heard_s > self._quiet_s
+        ]:
             del self._heard_s[key]
             num_lines = self._counts.pop(key)
             value = f"{num_lines} lines, then quiet for {self._quiet_s:.0f} s"

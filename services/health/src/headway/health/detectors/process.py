@@ -49,7 +49,9 @@ def close_replaced(episodes: Episodes, node: int, worker: WorkerSignals) -> list
         is_earlier = verdict.kind in PROCESS_KINDS and verdict.pid != worker.pid
         if is_earlier and worker.generation > verdict.generation:
             value = f"pid {worker.pid} on node {node} in generation {worker.generation}"
-            closed += episodes.close(key, Evidence(source="flight", name="replaced_by", value=value))
+            closed += episodes.close(
+                key, Evidence(source="flight", name="replaced_by", value=value)
+            )
     return closed
 
 
@@ -66,5 +68,9 @@ def _last_words(worker: WorkerSignals) -> tuple[Evidence, ...]:
 
 def describe_action(worker: WorkerSignals) -> str:
     """Where a rank stood, for people."""
-    where = f"{worker.open_kind} of micro-batch {worker.open_micro_batch}" if worker.open_kind else "between actions"
+    where = (
+        f"{worker.open_kind} of micro-batch {worker.open_micro_batch}"
+        if worker.open_kind
+        else "between actions"
+    )
     return f"{where}, after step {worker.step}, {worker.age_s:.1f} s ago"

@@ -46,7 +46,9 @@ class RankView:
         return self.limit_s(config) / (1 if self.is_suspended(config) else 2)
 
 
-def observe(view: RankView | None, node: int, signals: WorkerSignals, config: HealthConfig) -> RankView:
+def observe(
+    view: RankView | None, node: int, signals: WorkerSignals, config: HealthConfig
+) -> RankView:
     """The view after one more beat; a new process or generation starts afresh."""
     is_same = (
         view is not None
@@ -78,7 +80,9 @@ def find_culprit(views: Sequence[RankView], config: HealthConfig) -> tuple[RankV
     return max(suspects, key=lambda view: view.signals.age_s), bool(active)
 
 
-def evidence_of(culprit: RankView, views: Iterable[RankView], config: HealthConfig) -> tuple[Evidence, ...]:
+def evidence_of(
+    culprit: RankView, views: Iterable[RankView], config: HealthConfig
+) -> tuple[Evidence, ...]:
     """Where the culprit stands, its limit, its process state, and how many others wait."""
     num_waiting = sum(view.signals.open_kind in WAITING for view in views)
     return (

@@ -69,7 +69,9 @@ class _Follower:
 class FlightSource:
     """Reads every ``flight-*.bin`` of a folder. Rings that come, go or are replaced are followed."""
 
-    def __init__(self, folder: Path, window_steps: int = 16, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(
+        self, folder: Path, window_steps: int = 16, clock_ns: Callable[[], int] = time.monotonic_ns
+    ) -> None:
         """``window_steps``: how many of the last steps the median is taken over."""
         self._folder, self._window_steps, self._clock_ns = folder, window_steps, clock_ns
         self._followers: dict[Path, _Follower] = {}
@@ -80,7 +82,9 @@ class FlightSource:
         for path in set(self._followers) - set(paths):
             self._followers.pop(path).reader.close()
         found = [self._read_one(path) for path in paths]
-        return sorted((progress for progress in found if progress is not None), key=lambda one: one.rank)
+        return sorted(
+            (progress for progress in found if progress is not None), key=lambda one: one.rank
+        )
 
     def close(self) -> None:
         for follower in self._followers.values():
@@ -99,7 +103,9 @@ class FlightSource:
         counters = (header.head, header.progress, header.process.pid)
         if counters != follower.counters:
             is_new_process = follower.counters[2] not in (-1, header.process.pid)
-            follower.changed_ns = now_ns if is_new_process or not moved_ns else min(moved_ns, now_ns)
+            follower.changed_ns = (
+                now_ns if is_new_process or not moved_ns else min(moved_ns, now_ns)
+            )
             follower.counters = counters
         kinds = [kind for kind, _ in follower.open.values()]
         newest = follower.open[max(follower.open)] if follower.open else None
@@ -125,7 +131,9 @@ class FlightSource:
             return known
         if known is not None:
             self._followers.pop(path).reader.close()
-        made = self._followers[path] = _Follower(FlightReader(path), inode, deque(maxlen=self._window_steps))
+        made = self._followers[path] = _Follower(
+            FlightReader(path), inode, deque(maxlen=self._window_steps)
+        )
         return made
 
 
@@ -139,7 +147,10 @@ def _advance(follower: _Follower, header: FlightHeader) -> int:
         follower.open.clear()
     records = follower.reader.snapshot(min([follower.seen, *follower.open]))
     is_open = (records["end_ns"] == 0) & (records["generation"] == header.generation)
-    follower.open = {int(row["sequence"]): (int(row["kind"]), int(row["micro_batch"])) for row in records[is_open]}
+    follower.open = {
+        int(row["sequence"]): (int(row["kind"]), int(row["micro_batch"]))
+        for row in records[is_open]
+    }
     _note_steps(follower, header, records[_is_completed_step(records)])
     follower.seen = max(follower.seen, header.head)
     return int(max(records["start_ns"].max(), records["end_ns"].max())) if len(records) else 0

@@ -82,7 +82,9 @@ class LogTail:
     def _load_cursors(self) -> dict[str, _Cursor] | None:
         try:
             rows = json.loads((self._cursor_file or Path()).read_bytes())
-            return {path: _Cursor(int(inode), int(offset)) for path, (inode, offset) in rows.items()}
+            return {
+                path: _Cursor(int(inode), int(offset)) for path, (inode, offset) in rows.items()
+            }
         except (OSError, ValueError, TypeError, AttributeError):
             return None  # first start, or a file that cannot be trusted
 

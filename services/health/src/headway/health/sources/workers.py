@@ -93,6 +93,9 @@ class WorkerSource:
                 words = LastWords(path).read()
             except (OSError, HeadwayError):
                 continue  # being written, or removed
-            if words is not None and (words.pid, words.start_ticks) == (process.pid, process.start_ticks):
+            if words is not None and (words.pid, words.start_ticks) == (
+                process.pid,
+                process.start_ticks,
+            ):
                 return words
         return None

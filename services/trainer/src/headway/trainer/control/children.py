@@ -77,7 +77,11 @@ class Children:
 
     def pids(self) -> dict[str, int]:
         """Service -> pid, of those that run."""
-        return {name: child.process.pid for name, child in self._children.items() if child.process is not None}
+        return {
+            name: child.process.pid
+            for name, child in self._children.items()
+            if child.process is not None
+        }
 
     def process(self, name: str) -> ProcessId | None:
         """The running process of a service."""
@@ -112,7 +116,12 @@ class Children:
         child.process, child.retry_at = None, now + child.pause_s
         child.pause_s = min(2 * child.pause_s, LONGEST_PAUSE_S)
         child.restarts += 1
-        log.warning("service is gone", child=child.spec.name, retry_in_s=child.pause_s, restarts=child.restarts)
+        log.warning(
+            "service is gone",
+            child=child.spec.name,
+            retry_in_s=child.pause_s,
+            restarts=child.restarts,
+        )
 
     def _start(self, child: _Child, now: float) -> None:
         name = child.spec.name
@@ -127,7 +136,9 @@ class Children:
 
     def _save(self) -> None:
         data = {
-            name: [c.process.pid, c.process.start_ticks] for name, c in self._children.items() if c.process is not None
+            name: [c.process.pid, c.process.start_ticks]
+            for name, c in self._children.items()
+            if c.process is not None
         }
         replace_json(self._file, data)
 

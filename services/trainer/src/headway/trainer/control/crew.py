@@ -14,8 +14,12 @@ from headway.common.node.process import DEAD, LastWords, ProcessId
 from headway.common.wire.messages.driver import WorkerGone
 from headway.common.wire.messages.executor import WorkerBeat
 
-FORK_LIMIT_S = 20.0  # a fork that has not said hello by then is taken for lost (torch imports in 1-2 s)
-ORPHAN_LIMIT_S = 5.0  # a worker beats twice a second; ten beats missed after a restart mean that it hangs
+FORK_LIMIT_S = (
+    20.0  # a fork that has not said hello by then is taken for lost (torch imports in 1-2 s)
+)
+ORPHAN_LIMIT_S = (
+    5.0  # a worker beats twice a second; ten beats missed after a restart mean that it hangs
+)
 
 log = get_logger("crew")
 
@@ -33,7 +37,12 @@ class Crew:
     """Knows workers by their beats; asks the zygote for more."""
 
     def __init__(self, node: int, state_file: Path, zygote_socket: Path, words_dir: Path) -> None:
-        self._node, self._file, self._zygote, self._words = node, state_file, zygote_socket, words_dir
+        self._node, self._file, self._zygote, self._words = (
+            node,
+            state_file,
+            zygote_socket,
+            words_dir,
+        )
         self.members: dict[str, Member] = {}
         self._pending: dict[str, float] = {}
         self._orphans: dict[str, ProcessId] = {}
@@ -155,4 +164,6 @@ class Crew:
         except (FileNotFoundError, ValueError):
             return
         self._next = int(data["next"])
-        self._orphans = {name: ProcessId(pid, ticks) for name, (pid, ticks) in data["workers"].items()}
+        self._orphans = {
+            name: ProcessId(pid, ticks) for name, (pid, ticks) in data["workers"].items()
+        }

@@ -12,8 +12,12 @@ from headway.trainer.config import RecoveryConfig
 from headway.trainer.control.events import Action, Finish, Log, RestartNode, Tell
 from headway.trainer.control.nodes import Node, View
 
-RESEND_S = 0.4  # an answer takes one beat (0.25 s) at most; sooner would only repeat what is under way
-RECOVERIES_PER_CRASH = 4  # they may have many causes; so many times ``max_crashes`` of them at one step have one
+RESEND_S = (
+    0.4  # an answer takes one beat (0.25 s) at most; sooner would only repeat what is under way
+)
+RECOVERIES_PER_CRASH = (
+    4  # they may have many causes; so many times ``max_crashes`` of them at one step have one
+)
 
 
 class Decisions(View):
@@ -45,8 +49,12 @@ class Decisions(View):
         self.store: tuple[str, int] | None = None
         self.sealed: dict[int, dict[int, tuple[int, ...]]] = {}
         self.fenced_for = ""
-        self.causes: dict[str, str] = {}  # by signature: what has been lost since the last generation began
-        self.crashes: Counter[tuple[str, int]] = Counter()  # by signature, "" for any, and step gone back to
+        self.causes: dict[
+            str, str
+        ] = {}  # by signature: what has been lost since the last generation began
+        self.crashes: Counter[tuple[str, int]] = (
+            Counter()
+        )  # by signature, "" for any, and step gone back to
         self.max_durable: int | None = None
         self._adopting = generation >= 0
         self._sent: dict[tuple[object, ...], float] = {}
@@ -77,9 +85,15 @@ class Decisions(View):
     def _replace_lost(self, now: float) -> list[Action]:
         """Move the ranks of lost nodes to spares; fail only when no node is left that could become one."""
         actions: list[Action] = []
-        for lost in {home for home in self.rank_nodes.values() if self.nodes[home].status == "lost"}:
+        for lost in {
+            home for home in self.rank_nodes.values() if self.nodes[home].status == "lost"
+        }:
             ranks = [rank for rank, home in self.rank_nodes.items() if home == lost]
-            free = {n: v for n, v in self.nodes.items() if n not in self.rank_nodes.values() and v.status != "lost"}
+            free = {
+                n: v
+                for n, v in self.nodes.items()
+                if n not in self.rank_nodes.values() and v.status != "lost"
+            }
             spare = next((n for n, view in free.items() if view.status == "spare"), None)
             if spare is not None:
                 self.rank_nodes.update(dict.fromkeys(ranks, spare))
@@ -107,7 +121,12 @@ class Decisions(View):
         """End the generation. A symptom is what a survivor felt; the cause is on its way, or never told."""
         self._enter("leaving", now)
         self.fenced_for = reason
-        fields = {"generation": self.generation, "step": self.step, "reason": reason, "is_symptom": is_symptom}
+        fields = {
+            "generation": self.generation,
+            "step": self.step,
+            "reason": reason,
+            "is_symptom": is_symptom,
+        }
         return [Log("fence", fields)]
 
     def _crash_loop(self) -> str:

@@ -102,7 +102,11 @@ class Driver:
         )
         server = Server(
             "tcp://127.0.0.1:0",
-            {GetStatus: self._requests.status, Command: self._requests.take, Verdict: self._verdict},
+            {
+                GetStatus: self._requests.status,
+                Command: self._requests.take,
+                Verdict: self._verdict,
+            },
             keys=keys,
             allowed={keys.public},
         )
@@ -114,13 +118,16 @@ class Driver:
     def _initial_state(self) -> RunState:
         limits, launch = self.config.recovery, self.config.launch
         placement = Placement(self.config.parallel.grid, launch.ranks_per_node)
-        rank_nodes = {rank: placement.node_of(rank) for rank in range(self.config.parallel.world_size)}
+        rank_nodes = {
+            rank: placement.node_of(rank) for rank in range(self.config.parallel.world_size)
+        }
         generation = -1
         if (last := self.journal.last_generation()) is not None:
             generation, remembered = last
             rank_nodes = remembered if set(remembered) == set(rank_nodes) else rank_nodes
         rank_nodes = {
-            rank: home if home < self.cluster.nodes else placement.node_of(rank) for rank, home in rank_nodes.items()
+            rank: home if home < self.cluster.nodes else placement.node_of(rank)
+            for rank, home in rank_nodes.items()
         }
         state = RunState(
             steps=self.config.train.steps,
@@ -132,7 +139,9 @@ class Driver:
             epoch=self.journal.epoch,
             limits=limits,
         )
-        if generation >= 0:  # a successor: executors that live answer at once, the others need no long wait
+        if (
+            generation >= 0
+        ):  # a successor: executors that live answer at once, the others need no long wait
             for node in state.nodes.values():
                 node.heard_at -= max(0.0, limits.node_silent_s - TAKEOVER_S)
         return state
@@ -149,7 +158,9 @@ class Driver:
                 "start_ticks": me.start_ticks,
             }
         )
-        self.journal.event("driver_started", {"epoch": self.journal.epoch, "node": self.node}, time.monotonic())
+        self.journal.event(
+            "driver_started", {"epoch": self.journal.epoch, "node": self.node}, time.monotonic()
+        )
         if self._outcome:
             self._service.after(3.0, self._service.stop)
         log.info("driver is up", epoch=self.journal.epoch, endpoint=self._server.endpoint)
@@ -262,7 +273,11 @@ class Driver:
 
     def _find_durable(self, max_step: int | None) -> DurableFound:
         try:
-            found = newest(self.run_dir.checkpoints, world_size=self.config.parallel.world_size, max_step=max_step)
+            found = newest(
+                self.run_dir.checkpoints,
+                world_size=self.config.parallel.world_size,
+                max_step=max_step,
+            )
         except (OSError, HeadwayError) as error:
             log.error("cannot tell the newest checkpoint", error=str(error))
             return DurableFound(None, trouble=str(error))
@@ -271,7 +286,11 @@ class Driver:
     def _restart_ended(self) -> None:
         """Start executors that are known to have died, without waiting for their silence; once each."""
         for node, (endpoint, _) in self._clients.items():
-            if endpoint not in self._restarted and not self._outcome and self.engine.has_ended(node):
+            if (
+                endpoint not in self._restarted
+                and not self._outcome
+                and self.engine.has_ended(node)
+            ):
                 self._restarted.add(endpoint)
                 self._carry_out(Log("executor_ended", {"node": node}), time.monotonic())
                 self._restart(node)
@@ -286,10 +305,14 @@ class Driver:
 
     def _finish(self, action: Finish, now: float) -> None:
         log.info("the run is over", outcome=action.outcome, detail=action.detail)
-        self._outcome = action.outcome  # first: on a full disk the executors must hear of the end all the same
+        self._outcome = (
+            action.outcome
+        )  # first: on a full disk the executors must hear of the end all the same
         try:
             self.journal.event(
-                "run_over", {"outcome": action.outcome, "detail": action.detail, "step": self.state.step}, now
+                "run_over",
+                {"outcome": action.outcome, "detail": action.detail, "step": self.state.step},
+                now,
             )
             self.journal.set_fact("outcome", action.outcome)
             self.journal.set_fact("detail", action.detail)
@@ -320,5 +343,10 @@ class Driver:
             self._handle(Hopeless(f"{message.kind}: {message.remedy}; see {self.run_dir.logs}"))
         if message.is_open and message.kind in ACTED_ON and not self.state.paused:
             self._handle(
-                Suspicion(node=message.node, pid=message.pid, generation=message.generation, kind=message.kind)
+                Suspicion(
+                    node=message.node,
+                    pid=message.pid,
+                    generation=message.generation,
+                    kind=message.kind,
+                )
             )

@@ -48,7 +48,9 @@ WATCH_S = 0.05  # 20 Hz: a stopped worker is found within one period
 BEAT_S = 0.25
 FOLDER_LOOK_S = 1.0
 FOLDER_LIMIT_S = 15.0  # a network file system may lose a folder for moments
-STAGGER_S = 1.0  # a driver takes about that long to be heard: the next node waits for the one before it
+STAGGER_S = (
+    1.0  # a driver takes about that long to be heard: the next node waits for the one before it
+)
 START_GRACE_S = 20.0  # the first driver of a run may wait for a busy machine
 
 log = get_logger("executor")
@@ -96,7 +98,9 @@ class Executor:
             self._carry(Path(str(carried["run_dir"])), fresh=False)
         log.info("executor is up", node=self.node, endpoint=self._server.endpoint)
         code = self._service.run()
-        if self._run is None:  # stopped in the middle of a run it leaves everything to its successor
+        if (
+            self._run is None
+        ):  # stopped in the middle of a run it leaves everything to its successor
             self._lock.release()
             leave_run(self._cluster_id)
             self.cluster.remove(f"nodes/{self.node}.run")
@@ -107,11 +111,15 @@ class Executor:
         del peer
         run_dir = Path(message.run_dir)
         if self._run is not None and self._run.run.path != run_dir:
-            raise InputError(f"node {self.node} carries {self._run.run.path}", remedy="stop that run first")
+            raise InputError(
+                f"node {self.node} carries {self._run.run.path}", remedy="stop that run first"
+            )
         if self._run is None:
             run = RunDir(run_dir)
             load(RunConfig, files=[run.config])  # a folder that is no run must not mark the node
-            self.cluster.write(f"nodes/{self.node}.run", {"run_dir": str(run_dir), "run_id": run.run_id})
+            self.cluster.write(
+                f"nodes/{self.node}.run", {"run_dir": str(run_dir), "run_id": run.run_id}
+            )
             self._carry(run_dir, fresh=True)
         return Attached(node=self.node)
 
@@ -149,7 +157,9 @@ class Executor:
         self._local.close()
         ephemeral = self._cluster_id == self._run.paths.run_id
         self._run, self._local = None, None
-        if ephemeral:  # who waits for the run to be over waits for this node to be clean: K.run goes last
+        if (
+            ephemeral
+        ):  # who waits for the run to be over waits for this node to be clean: K.run goes last
             self._service.stop()
         else:
             self.cluster.remove(f"nodes/{self.node}.run")
@@ -218,7 +228,11 @@ class Executor:
         if message.store_generation >= 0:
             self._send(
                 identity,
-                StoreAddress(generation=message.store_generation, host=message.store_host, port=message.store_port),
+                StoreAddress(
+                    generation=message.store_generation,
+                    host=message.store_host,
+                    port=message.store_port,
+                ),
             )
         if message.steer is not None:
             self._send(identity, message.steer)
@@ -239,7 +253,9 @@ class Executor:
         del peer
         if self._run is not None and self._obeys(message.epoch):
             hit = self._run.inject(message.target, message.fault, message.rank)
-            log.warning("injected", target=message.target, fault=message.fault, rank=message.rank, hit=hit)
+            log.warning(
+                "injected", target=message.target, fault=message.fault, rank=message.rank, hit=hit
+            )
 
     # ---- from the node's own processes --------------------------------------------------------
     def _worker_beat(self, message: WorkerBeat, peer: bytes) -> None:

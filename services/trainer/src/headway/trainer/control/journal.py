@@ -41,12 +41,16 @@ class Journal:
     """Opened by the driver alone: the lock falls with its process, so a killed driver never keeps a run."""
 
     def __init__(self, path: Path) -> None:
-        self._lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._lock = os.open(
+            path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+        )
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(self._lock)
-            raise LockedError(f"{path} is in use by another driver", remedy="wait for it or stop that run") from None
+            raise LockedError(
+                f"{path} is in use by another driver", remedy="wait for it or stop that run"
+            ) from None
         self._db = sqlite3.connect(path, isolation_level=None)
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=FULL")
@@ -85,7 +89,10 @@ class Journal:
 
     def begin_generation(self, generation: int, rank_nodes: dict[int, int]) -> None:
         """Reserve a generation's number; it is durable before any worker hears of it."""
-        self._db.execute("INSERT INTO generations VALUES (?, ?, ?)", (generation, time.time(), json.dumps(rank_nodes)))
+        self._db.execute(
+            "INSERT INTO generations VALUES (?, ?, ?)",
+            (generation, time.time(), json.dumps(rank_nodes)),
+        )
 
     def last_generation(self) -> tuple[int, dict[int, int]] | None:
         """The newest generation and where its ranks ran."""
@@ -95,7 +102,9 @@ class Journal:
         return (int(row[0]), {int(k): v for k, v in json.loads(row[1]).items()}) if row else None
 
     # ---- commands -----------------------------------------------------------------------------
-    def add_command(self, command_id: str, operation: str, name: str, value: float) -> tuple[Steer, bool]:
+    def add_command(
+        self, command_id: str, operation: str, name: str, value: float
+    ) -> tuple[Steer, bool]:
         """Append a command; False with it when this id is already in the list (a retry)."""
         row = self._db.execute(
             "SELECT sequence, operation, name, value FROM commands WHERE id = ?", (command_id,)
@@ -106,16 +115,22 @@ class Journal:
             "INSERT INTO commands (id, unix_s, operation, name, value) VALUES (?, ?, ?, ?, ?)",
             (command_id, time.time(), operation, name, value),
         )
-        return Steer(sequence=int(cursor.lastrowid or 0), operation=operation, name=name, value=value), True
+        return Steer(
+            sequence=int(cursor.lastrowid or 0), operation=operation, name=name, value=value
+        ), True
 
     def commands(self) -> list[Steer]:
         """Every command of the run, in order."""
-        rows = self._db.execute("SELECT sequence, operation, name, value FROM commands ORDER BY sequence")
+        rows = self._db.execute(
+            "SELECT sequence, operation, name, value FROM commands ORDER BY sequence"
+        )
         return [Steer(sequence=r[0], operation=r[1], name=r[2], value=r[3]) for r in rows]
 
     def reopen(self) -> None:
         """Make an ended run unfinished again; what stopped or paused it before has had its effect."""
-        self._db.execute("UPDATE commands SET operation = 'retired' WHERE operation IN ('stop', 'pause', 'checkpoint')")
+        self._db.execute(
+            "UPDATE commands SET operation = 'retired' WHERE operation IN ('stop', 'pause', 'checkpoint')"
+        )
         self.set_fact("outcome", "")
         self.set_fact("detail", "")
 
@@ -151,7 +166,10 @@ class Journal:
             )
         if sample is not None:
             self.set_fact(
-                "sample", json.dumps({"tokens": sample.tokens, "num_prompt_tokens": sample.num_prompt_tokens})
+                "sample",
+                json.dumps(
+                    {"tokens": sample.tokens, "num_prompt_tokens": sample.num_prompt_tokens}
+                ),
             )
         self._db.execute(
             "INSERT INTO reports VALUES (?, ?) ON CONFLICT (node) DO UPDATE SET sequence = excluded.sequence",

@@ -46,7 +46,12 @@ class NodeRun:
         self.lock = RunLock.hold(self.run.run_id)
         configure(self.paths.failpoints, node=node)
         self.children = Children(self.paths.sock_dir / "children.json", self.run.logs, node)
-        self.crew = Crew(node, self.paths.sock_dir / "workers.json", self.paths.socket("zygote"), self.paths.shm_dir)
+        self.crew = Crew(
+            node,
+            self.paths.sock_dir / "workers.json",
+            self.paths.socket("zygote"),
+            self.paths.shm_dir,
+        )
         self.reports: deque[Report] = deque(maxlen=MAX_REPORTS)
         self.active = node < self.config.launch.nodes
         self.refill = True
@@ -64,7 +69,9 @@ class NodeRun:
             "executor": paths.endpoint("executor"),
             "shm_dir": paths.shm_dir,
         }
-        dataloader = _command("dataloader", "serve", endpoint=paths.endpoint("dataloader"), **common)
+        dataloader = _command(
+            "dataloader", "serve", endpoint=paths.endpoint("dataloader"), **common
+        )
         ckpt_store = _command(
             "ckpt_store",
             "serve",
@@ -167,14 +174,21 @@ class NodeRun:
 
     def beat(self) -> NodeBeat:
         """The whole truth of this node."""
-        return NodeBeat(node=self.node, pid=os.getpid(), workers=self.crew.beats(), services=self.children.pids())
+        return NodeBeat(
+            node=self.node,
+            pid=os.getpid(),
+            workers=self.crew.beats(),
+            services=self.children.pids(),
+        )
 
     def seals(self, generation: int) -> Seals:
         """Which snapshots the arenas of this node hold."""
         sealed = {}
         for path in self.paths.segments("arena"):
             arena = Arena.open(path, writable=False)
-            sealed[int(path.stem.removeprefix("arena-"))] = tuple(sorted(info.step for info in arena.sealed()))
+            sealed[int(path.stem.removeprefix("arena-"))] = tuple(
+                sorted(info.step for info in arena.sealed())
+            )
             arena.close()
         return Seals(node=self.node, generation=generation, sealed=sealed)
 
@@ -206,12 +220,18 @@ class NodeRun:
         driver, agent = self.children.process("driver"), self.children.process("agent")
         if agent is None or not agent.alive():
             log.warning("no agent is running: the last flight records are not saved")
-        drained = [p for name in self.children.names() if name != "driver" and (p := self.children.process(name))]
+        drained = [
+            p
+            for name in self.children.names()
+            if name != "driver" and (p := self.children.process(name))
+        ]
         drained += [member.process for member in self.crew.members.values()]
         for process in drained:
             process.kill(signal.SIGTERM)
         deadline = time.monotonic() + DRAIN_LIMIT_S
-        while time.monotonic() < deadline and any(p.alive() for p in [*drained, *([driver] if driver else [])]):
+        while time.monotonic() < deadline and any(
+            p.alive() for p in [*drained, *([driver] if driver else [])]
+        ):
             time.sleep(0.02)
         for line in end_node(self.paths.run_id, self.node):
             log.info(line)

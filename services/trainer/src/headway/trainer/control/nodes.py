@@ -46,7 +46,9 @@ class View:
     @property
     def applied(self) -> int:
         """Newest command that every member applied."""
-        return min((v.applied for v in map(self.worker, self.members.values()) if v is not None), default=0)
+        return min(
+            (v.applied for v in map(self.worker, self.members.values()) if v is not None), default=0
+        )
 
     @property
     def paused(self) -> bool:
@@ -87,5 +89,9 @@ class View:
 
     def spare_for(self, number: int) -> bool:
         """Whether a spare stands ready: without one, waiting for a slow start is better than giving up."""
-        idle = (view for n, view in self.nodes.items() if n != number and n not in self.rank_nodes.values())
+        idle = (
+            view
+            for n, view in self.nodes.items()
+            if n != number and n not in self.rank_nodes.values()
+        )
         return any(view.status == "spare" for view in idle)

@@ -51,10 +51,16 @@ class Requests:
         del peer
         if message.operation in STEERED:
             if message.operation == "set" and message.name != "lr":
-                raise InputError(f"cannot set {message.name!r}", remedy="only lr can be set while a run goes on")
+                raise InputError(
+                    f"cannot set {message.name!r}", remedy="only lr can be set while a run goes on"
+                )
             if message.operation == "set" and not 0 < message.value < math.inf:
-                raise InputError(f"cannot set lr to {message.value}", remedy="set lr to a number above 0")
-            steer, new = self._journal.add_command(message.id, message.operation, message.name, message.value)
+                raise InputError(
+                    f"cannot set lr to {message.value}", remedy="set lr to a number above 0"
+                )
+            steer, new = self._journal.add_command(
+                message.id, message.operation, message.name, message.value
+            )
             if new:
                 self._state.commands.append(steer)
                 self._act(
@@ -75,7 +81,9 @@ class Requests:
         elif message.operation == "evict":
             self._evict(message)
         else:
-            raise InputError(f"unknown operation {message.operation!r}", remedy="see `headway --help`")
+            raise InputError(
+                f"unknown operation {message.operation!r}", remedy="see `headway --help`"
+            )
         return Accepted(sequence=0)
 
     def status(self, message: GetStatus, peer: bytes) -> Status:
@@ -100,37 +108,61 @@ class Requests:
 
     def _rank(self, rank: int, home: int) -> RankStatus:
         beat = self._state.worker(self._state.members.get(rank))
-        worker, pid, status, step = (beat.worker, beat.pid, beat.status, beat.step) if beat else ("", 0, "missing", 0)
+        worker, pid, status, step = (
+            (beat.worker, beat.pid, beat.status, beat.step) if beat else ("", 0, "missing", 0)
+        )
         return RankStatus(rank=rank, node=home, worker=worker, pid=pid, status=status, step=step)
 
     def _inject(self, message: Command) -> None:
         if message.fault not in ("kill", "stop"):
             raise InputError(f"unknown fault {message.fault!r}", remedy="use kill or stop")
-        node = message.node if message.node >= 0 else self._state.rank_nodes.get(message.rank, self._home)
+        node = (
+            message.node
+            if message.node >= 0
+            else self._state.rank_nodes.get(message.rank, self._home)
+        )
         if node not in self._clients:
             raise InputError(f"node {node} is not there", remedy="see `headway status`")
         if message.name == "worker" and message.rank not in self._state.rank_nodes:
-            raise InputError(f"rank {message.rank} is not in the run", remedy="give the rank of the worker")
+            raise InputError(
+                f"rank {message.rank} is not in the run", remedy="give the rank of the worker"
+            )
         targets = {"executor", *self._state.nodes[node].services}
         if message.name not in {"worker", *targets}:
-            raise InputError(f"node {node} runs no {message.name!r}", remedy=f"use one of {', '.join(sorted(targets))}")
+            raise InputError(
+                f"node {node} runs no {message.name!r}",
+                remedy=f"use one of {', '.join(sorted(targets))}",
+            )
         self._act(
             Log(
                 "injected",
-                {"target": message.name, "fault": message.fault, "rank": message.rank, "node": node},
+                {
+                    "target": message.name,
+                    "fault": message.fault,
+                    "rank": message.rank,
+                    "node": node,
+                },
             )
         )
         self._clients[node][1].notify(
-            Inject(epoch=self._journal.epoch, target=message.name, fault=message.fault, rank=message.rank)
+            Inject(
+                epoch=self._journal.epoch,
+                target=message.name,
+                fault=message.fault,
+                rank=message.rank,
+            )
         )
 
     def _evict(self, message: Command) -> None:
         node = self._state.nodes.get(message.node)
         if node is None or node.status == "lost":
             raise InputError(f"node {message.node} is not there", remedy="see `headway status`")
-        if message.node in self._state.rank_nodes.values() and not self._state.spare_for(message.node):
+        if message.node in self._state.rank_nodes.values() and not self._state.spare_for(
+            message.node
+        ):
             raise InputError(
-                f"no spare stands ready for node {message.node}", remedy="stop the run, or add a node first"
+                f"no spare stands ready for node {message.node}",
+                remedy="stop the run, or add a node first",
             )
         self._act(Log("evicted", {"node": message.node}))
         self._engine.lose_node(message.node)

@@ -29,7 +29,18 @@ from headway.trainer.control.events import (
     Tick,
 )
 
-Event = NodeBeat | Relay | Seals | WorkerGone | DurableFound | NotBegun | NodeUnavailable | Suspicion | Hopeless | Tick
+Event = (
+    NodeBeat
+    | Relay
+    | Seals
+    | WorkerGone
+    | DurableFound
+    | NotBegun
+    | NodeUnavailable
+    | Suspicion
+    | Hopeless
+    | Tick
+)
 
 
 class RunState(Decisions):
@@ -59,7 +70,9 @@ class RunState(Decisions):
                 return []  # the next tick tries again, under a new number
             case NodeUnavailable():
                 actions += self._lose_node(event.node, event.reason, now)
-            case Hopeless() if self.generation < 0:  # later the failing rank reports it, and the brake counts
+            case Hopeless() if (
+                self.generation < 0
+            ):  # later the failing rank reports it, and the brake counts
                 return self._finish("failed", event.detail, now)
             case Suspicion() if event.generation == self.generation:
                 actions += self._suspect(event, now)
@@ -80,7 +93,9 @@ class RunState(Decisions):
             fields = {"worker": left.worker, "rank": left.rank, "reason": left.detail}
             return [Log("worker_failed", fields)] if left.reason == "error" else []
         happened = {"error": "failed", "peer": "lost a peer"}.get(left.reason, left.reason)
-        return self._fence(f"rank {left.rank} {happened}: {left.detail}", now, is_symptom=left.reason == "peer")
+        return self._fence(
+            f"rank {left.rank} {happened}: {left.detail}", now, is_symptom=left.reason == "peer"
+        )
 
     def _suspect(self, event: Suspicion, now: float) -> list[Action]:
         for worker in self.members.values():
@@ -131,7 +146,9 @@ class RunState(Decisions):
 
     def _gather(self, now: float) -> list[Action]:
         actions = self._replace_lost(now)
-        if self.phase == "over" or any(self.nodes[home].status != "active" for home in self.rank_nodes.values()):
+        if self.phase == "over" or any(
+            self.nodes[home].status != "active" for home in self.rank_nodes.values()
+        ):
             return actions
         if self._adopting:
             self._adopting = False
@@ -143,12 +160,16 @@ class RunState(Decisions):
             free = [
                 w
                 for w in self.nodes[home].workers.values()
-                if w.status in ("idle", "out") and w.worker not in self.gone and w.worker not in self.members.values()
+                if w.status in ("idle", "out")
+                and w.worker not in self.gone
+                and w.worker not in self.members.values()
             ]
             if not free:
                 return actions
             # who held the rank before keeps its memory; a worker left over from another rank is the last resort
-            self.members[rank] = min(free, key=lambda w: (w.rank != rank, w.status != "idle", w.worker)).worker
+            self.members[rank] = min(
+                free, key=lambda w: (w.rank != rank, w.status != "idle", w.worker)
+            ).worker
         self._enter("reading", now)
         self.sealed.clear()
         return actions
@@ -161,12 +182,18 @@ class RunState(Decisions):
         self.members = {
             w.rank: w.worker
             for w in views
-            if w.generation == newest and w.status != "idle" and self.rank_nodes.get(w.rank) == self._home(w.worker)
+            if w.generation == newest
+            and w.status != "idle"
+            and self.rank_nodes.get(w.rank) == self._home(w.worker)
         }
         if self._all("running", "finished") and newest == self.generation:
             self._enter("running", now)
             return [Log("adopted", {"generation": self.generation})]
-        return self._fence("the driver was restarted in the middle of a recovery", now) if views else []
+        return (
+            self._fence("the driver was restarted in the middle of a recovery", now)
+            if views
+            else []
+        )
 
     def _read(self, now: float) -> list[Action]:
         if not all(self._alive(worker) for worker in self.members.values()):
@@ -185,7 +212,9 @@ class RunState(Decisions):
     def _begin(self, found: DurableFound, now: float) -> list[Action]:
         sealed = {rank: self.sealed[home].get(rank, ()) for rank, home in self.rank_nodes.items()}
         self.restore = choose_restore(self.rank_nodes, sealed, found.checkpoint)
-        if self.restore.source == "init" and found.trouble:  # never start over beside checkpoints that may be good
+        if (
+            self.restore.source == "init" and found.trouble
+        ):  # never start over beside checkpoints that may be good
             return self._finish("failed", f"no snapshot is left and {found.trouble}", now)
         if loop := self._crash_loop():
             return self._finish("failed", loop, now)
@@ -196,7 +225,11 @@ class RunState(Decisions):
             BeginGeneration(self.generation, dict(self.rank_nodes)),
             Log(
                 "generation",
-                {"generation": self.generation, "source": self.restore.source, "step": self.restore.step},
+                {
+                    "generation": self.generation,
+                    "source": self.restore.source,
+                    "step": self.restore.step,
+                },
             ),
         ]
 
@@ -205,16 +238,27 @@ class RunState(Decisions):
             self._enter("running", now)
             self.max_durable = None  # a checkpoint that proved corrupt is superseded by now
             return [Log("stepping", {"generation": self.generation, "step": self.step})]
-        if now - self.since > self.limits.join_timeout_s and not self._all("restored", "running", "finished"):
+        if now - self.since > self.limits.join_timeout_s and not self._all(
+            "restored", "running", "finished"
+        ):
             return self._join_failed(now)
         actions = self._steer(now)
         for rank, worker in self.members.items():
             view = self.worker(worker)
-            if view is not None and view.generation < self.generation and self._due(("assign", worker), now):
+            if (
+                view is not None
+                and view.generation < self.generation
+                and self._due(("assign", worker), now)
+            ):
                 assign = Assign(
-                    generation=self.generation, rank=rank, restore=self.restore, commands=tuple(self.commands)
+                    generation=self.generation,
+                    rank=rank,
+                    restore=self.restore,
+                    commands=tuple(self.commands),
                 )
-                actions.append(self._tell(worker, ToWorker(epoch=self.epoch, worker=worker, assign=assign)))
+                actions.append(
+                    self._tell(worker, ToWorker(epoch=self.epoch, worker=worker, assign=assign))
+                )
             elif (
                 view is not None
                 and view.status == "joining"
@@ -236,12 +280,18 @@ class RunState(Decisions):
         return actions
 
     def _join_failed(self, now: float) -> list[Action]:
-        late = {r: w for r, w in self.members.items() if not self._is(w, "restored", "running", "finished")}
+        late = {
+            r: w
+            for r, w in self.members.items()
+            if not self._is(w, "restored", "running", "finished")
+        }
         limit_s = self.limits.join_timeout_s
         actions = self._fence(f"ranks {sorted(late)} did not restore within {limit_s} s", now)
         for worker in late.values():
             view = self.worker(worker)
-            if view is not None and view.generation < self.generation:  # it never answered: no abort will reach it
+            if (
+                view is not None and view.generation < self.generation
+            ):  # it never answered: no abort will reach it
                 actions += self._lose(worker, "did not join", now)
         return actions
 
@@ -249,7 +299,11 @@ class RunState(Decisions):
         if self._all("finished"):
             stopped = self.step < self.steps
             return self._finish("stopped" if stopped else "finished", "", now)
-        left = [rank for rank, worker in self.members.items() if not (self._alive(worker) and self._inside(worker))]
+        left = [
+            rank
+            for rank, worker in self.members.items()
+            if not (self._alive(worker) and self._inside(worker))
+        ]
         if left:
             return self._fence(f"ranks {left} left and their word was lost", now)
         return self._steer(now)
@@ -285,7 +339,9 @@ class RunState(Decisions):
                 actions += self._lose(worker, f"did not leave within {limit_s} s", now)
             return actions
         return [
-            self._tell(worker, ToWorker(epoch=self.epoch, worker=worker, abort_generation=self.generation))
+            self._tell(
+                worker, ToWorker(epoch=self.epoch, worker=worker, abort_generation=self.generation)
+            )
             for worker in waiting
             if self._due(("abort", worker, self.generation), now)
         ]

@@ -27,7 +27,9 @@ class Attention:
         """qkv [S, B, H * 3 * D] -> [S, B, H * D]."""
         turned = self.rotary.turn(qkv).to(kernel_dtype(qkv.dtype, qkv.device.type))
         # The kernels like each head's rows together; one copy gives all three.
-        packed = turned.view(*qkv.shape[:2], -1, 3, self.head_dim).permute(3, 1, 2, 0, 4).contiguous()
+        packed = (
+            turned.view(*qkv.shape[:2], -1, 3, self.head_dim).permute(3, 1, 2, 0, 4).contiguous()
+        )
         q, k, v = packed.unbind()
         if tape is None:
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True)

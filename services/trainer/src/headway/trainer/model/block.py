@@ -77,7 +77,9 @@ class _Branch:
 class SerialBlock:
     """y = h + mlp(norm2(h)) with h = x + attention(norm1(x)): two gathers and two scatters per direction."""
 
-    def __init__(self, norm1: LayerNorm, attend: Attend, norm2: LayerNorm, mlp: Mlp, tp: TensorParallel) -> None:
+    def __init__(
+        self, norm1: LayerNorm, attend: Attend, norm2: LayerNorm, mlp: Mlp, tp: TensorParallel
+    ) -> None:
         self.first, self.second = _Branch(norm1, attend, tp), _Branch(norm2, mlp, tp)
 
     def forward(self, x: torch.Tensor, tape: Tape | None) -> torch.Tensor:

@@ -67,7 +67,9 @@ class Head:
             tape.push(whole)
         return times_transposed(whole, self.weight.data, rounded=False)
 
-    def forward(self, x: torch.Tensor, labels: torch.Tensor, mask: torch.Tensor, tape: Tape | None) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, labels: torch.Tensor, mask: torch.Tensor, tape: Tape | None
+    ) -> torch.Tensor:
         """Sum of the masked tokens' losses, fp64 scalar, equal on all tp ranks."""
         logits = self.logits(x, tape).flatten(0, 1)
         loss_sum = cross_entropy(

@@ -54,7 +54,9 @@ class Chunk:
         self.model, self.layers, self.is_first, self.is_last = model, layers, is_first, is_last
         self.tp, self.precision, self.device = tp, precision, torch.device(device)
         self._parameters: dict[str, Parameter] = {}
-        rotary = Rotary(model.head_dim, model.seq_len, model.rope_theta, precision.master_dtype, self.device)
+        rotary = Rotary(
+            model.head_dim, model.seq_len, model.rope_theta, precision.master_dtype, self.device
+        )
         attention = Attention(model.head_dim, rotary)
         self.embedding = self._embedding() if is_first else None
         self.blocks: list[Block] = [self._block(f"layers.{index}", attention) for index in layers]
@@ -161,11 +163,15 @@ class Chunk:
         return x
 
     def _embedding(self) -> Embedding:
-        return Embedding(self._matrix("embedding.weight", self.model.vocab_size, self.model.hidden, 0), self.tp)
+        return Embedding(
+            self._matrix("embedding.weight", self.model.vocab_size, self.model.hidden, 0), self.tp
+        )
 
     def _head(self) -> Head:
         norm = self._norm("final_norm")
-        return Head(norm, self._matrix("head.weight", self.model.vocab_size, self.model.hidden, 0), self.tp)
+        return Head(
+            norm, self._matrix("head.weight", self.model.vocab_size, self.model.hidden, 0), self.tp
+        )
 
     def _block(self, name: str, attention: Attention) -> Block:
         model = self.model
@@ -183,12 +189,16 @@ class Chunk:
         )
         if model.block == "parallel":
             return ParallelBlock(self._norm(f"{name}.norm"), attend, mlp, self.tp)
-        return SerialBlock(self._norm(f"{name}.norm1"), attend, self._norm(f"{name}.norm2"), mlp, self.tp)
+        return SerialBlock(
+            self._norm(f"{name}.norm1"), attend, self._norm(f"{name}.norm2"), mlp, self.tp
+        )
 
     def _norm(self, name: str) -> LayerNorm:
         return LayerNorm(self._vector(f"{name}.weight", 1.0), self._vector(f"{name}.bias", 0.0))
 
-    def _matrix(self, name: str, rows: int, columns: int, tp_dim: int, std: float | None = None) -> Parameter:
+    def _matrix(
+        self, name: str, rows: int, columns: int, tp_dim: int, std: float | None = None
+    ) -> Parameter:
         return self._add(
             ParamSpec(
                 name,
@@ -203,7 +213,15 @@ class Chunk:
 
     def _vector(self, name: str, value: float) -> Parameter:
         return self._add(
-            ParamSpec(name, (self.model.hidden,), None, self.tp.rank, self.tp.size, False, init_value=value)
+            ParamSpec(
+                name,
+                (self.model.hidden,),
+                None,
+                self.tp.rank,
+                self.tp.size,
+                False,
+                init_value=value,
+            )
         )
 
     def _add(self, spec: ParamSpec) -> Parameter:

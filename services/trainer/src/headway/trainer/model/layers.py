@@ -46,7 +46,9 @@ class LayerNorm:
         """Weight and bias in a type that makes the kernel keep its statistics in fp32: on the CPU it keeps
         them in the weight's type, on a GPU always in fp32, but there it wants all types equal."""
         if x.device.type == "cpu":
-            return self.weight.data.to(self.weight.grad.dtype), self.bias.data.to(self.bias.grad.dtype)
+            return self.weight.data.to(self.weight.grad.dtype), self.bias.data.to(
+                self.bias.grad.dtype
+            )
         return self.weight.data, self.bias.data
 
     def forward(self, x: torch.Tensor, tape: Tape | None) -> torch.Tensor:
@@ -96,7 +98,9 @@ class Rotary:
     with 1 as the factor of v: 40 times faster on a CPU than rotating halves of strided slices.
     """
 
-    def __init__(self, head_dim: int, seq_len: int, theta: float, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, head_dim: int, seq_len: int, theta: float, dtype: torch.dtype, device: torch.device
+    ) -> None:
         pairs = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
         angle = torch.outer(torch.arange(seq_len, dtype=torch.float64), theta**-pairs)
         turn = torch.polar(torch.ones_like(angle), angle)

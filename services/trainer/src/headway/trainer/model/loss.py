@@ -17,7 +17,12 @@ takes 64 times as many, because there a launch costs more than a pass."""
 
 
 def cross_entropy(
-    logits: torch.Tensor, labels: torch.Tensor, mask: torch.Tensor, tp: TensorParallel, *, with_grad: bool
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    mask: torch.Tensor,
+    tp: TensorParallel,
+    *,
+    with_grad: bool,
 ) -> torch.Tensor:
     """Sum of ``mask * -log softmax(logits)[label]`` over N, an fp64 scalar, equal on all tp ranks.
 
@@ -46,13 +51,17 @@ def cross_entropy(
     if with_grad:
         if tp.size > 1:
             logits.mul_((mask / sums[0])[:, None])
-        at_label = (mask * log_likelihood.expm1()).to(logits.dtype)  # p - 1 without the rounding of p
+        at_label = (mask * log_likelihood.expm1()).to(
+            logits.dtype
+        )  # p - 1 without the rounding of p
         rows_mine = mine.nonzero()[:, 0]
         logits[rows_mine, target[rows_mine]] = at_label[rows_mine]
     return -(log_likelihood * mask).sum(dtype=torch.float64)
 
 
-def _targets(logits: torch.Tensor, labels: torch.Tensor, tp: TensorParallel) -> tuple[torch.Tensor, torch.Tensor]:
+def _targets(
+    logits: torch.Tensor, labels: torch.Tensor, tp: TensorParallel
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Which tokens' labels lie in this rank's piece, and where; 0 for those that do not."""
     local = labels - tp.rank * logits.shape[1]
     mine = (local >= 0) & (local < logits.shape[1])

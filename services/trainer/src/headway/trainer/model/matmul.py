@@ -31,7 +31,9 @@ def widen(x: torch.Tensor) -> torch.Tensor:
     return x.to(kernel_dtype(x.dtype, x.device.type))
 
 
-def times_transposed(x: torch.Tensor, weight: torch.Tensor, *, rounded: bool = True) -> torch.Tensor:
+def times_transposed(
+    x: torch.Tensor, weight: torch.Tensor, *, rounded: bool = True
+) -> torch.Tensor:
     """x[..., I] @ weight[O, I]^T in the type of ``x``; in the kernel's type if not ``rounded``."""
     product = F.linear(widen(x), widen(weight))
     return product.to(x.dtype) if rounded else product
@@ -42,7 +44,9 @@ def times(grad: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return (widen(grad) @ widen(weight)).to(weight.dtype)
 
 
-def accumulate(total: torch.Tensor, grad: torch.Tensor, x: torch.Tensor, scale: float = 1.0) -> None:
+def accumulate(
+    total: torch.Tensor, grad: torch.Tensor, x: torch.Tensor, scale: float = 1.0
+) -> None:
     """total[O, I] += scale * grad[..., O]^T @ x[..., I], summed over tokens and micro-batches in the master
     type."""
     grad_TO, x_TI = widen(grad.flatten(0, -2)), widen(x.flatten(0, -2))

@@ -78,7 +78,9 @@ class Channel:
     def __init__(self, group: Channels, name: str) -> None:
         self._group = group
         self._jobs: _Jobs = SimpleQueue()
-        threading.Thread(target=_serve, args=(self._jobs,), name=f"channel-{name}", daemon=True).start()
+        threading.Thread(
+            target=_serve, args=(self._jobs,), name=f"channel-{name}", daemon=True
+        ).start()
 
     def call(self, fn: Callable[[], T]) -> Call[T]:
         """Run ``fn`` on the channel's thread; it may block. Never blocks the caller."""
@@ -171,7 +173,9 @@ class Channels:
     def _new_call(self) -> Call[Any]:
         call: Call[Any] = Call(self)
         self._open.add(call)
-        if self._aborted.is_set():  # after the add: an abort before it saw no call, an abort after it does
+        if (
+            self._aborted.is_set()
+        ):  # after the add: an abort before it saw no call, an abort after it does
             self._open.discard(call)
             raise Aborted
         return call

@@ -91,8 +91,12 @@ class Solo:
 
     def send(self, tensor: torch.Tensor, peer: int, tag: int) -> Ticket:
         """A group of one has no peer."""
-        raise AssertionError(f"send of {tuple(tensor.shape)} to {peer} (tag {tag}) in a group of one")
+        raise AssertionError(
+            f"send of {tuple(tensor.shape)} to {peer} (tag {tag}) in a group of one"
+        )
 
     def recv(self, tensor: torch.Tensor, peer: int, tag: int) -> Ticket:
         """A group of one has no peer."""
-        raise AssertionError(f"receive of {tuple(tensor.shape)} from {peer} (tag {tag}) in a group of one")
+        raise AssertionError(
+            f"receive of {tuple(tensor.shape)} from {peer} (tag {tag}) in a group of one"
+        )

@@ -35,7 +35,9 @@ class DataParallel:
     def gather(self, chunk: int, step: int) -> None:
         """Issue the all-gather of ``chunk``'s parameters, made from the master weights."""
         flat = self._flats[chunk]
-        with self._recorder.record(Kind.ALL_GATHER, step=step, chunk=chunk, nbytes=flat.params.nbytes):
+        with self._recorder.record(
+            Kind.ALL_GATHER, step=step, chunk=chunk, nbytes=flat.params.nbytes
+        ):
             flat.cast_shard_to_params()
             self._gathers[chunk] = self._comm.all_gather(flat.params, flat.param_shard)
         if not self._overlap_gather:
@@ -58,7 +60,9 @@ class DataParallel:
     def reduce(self, chunk: int, step: int) -> None:
         """Issue the reduce-scatter of ``chunk``'s gradients into its shard."""
         flat = self._flats[chunk]
-        with self._recorder.record(Kind.REDUCE_SCATTER, step=step, chunk=chunk, nbytes=flat.grads.nbytes):
+        with self._recorder.record(
+            Kind.REDUCE_SCATTER, step=step, chunk=chunk, nbytes=flat.grads.nbytes
+        ):
             self._reduces[chunk] = self._comm.reduce_scatter(flat.grad_shard, flat.grads)
         if not self._overlap_reduce:
             self._wait_reduce(chunk, step)

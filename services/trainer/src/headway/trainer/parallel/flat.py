@@ -63,7 +63,9 @@ class FlatChunk:
         self.numel = self.shard_numel * dp_size
         self.start, self.stop = dp_rank * self.shard_numel, (dp_rank + 1) * self.shard_numel
         self.replicated = _replicated_range(self.placed)
-        self.state = torch.zeros(3 * self.shard_numel, dtype=precision.master_dtype, device=self.device)
+        self.state = torch.zeros(
+            3 * self.shard_numel, dtype=precision.master_dtype, device=self.device
+        )
         self.master, self.exp_avg, self.exp_avg_sq = self.state.view(3, -1).unbind()
         self.spans = tuple(_spans(self.placed, self.start, self.stop))
         self.renew()
@@ -103,7 +105,9 @@ class FlatChunk:
         """Write this rank's piece of the first weights into ``master``; moments become zero."""
         self.state.zero_()
         for place, low, high in self._owned():
-            values = torch.from_numpy(initial_values(place.spec, seed, low - place.start, high - place.start))
+            values = torch.from_numpy(
+                initial_values(place.spec, seed, low - place.start, high - place.start)
+            )
             self.master[low - self.start : high - self.start].copy_(values)
 
     def cast_shard_to_params(self) -> None:
@@ -171,7 +175,9 @@ def _replicated_range(placed: Sequence[Placed]) -> tuple[int, int]:
     if not inside:
         return 0, 0
     if inside != list(range(inside[0], inside[-1] + 1)):
-        raise ValueError("replicated parameters are not next to each other; order the specs so that they are")
+        raise ValueError(
+            "replicated parameters are not next to each other; order the specs so that they are"
+        )
     return placed[inside[0]].start, placed[inside[-1]].stop
 
 

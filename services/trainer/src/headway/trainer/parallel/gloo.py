@@ -53,12 +53,16 @@ class GlooComm:
     def send(self, tensor: torch.Tensor, peer: int, tag: int) -> Ticket:
         """Send contiguous ``tensor``; done when the receiver has posted its receive and the bytes are out."""
         group = self._group
-        return self._channels.open(f"{self._name}-send").launch(lambda: group.send([tensor], peer, tag))
+        return self._channels.open(f"{self._name}-send").launch(
+            lambda: group.send([tensor], peer, tag)
+        )
 
     def recv(self, tensor: torch.Tensor, peer: int, tag: int) -> Ticket:
         """Post a receive into contiguous ``tensor``."""
         group = self._group
-        return self._channels.open(f"{self._name}-recv").launch(lambda: group.recv([tensor], peer, tag))
+        return self._channels.open(f"{self._name}-recv").launch(
+            lambda: group.recv([tensor], peer, tag)
+        )
 
     def detach(self) -> list[object]:
         """Give up the group; the caller frees what is returned, which may take a gloo timeout."""

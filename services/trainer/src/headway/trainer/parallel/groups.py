@@ -115,7 +115,9 @@ class _Builder:
                 make = _GlooFactory(store, groups.channels, self._host, self._timeout_s)
             else:
                 device = self._device or torch.device("cuda")
-                make = _NcclFactory(store, groups.channels, self._timeout_s, device, wraps=grid.vp > 1)
+                make = _NcclFactory(
+                    store, groups.channels, self._timeout_s, device, wraps=grid.vp > 1
+                )
             self._groups._held.insert(0, make)
             prefix = f"g{self._generation}"
             groups.tp = make.comm(f"{prefix}/tp", grid.tp_group(rank), rank)
@@ -177,7 +179,9 @@ class _GlooFactory:
         if len(ranks) == 1:
             return PipeComm()
         group = self._group(name, ranks, rank)
-        lanes = {lane: GlooComm(group, self._channels, f"{name}-{lane[0]}-{lane[1]}") for lane in LANES}
+        lanes = {
+            lane: GlooComm(group, self._channels, f"{name}-{lane[0]}-{lane[1]}") for lane in LANES
+        }
         return PipeComm(lanes, ranks.index(rank), len(ranks))
 
     def _group(self, name: str, ranks: Sequence[int], rank: int) -> Any:
@@ -189,8 +193,15 @@ class _GlooFactory:
 class _NcclFactory:
     """``wraps``: the last rank of a pipeline also sends forward to the first, as interleaving needs."""
 
-    def __init__(self, store: Any, channels: Channels, timeout_s: float, device: torch.device, *, wraps: bool) -> None:
-        self._store, self._channels, self._timeout_s, self._device = store, channels, timeout_s, device
+    def __init__(
+        self, store: Any, channels: Channels, timeout_s: float, device: torch.device, *, wraps: bool
+    ) -> None:
+        self._store, self._channels, self._timeout_s, self._device = (
+            store,
+            channels,
+            timeout_s,
+            device,
+        )
         self._wraps = wraps
         self._joint = JointAbort()
         channels.on_abort(self._joint.abort)

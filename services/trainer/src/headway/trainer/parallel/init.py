@@ -33,7 +33,9 @@ def _local_normals(spec: ParamSpec, seed: int, start: int, stop: int) -> _Array:
         return _normals(seed, spec.name, offset + start, offset + stop)
     first_row, last_row = start // inner, -(-stop // inner)
     rows = _normals(seed, spec.name, first_row * global_inner, last_row * global_inner)
-    piece = rows.reshape(-1, global_inner)[:, spec.tp_rank * inner : (spec.tp_rank + 1) * inner].reshape(-1)
+    piece = rows.reshape(-1, global_inner)[
+        :, spec.tp_rank * inner : (spec.tp_rank + 1) * inner
+    ].reshape(-1)
     return piece[start - first_row * inner : stop - first_row * inner]
 
 
@@ -45,5 +47,7 @@ def _normals(seed: int, name: str, start: int, stop: int) -> _Array:
     out = np.empty((last - first, BLOCK))
     for row, block in enumerate(range(first, last)):
         counter = np.array([0, 0, block, 0], dtype=np.uint64)
-        np.random.Generator(np.random.Philox(key=key, counter=counter)).standard_normal(out=out[row])
+        np.random.Generator(np.random.Philox(key=key, counter=counter)).standard_normal(
+            out=out[row]
+        )
     return out.reshape(-1)[start - first * BLOCK : stop - first * BLOCK]

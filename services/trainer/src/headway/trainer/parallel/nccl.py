@@ -108,7 +108,9 @@ class NcclPipe(PipeComm):
         rank, size: this rank's place in the pipeline, and the number of its ranks.
     """
 
-    def __init__(self, pairs: Mapping[tuple[Direction, bool, int], Comm], rank: int, size: int) -> None:
+    def __init__(
+        self, pairs: Mapping[tuple[Direction, bool, int], Comm], rank: int, size: int
+    ) -> None:
         super().__init__({}, rank, size)
         self._pairs = dict(pairs)
 

@@ -20,7 +20,10 @@ class PipeComm:
     """The pipeline that this rank is a member of; peers are pipeline ranks."""
 
     def __init__(
-        self, lanes: Mapping[tuple[Direction, bool], Comm] | None = None, rank: int = 0, size: int = 1
+        self,
+        lanes: Mapping[tuple[Direction, bool], Comm] | None = None,
+        rank: int = 0,
+        size: int = 1,
     ) -> None:
         self._lanes = dict(lanes or {})
         self.rank = rank

@@ -26,7 +26,9 @@ class Precision:
         try:
             return cls(*_PRECISIONS[name])
         except KeyError:
-            raise ConfigError(f"unknown compute type {name!r}", remedy=f"use one of {', '.join(_PRECISIONS)}") from None
+            raise ConfigError(
+                f"unknown compute type {name!r}", remedy=f"use one of {', '.join(_PRECISIONS)}"
+            ) from None
 
 
 _PRECISIONS = {
@@ -67,7 +69,10 @@ class ParamSpec:
         """Shape of the local piece."""
         if self.tp_dim is None:
             return self.global_shape
-        return tuple(n // self.tp_size if dim == self.tp_dim else n for dim, n in enumerate(self.global_shape))
+        return tuple(
+            n // self.tp_size if dim == self.tp_dim else n
+            for dim, n in enumerate(self.global_shape)
+        )
 
     @property
     def numel(self) -> int:

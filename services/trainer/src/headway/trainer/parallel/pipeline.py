@@ -121,7 +121,9 @@ class Pipeline:
         whole = action.kind is Kind.BACKWARD
         self._before_compute(action.chunk)
         with self._record(action):
-            grad = chunk.backward(self._forwards[key], grad_output, loss_scale=self._loss_scale, weight=whole)
+            grad = chunk.backward(
+                self._forwards[key], grad_output, loss_scale=self._loss_scale, weight=whole
+            )
         if grad is not None:
             self._hand_on(action, Kind.RECV_BACKWARD, grad)
         if whole:
@@ -129,7 +131,9 @@ class Pipeline:
 
     def _backward_weight(self, action: Action) -> None:
         with self._record(action):
-            self._chunks[action.chunk].backward_weight(self._forwards.pop((action.chunk, action.micro_batch)))
+            self._chunks[action.chunk].backward_weight(
+                self._forwards.pop((action.chunk, action.micro_batch))
+            )
 
     def _send(self, action: Action) -> None:
         direction = _DIRECTIONS[action.kind]
@@ -156,7 +160,11 @@ class Pipeline:
         """Open the list's next receive: both positions of the switch issue the same, in the same order."""
         action = self._to_post.popleft()
         chunk = self._chunks[action.chunk]
-        buffer = torch.empty(chunk.activation_shape(self._size), dtype=chunk.precision.param_dtype, device=chunk.device)
+        buffer = torch.empty(
+            chunk.activation_shape(self._size),
+            dtype=chunk.precision.param_dtype,
+            device=chunk.device,
+        )
         key = (action.kind, action.chunk, action.micro_batch)
         ticket = self._pipe.recv(_DIRECTIONS[action.kind], buffer, action.peer, _tag(key))
         self._posted[key] = ticket, buffer, action
@@ -198,7 +206,9 @@ class Pipeline:
             chunk -= rank == 0
         return kind, chunk, action.micro_batch
 
-    def _record(self, action: Action, flags: int = 0, nbytes: int = 0) -> AbstractContextManager[object]:
+    def _record(
+        self, action: Action, flags: int = 0, nbytes: int = 0
+    ) -> AbstractContextManager[object]:
         return self._recorder.record(
             action.kind,
             step=self._step,

@@ -134,7 +134,9 @@ class StoreServer:
 
     def _send(self, sock: socket.socket, reply: _Reply) -> None:
         try:
-            sock.sendall(_frame(reply))  # at most one reply is open per connection, so it fits in its buffer
+            sock.sendall(
+                _frame(reply)
+            )  # at most one reply is open per connection, so it fits in its buffer
         except OSError:
             self._drop(sock)
 

@@ -16,7 +16,9 @@ class Pending:
 
     __slots__ = ("_source", "_tensor", "_ticket")
 
-    def __init__(self, tensor: torch.Tensor, ticket: Ticket, source: torch.Tensor | None = None) -> None:
+    def __init__(
+        self, tensor: torch.Tensor, ticket: Ticket, source: torch.Tensor | None = None
+    ) -> None:
         self._tensor, self._ticket, self._source = tensor, ticket, source
 
     def wait(self) -> torch.Tensor:

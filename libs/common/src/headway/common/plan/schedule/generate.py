@@ -30,7 +30,9 @@ def generate(name: str, *, pp: int, vp: int = 1, num_micro_batches: int) -> Sche
     if name == "interleaved":
         return interleaved_1f1b(pp=pp, vp=vp, num_micro_batches=num_micro_batches)
     if vp != 1:
-        raise ConfigError(f"vp={vp} with schedule {name!r}", remedy="use schedule 'interleaved' or vp=1")
+        raise ConfigError(
+            f"vp={vp} with schedule {name!r}", remedy="use schedule 'interleaved' or vp=1"
+        )
     return makers[name](pp=pp, num_micro_batches=num_micro_batches)
 
 
@@ -150,7 +152,13 @@ def _backwards(count: int) -> Order:
 
 
 def _schedule(
-    name: str, pp: int, vp: int, num_micro_batches: int, ranks: list[Order], *, forward_only: bool = False
+    name: str,
+    pp: int,
+    vp: int,
+    num_micro_batches: int,
+    ranks: list[Order],
+    *,
+    forward_only: bool = False,
 ) -> Schedule:
     _check(pp, vp, num_micro_batches)  # gpipe and 1f1b come here unchecked
     return Schedule(

@@ -66,7 +66,10 @@ def _message(schedule: Schedule, span: Span) -> list[tuple[int, Action]]:
     peer, chunk = target % schedule.pp, target // schedule.pp
     if not 0 <= target < schedule.num_stages or peer == span.rank:
         return []
-    return [(span.rank, Action(send, action.chunk, mb, peer)), (peer, Action(receive, chunk, mb, span.rank))]
+    return [
+        (span.rank, Action(send, action.chunk, mb, peer)),
+        (peer, Action(receive, chunk, mb, span.rank)),
+    ]
 
 
 def _frame(schedule: Schedule, rank: int, order: list[Action]) -> list[Action]:
@@ -79,13 +82,21 @@ def _frame(schedule: Schedule, rank: int, order: list[Action]) -> list[Action]:
     framed: list[Action] = []
     num_gathered = 0
     if training:
-        framed.append(Action(Kind.ALL_GATHER, 0))  # issued first, so that it runs while data is taken
+        framed.append(
+            Action(Kind.ALL_GATHER, 0)
+        )  # issued first, so that it runs while data is taken
         num_gathered = 1
     if takes_data:
         framed.append(Action(Kind.DATA))
-    last_gradient = {a.chunk: i for i, a in enumerate(order) if a.kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT)}
+    last_gradient = {
+        a.chunk: i for i, a in enumerate(order) if a.kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT)
+    }
     for index, action in enumerate(order):
-        if training and action.kind in COMPUTE and num_gathered < min(action.chunk + 2, schedule.vp):
+        if (
+            training
+            and action.kind in COMPUTE
+            and num_gathered < min(action.chunk + 2, schedule.vp)
+        ):
             framed.append(Action(Kind.ALL_GATHER, num_gathered))
             num_gathered += 1
         framed.append(action)

@@ -7,7 +7,12 @@ from dataclasses import dataclass
 from headway.common.errors import ConfigError
 from headway.common.plan.schedule.actions import Action, Kind, Schedule
 
-UNIT_COST = {Kind.FORWARD: 1.0, Kind.BACKWARD: 2.0, Kind.BACKWARD_INPUT: 1.0, Kind.BACKWARD_WEIGHT: 1.0}
+UNIT_COST = {
+    Kind.FORWARD: 1.0,
+    Kind.BACKWARD: 2.0,
+    Kind.BACKWARD_INPUT: 1.0,
+    Kind.BACKWARD_WEIGHT: 1.0,
+}
 """A backward costs two forwards, one for each gradient (Megatron-LM, arXiv 2104.04473, section 2.2)."""
 
 
@@ -27,7 +32,9 @@ def unit_timeline(schedule: Schedule) -> list[Span]:
     Raises:
         ConfigError: the lists wait for each other in a circle, or for an action that nobody does.
     """
-    done: dict[tuple[Kind, int, int], float] = {}  # (forward or backward, virtual stage, micro-batch) -> end
+    done: dict[
+        tuple[Kind, int, int], float
+    ] = {}  # (forward or backward, virtual stage, micro-batch) -> end
     clock = [0.0] * schedule.pp
     at = [0] * schedule.pp
     spans: list[Span] = []
@@ -45,7 +52,9 @@ def unit_timeline(schedule: Schedule) -> list[Span]:
                 spans.append(Span(rank, action, start, clock[rank]))
                 kind = Kind.FORWARD if action.kind is Kind.FORWARD else Kind.BACKWARD
                 if action.kind is not Kind.BACKWARD_WEIGHT:
-                    done[kind, stage_of(schedule, rank, action.chunk), action.micro_batch] = clock[rank]
+                    done[kind, stage_of(schedule, rank, action.chunk), action.micro_batch] = clock[
+                        rank
+                    ]
                 at[rank] += 1
                 moved = True
     for rank, order in enumerate(schedule.ranks):
@@ -62,7 +71,9 @@ def stage_of(schedule: Schedule, rank: int, chunk: int) -> int:
     return chunk * schedule.pp + rank
 
 
-def _ready(schedule: Schedule, rank: int, action: Action, done: dict[tuple[Kind, int, int], float]) -> float | None:
+def _ready(
+    schedule: Schedule, rank: int, action: Action, done: dict[tuple[Kind, int, int], float]
+) -> float | None:
     """When the action's input is there; None if its producer has not run yet."""
     stage, last = stage_of(schedule, rank, action.chunk), schedule.num_stages - 1
     mb = action.micro_batch

@@ -61,7 +61,9 @@ def _expected(schedule: Schedule, rank: int) -> Counter[tuple[Kind, int, int]]:
                 kinds.append(Kind.RECV_BACKWARD)
             if stage > 0 and schedule.pp > 1:
                 kinds.append(Kind.SEND_BACKWARD)
-        wanted.update((kind, chunk, mb) for kind in kinds for mb in range(schedule.num_micro_batches))
+        wanted.update(
+            (kind, chunk, mb) for kind in kinds for mb in range(schedule.num_micro_batches)
+        )
     return wanted
 
 
@@ -110,9 +112,17 @@ def _check_sends(schedule: Schedule, rank: int, order: tuple[Action, ...]) -> No
         made = Kind.FORWARD if action.kind is Kind.SEND_FORWARD else Kind.BACKWARD_INPUT
         before = next((a for a in reversed(order[:index]) if a.kind in COMPUTE), None)
         key = (action.chunk, action.micro_batch)
-        if before is None or _half(before.kind) is not made or (before.chunk, before.micro_batch) != key:
+        if (
+            before is None
+            or _half(before.kind) is not made
+            or (before.chunk, before.micro_batch) != key
+        ):
             _refuse(schedule, rank, f"{action} does not follow {Action(made, *key)}")
-        if before is not None and before.kind is Kind.BACKWARD_INPUT and order[index - 1] is not before:
+        if (
+            before is not None
+            and before.kind is Kind.BACKWARD_INPUT
+            and order[index - 1] is not before
+        ):
             _refuse(schedule, rank, f"{action} does not follow {before} directly")
 
 
@@ -159,7 +169,9 @@ def _run_rendezvous(schedule: Schedule) -> None:
             _refuse(schedule, rank, f"waits for ever at {order[at[rank]]}")
 
 
-def _step(schedule: Schedule, rank: int, at: list[int], have: list[set[tuple[Kind, int, int]]]) -> bool:
+def _step(
+    schedule: Schedule, rank: int, at: list[int], have: list[set[tuple[Kind, int, int]]]
+) -> bool:
     """Do the rank's next action if it can be done now."""
     action = schedule.ranks[rank][at[rank]]
     if action.kind in RECEIVES:
@@ -173,7 +185,11 @@ def _step(schedule: Schedule, rank: int, at: list[int], have: list[set[tuple[Kin
 
 
 def _exchange(
-    schedule: Schedule, rank: int, send: Action, at: list[int], have: list[set[tuple[Kind, int, int]]]
+    schedule: Schedule,
+    rank: int,
+    send: Action,
+    at: list[int],
+    have: list[set[tuple[Kind, int, int]]],
 ) -> bool:
     forward = send.kind is Kind.SEND_FORWARD
     made = (Kind.FORWARD if forward else Kind.BACKWARD_INPUT, send.chunk, send.micro_batch)
@@ -193,16 +209,24 @@ def _exchange(
     return True
 
 
-def _compute(schedule: Schedule, rank: int, action: Action, have: set[tuple[Kind, int, int]]) -> None:
+def _compute(
+    schedule: Schedule, rank: int, action: Action, have: set[tuple[Kind, int, int]]
+) -> None:
     """Check that inputs are there. Stages on one rank hand over without a message."""
     stage, mb, chunk = stage_of(schedule, rank, action.chunk), action.micro_batch, action.chunk
     needs: list[tuple[Kind, int, int]] = []
     if action.kind is Kind.FORWARD and stage > 0:
-        needs.append((Kind.RECV_FORWARD, chunk, mb) if schedule.pp > 1 else (Kind.FORWARD, chunk - 1, mb))
+        needs.append(
+            (Kind.RECV_FORWARD, chunk, mb) if schedule.pp > 1 else (Kind.FORWARD, chunk - 1, mb)
+        )
     if action.kind in (Kind.BACKWARD, Kind.BACKWARD_INPUT):
         needs.append((Kind.FORWARD, chunk, mb))
         if stage < schedule.num_stages - 1:
-            needs.append((Kind.RECV_BACKWARD, chunk, mb) if schedule.pp > 1 else (Kind.BACKWARD_INPUT, chunk + 1, mb))
+            needs.append(
+                (Kind.RECV_BACKWARD, chunk, mb)
+                if schedule.pp > 1
+                else (Kind.BACKWARD_INPUT, chunk + 1, mb)
+            )
     if action.kind is Kind.BACKWARD_WEIGHT:
         needs.append((Kind.BACKWARD_INPUT, chunk, mb))
     for need in needs:
