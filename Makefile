@@ -56,7 +56,7 @@ lock: setup-test ## make constraints.txt again from the pyproject files (UPGRADE
 lock-check: setup-test ## fail if constraints.txt and the pyproject files disagree
 	$(PY) infra/setup/lock.py --check
 
-matrix: setup-test ## every layout, schedule and block against one process (JSON in benchmarks/results)
+matrix: setup-test ## every layout, schedule and block against one process
 	$(PY) -m benchmarks.matrix --out benchmarks/results/matrix.json
 
 drill: setup-test ## 3 runs x 10 seeded faults, with times of each recovery

@@ -1,7 +1,8 @@
-"""Install a set of Headway's parts into ``.venv``, every package at the version constraints.txt pins.
+"""Install a set of Headway's parts into ``.venv``, every package as constraints.txt pins it.
 
-``setup.sh`` calls it with the name of the set. uv does the installing; it is itself pinned and lives in the
-virtual environment. What pip is configured to use (indexes, certificates, proxy) holds for uv too.
+``setup.sh`` calls it with the name of the set. uv does the installing; it is itself pinned and
+lives in the virtual environment. What pip is configured to use (indexes, certificates, proxy)
+holds for uv too.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class SetupError(Exception):
 
 
 def main(wanted: str) -> int:
-    """Bring ``.venv`` to the set ``wanted``; returns the exit code. Does nothing when it is there already."""
+    """Bring ``.venv`` to the set ``wanted``, unless it is there already; returns the exit code."""
     venv = Path(os.environ.get("VENV") or ROOT / ".venv").absolute()
     try:
         with _alone():
@@ -102,7 +103,7 @@ def _inputs() -> str:
 
 
 def _recorded(venv: Path) -> dict[str, str]:
-    """What the last set-up wrote down; ``set`` is empty from the start of an installation to its end."""
+    """What the last set-up wrote down; ``set`` is empty while an installation is under way."""
     with contextlib.suppress(OSError, ValueError):
         return {
             str(key): str(value) for key, value in json.loads((venv / RECORD).read_text()).items()
@@ -192,7 +193,7 @@ def _text(version: tuple[int, ...]) -> str:
 
 # ---- uv -----------------------------------------------------------------------------------------
 def _make_uv(venv: Path) -> None:
-    """Install the pinned uv with pip. Its wheel is kept, so that a later set-up needs no index for it."""
+    """Install the pinned uv with pip; its wheel is kept, so that a later set-up works offline."""
     version = _pin("uv")
     with contextlib.suppress(OSError):
         done = subprocess.run(
@@ -239,23 +240,25 @@ def _pin(name: str) -> str:
 
 # ---- packages -----------------------------------------------------------------------------------
 def _install(venv: Path, wanted: str, torch: str) -> None:
-    """From uv's cache alone where that holds everything, which also works offline; else with the index."""
+    """From uv's cache alone where it holds everything, which works offline; else with the index."""
     env = {**os.environ, **pip_settings.for_uv(venv / "bin/python")}
     env.pop("VIRTUAL_ENV", None)
     if not _is_writable(Path(env.get("UV_CACHE_DIR") or _user_cache() / "uv")):
         env["UV_CACHE_DIR"] = str(venv / "cache")  # a read-only home
     uv = [str(venv / "bin/uv"), "pip", "install", "--python", str(venv / "bin/python")]
-    pins = ["--constraints", LOCK.name, "--build-constraints", LOCK.name]
-    backend = [] if torch == "auto" else ["--torch-backend", torch]
+    is_cpu = torch == "auto" and not _has_gpu()
     print(f"installing what `make {wanted}` needs", flush=True)
-    for mode in (["--offline"], []):
-        command = [*uv, *mode, *pins, *backend, *_requirements(wanted)]
-        if torch == "auto" and not _has_gpu():
-            command += _cpu_build([*uv, *mode], env)
-        if mode and not _succeeds([*command, "--dry-run"], env):
-            continue
-        if subprocess.run(command, cwd=ROOT, env=env, check=False).returncode == 0:
-            return
+    with tempfile.TemporaryDirectory() as folder:
+        build = Path(folder) / "torch.txt"
+        pins = [LOCK.name, "--build-constraints", LOCK.name, "--constraints", str(build)]
+        backend = [] if torch == "auto" else ["--torch-backend", torch]
+        for mode in (["--offline"], []):
+            build.write_text(_cpu_build([*uv, *mode], env) if is_cpu else "")
+            command = [*uv, *mode, *backend, "--constraints", *pins, *_requirements(wanted)]
+            if mode and not _succeeds([*command, "--dry-run"], env):
+                continue
+            if subprocess.run(command, cwd=ROOT, env=env, check=False).returncode == 0:
+                return
     raise SetupError("packages could not be installed, see above; the same command tries again")
 
 
@@ -266,10 +269,10 @@ def _requirements(wanted: str) -> list[str]:
     return [*(word for part in parts for word in ("-e", part)), *groups]
 
 
-def _cpu_build(uv: list[str], env: dict[str, str]) -> list[str]:
-    """torch's CPU build where the index offers one: it saves 4 GB of CUDA packages."""
+def _cpu_build(uv: list[str], env: dict[str, str]) -> str:
+    """The pin of torch's CPU build where the index offers one: it saves 4 GB of CUDA packages."""
     build = f"torch=={_pin('torch')}+cpu"
-    return [build] if _succeeds([*uv, "--dry-run", "--no-deps", build], env) else []
+    return build if _succeeds([*uv, "--dry-run", "--no-deps", build], env) else ""
 
 
 def _succeeds(command: list[str], env: dict[str, str]) -> bool:

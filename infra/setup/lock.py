@@ -1,8 +1,8 @@
 """Write constraints.txt, the universal lock: one set of pins for every supported Python on Linux.
 
-``make lock`` resolves again as of the date in the file's first line, so it gives the same file everywhere;
-``make lock UPGRADE=1`` moves to today's releases; ``make lock-check`` only compares. Indexes other than the
-main one play no part: what one machine has in a folder of its own must not get into everybody's lock.
+``make lock`` resolves again as of the date in the file's first line, so it gives the same file
+everywhere; ``make lock UPGRADE=1`` moves to today's releases; ``make lock-check`` only compares.
+Only the main index counts: what one machine has in a folder of its own must not get into the lock.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def main(arguments: list[str]) -> int:
     sys.stdout.writelines(difflib.unified_diff(before, after, install.LOCK.name, "resolved"))
     if old != new:
         print(
-            "headway: constraints.txt and the pyproject files disagree; run `make lock`",
+            "headway: constraints.txt is not what the pyproject files ask for; run `make lock`",
             file=sys.stderr,
         )
     return int(old != new)
 
 
 def resolve(date: str) -> list[str]:
-    """The pins as of ``date``: every part with all its extras, and the groups of the root's pyproject."""
+    """The pins as of ``date``: every part with all its extras, and the root's dependency groups."""
     parts = dict.fromkeys(part.split("[")[0] for parts in install.SETS.values() for part in parts)
     wanted, own = [], []
     for part in parts:

@@ -25,7 +25,7 @@ CONNECTION = {
 
 
 def for_uv(python: Path, *, indexes: tuple[str, ...] = tuple(INDEXES)) -> dict[str, str]:
-    """Environment variables for uv: what pip of ``python`` would use, as far as nothing else is set.
+    """Environment variables for uv: what pip of ``python`` would use; variables already set win.
 
     Args:
         python: an interpreter with pip.

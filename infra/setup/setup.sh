@@ -39,11 +39,13 @@ else
     look_at python3 python3.13 python3.12 python3.11
 fi
 if [ -z "$found" ] && [ -n "$without_venv" ]; then
-    refuse "$without_venv has no venv module; install it (Debian, Ubuntu: apt-get install python3-venv)"
+    refuse "$without_venv has no venv module; install it (Debian, Ubuntu: apt-get install\
+ python3-venv)"
 fi
 if [ -z "$found" ]; then
     tried=${PYTHON:-python3}
-    version=$("$tried" -c 'import sys; print("Python %d.%d.%d" % sys.version_info[:3])' 2>/dev/null) ||
+    show='import sys; print("Python %d.%d.%d" % sys.version_info[:3])'
+    version=$("$tried" -c "$show" 2>/dev/null) ||
         version="not a working Python"
     refuse "needs Python 3.11 to 3.13, and $tried is $version; install one (Debian: apt-get install\
  python3 python3-venv) or name it: make PYTHON=/path/to/python3 $1"

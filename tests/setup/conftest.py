@@ -30,7 +30,7 @@ import install
 install.SETS = {"run": ["./libs/common"], "lab": [], "test": []}
 sys.exit(install.main(sys.argv[1]))
 """
-"""The set-up itself over one part with small dependencies: what is tested is the way, not the load."""
+"""The set-up itself, over one part with small dependencies: these tests are about the way."""
 
 
 @pytest.fixture

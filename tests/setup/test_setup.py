@@ -1,4 +1,4 @@
-"""`make setup` on machines as they are: stock Python, blanks in paths, no network, cut short, run twice."""
+"""`make setup` as it happens: stock Python, blanks in paths, no network, cut short, run twice."""
 
 from __future__ import annotations
 
@@ -88,10 +88,13 @@ def test_ctrl_c_says_how_to_go_on(
     checkout: Path, small: Sequence[str], environment: dict[str, str]
 ) -> None:
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    # A background job of a shell ignores Ctrl-C, and its children would inherit that.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     with subprocess.Popen(small, cwd=checkout, env=environment, **pipes) as child:
         assert "making .venv" in child.stdout.readline()
         child.send_signal(signal.SIGINT)
         left = child.stdout.read().strip()
+    signal.signal(signal.SIGINT, before)
     wanted = "headway: set-up interrupted; the same command continues it"
     assert (child.returncode, left) == (130, wanted)
 
