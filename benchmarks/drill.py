@@ -189,9 +189,8 @@ def judge(report: dict[str, Any], reference: str) -> list[str]:
         again = [
             report["redone_steps"].get(str(generation), 0) for generation in row["generations"]
         ]
-        if row["target"] != "node" and any(
-            count > 1 for count in again
-        ):  # a lost node's go back to a checkpoint
+        # a lost node's go back to a checkpoint
+        if row["target"] != "node" and any(count > 1 for count in again):
             wrong.append(f"{row['fault']}: completed steps done again {again}")
     if len(report["resources"][report["witness"]]) <= len(report["faults"]):
         wrong.append(f"{report['witness']} was not watched through all faults")

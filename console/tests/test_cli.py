@@ -131,9 +131,8 @@ def test_a_start_that_is_terminated_is_taken_back_and_says_so(
         time.sleep(10)
 
     monkeypatch.setattr("headway.console.cluster.Cluster.launch", launch)
-    before = signal.signal(
-        signal.SIGTERM, lambda *_: None
-    )  # without a handler of the command's own nothing happens
+    # without a handler of the command's own nothing happens
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         code, _, err = call("run", TINY, "--runs-dir", str(own_roots / "runs"))
     finally:

@@ -11,7 +11,7 @@ import pytest
 from headway.common.config import load, to_toml
 from headway.common.errors import InputError
 from headway.common.node.run_dir import RunDir, new_run_id
-from headway.console import cluster as cluster_module
+from headway.console import launch as launch_module
 from headway.console import preflight
 from headway.console.cluster import Cluster
 from headway.console.run import Run
@@ -42,7 +42,7 @@ def config(corpus: Path) -> RunConfig:
 @pytest.fixture
 def launch(own_roots: Path, monkeypatch: pytest.MonkeyPatch) -> Launch:
     """Everything of a launch but the nodes."""
-    monkeypatch.setattr(cluster_module, "start", lambda *_: None)
+    monkeypatch.setattr(launch_module, "start", lambda *_: None)
     return Cluster(own_roots / "runs").launch
 
 
@@ -166,7 +166,7 @@ def test_a_new_run_whose_start_fails_leaves_no_folder_and_a_resumed_one_keeps_it
         raise failure
 
     kept = launch(config, name="kept")
-    monkeypatch.setattr(cluster_module, "start", fail)
+    monkeypatch.setattr(launch_module, "start", fail)
     for name in ("new", "kept"):
         with pytest.raises(type(failure)):
             launch(config, name=name)
@@ -185,7 +185,7 @@ def test_the_second_of_two_starts_of_one_name_is_told_so(
         ):
             launch(config, base="tiny", tell=told.append)
 
-    monkeypatch.setattr(cluster_module, "start", start_again)
+    monkeypatch.setattr(launch_module, "start", start_again)
     assert launch(config, base="tiny").path == own_roots / "runs" / "tiny"
     assert not any("resuming" in line for line in told)
 

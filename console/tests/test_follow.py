@@ -31,9 +31,8 @@ class Output(io.StringIO):
     def write(self, text: str) -> int:
         count = super().write(text)
         while self._script and self._script[0][0] in self.getvalue():
-            threading.Thread(
-                target=self._script.pop(0)[1]
-            ).start()  # never on the follower's own thread
+            # never on the follower's own thread
+            threading.Thread(target=self._script.pop(0)[1]).start()
         return count
 
 

@@ -51,7 +51,7 @@ def main(wanted: str) -> int:
     """Bring ``.venv`` to the set ``wanted``, unless it is there already; returns the exit code."""
     venv = Path(os.environ.get("VENV") or ROOT / ".venv").absolute()
     try:
-        with _alone():
+        with _setup_lock():
             torch = _torch(venv)
             record = {"inputs": _inputs(), "path": str(venv), "torch": torch}
             if _is_ready(venv, wanted, record):
@@ -66,7 +66,7 @@ def main(wanted: str) -> int:
         print(f"headway: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("headway: set-up interrupted; the same command continues it", file=sys.stderr)
+        print("headway: interrupted; run the same command to continue", file=sys.stderr)
         return 130
     except OSError as error:
         print(f"headway: set-up failed: {error}", file=sys.stderr)
@@ -75,7 +75,7 @@ def main(wanted: str) -> int:
 
 
 @contextlib.contextmanager
-def _alone() -> Iterator[None]:
+def _setup_lock() -> Iterator[None]:
     """One set-up of this checkout at a time: a second one waits, then finds its work done."""
     fd = os.open(ROOT, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -117,7 +117,7 @@ def _torch(venv: Path) -> str:
     torch = os.environ.get("TORCH") or (found["torch"] if found.get("set") else "auto")
     if not re.fullmatch(r"auto|cpu|xpu|cu\d+|rocm\d[\d.]*", torch):
         raise SetupError(
-            f"TORCH={torch} names no build of torch; use auto, cpu, cu130, rocm7.2 ..."
+            f"TORCH={torch} is not a build of torch; use auto, cpu, cu130, rocm7.2 ..."
         )
     return torch
 
@@ -129,7 +129,7 @@ def _write_record(venv: Path, record: dict[str, str]) -> None:
 def _is_ready(venv: Path, wanted: str, record: dict[str, str]) -> bool:
     found = _recorded(venv)
     same = all(found.get(key) == value for key, value in record.items())
-    return same and found.get("set") in _sets_from(wanted) and not _fault(venv, record["torch"])
+    return same and found.get("set") in _sets_from(wanted) and not _problem(venv, record["torch"])
 
 
 def _sets_from(name: str) -> list[str]:
@@ -142,22 +142,22 @@ def _make_venv(venv: Path, torch: str) -> None:
     is_there = venv.exists() and any(venv.iterdir())
     if is_there and not (venv / "pyvenv.cfg").exists():
         raise SetupError(f"{venv} is not a virtual environment; move it away, or set VENV=")
-    fault = _fault(venv, torch) if is_there else "is absent"
-    if not fault:
+    problem = _problem(venv, torch) if is_there else "is absent"
+    if not problem:
         return
     if is_there and not (venv == ROOT / ".venv" or (venv / RECORD).exists()):
-        raise SetupError(f"{venv} {fault}; remove it, or set VENV=")  # somebody else's
+        raise SetupError(f"{venv} {problem}; remove it, or set VENV=")  # somebody else's
     try:
         os.confstr("CS_GNU_LIBC_VERSION")
     except ValueError:
         raise SetupError("needs glibc; torch has no packages for other C libraries") from None
-    reason = f", because the old one {fault}" if is_there else ""
-    print(f"making {venv.name} with Python {_text(sys.version_info[:3])}{reason}", flush=True)
-    _run([sys.executable, "-m", "venv", "--clear", str(venv)], f"{venv} cannot be made")
+    reason = f": the existing one {problem}" if is_there else ""
+    print(f"creating {venv.name} with Python {_text(sys.version_info[:3])}{reason}", flush=True)
+    _run([sys.executable, "-m", "venv", "--clear", str(venv)], f"cannot create {venv}")
 
 
-def _fault(venv: Path, torch: str) -> str:
-    """Why this virtual environment cannot be used, empty if it can."""
+def _problem(venv: Path, torch: str) -> str:
+    """What keeps this virtual environment from being used; empty if nothing does."""
     program = (
         "import sys, importlib.util as i; i.find_spec('pip') or sys.exit(1);"
         "print(*sys.version_info[:2], sys.base_prefix)"
@@ -172,16 +172,15 @@ def _fault(venv: Path, torch: str) -> str:
     major, minor, base = done.stdout.strip().split(" ", 2)
     version, recorded = (int(major), int(minor)), _recorded(venv)
     if not PYTHONS[0] <= version <= PYTHONS[1]:
-        return f"is of Python {_text(version)}"
+        return f"uses Python {_text(version)}"
     is_mine = (version, base) == (sys.version_info[:2], sys.base_prefix)
     if os.environ.get("PYTHON") and not is_mine:
-        return f"is of another Python {_text(version)}"
-    if recorded.get("path", str(venv)) != str(
-        venv
-    ):  # its scripts name their interpreter by its old path
-        return "was made in another place"
+        return f"uses Python {_text(version)}, not the requested one"
+    # its scripts name their interpreter by its old path
+    if recorded.get("path", str(venv)) != str(venv):
+        return "was created at another path"
     if recorded.get("set") == "":
-        return "is only half filled"
+        return "is only partly installed"
     if recorded.get("torch", torch) != torch:
         return f"has torch for {recorded['torch']}"
     return ""
@@ -217,8 +216,8 @@ def _make_uv(venv: Path) -> None:
             str(folder),
             f"uv=={version}",
         ]
-        _run(fetch, "uv cannot be fetched (check the network and `pip config list`)")
-        _run(install, "uv cannot be installed")
+        _run(fetch, "cannot download uv (check the network and `pip config list`)")
+        _run(install, "cannot install uv")
 
 
 @contextlib.contextmanager
@@ -259,7 +258,7 @@ def _install(venv: Path, wanted: str, torch: str) -> None:
                 continue
             if subprocess.run(command, cwd=ROOT, env=env, check=False).returncode == 0:
                 return
-    raise SetupError("packages could not be installed, see above; the same command tries again")
+    raise SetupError("could not install the packages, see above; run the same command to retry")
 
 
 def _requirements(wanted: str) -> list[str]:

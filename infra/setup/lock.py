@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
     sys.stdout.writelines(difflib.unified_diff(before, after, install.LOCK.name, "resolved"))
     if old != new:
         print(
-            "headway: constraints.txt is not what the pyproject files ask for; run `make lock`",
+            "headway: constraints.txt does not match the pyproject files; run `make lock`",
             file=sys.stderr,
         )
     return int(old != new)
@@ -75,10 +75,10 @@ def resolve(date: str) -> list[str]:
     )
     if done.returncode:
         raise SystemExit("headway: the pyproject files cannot be resolved together, see above")
-    return [_without_the_obvious(line) for line in done.stdout.splitlines()]
+    return [_drop_redundant_markers(line) for line in done.stdout.splitlines()]
 
 
-def _without_the_obvious(line: str) -> str:
+def _drop_redundant_markers(line: str) -> str:
     """Drop the conditions that hold wherever Headway installs: Linux and a supported Python."""
     pin, _, marker = line.partition(" ; ")
     major, minor = install.PYTHONS[1]

@@ -1,4 +1,4 @@
-"""What pip is configured to use, said in uv's words: uv does not read pip's files or variables."""
+"""pip's configuration, translated to uv's variables, because uv does not read it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ import os
 import subprocess
 from pathlib import Path
 
-OWN = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_CONFIG_FILE")
+UV_INDEX_VARIABLES = (
+    "UV_DEFAULT_INDEX",
+    "UV_INDEX",
+    "UV_INDEX_URL",
+    "UV_EXTRA_INDEX_URL",
+    "UV_CONFIG_FILE",
+)
 """With one of these set the user has configured uv itself; pip's indexes are left alone then."""
 INDEXES = {
     "index-url": "UV_DEFAULT_INDEX",
@@ -33,13 +39,13 @@ def for_uv(python: Path, *, indexes: tuple[str, ...] = tuple(INDEXES)) -> dict[s
     """
     found = read(python)
     names = dict(CONNECTION)
-    if not any(name in os.environ for name in OWN):
+    if not any(name in os.environ for name in UV_INDEX_VARIABLES):
         names.update({key: INDEXES[key] for key in indexes})
     env = {name: _value(name, found[key]) for key, name in names.items() if found.get(key)}
     env = {name: value for name, value in env.items() if name not in os.environ}
     if "UV_INDEX" in env or "UV_FIND_LINKS" in env:  # pip takes the best version of all indexes
         env.setdefault("UV_INDEX_STRATEGY", "unsafe-best-match")
-    return {"UV_SYSTEM_CERTS": "1", "UV_PYTHON_DOWNLOADS": "never", **env}
+    return {"UV_SYSTEM_CERTS": "1", "UV_PYTHON_DUV_INDEX_VARIABLESLOADS": "never", **env}
 
 
 def read(python: Path) -> dict[str, str]:

@@ -9,7 +9,7 @@ refuse() {
 }
 
 [ "$(uname -s)" = Linux ] ||
-    refuse "needs Linux, this is $(uname -s); use a Linux machine, a container or WSL 2"
+    refuse "Linux is required, this is $(uname -s); use a Linux machine, a container or WSL 2"
 
 # 0: fit for use, 3: has no venv module, anything else: another version, or it does not even start
 judge() {
@@ -47,7 +47,7 @@ if [ -z "$found" ]; then
     show='import sys; print("Python %d.%d.%d" % sys.version_info[:3])'
     version=$("$tried" -c "$show" 2>/dev/null) ||
         version="not a working Python"
-    refuse "needs Python 3.11 to 3.13, and $tried is $version; install one (Debian: apt-get install\
+    refuse "Python 3.11 to 3.13 is required, and $tried is $version; install one (Debian: apt-get install\
  python3 python3-venv) or name it: make PYTHON=/path/to/python3 $1"
 fi
 exec "$found" "$(dirname "$0")/install.py" "$1"

@@ -129,9 +129,8 @@ def test_after_sigkill_of_everything_the_next_run_cleans_up_and_goes_on_to_the_s
     run = Run(machine.runs / "tiny")
     machine.wait_until(lambda: newest(run.folder.checkpoints), "a checkpoint is complete")
     listened = machine.listening()
-    assert (
-        machine.kill_everything() >= 8
-    )  # console, executor, driver, monitor, four services, workers
+    # console, executor, driver, monitor, four services, workers
+    assert machine.kill_everything() >= 8
     assert not run.outcome
     assert any(machine.shm_root.iterdir()), "killed processes cannot tidy up"
     kept = newest(run.folder.checkpoints)

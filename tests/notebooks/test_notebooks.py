@@ -50,9 +50,8 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("HEADWAY_RUNS", str(folder))
     monkeypatch.setenv("HEADWAY_SET", shlex.join(SMALL))
     monkeypatch.setenv("HEADWAY_CONFIG", str(REPOSITORY / "examples" / "tiny.toml"))
-    monkeypatch.setenv(
-        "HEADWAY_CACHE", str(tmp_path / "cache")
-    )  # a peak measured under tests is no peak
+    # a peak measured under tests is no peak
+    monkeypatch.setenv("HEADWAY_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     yield folder
     for run in Cluster(folder).runs():

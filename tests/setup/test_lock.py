@@ -43,6 +43,8 @@ def test_every_part_names_the_supported_pythons_and_the_licence() -> None:
         (wanted, "Apache-2.0")
     }
     assert "Apache License" in (ROOT / "LICENSE").read_text()
+    script = (ROOT / "infra/setup/setup.sh").read_text()
+    assert f"({low[0]}, {low[1]}) <= sys.version_info[:2] <= ({high[0]}, {high[1]})" in script
 
 
 LINUX = "sys_platform == 'linux'"
@@ -60,12 +62,12 @@ NEWER = "python_full_version >= '3.12'"
     ],
 )
 def test_conditions_that_always_hold_are_left_out(line: str, kept: str) -> None:
-    assert lock._without_the_obvious(line) == kept
+    assert lock._drop_redundant_markers(line) == kept
 
 
 def test_pip_settings_reach_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (
-        *pip_settings.OWN,
+        *pip_settings.UV_INDEX_VARIABLES,
         *pip_settings.CONNECTION.values(),
         "UV_FIND_LINKS",
         "UV_NO_INDEX",

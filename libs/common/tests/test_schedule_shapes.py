@@ -207,9 +207,8 @@ def test_every_chunk_is_gathered_before_its_first_forward_and_one_chunk_ahead(
 @pytest.mark.parametrize(("pp", "vp"), [(2, 1), (4, 1), (2, 2), (4, 2), (4, 4)])
 def test_interleaving_divides_the_bubble_by_the_number_of_chunks(pp: int, vp: int, m: int) -> None:
     ideal = 3 * m * vp
-    assert makespan(interleaved_1f1b(pp=pp, vp=vp, num_micro_batches=m)) - ideal == 3 * (
-        pp - 1
-    )  # in chunk units
+    # in chunk units
+    assert makespan(interleaved_1f1b(pp=pp, vp=vp, num_micro_batches=m)) - ideal == 3 * (pp - 1)
 
 
 @pytest.mark.parametrize("m", [8, 9, 32])

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from headway.common.errors import HeadwayError, InputError
 from headway.common.node.process import ProcessId
+from headway.common.polling import wait_until
 from headway.common.wire.messages.executor import Attached, AttachRun, StopRun
 from headway.common.wire.server import Server
 from headway.launch import ClusterFolder
-from headway.launch.nodes import attach, bring_up, detach, wait_for_node, wait_until
+from headway.launch.nodes import attach, bring_up, detach, wait_for_node
 
 RUN_ID = "0badcafe"
 

@@ -163,9 +163,8 @@ def test_parts_of_two_runs_make_no_manifest(tmp_path: Path) -> None:
 
 
 def test_a_shard_of_several_chunks_comes_back_bit_exact_into_given_memory(tmp_path: Path) -> None:
-    num_floats = (
-        manifest.CHUNK_BYTES // 4 + 1111
-    )  # two tensors: more than two chunks, with an odd tail
+    # two tensors: more than two chunks, with an odd tail
+    num_floats = manifest.CHUNK_BYTES // 4 + 1111
     save(tmp_path, 5, num_floats=num_floats)
     expected = snapshots.small_snapshot(5, num_floats=num_floats)
     buffer = np.zeros(expected.data.nbytes + 100, np.uint8)

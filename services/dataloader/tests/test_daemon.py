@@ -219,9 +219,8 @@ def test_closing_the_only_reader_removes_the_ring_and_leaks_nothing(
     daemon: Daemon, corpus: Path
 ) -> None:
     spec = stream_spec(corpus, seq_len=16, micro_batch_size=2)
-    with DataClient(
-        daemon.endpoint, spec=spec
-    ) as client:  # the process-wide ZeroMQ context is made once
+    # the process-wide ZeroMQ context is made once
+    with DataClient(daemon.endpoint, spec=spec) as client:
         client.next()
     wait_until(lambda: daemon.files == [], what="the ring's removal")
     with no_leaks(daemon.shm_dir):

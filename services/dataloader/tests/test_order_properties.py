@@ -45,9 +45,8 @@ def megatron_samples(
     seed=st.integers(0, 2**32 - 1),
     num_samples=st.integers(1, 60),
 )
-@example(
-    lengths=[7, 5], seq_len=2, seed=1234, num_samples=7
-)  # a second epoch used a little: shuffled apart
+# a second epoch used a little: shuffled apart
+@example(lengths=[7, 5], seq_len=2, seed=1234, num_samples=7)
 @example(lengths=[0, 7, 0, 0, 5], seq_len=3, seed=1, num_samples=3)
 def test_every_sample_is_megatrons(
     lengths: list[int], seq_len: int, seed: int, num_samples: int

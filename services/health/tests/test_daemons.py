@@ -143,9 +143,8 @@ class Bench:
 
 @pytest.fixture
 def bench() -> Iterator[Bench]:
-    with tempfile.TemporaryDirectory(
-        prefix="hw", dir="/tmp"
-    ) as folder:  # socket paths must be short
+    # socket paths must be short
+    with tempfile.TemporaryDirectory(prefix="hw", dir="/tmp") as folder:
         made = Bench(Path(folder))
         for name in ("shm", "logs"):
             (made.root / name).mkdir()

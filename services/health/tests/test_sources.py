@@ -188,9 +188,8 @@ def test_a_ring_tells_step_open_action_and_phase(tmp_path: Path, writer: FlightW
     [idle] = source.read()
     assert (idle.open_kind, idle.step) == ("", 7) and idle.step_s > 0
     with writer.record(Kind.EVAL, step=7):
-        for _ in range(
-            200
-        ):  # more than the ring holds: the open evaluation itself has been overwritten
+        # more than the ring holds: the open evaluation itself has been overwritten
+        for _ in range(200):
             with writer.record(Kind.FORWARD):
                 pass
             assert source.read()[0].head > idle.head

@@ -255,9 +255,8 @@ def test_while_a_node_is_late_nobody_else_is_blamed() -> None:
     timelines = lockstep(4, 200, lambda _: 2.0)
     stall_others(timelines, 3, at_s=20.1)
     nodes, state = nodes_of(timelines), MonitorState(CONFIG, RUN_ID)
-    play(
-        state, nodes, 25.0
-    )  # its last beat shows its ranks quiet for more than half their limit of 6 s already
+    # its last beat shows its ranks quiet for more than half their limit of 6 s already
+    play(state, nodes, 25.0)
     told = play(state, nodes[:1], 40.0, start_s=25.0)
     assert [(one.kind, one.node) for _, one in told] == [("node_silent", 1)]
 

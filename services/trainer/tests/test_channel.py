@@ -65,9 +65,8 @@ def test_a_failing_call_raises_at_its_own_wait_and_harms_no_other(channels: Chan
 def test_operations_are_started_while_an_earlier_one_is_still_under_way(channels: Channels) -> None:
     gate, first, second = _Held(), _Held(), _Held()
     channel = channels.open("receive")
-    blocker = channel.call(
-        gate.wait
-    )  # all three operations are in the queue when the channel gets to them
+    # all three operations are in the queue when the channel gets to them
+    blocker = channel.call(gate.wait)
     calls = [channel.launch(work.start) for work in (first, second)]
     gate.go.set()
     blocker.wait()

@@ -46,9 +46,8 @@ def shards(part: Part, dp: int) -> list[FlatChunk]:
 def test_first_weights_are_the_same_on_every_grid_bit_for_bit(
     tp: int, dp: int, stages: int, block: str
 ) -> None:
-    model = tiny_model(
-        block, hidden=48, ffn=104, vocab_size=192
-    )  # tensors longer than a block of the generator
+    # tensors longer than a block of the generator
+    model = tiny_model(block, hidden=48, ffn=104, vocab_size=192)
     assert model.vocab_size * model.hidden > 2 * BLOCK
     whole = Part(model, seed=7)
     depth = model.layers // stages

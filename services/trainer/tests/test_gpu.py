@@ -142,9 +142,8 @@ def test_snapshots_hold_what_was_written_before_them_bit_for_bit(
     """Catches a copy that does not wait for the optimizer, one sealed before it is done, and a wrong restore."""
     if refuses:
         monkeypatch.setattr(snapshot, "_cudart", _Refusing)
-    device = take_device(
-        torch.cuda.device_count() - 1
-    )  # not the device a new thread starts on, where there are two
+    # not the device a new thread starts on, where there are two
+    device = take_device(torch.cuda.device_count() - 1)
     precision = Precision.of("fp32")
     specs = [
         ParamSpec("w", (1000, 333), None, 0, 1, True),
@@ -284,9 +283,8 @@ def abort(rank: int, folder: Path, grid: Grid) -> dict[str, Any]:
     lane: Any = "backward" if rank == 0 else "forward"
     waiting = groups.pipe.recv(lane, inbox, 1 - rank, 0)  # both receive, nobody sends
     if rank == 0:
-        stuck.append(
-            groups.world.all_reduce(torch.zeros(1 << 20, device=device))
-        )  # the other never joins in
+        # the other never joins in
+        stuck.append(groups.world.all_reduce(torch.zeros(1 << 20, device=device)))
     threading.Timer(2.0, channels.abort).start()
     try:
         waiting.wait()

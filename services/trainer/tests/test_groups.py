@@ -145,9 +145,8 @@ def test_threads_and_descriptors_stay_flat_over_repeated_rebuilds_under_fire(
     fds = max(report["fds"] for report in first)
     for _ in range(12):
         generation = generations()
-        _start_busy(
-            pool, tmp_path, generation, timeout_s=3.0
-        )  # an operation that gloo loses ends with it
+        # an operation that gloo loses ends with it
+        _start_busy(pool, tmp_path, generation, timeout_s=3.0)
         _poll(lambda generation=generation: _inside(tmp_path, generation))  # type: ignore[misc]
         for index in range(4):
             pool.abort(index, generation)

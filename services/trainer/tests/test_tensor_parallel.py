@@ -86,9 +86,8 @@ def test_a_layer_costs_a_fixed_number_of_collectives(block: str, pairs: int) -> 
     for direction in (0, 1):
         per_two_layers = three[direction] - one[direction]
         assert per_two_layers == Counter(all_gather=2 * pairs, reduce_scatter=2 * pairs)
-        assert (
-            one[direction]["all_gather"] == one[direction]["reduce_scatter"] == pairs + 1
-        )  # and the two ends
+        # and the two ends
+        assert one[direction]["all_gather"] == one[direction]["reduce_scatter"] == pairs + 1
 
 
 @pytest.mark.parametrize("block", BLOCKS)

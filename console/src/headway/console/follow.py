@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, TextIO
 
-from headway.common.cli import to_json
 from headway.common.errors import DeadlineError, HeadwayError
+from headway.common.output import to_json
 from headway.console.peak import Peak
 from headway.console.progress import Progress, Teller, read_progress
 from headway.console.run import OVER, Run
@@ -100,9 +100,8 @@ class Follower:
             self._interrupts += 1
 
         before = {number: signal.signal(number, count) for number in STOPS}
-        signal.pthread_sigmask(
-            signal.SIG_UNBLOCK, STOPS
-        )  # what came since a start held them back counts
+        # what came since a start held them back counts
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
         try:
             yield
         finally:

@@ -1,4 +1,4 @@
-"""The steps of a launch in their order; ``Cluster.launch`` takes them one after the other.
+"""Starting a run, from top to bottom: ``launch``, then its steps in their order.
 
 One start at a time claims the run's folder; what the folder holds decides whether it is a new run
 or a resumed one. A start that fails leaves no process behind, and a new run no folder.
@@ -8,22 +8,29 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from headway.common.config import diff
+from headway.common.config import diff, to_toml
 from headway.common.errors import DeadlineError, HeadwayError, InputError
-from headway.common.node.run_dir import RunDir, new_run_id
+from headway.common.node.files import replace_file, replace_json
+from headway.common.node.janitor import end_run, sweep
+from headway.common.node.run_dir import RunDir, new_run_id, shm_root, sock_root
+from headway.common.polling import wait_until
 from headway.console.hints import hint
 from headway.console.peak import cached_peak, machine_peak
+from headway.console.preflight import check_machine, check_torch, prepare_corpus
 from headway.console.run import Run
 from headway.launch.cluster import ClusterFolder
 from headway.launch.engine import Engine
 from headway.launch.local import LocalEngine
-from headway.launch.nodes import START_LIMIT_S, attach, detach, last_words, wait_until
+from headway.launch.nodes import START_LIMIT_S, attach, detach, last_line
+from headway.trainer.client import reopen, settled
 from headway.trainer.config import LaunchConfig, RunConfig
 
 KEPT_ON_RESUME = (
@@ -42,7 +49,68 @@ KEPT_ON_RESUME = (
 """Prefixes of the keys that a resumed run keeps: shape of its state, order of its data."""
 
 
+def launch(
+    runs_dir: Path,
+    config: RunConfig,
+    *,
+    name: str | None,
+    base: str,
+    folder: Path | None = None,
+    measure: bool = False,
+    tell: Callable[[str], None],
+) -> Run:
+    """Start a run below ``runs_dir``, or resume one; ``Cluster.launch`` says what the rest means.
+
+    Raises:
+        InputError: anything wrong that can be found before step 0. A new run then leaves no folder.
+    """
+    check_torch()
+    config, line = settled(config, ranks=config.parallel.world_size)
+    tell(line)
+    check_machine(config, runs_dir)
+    prepare_corpus(config, tell)
+    for line in sweep(sock_root(), shm_root()):
+        tell(line)
+    with claimed(_choose(runs_dir, base, name)) as (run, resumed):
+        if resumed:
+            check_resumable(run, config)
+        if measure:
+            measure_peak(config.train.device, tell)
+        tell(f"{'resuming' if resumed else 'starting'} run {run.name}")
+        end_run(run.folder.run_id)
+        if run.outcome:
+            reopen(run.folder.database)
+        replace_file(run.folder.config, to_toml(config))
+        cluster = _cluster_for(run, folder, config.launch.nodes + config.launch.spares)
+        start(run, cluster, config.launch, tell)
+    return run
+
+
+def runs_below(runs_dir: Path) -> list[Run]:
+    """Every run in ``runs_dir``, the oldest first."""
+    found = [path.parent for path in runs_dir.glob("*/run.json")]
+    return [Run(path) for path in sorted(found, key=lambda p: (p / "run.json").stat().st_mtime)]
+
+
 # ---- 1. the folder ------------------------------------------------------------------------
+def _choose(runs_dir: Path, base: str, name: str | None) -> Path:
+    """The run's folder: a free one, or that of an unfinished run, which may be live."""
+    if name is not None:
+        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
+            raise InputError(
+                f"run name {name!r} cannot be a folder's name",
+                remedy="use letters, digits, '-', '_', '.'",
+            )
+        return runs_dir / name
+    mine = [
+        run for run in runs_below(runs_dir) if re.fullmatch(rf"{re.escape(base)}(-\d+)?", run.name)
+    ]
+    if mine and mine[-1].outcome != "finished":
+        return mine[-1].path
+    numbers = [int(run.name.rpartition("-")[2]) for run in mine if run.name != base]
+    return runs_dir / (base if not mine else f"{base}-{max(numbers, default=1) + 1}")
+
+
 @contextlib.contextmanager
 def claimed(path: Path) -> Iterator[tuple[Run, bool]]:
     """The run at ``path``, locked against a second start, and whether it existed before.
@@ -55,7 +123,8 @@ def claimed(path: Path) -> Iterator[tuple[Run, bool]]:
     with _locked(path):
         if (path / "run.json").exists():
             run = Run(path)
-            _refuse_live(run)
+            if run.live:
+                _refuse(run.path, "live")
             if run.outcome == "finished":
                 raise InputError(
                     f"run name {path.name!r} is taken by a finished run",
@@ -99,11 +168,6 @@ def _locked(path: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def _refuse_live(run: Run) -> None:
-    if run.live:
-        _refuse(run.path, "live")
-
-
 def _refuse(path: Path, state: str) -> NoReturn:
     remedy = f"watch it with {hint('watch', path)} or give another --name"
     raise InputError(f"run {path.name} is {state}", remedy=remedy)
@@ -129,6 +193,7 @@ def check_resumable(run: Run, config: RunConfig) -> None:
 
 # ---- 3. the peak, for MFU -----------------------------------------------------------------
 def measure_peak(device: str, tell: Callable[[str], None]) -> None:
+    """Measure this machine's peak unless it is known; a failure only costs the run its MFU."""
     known = cached_peak(device)
     if known is None or not known.is_idle:
         tell("measuring this machine's peak")
@@ -139,6 +204,26 @@ def measure_peak(device: str, tell: Callable[[str], None]) -> None:
 
 
 # ---- 4. the processes ---------------------------------------------------------------------
+def _cluster_for(run: Run, folder: Path | None, nodes: int) -> ClusterFolder:
+    """The given cluster, or a new one of the run's own; the run remembers which."""
+    if folder is not None:
+        cluster = ClusterFolder(folder)
+        if cluster.nodes < nodes:
+            raise InputError(
+                f"the run needs {nodes} nodes, {folder} has {cluster.nodes}",
+                remedy="make the cluster larger or set launch.nodes and launch.spares",
+            )
+    else:
+        shutil.rmtree(run.path / "cluster", ignore_errors=True)
+        cluster = ClusterFolder.create(
+            run.path / "cluster", nodes=nodes, cluster_id=run.folder.run_id
+        )
+    record = json.loads(run.folder.run_json.read_text())
+    record["cluster"] = str(cluster.path)
+    replace_json(run.folder.run_json, record)
+    return cluster
+
+
 def start(
     run: Run,
     cluster: ClusterFolder,
@@ -172,7 +257,7 @@ def _wait_for_driver(run: Run) -> None:
     if not wait_until(answers, START_LIMIT_S):
         raise HeadwayError(
             f"the driver of {run.name} did not start within {START_LIMIT_S:.0f} s",
-            remedy=last_words(run.folder.logs / "n0-driver.log"),
+            remedy=last_line(run.folder.logs / "n0-driver.log"),
         )
 
 

@@ -120,9 +120,8 @@ def _refuse_other_source(config: RunConfig, path: Path, source: str, sha256: str
     asked = config.data.source
     if asked == source or _names_folder_only(config):
         return
-    if (
-        Path(asked).exists() and Path(asked).resolve() == Path(source).resolve()
-    ):  # spelled in another way
+    # spelled in another way
+    if Path(asked).exists() and Path(asked).resolve() == Path(source).resolve():
         return
     raise InputError(
         f"{path} was prepared from {source!r} (corpus {sha256[:16]}), but data.source is {asked!r}",

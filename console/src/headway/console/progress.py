@@ -85,7 +85,7 @@ def read_progress(run: Run, peak: Peak | None = None, *, timeout_s: float = 1.0)
     rate, per_step = throughput(metrics), seconds_per_step(metrics)
     progress = Progress(
         name=run.name,
-        phase=run.outcome or ("unheard" if run.live else "interrupted"),
+        phase=run.state.replace("live", "unheard"),
         step=int(newest.get("step", -1)) + 1,
         steps=config.train.steps,
         loss=newest.get("loss"),

@@ -14,13 +14,13 @@ from headway.common.config import load
 from headway.common.errors import DeadlineError, HeadwayError, InputError
 from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import RunDir
+from headway.common.polling import wait_until
 from headway.common.wire.client import Client
 from headway.common.wire.keys import KeyPair
 from headway.common.wire.messages.driver import Accepted, Command, GetStatus, Status
 from headway.console.hints import hint
 from headway.console.peak import Peak, cached_peak
 from headway.launch.cluster import ClusterFolder
-from headway.launch.nodes import wait_until
 from headway.trainer.config import RunConfig
 
 OVER = frozenset({"finished", "stopped", "failed"})
@@ -39,7 +39,7 @@ class Run:
             raise InputError(f"{path} holds no run", remedy="see `headway runs`")
 
     def __repr__(self) -> str:
-        return f"Run({self.name!r}, {self.outcome or ('live' if self.live else 'interrupted')})"
+        return f"Run({self.name!r}, {self.state})"
 
     def hint(self, verb: str) -> str:
         """The command line of ``verb`` for this run."""
@@ -71,6 +71,11 @@ class Run:
         """Whether an executor or the driver runs: either one restarts the rest."""
         cluster = ClusterFolder(self.cluster_folder)
         return cluster.is_carrying(self.folder.run_id) or self._has_driver()
+
+    @property
+    def state(self) -> str:
+        """``live``, its outcome, or ``interrupted`` if it ended without one."""
+        return self.outcome or ("live" if self.live else "interrupted")
 
     @property
     def outcome(self) -> str:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from headway.ckpt_store.client import newest
-from headway.common.cli import Table, mebibytes
 from headway.common.errors import HeadwayError
+from headway.common.output import Table, mebibytes
 from headway.console.analysis.episodes import load_journal, recoveries
 from headway.console.analysis.events import load_events, redone_steps
 from headway.console.analysis.metrics import load_evaluations, load_metrics, throughput

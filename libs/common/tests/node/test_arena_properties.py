@@ -313,10 +313,8 @@ def test_ranks_in_lock_step_always_share_a_sealed_step(
                 epoch_of.setdefault(rank.step, epoch)
                 rank.advance(wanted, epoch)
             if all(r.waiting for r in ranks) and not any(may_leave):
-                may_leave, started = (
-                    [True] * num_ranks,
-                    True,
-                )  # the all-reduce may end, rank by rank
+                # the all-reduce may end, rank by rank
+                may_leave, started = ([True] * num_ranks, True)
             if started:
                 common = newest_common_step(ranks)
                 assert common >= max(r.arena.committed for r in ranks)

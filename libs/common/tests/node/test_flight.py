@@ -148,9 +148,8 @@ def test_a_ring_of_another_rank_or_size_is_refused(tidy_shm: Path) -> None:
     (tidy_shm / "f").unlink()
 
 
-@pytest.mark.parametrize(
-    "attempt", range(5)
-)  # one attempt shows a missing lock in about 60 % of runs
+# one attempt shows a missing lock in about 60 % of runs
+@pytest.mark.parametrize("attempt", range(5))
 def test_threads_of_the_writer_lose_no_record(shm: Path, attempt: int) -> None:
     writer = FlightWriter.create(shm / "f", attempt, capacity=32768)
     together = threading.Barrier(4)

@@ -131,9 +131,8 @@ def test_a_spawned_process_has_its_own_session_its_log_its_environment_and_nothi
     assert seen["sid"] == seen["pid"] == process.pid
     assert seen["cwd"] == str(tmp_path)
     assert seen["env"] == {"ONLY": "this", "LC_ALL": "C.UTF-8"}
-    assert (
-        seen["fds"][:3] == [0, 1, 2] and len(seen["fds"]) == 4
-    )  # the fourth is the listing itself
+    # the fourth is the listing itself
+    assert seen["fds"][:3] == [0, 1, 2] and len(seen["fds"]) == 4
     assert (seen["stdin"], seen["stdout"]) == ("/dev/null", str(log))
     flags = int(seen["flags"].split("flags:")[1].split()[0], 8)
     assert flags & os.O_APPEND

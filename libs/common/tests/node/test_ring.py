@@ -136,9 +136,8 @@ def test_a_slot_that_is_not_whole_is_called_corrupt(shm: Path) -> None:
     put(writer, 1)
     payload_and_header = (shm / "r").stat().st_size - 2 * (64 + 64)
     data = bytearray((shm / "r").read_bytes())
-    struct.pack_into(
-        "<Q", data, payload_and_header + 8, 0
-    )  # the word that is written after the payload
+    # the word that is written after the payload
+    struct.pack_into("<Q", data, payload_and_header + 8, 0)
     with (shm / "r").open("r+b") as file:
         file.write(data)
     with pytest.raises(CorruptError, match="slot 0"):

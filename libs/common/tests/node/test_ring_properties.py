@@ -82,9 +82,8 @@ class RingMachine(RuleBasedStateMachine):
     @rule(clean=st.booleans())
     def writer_dies_and_another_adopts(self, clean: bool) -> None:
         if not clean:
-            self.writer._words[16] = (
-                2**22 + 1
-            )  # a pid that no process has: the record of a dead writer
+            # a pid that no process has: the record of a dead writer
+            self.writer._words[16] = 2**22 + 1
         self.slot = None
         self.writer.close()
         self.writer = RingWriter.adopt(self.path)

@@ -20,9 +20,8 @@ from headway.testkit.wire import FuzzReport, all_messages, example_of, fuzz_endp
 
 WARM_UP = 2000
 MOST_GROWTH_BYTES = 16 << 20  # replies kept for retries (8 MiB), megabyte frames in flight
-MOST_DESCRIPTORS = (
-    32 + 32 + 4
-)  # silent connections that the driver holds, and as many that are being closed
+# silent connections that the driver holds, and as many that are being closed
+MOST_DESCRIPTORS = 32 + 32 + 4
 
 PROGRAM = """
 import sys

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from headway.common.cli import AsJson, Table, emit
+from headway.common.cli import AsJson
+from headway.common.output import Table, emit
 from headway.console.commands.options import RUNS, AnyRun, RunsDir, find_run
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from headway.common.cli import AsJson, emit, to_json
+from headway.common.cli import AsJson
+from headway.common.output import emit, to_json
 from headway.console.commands.options import RUNS, ClusterDir, RunsDir
 
 if TYPE_CHECKING:
@@ -64,9 +65,8 @@ def run(
     with _terminated_as_interrupted():
         started = _launch(resolved, name, config.stem, runs_dir, cluster, as_json)
         if not detach:
-            signal.pthread_sigmask(
-                signal.SIG_BLOCK, STOPS
-            )  # until it is followed by who stops it with a checkpoint
+            # until it is followed by who stops it with a checkpoint
+            signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     if detach:
         done = {"name": started.name, "path": started.path, "run_id": started.folder.run_id}
         emit(done, as_json, [f"run {started.name} is up; watch it with {started.hint('watch')}"])

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from headway.common.cli import AsJson, emit, group
+from headway.common.cli import AsJson, group
 from headway.common.errors import HeadwayError
+from headway.common.output import emit
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The cluster's folder.")]
 ClusterOption = Annotated[Path, typer.Option("--cluster", help="The cluster's folder.")]

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from headway.common.cli import AsJson, emit
+from headway.common.cli import AsJson
 from headway.common.errors import InputError
+from headway.common.output import emit
 from headway.console.commands.options import (
     RUNS,
     AnyRun,

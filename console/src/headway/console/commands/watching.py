@@ -6,7 +6,8 @@ import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from headway.common.cli import AsJson, Table, emit, to_json
+from headway.common.cli import AsJson
+from headway.common.output import Table, emit, to_json
 from headway.console.commands.options import RUNS, AnyRun, RunsDir, check_rank, find_run
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def runs(runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
         rows.append(
             {
                 "name": run.name,
-                "state": state_of(run),
+                "state": run.state,
                 "step": completed_steps(run),
                 "steps": run.config.train.steps,
                 "checkpoint": kept[-1]["step"] if kept else None,
@@ -51,11 +52,6 @@ def runs(runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
     table = Table(cells, ("run", "state", "step", "checkpoint"))
     none = f"no run in {runs_dir}; start one with `headway run`"
     emit(rows, as_json, [table if rows else none])
-
-
-def state_of(run: Run) -> str:
-    """``live``, its outcome, or ``interrupted`` if it ended without one."""
-    return run.outcome or ("live" if run.live else "interrupted")
 
 
 def completed_steps(run: Run) -> int:

@@ -141,9 +141,8 @@ class Session:
                 news = [*news, *(line for _, line in teller.news())][-NEWS:]
                 self._publish(_take(run, tail, tuple(news)))
                 self.error = ""
-            except (
-                Exception
-            ) as error:  # a picture missed is no reason to stop watching; the next may work
+            except Exception as error:
+                # a picture missed is no reason to stop watching; the next may work
                 self.error = f"{type(error).__name__}: {error}"
             self._carry_out(run, began_s + self._period_s)
         while not self._orders.empty():
@@ -171,11 +170,8 @@ class Session:
 
 def _take(run: Run, tail: FlightTail, news: tuple[str, ...]) -> Picture:
     progress = read_progress(run, run.peak)
-    metrics, journal, events = (
-        load_metrics(run),
-        load_journal(run),
-        tail.read(),
-    )  # what progress tells is in them
+    # what progress tells is in them
+    metrics, journal, events = (load_metrics(run), load_journal(run), tail.read())
     return Picture(
         progress=progress,
         metrics=current(metrics),

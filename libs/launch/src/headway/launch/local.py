@@ -65,16 +65,15 @@ class LocalEngine:
         )
 
     def has_ended(self, node: int) -> bool:
-        """Whether the process that announced itself as the node's executor is gone. A lost node tells nothing."""
+        """Whether the process that announced itself as the node's executor is gone; False for a lost node."""
         address = self.cluster.address(node)
         return address is not None and not self.cluster.lost(node) and not address.process.alive()
 
     def stop_node(self, node: int) -> None:
         """End every process of the node and remove its sockets and shared memory."""
         ids = self._ids(node)
-        self.cluster.remove(
-            f"nodes/{node}.json"
-        )  # first: a driver elsewhere must not take this for a death
+        # first: a driver elsewhere must not take this for a death
+        self.cluster.remove(f"nodes/{node}.json")
         for run_id in ids:
             end_node(run_id, node)
         self.cluster.remove(f"nodes/{node}.run")

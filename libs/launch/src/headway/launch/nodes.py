@@ -1,20 +1,18 @@
-"""Start nodes, give them a run and take it from them again: what a launch asks of a cluster."""
+"""Starts nodes, attaches a run to them, and detaches it again."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from headway.common.errors import HeadwayError, InputError
+from headway.common.polling import wait_until
 from headway.common.wire.client import Client
 from headway.common.wire.messages.executor import Attached, AttachRun, StopRun
 from headway.launch.cluster import ClusterFolder, NodeAddress
 from headway.launch.engine import Engine
 
 START_LIMIT_S = 60.0
-POLL_S = 0.02
 LAST_EPOCH = 2**31
 """Newer than any driver's: an executor that was given the run a moment ago still obeys."""
 
@@ -49,7 +47,9 @@ def detach(engine: Engine, cluster: ClusterFolder, run_id: str) -> None:
 
 
 def bring_up(engine: Engine, cluster: ClusterFolder, node: int) -> NodeAddress:
-    """Start one node by a user's order and wait until it listens; a lost one is a new machine.
+    """Start one node at the user's request and wait until it listens.
+
+    A node that was marked as lost counts as a new machine.
 
     Raises:
         InputError: the cluster has no such node.
@@ -78,27 +78,17 @@ def wait_for_node(
     if not wait_until(lambda: cluster.living(node) is not None, timeout_s):
         raise HeadwayError(
             f"node {node} did not start within {timeout_s:.0f} s",
-            remedy=last_words(cluster.path / "logs" / f"n{node}-executor.log"),
+            remedy=last_line(cluster.path / "logs" / f"n{node}-executor.log"),
         )
     address = cluster.address(node)
     assert address is not None
     return address
 
 
-def last_words(log: Path) -> str:
+def last_line(log: Path) -> str:
     """The end of a log, which is removed with a new run's folder when its start fails."""
     lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
     return f"{log.name} ends with: {lines[-1]}" if lines else f"{log.name} is empty"
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float, *, every_s: float = POLL_S) -> bool:
-    """Poll ``condition`` until it holds; False if it did not within ``timeout_s``."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(every_s)
-    return True
 
 
 def _client(cluster: ClusterFolder, address: NodeAddress) -> Client:

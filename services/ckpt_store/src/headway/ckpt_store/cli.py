@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from headway.common.cli import AsJson, Table, emit, group, mebibytes
+from headway.common.cli import AsJson, group
+from headway.common.output import Table, emit, mebibytes
 
 if TYPE_CHECKING:
     from headway.ckpt_store.folder import CheckpointInfo

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from headway.common.cli import AsJson, emit, group, run
+from headway.common.cli import AsJson, group, run
+from headway.common.output import emit
 
 if TYPE_CHECKING:
     from headway.dataloader.dataset import Meta

@@ -214,9 +214,8 @@ class Prefetcher:
             try:
                 while filled < _SLOTS_A_TURN and not stream.is_closed and self._fill_slot(stream):
                     filled += 1
-            except (
-                Exception
-            ) as error:  # told to the readers, and tried again: the files may be repaired
+            except Exception as error:
+                # told to the readers, and tried again: the files may be repaired
                 self._failed(stream, error)
         self.num_batches += filled
         self.num_tokens += filled * stream.spec.micro_batch_size * stream.spec.seq_len

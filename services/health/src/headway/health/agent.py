@@ -1,4 +1,4 @@
-"""One per node: reads what the node shows of its ranks and itself, and tells the monitor, twice a second.
+"""One per node: reads the state of its ranks and of itself, and reports it to the monitor twice a second.
 
 It never touches a worker: everything comes from /proc, from shared memory and from log files. Its
 death costs beats and nothing else; restarted, it continues in the logs where it stopped. It also
@@ -35,7 +35,7 @@ MAX_HITS_A_BEAT = 64
 
 @dataclass(frozen=True, slots=True)
 class AgentOptions:
-    """What an agent is started with: its own endpoint, whom to tell, and where to look."""
+    """What an agent is started with: its own endpoint, whom to report to, and where to look."""
 
     endpoint: str
     node_file: Path
@@ -86,9 +86,9 @@ class NodeWatch:
 
     def sent(self, now_s: float) -> None:
         """The newest beat went out: its lines are repeated for a while yet, then forgotten."""
-        told = [self._hits.popleft() for _ in range(min(len(self._hits), MAX_HITS_A_BEAT))]
+        sent = [self._hits.popleft() for _ in range(min(len(self._hits), MAX_HITS_A_BEAT))]
         until_s = now_s + self._config.hit_repeat_s
-        kept = [(hit, until_s if limit_s is None else limit_s) for hit, limit_s in told]
+        kept = [(hit, until_s if limit_s is None else limit_s) for hit, limit_s in sent]
         self._hits.extendleft(
             reversed([(hit, limit_s) for hit, limit_s in kept if limit_s > now_s])
         )
@@ -133,7 +133,7 @@ def run_agent(options: AgentOptions, config: HealthConfig) -> int:
             windows = WindowThread(FlightWindows(options.shm_dir, options.events, options.node))
 
             def finish() -> bool:
-                beats.cancel()  # the ranks that end now with the agent are no trouble
+                beats.cancel()  # ranks that end with the agent must not be reported as crashed
                 return windows.finish()
 
             service.on_drain(finish)

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from headway.common.cli import AsJson, emit, group
+from headway.common.cli import AsJson, group
+from headway.common.output import emit
 
 if TYPE_CHECKING:
     from headway.health.runner import CheckResult

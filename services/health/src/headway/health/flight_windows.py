@@ -22,13 +22,13 @@ from headway.common.node.flight import FlightReader
 SAVE_INTERVAL_S = 20.0
 WRITERS_LIMIT_S = 3.0
 """How long the last save waits for the ranks to end; a node's services have 8 s to do so."""
-WRITERS_LOOK_S = 0.05
+WRITERS_POLL_S = 0.05
 
 _log = structlog.get_logger(__name__)
 
 
 class FlightWindows:
-    """Call ``save`` now and then and once at the end; each record is written once."""
+    """Call ``save`` periodically and once at the end; each record is written once."""
 
     def __init__(self, shm_dir: Path, events: Path, node: int) -> None:
         self._shm, self._events, self._node = shm_dir, events, node
@@ -60,7 +60,7 @@ class FlightWindows:
         if saved_ns is None:
             saved_ns = self._resume_at(rank)
         if len(records) and int(records["start_ns"][-1]) < saved_ns:
-            saved_ns = -1  # the machine was started anew, and its clock with it
+            saved_ns = -1  # the machine rebooted, so its clock restarted
         new = records[records["start_ns"].astype(np.int64) > saved_ns]
         if not final and len(new):
             # What an older generation left open will never be closed: its process is dead.
@@ -101,11 +101,11 @@ class WindowThread:
     def _run(self) -> None:
         while not self._ending.wait(SAVE_INTERVAL_S):
             self._save()
-        # At the end of a run the ranks are told to end together with the agent: wait for their last
-        # records. An agent that is ended alone leaves what is open to its successor.
+        # At the end of a run the ranks get their SIGTERM together with the agent: wait for their
+        # last records. An agent that is ended alone leaves what is open to its successor.
         deadline = time.monotonic() + WRITERS_LIMIT_S
         while (has_writers := self._windows.has_writers()) and time.monotonic() < deadline:
-            time.sleep(WRITERS_LOOK_S)
+            time.sleep(WRITERS_POLL_S)
         self._save(final=not has_writers)
 
     def _save(self, *, final: bool = False) -> None:

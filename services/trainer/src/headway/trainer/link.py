@@ -27,8 +27,8 @@ BEAT_S = 0.5
 
 
 @dataclass
-class View:
-    """What the executor is told about this worker; see ``WorkerBeat``."""
+class WorkerStatus:
+    """What the executor knows of this worker; see ``WorkerBeat``."""
 
     status: str = "idle"
     generation: int = -1

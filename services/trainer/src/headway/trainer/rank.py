@@ -26,7 +26,7 @@ from headway.dataloader.client import DataClient
 from headway.dataloader.config import stream_spec
 from headway.trainer.config import RunConfig
 from headway.trainer.generation import Session
-from headway.trainer.link import Link, View
+from headway.trainer.link import Link, WorkerStatus
 from headway.trainer.parallel.channel import Channels
 from headway.trainer.parallel.fence import Fence
 from headway.trainer.parallel.groups import build
@@ -40,13 +40,13 @@ STORE_LIMIT_S = 60.0  # a store that cannot write by then does not hold the run 
 log = get_logger("rank")
 
 
-class Host(Protocol):
-    """What a rank needs of the process that it lives in; ``worker.Worker`` is one."""
+class RankContext(Protocol):
+    """What a rank needs from its process; ``worker.Worker`` provides it."""
 
     run_dir: RunDir
     config: RunConfig
     paths: NodePaths
-    view: View
+    view: WorkerStatus
     commands: list[Steer]
     fence: Fence
     link: Link
@@ -58,13 +58,13 @@ class Host(Protocol):
 class Rank:
     """Made when a worker gets a rank, kept over generations: model, buffers and arena stay in memory."""
 
-    def __init__(self, worker: Host, rank: int) -> None:
-        self._worker, self.rank, self.config = worker, rank, worker.config
+    def __init__(self, context: RankContext, rank: int) -> None:
+        self._context, self.rank, self.config = context, rank, context.config
         self._arena: Arena | None = None
         self._device = (
             take_device(rank) if self.config.train.device == "gpu" else torch.device("cpu")
         )
-        flight = FlightWriter.create(worker.paths.segment("flight", rank), rank)
+        flight = FlightWriter.create(context.paths.segment("flight", rank), rank)
         self._session = Session(
             self.config,
             rank,
@@ -81,16 +81,16 @@ class Rank:
             Aborted: the generation was fenced. RuntimeError: a peer failed.
         """
         channels = Channels()
-        generation, worker = assign.generation, self._worker
+        generation, context = assign.generation, self._context
         try:
-            worker.fence.enter(generation, channels)
+            context.fence.enter(generation, channels)
             self._session.join(
                 build(
                     generation,
                     self.config.parallel.grid,
                     self.rank,
                     host="127.0.0.1",
-                    announce=lambda host, port: worker.announce(generation, host, port),
+                    announce=lambda host, port: context.announce(generation, host, port),
                     lookup=lambda: lookup(generation),
                     channels=channels,
                     timeout_s=self.config.recovery.group_timeout_s,
@@ -99,9 +99,9 @@ class Rank:
                 )
             )
             self._restore(assign)
-            worker.view.status = "restored"
-            worker.link.beat_now()
-            hooks = ControlHooks(worker, generation)
+            context.view.status = "restored"
+            context.link.beat_now()
+            hooks = ControlHooks(context, generation)
             self._session.run(hooks)
             if self._session.step >= self.config.train.steps and self.config.train.sample_tokens:
                 self._sample(generation)
@@ -128,7 +128,7 @@ class Rank:
 
     def _read_checkpoint(self, step: int, folder: str) -> tuple[npt.NDArray[np.uint8], bytes]:
         info = newest(
-            self._worker.run_dir.checkpoints, self.config.parallel.world_size, max_step=step
+            self._context.run_dir.checkpoints, self.config.parallel.world_size, max_step=step
         )
         if info is None or str(info.path) != folder:
             raise CorruptError(
@@ -138,13 +138,13 @@ class Rank:
 
     def _open_arena(self, slot_bytes: int, layout: bytes) -> Arena:
         """The rank's arena: the one that this rank's earlier process left, or a new one."""
-        path = self._worker.paths.segment("arena", self.rank)
+        path = self._context.paths.segment("arena", self.rank)
         if path.exists():
             self._arena = Arena.open(path)
         else:
             self._arena = Arena.create(
                 path,
-                run_id=self._worker.run_dir.run_id,
+                run_id=self._context.run_dir.run_id,
                 rank=self.rank,
                 slot_bytes=slot_bytes,
                 layout=layout,
@@ -158,14 +158,14 @@ class Rank:
         readers = data_readers(self.config, self.rank)
         spec = replica_stream(self.config, split, start, generation, place.dp, len(readers))
         return DataClient(
-            self._worker.paths.endpoint("dataloader"), spec=spec, reader=readers.index(self.rank)
+            self._context.paths.endpoint("dataloader"), spec=spec, reader=readers.index(self.rank)
         )
 
     def _sample(self, generation: int) -> None:
         prompt = [json.loads((Path(self.config.data.path) / "meta.json").read_text())["eod_id"]]
         tokens = sample_text(self._session, prompt, self.config.train.sample_tokens)
         if self.rank == REPORTING_RANK:
-            self._worker.link.send(
+            self._context.link.send(
                 Sample(
                     generation=generation, tokens=(*prompt, *tokens), num_prompt_tokens=len(prompt)
                 )
@@ -175,7 +175,7 @@ class Rank:
         """The run is over only when its last checkpoint is on disk."""
         deadline = time.monotonic() + STORE_LIMIT_S
         while self._arena is not None and self._arena.busy() and time.monotonic() < deadline:
-            self._worker.fence.check()
+            self._context.fence.check()
             time.sleep(0.02)
 
 
@@ -216,20 +216,20 @@ def replica_stream(
 class ControlHooks(NoHooks):
     """Steering and reports, between a step and the worker's link."""
 
-    def __init__(self, worker: Host, generation: int) -> None:
-        self._worker, self._generation = worker, generation
-        self._reports = worker.view.rank == REPORTING_RANK
+    def __init__(self, context: RankContext, generation: int) -> None:
+        self._context, self._generation = context, generation
+        self._reports = context.view.rank == REPORTING_RANK
 
     def command_seq(self) -> int:
         """Newest command held."""
-        return len(self._worker.commands)
+        return len(self._context.commands)
 
     def apply(self, step: int, applied: int, agreed: int) -> Directive:
         """What the first ``agreed`` commands of the run add up to."""
         del step
         lr: float | None = None
         pause = stop = checkpoint = False
-        for command in self._worker.commands[:agreed]:
+        for command in self._context.commands[:agreed]:
             match command.operation:
                 case "pause" | "resume":
                     pause = command.operation == "pause"
@@ -241,18 +241,18 @@ class ControlHooks(NoHooks):
                     checkpoint = checkpoint or command.sequence > applied
                 case _:
                     pass
-        self._worker.view.applied = agreed
+        self._context.view.applied = agreed
         return Directive(lr=lr, pause=pause, stop=stop, checkpoint=checkpoint)
 
     def on_step(self, result: StepResult) -> None:
         """Tell the executor; the first step of a generation at once."""
-        worker = self._worker
-        worker.view.step = result.step + 1
-        if worker.view.status != "running":
-            worker.view.status = "running"
-            worker.link.beat_now()
+        context = self._context
+        context.view.step = result.step + 1
+        if context.view.status != "running":
+            context.view.status = "running"
+            context.link.beat_now()
         if self._reports:
-            worker.link.send(
+            context.link.send(
                 StepMetrics(
                     generation=self._generation,
                     step=result.step,
@@ -268,8 +268,8 @@ class ControlHooks(NoHooks):
     def on_eval(self, step: int, loss: float) -> None:
         """Report a validation loss."""
         if self._reports:
-            train, seq = self._worker.config.train, self._worker.config.model.seq_len
-            self._worker.link.send(
+            train, seq = self._context.config.train, self._context.config.model.seq_len
+            self._context.link.send(
                 Evaluation(
                     generation=self._generation,
                     step=step,
@@ -280,6 +280,6 @@ class ControlHooks(NoHooks):
 
     def on_pause(self, paused: bool) -> None:
         """Say that the run stands still on purpose; a run that recovers while paused is well without a step."""
-        self._worker.view.status = "running"
-        self._worker.view.paused = paused
-        self._worker.link.beat_now()
+        self._context.view.status = "running"
+        self._context.view.paused = paused
+        self._context.link.beat_now()

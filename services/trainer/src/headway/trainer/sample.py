@@ -1,4 +1,4 @@
-"""Writes a few tokens with the trained model: every rank runs its stage, the last one picks, all hear the pick."""
+"""Writes a few tokens with the trained model: every rank runs its stage, the last one picks, broadcasts the choice."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from headway.common.wire.message import Message
 from headway.common.wire.messages.executor import LeftGeneration, StoreOpened, WorkerBeat
 from headway.common.wire.messages.worker import Abort, Assign, Quit, Steer, StoreAddress
 from headway.trainer.config import RunConfig
-from headway.trainer.link import Link, View
+from headway.trainer.link import Link, WorkerStatus
 from headway.trainer.parallel.comm import Aborted
 from headway.trainer.parallel.fence import Fence
 from headway.trainer.rank import Rank
@@ -40,7 +40,7 @@ class Worker:
         configure(self.paths.failpoints, node=node)
         self.words = LastWords(self.paths.segment("words", name))
         self.words.prepare()
-        self.view = View()
+        self.view = WorkerStatus()
         self.commands: list[Steer] = []
         self.fence = Fence()
         self._me = ProcessId.current()
@@ -97,9 +97,8 @@ class Worker:
 
     def _abort(self, generation: int) -> None:
         if self.view.status == "finished" and self.view.generation <= generation:
-            self.left(
-                self.view.generation, self.view.rank, "aborted", ""
-            )  # the main thread waits outside already
+            # the main thread waits outside already
+            self.left(self.view.generation, self.view.rank, "aborted", "")
         if not self.fence.is_fenced(generation):
             threading.Thread(
                 target=self.fence.abort, args=(generation,), name="abort", daemon=True
@@ -124,7 +123,9 @@ class Worker:
             self._serve(assign)
 
     def _serve(self, assign: Assign) -> None:
-        self.view = View("joining", assign.generation, assign.rank, assign.restore.step, 0, False)
+        self.view = WorkerStatus(
+            "joining", assign.generation, assign.rank, assign.restore.step, 0, False
+        )
         add_where(rank=assign.rank)
         identify(rank=assign.rank)
         self.link.beat_now()
@@ -136,9 +137,8 @@ class Worker:
             if self._rank is None:
                 self._rank = Rank(self, assign.rank)
             self._rank.serve(assign, self._lookup)
-            broken = (
-                False  # peers may still be in their last collective: leave its connections alone
-            )
+            # peers may still be in their last collective: leave its connections alone
+            broken = False
             self.view.status = "finished"
             self.link.beat_now()
             return

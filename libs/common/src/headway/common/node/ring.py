@@ -145,9 +145,8 @@ class RingWriter(_Ring):
         segment = Segment.open(path, _MAGIC, _VERSION, writable=True)
         guard = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            fcntl.flock(
-                guard, fcntl.LOCK_EX
-            )  # two adopters at once: the second finds the first alive
+            # two adopters at once: the second finds the first alive
+            fcntl.flock(guard, fcntl.LOCK_EX)
             writer = ProcessId(segment.words[_PID], segment.words[_START])
             if writer.alive():
                 segment.close()
@@ -171,9 +170,8 @@ class RingWriter(_Ring):
         words, head = self._words, self._words[_HEAD]
         if head - self.slowest_tail() >= self.num_slots:
             return None
-        words[self._slot(head) + _BEGUN] = (
-            head + 1
-        )  # ``ended`` still names the slot that lay here before
+        # ``ended`` still names the slot that lay here before
+        words[self._slot(head) + _BEGUN] = head + 1
         self._reserved = True
         return self._payload(head)
 

@@ -8,10 +8,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from headway.common import polling
 from headway.common.node.janitor import end_run
 from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import ENV_SHM_ROOT, ENV_SOCK_ROOT, RUN_ID, shm_root, sock_root
@@ -21,11 +21,8 @@ def wait_until(
     condition: Callable[[], bool], timeout_s: float = 20.0, what: str = "condition"
 ) -> None:
     """Poll until ``condition`` holds. Raises TimeoutError naming ``what`` after ``timeout_s``."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{what} not reached in {timeout_s:g} s")
-        time.sleep(0.002)
+    if not polling.wait_until(condition, timeout_s, every_s=0.002):
+        raise TimeoutError(f"{what} not reached in {timeout_s:g} s")
 
 
 @contextlib.contextmanager

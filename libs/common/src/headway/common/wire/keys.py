@@ -12,12 +12,10 @@ from pathlib import Path
 import zmq
 from headway.common.errors import CorruptError, InputError
 
-MAX_IPC_PATH_BYTES = (
-    100  # sun_path holds 108 bytes with its end (unix(7)); the rest is left to temporary names
-)
-_KEY = re.compile(
-    rb"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}"
-)  # the alphabet of Z85 (ZeroMQ RFC 32)
+# sun_path holds 108 bytes with its end (unix(7)); the rest is left to temporary names
+MAX_IPC_PATH_BYTES = 100
+# the alphabet of Z85 (ZeroMQ RFC 32)
+_KEY = re.compile(rb"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 _TCP = re.compile(r"tcp://(\[[0-9a-fA-F:.]+\]|[^\[\]/;:]+):(\d{1,5}|\*)")
 
 

@@ -161,9 +161,8 @@ class Loop:
         due: list[Timer] = []
         while self._timers and self._timers[0][0] <= now_s:
             due.append(heapq.heappop(self._timers)[2])
-        for (
-            timer
-        ) in due:  # taken out first: a slow timer that is due again waits for the sockets' turn
+        # taken out first: a slow timer that is due again waits for the sockets' turn
+        for timer in due:
             if timer.is_cancelled or self.is_ending:
                 continue
             self.guard(timer.callback)
@@ -215,9 +214,8 @@ class Loop:
 
     def _woken(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            for byte in self._reader.recv(
-                4096
-            ):  # a service's own SIGCHLD handler, say, leaves a byte too
+            # a service's own SIGCHLD handler, say, leaves a byte too
+            for byte in self._reader.recv(4096):
                 if byte == _STOP[0] or byte in SIGNALS:
                     self._on_stop(byte != _STOP[0])
 

@@ -32,9 +32,8 @@ class Exporter:
                 f"cannot export metrics on port {port}: {getattr(error, 'strerror', None) or error}",
                 remedy="choose another metrics port, 0 takes any free one",
             ) from error
-        self._server.socket.listen(
-            BACKLOG
-        )  # http.server waits for 5; a sixth would be put off by a second
+        # http.server waits for 5; a sixth would be put off by a second
+        self._server.socket.listen(BACKLOG)
         handler: Any = self._server.RequestHandlerClass
         self._server.RequestHandlerClass = type("Handler", (handler,), {"timeout": REQUEST_LIMIT_S})
         # socketserver prints a traceback for each connection that breaks off; that is the peer's business

@@ -74,12 +74,10 @@ class Server:
         try:
             self._secure(keys, allowed)
             set_options(self.socket, endpoint, high_water_mark)
-            self.socket.setsockopt(
-                zmq.ROUTER_MANDATORY, 1
-            )  # an unroutable send fails instead of vanishing
-            self.socket.setsockopt(
-                zmq.ROUTER_HANDOVER, 1
-            )  # a client that reconnects takes its identity with it
+            # an unroutable send fails instead of vanishing
+            self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+            # a client that reconnects takes its identity with it
+            self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
             self.endpoint = bind(self.socket, endpoint)
         except BaseException:
             self.close()

@@ -98,9 +98,8 @@ class _Plain:
     def __init__(self, endpoint: str, report: FuzzReport) -> None:
         self._report = report
         self._held: deque[socket.socket] = deque()
-        self._waits_for_end = endpoint.startswith(
-            "http://"
-        )  # a thread per request: faster than accepted helps nobody
+        # a thread per request: faster than accepted helps nobody
+        self._waits_for_end = endpoint.startswith("http://")
         path = ipc_path(endpoint)
         if path is not None:
             self._family = socket.AF_UNIX

@@ -1,1 +1,1 @@
-"""What a node shows of itself: one source per file, each readable with a fake root."""
+"""What an agent reports is read here, one source per file."""

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from headway.common.errors import HeadwayError
-from headway.common.node.process import LastWords, ProcessId, Words
+from headway.common.node.process import DEAD, LastWords, ProcessId, Words
 from headway.common.wire.messages.health import WorkerSignals
 from headway.health.config import HealthConfig
 from headway.health.sources.flight import FlightSource, Progress
 from headway.health.sources.proc import ProcessSignals, read_process, read_pss
 
-_ENDED = frozenset({"gone", "Z", "X", "x"})
+_ENDED = DEAD | {"gone"}
 
 
 class WorkerSource:

@@ -25,7 +25,7 @@ log = get_logger("children")
 
 @dataclass(frozen=True)
 class Spec:
-    """One service: how it is started and whether a clean exit (code 0) means that its work is done."""
+    """One service: its command line and its environment."""
 
     name: str
     argv: Sequence[str]

@@ -14,12 +14,10 @@ from headway.common.node.process import DEAD, LastWords, ProcessId
 from headway.common.wire.messages.driver import WorkerGone
 from headway.common.wire.messages.executor import WorkerBeat
 
-FORK_LIMIT_S = (
-    20.0  # a fork that has not said hello by then is taken for lost (torch imports in 1-2 s)
-)
-ORPHAN_LIMIT_S = (
-    5.0  # a worker beats twice a second; ten beats missed after a restart mean that it hangs
-)
+# a fork that has not said hello by then is taken for lost (torch imports in 1-2 s)
+FORK_LIMIT_S = 20.0
+# a worker beats twice a second; ten beats missed after a restart mean that it hangs
+ORPHAN_LIMIT_S = 5.0
 
 log = get_logger("crew")
 

@@ -12,12 +12,10 @@ from headway.trainer.config import RecoveryConfig
 from headway.trainer.control.events import Action, Finish, Log, RestartNode, Tell
 from headway.trainer.control.nodes import Node, View
 
-RESEND_S = (
-    0.4  # an answer takes one beat (0.25 s) at most; sooner would only repeat what is under way
-)
-RECOVERIES_PER_CRASH = (
-    4  # they may have many causes; so many times ``max_crashes`` of them at one step have one
-)
+# an answer takes one beat (0.25 s) at most; sooner would only repeat what is under way
+RESEND_S = 0.4
+# they may have many causes; so many times ``max_crashes`` of them at one step have one
+RECOVERIES_PER_CRASH = 4
 
 
 class Decisions(View):
@@ -52,9 +50,8 @@ class Decisions(View):
         self.causes: dict[
             str, str
         ] = {}  # by signature: what has been lost since the last generation began
-        self.crashes: Counter[tuple[str, int]] = (
-            Counter()
-        )  # by signature, "" for any, and step gone back to
+        # by signature, "" for any, and step gone back to
+        self.crashes: Counter[tuple[str, int]] = Counter()
         self.max_durable: int | None = None
         self._adopting = generation >= 0
         self._sent: dict[tuple[object, ...], float] = {}

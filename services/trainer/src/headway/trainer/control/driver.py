@@ -139,9 +139,8 @@ class Driver:
             epoch=self.journal.epoch,
             limits=limits,
         )
-        if (
-            generation >= 0
-        ):  # a successor: executors that live answer at once, the others need no long wait
+        # a successor: executors that live answer at once, the others need no long wait
+        if generation >= 0:
             for node in state.nodes.values():
                 node.heard_at -= max(0.0, limits.node_silent_s - TAKEOVER_S)
         return state
@@ -305,9 +304,8 @@ class Driver:
 
     def _finish(self, action: Finish, now: float) -> None:
         log.info("the run is over", outcome=action.outcome, detail=action.detail)
-        self._outcome = (
-            action.outcome
-        )  # first: on a full disk the executors must hear of the end all the same
+        # first: on a full disk the executors must hear of the end all the same
+        self._outcome = action.outcome
         try:
             self.journal.event(
                 "run_over",

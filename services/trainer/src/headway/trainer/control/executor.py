@@ -48,9 +48,8 @@ WATCH_S = 0.05  # 20 Hz: a stopped worker is found within one period
 BEAT_S = 0.25
 FOLDER_LOOK_S = 1.0
 FOLDER_LIMIT_S = 15.0  # a network file system may lose a folder for moments
-STAGGER_S = (
-    1.0  # a driver takes about that long to be heard: the next node waits for the one before it
-)
+# a driver takes about that long to be heard: the next node waits for the one before it
+STAGGER_S = 1.0
 START_GRACE_S = 20.0  # the first driver of a run may wait for a busy machine
 
 log = get_logger("executor")
@@ -98,9 +97,8 @@ class Executor:
             self._carry(Path(str(carried["run_dir"])), fresh=False)
         log.info("executor is up", node=self.node, endpoint=self._server.endpoint)
         code = self._service.run()
-        if (
-            self._run is None
-        ):  # stopped in the middle of a run it leaves everything to its successor
+        # stopped in the middle of a run it leaves everything to its successor
+        if self._run is None:
             self._lock.release()
             leave_run(self._cluster_id)
             self.cluster.remove(f"nodes/{self.node}.run")
@@ -157,9 +155,8 @@ class Executor:
         self._local.close()
         ephemeral = self._cluster_id == self._run.paths.run_id
         self._run, self._local = None, None
-        if (
-            ephemeral
-        ):  # who waits for the run to be over waits for this node to be clean: K.run goes last
+        # who waits for the run to be over waits for this node to be clean: K.run goes last
+        if ephemeral:
             self._service.stop()
         else:
             self.cluster.remove(f"nodes/{self.node}.run")
@@ -288,7 +285,7 @@ class Executor:
         self._to_driver(self._run.report(sample=message))
 
     def _quiet(self, message: ServiceBeat, peer: bytes) -> None:
-        """Services are watched by pid; their beats only matter to whoever asks for their state."""
+        """Not used yet: services are watched by pid."""
 
     def _checkpoint(self, message: CheckpointComplete, peer: bytes) -> None:
         del peer

@@ -18,6 +18,7 @@ from headway.common.node.files import replace_json
 from headway.common.node.janitor import end_node, leave_run
 from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import NodePaths, RunDir, RunLock
+from headway.common.polling import wait_until
 from headway.common.wire.messages.driver import NodeBeat, Report, Seals, WorkerGone
 from headway.common.wire.messages.executor import DriverBeat, Evaluation, Sample, StepMetrics
 from headway.health.config import HealthConfig
@@ -228,11 +229,8 @@ class NodeRun:
         drained += [member.process for member in self.crew.members.values()]
         for process in drained:
             process.kill(signal.SIGTERM)
-        deadline = time.monotonic() + DRAIN_LIMIT_S
-        while time.monotonic() < deadline and any(
-            p.alive() for p in [*drained, *([driver] if driver else [])]
-        ):
-            time.sleep(0.02)
+        waited_for = [*drained, *([driver] if driver else [])]
+        wait_until(lambda: not any(p.alive() for p in waited_for), DRAIN_LIMIT_S)
         for line in end_node(self.paths.run_id, self.node):
             log.info(line)
         self.lock.release()

@@ -88,7 +88,7 @@ class View:
             self.nodes[home].workers[worker] = msgspec.structs.replace(view, status=status)  # type: ignore[type-var]
 
     def spare_for(self, number: int) -> bool:
-        """Whether a spare stands ready: without one, waiting for a slow start is better than giving up."""
+        """Whether a spare is ready: without one, waiting for a slow start is better than giving up."""
         idle = (
             view
             for n, view in self.nodes.items()

@@ -52,7 +52,7 @@ class Requests:
         if message.operation in STEERED:
             if message.operation == "set" and message.name != "lr":
                 raise InputError(
-                    f"cannot set {message.name!r}", remedy="only lr can be set while a run goes on"
+                    f"cannot set {message.name!r}", remedy="only lr can be set while a run is live"
                 )
             if message.operation == "set" and not 0 < message.value < math.inf:
                 raise InputError(
@@ -161,7 +161,7 @@ class Requests:
             message.node
         ):
             raise InputError(
-                f"no spare stands ready for node {message.node}",
+                f"no spare is ready for node {message.node}",
                 remedy="stop the run, or add a node first",
             )
         self._act(Log("evicted", {"node": message.node}))

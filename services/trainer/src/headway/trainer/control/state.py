@@ -70,9 +70,8 @@ class RunState(Decisions):
                 return []  # the next tick tries again, under a new number
             case NodeUnavailable():
                 actions += self._lose_node(event.node, event.reason, now)
-            case Hopeless() if (
-                self.generation < 0
-            ):  # later the failing rank reports it, and the brake counts
+            case Hopeless() if self.generation < 0:
+                # later the failing rank reports it, and the brake counts
                 return self._finish("failed", event.detail, now)
             case Suspicion() if event.generation == self.generation:
                 actions += self._suspect(event, now)
@@ -212,9 +211,8 @@ class RunState(Decisions):
     def _begin(self, found: DurableFound, now: float) -> list[Action]:
         sealed = {rank: self.sealed[home].get(rank, ()) for rank, home in self.rank_nodes.items()}
         self.restore = choose_restore(self.rank_nodes, sealed, found.checkpoint)
-        if (
-            self.restore.source == "init" and found.trouble
-        ):  # never start over beside checkpoints that may be good
+        # never start over beside checkpoints that may be good
+        if self.restore.source == "init" and found.trouble:
             return self._finish("failed", f"no snapshot is left and {found.trouble}", now)
         if loop := self._crash_loop():
             return self._finish("failed", loop, now)
@@ -289,9 +287,8 @@ class RunState(Decisions):
         actions = self._fence(f"ranks {sorted(late)} did not restore within {limit_s} s", now)
         for worker in late.values():
             view = self.worker(worker)
-            if (
-                view is not None and view.generation < self.generation
-            ):  # it never answered: no abort will reach it
+            # it never answered: no abort will reach it
+            if view is not None and view.generation < self.generation:
                 actions += self._lose(worker, "did not join", now)
         return actions
 

@@ -51,9 +51,8 @@ def cross_entropy(
     if with_grad:
         if tp.size > 1:
             logits.mul_((mask / sums[0])[:, None])
-        at_label = (mask * log_likelihood.expm1()).to(
-            logits.dtype
-        )  # p - 1 without the rounding of p
+        # p - 1 without the rounding of p
+        at_label = (mask * log_likelihood.expm1()).to(logits.dtype)
         rows_mine = mine.nonzero()[:, 0]
         logits[rows_mine, target[rows_mine]] = at_label[rows_mine]
     return -(log_likelihood * mask).sum(dtype=torch.float64)

@@ -173,9 +173,8 @@ class Channels:
     def _new_call(self) -> Call[Any]:
         call: Call[Any] = Call(self)
         self._open.add(call)
-        if (
-            self._aborted.is_set()
-        ):  # after the add: an abort before it saw no call, an abort after it does
+        # after the add: an abort before it saw no call, an abort after it does
+        if self._aborted.is_set():
             self._open.discard(call)
             raise Aborted
         return call

@@ -78,9 +78,8 @@ class Fence:
         deadline_s = time.monotonic() + limit_s
         while (inside := self._inside) is not None and inside[0] <= generation:
             inside[1].abort()
-            with (
-                self._out
-            ):  # held while cutting: the next generation's sockets must not exist before the end
+            # held while cutting: the next generation's sockets must not exist before the end
+            with self._out:
                 if self._inside is inside:
                     cut_connections(exempt=inside[2])
                     self._out.wait(CUT_EVERY_S)

@@ -134,9 +134,8 @@ class StoreServer:
 
     def _send(self, sock: socket.socket, reply: _Reply) -> None:
         try:
-            sock.sendall(
-                _frame(reply)
-            )  # at most one reply is open per connection, so it fits in its buffer
+            # at most one reply is open per connection, so it fits in its buffer
+            sock.sendall(_frame(reply))
         except OSError:
             self._drop(sock)
 

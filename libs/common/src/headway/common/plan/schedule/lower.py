@@ -82,9 +82,8 @@ def _frame(schedule: Schedule, rank: int, order: list[Action]) -> list[Action]:
     framed: list[Action] = []
     num_gathered = 0
     if training:
-        framed.append(
-            Action(Kind.ALL_GATHER, 0)
-        )  # issued first, so that it runs while data is taken
+        # issued first, so that it runs while data is taken
+        framed.append(Action(Kind.ALL_GATHER, 0))
         num_gathered = 1
     if takes_data:
         framed.append(Action(Kind.DATA))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from headway.common.cli import Table, emit, mebibytes, to_json
+from headway.common.output import Table, emit, mebibytes, to_json
 
 LONG = "a-run-with-a-name-that-is-longer-than-any-column-was-ever-made-for"
 TABLE = Table([(LONG, "live", 3), ("[bold]b", None, 1200)], ("run", "state", "step"))
