@@ -27,49 +27,51 @@ setup-test:
 	@$(INSTALL) test
 
 run: setup ## train examples/tiny.toml (CONFIG=...) on this machine, all services, real text
-	$(BIN)/headway run $(CONFIG) $(ARGS)
+	"$(BIN)/headway" run $(CONFIG) $(ARGS)
 
 lab: setup-lab ## JupyterLab with the notebooks
-	$(BIN)/jupyter lab notebooks
+	"$(BIN)/jupyter" lab notebooks $(ARGS)
 
 test: setup-test ## every test but the 100,000-input ones of `make fuzz`
-	$(PY) -m pytest -q -m "not slow" --durations=10 $(ARGS)
+	@mkdir -p .pytest_cache
+	"$(PY)" -m pytest -q -m "not slow" --durations=10 $(ARGS); \
+	    code=$$?; echo $$code > .pytest_cache/exit; exit $$code
 
 check: lint types ## format, lint, types and the fast tests
-	$(PY) -m pytest -q -m "not slow" libs services/trainer/tests/test_control_state.py \
+	"$(PY)" -m pytest -q -m "not slow" libs services/trainer/tests/test_control_state.py \
 	    tests/house $(ARGS)
 
 lint: setup-test ## ruff
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	"$(BIN)/ruff" check .
+	"$(BIN)/ruff" format --check .
 
 types: setup-test ## mypy --strict on every src
-	$(BIN)/mypy $(SRC) infra/setup
+	"$(BIN)/mypy" $(SRC) infra/setup
 
 fmt: setup-test ## format and sort
-	$(BIN)/ruff check --fix -q .
-	$(BIN)/ruff format -q .
+	"$(BIN)/ruff" check --fix -q .
+	"$(BIN)/ruff" format -q .
 
 lock: setup-test ## make constraints.txt again from the pyproject files (UPGRADE=1: newest releases)
-	$(PY) infra/setup/lock.py
+	"$(PY)" infra/setup/lock.py
 
 lock-check: setup-test ## fail if constraints.txt and the pyproject files disagree
-	$(PY) infra/setup/lock.py --check
+	"$(PY)" infra/setup/lock.py --check
 
 matrix: setup-test ## every layout, schedule and block against one process
-	$(PY) -m benchmarks.matrix --out benchmarks/results/matrix.json
+	"$(PY)" -m benchmarks.matrix --out benchmarks/results/matrix.json
 
 drill: setup-test ## 3 runs x 10 seeded faults, with times of each recovery
-	$(PY) -m benchmarks.drill --out benchmarks/results/drill.json
+	"$(PY)" -m benchmarks.drill --out benchmarks/results/drill.json
 
 mutants: setup-test ## break the source in places and see that the named tests notice
-	$(PY) -m benchmarks.mutations --out benchmarks/results/mutations.json
+	"$(PY)" -m benchmarks.mutations --out benchmarks/results/mutations.json
 
 down-time: setup-test ## step times while each service is down
-	$(PY) -m benchmarks.service_down --out benchmarks/results/service_down.json
+	"$(PY)" -m benchmarks.service_down --out benchmarks/results/service_down.json
 
 fuzz: setup-test ## 100,000 hostile inputs against every socket: the slow marker
-	$(PY) -m pytest -q -m slow
+	"$(PY)" -m pytest -q -m slow
 
 up: setup ## start the executors of NODES nodes through Terraform (TARGET=local)
 	PATH="$(abspath $(BIN)):$$PATH" infra/terraform/up.sh $(TARGET) $(NODES)
@@ -78,4 +80,4 @@ down: setup ## stop their runs with a checkpoint, then the executors
 	PATH="$(abspath $(BIN)):$$PATH" infra/terraform/down.sh $(TARGET)
 
 clean: ## remove the virtual environment and caches; runs/ and data/ stay
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf "$(VENV)" .uv-cache .pytest_cache .mypy_cache .ruff_cache .hypothesis

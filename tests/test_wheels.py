@@ -313,7 +313,7 @@ def test_without_torch_a_run_is_refused_before_anything_is_written(
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         "error: torch is not installed, and a run needs it; "
-        '`pip install "headway-console[local]"`, or `make setup` in a checkout\n'
+        "run `make setup` in the checkout, or `pip install './console[local]'`\n"
     )
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.toml"]
     done = headway("run", "tiny.toml", "--dry-run", "--set", "train.steps=7")
@@ -324,7 +324,7 @@ def test_without_torch_the_doctor_says_what_installs_it(headway: Headway) -> Non
     done = headway("doctor", "--json")
     assert (done.returncode, done.stderr) == (1, "")
     (torch,) = [finding for finding in json.loads(done.stdout) if finding["name"] == "torch"]
-    assert torch["level"] == "bad" and 'pip install "headway-console[local]"' in torch["remedy"]
+    assert torch["level"] == "bad" and "pip install './console[local]'" in torch["remedy"]
 
 
 def test_without_the_notebook_tools_the_widget_names_the_extra(
@@ -336,6 +336,6 @@ def test_without_the_notebook_tools_the_widget_names_the_extra(
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
         "ImportError: the live console needs anywidget, which is not installed; "
-        '`pip install "headway-console[notebooks]"`, or `make setup` in a checkout'
+        "run `make setup-lab` in the checkout, or `pip install './console[notebooks]'`"
     )
     assert done.stderr.count("Traceback") == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,11 @@ def test_versions_other_than_the_tested_ones_are_named(tmp_path: Path) -> None:
     assert doctor.packages(file).level == "ok", "`make setup` does not change pip"
     file.write_text("torch==2.13.0\n")
     assert doctor.packages(file).level == "ok", "a build label is no other version"
+    have = version("numpy")
+    file.write_text(
+        f"numpy=={have} ; python_full_version < '3.12'\nnumpy==9 ; python_full_version >= '3.12'\n"
+    )
+    assert doctor.packages(file).level == "ok", "each Python has a version of its own"
 
 
 def test_too_little_room_is_bad(tmp_path: Path) -> None:

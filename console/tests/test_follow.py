@@ -113,6 +113,16 @@ def test_ctrl_c_stops_the_run_once_and_keeps_following(fake: FakeRun) -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_ctrl_c_stops_the_run_also_when_it_ended_the_reader_of_a_pipe(fake: FakeRun) -> None:
+    def broken() -> None:
+        raise BrokenPipeError
+
+    out = Output(("step 0/40", interrupt), ("stopping with a checkpoint", broken))
+    with pytest.raises(BrokenPipeError):
+        Follower(fake.run, out=out, every_s=0.1).follow(stop_on_interrupt=True)
+    assert [command.operation for command in fake.commands] == ["stop"]
+
+
 def test_sigterm_is_heeded_as_ctrl_c_is(fake: FakeRun) -> None:
     out = Output(
         ("step 0/40", lambda: os.kill(os.getpid(), signal.SIGTERM)),

@@ -16,8 +16,10 @@ import sys
 import tomllib
 from pathlib import Path
 
-import install
 import pip_settings
+from environment import PYTHONS, ROOT
+from install import SETS
+from packages import LOCK
 
 HEADER = """\
 # Every package that Headway can need, as of {date}. Made by `make lock`; do not edit.
@@ -27,17 +29,17 @@ GROUPS = ("setup", "dev")
 
 def main(arguments: list[str]) -> int:
     """Write the lock, or with ``--check`` compare it; returns the exit code."""
-    old = install.LOCK.read_text() if install.LOCK.exists() else ""
+    old = LOCK.read_text() if LOCK.exists() else ""
     known = re.search(r"as of (\S+)\. ", old)
     today = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
     is_upgrade = os.environ.get("UPGRADE", "") not in ("", "0")
     date = known[1] if known and not is_upgrade else today
     new = HEADER.format(date=date) + "".join(f"{line}\n" for line in resolve(date))
     if "--check" not in arguments:
-        install.LOCK.write_text(new)
+        LOCK.write_text(new)
         return 0
     before, after = old.splitlines(True), new.splitlines(True)
-    sys.stdout.writelines(difflib.unified_diff(before, after, install.LOCK.name, "resolved"))
+    sys.stdout.writelines(difflib.unified_diff(before, after, LOCK.name, "resolved"))
     if old != new:
         print(
             "headway: constraints.txt does not match the pyproject files; run `make lock`",
@@ -48,26 +50,27 @@ def main(arguments: list[str]) -> int:
 
 def resolve(date: str) -> list[str]:
     """The pins as of ``date``: every part with all its extras, and the root's dependency groups."""
-    parts = dict.fromkeys(part.split("[")[0] for parts in install.SETS.values() for part in parts)
+    parts = dict.fromkeys(part.split("[")[0] for parts in SETS.values() for part in parts)
     wanted, own = [], []
     for part in parts:
-        project = tomllib.loads((install.ROOT / part / "pyproject.toml").read_text())["project"]
+        project = tomllib.loads((ROOT / part / "pyproject.toml").read_text())["project"]
         extras = ",".join(project.get("optional-dependencies", {}))
         wanted.append(f"-e {part}[{extras}]" if extras else f"-e {part}")
         own += ["--no-emit-package", project["name"]]
     groups = [word for group in GROUPS for word in ("--group", f"pyproject.toml:{group}")]
-    lowest = ".".join(map(str, install.PYTHONS[0]))
-    venv = Path(os.environ.get("VENV") or install.ROOT / ".venv")
+    lowest = ".".join(map(str, PYTHONS[0]))
+    venv = Path(os.environ.get("VENV") or ROOT / ".venv")
     command = [str(venv / "bin/uv"), "pip", "compile", "--quiet", "--universal", "--no-annotate"]
     command += ["--no-header", "--python-version", lowest, "--exclude-newer", f"{date}T00:00:00Z"]
     command += [*groups, *own, "-"]
     env = {**os.environ, **pip_settings.for_uv(venv / "bin/python", indexes=("index-url",))}
     for name in ("UV_INDEX", "UV_FIND_LINKS", "UV_EXTRA_INDEX_URL"):
         env.pop(name, None)
+    env["XDG_CONFIG_HOME"] = os.devnull  # the user's uv.toml may name other indexes
     done = subprocess.run(
         command,
         input="\n".join(wanted),
-        cwd=install.ROOT,
+        cwd=ROOT,
         env=env,
         text=True,
         stdout=subprocess.PIPE,
@@ -81,7 +84,7 @@ def resolve(date: str) -> list[str]:
 def _drop_redundant_markers(line: str) -> str:
     """Drop the conditions that hold wherever Headway installs: Linux and a supported Python."""
     pin, _, marker = line.partition(" ; ")
-    major, minor = install.PYTHONS[1]
+    major, minor = PYTHONS[1]
     for condition in (f"python_full_version < '{major}.{minor + 1}'", "sys_platform == 'linux'"):
         text = re.escape(condition)
         marker = re.sub(rf"{text} and | and {text}|^{text}$", "", marker)

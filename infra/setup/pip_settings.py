@@ -64,4 +64,6 @@ def read(python: Path) -> dict[str, str]:
 
 def _value(name: str, value: str) -> str:
     """Lists are separated by white space in pip's settings, and by commas in ``UV_FIND_LINKS``."""
+    if name == "UV_HTTP_TIMEOUT":
+        return str(round(float(value)))  # pip takes fractions
     return ("," if name == "UV_FIND_LINKS" else " ").join(value.split())

@@ -46,8 +46,8 @@ if [ -z "$found" ]; then
     tried=${PYTHON:-python3}
     show='import sys; print("Python %d.%d.%d" % sys.version_info[:3])'
     version=$("$tried" -c "$show" 2>/dev/null) ||
-        version="not a working Python"
-    refuse "Python 3.11 to 3.13 is required, and $tried is $version; install one (Debian: apt-get install\
- python3 python3-venv) or name it: make PYTHON=/path/to/python3 $1"
+        version="not found or not working"
+    refuse "Python 3.11 to 3.13 is required, and $tried is $version; install one (Debian: apt-get\
+ install python3 python3-venv) or name it: make PYTHON=/path/to/python3 ..."
 fi
 exec "$found" "$(dirname "$0")/install.py" "$1"

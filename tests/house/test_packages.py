@@ -1,4 +1,4 @@
-"""What the parts show, declare and are called, and how long their files are."""
+"""What the parts show and declare, and how their files are named and sized."""
 
 from __future__ import annotations
 
@@ -150,6 +150,30 @@ def test_declared_dependencies_are_what_is_imported(
             if name not in known
         ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_only_extras_bring_torch_and_jupyter(distributions: dict[Path, Any]) -> None:
+    """Installed by itself, a part is light: what watches a run needs neither."""
+    tables = {data["project"]["name"]: data["project"] for data in distributions.values()}
+    heavy = {"torch", "jupyterlab", "ipykernel", "anywidget", "tensorboard"}
+    released = [name for name in tables if name != "headway-testkit"]
+    assert {name: _reached(name, tables) & heavy for name in released} == dict.fromkeys(
+        released, set()
+    )
+    assert "torch" in _reached("headway-console[local]", tables)
+
+
+def _reached(requirement: str, tables: dict[str, Any]) -> set[str]:
+    """Names of everything that a requirement of ours asks for, through the extras it names."""
+    found = re.match(r"([\w.-]+)(?:\[([\w,-]+)\])?", requirement)
+    assert found is not None
+    name, extras = found[1], (found[2] or "").split(",")
+    if name not in tables:
+        return {name}
+    listed = list(tables[name]["dependencies"])
+    for extra in filter(None, extras):
+        listed += tables[name]["optional-dependencies"][extra]
+    return {name}.union(*(_reached(inner, tables) for inner in listed))
 
 
 def _with_those_below(names: set[str], own: dict[str, set[str]]) -> set[str]:

@@ -27,7 +27,7 @@ SMALL = """
 import sys
 sys.path.insert(0, "infra/setup")
 import install
-install.SETS = {"run": ["./libs/common"], "lab": [], "test": []}
+install.SETS = {"run": ["./libs/common"], "lab": ["./libs/launch"], "test": []}
 sys.exit(install.main(sys.argv[1]))
 """
 """The set-up itself, over one part with small dependencies: these tests are about the way."""
@@ -48,8 +48,8 @@ def offline(environment: dict[str, str]) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def lowest_python() -> Path:
-    """The oldest supported Python of this machine that can make virtual environments."""
+def pythons() -> list[Path]:
+    """The supported Pythons of this machine that have venv, the oldest first."""
     program = "import sys, ensurepip, venv; print(*sys.version_info[:3])"
     folders = [*os.environ["PATH"].split(os.pathsep), "/usr/bin"]
     folders += map(str, Path.home().glob(".pyenv/versions/*/bin"))
@@ -57,13 +57,18 @@ def lowest_python() -> Path:
     for folder in dict.fromkeys(folders):
         for name in ("python3", "python3.11", "python3.12", "python3.13"):
             path = Path(folder) / name
-            if path.exists() and ".venv" not in path.parts and "shims" not in path.parts:
+            if path.exists() and not {".venv", "shims"} & set(path.parts):
                 done = subprocess.run([path, "-c", program], capture_output=True, text=True)
                 version = tuple(map(int, done.stdout.split())) if done.returncode == 0 else ()
                 if (3, 11) <= version < (3, 14):
                     found.setdefault(version, path)
     assert found, "no Python 3.11 to 3.13 with venv on this machine"
-    return found[min(found)]
+    return [found[version] for version in sorted(found)]
+
+
+@pytest.fixture(scope="session")
+def lowest_python(pythons: list[Path]) -> Path:
+    return pythons[0]
 
 
 @pytest.fixture
@@ -112,3 +117,17 @@ def run(checkout: Path, environment: dict[str, str]) -> Run:
 def small(lowest_python: Path) -> Sequence[str]:
     """The command that sets up one small part in the copy it runs in."""
     return [str(lowest_python), "-c", SMALL, "run"]
+
+
+@pytest.fixture
+def installed(checkout: Path) -> Callable[[], dict[str, str]]:
+    """Name -> version of what the copy's ``.venv`` holds, after a look whether it works."""
+
+    def look() -> dict[str, str]:
+        program = "import headway.common.log, msgspec, zmq"
+        subprocess.run([checkout / ".venv/bin/python", "-c", program], check=True)
+        (site,) = (checkout / ".venv/lib").glob("python3*/site-packages")
+        names = [path.stem.split("-") for path in site.glob("*.dist-info")]
+        return {name.lower(): version for name, version in names}
+
+    return look

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "infra/setup"))
 
-import install  # noqa: E402
+import environment  # noqa: E402
 import lock  # noqa: E402
 import pip_settings  # noqa: E402
 
@@ -33,7 +33,7 @@ def test_a_requirement_that_no_pin_meets_fails_the_check(
 
 def test_every_part_names_the_supported_pythons_and_the_licence() -> None:
     (low, high), files = (
-        install.PYTHONS,
+        environment.PYTHONS,
         [*ROOT.glob("*/pyproject.toml"), *ROOT.glob("*/*/pyproject.toml")],
     )
     wanted = f">={low[0]}.{low[1]},<{high[0]}.{high[1] + 1}"

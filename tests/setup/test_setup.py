@@ -14,57 +14,35 @@ import pytest
 
 pytestmark = pytest.mark.timeout(900)
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
-PART = "import headway.common.log, msgspec, zmq; print('ok')"
-
-
-def part_works(checkout: Path) -> bool:
-    done = subprocess.run(
-        [checkout / ".venv/bin/python", "-c", PART], capture_output=True, text=True
-    )
-    return done.stdout.strip() == "ok"
-
-
-def packages(checkout: Path) -> set[str]:
-    (site,) = (checkout / ".venv/lib").glob("python3*/site-packages")
-    return {path.name.split("-")[0].lower() for path in site.glob("*.dist-info")}
+Installed = Callable[[], dict[str, str]]
 
 
 def test_stock_python_gets_what_a_run_needs_and_no_more(
-    checkout: Path, run: Run, lowest_python: Path
+    checkout: Path, run: Run, lowest_python: Path, installed: Installed
 ) -> None:
     first = run("make", "setup", f"PYTHON={lowest_python}")
     assert "creating .venv" in first.stdout and "installing" in first.stdout  # progress can be seen
-    installed = packages(checkout)
-    assert {"torch", "polars", "pyzmq", "uv", "headway_console", "headway_trainer"} <= installed
-    unwanted = {
-        "jupyterlab",
-        "ipykernel",
-        "pytest",
-        "mypy",
-        "ruff",
-        "tensorboard",
-        "headway_testkit",
-    }
-    assert not installed & unwanted
+    found = installed()
+    assert {"torch", "polars", "pyzmq", "uv", "headway_console", "headway_trainer"} <= found.keys()
+    assert not {"jupyterlab", "ipykernel", "pytest", "mypy", "tensorboard"} & found.keys()
+    assert "headway_testkit" not in found
     assert "Usage" in run(checkout / ".venv/bin/headway", "--help").stdout
     pins: dict[str, set[str]] = {}
-    for line in _pins(checkout):
-        name, version = line.partition(" ;")[0].split("==")
+    for line in (checkout / "constraints.txt").read_text().splitlines():
+        name, _, version = line.partition(" ;")[0].partition("==")
         pins.setdefault(name, set()).add(version)
-    for path in checkout.glob(".venv/lib/python3*/site-packages/*.dist-info"):
-        name, version = path.name.removesuffix(".dist-info").split("-")
-        allowed = pins.get(name.lower().replace("_", "-"), {version})
+    for name, version in found.items():
+        allowed = pins.get(name.replace("_", "-"), {version.partition("+")[0]})
         assert version.partition("+")[0] in allowed, f"{name} {version}"
     assert run("make", "setup").stdout == ""
 
 
-def _pins(checkout: Path) -> list[str]:
-    lines = (checkout / "constraints.txt").read_text().splitlines()
-    return [line for line in lines if line and not line.startswith("#")]
-
-
 def test_a_set_up_that_was_killed_is_resumed(
-    checkout: Path, run: Run, small: Sequence[str], environment: dict[str, str]
+    checkout: Path,
+    run: Run,
+    small: Sequence[str],
+    environment: dict[str, str],
+    installed: Installed,
 ) -> None:
     log = checkout / "log"
     with log.open("w") as out:
@@ -80,7 +58,7 @@ def test_a_set_up_that_was_killed_is_resumed(
     assert victim.returncode == -signal.SIGKILL
     assert json.loads((checkout / ".venv/.headway.json").read_text())["set"] == ""
     assert "the existing one is only partly installed" in run(*small).stdout
-    assert part_works(checkout)
+    assert "headway_common" in installed()
 
 
 def test_ctrl_c_says_how_to_go_on(
@@ -99,12 +77,12 @@ def test_ctrl_c_says_how_to_go_on(
 
 
 def test_a_filled_cache_needs_no_network(
-    checkout: Path, run: Run, small: Sequence[str], offline: dict[str, str]
+    checkout: Path, run: Run, small: Sequence[str], offline: dict[str, str], installed: Installed
 ) -> None:
     run(*small)
     (checkout / ".venv").rename(checkout / "old")
     assert "creating .venv" in run(*small, env=offline).stdout
-    assert part_works(checkout)
+    assert "headway_common" in installed()
 
 
 def test_without_network_and_cache_it_says_what_it_needs(
@@ -121,30 +99,15 @@ def test_without_network_and_cache_it_says_what_it_needs(
 
 
 def test_a_home_that_cannot_be_written_does_not_matter(
-    checkout: Path, run: Run, small: Sequence[str], environment: dict[str, str]
+    run: Run,
+    small: Sequence[str],
+    environment: dict[str, str],
+    installed: Installed,
 ) -> None:
     config = Path.home() / ".config/pip/pip.conf"
     settings = {"PIP_CONFIG_FILE": str(config)} if config.exists() else {}
     run(*small, env={**settings, **environment, "HOME": "/proc"})
-    assert part_works(checkout)
-
-
-def test_an_environment_whose_python_is_gone_is_made_anew(
-    checkout: Path, run: Run, small: Sequence[str]
-) -> None:
-    run(*small)
-    python = checkout / ".venv/bin/python"
-    python.unlink()
-    python.symlink_to("/nonexistent/python3.10")
-    assert "the existing one has no working Python" in run(*small).stdout
-    assert part_works(checkout)
-
-
-def test_a_moved_checkout_is_set_up_anew(checkout: Path, run: Run, small: Sequence[str]) -> None:
-    run(*small)
-    record = checkout / ".venv/.headway.json"
-    record.write_text(json.dumps({**json.loads(record.read_text()), "path": "/elsewhere/.venv"}))
-    assert "was created at another path" in run(*small).stdout
+    assert "headway_common" in installed()
 
 
 def test_two_at_once_wait_for_each_other(
@@ -160,32 +123,10 @@ def test_two_at_once_wait_for_each_other(
     assert sum("waiting for another set-up" in text for text in said) == 1
 
 
-def test_nobody_elses_folder_is_emptied(
-    run: Run, small: Sequence[str], environment: dict[str, str], tmp_path: Path
-) -> None:
-    folder = tmp_path / "precious"
-    folder.mkdir()
-    (folder / "thesis.tex").write_text("x")
-    said = run(*small, env={**environment, "VENV": str(folder)}, code=2).stdout
-    assert said == f"headway: {folder} is not a virtual environment; move it away, or set VENV=\n"
-    (folder / "pyvenv.cfg").write_text("home = /nowhere\n")
-    said = run(*small, env={**environment, "VENV": str(folder)}, code=2).stdout
-    assert said == f"headway: {folder} has no working Python; remove it, or set VENV=\n"
-    assert (folder / "thesis.tex").read_text() == "x"
-
-
-def test_an_unknown_build_of_torch_changes_nothing(
-    checkout: Path, run: Run, small: Sequence[str], environment: dict[str, str]
-) -> None:
-    said = run(*small, env={**environment, "TORCH": "gpu"}, code=2).stdout
-    assert said.startswith("headway: TORCH=gpu is not a build of torch") and said.count("\n") == 1
-    assert not (checkout / ".venv").exists()
-
-
 STUBS = {
     "not Linux": ("uname", "echo Darwin", "Linux is required, this is Darwin"),
     "too old": ("python3", "[ $1 = -c ] && echo Python 3.9.2 || exit 4", "python3 is Python 3.9.2"),
-    "broken": ("python3", "exit 1", "python3 is not a working Python"),
+    "broken": ("python3", "exit 1", "python3 is not found or not working"),
     "no venv": ("python3", "exit 3", "python3 has no venv module; install it"),
 }
 

@@ -77,11 +77,13 @@ def packages(constraints: Path | None = None) -> Diagnosis:
             "ok",
             f"{len(ours)} parts of one version; no constraints.txt to compare with",
         )
-    wanted = {name: version for name, version in _pins(file.read_text()) if name != "pip"}
+    tested: dict[str, list[str]] = {}  # some have a version for each Python
+    for name, pin in _pins(file.read_text()):
+        tested.setdefault(name, []).append(pin)
     other = {
-        n: (installed[n], v)
-        for n, v in wanted.items()
-        if n in installed and not _same(installed[n], v)
+        name: (installed[name], " or ".join(pins))
+        for name, pins in tested.items()
+        if name in installed and not any(_same(installed[name], pin) for pin in pins)
     }
     if other:
         listed = ", ".join(

@@ -63,7 +63,13 @@ class Follower:
             KeyboardInterrupt: Ctrl-C without ``stop_on_interrupt``.
         """
         with self._counting() if stop_on_interrupt else contextlib.nullcontext(), self._view:
-            return self._loop()
+            try:
+                return self._loop()
+            except BrokenPipeError:
+                # The reader of a pipe ends by the same Ctrl-C: the run has to stop all the same.
+                if self._interrupts and not self._stop_accepted:
+                    self._run.stop()
+                raise
 
     def _loop(self) -> str:
         teller, told_s = Teller(self._run, since=self._since()), float("-inf")

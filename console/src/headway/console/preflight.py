@@ -18,7 +18,7 @@ MIN_FREE_BYTES = 2 << 30
 SHM = Path("/dev/shm")
 SHM_BESIDES_BYTES = 256 << 20
 """Rings, flight records and last words of one run, with room to spare."""
-INSTALL_TORCH = '`pip install "headway-console[local]"`, or `make setup` in a checkout'
+INSTALL_TORCH = "run `make setup` in the checkout, or `pip install './console[local]'`"
 
 
 def check_torch() -> None:

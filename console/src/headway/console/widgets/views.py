@@ -23,7 +23,7 @@ try:
 except ModuleNotFoundError as error:
     raise ImportError(
         f"the live console needs {error.name}, which is not installed; "
-        '`pip install "headway-console[notebooks]"`, or `make setup` in a checkout'
+        "run `make setup-lab` in the checkout, or `pip install './console[notebooks]'`"
     ) from None
 
 OPERATIONS = frozenset({"pause", "resume", "checkpoint", "stop", "set", "inject"})

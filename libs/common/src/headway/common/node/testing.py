@@ -123,8 +123,13 @@ def no_leaks(folder: Path) -> Iterator[None]:
     yield
     left = _files(folder) - files
     assert not left, f"files left: {sorted(map(str, left))}"
-    new = {fd: target for fd, target in open_fds().items() if fds.get(fd) != target}
-    assert not new, f"file descriptors left: {new}"
+
+    def new() -> dict[int, str]:
+        return {fd: target for fd, target in open_fds().items() if fds.get(fd) != target}
+
+    # ZeroMQ closes a socket's descriptors on a thread of its own, a moment after ``close``.
+    polling.wait_until(lambda: not new(), 5.0)
+    assert not new(), f"file descriptors left: {new()}"
     maps = [
         line for line in Path("/proc/self/maps").read_text().splitlines() if str(folder) in line
     ]

@@ -1,0 +1,90 @@
+"""`.ci/run` over a small project: green, flaky, red, and runs that were cut short."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FIRST = """
+import os, pathlib, pytest
+seen = pathlib.Path("seen")
+first = not seen.exists()
+seen.touch()
+"""
+"""``first`` is true in the first of two runs."""
+PASS, FLAKY, RED = "def test_a(): pass", "def test_b(): assert not first", "def test_c(): assert 0"
+CASES = {
+    "green": (PASS, 0, "1 passed"),
+    "flaky": (f"{PASS}\n{FLAKY}", 0, "flaky: test_it.py::test_b failed, then passed by itself"),
+    "red": (f"{PASS}\n{FLAKY}\n{RED}", 2, "1 failed, 1 passed in"),
+    "too many": (
+        "@pytest.mark.parametrize('n', range(6))\ndef test_d(n): assert not first",
+        1,
+        "6 tests failed: too many to be flaky",
+    ),
+    "skips when repeated": (
+        "def test_e():\n if not first: pytest.skip('no')\n assert 0",
+        1,
+        "not all of them passed",
+    ),
+    "collection error": (f"{PASS}\nif first: raise ImportError", 1, "did not run to its end"),
+    "interrupted": (
+        f"{FLAKY}\ndef test_f():\n if first: raise KeyboardInterrupt\n{RED}",
+        1,
+        "did not run to its end: exit code 2",
+    ),
+    "killed": (f"def test_g(): os._exit(1 if first else 0)\n{RED}", 1, "exit 1"),
+}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """The real Makefile and ``.ci/run`` with a set-up and checkers that do nothing."""
+    for name in (".ci/run", "Makefile"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / "infra/setup").mkdir(parents=True)
+    (tmp_path / "infra/setup/lock.py").touch()
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    for name in ("infra/setup/setup.sh", ".venv/bin/ruff", ".venv/bin/mypy", ".venv/bin/python"):
+        real = f'exec "{sys.executable}" "$@"' if name.endswith("python") else "exit 0"
+        (tmp_path / name).write_text(f"#!/bin/sh\n{real}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
+    return tmp_path
+
+
+def ci(project: Path) -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    return subprocess.run(
+        ["bash", ".ci/run"], cwd=project, env=env, capture_output=True, text=True, timeout=120
+    )
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_only_what_failed_and_then_passed_by_itself_is_called_flaky(
+    case: str, project: Path
+) -> None:
+    body, code, expected = CASES[case]
+    (project / "test_it.py").write_text(FIRST + body)
+    done = ci(project)
+    assert done.returncode == code, done.stdout + done.stderr
+    if case == "killed":
+        assert "flaky" not in done.stdout
+    else:
+        assert expected in done.stdout
+    if case == "flaky":
+        assert done.stdout.splitlines()[-1] == expected
+
+
+def test_a_checker_that_complains_ends_it_before_any_test(project: Path) -> None:
+    (project / "test_it.py").write_text(PASS)
+    (project / ".venv/bin/mypy").write_text("#!/bin/sh\nexit 1\n")
+    done = ci(project)
+    assert done.returncode == 2 and "passed" not in done.stdout
