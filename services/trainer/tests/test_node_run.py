@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from headway.common.node.flight import FlightWriter
 from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import RunDir, new_run_id
 from headway.common.node.testing import hear, identity, private_roots, python_child, wait_until
@@ -52,6 +53,7 @@ def frozen_rank(run: NodeRun) -> Iterator[ProcessId]:
         assert hear(child) == "up"
         child.send_signal(signal.SIGSTOP)
         process = identity(child)
+        wait_until(lambda: process.state() == "T", what="a stopped rank")
         beat = WorkerBeat(
             worker="n0w0", pid=process.pid, start_ticks=process.start_ticks, status="running"
         )
@@ -128,3 +130,31 @@ def test_workers_that_have_not_spoken_to_a_new_executor_are_ended_too(
     run.lock.release()
     successor.end()
     assert saved(run) == [0, 1, 2, 3, 4]
+
+
+def test_a_rank_stuck_in_the_kernel_is_saved_as_far_as_it_came(run: NodeRun) -> None:
+    writer = FlightWriter.create(run.paths.segment("flight", 0), 0)  # nobody ends this process
+    for step in range(3):
+        writer.begin(1, step=step)
+    run.end()
+    assert saved(run) == [0, 1, 2]
+
+
+def test_an_agent_stuck_in_the_kernel_is_not_helped_by_a_second_saver(
+    run: NodeRun, frozen_rank: ProcessId, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_run, "DRAIN_LIMIT_S", 0.2)
+    run.children.keep(Spec("agent", [sys.executable, "-c", "import time; time.sleep(100)"]))
+    run.children.poll(time.monotonic())
+    agent = run.children.process("agent")
+    assert agent is not None
+    with capture_logs() as logs, monkeypatch.context() as patch:
+        patch.setattr(ProcessId, "kill", lambda *_: True)
+        patch.setattr(node_run, "end_node", lambda *_: [])
+        patch.setattr(node_run, "leave_run", lambda *_: [])
+        run.end()
+    assert saved(run) == []
+    assert any("the agent does not end" in line["event"] for line in logs)
+    for process in (agent, frozen_rank):
+        process.kill()
+    wait_until(lambda: not agent.alive() and not frozen_rank.alive(), what="both ended")
