@@ -14,7 +14,9 @@ from headway.common.node.flight import FlightWriter
 from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import RunDir, new_run_id
 from headway.common.node.testing import hear, identity, private_roots, python_child, wait_until
+from headway.common.wire.client import Client
 from headway.common.wire.messages.executor import WorkerBeat
+from headway.common.wire.messages.service import Ping, Pong
 from headway.launch.cluster import ClusterFolder
 from headway.trainer.control import node_run
 from headway.trainer.control.children import Spec
@@ -158,3 +160,22 @@ def test_an_agent_stuck_in_the_kernel_is_not_helped_by_a_second_saver(
     for process in (agent, frozen_rank):
         process.kill()
     wait_until(lambda: not agent.alive() and not frozen_rank.alive(), what="both ended")
+
+
+@pytest.mark.usefixtures("frozen_rank")
+def test_the_agent_of_a_node_saves_to_the_folder_of_its_run(run: NodeRun) -> None:
+    second = NodeRun(run.cluster, 0, run.run.path)
+    for name in second.children.names():
+        if name != "agent":
+            second.children.drop(name)
+    second.children.poll(time.monotonic())
+    agent = second.children.process("agent")
+    assert agent is not None
+    with Client(run.paths.endpoint("agent")) as client:
+        client.call(Ping(), Pong, timeout_s=20.0)
+    agent.kill(signal.SIGTERM)
+    wait_until(lambda: not agent.alive(), what="the agent's end")
+    assert saved(run) == [0, 1], "the rank lives: what it has open is left to the next agent"
+    second.lock.release()
+    run.end()
+    assert saved(run) == [0, 1, 2, 3, 4]
