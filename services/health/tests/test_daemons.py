@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -295,23 +296,53 @@ def test_sigterm_ends_both_with_code_0_and_no_socket_file(bench: Bench) -> None:
     assert not (bench.root / "agent.sock").exists()
 
 
-def test_what_a_rank_records_until_it_ends_with_the_agent_is_saved(bench: Bench) -> None:
+def test_an_agent_that_ends_saves_the_flight_records_of_its_ranks(bench: Bench) -> None:
     events = bench.root / "events"
     events.mkdir()
     agent = bench.agent("--events", str(events))
     with worker(bench, 0) as child:
         assert hear(child) == "up"
         bench.wait(lambda: any(beat.progress for beat in bench.beats), "the agent's first beat")
-        agent.terminate()
         say(child, "end")
         child.wait()
+        agent.terminate()
         assert agent.wait(20) == 0
     reader = FlightReader(bench.root / "shm" / "flight-0.bin")
-    saved = [
-        int(s) for path in sorted(events.glob("n4-rank0-*.npy")) for s in np.load(path)["sequence"]
-    ]
-    assert saved == list(range(reader.header.head))
+    [window] = events.glob("n4-rank0-*.npy")
+    assert np.load(window)["sequence"].tolist() == list(range(reader.header.head))
     reader.close()
+
+
+def test_ranks_that_end_while_the_agent_saves_their_records_have_not_crashed(bench: Bench) -> None:
+    events = bench.root / "events"
+    events.mkdir()
+    bench.driver(), bench.monitor()
+    agent = bench.agent("--events", str(events))
+    with worker(bench, 0) as child:
+        assert hear(child) == "up"
+        bench.wait_for_ranks(1)
+        slow = events / f"n4-rank0-{0:020d}.npy"
+        os.mkfifo(slow)  # whoever reads it waits: a disk that takes its time
+        agent.terminate()
+        reader_waits = [-1]
+
+        def open_for_writing() -> bool:
+            with contextlib.suppress(OSError):  # ENXIO: nobody reads yet
+                reader_waits[0] = os.open(slow, os.O_WRONLY | os.O_NONBLOCK)
+            return reader_waits[0] >= 0
+
+        bench.wait(open_for_writing, "the last save")
+        child.kill()
+        child.wait()
+        count = len(bench.beats)
+        bench.wait(
+            lambda: len([b for b in bench.beats[count:] if b.name == "agent"]) > 3,
+            "four times what a verdict takes",
+        )
+        assert agent.poll() is None and bench.told == []
+        os.close(reader_waits[0])
+        assert agent.wait(20) == 0
+    assert [np.load(path).size > 0 for path in events.glob("n4-*.npy") if path.is_file()] == [True]
 
 
 def test_beats_to_the_executor_show_progress(bench: Bench) -> None:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from headway.common.errors import InputError
 from headway.common.node import janitor
@@ -145,6 +146,49 @@ def test_strangers_and_runs_of_other_roots_are_left_alone(
         assert not gone(foreign)
         assert not gone(neighbour)
     assert stray.exists()
+
+
+@pytest.mark.usefixtures("roots")
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can start a process of another user")
+def test_root_ends_no_process_of_another_user_whatever_its_environment_says() -> None:
+    run_id, nobody = new_run_id(), 65534
+    furnish(run_id)
+    env = NodePaths(run_id, 0).environment()
+    other = subprocess.Popen(["sleep", "100"], env={**os.environ, **env}, user=nobody)
+    try:
+        with member(run_id) as own:
+            assert janitor.processes_of(run_id) == [identity(own)]
+            janitor.end_node(run_id, 0)
+            janitor.end_run(run_id)
+            assert gone(own)
+            assert not gone(other)
+    finally:
+        other.kill()
+        other.wait()
+
+
+@pytest.mark.usefixtures("roots")
+def test_a_stranger_that_got_the_pid_of_a_run_process_meanwhile_is_spared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run_id = new_run_id()
+    env = NodePaths(run_id, 0).environment()
+    with python_child(SLEEP) as stranger:
+        assert hear(stranger) == "up"
+        is_running = psutil.Process.is_running
+
+        # The kernel hands out no pid on request: what was read of the stranger's is played.
+        def environ(process: psutil.Process) -> dict[str, str]:
+            return env if process.pid == stranger.pid else {}
+
+        def is_same(process: psutil.Process) -> bool:
+            return process.pid != stranger.pid and is_running(process)
+
+        monkeypatch.setattr(psutil.Process, "environ", environ)
+        monkeypatch.setattr(psutil.Process, "is_running", is_same)
+        assert janitor.processes_of(run_id) == []
+        janitor.end_run(run_id)
+        assert not gone(stranger)
 
 
 def test_processes_of_a_run_without_any_folder_are_found_too(roots: tuple[Path, Path]) -> None:

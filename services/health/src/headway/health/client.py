@@ -1,4 +1,4 @@
-"""What other programs import: run the checks of this node, read verdicts, find a monitor."""
+"""What other programs import: checks of this node, verdicts, a monitor's address, flight windows."""
 
 from __future__ import annotations
 
@@ -7,10 +7,19 @@ from pathlib import Path
 from headway.common.wire.messages.health import Verdict
 from headway.health.announce import read_address
 from headway.health.checks.base import CheckSettings
+from headway.health.flight_windows import FlightWindows
 from headway.health.journal import newest_revisions, read_verdicts
 from headway.health.runner import CheckResult, run_suite
 
-__all__ = ["CheckResult", "CheckSettings", "Verdict", "read_address", "run_checks", "verdicts_of"]
+__all__ = [
+    "CheckResult",
+    "CheckSettings",
+    "FlightWindows",
+    "Verdict",
+    "read_address",
+    "run_checks",
+    "verdicts_of",
+]
 
 
 def run_checks(

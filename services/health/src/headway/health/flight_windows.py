@@ -7,62 +7,53 @@ and after it.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import structlog
-from headway.common.errors import CorruptError
 from headway.common.node.files import replace_file
 from headway.common.node.flight import FlightReader
 
 SAVE_INTERVAL_S = 20.0
-WRITERS_LIMIT_S = 3.0
-"""How long the last save waits for the ranks to end; a node's services have 8 s to do so."""
-WRITERS_POLL_S = 0.05
 
 _log = structlog.get_logger(__name__)
 
 
 class FlightWindows:
-    """Call ``save`` periodically and once at the end; each record is written once."""
+    """Call ``save`` periodically and at the end; each record is written once.
+
+    What was saved is read from the windows themselves, so one saver may follow another: a restarted
+    agent, or the executor at the end of the run. Two at the same time would write records twice.
+    """
 
     def __init__(self, shm_dir: Path, events: Path, node: int) -> None:
         self._shm, self._events, self._node = shm_dir, events, node
         self._saved: dict[str, int] = {}
 
     def save(self, *, final: bool = False) -> None:
-        """Write the finished records that are new; with ``final`` also the ones still open."""
-        for rank, reader in self._rings():
-            self._write(rank, reader.snapshot(), final)
+        """Write what is new; what a living rank has open waits for a later call, unless ``final``.
 
-    def has_writers(self) -> bool:
-        """Whether a process that writes one of the rings still runs."""
-        return any(reader.header.process.alive() for _, reader in self._rings())
-
-    def _rings(self) -> Iterator[tuple[str, FlightReader]]:
-        """Each rank with its ring, which is closed behind it."""
+        A rank that cannot be saved is logged and holds up no other; the next call tries it again.
+        """
         for path in sorted(self._shm.glob("flight-*.bin")):
+            rank = path.stem.removeprefix("flight-")
             try:
-                reader = FlightReader(path)
-            except (CorruptError, FileNotFoundError):
-                continue  # being made this moment; the next call sees it
-            try:
-                yield path.stem.removeprefix("flight-"), reader
-            finally:
-                reader.close()
+                records, ended = _read(path)
+                self._write(rank, records, with_open=final or ended)
+            except Exception as error:  # a full disk, a damaged ring: the other ranks still count
+                _log.error("flight records are not saved", rank=rank, reason=repr(error))
 
-    def _write(self, rank: str, records: np.ndarray, final: bool) -> None:
+    def _write(self, rank: str, records: np.ndarray, *, with_open: bool) -> None:
         saved_ns = self._saved.get(rank)
         if saved_ns is None:
             saved_ns = self._resume_at(rank)
         if len(records) and int(records["start_ns"][-1]) < saved_ns:
             saved_ns = -1  # the machine rebooted, so its clock restarted
         new = records[records["start_ns"].astype(np.int64) > saved_ns]
-        if not final and len(new):
+        if not with_open and len(new):
             # What an older generation left open will never be closed: its process is dead.
             still_open = np.flatnonzero(
                 (new["end_ns"] == 0) & (new["generation"] == new["generation"][-1])
@@ -77,11 +68,32 @@ class FlightWindows:
         self._saved[rank] = int(new["start_ns"][-1])
 
     def _resume_at(self, rank: str) -> int:
-        """Where the agent before stopped, by its newest file: a resumed run's ring begins at 0."""
-        files = sorted(self._events.glob(f"n{self._node}-rank{rank}-*.npy"))
-        if not files:
-            return -1
-        return int(np.load(files[-1], allow_pickle=False)["start_ns"][-1])
+        """Where the saver before stopped, by the newest window that can be read."""
+        found = self._events.glob(f"n{self._node}-rank{rank}-*.npy")
+        # By age, not by name: the names of a machine that rebooted begin at 0 again.
+        for window in sorted(found, key=lambda path: (path.stat().st_mtime_ns, path), reverse=True):
+            if last_start_ns := _last_start_ns(window):
+                return last_start_ns
+        return -1
+
+
+def _read(path: Path) -> tuple[np.ndarray, bool]:
+    """The records of a ring, and whether its rank has ended, so that none of them changes any more."""
+    with contextlib.closing(FlightReader(path)) as reader:
+        writer = reader.header.process
+        ended = not writer.alive()
+        records = reader.snapshot()
+        # A rank's next process announces itself before its first record.
+        return records, ended and reader.header.process == writer
+
+
+def _last_start_ns(window: Path) -> int:
+    """When the last record of a window began; 0 for a damaged one, as a power loss leaves it."""
+    try:
+        return int(np.load(window, allow_pickle=False)["start_ns"][-1])
+    except Exception as error:  # numpy has many names for a file that is cut short or full of zeros
+        _log.warning("a window of flight records is damaged", file=str(window), reason=repr(error))
+        return 0
 
 
 class WindowThread:
@@ -100,16 +112,6 @@ class WindowThread:
 
     def _run(self) -> None:
         while not self._ending.wait(SAVE_INTERVAL_S):
-            self._save()
-        # At the end of a run the ranks get their SIGTERM together with the agent: wait for their
-        # last records. An agent that is ended alone leaves what is open to its successor.
-        deadline = time.monotonic() + WRITERS_LIMIT_S
-        while (has_writers := self._windows.has_writers()) and time.monotonic() < deadline:
-            time.sleep(WRITERS_POLL_S)
-        self._save(final=not has_writers)
-
-    def _save(self, *, final: bool = False) -> None:
-        try:
-            self._windows.save(final=final)
-        except (OSError, ValueError, EOFError) as error:  # a full disk, a damaged window
-            _log.error("flight records are not saved", reason=str(error))
+            self._windows.save()
+        # What living ranks have open now is for a restarted agent, or for the run's end.
+        self._windows.save()

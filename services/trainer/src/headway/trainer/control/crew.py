@@ -77,6 +77,10 @@ class Crew:
         """The newest beat of every living worker."""
         return tuple(member.beat for member in self.members.values())
 
+    def processes(self) -> list[ProcessId]:
+        """Every worker process known, those of the executor before that have not spoken yet too."""
+        return [*(member.process for member in self.members.values()), *self._orphans.values()]
+
     # ---- life and death -----------------------------------------------------------------------
     def poll(self) -> list[WorkerGone]:
         """Find the dead; end the stopped, since a frozen rank holds up all others."""

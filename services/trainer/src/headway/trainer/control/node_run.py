@@ -21,6 +21,7 @@ from headway.common.node.run_dir import NodePaths, RunDir, RunLock
 from headway.common.polling import wait_until
 from headway.common.wire.messages.driver import NodeBeat, Report, Seals, WorkerGone
 from headway.common.wire.messages.executor import DriverBeat, Evaluation, Sample, StepMetrics
+from headway.health.client import FlightWindows
 from headway.health.config import HealthConfig
 from headway.launch.cluster import ClusterFolder
 from headway.trainer.config import RunConfig
@@ -29,6 +30,8 @@ from headway.trainer.control.crew import Crew
 
 MAX_REPORTS = 20_000  # about a day of steps without a driver; the oldest are dropped first
 DRAIN_LIMIT_S = 8.0
+WORKERS_LIMIT_S = 2.0  # of it: SIGTERM ends a worker at once, unless it is frozen
+KILL_LIMIT_S = 1.0
 FAULTS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 MALLOC_ARENAS = os.environ.get("MALLOC_ARENA_MAX", "2")
 """glibc gives threads heaps of their own, whose tops it never returns: workers would grow with each recovery."""
@@ -218,23 +221,43 @@ class NodeRun:
     # ---- the end ------------------------------------------------------------------------------
     def end(self) -> None:
         """Stop everything of the run on this node and remove what it left in memory; blocks some seconds."""
-        driver, agent = self.children.process("driver"), self.children.process("agent")
-        if agent is None or not agent.alive():
-            log.warning("no agent is running: the last flight records are not saved")
-        drained = [
-            p
-            for name in self.children.names()
-            if name != "driver" and (p := self.children.process(name))
-        ]
-        drained += [member.process for member in self.crew.members.values()]
-        for process in drained:
+        deadline = time.monotonic() + DRAIN_LIMIT_S
+        found = {name: self.children.process(name) for name in self.children.names()}
+        services = {name: process for name, process in found.items() if process is not None}
+        driver = services.pop("driver", None)  # it ends by itself
+        workers = self.crew.processes()
+        # All at once, so that each has the whole time; and services first: an agent that was told
+        # sends no beat any more, which would report ranks that end in order as crashed.
+        for process in [*services.values(), *workers]:
             process.kill(signal.SIGTERM)
-        waited_for = [*drained, *([driver] if driver else [])]
-        wait_until(lambda: not any(p.alive() for p in waited_for), DRAIN_LIMIT_S)
+        if not _wait_for(workers, WORKERS_LIMIT_S):
+            _kill(workers)  # a frozen rank takes no SIGTERM
+        others = [*services.values(), *([driver] if driver else [])]
+        if not _wait_for([*workers, *others], deadline - time.monotonic()):
+            _kill([*workers, *services.values()])
+            _wait_for([*workers, *services.values()], KILL_LIMIT_S)
+        self._save_last_records(services.get("agent"))
         for line in end_node(self.paths.run_id, self.node):
             log.info(line)
         self.lock.release()
         leave_run(self.paths.run_id)
+
+    def _save_last_records(self, agent: ProcessId | None) -> None:
+        """Save what the agent did not: what its ranks had open, or all if it was dead or frozen."""
+        if agent is not None and agent.alive():  # stuck in the kernel; two would save records twice
+            log.warning("the agent does not end: the last flight records may not be saved")
+            return
+        FlightWindows(self.paths.shm_dir, self.run.events, self.node).save(final=True)
+
+
+def _kill(processes: list[ProcessId]) -> None:
+    for process in processes:
+        process.kill()
+
+
+def _wait_for(processes: list[ProcessId], limit_s: float) -> bool:
+    """Whether all of them ended in time."""
+    return wait_until(lambda: not any(process.alive() for process in processes), limit_s)
 
 
 def _command(part: str, verb: str, **options: object) -> list[str]:

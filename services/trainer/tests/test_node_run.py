@@ -1,0 +1,181 @@
+"""The end of a run on a node: whoever is frozen or dead by then, its last flight records are saved."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from headway.common.node.flight import FlightWriter
+from headway.common.node.process import ProcessId
+from headway.common.node.run_dir import RunDir, new_run_id
+from headway.common.node.testing import hear, identity, private_roots, python_child, wait_until
+from headway.common.wire.client import Client
+from headway.common.wire.messages.executor import WorkerBeat
+from headway.common.wire.messages.service import Ping, Pong
+from headway.launch.cluster import ClusterFolder
+from headway.trainer.control import node_run
+from headway.trainer.control.children import Spec
+from headway.trainer.control.crew import Member
+from headway.trainer.control.node_run import NodeRun
+from structlog.testing import capture_logs
+
+RANK = """
+import sys, time
+from pathlib import Path
+from headway.common.node.flight import FlightWriter
+writer = FlightWriter.create(Path(sys.argv[1]), int(sys.argv[2]), capacity=64)
+for step in range(5):
+    number = writer.begin(1, step=step)
+    if step != 2:
+        writer.end(number)
+print("up", flush=True)
+time.sleep(100)
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[NodeRun]:
+    with private_roots():
+        folder = RunDir.create(tmp_path / "run", run_id=new_run_id())
+        folder.config.write_text("")
+        made = NodeRun(ClusterFolder(tmp_path / "cluster"), 0, folder.path)
+        for name in made.children.names():
+            made.children.drop(name)
+        yield made
+
+
+@pytest.fixture
+def frozen_rank(run: NodeRun) -> Iterator[ProcessId]:
+    with python_child(RANK, run.paths.segment("flight", 0), 0) as child:
+        assert hear(child) == "up"
+        child.send_signal(signal.SIGSTOP)
+        process = identity(child)
+        wait_until(lambda: process.state() == "T", what="a stopped rank")
+        beat = WorkerBeat(
+            worker="n0w0", pid=process.pid, start_ticks=process.start_ticks, status="running"
+        )
+        run.crew.members["n0w0"] = Member(process, beat, b"")
+        yield process
+        assert not process.alive()
+
+
+def saved(run: NodeRun) -> list[int]:
+    files = sorted(run.run.events.glob("n0-rank0-*.npy"))
+    return [int(s) for file in files for s in np.load(file, allow_pickle=False)["step"]]
+
+
+@pytest.mark.usefixtures("frozen_rank")
+def test_a_frozen_rank_is_killed_soon_and_its_open_records_are_kept(run: NodeRun) -> None:
+    began_s = time.monotonic()
+    run.end()
+    assert time.monotonic() - began_s < node_run.DRAIN_LIMIT_S - 2
+    assert saved(run) == [0, 1, 2, 3, 4]
+    assert not run.paths.shm_dir.exists()
+
+
+@pytest.mark.usefixtures("frozen_rank")
+@pytest.mark.parametrize("state", ["starting", "stopped", "dead"])
+def test_an_agent_that_saved_nothing_loses_nothing(
+    run: NodeRun, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    monkeypatch.setattr(node_run, "DRAIN_LIMIT_S", 1.0)
+    monkeypatch.setattr(node_run, "WORKERS_LIMIT_S", 0.2)
+    # One that has no handler for SIGTERM yet dies of it, as an interpreter that still imports.
+    run.children.keep(Spec("agent", [sys.executable, "-c", "import time; time.sleep(100)"]))
+    run.children.poll(time.monotonic())
+    agent = run.children.process("agent")
+    assert agent is not None
+    if state == "stopped":
+        agent.kill(signal.SIGSTOP)
+        wait_until(lambda: agent.state() == "T", what="a stopped agent")
+    if state == "dead":
+        agent.kill()
+        wait_until(lambda: not agent.alive(), what="a dead agent")
+    run.end()
+    assert saved(run) == [0, 1, 2, 3, 4]
+    assert not agent.alive()
+
+
+def test_an_agent_that_saved_all_leaves_nothing_to_be_written_twice(
+    run: NodeRun, frozen_rank: ProcessId
+) -> None:
+    frozen_rank.kill()
+    wait_until(lambda: not frozen_rank.alive(), what="a dead rank")
+    node_run.FlightWindows(run.paths.shm_dir, run.run.events, 0).save()
+    assert saved(run) == [0, 1, 2, 3, 4]
+    run.end()
+    assert saved(run) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.usefixtures("frozen_rank")
+def test_a_failing_disk_is_logged_and_does_not_keep_a_run_from_its_end(run: NodeRun) -> None:
+    run.run.events.rmdir()
+    run.run.events.write_text("no folder")
+    with capture_logs() as logs:
+        run.end()
+    assert "flight records are not saved" in [line["event"] for line in logs]
+    assert not run.paths.shm_dir.exists()
+
+
+def test_workers_that_have_not_spoken_to_a_new_executor_are_ended_too(
+    run: NodeRun, frozen_rank: ProcessId
+) -> None:
+    run.crew.hear(run.crew.members.pop("n0w0").beat, b"")  # writes them down
+    successor = NodeRun(run.cluster, 0, run.run.path)
+    assert successor.crew.members == {}
+    assert successor.crew.processes() == [frozen_rank]
+    run.lock.release()
+    successor.end()
+    assert saved(run) == [0, 1, 2, 3, 4]
+
+
+def test_a_rank_stuck_in_the_kernel_is_saved_as_far_as_it_came(run: NodeRun) -> None:
+    writer = FlightWriter.create(run.paths.segment("flight", 0), 0)  # nobody ends this process
+    for step in range(3):
+        writer.begin(1, step=step)
+    run.end()
+    assert saved(run) == [0, 1, 2]
+
+
+def test_an_agent_stuck_in_the_kernel_is_not_helped_by_a_second_saver(
+    run: NodeRun, frozen_rank: ProcessId, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_run, "DRAIN_LIMIT_S", 0.2)
+    run.children.keep(Spec("agent", [sys.executable, "-c", "import time; time.sleep(100)"]))
+    run.children.poll(time.monotonic())
+    agent = run.children.process("agent")
+    assert agent is not None
+    with capture_logs() as logs, monkeypatch.context() as patch:
+        patch.setattr(ProcessId, "kill", lambda *_: True)
+        patch.setattr(node_run, "end_node", lambda *_: [])
+        patch.setattr(node_run, "leave_run", lambda *_: [])
+        run.end()
+    assert saved(run) == []
+    assert any("the agent does not end" in line["event"] for line in logs)
+    for process in (agent, frozen_rank):
+        process.kill()
+    wait_until(lambda: not agent.alive() and not frozen_rank.alive(), what="both ended")
+
+
+@pytest.mark.usefixtures("frozen_rank")
+def test_the_agent_of_a_node_saves_to_the_folder_of_its_run(run: NodeRun) -> None:
+    second = NodeRun(run.cluster, 0, run.run.path)
+    for name in second.children.names():
+        if name != "agent":
+            second.children.drop(name)
+    second.children.poll(time.monotonic())
+    agent = second.children.process("agent")
+    assert agent is not None
+    with Client(run.paths.endpoint("agent")) as client:
+        client.call(Ping(), Pong, timeout_s=20.0)
+    agent.kill(signal.SIGTERM)
+    wait_until(lambda: not agent.alive(), what="the agent's end")
+    assert saved(run) == [0, 1], "the rank lives: what it has open is left to the next agent"
+    second.lock.release()
+    run.end()
+    assert saved(run) == [0, 1, 2, 3, 4]
