@@ -145,7 +145,7 @@ def test_an_evicted_node_gives_its_rank_to_the_spare(live: Live) -> None:
     assert "node 1 lost\n" in text and "cannot start" not in text
     (recovery,) = [row for row in recovery_rows(live.run) if row["generation"] == now["generation"]]
     assert recovery["reason"] == "node 1 is lost: evicted"
-    assert "no spare stands ready for node 2" in live.headway("evict", NAME, "2", code=2)
+    assert "no spare is ready for node 2" in live.headway("evict", NAME, "2", code=2)
 
 
 def test_logs_are_found_by_name_rank_and_level(live: Live) -> None:
