@@ -1,4 +1,4 @@
-"""A node that is slow to come back is given up only for a spare that stands ready."""
+"""A node that is slow to come back is given up only for a spare that is ready."""
 
 from __future__ import annotations
 
