@@ -2,43 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import signal
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from headway.common.node.flight import RECORD, FlightReader, FlightWriter
-from headway.common.node.testing import hear, python_child, wait_until
+from headway.common.node.testing import wait_until
 from headway.common.plan.schedule.actions import Kind
 from headway.health import flight_windows
 from headway.health.flight_windows import FlightWindows, WindowThread
+from headway.testkit.hanging_rank import hanging_rank
 from structlog.testing import capture_logs
-
-HANGING_RANK = """
-import sys, time
-from pathlib import Path
-from headway.common.node.flight import FlightWriter
-writer = FlightWriter.create(Path(sys.argv[1]), int(sys.argv[2]), capacity=64)
-for step in range(5):
-    number = writer.begin(1, step=step)
-    if step != 2:
-        writer.end(number)
-print("up", flush=True)
-time.sleep(100)
-"""
-
-
-@contextlib.contextmanager
-def hanging_rank(ring: Path, rank: int) -> Iterator[subprocess.Popen[str]]:
-    """A process that has ended all of its records but the third."""
-    with python_child(HANGING_RANK, ring, rank) as child:
-        assert hear(child) == "up"
-        yield child
 
 
 def steps(events: Path, rank: int | str = "*") -> list[int]:

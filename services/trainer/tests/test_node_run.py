@@ -13,29 +13,17 @@ import pytest
 from headway.common.node.flight import FlightWriter
 from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import RunDir, new_run_id
-from headway.common.node.testing import hear, identity, private_roots, python_child, wait_until
+from headway.common.node.testing import identity, private_roots, wait_until
 from headway.common.wire.client import Client
 from headway.common.wire.messages.executor import WorkerBeat
 from headway.common.wire.messages.service import Ping, Pong
 from headway.launch.cluster import ClusterFolder
+from headway.testkit.hanging_rank import hanging_rank
 from headway.trainer.control import node_run
 from headway.trainer.control.children import Spec
 from headway.trainer.control.crew import Member
 from headway.trainer.control.node_run import NodeRun
 from structlog.testing import capture_logs
-
-RANK = """
-import sys, time
-from pathlib import Path
-from headway.common.node.flight import FlightWriter
-writer = FlightWriter.create(Path(sys.argv[1]), int(sys.argv[2]), capacity=64)
-for step in range(5):
-    number = writer.begin(1, step=step)
-    if step != 2:
-        writer.end(number)
-print("up", flush=True)
-time.sleep(100)
-"""
 
 
 @pytest.fixture
@@ -51,8 +39,7 @@ def run(tmp_path: Path) -> Iterator[NodeRun]:
 
 @pytest.fixture
 def frozen_rank(run: NodeRun) -> Iterator[ProcessId]:
-    with python_child(RANK, run.paths.segment("flight", 0), 0) as child:
-        assert hear(child) == "up"
+    with hanging_rank(run.paths.segment("flight", 0), 0) as child:
         child.send_signal(signal.SIGSTOP)
         process = identity(child)
         wait_until(lambda: process.state() == "T", what="a stopped rank")
