@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from headway.ckpt_store.client import apply_retention
+from headway.ckpt_store.client import CheckpointClient, apply_retention
 from headway.ckpt_store.files import Files
 from headway.ckpt_store.flush import write_manifest, write_shard
-from headway.ckpt_store.folder import CheckpointInfo, mark_generation, newest, open_checkpoint
+from headway.ckpt_store.folder import CheckpointInfo, look, mark_generation, newest, open_checkpoint
 from headway.ckpt_store.manifest import CHUNK_BYTES, step_dir_name
+from headway.ckpt_store.retention import removable
 from headway.ckpt_store.verify import read_shard, read_shard_into, verify
 from headway.common.errors import CorruptError, HeadwayError
 from headway.testkit import snapshots
@@ -165,3 +171,68 @@ def test_retention_keeps_the_newest_and_the_marked(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         step_dir_name(step, 0) for step in (2, 5, 6)
     ]
+
+
+def fail_reads(monkeypatch: pytest.MonkeyPatch, part_of_path: str, code: int) -> None:
+    """Reads of such files answer ``code``, as a disk with a bad sector or a stale NFS handle does."""
+    real_preadv, real_read = os.preadv, Path.read_bytes
+
+    def preadv(fd: int, *rest: Any) -> int:
+        if part_of_path in str(Path(f"/proc/self/fd/{fd}").readlink()):
+            raise OSError(code, os.strerror(code))
+        return real_preadv(fd, *rest)
+
+    def read_bytes(path: Path) -> bytes:
+        if part_of_path in str(path):
+            raise OSError(code, os.strerror(code))
+        return real_read(path)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EBADMSG])
+@pytest.mark.parametrize("name", ["rank-0.safetensors", "rank-0.json", "MANIFEST.json"])
+def test_what_the_disk_cannot_read_counts_as_damaged_and_an_older_one_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, code: int
+) -> None:
+    client = CheckpointClient(tmp_path)
+    for step in (1, 2):
+        client.save(step, {"step": step})
+    fail_reads(monkeypatch, f"step-00000002.g0/{name}", code)
+    assert CheckpointClient(tmp_path).restore() == (1, {"step": 1})
+    with pytest.raises(CorruptError, match=rf"{name}.* cannot be read"):
+        fail_reads(monkeypatch, name, code)
+        CheckpointClient(tmp_path).restore()
+
+
+def test_no_permission_is_not_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = CheckpointClient(tmp_path)
+    for step in (1, 2):
+        client.save(step, {"step": step})
+    fail_reads(monkeypatch, "step-00000002.g0/rank-0.safetensors", errno.EACCES)
+    with pytest.raises(PermissionError):
+        CheckpointClient(tmp_path).restore()
+
+
+def test_a_checkpoint_that_reads_well_again_counts_again_after_verify(tmp_path: Path) -> None:
+    for step in (1, 2):
+        save(tmp_path, step)
+    (tmp_path / "step-00000002.g0" / "rank-0.damaged").write_text("it cannot be read")
+    assert newest(tmp_path).step == 1  # type: ignore[union-attr]
+    done = subprocess.run(
+        [sys.executable, "-m", "headway.ckpt_store", "verify", str(tmp_path), "--all"],
+        check=False,
+        capture_output=True,
+    )
+    assert done.returncode == 0, done.stdout
+    assert newest(tmp_path).step == 2  # type: ignore[union-attr]
+
+
+def test_a_damaged_checkpoint_is_neither_counted_nor_kept_for_good(tmp_path: Path) -> None:
+    for step in range(1, 4):
+        save(tmp_path, step)
+    (tmp_path / "step-00000002.g0" / "rank-0.damaged").touch()
+    assert removable(look(tmp_path), keep=2) == []
+    save(tmp_path, 4)
+    assert removable(look(tmp_path), keep=2) == [(1, 0), (2, 0)]

@@ -98,7 +98,7 @@ def test_on_a_full_disk_the_attempt_is_given_up_cleaned_and_reported_and_all_its
         Report("no_space", "disk full", "free space", (10, 0)),
         ReleaseSlot(SLOT),
         ReleaseSlot(other),
-        DropParts((10, 0), (0, 1)),
+        DropParts((10, 0), (0, 1), gave_up=True),
     ]
     later = replace(SLOT, step=20)
     _, actions = run(

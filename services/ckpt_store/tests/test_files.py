@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from headway.ckpt_store import files as files_module
 from headway.ckpt_store.config import StoreConfig
 from headway.ckpt_store.disk import Disk, drop_parts, remove_leftovers
 from headway.ckpt_store.files import Files, is_no_space
@@ -67,7 +68,7 @@ def test_a_full_disk_strikes_before_any_byte_and_leaves_no_file(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(files_module, "allocate", full)
     monkeypatch.setattr(os, "write", lambda *_: pytest.fail("a byte was written"))
     with pytest.raises(OSError, match="No space") as caught:
         write_shard(Files(), tmp_path, snapshots.small_snapshot(1))

@@ -65,10 +65,8 @@ class RecordingFiles(Files):
         super()._mkdir(path)
         self.note("mkdir", path)
 
-    def _delete_tree(self, path: Path) -> None:
-        for entry in sorted(path.iterdir()):
-            self.remove(entry)
-        path.rmdir()
+    def _rmdir(self, path: Path) -> None:
+        super()._rmdir(path)
         self.note("rmdir", path)
 
 

@@ -58,9 +58,11 @@ class Arenas:
         data, extra = arena.read(info)
         if not arena.unchanged(info):
             return None
+        layout = parse_layout(arena.layout)
+        incarnation = str(layout.pop("incarnation", ""))
         return Snapshot(
-            arena.run_id, info.step, info.generation, parse_layout(arena.layout), data, extra,
-            still_valid=lambda: arena.unchanged(info),
+            arena.run_id, info.step, info.generation, layout, data, extra,
+            still_valid=lambda: arena.unchanged(info), incarnation=incarnation,
         )  # fmt: skip
 
     def close(self) -> None:
@@ -86,7 +88,7 @@ class Arenas:
             arena = Arena.open(path)
         except FileNotFoundError:
             return
-        except CorruptError as error:
+        except (CorruptError, OSError) as error:
             self._refused[path] = inode
             _log.error("not an arena, left alone", path=str(path), error=str(error))
             return
@@ -101,6 +103,6 @@ class Arenas:
 
 def _inode(path: Path) -> int | None:
     try:
-        return path.stat().st_ino
-    except FileNotFoundError:
+        return path.lstat().st_ino
+    except OSError:
         return None

@@ -21,19 +21,21 @@ STEP = Annotated[int | None, typer.Option(help="The step; default: the newest.")
 @app.command("ls")
 def list_checkpoints(path: PATH = Path(), as_json: AsJson = False) -> None:
     """List complete checkpoints and unfinished attempts, oldest first."""
-    from headway.ckpt_store.folder import complete, is_superseded, look
+    from headway.ckpt_store.folder import is_superseded, look
 
     folder = _folder(path)
     view = look(folder)
-    infos = {(i.step, i.generation): i for i in complete(folder)}
+    infos = _readable(folder)
     rows: list[dict[str, Any]] = []
     for attempt in view.attempts:
         info = infos.get(attempt.key)
         status = "unfinished"
         if is_superseded(*attempt.key, view.marks):
             status = "superseded"
+        elif attempt.is_complete and info is not None:
+            status = "damaged" if attempt.is_damaged else "complete"
         elif attempt.is_complete:
-            status = "complete" if info else "unreadable"
+            status = "unreadable"
         rows.append(
             {"step": attempt.step, "generation": attempt.generation, "status": status,
              "ranks": len(attempt.ranks), "world_size": info.world_size if info else attempt.world_size,
@@ -82,15 +84,20 @@ def verify_checkpoints(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Read every byte back and compare digests; exits 1 if anything is wrong."""
-    from headway.ckpt_store.folder import complete, find
+    """Read every byte back and compare digests; exits 1 if anything is wrong.
+
+    A checkpoint that a rank could not read, and that is sound now, counts again from then on.
+    """
+    from headway.ckpt_store.folder import complete, find, forget_damage
     from headway.ckpt_store.verify import verify
 
     folder = _folder(path)
     rows, is_sound = [], True
-    for info in complete(folder) if every else [find(folder, step)]:
+    for info in complete(folder, with_damaged=True) if every else [find(folder, step)]:
         problems = verify(info)
         is_sound = is_sound and not problems
+        if not problems:
+            forget_damage(info)
         rows.append({**_facts(info), "problems": [problem.message for problem in problems]})
     lines = []
     for row in rows:
@@ -126,6 +133,16 @@ def clear_up(
     verb = "would remove" if dry_run else "removed"
     lines = [f"{verb} {name}" for name in names]
     emit({"removed": names, "dry_run": dry_run}, as_json, lines or ["nothing to remove"])
+
+
+def _readable(folder: Path) -> dict[tuple[int, int], CheckpointInfo]:
+    from headway.ckpt_store.folder import complete
+    from headway.common.errors import CorruptError
+
+    try:
+        return {(info.step, info.generation): info for info in complete(folder, with_damaged=True)}
+    except CorruptError:  # not one of them: each is listed as unreadable
+        return {}
 
 
 def _folder(path: Path) -> Path:

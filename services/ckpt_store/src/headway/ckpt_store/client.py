@@ -7,34 +7,42 @@ its own uses ``newest`` and ``read_shard_into`` only.
 
 from __future__ import annotations
 
-import sys
+import mmap
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from headway.ckpt_store.choice import DamagedShardError, restore_alone, restore_together
 from headway.ckpt_store.config import StoreConfig
-from headway.ckpt_store.files import Files
-from headway.ckpt_store.flush import Snapshot, write_manifest, write_shard
+from headway.ckpt_store.files import Files, is_no_space
+from headway.ckpt_store.flush import Snapshot, StaleSnapshotError, write_manifest, write_shard
 from headway.ckpt_store.folder import (
     CheckpointInfo,
     FolderView,
+    complete,
     find,
     is_superseded,
     look,
     mark_generation,
     newest,
-    open_checkpoint,
 )
-from headway.ckpt_store.manifest import Part, step_dir_name
-from headway.ckpt_store.retention import newest_complete, removable
-from headway.ckpt_store.tree import Flat, Leaf, flatten, unflatten
-from headway.ckpt_store.verify import read_part, read_shard, read_shard_into, verify
-from headway.common.errors import CorruptError, InputError
+from headway.ckpt_store.incarnation import Incarnation
+from headway.ckpt_store.manifest import damaged_name, gave_up_name, step_dir_name
+from headway.ckpt_store.packing import lay_out, leaves_of, pack, unpack
+from headway.ckpt_store.tree import Flat
+from headway.ckpt_store.upkeep import apply_retention, clear_dead
+from headway.ckpt_store.verify import read_part, read_shard, read_shard_into
+from headway.common.errors import CorruptError, DeadlineError, InputError
+from headway.common.log import get_logger
 
 __all__ = [
     "CheckpointClient",
     "CheckpointInfo",
+    "Saved",
     "apply_retention",
     "mark_generation",
     "newest",
@@ -42,17 +50,33 @@ __all__ = [
     "read_shard_into",
 ]
 
-ALIGN_BYTES = 64
+POLL_S = 0.05
 LOCAL_RUN = "00000000"
+
+log = get_logger("checkpoints")
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What became of a ``save``."""
+
+    step: int
+    generation: int
+    is_stored: bool
+    """This rank's part is on disk or, through a daemon, in shared memory."""
+    is_complete: bool
+    """Every rank's part is on disk: ``restore`` would return this step."""
+    problem: str = ""
+    """Why nothing was stored, or what could not be removed; it was logged as well."""
 
 
 class CheckpointClient:
     """Saves and restores one process's state: ``save(step, state)``, ``restore() -> (step, state)``.
 
     ``target`` is a checkpoints folder or the endpoint of a daemon. ``rank`` and ``world_size`` say which
-    part of the whole this process saves: a step counts once all ranks have saved it. With a folder ``save``
-    returns when the state is durable; with a daemon when it is in shared memory, and ``wait`` tells about
-    the rest.
+    part of the whole this process saves: a step counts once all ranks have saved it. All ranks open their
+    client before the first step is saved, so that parts of two starts of a job never make one checkpoint.
+    With ``read_only`` nothing is written: for looking into the folder of a running job.
 
     Raises:
         InputError: ``target`` is a file, or no daemon answers.
@@ -66,6 +90,7 @@ class CheckpointClient:
         world_size: int = 1,
         keep: int = 3,
         run_id: str = LOCAL_RUN,
+        read_only: bool = False,
     ) -> None:
         if not 0 <= rank < world_size:
             raise InputError(
@@ -75,6 +100,7 @@ class CheckpointClient:
         self.world_size = world_size
         self._run_id = run_id
         self._keep = StoreConfig(keep=keep).keep
+        self._read_only = read_only
         self._arena: Any = None
         if str(target).startswith(("ipc://", "tcp://", "inproc://")):
             from headway.ckpt_store.daemon_client import DaemonArena
@@ -85,89 +111,108 @@ class CheckpointClient:
             self.checkpoints = Path(target)
             if self.checkpoints.exists() and not self.checkpoints.is_dir():
                 raise InputError(
-                    f"{target} is no folder", remedy="give a folder or an ipc:// endpoint"
+                    f"{target} is not a folder", remedy="give a folder or an ipc:// endpoint"
                 )
+        self._files = self._open_files(f"r{rank}")
         self._generation = _newest_generation(look(self.checkpoints))
+        self._restart: int | None = None
+        self._is_settled = False
+        self._buffer = np.empty(0, np.uint8)
+        self._incarnation: Incarnation | None = None
+        if world_size > 1 and not read_only:
+            self._incarnation = Incarnation(self._files, self.checkpoints, rank, world_size)
+            self._unless_full(self._incarnation.join)
 
-    def save(self, step: int, state: Any, *, generation: int | None = None) -> None:
+    def save(self, step: int, state: Any, *, generation: int | None = None) -> Saved:
         """Save a nested dict of tensors, arrays, numbers and text as checkpoint ``step``.
 
-        May block: on the disk with a folder; with a daemon only while the snapshot before is still on its
-        way. ``generation`` (default: as ``restore`` left it) tells a step done again from its first
-        attempt; with several ranks they must agree on it.
+        With a folder the state is durable when this returns; with a daemon it is in shared memory, and
+        ``wait`` reports the rest. May block: on the disk, or while a daemon still writes the snapshot
+        before. A full disk, or a daemon that does not get on, costs this checkpoint and is reported in what
+        is returned and in the log; so is a failed removal of old checkpoints. ``generation`` (default: as
+        ``restore`` left it) tells a step done again from its first attempt; all ranks give the same one.
 
         Raises:
-            InputError: a value that cannot be saved. HeadwayError: ``step`` is complete with other content.
-            OSError: from the disk; what was saved before stays as it is.
+            InputError: a value that cannot be saved. HeadwayError: ``step`` is complete with other content,
+            or another live process saves as this rank. OSError: from the disk; what was saved before stays.
         """
         generation = self._generation if generation is None else generation
         if step < 0 or generation < 0:
             raise InputError(
                 f"step {step}, generation {generation}: below 0", remedy="count from 0"
             )
-        flat = flatten(state, _leaf_of_tensor)
-        layout, nbytes = self._layout(flat)
-        if self._arena is not None:
-            self._arena.save(
-                step,
-                generation,
-                layout,
-                nbytes,
-                lambda data: _pack(flat, layout, data),
-                flat.extra(),
-            )
-            return
-        data = np.zeros(nbytes, np.uint8)
-        _pack(flat, layout, data)
-        files = Files(f"r{self.rank}")
-        write_shard(
-            files,
-            self.checkpoints,
-            Snapshot(self._run_id, step, generation, layout, data, flat.extra()),
-        )
-        attempt = next(
-            (a for a in look(self.checkpoints).attempts if a.key == (step, generation)), None
-        )
-        if attempt is not None and (attempt.has_all_parts or attempt.is_complete):
-            write_manifest(files, self.checkpoints / step_dir_name(step, generation))
-            apply_retention(self.checkpoints, self._keep, files=files)
+        if self._read_only:
+            raise InputError("this client only reads", remedy="open it without read_only")
+        flat = leaves_of(state)
+        layout, nbytes = lay_out(flat, self.rank, self.world_size)
+        problem = self._prepare((step, generation))
+        incarnation = ""
+        try:
+            if self._incarnation is not None:
+                incarnation = self._incarnation.stamp()
+            if self._arena is not None:
+                if incarnation:
+                    layout = {**layout, "incarnation": incarnation}
+                problem = self._hand_over(step, generation, flat, layout, nbytes) or problem
+                return self._saved(step, generation, not problem, problem)
+            self._write(step, generation, flat, layout, nbytes, incarnation)
+        except StaleSnapshotError as error:  # another rank gave this step up meanwhile
+            return self._saved(step, generation, False, error.message)
+        except OSError as error:
+            if not is_no_space(error):
+                raise
+            self._give_up(step, generation)
+            text = f"no room for step {step} in {self.checkpoints}: {error.strerror}"
+            return self._saved(step, generation, False, text)
+        problem = self._commit(step, generation) or problem
+        return self._saved(step, generation, True, problem)
 
-    def restore(self, step: int | None = None) -> tuple[int, Any] | None:
+    def restore(
+        self, step: int | None = None, *, agree: Callable[[int], int] | None = None
+    ) -> tuple[int, Any] | None:
         """(step, state) of the newest complete checkpoint, or of ``step``; None when there is none at all.
 
-        Every byte is checked against its digest. Without ``step`` a corrupt checkpoint is passed over for
-        the one before. Tensors come back on the CPU.
+        Every byte is checked against its digest. Tensors come back on the CPU. Without ``step`` a damaged
+        checkpoint is passed over for the one before. Several ranks must not do that one by one: with
+        ``agree``, a function that returns the smallest of the numbers that all ranks give (see
+        ``torch_client.agree``), they go back together; without it the rank with the damage notes it in the
+        folder and fails, and after a restart all ranks pass over that checkpoint.
 
         Raises:
-            CorruptError: nothing readable is left. InputError: ``step`` is not there, or was saved by another
-            number of ranks.
+            CorruptError: nothing readable is left, or this rank's shard is damaged and nothing was agreed.
+            InputError: ``step`` is not there, or was saved by another number of ranks.
         """
+        found: tuple[int, Any] | None
         if step is not None:
-            state = self._read(find(self.checkpoints, step))
-            self._go_on_from(step)
-            return step, state
-        problem: CorruptError | None = None
-        info = newest(self.checkpoints)
-        while info is not None:
+            found = step, self._read(find(self.checkpoints, step))
+        elif agree is not None:
+            found = restore_together(self.checkpoints, self.world_size, self._read, agree)
+        else:
             try:
-                state = self._read(info)
-                self._go_on_from(info.step)
-                return info.step, state
-            except CorruptError as error:
-                problem = problem or error
-                info = newest(self.checkpoints, max_step=info.step - 1)
-        if problem is not None:
-            raise problem
-        return None
+                found = restore_alone(self.checkpoints, self.world_size, self._read)
+            except DamagedShardError as error:
+                raise self._with_note(error) from error
+        if found is not None:
+            self._go_on_from(found[0])
+        return found
 
     def wait(self, step: int, timeout_s: float = 60.0) -> None:
-        """Block until checkpoint ``step`` is complete on disk.
+        """Block until checkpoint ``step``, or a later one, is complete on disk.
 
         Raises:
-            DeadlineError: not within ``timeout_s``; the message carries the daemon's last error.
+            DeadlineError: not within ``timeout_s``, or it was given up; the message says why.
         """
         if self._arena is not None:
             self._arena.wait(step, timeout_s)
+            return
+        deadline_s = time.monotonic() + timeout_s
+        while not any(info.step >= step for info in complete(self.checkpoints)):
+            if time.monotonic() > deadline_s:
+                raise DeadlineError(
+                    f"step {step} is not complete after {timeout_s} s",
+                    remedy="have all ranks saved it, and had all opened their client before?",
+                )
+            time.sleep(POLL_S)
 
     def close(self) -> None:
         """Let go of the daemon; what it has still to flush it will flush."""
@@ -180,16 +225,90 @@ class CheckpointClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _go_on_from(self, step: int) -> None:
-        """What lies after ``step`` belongs to an earlier life of the script: begin a new generation."""
-        view = look(self.checkpoints)
-        newer = [
-            a for a in view.attempts if a.step > step and not is_superseded(*a.key, view.marks)
-        ]
-        if self.world_size == 1 and newer:
-            self._generation = _newest_generation(view) + 1
-            mark_generation(self.checkpoints, self._generation, step)
+    def _open_files(self, owner: str) -> Files:
+        """Where this client writes; tests put a disk with faults here."""
+        return Files(owner)
 
+    # ---- saving ---------------------------------------------------------------------------------
+    def _prepare(self, saving: tuple[int, int]) -> str:
+        """Before a save: room, durable folder names, the generation's mark. Returns what went wrong."""
+        try:
+            if not self._is_settled:
+                self._files.settle_dir(self.checkpoints)
+                self._is_settled = True
+            if self._arena is None:
+                clear_dead(self._files, self.checkpoints, self.rank, saving)
+            self._mark()
+        except OSError as error:
+            return f"cannot clear up {self.checkpoints}: {error}"
+        return ""
+
+    def _write(
+        self,
+        step: int,
+        generation: int,
+        flat: Flat,
+        layout: dict[str, Any],
+        nbytes: int,
+        incarnation: str,
+    ) -> None:
+        if self._buffer.nbytes != nbytes:
+            # Anonymous, so page aligned, as O_DIRECT wants it; kept, so mapped at the next save.
+            self._buffer = np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
+        pack(flat, layout, self._buffer)
+        snapshot = Snapshot(
+            self._run_id,
+            step,
+            generation,
+            layout,
+            self._buffer,
+            flat.extra(),
+            incarnation=incarnation,
+        )
+        write_shard(self._files, self.checkpoints, snapshot)
+
+    def _hand_over(
+        self, step: int, generation: int, flat: Flat, layout: dict[str, Any], nbytes: int
+    ) -> str:
+        def fill(data: npt.NDArray[np.uint8]) -> None:
+            pack(flat, layout, data)
+
+        problem: str = self._arena.save(step, generation, layout, nbytes, fill, flat.extra())
+        return problem
+
+    def _commit(self, step: int, generation: int) -> str:
+        """Write the manifest if this was the last part, and remove what is surplus then."""
+        try:
+            key = (step, generation)
+            attempt = next((a for a in look(self.checkpoints).attempts if a.key == key), None)
+            if attempt is None or not (attempt.has_all_parts or attempt.is_complete):
+                return ""
+            write_manifest(self._files, self.checkpoints / step_dir_name(*key))
+            apply_retention(self.checkpoints, self._keep, files=self._files)
+        except (OSError, CorruptError) as error:
+            return f"after step {step} was saved: {error}"
+        return ""
+
+    def _saved(self, step: int, generation: int, is_stored: bool, problem: str) -> Saved:
+        if problem:
+            log.warning("checkpoint trouble, going on", step=step, stored=is_stored, reason=problem)
+        key = (step, generation)
+        try:
+            attempts = look(self.checkpoints).attempts
+        except OSError:
+            attempts = ()
+        is_complete = any(a.key == key and a.is_complete for a in attempts)
+        return Saved(step, generation, is_stored, is_complete, problem)
+
+    def _give_up(self, step: int, generation: int) -> None:
+        """Leave a note: the others' parts of this step are of no use."""
+        folder = self.checkpoints / step_dir_name(step, generation)
+        if self.world_size > 1 and folder.is_dir():
+            self._files.leave_note(folder / gave_up_name(self.rank))
+        else:
+            self._files.remove_empty_dir(folder)
+
+    # ---- restoring ------------------------------------------------------------------------------
     def _read(self, info: CheckpointInfo) -> Any:
         if info.world_size != self.world_size:
             raise InputError(
@@ -197,77 +316,52 @@ class CheckpointClient:
                 remedy="restore with the number of ranks that saved it",
             )
         data, extra = read_shard(info, self.rank)
-        return unflatten(extra, _leaves(read_part(info, self.rank), data), _tensor)
+        return unpack(read_part(info, self.rank), data, extra)
 
-    def _layout(self, flat: Flat) -> tuple[dict[str, Any], int]:
-        tensors, offset = [], 0
-        for name, leaf in flat.leaves.items():
-            tensors.append(
-                {"name": name, "field": "", "dtype": leaf.dtype, "offset": offset, "nbytes": leaf.data.nbytes,
-                 "global_shape": list(leaf.shape), "tp_dim": None, "tp_rank": 0, "tp_size": 1}
-            )  # fmt: skip
-            offset += -(-leaf.data.nbytes // ALIGN_BYTES) * ALIGN_BYTES
-        mesh = {"tp": 1, "pp": 1, "dp": self.world_size, "vp": 1, "rank": self.rank}
-        return {"tensors": tensors, "mesh": mesh}, max(offset, ALIGN_BYTES)
+    def _with_note(self, error: DamagedShardError) -> CorruptError:
+        """Note the damage in the folder, so that after a restart all ranks pass over that checkpoint."""
+        path = error.info.path / damaged_name(self.rank)
+        if self._read_only or not self._files.leave_note(path, error.message):
+            return error
+        return CorruptError(
+            error.message, remedy="restart all ranks: they pass over this checkpoint then"
+        )
 
+    def _go_on_from(self, step: int) -> None:
+        """What is complete after ``step`` belongs to an earlier start of the job: begin a new generation.
 
-def _leaf_of_tensor(value: Any) -> Leaf | None:
-    if "torch" not in sys.modules:
-        return None  # whoever holds a tensor has torch in memory; nobody else has to load it
-    from headway.ckpt_store import torch_client
+        Every rank comes to the same number, whether or not another one has marked it already; so all of it
+        must follow from one listing.
+        """
+        view = look(self.checkpoints)
+        newer = any(
+            a.is_complete and a.step > step and not is_superseded(*a.key, view.marks)
+            for a in view.attempts
+        )
+        self._generation = _newest_generation(view) + newer
+        self._restart = step if newer else None
+        if not self._read_only:
+            self._unless_full(self._mark)
 
-    return torch_client.to_leaf(value)
+    def _mark(self) -> None:
+        if self._restart is not None:
+            mark_generation(self.checkpoints, self._generation, self._restart, self._files)
+            self._restart = None
 
-
-def _tensor(leaf: Leaf) -> Any:
-    from headway.ckpt_store import torch_client
-
-    return torch_client.from_leaf(leaf)
+    def _unless_full(self, write: Callable[[], None]) -> None:
+        """A job starts on a full disk too; ``save`` tries again."""
+        try:
+            write()
+        except PermissionError as error:
+            raise InputError(
+                f"cannot write in {self.checkpoints}: {error.strerror}",
+                remedy="make it writable, or open it with read_only=True",
+            ) from error
+        except OSError as error:
+            if not is_no_space(error):
+                raise
+            log.warning("the disk of the checkpoints is full", reason=str(error))
 
 
 def _newest_generation(view: FolderView) -> int:
-    return max([0, *view.marks, *(a.generation for a in view.attempts)])
-
-
-def _pack(flat: Flat, layout: dict[str, Any], data: npt.NDArray[np.uint8]) -> None:
-    for tensor, leaf in zip(layout["tensors"], flat.leaves.values(), strict=True):
-        start = tensor["offset"]
-        data[start : start + leaf.data.nbytes] = leaf.data
-
-
-def _leaves(part: Part, data: npt.NDArray[np.uint8]) -> dict[str, Leaf]:
-    leaves = {}
-    try:
-        for tensor in part.layout["tensors"]:
-            piece = data[tensor["offset"] : tensor["offset"] + tensor["nbytes"]]
-            leaves[tensor["name"]] = Leaf(piece, tensor["dtype"], tuple(tensor["global_shape"]))
-    except (KeyError, TypeError) as error:
-        raise CorruptError(f"the layout of rank {part.rank} cannot be read: {error!r}") from error
-    return leaves
-
-
-def apply_retention(
-    checkpoints: Path, keep: int, *, deep: bool = False, files: Files | None = None
-) -> list[Path]:
-    """Remove complete checkpoints beyond the newest ``keep`` and return their folders; marked ones stay.
-
-    The newest is checked first, byte by byte with ``deep``; nothing is removed while it is not sound.
-
-    Raises:
-        CorruptError: the newest checkpoint is not sound.
-    """
-    files = files or Files("gc")
-    view = look(checkpoints)
-    surplus, newest_key = removable(view, keep), newest_complete(view)
-    if not surplus or newest_key is None:
-        return []
-    if problems := verify(open_checkpoint(checkpoints, *newest_key), deep=deep):
-        raise CorruptError(
-            f"{problems[0].message}: nothing was removed", remedy="look with `headway ckpt verify`"
-        )
-    removed = []
-    for key in surplus:
-        folder = checkpoints / step_dir_name(*key)
-        files.remove_tree(folder)
-        removed.append(folder)
-    return removed
+    return max([0, *view.marks, *(a.generation for a in view.attempts if a.is_complete)])

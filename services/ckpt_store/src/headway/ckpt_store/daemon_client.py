@@ -16,7 +16,10 @@ from headway.common.wire.client import Client
 from headway.common.wire.messages.ckpt_store import Flush, StoreStatus, StoreStatusReply
 
 POLL_S = 0.005
-BUSY_LIMIT_S = 600.0
+WAIT_POLL_S = 0.05
+STALL_LIMIT_S = 30.0
+"""So long without any progress of the daemon, and a save no longer waits for it."""
+_ASK_S = 1.0
 EXTRA_BYTES = 65536
 
 
@@ -48,36 +51,50 @@ class DaemonArena:
         nbytes: int,
         pack: Callable[[npt.NDArray[np.uint8]], None],
         extra: bytes,
-    ) -> None:
+    ) -> str:
         """Copy a state into a slot (``pack`` fills it) and ask for it to be made durable.
 
-        Waits, at most ``BUSY_LIMIT_S``, while the snapshot before has not left its slot.
+        Waits while the snapshot before has not left its slot and the daemon gets on. Returns why nothing was
+        handed over: no room in shared memory, or a daemon that is dead or stuck; empty when all is well.
 
         Raises:
-            DeadlineError: the daemon does not get rid of the snapshot before.
-            InputError: shared memory is full.
+            InputError: the daemon serves no run.
         """
+        if not self._run_id:
+            raise InputError(
+                "the daemon serves no run", remedy="start it with --run-id, 8 hex characters"
+            )
         raw = json.dumps(layout, sort_keys=True, separators=(",", ":")).encode()
-        arena = self._fitting(raw, nbytes, len(extra))
-        self._until_free(arena)
+        if self._arena is None and self._path.exists():
+            self._arena = Arena.open(self._path)
+        if self._arena is not None and not self._is_free(self._arena):
+            return f"the daemon has not written the snapshot before for {STALL_LIMIT_S:g} s"
+        try:
+            arena = self._fitting(raw, nbytes, len(extra))
+        except InputError as error:
+            return str(error)
         arena.invalidate_newer(step - 1)
         slot = arena.begin(step, generation)
-        slot.data[:] = 0
         pack(slot.data)
         arena.seal(slot, extra, wanted=True)
         arena.commit(step)
         self._client.notify(Flush())
+        return ""
 
     def wait(self, step: int, timeout_s: float) -> None:
-        """Poll until ``step`` is complete. Raises DeadlineError."""
+        """Poll until ``step`` is complete. Raises DeadlineError, at once if the daemon gave it up."""
         deadline_s = time.monotonic() + timeout_s
         while (status := self._status()).complete_step < step:
+            if status.last_step == step:
+                raise DeadlineError(
+                    f"step {step} was given up: {status.last_error}", remedy=status.last_remedy
+                )
             if time.monotonic() > deadline_s:
                 raise DeadlineError(
                     f"step {step} is not complete after {timeout_s} s: {status.last_error or 'no error'}",
                     remedy=status.last_remedy or "are all ranks saving, and their daemons up?",
                 )
-            time.sleep(POLL_S)
+            time.sleep(WAIT_POLL_S)
 
     def close(self) -> None:
         """Unmap and disconnect."""
@@ -90,40 +107,47 @@ class DaemonArena:
         return self._client.call(StoreStatus(), StoreStatusReply)
 
     def _fitting(self, layout: bytes, nbytes: int, extra_nbytes: int) -> Arena:
-        """The arena, made or made again if the state's shape has changed."""
-        if self._arena is None and self._path.exists():
-            self._arena = Arena.open(self._path)
+        """The arena, made or made again if the state's shape has changed; nothing in it is wanted.
+
+        Raises:
+            InputError: shared memory is full.
+        """
         arena = self._arena
         if arena is not None:
-            if (arena.layout, arena.slot_bytes) == (
-                layout,
-                nbytes,
-            ) and extra_nbytes <= arena.extra_bytes:
+            fits = (arena.layout, arena.slot_bytes) == (layout, nbytes)
+            if fits and extra_nbytes <= arena.extra_bytes:
                 return arena
-            self._until_free(arena)
             arena.close()
             arena.unlink()
-        if not self._run_id:
-            raise InputError(
-                "the daemon serves no run", remedy="start it with --run-id, 8 hex characters"
-            )
-        room = max(EXTRA_BYTES, 2 * extra_nbytes)
+            self._arena = None
         self._arena = Arena.create(
             self._path,
             run_id=self._run_id,
             rank=self._rank,
             slot_bytes=nbytes,
             layout=layout,
-            extra_bytes=room,
+            extra_bytes=max(EXTRA_BYTES, 2 * extra_nbytes),
         )
         return self._arena
 
-    def _until_free(self, arena: Arena) -> None:
-        deadline_s = time.monotonic() + BUSY_LIMIT_S
+    def _is_free(self, arena: Arena) -> bool:
+        """Wait for the snapshot before while the daemon gets on; False once it does not."""
+        progress, deadline_s = -1, time.monotonic() + STALL_LIMIT_S
+        ask_at_s = time.monotonic() + _ASK_S
         while arena.busy():
-            if time.monotonic() > deadline_s:
-                raise DeadlineError(
-                    f"the snapshot before is still in shared memory after {BUSY_LIMIT_S} s",
-                    remedy="is the daemon running, and is its disk fast enough?",
-                )
+            now_s = time.monotonic()
+            if now_s > deadline_s:
+                return False
+            if now_s > ask_at_s:
+                found = self._progress()
+                if found not in (None, progress):
+                    progress, deadline_s = found, now_s + STALL_LIMIT_S
+                ask_at_s = time.monotonic() + _ASK_S
             time.sleep(POLL_S)
+        return True
+
+    def _progress(self) -> int | None:
+        try:
+            return self._client.call(StoreStatus(), StoreStatusReply, timeout_s=_ASK_S).progress
+        except DeadlineError:
+            return None

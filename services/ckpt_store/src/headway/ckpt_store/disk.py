@@ -17,7 +17,7 @@ from headway.ckpt_store.config import StoreConfig
 from headway.ckpt_store.files import Files, is_no_space
 from headway.ckpt_store.flush import Snapshot, StaleSnapshotError, write_manifest, write_shard
 from headway.ckpt_store.folder import look, open_checkpoint
-from headway.ckpt_store.manifest import blob_name, part_name, step_dir_name
+from headway.ckpt_store.manifest import blob_name, gave_up_name, part_name, step_dir_name
 from headway.ckpt_store.state import (
     Check,
     Done,
@@ -27,6 +27,7 @@ from headway.ckpt_store.state import (
     Failed,
     FlushSlot,
     FolderSeen,
+    FolderUnseen,
     Job,
     Remove,
     WriteManifest,
@@ -98,9 +99,8 @@ class Disk:
         try:
             self._post(FolderSeen(look(self.checkpoints)))
         except OSError as error:
-            _log.warning(
-                "checkpoints folder cannot be listed", path=str(self.checkpoints), error=str(error)
-            )
+            message = f"{self.checkpoints} cannot be listed: {error}"
+            self._post(FolderUnseen(message, _remedy(error, self.checkpoints)))
 
     def _post(self, event: Event) -> None:
         self._events.put(event)
@@ -130,8 +130,8 @@ class Disk:
                 write_shard(self._files, self.checkpoints, snapshot, self._wrote)
             case WriteManifest(key):
                 write_manifest(self._files, self.checkpoints / step_dir_name(*key))
-            case DropParts(key, ranks):
-                drop_parts(self._files, self.checkpoints, key, ranks)
+            case DropParts(key, ranks, gave_up):
+                drop_parts(self._files, self.checkpoints, key, ranks, gave_up=gave_up)
             case Check(key):
                 problems = verify(
                     open_checkpoint(self.checkpoints, *key), deep=self._deep, progress=self._moved
@@ -155,10 +155,18 @@ class Disk:
 
 
 def drop_parts(
-    files: Files, checkpoints: Path, key: tuple[int, int], ranks: tuple[int, ...]
+    files: Files,
+    checkpoints: Path,
+    key: tuple[int, int],
+    ranks: tuple[int, ...],
+    *,
+    gave_up: bool = False,
 ) -> None:
-    """Remove what ``ranks`` wrote for an attempt that was given up; a step whose parts are all there
-    stays."""
+    """Remove what ``ranks`` wrote for an attempt that will not be completed; one whose parts are all there
+    stays.
+
+    With ``gave_up`` a note says so to the other nodes, as far as the disk takes one.
+    """
     attempt = next((a for a in look(checkpoints).attempts if a.key == key), None)
     if attempt is None or attempt.is_complete or attempt.has_all_parts:
         return
@@ -166,6 +174,8 @@ def drop_parts(
     for rank in ranks:
         for name in (part_name(rank), blob_name(rank)):  # the part first: it vouches for the blob
             files.discard(folder / name)
+    if gave_up and ranks:
+        files.leave_note(folder / gave_up_name(ranks[0]))
     files.remove_empty_dir(folder)
 
 
@@ -180,6 +190,8 @@ def remove_leftovers(files: Files, checkpoints: Path) -> list[Path]:
 def _remedy(error: OSError, checkpoints: Path) -> str:
     if is_no_space(error):
         return f"free space for {checkpoints} or lower ckpt.keep; the next durable step tries again"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return f"make {checkpoints} readable and writable for this user"
     if error.errno == errno.EROFS:
         return f"remount {checkpoints} writable"
     return f"check the disk of {checkpoints}; the next durable step tries again"

@@ -14,10 +14,10 @@ The rules it holds, in the order in which they matter:
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,9 @@ import numpy as np
 PAGE_BYTES = 4096
 TRASH_PREFIX = ".trash-"
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_NO_FALLOCATE = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 
 class NewFile:
@@ -42,8 +45,7 @@ class NewFile:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._fd, self._direct = _open_direct(path, flags)
         try:
-            if nbytes:
-                os.posix_fallocate(self._fd, 0, nbytes)
+            allocate(self._fd, nbytes)
         except BaseException:
             os.close(self._fd)
             with contextlib.suppress(OSError):
@@ -94,13 +96,24 @@ class Files:
         self.owner = owner
 
     def make_dir(self, path: Path) -> None:
-        """Make ``path`` and what is missing above it; each new name is durable when this returns."""
+        """Make ``path`` and what is missing above it; each name it makes is durable when it returns."""
         if path.is_dir():
             return
         self.make_dir(path.parent)
         with contextlib.suppress(FileExistsError):
             self._mkdir(path)
         self.sync_dir(path.parent)
+
+    def settle_dir(self, path: Path) -> None:
+        """Make ``path``; its name and the two above it are durable then, whoever made them and when.
+
+        A launcher makes ``runs/<name>/checkpoints`` without a sync: after a power cut all that was written
+        below would be lost with it.
+        """
+        self.make_dir(path)
+        for folder in (path, *path.absolute().parents[:3]):
+            with contextlib.suppress(PermissionError):
+                self.sync_dir(folder)
 
     def create(self, path: Path, nbytes: int) -> NewFile:
         """A new file with ``nbytes`` allocated.
@@ -132,6 +145,15 @@ class Files:
         file.close()
         return draft
 
+    def leave_note(self, path: Path, text: str = "") -> bool:
+        """Leave a small file for others to find, durably; False if the disk does not take it."""
+        try:
+            self.rename(self.write_whole(path, text.encode()), path)
+            self.sync_dir(path.parent)
+        except OSError:
+            return False
+        return True
+
     def rename(self, source: Path, target: Path) -> None:
         """Atomic; durable only after ``sync_dir``."""
         source.replace(target)
@@ -155,13 +177,18 @@ class Files:
             self.remove(path)
 
     def remove_tree(self, path: Path) -> None:
-        """Remove a folder: out of sight in one durable rename, then file by file."""
+        """Remove a folder: out of sight in one durable rename, then file by file.
+
+        A folder that is gone, or goes meanwhile, is removed: several processes may do this at once.
+        """
         trash = path
         if not path.name.startswith(TRASH_PREFIX):
             trash = path.with_name(TRASH_PREFIX + path.name)
-            if trash.exists():
-                self._delete_tree(trash)
-            self.rename(path, trash)
+            self._delete_tree(trash)  # what an interrupted removal left
+            try:
+                self.rename(path, trash)
+            except FileNotFoundError:
+                return
             self.sync_dir(path.parent)
         self._delete_tree(trash)
 
@@ -174,7 +201,35 @@ class Files:
         path.mkdir()
 
     def _delete_tree(self, path: Path) -> None:
-        shutil.rmtree(path, ignore_errors=False)
+        with contextlib.suppress(FileNotFoundError):
+            for entry in sorted(path.iterdir()):
+                with contextlib.suppress(FileNotFoundError):
+                    if entry.is_dir() and not entry.is_symlink():
+                        self._delete_tree(entry)
+                    else:
+                        self.remove(entry)
+            self._rmdir(path)
+
+    def _rmdir(self, path: Path) -> None:
+        path.rmdir()
+
+
+def allocate(fd: int, nbytes: int) -> None:
+    """Reserve ``nbytes`` for an empty file, where the file system can; NFS before 4.2, for one, cannot.
+
+    ``posix_fallocate`` would write into every page there, one by one, and fail on an O_DIRECT descriptor.
+
+    Raises:
+        OSError: no room, or trouble on the disk.
+    """
+    if not nbytes:
+        return
+    while _libc.fallocate(fd, 0, 0, nbytes) != 0:
+        code = ctypes.get_errno()
+        if code in _NO_FALLOCATE:
+            return
+        if code != errno.EINTR:
+            raise OSError(code, os.strerror(code))
 
 
 def is_no_space(error: BaseException) -> bool:

@@ -28,6 +28,7 @@ from headway.ckpt_store.manifest import (
     digest,
     encode_manifest,
     encode_part,
+    gave_up_name,
     mesh_from,
     part_name,
     step_dir_name,
@@ -58,6 +59,8 @@ class Snapshot:
     extra: bytes = b""
     still_valid: Callable[[], bool] = field(default=lambda: True)
     """Asked after the last byte was read: may what was read be trusted?"""
+    incarnation: str = ""
+    """See ``Part.incarnation``."""
 
     @property
     def mesh(self) -> Mesh:
@@ -147,6 +150,10 @@ def write_shard(
         files.sync_dir(folder)
         return old
     rank = snapshot.mesh.rank
+    if (folder / gave_up_name(rank)).exists():
+        files.discard(
+            folder / gave_up_name(rank)
+        )  # an earlier start of the job gave it up, not this one
     if (folder / part_name(rank)).exists():
         # Another content under this name: its digests must not stand beside the new blob for an instant.
         files.remove(folder / part_name(rank))
@@ -237,11 +244,15 @@ def _write_blob(
         chunks=tuple(chunks),
         layout=snapshot.layout,
         extra=snapshot.extra,
+        incarnation=snapshot.incarnation,
     )
 
 
 def _same_as_before(folder: Path, snapshot: Snapshot) -> Part | None:
-    """The part that is there already, if it is of exactly this snapshot (a daemon died after writing it)."""
+    """The part that is there already, if it is of exactly this snapshot (a daemon died after writing it).
+
+    A complete step stays as it is also when another start of the job saves it again.
+    """
     rank = snapshot.mesh.rank
     is_complete = (folder / MANIFEST_NAME).exists()
     try:
@@ -252,6 +263,7 @@ def _same_as_before(folder: Path, snapshot: Snapshot) -> Part | None:
             part.mesh == snapshot.mesh
             and (part.run_id, part.step, part.generation)
             == (snapshot.run_id, snapshot.step, snapshot.generation)
+            and (is_complete or part.incarnation == snapshot.incarnation)
             and part.extra == snapshot.extra
             and part.header_digest == digest(header)
             and part.file_bytes

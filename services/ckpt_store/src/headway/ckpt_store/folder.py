@@ -15,13 +15,17 @@ from headway.ckpt_store.manifest import (
     decode_manifest,
     decode_mark,
     decode_part,
+    is_damaged_name,
+    is_gave_up_name,
     mark_bytes,
     mark_name,
     parse_mark_name,
     parse_part_name,
     parse_step_dir,
     part_name,
+    step_dir_name,
 )
+from headway.ckpt_store.reading import corrupt, unreadable
 from headway.common.errors import CorruptError, HeadwayError, InputError
 
 
@@ -37,6 +41,12 @@ class Attempt:
     """From a part file; None while there is none that can be read."""
     is_complete: bool
     is_marked: bool = False
+    is_mixed: bool = False
+    """All parts are there, but of different starts of the job: some rank has still to write its own."""
+    has_given_up: bool = False
+    """Some rank could not write its part, and will not."""
+    is_damaged: bool = False
+    """Some rank found its shard damaged: no rank restores it."""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -45,6 +55,11 @@ class Attempt:
 
     @property
     def has_all_parts(self) -> bool:
+        """Whether the step may be committed."""
+        return self._names_all_parts and not self.is_mixed
+
+    @property
+    def _names_all_parts(self) -> bool:
         return self.world_size is not None and self.ranks >= set(range(self.world_size))
 
 
@@ -92,8 +107,8 @@ def is_superseded(step: int, generation: int, marks: Mapping[int, int]) -> bool:
 
 
 def look(checkpoints: Path) -> FolderView:
-    """List a checkpoints folder (which need not exist). Reads names, and one part file of an incomplete
-    step."""
+    """List a checkpoints folder (which need not exist). Reads names, and of an incomplete step one part
+    file; all of them once they are there."""
     attempts, marks, trash = [], {}, []
     for entry in sorted(_entries(checkpoints)):
         key = parse_step_dir(entry.name)
@@ -107,12 +122,15 @@ def look(checkpoints: Path) -> FolderView:
     return FolderView(tuple(sorted(attempts, key=lambda a: a.key)), marks, tuple(trash))
 
 
-def complete(checkpoints: Path) -> list[CheckpointInfo]:
-    """All complete checkpoints that are not superseded, newest first; unreadable manifests are left out.
+def complete(checkpoints: Path, *, with_damaged: bool = False) -> list[CheckpointInfo]:
+    """All complete checkpoints that are not superseded, newest first.
+
+    Left out are those whose manifest cannot be read and, unless ``with_damaged``, those in which a rank
+    found its shard damaged.
 
     Raises:
-        CorruptError: there are manifests, and not one of them can be read. Then starting from nothing would
-            silently throw away a run.
+        CorruptError: there are checkpoints, and not one of them can be read. Then starting from nothing
+            would silently throw away a run.
     """
     view = look(checkpoints)
     candidates = [
@@ -120,6 +138,11 @@ def complete(checkpoints: Path) -> list[CheckpointInfo]:
     ]
     found, problem = [], None
     for attempt in sorted(candidates, key=lambda a: a.key, reverse=True):
+        if attempt.is_damaged and not with_damaged:
+            problem = problem or corrupt(
+                checkpoints / step_dir_name(*attempt.key), "a rank found its shard damaged"
+            )
+            continue
         try:
             found.append(open_checkpoint(checkpoints, attempt.step, attempt.generation))
         except CorruptError as error:
@@ -160,7 +183,13 @@ def open_checkpoint(checkpoints: Path, step: int, generation: int) -> Checkpoint
     for entry in _entries(checkpoints):
         if parse_step_dir(entry.name) == (step, generation):
             path = entry / MANIFEST_NAME
-            manifest = decode_manifest(path.read_bytes(), path)
+            try:
+                raw = path.read_bytes()
+            except FileNotFoundError:
+                break
+            except OSError as error:
+                raise unreadable(path, error) from error
+            manifest = decode_manifest(raw, path)
             if (manifest.step, manifest.generation) != (step, generation):
                 raise CorruptError(
                     f"{path} is of step {manifest.step}", remedy="use an older checkpoint"
@@ -179,7 +208,8 @@ def find(checkpoints: Path, step: int | None = None) -> CheckpointInfo:
         raise InputError(
             f"{checkpoints} is no folder", remedy="give a run folder or its checkpoints folder"
         )
-    infos = [info for info in complete(checkpoints) if step in (None, info.step)]
+    infos = complete(checkpoints, with_damaged=step is not None)
+    infos = [info for info in infos if step in (None, info.step)]
     if not infos:
         wanted = "complete checkpoint" if step is None else f"complete checkpoint of step {step}"
         raise InputError(
@@ -188,7 +218,16 @@ def find(checkpoints: Path, step: int | None = None) -> CheckpointInfo:
     return infos[0]
 
 
-def mark_generation(checkpoints: Path, generation: int, restart_step: int) -> None:
+def forget_damage(info: CheckpointInfo) -> None:
+    """Remove the notes of ranks that could not read their shard: it was read since, and is sound."""
+    for entry in _entries(info.path):
+        if is_damaged_name(entry.name):
+            entry.unlink(missing_ok=True)
+
+
+def mark_generation(
+    checkpoints: Path, generation: int, restart_step: int, files: Files | None = None
+) -> None:
     """Record durably that ``generation`` goes on from ``restart_step`` (-1: from the beginning).
 
     What older generations saved after that step does not count any more. Idempotent; any node may do it.
@@ -196,7 +235,7 @@ def mark_generation(checkpoints: Path, generation: int, restart_step: int) -> No
     Raises:
         HeadwayError: the generation is recorded with another restart step: numbers were used twice.
     """
-    files = Files("mark")
+    files = files or Files("mark")
     path = Path(checkpoints) / mark_name(generation)
     content = mark_bytes(generation, restart_step)
     files.make_dir(path.parent)
@@ -222,23 +261,38 @@ def _attempt(folder: Path, step: int, generation: int) -> Attempt:
     names = {entry.name for entry in _entries(folder)}
     ranks = frozenset(rank for name in names if (rank := parse_part_name(name)) is not None)
     is_complete = MANIFEST_NAME in names
-    world_size = None
+    world_size, is_mixed = None, False
     if ranks and not is_complete:
-        world_size = _world_size(folder / part_name(min(ranks)))
-    return Attempt(step, generation, ranks, world_size, is_complete, KEEP_NAME in names)
+        world_size, _ = _facts(folder / part_name(min(ranks)))
+        if world_size is not None and ranks >= set(range(world_size)):
+            facts = {_facts(folder / part_name(rank)) for rank in range(world_size)}
+            is_mixed = len(facts) > 1
+    return Attempt(
+        step,
+        generation,
+        ranks,
+        world_size,
+        is_complete,
+        is_marked=KEEP_NAME in names,
+        is_mixed=is_mixed,
+        has_given_up=any(map(is_gave_up_name, names)),
+        is_damaged=any(map(is_damaged_name, names)),
+    )
 
 
-def _world_size(path: Path) -> int | None:
+def _facts(part: Path) -> tuple[int | None, str]:
+    """(world size, incarnation) of a part file; (None, "") when it cannot be read."""
     try:
-        stat = path.stat()
-        return _cached_world_size(path, stat.st_mtime_ns, stat.st_ino)
+        stat = part.stat()
+        return _cached_facts(part, stat.st_mtime_ns, stat.st_ino)
     except (OSError, CorruptError):
-        return None
+        return None, ""
 
 
-@lru_cache(maxsize=64)
-def _cached_world_size(path: Path, _mtime_ns: int, _inode: int) -> int:
-    return decode_part(path.read_bytes(), path).mesh.world_size
+@lru_cache(maxsize=1024)
+def _cached_facts(path: Path, _mtime_ns: int, _inode: int) -> tuple[int, str]:
+    part = decode_part(path.read_bytes(), path)
+    return part.mesh.world_size, part.incarnation
 
 
 def _restart_step(path: Path) -> int:

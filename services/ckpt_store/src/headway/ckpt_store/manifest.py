@@ -4,6 +4,8 @@
         rank-0.safetensors    the rank's snapshot; data starts 4 KiB aligned, opens with ``safetensors``
         rank-0.json           the part: mesh, digests (xxh3-64 per 8 MiB of data), extra state (base64)
         MANIFEST.json         written last, when every part is there: without it the folder does not count
+        rank-0.gave-up        (empty) the node of rank 0 could not write its part: nobody waits for it
+        rank-0.damaged        what was wrong when rank 0 read its shard back: no rank restores this step
     <checkpoints>/generation-00002.json   from which step generation 2 went on (see ``mark_bytes``)
 
 All three JSON forms have deterministic bytes (sorted keys, no times, no host names), so two daemons that
@@ -33,6 +35,8 @@ DIGEST = "xxh3-64"
 
 _STEP_DIR = re.compile(r"step-(\d{8,})\.g(\d+)")
 _PART = re.compile(r"rank-(\d+)\.json")
+_GAVE_UP = re.compile(r"rank-\d+\.gave-up")
+_DAMAGED = re.compile(r"rank-\d+\.damaged")
 _MARK = re.compile(r"generation-(\d{5,})\.json")
 
 
@@ -69,6 +73,8 @@ class Part:
     """Digest of each 8 MiB of data, 16 hex digits; the last chunk may be shorter."""
     layout: Mapping[str, Any] = field(default_factory=dict)
     extra: bytes = b""
+    incarnation: str = ""
+    """Which start of the job wrote it, where generations alone do not tell (see ``incarnation.py``)."""
 
     @property
     def rank(self) -> int:
@@ -125,6 +131,22 @@ def parse_part_name(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
+def gave_up_name(rank: int) -> str:
+    return f"rank-{rank}.gave-up"
+
+
+def is_gave_up_name(name: str) -> bool:
+    return _GAVE_UP.fullmatch(name) is not None
+
+
+def damaged_name(rank: int) -> str:
+    return f"rank-{rank}.damaged"
+
+
+def is_damaged_name(name: str) -> bool:
+    return _DAMAGED.fullmatch(name) is not None
+
+
 def mark_name(generation: int) -> str:
     return f"generation-{generation:05d}.json"
 
@@ -136,8 +158,10 @@ def parse_mark_name(name: str) -> int | None:
 
 def encode_part(part: Part) -> bytes:
     """The bytes of ``rank-<r>.json``."""
+    incarnation = {"incarnation": part.incarnation} if part.incarnation else {}
     return _json(
         {
+            **incarnation,
             "chunk_bytes": CHUNK_BYTES,
             "chunks": list(part.chunks),
             "data_start": part.data_start,
@@ -176,6 +200,7 @@ def decode_part(raw: bytes, where: Path | str) -> Part:
             chunks=tuple(_text(item) for item in fields["chunks"]),
             layout=dict(fields["layout"]),
             extra=base64.b64decode(fields["extra"], validate=True),
+            incarnation=_text(fields.get("incarnation", "")),
         )
         extra_digest = _text(fields["extra_digest"])
         if fields["chunk_bytes"] != CHUNK_BYTES or fields["digest"] != DIGEST:
@@ -197,11 +222,11 @@ def encode_manifest(parts: Sequence[tuple[Part, bytes]]) -> bytes:
     """
     ordered = sorted(parts, key=lambda item: item[0].rank)
     first = ordered[0][0]
-    same = {(p.run_id, p.step, p.generation, p.mesh.world_size) for p, _ in ordered}
+    same = {(p.run_id, p.step, p.generation, p.incarnation, p.mesh.world_size) for p, _ in ordered}
     if len(same) != 1 or [p.rank for p, _ in ordered] != list(range(first.mesh.world_size)):
         raise CorruptError(
             f"the parts in {step_dir_name(first.step, first.generation)} do not belong together",
-            remedy="give each run its own checkpoints folder",
+            remedy="give each run its own checkpoints folder, and save the step again",
         )
     files = [
         {"bytes": p.file_bytes, "part_digest": digest(raw), "rank": p.rank} for p, raw in ordered

@@ -3,12 +3,15 @@ them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 from headway.ckpt_store.folder import Attempt, FolderView, is_superseded
 
 Key = tuple[int, int]
 """(step, generation)"""
+
+LATER_ATTEMPTS = 2
+"""So many later steps under way, and an attempt that still misses parts will not get them."""
 
 
 def newest_complete(view: FolderView, corrupt: Collection[Key] = ()) -> Key | None:
@@ -17,19 +20,27 @@ def newest_complete(view: FolderView, corrupt: Collection[Key] = ()) -> Key | No
     return good[-1] if good else None
 
 
-def is_dead(key: Key, attempts: Collection[Attempt], marks: Mapping[int, int]) -> bool:
+def is_dead(key: Key, view: FolderView, wanted: Collection[Key] = ()) -> bool:
     """Whether an incomplete attempt has no future: nobody will finish it, or it would lead nowhere.
 
-    Ranks flush their snapshots in order. So once a later step of the same or a newer generation is complete,
-    whoever had not finished this one has given it up.
+    Ranks write their snapshots in order. So once a later step of the same or a newer generation is
+    complete, whoever had not finished this one has given it up. The same is taken to be true once
+    ``LATER_ATTEMPTS`` later ones are in the folder or, of this node's ranks, ``wanted``: a node that
+    cannot write cannot always leave a note that it gave up, and the others must not fill the disk.
     """
     step, generation = key
-    if is_superseded(step, generation, marks):
+    if is_superseded(step, generation, view.marks):
         return True
-    return any(
-        a.is_complete and a.generation >= generation and (a.step > step or (a.step == step and a.generation
-        > generation)) for a in attempts
-    )  # fmt: skip
+    later = {
+        a for a in view.attempts if a.generation >= generation and a.key != key and a.step >= step
+    }
+    if any(a.is_complete and (a.step > step or a.generation > generation) for a in later):
+        return True
+    attempt = _find(view, key)
+    if attempt is None or attempt.has_all_parts:
+        return False
+    begun = {a.step for a in later} | {s for s, g in wanted if g >= generation}
+    return attempt.has_given_up or sum(s > step for s in begun) >= LATER_ATTEMPTS
 
 
 def removable(view: FolderView, keep: int, corrupt: Collection[Key] = ()) -> list[Key]:
@@ -39,7 +50,7 @@ def removable(view: FolderView, keep: int, corrupt: Collection[Key] = ()) -> lis
     (or, for superseded ones, one of a newer generation) are there.
     """
     good = _good(view, corrupt)
-    unmarked = [key for key in good if not _attempt(view, key).is_marked]
+    unmarked = [a.key for a in view.attempts if a.key in good and not a.is_marked]
     kept = set(unmarked[-keep:])  # the newest is among them, or is marked
     is_full = len(kept) >= keep
     chosen = []
@@ -48,7 +59,7 @@ def removable(view: FolderView, keep: int, corrupt: Collection[Key] = ()) -> lis
             continue
         if attempt.key in good:
             chosen.append(attempt.key)
-        elif attempt.key in corrupt:
+        elif attempt.key in corrupt or attempt.is_damaged:
             if is_full and attempt.key < min(kept):
                 chosen.append(attempt.key)
         elif any(generation > attempt.generation for _, generation in good):
@@ -56,13 +67,24 @@ def removable(view: FolderView, keep: int, corrupt: Collection[Key] = ()) -> lis
     return chosen
 
 
-def dead_attempts(view: FolderView) -> list[Key]:
+def dead_attempts(view: FolderView, wanted: Collection[Key] = ()) -> list[Key]:
     """Incomplete attempts that may go, oldest first."""
     return [
         a.key
         for a in view.attempts
-        if not a.is_complete and not a.is_marked and is_dead(a.key, view.attempts, view.marks)
+        if not a.is_complete and not a.is_marked and is_dead(a.key, view, wanted)
     ]
+
+
+def missing_ranks(view: FolderView, key: Key) -> list[int]:
+    """Ranks without a part in an attempt that died without a word: neither given up nor overtaken."""
+    attempt = _find(view, key)
+    if attempt is None or attempt.is_complete or attempt.has_given_up or attempt.has_all_parts:
+        return []
+    overtaken = any(a.is_complete and a.step > attempt.step for a in view.attempts)
+    if overtaken or is_superseded(*key, view.marks):
+        return []
+    return sorted(set(range(attempt.world_size or 0)) - attempt.ranks)
 
 
 def _good(view: FolderView, corrupt: Collection[Key]) -> list[Key]:
@@ -70,10 +92,11 @@ def _good(view: FolderView, corrupt: Collection[Key]) -> list[Key]:
     first."""
     latest: dict[int, int] = {}
     for a in view.attempts:
-        if a.is_complete and a.key not in corrupt and not is_superseded(*a.key, view.marks):
+        is_sound = a.is_complete and not a.is_damaged and a.key not in corrupt
+        if is_sound and not is_superseded(*a.key, view.marks):
             latest[a.step] = max(a.generation, latest.get(a.step, -1))
     return sorted(latest.items())
 
 
-def _attempt(view: FolderView, key: Key) -> Attempt:
-    return next(a for a in view.attempts if a.key == key)
+def _find(view: FolderView, key: Key) -> Attempt | None:
+    return next((a for a in view.attempts if a.key == key), None)

@@ -71,7 +71,7 @@ class Store:
 
     def __init__(self, options: ServeOptions, config: StoreConfig) -> None:
         files = Files(f"n{options.node}")
-        files.make_dir(options.checkpoints)
+        files.settle_dir(options.checkpoints)
         if leftovers := remove_leftovers(files, options.checkpoints):
             _log.info(
                 "removed what an earlier daemon left unfinished",
@@ -90,7 +90,8 @@ class Store:
     def drain(self) -> bool:
         """Whether no snapshot is waiting or on its way to the disk; looks first, for one sealed just now."""
         self.scan()
-        return not self._state.wanted and self._state.job is None and self._state.view is not None
+        is_listed = self._state.view is not None or self._state.is_unseen
+        return not self._state.wanted and self._state.job is None and is_listed
 
     @property
     def progress(self) -> int:
@@ -134,6 +135,8 @@ class Store:
             errors=self.errors,
             last_error=self._last.message,
             last_remedy=self._last.remedy,
+            last_step=self._last.key[0] if self._last.key else -1,
+            progress=self.disk.progress,
         )
 
     def flush(self, _message: Flush, _peer: bytes) -> StoreStatusReply:

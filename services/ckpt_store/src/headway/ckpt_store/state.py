@@ -12,7 +12,14 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from headway.ckpt_store.folder import FolderView, is_superseded
-from headway.ckpt_store.retention import Key, dead_attempts, is_dead, newest_complete, removable
+from headway.ckpt_store.retention import (
+    Key,
+    dead_attempts,
+    is_dead,
+    missing_ranks,
+    newest_complete,
+    removable,
+)
 
 RETRY_S = 5.0
 """Pause after a failed commit or removal. (A failed flush is not repeated: its snapshot is given up.)"""
@@ -48,10 +55,14 @@ class WriteManifest:
 
 @dataclass(frozen=True)
 class DropParts:
-    """Remove this node's part of an attempt that cannot be completed."""
+    """Remove this node's part of an attempt that cannot be completed.
+
+    ``gave_up``: because of this node, which leaves a note for the others.
+    """
 
     key: Key
     ranks: tuple[int, ...]
+    gave_up: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,7 +102,15 @@ class Announce:
 class Report:
     """Trouble, for the log, the counters and the executor; training goes on."""
 
-    code: Literal["no_space", "flush_failed", "manifest_failed", "remove_failed", "corrupt"]
+    code: Literal[
+        "no_space",
+        "flush_failed",
+        "manifest_failed",
+        "remove_failed",
+        "corrupt",
+        "folder_unseen",
+        "incomplete",
+    ]
     message: str
     remedy: str
     key: Key | None = None
@@ -117,6 +136,14 @@ class FolderSeen:
 
 
 @dataclass(frozen=True)
+class FolderUnseen:
+    """The checkpoints folder could not be listed."""
+
+    message: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
 class Done:
     job: Job
 
@@ -132,7 +159,7 @@ class Failed:
     is_stale: bool = False
 
 
-Event = ArenasSeen | FolderSeen | Done | Failed
+Event = ArenasSeen | FolderSeen | FolderUnseen | Done | Failed
 
 
 @dataclass(frozen=True)
@@ -144,9 +171,12 @@ class State:
     wanted: tuple[Slot, ...] = ()
     view: FolderView | None = None
     """None until the folder has been listed: until then nothing is decided about it."""
+    is_unseen: bool = False
+    """The last listing failed. Snapshots are flushed nevertheless: a slot must not stay pinned for ever."""
     job: Job | None = None
     given_up: frozenset[Key] = frozenset()
-    """Attempts of which a rank of this node could not be flushed."""
+    """Attempts that this node has no more to do with: a rank of it could not be flushed, or it has dropped
+    its parts because nobody will complete them."""
     to_drop: tuple[Key, ...] = ()
     sound: Key | None = None
     """The newest checkpoint that was read back and found whole."""
@@ -163,19 +193,30 @@ def decide(state: State, event: Event, now_s: float) -> tuple[State, list[Action
             state = replace(state, ranks=event.ranks, wanted=tuple(sorted(event.wanted)))
         case FolderSeen():
             state, actions = _folder_seen(state, event.view)
+        case FolderUnseen():
+            state, actions = _folder_unseen(state, event)
         case Done():
             state, actions = _done(state, event.job)
         case Failed():
             state, actions = _failed(state, event, now_s)
     state, released = _release_hopeless(state)
     state, job = _next_job(state, now_s)
-    return state, [*actions, *released, *([job] if job else [])]
+    reports = _incomplete(state, job) if job else []
+    return state, [*actions, *released, *reports, *([job] if job else [])]
+
+
+def _folder_unseen(state: State, event: FolderUnseen) -> tuple[State, list[Action]]:
+    report = Report("folder_unseen", event.message, event.remedy)
+    actions: list[Action] = [] if state.is_unseen else [report]
+    return replace(state, view=None, is_unseen=True), actions
 
 
 def _folder_seen(state: State, view: FolderView) -> tuple[State, list[Action]]:
     newest = newest_complete(view)
-    state = replace(state, view=view)
-    if newest is None or newest == state.announced:
+    state = replace(state, view=view, is_unseen=False)
+    if newest is None:
+        return replace(state, announced=None), []
+    if newest == state.announced:
         return state, []
     given_up = frozenset(key for key in state.given_up if key > newest)
     return replace(state, announced=newest, given_up=given_up), [Announce(newest)]
@@ -235,7 +276,7 @@ def _is_hopeless(state: State, key: Key) -> bool:
     if state.view is None:
         return False
     is_complete = any(a.key == key and a.is_complete for a in state.view.attempts)
-    return is_complete or is_dead(key, state.view.attempts, state.view.marks)
+    return is_complete or is_dead(key, state.view, _wanted_keys(state))
 
 
 def _without(state: State, slots: list[Slot]) -> State:
@@ -247,7 +288,8 @@ def _next_job(state: State, now_s: float) -> tuple[State, Job | None]:
         return state, None
     job = _commit(state, now_s) or _flush(state) or _clear_up(state, now_s)
     if isinstance(job, DropParts):
-        state = replace(state, to_drop=tuple(k for k in state.to_drop if k != job.key))
+        to_drop = tuple(key for key in state.to_drop if key != job.key)
+        state = replace(state, to_drop=to_drop, given_up=state.given_up | {job.key})
     return replace(state, job=job), job
 
 
@@ -264,21 +306,55 @@ def _commit(state: State, now_s: float) -> Job | None:
 def _flush(state: State) -> Job | None:
     # Without a listing a restarted daemon might flush what is complete already: harmless, but work for
     # nothing.
-    return FlushSlot(state.wanted[0]) if state.wanted and state.view is not None else None
+    is_ready = state.view is not None or state.is_unseen
+    return FlushSlot(state.wanted[0]) if state.wanted and is_ready else None
 
 
 def _clear_up(state: State, now_s: float) -> Job | None:
     if state.to_drop:
-        return DropParts(state.to_drop[0], tuple(sorted(state.ranks)))
-    # One remover per run is enough: the node that carries rank 0.
-    if state.view is None or 0 not in state.ranks or now_s < state.retry_at_s:
+        return DropParts(state.to_drop[0], tuple(sorted(state.ranks)), gave_up=True)
+    if state.view is None or now_s < state.retry_at_s:
         return None
+    dead = dead_attempts(state.view, _wanted_keys(state))
+    # One remover of whole folders per run is enough: the node that carries rank 0.
+    if 0 not in state.ranks:
+        return _drop_dead(state, dead)
     if state.view.trash:
         return EmptyTrash(state.view.trash)
-    if dead := dead_attempts(state.view):
+    if dead:
         return Remove(dead[0])
     surplus = removable(state.view, state.keep, state.corrupt)
     newest = newest_complete(state.view)
     if not surplus or newest is None or newest in state.corrupt:
         return None
     return Remove(surplus[0]) if newest == state.sound else Check(newest)
+
+
+def _drop_dead(state: State, dead: list[Key]) -> Job | None:
+    """Give back this node's share of the disk: rank 0's node may be the one that cannot write."""
+    assert state.view is not None
+    for attempt in state.view.attempts:
+        ours = frozenset() if attempt.has_all_parts else attempt.ranks & state.ranks
+        if ours and attempt.key in dead and attempt.key not in state.given_up:
+            return DropParts(attempt.key, tuple(sorted(ours)))
+    return None
+
+
+def _incomplete(state: State, job: Job) -> list[Action]:
+    """What to report of an attempt that goes because some rank never wrote its part, nor why."""
+    if not isinstance(job, Remove | DropParts) or state.view is None:
+        return []
+    is_known = job.gave_up if isinstance(job, DropParts) else job.key in state.given_up
+    if is_known:
+        return []
+    missing = missing_ranks(state.view, job.key)
+    if not missing:
+        return []
+    text = f"step {job.key[0]} was not completed: nothing came from ranks {missing}"
+    remedy = "do all nodes write to the same folder, and are their checkpoint stores running?"
+    return [Report("incomplete", text, remedy, job.key)]
+
+
+def _wanted_keys(state: State) -> frozenset[Key]:
+    """Steps that this node's ranks have begun to save, those given up included."""
+    return frozenset(slot.key for slot in state.wanted) | state.given_up

@@ -1,4 +1,7 @@
-"""Torch tensors in a saved state. ``CheckpointClient`` loads this by itself when a state holds tensors."""
+"""Torch tensors in a saved state, and agreement over torch.distributed.
+
+``CheckpointClient`` loads this by itself when a state holds tensors.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,17 @@ import numpy as np
 import torch
 from headway.ckpt_store.tree import Leaf
 from headway.common.errors import CorruptError, InputError
+
+
+def agree(value: int) -> int:
+    """The smallest ``value`` of all ranks: one all-reduce over the default process group.
+
+    For ``CheckpointClient.restore(agree=agree)``; every rank calls it equally often.
+    """
+    device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
+    number = torch.tensor(value, dtype=torch.int64, device=device)
+    torch.distributed.all_reduce(number, op=torch.distributed.ReduceOp.MIN)
+    return int(number)
 
 
 def to_leaf(value: Any) -> Leaf | None:

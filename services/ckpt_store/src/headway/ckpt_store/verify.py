@@ -21,6 +21,7 @@ from headway.ckpt_store.manifest import (
     encode_manifest,
     part_name,
 )
+from headway.ckpt_store.reading import corrupt, read_file, unreadable
 from headway.common.errors import CorruptError, InputError
 
 
@@ -44,9 +45,9 @@ def read_part(info: CheckpointInfo, rank: int) -> Part:
             remedy="restore on the grid that saved it",
         )
     path = info.path / part_name(rank)
-    raw = _read_file(path)
+    raw = read_file(path)
     if digest(raw) != info.manifest.part_digests[rank]:
-        raise _corrupt(path, "its digest is not the manifest's")
+        raise corrupt(path, "its digest is not the manifest's")
     return decode_part(raw, path)
 
 
@@ -57,8 +58,8 @@ def read_shard_into(info: CheckpointInfo, rank: int, buffer: Any) -> bytes:
     part; bytes behind are left alone. On an error its content is undefined.
 
     Raises:
-        CorruptError: a digest, length or format is wrong; names file and chunk. Go to an older checkpoint
-            (``newest(..., max_step=info.step - 1)``).
+        CorruptError: a digest, length or format is wrong, or the disk cannot read it; names file and place.
+            Go to an older checkpoint (``newest(..., max_step=info.step - 1)``).
         InputError: ``buffer`` is too small, or there is no such rank.
     """
     part = read_part(info, rank)
@@ -90,7 +91,7 @@ def verify(
     for rank in range(info.world_size):
         try:
             part = read_part(info, rank)
-            parts.append((part, (info.path / part_name(rank)).read_bytes()))
+            parts.append((part, read_file(info.path / part_name(rank))))
             if deep:
                 scratch = memoryview(bytearray(min(CHUNK_BYTES, part.data_bytes)))
                 for nbytes in _read_chunks(info.path / blob_name(rank), part, _reuse(scratch)):
@@ -101,21 +102,32 @@ def verify(
             problems.append(Problem(info.path / blob_name(rank), error.message))
         except OSError as error:
             problems.append(Problem(info.path / blob_name(rank), str(error)))
-    manifest = info.path / MANIFEST_NAME
-    if not problems and encode_manifest(parts) != _read_file(manifest):
-        problems.append(Problem(manifest, f"{manifest}: it is not the manifest of its parts"))
+    if not problems:
+        problems += _problems_of_manifest(info.path / MANIFEST_NAME, parts)
     return problems
+
+
+def _problems_of_manifest(path: Path, parts: list[tuple[Part, bytes]]) -> list[Problem]:
+    try:
+        if encode_manifest(parts) == read_file(path):
+            return []
+    except CorruptError as error:
+        return [Problem(path, error.message)]
+    return [Problem(path, f"{path}: it is not the manifest of its parts")]
 
 
 def _read_chunks(path: Path, part: Part, target: Callable[[int, int], memoryview]) -> Iterator[int]:
     """Read and check the blob; ``target(start, stop)`` gives the memory for those bytes of the data."""
     _check_length(path, part)
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise unreadable(path, error) from error
     try:
         header = bytearray(part.data_start)
         _fill(fd, memoryview(header), 0, path)
         if digest(header) != part.header_digest:
-            raise _corrupt(path, "the header does not match its digest")
+            raise corrupt(path, "the header does not match its digest")
         for number, expected in enumerate(part.chunks):
             start = number * CHUNK_BYTES
             stop = min(start + CHUNK_BYTES, part.data_bytes)
@@ -123,10 +135,11 @@ def _read_chunks(path: Path, part: Part, target: Callable[[int, int], memoryview
             _fill(fd, memory, part.data_start + start, path)
             if digest(memory) != expected:
                 at = f"bytes {part.data_start + start} to {part.data_start + stop}"
-                raise _corrupt(path, f"chunk {number} ({at}) does not match its digest")
+                raise corrupt(path, f"chunk {number} ({at}) does not match its digest")
+            # Leave the page cache to the corpus, before this file has driven it out.
+            os.posix_fadvise(fd, 0, part.data_start + stop, os.POSIX_FADV_DONTNEED)
             yield stop - start
     finally:
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)  # leave the page cache to the corpus
         os.close(fd)
 
 
@@ -136,27 +149,19 @@ def _reuse(scratch: memoryview) -> Callable[[int, int], memoryview]:
 
 def _fill(fd: int, memory: memoryview, offset: int, path: Path) -> None:
     while memory:
-        done = os.preadv(fd, [memory], offset)
+        try:
+            done = os.preadv(fd, [memory], offset)
+        except OSError as error:
+            raise unreadable(path, error, offset) from error
         if not done:
-            raise _corrupt(path, f"it ends at byte {offset}")
+            raise corrupt(path, f"it ends at byte {offset}")
         memory, offset = memory[done:], offset + done
 
 
 def _check_length(path: Path, part: Part) -> None:
     try:
         nbytes = path.stat().st_size
-    except FileNotFoundError as error:
-        raise _corrupt(path, "it is missing") from error
+    except OSError as error:
+        raise unreadable(path, error) from error
     if nbytes != part.file_bytes:
-        raise _corrupt(path, f"it has {nbytes} bytes of {part.file_bytes}")
-
-
-def _read_file(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError as error:
-        raise _corrupt(path, "it is missing") from error
-
-
-def _corrupt(path: Path, what: str) -> CorruptError:
-    return CorruptError(f"{path}: {what}", remedy="use an older checkpoint")
+        raise corrupt(path, f"it has {nbytes} bytes of {part.file_bytes}")

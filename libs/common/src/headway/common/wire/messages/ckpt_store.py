@@ -41,6 +41,10 @@ class StoreStatusReply(Message, tag="ckpt_store.status_reply/1"):
     """Attempts given up and other trouble since then."""
     last_error: str = ""
     last_remedy: str = ""
+    last_step: int = -1
+    """The step that the last error cost, -1 if it was about no step."""
+    progress: int = 0
+    """Moves with every piece written or read back; while it moves, waiting is worth it."""
 
 
 class Flush(Message, tag="ckpt_store.flush/1"):
@@ -72,7 +76,8 @@ class StoreTrouble(Message, tag="ckpt_store.trouble/1"):
     run_id: str
     node: int
     kind: str
-    """``no_space``, ``flush_failed``, ``manifest_failed``, ``remove_failed`` or ``corrupt``."""
+    """``no_space``, ``flush_failed``, ``manifest_failed``, ``remove_failed``, ``corrupt``,
+    ``folder_unseen`` (it cannot be listed) or ``incomplete`` (some ranks never wrote their part)."""
     message: str
     remedy: str
     step: int = -1

@@ -1,0 +1,94 @@
+"""Which start of the job does a part belong to? Several ranks agree on that through the checkpoints folder.
+
+A job killed between two ranks' saves leaves a part that the next start must not complete with its own. Each
+rank writes a random token into ``<checkpoints>/.ranks/rank-<r>`` when it opens the folder, and stamps every
+part with a digest over the tokens of all ranks as it finds them. A step is committed only when all stamps are
+equal. Equal stamps mean that each rank had seen the tokens of all others, so that all of them belong to one
+start: no clock, no message and no launcher is needed, only that every rank opens its client before the
+first step is saved. A step saved before that stays incomplete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+from pathlib import Path
+
+import msgspec
+from headway.ckpt_store.files import Files
+from headway.ckpt_store.manifest import digest
+from headway.common.errors import HeadwayError
+from headway.common.node.process import ProcessId
+
+FOLDER = ".ranks"
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """Content of ``rank-<r>``: who saves as this rank."""
+
+    token: str
+    host: str
+    """Host and boot: a pid means nothing on another one."""
+    pid: int
+    start_ticks: int
+
+    def may_be_alive(self) -> bool:
+        """False only if it ran on this host and has ended."""
+        return self.host != _host() or ProcessId(self.pid, self.start_ticks).alive()
+
+
+class Incarnation:
+    """The stamp for the parts of one rank. ``join`` before the first ``stamp``."""
+
+    def __init__(self, files: Files, checkpoints: Path, rank: int, world_size: int) -> None:
+        self._files = files
+        self._folder = checkpoints / FOLDER
+        self._rank, self._world_size = rank, world_size
+        process = ProcessId.current()
+        self._own = Holder(secrets.token_hex(8), _host(), process.pid, process.start_ticks)
+        self.has_joined = False
+
+    def join(self) -> None:
+        """Say who saves as this rank from now on.
+
+        Raises:
+            OSError: from the disk, no room included; ``stamp`` tries again.
+        """
+        self._files.make_dir(self._folder)
+        path = self._path(self._rank)
+        self._files.rename(self._files.write_whole(path, msgspec.json.encode(self._own)), path)
+        self.has_joined = True
+
+    def stamp(self) -> str:
+        """The digest over the tokens of all ranks, as they are now.
+
+        Raises:
+            HeadwayError: another live process saves as this rank. OSError: from the disk.
+        """
+        holder = self._read(self._rank)
+        if self.has_joined and holder is not None and holder.token != self._own.token:
+            if holder.may_be_alive():
+                raise HeadwayError(
+                    f"rank {self._rank} of {self._folder.parent} was opened by another process since: pid "
+                    f"{holder.pid} on {holder.host.partition(' ')[0]}",
+                    remedy="end one of the two; open a folder with read_only=True to look only",
+                )
+            self.has_joined = False  # it came and went, or is a copy of this process that has ended
+        if not self.has_joined or holder is None:
+            self.join()
+        holders = [self._read(rank) for rank in range(self._world_size)]
+        return digest(" ".join(holder.token if holder else "-" for holder in holders).encode())
+
+    def _path(self, rank: int) -> Path:
+        return self._folder / f"rank-{rank}"
+
+    def _read(self, rank: int) -> Holder | None:
+        with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
+            return msgspec.json.decode(self._path(rank).read_bytes(), type=Holder)
+        return None
+
+
+def _host() -> str:
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{socket.gethostname()} {boot} {Path('/proc/self/ns/pid').readlink()}"

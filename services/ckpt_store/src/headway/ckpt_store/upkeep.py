@@ -1,0 +1,64 @@
+"""What a folder without a daemon needs after a save: old checkpoints and dead attempts go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headway.ckpt_store.files import Files
+from headway.ckpt_store.folder import look, open_checkpoint
+from headway.ckpt_store.manifest import blob_name, part_name, step_dir_name
+from headway.ckpt_store.retention import Key, dead_attempts, newest_complete, removable
+from headway.ckpt_store.verify import verify
+from headway.common.errors import CorruptError
+
+
+def apply_retention(
+    checkpoints: Path, keep: int, *, deep: bool = False, files: Files | None = None
+) -> list[Path]:
+    """Remove complete checkpoints beyond the newest ``keep`` and return their folders; marked ones stay.
+
+    The newest is checked first, byte by byte with ``deep``; nothing is removed while it is not sound. Several
+    processes may do this at once.
+
+    Raises:
+        CorruptError: the newest checkpoint is not sound. OSError: from the disk.
+    """
+    files = files or Files("gc")
+    view = look(checkpoints)
+    surplus, newest_key = removable(view, keep), newest_complete(view)
+    if not surplus or newest_key is None:
+        return []
+    if problems := verify(open_checkpoint(checkpoints, *newest_key), deep=deep):
+        raise CorruptError(
+            f"{problems[0].message}: nothing was removed", remedy="look with `headway ckpt verify`"
+        )
+    removed = []
+    for key in surplus:
+        folder = checkpoints / step_dir_name(*key)
+        files.remove_tree(folder)
+        removed.append(folder)
+    return removed
+
+
+def clear_dead(files: Files, checkpoints: Path, rank: int, saving: Key) -> None:
+    """Give back the room of attempts that nobody will complete: rank 0 removes them, others their own part.
+
+    What is being saved now is not dead, whatever an earlier start of the job left there.
+
+    Raises:
+        OSError: from the disk.
+    """
+    view = look(checkpoints)
+    dead = dead_attempts(view)
+    for attempt in view.attempts:
+        folder = checkpoints / step_dir_name(*attempt.key)
+        if attempt.key not in dead or attempt.key == saving:
+            continue
+        if rank == 0:
+            files.remove_tree(folder)
+        elif rank in attempt.ranks and not attempt.has_all_parts:
+            files.discard(folder / part_name(rank))
+            files.discard(folder / blob_name(rank))
+    if rank == 0:
+        for name in view.trash:
+            files.remove_tree(checkpoints / name)
