@@ -130,14 +130,36 @@ def test_every_public_name_is_there() -> None:
         assert getattr(headway.ckpt_store, name) is not None
 
 
-def test_the_example_of_the_readme_saves_and_restores_bit_for_bit(tmp_path: Path) -> None:
+def test_the_examples_of_the_readme_save_and_restore_bit_for_bit(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    assert len(code.splitlines()) < 30
+    alone, _ = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    assert len(alone.splitlines()) < 30
     for expected in ("started at step 0", "started at step 30"):
         done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False
+            [sys.executable, "-c", alone], capture_output=True, text=True, cwd=tmp_path, check=False
         )
         assert done.returncode == 0, done.stderr
         assert expected in done.stdout
         assert "bit-equal True" in done.stdout
+
+
+def test_the_example_with_several_ranks_runs_under_torchrun(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    _, ranks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    (tmp_path / "train.py").write_text(ranks)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    for start in (0, 20):
+        done = subprocess.run(
+            [*command, "train.py"], capture_output=True, text=True, cwd=tmp_path, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        for rank in range(2):
+            assert f"rank {rank} started at step {start}" in done.stdout
+    steps = [path.name for path in sorted((tmp_path / "checkpoints").glob("step-*"))]
+    assert steps == ["step-00000039.g0", "step-00000040.g0"]
+
+
+def test_a_folder_without_one_readable_manifest_is_listed_all_the_same(saved: Path) -> None:
+    for manifest in saved.glob("checkpoints/*/MANIFEST.json"):
+        manifest.write_text("{")
+    assert {row["status"] for row in parsed("ls", saved)} == {"unreadable"}

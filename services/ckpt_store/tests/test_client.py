@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from headway.ckpt_store import daemon_client
 from headway.ckpt_store.client import CheckpointClient
 from headway.ckpt_store.folder import newest
-from headway.common.errors import CorruptError, HeadwayError, InputError
+from headway.common.errors import CorruptError, DeadlineError, HeadwayError, InputError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -228,3 +229,62 @@ def test_a_client_killed_right_after_save_has_lost_nothing(
     until(lambda: newest(cluster.checkpoints) is not None)
     step, state = CheckpointClient(cluster.checkpoints).restore()  # type: ignore[misc]
     assert (step, state["x"].sum()) == (7, np.arange(100_000).sum())
+
+
+def test_with_a_dead_daemon_a_save_is_given_up_and_says_so(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = cluster.start()
+    with CheckpointClient(daemon.endpoint) as client:
+        client.save(1, {"w": np.ones(1000)})
+        client.wait(1)
+        daemon.kill()
+        assert client.save(2, {"w": np.ones(1000)}).is_stored  # the next daemon finds it
+        monkeypatch.setattr(daemon_client, "STALL_LIMIT_S", 0.2)
+        saved = client.save(3, {"w": np.ones(1000)})
+        assert not saved.is_stored
+        assert "has not written the snapshot before" in saved.problem
+        cluster.start()
+        client.wait(2)
+        assert client.save(4, {"w": np.ones(1000)}).is_stored
+
+
+def test_wait_ends_early_for_a_step_that_was_given_up(cluster: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "elsewhere"
+    daemon = cluster.start(checkpoints=folder)
+    with CheckpointClient(daemon.endpoint) as client:
+        folder.rmdir()
+        folder.write_text("a file where the folder was")
+        client.save(5, {"w": np.ones(1000)})
+        with pytest.raises(DeadlineError, match="step 5 was given up"):
+            client.wait(5, timeout_s=60)
+
+
+def test_through_daemons_too_a_step_holds_parts_of_one_start_only(
+    cluster: Any, until: Callable[..., None]
+) -> None:
+    daemons = [cluster.start(node) for node in (0, 1)]
+
+    def clients() -> list[CheckpointClient]:
+        return [
+            CheckpointClient(daemon.endpoint, rank=rank, world_size=2)
+            for rank, daemon in enumerate(daemons)
+        ]
+
+    one, two = clients()
+    for client in (one, two):
+        client.save(10, {"life": 1})
+    two.save(20, {"life": 1})  # killed before rank 0 saved
+    until(lambda: (cluster.checkpoints / "step-00000020.g0" / "rank-1.json").exists())
+    one.close()
+    two.close()
+    one, two = clients()
+    assert [client.restore() for client in (one, two)] == [(10, {"life": 1})] * 2
+    one.save(20, {"life": 2})
+    until(lambda: (cluster.checkpoints / "step-00000020.g0" / "rank-0.json").exists())
+    assert not (cluster.checkpoints / "step-00000020.g0" / "MANIFEST.json").exists()
+    two.save(20, {"life": 2})
+    one.wait(20)
+    assert [client.restore() for client in (one, two)] == [(20, {"life": 2})] * 2
+    one.close()
+    two.close()

@@ -267,6 +267,8 @@ def test_a_file_that_is_no_arena_and_an_arena_of_another_run_are_left_alone(
 ) -> None:
     shm_dir = cluster.shm_dir()
     (shm_dir / "arena-7.bin").write_bytes(b"garbage" * 100)
+    (shm_dir / "arena-8.bin").symlink_to(shm_dir / "arena-8.bin")  # ELOOP for whoever follows it
+    (shm_dir / "arena-9.bin").mkdir()
     daemon = cluster.start()
     with snapshots.small_arena(shm_dir) as arena:
         snapshots.seal_step(arena, 0)
@@ -303,3 +305,44 @@ def test_status_names_what_each_rank_has(cluster: Any, until: Until) -> None:
         assert (status.run_id, status.world_size, status.complete_step) == (snapshots.RUN_ID, 2, -1)
         until(lambda: daemon.status().arenas[0].committed_step == 6)
         assert status.bytes_written == arena.slot_bytes
+
+
+def test_nodes_that_do_not_share_their_folder_are_told_so_and_fill_no_disk(
+    cluster: Any, until: Until, tmp_path: Path
+) -> None:
+    folders = [tmp_path / "one", tmp_path / "two"]
+    daemons = [cluster.start(node, checkpoints=folders[node]) for node in (0, 1)]
+    arenas = [snapshots.small_arena(cluster.shm_dir(node), node, 2) for node in (0, 1)]
+    for step in range(0, 80, 10):
+        for arena in arenas:
+            snapshots.seal_step(arena, step)
+        until(lambda: not any(arena.busy() for arena in arenas))
+    for daemon, folder, other in zip(daemons, folders, (1, 0), strict=True):
+        until(lambda folder=folder: len(list(folder.glob("*/*.safetensors"))) <= 2)
+        status = daemon.status()
+        assert f"nothing came from ranks [{other}]" in status.last_error
+        assert "do all nodes write to the same folder" in status.last_remedy
+    for arena in arenas:
+        arena.close()
+
+
+def test_a_folder_that_cannot_be_listed_stops_neither_training_nor_the_next_checkpoint(
+    cluster: Any, until: Until
+) -> None:
+    daemon = cluster.start()
+    with snapshots.small_arena(cluster.shm_dir()) as arena:
+        snapshots.seal_step(arena, 0)
+        until(lambda: has_step(cluster.checkpoints, 0))
+        aside = cluster.checkpoints.with_name("aside")
+        cluster.checkpoints.rename(aside)
+        cluster.checkpoints.write_text("a file where the folder was")
+        until(lambda: "cannot be listed" in daemon.status().last_error)
+        errors = daemon.status().errors
+        snapshots.seal_step(arena, 10)
+        until(lambda: not arena.busy())
+        # The flush, and the clearing up after it; the folder itself was reported once.
+        assert daemon.status().errors <= errors + 2
+        cluster.checkpoints.unlink()
+        aside.rename(cluster.checkpoints)
+        snapshots.seal_step(arena, 20)
+        until(lambda: has_step(cluster.checkpoints, 20))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import mmap
 import os
@@ -15,14 +16,16 @@ from typing import Any
 import numpy as np
 import pytest
 from headway.ckpt_store import files as files_module
+from headway.ckpt_store.client import CheckpointClient
 from headway.ckpt_store.config import StoreConfig
 from headway.ckpt_store.disk import Disk, drop_parts, remove_leftovers
-from headway.ckpt_store.files import Files, is_no_space
+from headway.ckpt_store.files import Files, NewFile, is_no_space
 from headway.ckpt_store.flush import write_manifest, write_shard
 from headway.ckpt_store.folder import newest
 from headway.ckpt_store.manifest import step_dir_name
 from headway.ckpt_store.state import Done, Failed, FlushSlot, FolderSeen, Slot
 from headway.testkit import snapshots
+from headway.testkit.crash_points import Op, RecordingFiles, replay
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -201,3 +204,85 @@ def test_on_a_full_tmpfs_the_flush_fails_cleanly_and_the_disk_thread_goes_on(
         assert disk.close()
         with contextlib.suppress(OSError):
             os.close(disk.ready_fd)
+
+
+def test_a_file_system_without_fallocate_is_written_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class NoFallocate:
+        @staticmethod
+        def fallocate(*_: object) -> int:
+            ctypes.set_errno(errno.EOPNOTSUPP)
+            return -1
+
+    def emulated(*_: object) -> None:
+        pytest.fail("glibc would write into every page")
+
+    monkeypatch.setattr(files_module, "_libc", NoFallocate)
+    monkeypatch.setattr(os, "posix_fallocate", emulated)
+    write_shard(Files(), tmp_path, snapshots.small_snapshot(1))
+    write_manifest(Files(), tmp_path / step_dir_name(1, 0))
+    assert newest(tmp_path) is not None
+
+
+def test_allocation_reserves_room_and_says_when_there_is_none(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("wb") as file:
+        files_module.allocate(file.fileno(), 1 << 20)
+        assert os.fstat(file.fileno()).st_blocks * 512 >= 1 << 20
+    fd = os.open(tmp_path / "file", os.O_RDONLY)
+    try:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            files_module.allocate(fd, 1 << 20)
+    finally:
+        os.close(fd)
+
+
+def test_the_names_above_a_folder_made_by_somebody_else_are_durable_once_it_is_used(
+    tmp_path: Path,
+) -> None:
+    root = tmp_path / "real"
+    root.mkdir()
+    files = RecordingFiles(root)
+    for name in ("runs", "runs/demo", "runs/demo/checkpoints"):  # a launcher made them, unsynced
+        (root / name).mkdir()
+        files.ops.append(Op("mkdir", name))
+    checkpoints = root / "runs" / "demo" / "checkpoints"
+    files.settle_dir(checkpoints)
+    write_shard(files, checkpoints, snapshots.small_snapshot(1))
+    write_manifest(files, checkpoints / step_dir_name(1, 0))
+    (tmp_path / "crashed").mkdir()
+    replay(files.ops, len(files.ops), tmp_path / "crashed", kept_names=0.0)
+    assert newest(tmp_path / "crashed" / "runs" / "demo" / "checkpoints") is not None
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_the_client_writes_past_the_page_cache_to_the_last_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    dropped: list[tuple[str, int]] = []
+    real = NewFile._drop_direct
+
+    def drop(file: NewFile) -> None:
+        dropped.append((file.path.name, file.offset))
+        real(file)
+
+    client = CheckpointClient(tmp_path)
+    for step in range(times):
+        monkeypatch.setattr(NewFile, "_drop_direct", drop)
+        client.save(step, {"w": np.zeros(24 << 18, np.float32)})  # 24 MiB
+    assert [at for name, at in dropped if "safetensors" in name] == []
+
+
+def test_removing_a_folder_that_goes_meanwhile_is_no_error(tmp_path: Path) -> None:
+    folder = tmp_path / "step-00000001.g0"
+    (folder / "inner").mkdir(parents=True)
+    (folder / "inner" / "file").touch()
+
+    class Raced(Files):
+        def remove(self, path: Path) -> None:
+            super().remove(path)
+            super().remove(path)  # another process was faster
+
+    Raced().remove_tree(folder)
+    Raced().remove_tree(folder)
+    assert list(tmp_path.iterdir()) == []
