@@ -153,8 +153,8 @@ class CheckpointClient:
             if self._arena is not None:
                 if incarnation:
                     layout = {**layout, "incarnation": incarnation}
-                problem = self._hand_over(step, generation, flat, layout, nbytes) or problem
-                return self._saved(step, generation, not problem, problem)
+                refusal = self._hand_over(step, generation, flat, layout, nbytes)
+                return self._saved(step, generation, not refusal, refusal or problem)
             self._write(step, generation, flat, layout, nbytes, incarnation)
         except StaleSnapshotError as error:  # another rank gave this step up meanwhile
             return self._saved(step, generation, False, error.message)
@@ -215,7 +215,8 @@ class CheckpointClient:
             time.sleep(POLL_S)
 
     def close(self) -> None:
-        """Let go of the daemon; what it has still to flush it will flush."""
+        """Let go of the daemon and of the buffer; what the daemon has still to flush it will flush."""
+        self._buffer = np.empty(0, np.uint8)
         if self._arena is not None:
             self._arena.close()
 
