@@ -65,7 +65,7 @@ class Saved:
     is_stored: bool
     """This rank's part is on disk or, through a daemon, in shared memory."""
     is_complete: bool
-    """Every rank's part is on disk: ``restore`` would return this step."""
+    """Every rank's part is on disk: ``restore`` would return this step. Through a daemon it is not yet."""
     problem: str = ""
     """Why nothing was stored, or what could not be removed; it was logged as well."""
 
@@ -154,18 +154,18 @@ class CheckpointClient:
                 if incarnation:
                     layout = {**layout, "incarnation": incarnation}
                 refusal = self._hand_over(step, generation, flat, layout, nbytes)
-                return self._saved(step, generation, not refusal, refusal or problem)
+                return _saved(step, generation, not refusal, False, refusal or problem)
             self._write(step, generation, flat, layout, nbytes, incarnation)
         except StaleSnapshotError as error:  # another rank gave this step up meanwhile
-            return self._saved(step, generation, False, error.message)
+            return _saved(step, generation, False, False, error.message)
         except OSError as error:
             if not is_no_space(error):
                 raise
             self._give_up(step, generation)
             text = f"no room for step {step} in {self.checkpoints}: {error.strerror}"
-            return self._saved(step, generation, False, text)
-        problem = self._commit(step, generation) or problem
-        return self._saved(step, generation, True, problem)
+            return _saved(step, generation, False, False, text)
+        is_complete, trouble = self._commit(step, generation)
+        return _saved(step, generation, True, is_complete, trouble or problem)
 
     def restore(
         self, step: int | None = None, *, agree: Callable[[int], int] | None = None
@@ -277,29 +277,22 @@ class CheckpointClient:
         problem: str = self._arena.save(step, generation, layout, nbytes, fill, flat.extra())
         return problem
 
-    def _commit(self, step: int, generation: int) -> str:
-        """Write the manifest if this was the last part, and remove what is surplus then."""
+    def _commit(self, step: int, generation: int) -> tuple[bool, str]:
+        """Write the manifest if this was the last part, and remove what is surplus then.
+
+        Returns whether the step is complete, and what went wrong.
+        """
+        key, is_complete = (step, generation), False
         try:
-            key = (step, generation)
             attempt = next((a for a in look(self.checkpoints).attempts if a.key == key), None)
             if attempt is None or not (attempt.has_all_parts or attempt.is_complete):
-                return ""
+                return False, ""
             write_manifest(self._files, self.checkpoints / step_dir_name(*key))
+            is_complete = True
             apply_retention(self.checkpoints, self._keep, files=self._files)
         except (OSError, CorruptError) as error:
-            return f"after step {step} was saved: {error}"
-        return ""
-
-    def _saved(self, step: int, generation: int, is_stored: bool, problem: str) -> Saved:
-        if problem:
-            log.warning("checkpoint trouble, going on", step=step, stored=is_stored, reason=problem)
-        key = (step, generation)
-        try:
-            attempts = look(self.checkpoints).attempts
-        except OSError:
-            attempts = ()
-        is_complete = any(a.key == key and a.is_complete for a in attempts)
-        return Saved(step, generation, is_stored, is_complete, problem)
+            return is_complete, f"after step {step} was saved: {error}"
+        return True, ""
 
     def _give_up(self, step: int, generation: int) -> None:
         """Leave a note: the others' parts of this step are of no use."""
@@ -362,6 +355,12 @@ class CheckpointClient:
             if not is_no_space(error):
                 raise
             log.warning("the disk of the checkpoints is full", reason=str(error))
+
+
+def _saved(step: int, generation: int, is_stored: bool, is_complete: bool, problem: str) -> Saved:
+    if problem:
+        log.warning("checkpoint trouble, going on", step=step, stored=is_stored, reason=problem)
+    return Saved(step, generation, is_stored, is_complete, problem)
 
 
 def _newest_generation(view: FolderView) -> int:
