@@ -235,6 +235,7 @@ def test_with_a_dead_daemon_a_save_is_given_up_and_says_so(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daemon = cluster.start()
+    assert daemon.status()  # it is up
     with CheckpointClient(daemon.endpoint) as client:
         client.save(1, {"w": np.ones(1000)})
         client.wait(1)
@@ -252,6 +253,7 @@ def test_with_a_dead_daemon_a_save_is_given_up_and_says_so(
 def test_wait_ends_early_for_a_step_that_was_given_up(cluster: Any, tmp_path: Path) -> None:
     folder = tmp_path / "elsewhere"
     daemon = cluster.start(checkpoints=folder)
+    assert daemon.status()  # it is up
     with CheckpointClient(daemon.endpoint) as client:
         folder.rmdir()
         folder.write_text("a file where the folder was")
@@ -264,6 +266,8 @@ def test_through_daemons_too_a_step_holds_parts_of_one_start_only(
     cluster: Any, until: Callable[..., None]
 ) -> None:
     daemons = [cluster.start(node) for node in (0, 1)]
+    for daemon in daemons:
+        assert daemon.status()  # both are up
 
     def clients() -> list[CheckpointClient]:
         return [
