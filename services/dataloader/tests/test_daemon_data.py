@@ -75,12 +75,3 @@ def test_a_truncated_corpus_is_refused_when_opened(daemon: Daemon, tmp_path: Pat
             daemon.endpoint, spec=stream_spec(tmp_path / "nothing", seq_len=8, micro_batch_size=2)
         )
     assert daemon.files == []
-
-
-def test_the_end_of_an_order_of_known_length_ends_the_loop(daemon: Daemon, tmp_path: Path) -> None:
-    prefix = write_tokens(tmp_path / "x", [33])
-    spec = stream_spec(prefix, seq_len=4, micro_batch_size=2, num_samples=8)
-    with DataClient(daemon.endpoint, spec=spec) as client:
-        assert [batch.sample for batch in client] == [0, 2, 4, 6]
-        with pytest.raises(InputError, match="past the 8 of this order"):
-            client.next()

@@ -22,10 +22,12 @@ from headway.common.wire.messages.dataloader import (
     StreamOpened,
 )
 from headway.dataloader.config import StreamSpec
+from headway.dataloader.pack import EndOfOrderError as EndOfOrderError
 from headway.dataloader.stream import (
     Filler,
     check,
     make_packer,
+    num_slots,
     open_tokens,
     slot_bytes,
     slot_sample,
@@ -85,6 +87,7 @@ class DataClient:
             _InProcess(spec) if source is None else _Ring(source, spec, reader, timeout_s)
         )
         self._slot = self._source.first_slot
+        self._end = num_slots(spec)
         self._is_closed = False
 
     @property
@@ -106,9 +109,12 @@ class DataClient:
 
         Raises:
             RingAbortedError: ``abort`` returned true. DeadlineError: ``timeout_s`` passed.
-            CorruptError: damaged data; file and place are named. InputError: the order has ended.
+            CorruptError: damaged data; file and place are named.
+            EndOfOrderError: the stream has ended, at once and on every later call.
         """
         self._source.give_back()
+        if self._has_ended:
+            raise self._end_error()
         payload = self._source.take(self._slot, abort)
         tokens, mask = slot_views(self.spec, payload)
         tokens.flags.writeable = mask.flags.writeable = False
@@ -120,13 +126,23 @@ class DataClient:
         return self
 
     def __next__(self) -> Batch:
-        """As ``next``; the end of an order of ``num_samples`` ends the loop."""
-        if (
-            self.spec.num_samples
-            and self.next_sample >= self.spec.start_sample + self.spec.num_samples
-        ):
+        """As ``next``; the end of a stream with ``num_samples`` ends the loop."""
+        if self._has_ended:
+            self._source.give_back()
             raise StopIteration
         return self.next()
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._end is not None and self._slot >= self._end
+
+    def _end_error(self) -> EndOfOrderError:
+        spec = self.spec
+        return EndOfOrderError(
+            f"the stream has ended: num_samples={spec.num_samples} hold no further whole global "
+            f"batch of {spec.global_batch_size} after sample {spec.start_sample}",
+            remedy="raise num_samples, or set it to 0 for an endless order",
+        )
 
     def close(self) -> None:
         """Let go. A ring that had this reader only is removed. May be repeated."""

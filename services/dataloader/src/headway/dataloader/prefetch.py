@@ -19,11 +19,12 @@ from headway.common.errors import CorruptError, HeadwayError, InputError
 from headway.common.node.ring import RingWriter
 from headway.common.wire.messages.dataloader import StreamStatus
 from headway.dataloader.config import StreamSpec
-from headway.dataloader.pack import EndOfOrderError, Packer
+from headway.dataloader.pack import Packer
 from headway.dataloader.stream import (
     Filler,
     check,
     make_packer,
+    num_slots,
     open_tokens,
     slot_bytes,
     slot_sample,
@@ -50,6 +51,8 @@ class Stream:
         self.spec = spec
         self.writer = writer
         self.filler = filler
+        self.end = num_slots(spec)
+        self.has_ended = self.end is not None and writer.head >= self.end
         self.error: HeadwayError | None = None
         self.has_error_file = error_path(writer.path).exists()
         self.retry_at_s = 0.0
@@ -78,6 +81,7 @@ class Stream:
                 released=self.writer.slowest_tail(),
                 next_sample=slot_sample(self.spec, head),
                 error="" if self.error is None else str(self.error),
+                ended=self.has_ended,
             )
 
 
@@ -207,7 +211,9 @@ class Prefetcher:
         return sum(self._fill(stream) for stream in self._streams) > 0
 
     def _fill(self, stream: Stream) -> bool:
-        if stream.is_closed or (stream.error is not None and time.monotonic() < stream.retry_at_s):
+        if stream.is_closed or stream.has_ended:
+            return False
+        if stream.error is not None and time.monotonic() < stream.retry_at_s:
             return False
         filled = 0
         with stream.lock:
@@ -222,13 +228,14 @@ class Prefetcher:
         return filled > 0
 
     def _fill_slot(self, stream: Stream) -> bool:
-        payload = stream.writer.reserve()
+        payload = None if stream.has_ended else stream.writer.reserve()
         if payload is None:
             return False
         if stream.filler is None:
             stream.filler = self._make_filler(stream.spec)
         sample = stream.filler.fill(payload, stream.writer.head)
-        stream.writer.publish(digest=sample)
+        head = stream.writer.publish(digest=sample) + 1
+        stream.has_ended = stream.end is not None and head >= stream.end
         if stream.has_error_file:
             self._recovered(stream)
         return True
@@ -245,8 +252,8 @@ class Prefetcher:
         with self._packers_lock:
             self._packers.clear()
         if known is None or str(known) != str(stream.error):
-            tell = _log.info if isinstance(error, EndOfOrderError) else _log.error
-            tell("stream cannot be filled", ring=stream.writer.path.name, reason=str(stream.error))
+            ring = stream.writer.path.name
+            _log.error("stream cannot be filled", ring=ring, reason=str(stream.error))
         with contextlib.suppress(OSError):
             tell_trouble(stream.writer.path, stream.error)
             stream.has_error_file = True

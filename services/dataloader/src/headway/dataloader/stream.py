@@ -55,6 +55,18 @@ def slot_sample(spec: StreamSpec, slot: int) -> int:
     )
 
 
+def num_slots(spec: StreamSpec) -> int | None:
+    """How many slots the stream has before it ends; None when it never does.
+
+    A stream with ``num_samples`` ends with its last whole global batch, counted from
+    ``start_sample``, so that all dp ranks end after the same step.
+    """
+    if not spec.num_samples or spec.cycle_samples:
+        return None
+    num_steps = (spec.num_samples - spec.start_sample) // spec.global_batch_size
+    return num_steps * spec.num_micro_batches
+
+
 def check(spec: StreamSpec) -> None:
     """Raises ConfigError naming the first value of ``spec`` that cannot be, InputError for an unknown
     split.
@@ -88,10 +100,22 @@ def check(spec: StreamSpec) -> None:
             f"cycle_samples={spec.cycle_samples} is no multiple of global_batch_size={spec.global_batch_size}",
             remedy="cycle over whole global batches",
         )
+    _check_end(spec)
     if slot_bytes(spec) * spec.ring_slots > _MAX_RING_BYTES:
         raise ConfigError(
             f"{spec.ring_slots} slots of {slot_bytes(spec)} bytes are out of range",
             remedy="use fewer or smaller slots",
+        )
+
+
+def _check_end(spec: StreamSpec) -> None:
+    last = spec.start_sample + spec.cycle_samples
+    if spec.num_samples and last > spec.num_samples:
+        what = "cycle_samples" if spec.cycle_samples else "start_sample"
+        raise ConfigError(
+            f"{what}={getattr(spec, what)} with start_sample={spec.start_sample} goes past "
+            f"num_samples={spec.num_samples}",
+            remedy="raise num_samples: it counts from sample 0, not from start_sample",
         )
 
 

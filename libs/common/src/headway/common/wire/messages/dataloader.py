@@ -32,7 +32,9 @@ class StreamSpec(Message, tag="dataloader.stream_spec/1"):
     start_sample: int = 0
     """Global samples consumed before this stream."""
     num_samples: int = 0
-    """Above 0: Megatron's order for a run of so many samples. 0: endless, each epoch shuffled on its own."""
+    """Above 0: Megatron's order for a run of so many samples, counted from sample 0. The stream ends
+    with its last whole global batch. 0: endless, each epoch shuffled on its own.
+    """
     cycle_samples: int = 0
     """Above 0: after so many samples the stream starts again at ``start_sample`` (a fixed evaluation set)."""
     ring_slots: int = 16
@@ -93,6 +95,8 @@ class StreamStatus(Message, tag="dataloader.stream_status/1"):
     next_sample: int
     error: str = ""
     """Why nothing is filled any more: the damaged file is named."""
+    ended: bool = False
+    """All slots of a stream with ``num_samples`` are published: nothing is left to fill."""
 
 
 class DataStatus(Message, tag="dataloader.data_status/1"):
