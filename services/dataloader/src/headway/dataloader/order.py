@@ -11,7 +11,6 @@ Three indices, drawn from one ``numpy.random.RandomState(seed)`` in this order (
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -91,20 +90,19 @@ class SampleOrder:
         """N: samples there are, at least those asked for."""
         return int(self.shuffle_index.size)
 
-    def pieces(self, sample: int) -> Iterator[tuple[int, int, int]]:
+    def pieces(self, sample: int) -> list[tuple[int, int, int]]:
         """(sequence, first token, end token) of each piece of ``sample``, together seq_len + 1 tokens."""
         row = int(self.shuffle_index[sample])
-        (position, start), (last, stop) = (
-            self.sample_index[row].tolist(),
-            self.sample_index[row + 1].tolist(),
-        )
-        while position < last:
-            sequence = int(self.document_index[position])
-            length = int(self._lengths[sequence])
-            if length > start:
-                yield sequence, start, length
-            position, start = position + 1, 0
-        yield int(self.document_index[last]), start, stop + 1
+        (position, start), (last, stop) = self.sample_index[row : row + 2].tolist()
+        sequences = self.document_index[position : last + 1]
+        ends = self._lengths[sequences].tolist()
+        ends[-1] = stop + 1
+        found = []
+        for sequence, end in zip(sequences.tolist(), ends, strict=True):
+            if end > start:
+                found.append((sequence, start, end))
+            start = 0
+        return found
 
 
 def _shuffles(random: np.random.RandomState, total: int, before_last: int | None) -> Indices:

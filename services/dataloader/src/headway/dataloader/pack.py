@@ -14,6 +14,7 @@ from headway.common.errors import CorruptError, InputError
 from headway.dataloader.formats import TokenFile, bin_path
 from headway.dataloader.order import SampleOrder, samples_per_epoch
 
+_MAX_IDS = 1 << 31  # a slot holds int32
 _KEPT_EPOCHS = 2  # prefetch runs across the end of one
 
 
@@ -38,7 +39,7 @@ class Packer:
         num_samples: int = 0,
         vocab_size: int | None = None,
     ) -> None:
-        """``vocab_size``: ids from there on are damage; None leaves them unchecked.
+        """``vocab_size``: ids from there on are damage; None allows all that int32 holds.
 
         Raises:
             InputError: the file does not hold one sample.
@@ -48,7 +49,11 @@ class Packer:
         self.samples_per_epoch = samples_per_epoch(tokens.num_tokens, seq_len)
         self._seed = seed
         self._num_samples = num_samples
-        self._limit = vocab_size
+        self._limit = min(vocab_size or _MAX_IDS, _MAX_IDS)
+        self._may_be_large = np.iinfo(tokens.dtype).max >= self._limit
+        self._may_be_negative = np.iinfo(tokens.dtype).min < 0
+        self._row = np.empty(seq_len + 1, tokens.dtype)
+        self._bytes = self._row.data.cast("B")
         self._epochs: OrderedDict[int, SampleOrder] = OrderedDict()
         try:
             self._order(0)
@@ -59,22 +64,30 @@ class Packer:
         """Fill ``row`` int32[seq_len + 1].
 
         Raises:
-            InputError: past ``num_samples``. CorruptError: a token id outside the vocabulary; sequence and
-                file are named.
+            EndOfOrderError: past ``num_samples``. ReadError: the disk or the network failed.
+            CorruptError: a block that differs from its digest, or a token id outside the vocabulary
+                or of more than 31 bits; the file and the place are named.
         """
         order, index = self._find(sample)
-        at = 0
+        tokens, at, size = self.tokens, 0, self._row.itemsize
         for sequence, start, stop in order.pieces(index):
-            first = int(self.tokens.starts[sequence])
-            row[at : at + stop - start] = self.tokens.tokens[first + start : first + stop]
-            at += stop - start
-        if at != self.seq_len + 1:
+            end = at + (stop - start) * size
+            tokens.read(int(tokens.offsets[sequence]) + start * size, self._bytes[at:end])
+            at = end
+        if at != len(self._bytes):
             raise CorruptError(
-                f"{self.tokens.prefix}: sample {sample} has {at} tokens",
+                f"{tokens.prefix}: sample {sample} has {at // size} tokens",
                 remedy="prepare the data again with --force",
             )
-        if self._limit is not None and (row.max() >= self._limit or row.min() < 0):
+        if self._is_outside(self._row):
             raise self._bad_token(order, index)
+        row[...] = self._row
+
+    def _is_outside(self, ids: npt.NDArray[Any]) -> bool:
+        """Looked at before ids are made narrower: an id of 33 bits must not come out as another."""
+        if self._may_be_large and ids.max() >= self._limit:
+            return True
+        return self._may_be_negative and bool(ids.min() < 0)
 
     def _find(self, sample: int) -> tuple[SampleOrder, int]:
         if self._num_samples:
@@ -105,13 +118,13 @@ class Packer:
 
     def _bad_token(self, order: SampleOrder, index: int) -> CorruptError:
         for sequence, start, stop in order.pieces(index):
-            piece: npt.NDArray[Any] = self.tokens.sequence(sequence)[start:stop]
+            piece = self.tokens.sequence(sequence)[start:stop]
             bad = np.flatnonzero((piece >= self._limit) | (piece < 0))
             if bad.size:
                 where, value = start + int(bad[0]), int(piece[bad[0]])
                 break
+        known = f"the vocabulary has {self._limit}" if self._limit < _MAX_IDS else "ids are int32"
         return CorruptError(
-            f"{bin_path(self.tokens.prefix)}: token {where} of sequence {sequence} is {value}, "
-            f"the vocabulary has {self._limit}",
+            f"{bin_path(self.tokens.prefix)}: token {where} of sequence {sequence} is {value}, {known}",
             remedy="run `headway data verify`, then prepare the data again with --force",
         )

@@ -26,6 +26,7 @@ from headway.dataloader.stream import (
     make_packer,
     num_slots,
     open_tokens,
+    refuse_changed,
     slot_bytes,
     slot_sample,
 )
@@ -313,8 +314,9 @@ def _marked(spec: StreamSpec, fingerprint: str) -> StreamSpec:
 
 def _refuse_other(asked: StreamSpec, known: StreamSpec) -> None:
     """The same ring is only for the same stream."""
-    if not asked.fingerprint:
-        asked = _marked(asked, known.fingerprint)
+    if asked.path == known.path:
+        refuse_changed(asked, known.fingerprint)
+    asked = _marked(asked, known.fingerprint)
     for name in asked.__struct_fields__:
         ours, theirs = getattr(known, name), getattr(asked, name)
         if ours != theirs:

@@ -154,13 +154,18 @@ def open_tokens(spec: StreamSpec) -> tuple[TokenFile, int | None]:
     """
     data = Dataset(Path(spec.path))
     tokens = data.split(spec.split)
-    found = tokens.fingerprint()
+    refuse_changed(spec, tokens.fingerprint())
+    return tokens, data.vocab_size
+
+
+def refuse_changed(spec: StreamSpec, found: str) -> None:
+    """Raises CorruptError if the data have another fingerprint than ``spec`` asks for."""
     if spec.fingerprint and found != spec.fingerprint:
         raise CorruptError(
-            f"{tokens.prefix} has changed: fingerprint {found}, the run began with {spec.fingerprint}",
+            f"{spec.path}, {spec.split}, has changed: fingerprint {found}, "
+            f"the run began with {spec.fingerprint}",
             remedy="bring the old data back, or begin a new run",
         )
-    return tokens, data.vocab_size
 
 
 def make_packer(spec: StreamSpec, tokens: TokenFile, vocab_size: int | None) -> Packer:
