@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,12 +26,6 @@ def samples(spec: StreamSpec, source: str | None = None) -> list[int]:
 def prefix(tmp_path: Path) -> Path:
     """193 tokens: 48 samples of 4 in one epoch."""
     return write_tokens(tmp_path / "x", [40, 50, 33, 70])
-
-
-@pytest.fixture
-def ring_folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="headway-data-", dir="/dev/shm") as folder:
-        yield Path(folder)
 
 
 def test_a_resumed_stream_ends_where_the_whole_one_does(prefix: Path) -> None:
@@ -134,7 +127,7 @@ def test_a_stream_at_its_end_costs_nothing(
     stream = prefetcher.open(spec)
     while prefetcher.fill():
         pass
-    assert stream.has_ended and stream.error is None and len(built) == 1
+    assert stream.has_ended and stream.trouble is None and len(built) == 1
     for _ in range(3):
         stream.retry_at_s = 0.0
         assert not prefetcher.fill()

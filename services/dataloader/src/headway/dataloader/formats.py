@@ -53,6 +53,7 @@ class TokenFile:
                 itself, or digests that contradict the pair.
         """
         self.prefix = prefix
+        self._facts = _facts(prefix)
         self._index = Index(idx_path(prefix))
         self.dtype, self.lengths = self._index.dtype, self._index.lengths
         self.offsets, self.documents = self._index.offsets, self._index.documents
@@ -85,6 +86,14 @@ class TokenFile:
         """Tokens of all sequences."""
         return self._index.num_tokens
 
+    def is_current(self) -> bool:
+        """Whether the files are still those that were opened, and nothing was wrong with them."""
+        return bool(self._facts) and self._facts == _facts(self.prefix)
+
+    def retire(self) -> None:
+        """Something was wrong: whoever wants the pair next opens it anew."""
+        self._facts = ()
+
     def read(self, start: int, out: memoryview) -> None:
         """Fill ``out`` with the bytes of ``.bin`` from ``start``; raises as ``BlockReader.read``."""
         self._reader.read(start, out)
@@ -114,6 +123,18 @@ class TokenFile:
             found.update(self.digests().astype("<u8").tobytes())
             self._fingerprint = found.hexdigest()[:16]
         return self._fingerprint
+
+
+def _facts(prefix: Path) -> tuple[tuple[int, ...] | None, ...]:
+    """What tells one version of the three files from another without reading them."""
+    found: list[tuple[int, ...] | None] = []
+    for path in (idx_path(prefix), bin_path(prefix), digests_path(prefix)):
+        try:
+            facts = path.stat()
+            found.append((facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns))
+        except OSError:
+            found.append(None)
+    return tuple(found)
 
 
 class TokenFileWriter:

@@ -40,14 +40,11 @@ class SampleOrder:
         """Build the indices: O(samples), once.
 
         Raises:
-            InputError: the sequences do not hold one sample.
+            InputError: the sequences hold no token at all.
         """
         num_tokens = int(lengths.sum(dtype=np.int64))
-        if samples_per_epoch(num_tokens, seq_len) < 1:
-            raise InputError(
-                f"{num_tokens} tokens hold no sample of seq_len {seq_len}",
-                remedy=f"use a seq_len below {max(num_tokens, 2)}",
-            )
+        if not num_tokens:
+            raise InputError("the sequences hold no tokens", remedy="give more text")
         self._lengths = lengths
         self.num_epochs = max(1, -(-(num_samples * seq_len + 1) // num_tokens))
         total = (self.num_epochs * num_tokens - 1) // seq_len

@@ -5,8 +5,9 @@ Attention and positions run across documents; document masks are not made here.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import deque
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,7 @@ from headway.dataloader.formats import TokenFile, bin_path
 from headway.dataloader.order import SampleOrder, samples_per_epoch
 
 _MAX_IDS = 1 << 31  # a slot holds int32
-_KEPT_EPOCHS = 2  # prefetch runs across the end of one
+KEPT_EPOCHS = 2  # a slot may lie across the end of one
 
 
 class EndOfOrderError(InputError):
@@ -28,6 +29,9 @@ class Packer:
     With ``num_samples`` above 0 the order is Megatron's for a run of that many samples. With 0 it is endless:
     epoch e is Megatron's order of one epoch under ``seed + e``, so that a longer run changes no earlier
     sample.
+
+    Indices are built when a sample first needs them, and shared by all who read the same epoch as
+    long as one of them keeps it. Used by one thread.
     """
 
     def __init__(
@@ -42,8 +46,9 @@ class Packer:
         """``vocab_size``: ids from there on are damage; None allows all that int32 holds.
 
         Raises:
-            InputError: the file does not hold one sample.
+            InputError: there are no tokens; or, for an endless order, not enough for one sample.
         """
+        _refuse_too_few(tokens, seq_len, num_samples)
         self.tokens = tokens
         self.seq_len = seq_len
         self.samples_per_epoch = samples_per_epoch(tokens.num_tokens, seq_len)
@@ -54,11 +59,8 @@ class Packer:
         self._may_be_negative = np.iinfo(tokens.dtype).min < 0
         self._row = np.empty(seq_len + 1, tokens.dtype)
         self._bytes = self._row.data.cast("B")
-        self._epochs: OrderedDict[int, SampleOrder] = OrderedDict()
-        try:
-            self._order(0)
-        except InputError as error:
-            raise InputError(f"{tokens.prefix}: {error.message}", remedy=error.remedy) from error
+        self._orders: WeakValueDictionary[int, SampleOrder] = WeakValueDictionary()
+        self._recent: deque[SampleOrder] = deque(maxlen=KEPT_EPOCHS)
 
     def write(self, sample: int, row: npt.NDArray[np.int32]) -> None:
         """Fill ``row`` int32[seq_len + 1].
@@ -68,7 +70,7 @@ class Packer:
             CorruptError: a block that differs from its digest, or a token id outside the vocabulary
                 or of more than 31 bits; the file and the place are named.
         """
-        order, index = self._find(sample)
+        order, index = self.find(sample)
         tokens, at, size = self.tokens, 0, self._row.itemsize
         for sequence, start, stop in order.pieces(index):
             end = at + (stop - start) * size
@@ -89,20 +91,25 @@ class Packer:
             return True
         return self._may_be_negative and bool(ids.min() < 0)
 
-    def _find(self, sample: int) -> tuple[SampleOrder, int]:
-        if self._num_samples:
-            order = self._order(0)
-            if not 0 <= sample < order.num_samples:
-                raise EndOfOrderError(
-                    f"sample {sample} is past the {order.num_samples} of this order",
-                    remedy="raise num_samples, or set it to 0 for an endless order",
-                )
-            return order, sample
-        epoch, index = divmod(sample, self.samples_per_epoch)
-        return self._order(epoch), index
+    def find(self, sample: int) -> tuple[SampleOrder, int]:
+        """The order of ``sample``'s epoch and its place there; whoever goes on reading keeps it.
+
+        Raises:
+            EndOfOrderError: past ``num_samples``.
+        """
+        if not self._num_samples:
+            epoch, index = divmod(sample, self.samples_per_epoch)
+            return self._order(epoch), index
+        order = self._order(0)
+        if not 0 <= sample < order.num_samples:
+            raise EndOfOrderError(
+                f"sample {sample} is past the {order.num_samples} of this order",
+                remedy="raise num_samples, or set it to 0 for an endless order",
+            )
+        return order, sample
 
     def _order(self, epoch: int) -> SampleOrder:
-        known = self._epochs.get(epoch)
+        known = self._orders.get(epoch)
         if known is None:
             known = SampleOrder(
                 self.tokens.lengths,
@@ -110,10 +117,8 @@ class Packer:
                 seed=(self._seed + epoch) % 2**32,
                 num_samples=self._num_samples or self.samples_per_epoch,
             )
-            self._epochs[epoch] = known
-            while len(self._epochs) > _KEPT_EPOCHS:
-                self._epochs.popitem(last=False)
-        self._epochs.move_to_end(epoch)
+            self._orders[epoch] = known
+            self._recent.append(known)
         return known
 
     def _bad_token(self, order: SampleOrder, index: int) -> CorruptError:
@@ -128,3 +133,13 @@ class Packer:
             f"{bin_path(self.tokens.prefix)}: token {where} of sequence {sequence} is {value}, {known}",
             remedy="run `headway data verify`, then prepare the data again with --force",
         )
+
+
+def _refuse_too_few(tokens: TokenFile, seq_len: int, num_samples: int) -> None:
+    if tokens.num_tokens and (num_samples or samples_per_epoch(tokens.num_tokens, seq_len)):
+        return
+    raise InputError(
+        f"{tokens.prefix}: {tokens.num_tokens} tokens hold no sample of seq_len {seq_len}",
+        remedy=f"use a seq_len below {max(tokens.num_tokens, 2)}, or give num_samples: then a "
+        "sample goes over several epochs",
+    )

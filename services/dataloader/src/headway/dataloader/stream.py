@@ -6,6 +6,7 @@ Slot: int32 tokens ``[micro_batch_size, seq_len + 1]``, then uint8 loss mask ``[
 
 from __future__ import annotations
 
+from collections import deque
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,11 @@ from headway.common.errors import ConfigError, CorruptError, InputError
 from headway.dataloader.config import SPLITS, StreamSpec, num_local_micro_batches
 from headway.dataloader.dataset import Dataset
 from headway.dataloader.formats import TokenFile
-from headway.dataloader.pack import Packer
+from headway.dataloader.order import SampleOrder
+from headway.dataloader.pack import KEPT_EPOCHS, Packer
+
+SLOT_FORMAT = 1
+"""Of the layout above; a ring whose slots have another is neither read nor filled."""
 
 _TOKEN_BYTES = 4
 _MAX_RING_BYTES = 1 << 40
@@ -125,6 +130,7 @@ class Filler:
     def __init__(self, spec: StreamSpec, packer: Packer) -> None:
         self.spec = spec
         self._packer = packer
+        self._orders: deque[SampleOrder] = deque(maxlen=KEPT_EPOCHS)
 
     @property
     def packer(self) -> Packer:
@@ -135,12 +141,16 @@ class Filler:
         """Write slot ``slot`` into ``payload`` and return the number of its first sample.
 
         Raises:
-            InputError: the stream has come to the end of its ``num_samples``.
-            CorruptError: damaged data; file and place are named. ``payload`` is then not to be used.
+            EndOfOrderError: the stream has come to the end of its ``num_samples``.
+            CorruptError: damaged data; file and place are named. ReadError: the disk or the network
+                failed. ``payload`` is then not to be used.
         """
         tokens, mask = slot_views(self.spec, payload)
         first = slot_sample(self.spec, slot)
         for row in range(self.spec.micro_batch_size):
+            order, _ = self._packer.find(first + row)
+            if order not in self._orders:
+                self._orders.append(order)  # kept: others may be at other epochs
             self._packer.write(first + row, tokens[row])
         mask[...] = 1
         return first
