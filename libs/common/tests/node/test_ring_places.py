@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import struct
+import warnings
 from pathlib import Path
 
 import pytest
@@ -78,7 +79,9 @@ def test_a_reader_that_nobody_refers_to_any_more_gives_its_place_up(shm: Path) -
 def test_a_forked_child_gives_up_nothing_of_its_parents(shm: Path) -> None:
     make(shm / "r")
     reader = RingReader(shm / "r", 0)
-    child = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of forking beside threads: the child uses none of them
+        child = os.fork()
     if not child:
         reader.close()
         os._exit(0)
