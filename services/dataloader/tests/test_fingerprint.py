@@ -1,4 +1,4 @@
-"""The fingerprint is of the content, and content that differs from its digests is not handed out."""
+"""The fingerprint is of the content; content that differs from its digests is not handed out."""
 
 from __future__ import annotations
 

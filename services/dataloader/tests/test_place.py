@@ -13,6 +13,7 @@ import warnings
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 import pytest
 from headway.common.errors import InputError
@@ -41,16 +42,16 @@ def content(folder: Path) -> set[str]:
 
 
 def killed_at(line: int, act: Callable[[], None]) -> bool:
-    """Run ``act`` in a child that is killed at its ``line``-th line of ``place``; False if it ended."""
+    """Run ``act`` in a child killed at its ``line``-th line of ``place``; False if it ended."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of forking beside threads: the child uses none of them
         child = os.fork()
     if not child:
         seen = 0
 
-        def trace(frame: object, event: str, _arg: object) -> object:
+        def trace(frame: FrameType, event: str, _arg: object) -> object:
             nonlocal seen
-            if frame.f_code.co_filename == place.__file__ and event == "line":  # type: ignore[attr-defined]
+            if frame.f_code.co_filename == place.__file__ and event == "line":
                 seen += 1
                 if seen == line:
                     os.kill(os.getpid(), signal.SIGKILL)

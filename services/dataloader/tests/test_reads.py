@@ -1,4 +1,4 @@
-"""Reading ``.bin``: every trouble is an error that names file and place; no id comes out as another."""
+"""Reading ``.bin``: trouble is an error that names file and place, and ids come out as they are."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from headway.common.errors import CorruptError, InputError
 from headway.common.node.testing import child_environment
 from headway.dataloader.blocks import BlockReader, ReadError
 from headway.dataloader.client import DataClient
-from headway.dataloader.config import stream_spec
+from headway.dataloader.config import DataConfig, stream_spec
 from headway.dataloader.formats import TokenFile, TokenFileWriter, bin_path, idx_path
+from headway.dataloader.prepare import prepare
+from headway.dataloader.shared import SharedPackers
 from headway.testkit.data_daemon import write_tokens
 
 CUT = """
@@ -91,6 +93,37 @@ def test_trouble_with_the_index_is_told_apart_from_its_absence(
     idx_path(prefix).unlink()
     with pytest.raises(InputError, match=r"x\.idx: No such file"):
         TokenFile(prefix)
+
+
+@pytest.mark.parametrize("call", ["exists", "stat", "is_dir", "read_bytes"])
+def test_whatever_call_fails_while_opening_it_is_a_read_error(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    def fail(path: Path, *_: object, **__: object) -> bool:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    spec = stream_spec(corpus, seq_len=8, micro_batch_size=1)
+    shared = SharedPackers()
+    for open_it in (lambda: DataClient(None, spec=spec), lambda: shared.packer(spec)):
+        with monkeypatch.context() as patch, pytest.raises(ReadError, match=r"\(EIO\)"):
+            patch.setattr(Path, call, fail)
+            open_it()
+
+
+def test_prepared_data_that_cannot_be_read_now_are_not_made_again(
+    text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = DataConfig(path=str(tmp_path / "d"), source=str(text_folder), vocab_size=300)
+    before = prepare(config).path.stat().st_ino
+
+    def fail(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch, pytest.raises(ReadError):
+        patch.setattr(os, "preadv", fail)
+        prepare(config)
+    assert (tmp_path / "d").stat().st_ino == before
+    assert prepare(config).was_there
 
 
 def test_the_index_is_read_once_per_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Trouble that may pass is waited through; the daemon keeps filling whatever fails in one stream."""
+"""Trouble that may pass is waited through; what fails in one stream stops no other."""
 
 from __future__ import annotations
 

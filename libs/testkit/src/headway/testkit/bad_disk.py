@@ -1,4 +1,4 @@
-"""A real data daemon whose disk fails when told to: what a sector or a mount does, without either."""
+"""A real data daemon whose disk fails when told to, as a bad sector or a lost mount would."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 class BadDisk:
-    """A daemon whose reads of ``.bin`` fail with an errno, or hang, while ``flag`` holds the word."""
+    """A daemon whose reads of ``.bin`` fail with an errno, or hang, while a flag file says so."""
 
     def __init__(self, daemon: Daemon, flag: Path) -> None:
         self.daemon = daemon

@@ -1,4 +1,4 @@
-"""How do bytes of a data file reach memory? By ``preadv``, so that trouble is an error with a place.
+"""Bytes of a data file reach memory by ``preadv``, so that trouble is an error with a place.
 
 A mapped file answers a cut or an unreadable sector with SIGBUS, which ends the process without a
 word. Whatever else may hold data one day (objects, a cache) takes ``BlockReader``'s place.
@@ -6,8 +6,10 @@ word. Whatever else may hold data one day (objects, a cache) takes ``BlockReader
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -26,9 +28,9 @@ _NOT_THERE = frozenset(
 
 
 class ReadError(HeadwayError):
-    """The disk or the network failed while data were read: nothing says that the data are damaged.
+    """The disk or the network failed while data were read; the data themselves may be sound.
 
-    ``errno``, ``path`` and ``offset`` (bytes) tell what failed where.
+    ``errno``, ``path`` and ``offset`` (bytes) are of the call that failed.
     """
 
     def __init__(self, path: Path, offset: int, error: OSError) -> None:
@@ -47,20 +49,20 @@ def trouble_with(path: Path, offset: int, error: OSError) -> HeadwayError:
     return ReadError(path, offset, error)
 
 
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """What the system says about the files of ``path`` meanwhile is raised as our own error."""
+    try:
+        yield
+    except OSError as error:
+        name = error.filename if isinstance(error.filename, str) else str(path)
+        raise trouble_with(Path(name), 0, error) from error
+
+
 def read_whole(path: Path) -> bytes:
     """All of a file that is small beside its ``.bin``. Raises InputError or ReadError."""
-    try:
+    with reading(path):
         return path.read_bytes()
-    except OSError as error:
-        raise trouble_with(path, 0, error) from error
-
-
-def size_of(path: Path) -> int:
-    """Bytes of a file. Raises InputError or ReadError."""
-    try:
-        return path.stat().st_size
-    except OSError as error:
-        raise trouble_with(path, 0, error) from error
 
 
 class BlockReader:
@@ -147,6 +149,6 @@ def wrong_block(path: Path, start: int, stop: int) -> CorruptError:
     """Bytes ``start`` to ``stop`` of ``path`` are not those that were digested."""
     return CorruptError(
         f"{path}: bytes {start}..{stop - 1} do not match their recorded digest",
-        remedy="restore the file, or prepare the data again with --force; a pair that was rewritten "
-        "on purpose needs `headway data digest`",
+        remedy="restore the file, or prepare the data again with --force; a pair that was "
+        "rewritten on purpose needs `headway data digest`",
     )

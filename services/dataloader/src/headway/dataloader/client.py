@@ -54,8 +54,8 @@ class DataClient:
     """Batches of one stream, in order: an iterator, and a context manager.
 
     ``source`` is the endpoint of the node's daemon (``ipc://...``), or None to read in this process.
-    ``reader`` < ``spec.num_readers`` tells the processes apart that need the same batches; each gets
-    all of them, and no two living clients have one number. ``timeout_s`` bounds every wait, a dead
+    ``reader`` < ``spec.num_readers`` numbers the processes that need the same batches; each gets
+    all of them, and no two living clients share a number. ``timeout_s`` bounds every wait, a dead
     daemon's restart included: its absence alone is no error. ``abort`` is asked every 0.1 s while
     the daemon opens the stream; waits for batches have their own, see ``next``.
 

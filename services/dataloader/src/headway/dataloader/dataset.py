@@ -14,7 +14,14 @@ import msgspec
 import numpy as np
 from headway.common.errors import CorruptError, InputError
 from headway.dataloader import digests as digests_module
-from headway.dataloader.blocks import BLOCK_BYTES, BlockReader, Digests, wrong_block
+from headway.dataloader.blocks import (
+    BLOCK_BYTES,
+    BlockReader,
+    Digests,
+    ReadError,
+    trouble_with,
+    wrong_block,
+)
 from headway.dataloader.config import SPLITS
 from headway.dataloader.digests import BlockHasher, digests_path
 from headway.dataloader.formats import TokenFile, bin_path, idx_path
@@ -115,12 +122,16 @@ def read_meta(folder: Path) -> Meta:
     """``meta.json`` of a prepared folder.
 
     Raises:
-        InputError: there is none. CorruptError: it cannot be read, or another version wrote it.
+        InputError: there is none. ReadError: the disk or the network failed.
+        CorruptError: it is not readable, or another version wrote it.
     """
     path = folder / "meta.json"
     try:
         meta = msgspec.json.decode(path.read_bytes(), type=Meta)
     except OSError as error:
+        trouble = trouble_with(path, 0, error)
+        if isinstance(trouble, ReadError):
+            raise trouble from error
         raise InputError(
             f"{folder} holds no prepared data ({path.name}: {error.strerror})", remedy=_PREPARE
         ) from error

@@ -1,4 +1,4 @@
-"""What does a ``.bin`` hold? xxh3-64 of every 128 KiB, from a file beside it or computed once.
+"""What a ``.bin`` holds: xxh3-64 of every 128 KiB, from a file beside it or computed once.
 
 ``PREFIX.digests`` (little endian): 8 bytes magic, u32 version = 1, u32 bytes per block, u64 bytes
 of the ``.bin``, u64 xxh3-64 of what follows: u64 for each block, the last of which may be shorter.
@@ -25,7 +25,7 @@ _REMEDY = "run `headway data digest` on it, or prepare the data again with --for
 
 _log = logging.getLogger(__name__)
 _computed: dict[tuple[str, int, int, int, int], Digests] = {}
-"""Of files without a side file, by path, size, time of change, inode and device: for this process."""
+"""Of files without a side file, by path, size, time of change, inode and device."""
 
 
 def digests_path(prefix: Path) -> Path:

@@ -23,7 +23,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Stream:
-    """What is filled for one dp rank and split; everything below ``lock`` is the filling thread's."""
+    """What is filled for one dp rank and split."""
 
     def __init__(
         self, spec: StreamSpec, writer: RingWriter, shared: SharedPackers, packer: Packer | None
@@ -31,6 +31,7 @@ class Stream:
         self.spec = spec
         self.writer = writer
         self.is_closed = False
+        self._is_unlinked = False
         self._shared = shared
         self._end = num_slots(spec)
         self._lock = threading.Lock()
@@ -69,6 +70,7 @@ class Stream:
 
         Does not wait for a slot that is being filled: the filling thread unmaps after it.
         """
+        self._is_unlinked = unlink
         self.is_closed = True
         if unlink:
             self.writer.unlink()
@@ -76,7 +78,7 @@ class Stream:
         self._unmap_if_closed()
 
     def status(self) -> StreamStatus | None:
-        """None when it was closed meanwhile; what was seen last while a slow slot is being filled."""
+        """None if closed meanwhile; what was seen last while a slow slot is being filled."""
         if self._lock.acquire(timeout=_STATUS_WAIT_S):
             try:
                 if not self.is_closed:
@@ -98,9 +100,12 @@ class Stream:
         )
 
     def _unmap_if_closed(self) -> None:
-        """By whichever thread comes last: the flag is set before one tries, the lock given up before
-        the other looks."""
+        """By whichever thread comes last: one sets the flag before it tries the lock, the other
+        gives the lock up before it looks at the flag.
+        """
         if self.is_closed and self._lock.acquire(blocking=False):
+            if self._is_unlinked:  # once more: a failing slot may have written it meanwhile
+                error_path(self.writer.path).unlink(missing_ok=True)
             self.writer.close()
             self._lock.release()
 
@@ -131,7 +136,7 @@ class Stream:
             ring = self.writer.path.name
             _log.error("stream cannot be filled", ring=ring, reason=printable(str(error)))
         if not self.is_closed:
-            with contextlib.suppress(OSError):  # shared memory may be full: log and status tell
+            with contextlib.suppress(OSError):  # shared memory may be full
                 write_trouble(self.writer.path, self.trouble)
 
     def _recovered(self) -> None:

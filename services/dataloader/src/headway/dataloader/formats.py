@@ -1,4 +1,4 @@
-"""How are tokens stored? Megatron's ``.bin``/``.idx`` pair, byte for byte, and digests beside it.
+"""Tokens are stored as Megatron's ``.bin``/``.idx`` pair, byte for byte, with digests beside it.
 
 ``.bin`` holds token ids back to back, ``.idx`` says where sequences begin (``index``), ``.digests``
 what every block of ``.bin`` holds (``digests``). Other programs read the pair and skip the third.
@@ -95,7 +95,7 @@ class TokenFile:
         self._facts = ()
 
     def read(self, start: int, out: memoryview) -> None:
-        """Fill ``out`` with the bytes of ``.bin`` from ``start``; raises as ``BlockReader.read``."""
+        """Fill ``out`` with bytes of ``.bin`` from ``start``; raises as ``BlockReader.read``."""
         self._reader.read(start, out)
 
     def sequence(self, index: int) -> npt.NDArray[Any]:
@@ -126,7 +126,7 @@ class TokenFile:
 
 
 def _facts(prefix: Path) -> tuple[tuple[int, ...] | None, ...]:
-    """What tells one version of the three files from another without reading them."""
+    """What differs between two versions of the three files, without reading them."""
     found: list[tuple[int, ...] | None] = []
     for path in (idx_path(prefix), bin_path(prefix), digests_path(prefix)):
         try:

@@ -1,4 +1,4 @@
-"""Where does each sequence of a ``.bin`` begin and end? Its ``.idx``, read once and checked.
+"""The ``.idx`` of a pair, read once and checked: where each sequence of ``.bin`` begins and ends.
 
 ``.idx`` (little endian): 9 bytes magic, u64 version = 1, u8 dtype code, u64 S sequences, u64 D
 entries of the document array, i32[S] tokens per sequence, i64[S] byte offset of each sequence in

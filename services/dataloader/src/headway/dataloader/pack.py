@@ -92,7 +92,7 @@ class Packer:
         return self._may_be_negative and bool(ids.min() < 0)
 
     def find(self, sample: int) -> tuple[SampleOrder, int]:
-        """The order of ``sample``'s epoch and its place there; whoever goes on reading keeps it.
+        """The order of ``sample``'s epoch and its place there; a reader of the epoch keeps it.
 
         Raises:
             EndOfOrderError: past ``num_samples``.
@@ -130,7 +130,8 @@ class Packer:
                 break
         known = f"the vocabulary has {self._limit}" if self._limit < _MAX_IDS else "ids are int32"
         return CorruptError(
-            f"{bin_path(self.tokens.prefix)}: token {where} of sequence {sequence} is {value}, {known}",
+            f"{bin_path(self.tokens.prefix)}: token {where} of sequence {sequence} is {value}, "
+            f"{known}",
             remedy="run `headway data verify`, then prepare the data again with --force",
         )
 

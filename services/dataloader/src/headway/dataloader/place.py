@@ -1,8 +1,8 @@
-"""How does a finished folder take its place? In one step, so that old or new data are there, whole.
+"""A finished folder takes its place in one step, so that old or new data are there, whole.
 
 ``data/corpus`` is made in ``data/.corpus.prepare/draft``; no other target has that name. Where the
-file system cannot exchange two names, the old folder waits in ``data/.corpus.prepare/old`` between two
-renames, and ``recover`` brings it back if the process ends there.
+file system cannot exchange two names, the old folder waits in ``data/.corpus.prepare/old`` between
+two renames, and ``recover`` brings it back if the process ends there.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def sweep(target: Path) -> None:
 
 
 def put(target: Path) -> None:
-    """Let the draft, which is complete, take the place of ``target``. Everything is on disk after it.
+    """Let the draft, which is complete, take the place of ``target``, and force it to disk.
 
     Raises:
         OSError: the names cannot be changed; what was there still is, or ``recover`` finds it.

@@ -122,7 +122,7 @@ class Prefetcher:
         return stream
 
     def close(self, generation: int, dp_rank: int, split: str, *, if_left: bool = False) -> bool:
-        """Remove a ring, with ``if_left`` only one that all readers have left; False if there is none."""
+        """Remove a ring, with ``if_left`` only if all readers have left; False if there is none."""
         stream = self._find(generation, dp_rank, split)
         if stream is None or (if_left and not stream.writer.unlink_if_left()):
             return False
@@ -130,8 +130,9 @@ class Prefetcher:
         return True
 
     def adopt(self) -> int:
-        """Take over the rings that a dead predecessor left in ``shm_dir``; returns how many. Rings that
-        all readers have left go. May be called again and again.
+        """Take over the rings that a dead predecessor left in ``shm_dir``; returns how many.
+
+        Rings that all readers have left are removed. May be called again and again.
         """
         self._drop(stream for stream in self._streams if stream.writer.unlink_if_left())
         known = {stream.writer.path for stream in self._streams} | self._refused
@@ -211,7 +212,7 @@ def _refuse_misfit(spec: StreamSpec, writer: RingWriter) -> None:
     found = (writer.slot_format, writer.slot_bytes, writer.num_slots, writer.num_readers)
     if found != wanted:
         raise CorruptError(
-            f"slot format, slot bytes, slots and readers are {found}, the specification has {wanted}",
+            f"slot format, slot bytes, slots and readers are {found}, wanted are {wanted}",
             remedy="open the stream with a new generation",
         )
 

@@ -1,9 +1,9 @@
 """How does text become a prepared folder? Read, split, learn a vocabulary, encode, put it in place at once.
 
-Nothing is visible at the target before all of it is there (``place``). A lock lets the second of two
-runs wait and then find the work done; what an interrupted run left is brought back or swept away by
-the next. Memory: all texts once, each let go when it is encoded, and what the trainer of the
-vocabulary keeps.
+Nothing is visible at the target before all of it is there (``place``). A lock lets the second of
+two runs wait and then find the work done; what an interrupted run left is brought back or swept
+away by the next. Memory: all texts once, each let go when it is encoded, and what the trainer of
+the vocabulary keeps.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 from headway.common.errors import HeadwayError, InputError
+from headway.dataloader.blocks import ReadError
 from headway.dataloader.config import DataConfig
 from headway.dataloader.dataset import META_VERSION, Dataset, Meta, SplitMeta, read_meta, sha256
 from headway.dataloader.formats import TokenFileWriter, bin_path, idx_path, token_dtype
@@ -231,6 +232,8 @@ def _found(target: Path, config: DataConfig, digest: str) -> Meta | None:
             data.split(split).num_tokens == part.tokens for split, part in meta.splits.items()
         )
         intact = intact and sha256(target / "tokenizer.json") == meta.tokenizer_sha256
+    except ReadError:
+        raise  # nothing says that it is damaged
     except HeadwayError:
         return None  # damaged or half-deleted: made again
     same = (meta.corpus_sha256, meta.asked_vocab_size, meta.validation_fraction) == (

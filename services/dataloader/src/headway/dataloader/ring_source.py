@@ -1,4 +1,4 @@
-"""How does a client get its slots from the node's daemon? It asks to open, then reads the ring alone."""
+"""How a client gets slots from the node's daemon: it asks to open, then reads the ring alone."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class RingSource:
         self._transient: Trouble | None = None
 
     def take(self, slot: int, abort: Abort | None) -> memoryview:
-        """The payload of slot ``slot``, valid until ``give_back``; raises as ``DataClient.next``."""
+        """The payload of slot ``slot`` until ``give_back``; raises as ``DataClient.next``."""
         self._transient, self._look_at_s = None, time.monotonic() + _LOOK_S
         try:
             seq, payload = self._reader.get(self._timeout_s, lambda: self._look(abort))

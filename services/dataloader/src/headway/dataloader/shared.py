@@ -1,10 +1,12 @@
-"""What do the streams of a node share? One open token file and one order per data, not one per rank."""
+"""What the streams of a node share: one open token file and one order per data."""
 
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from weakref import WeakValueDictionary
 
+from headway.dataloader.blocks import reading
 from headway.dataloader.config import StreamSpec
 from headway.dataloader.dataset import Dataset
 from headway.dataloader.formats import TokenFile
@@ -29,7 +31,7 @@ class SharedPackers:
             InputError: missing data. CorruptError: damaged data, or other data than
                 ``spec.fingerprint`` says. ReadError: the disk or the network failed.
         """
-        with self._lock:
+        with self._lock, reading(Path(spec.path)):
             data = Dataset(spec.path)
             tokens = self._open_already(data, spec) or data.split(spec.split)
             refuse_changed(spec, tokens.fingerprint())

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from headway.common.errors import ConfigError, CorruptError, InputError
+from headway.dataloader.blocks import reading
 from headway.dataloader.config import SPLITS, StreamSpec, num_local_micro_batches
 from headway.dataloader.dataset import Dataset
 from headway.dataloader.formats import TokenFile
@@ -160,12 +161,14 @@ def open_tokens(spec: StreamSpec) -> tuple[TokenFile, int | None]:
     """The token file of ``spec`` and the size of its vocabulary, if known.
 
     Raises:
-        InputError: missing data. CorruptError: damaged data, or other data than ``spec.fingerprint`` says.
+        InputError: missing data. CorruptError: damaged data, or other data than ``spec.fingerprint``
+            says. ReadError: the disk or the network failed.
     """
-    data = Dataset(Path(spec.path))
-    tokens = data.split(spec.split)
-    refuse_changed(spec, tokens.fingerprint())
-    return tokens, data.vocab_size
+    with reading(Path(spec.path)):
+        data = Dataset(Path(spec.path))
+        tokens = data.split(spec.split)
+        refuse_changed(spec, tokens.fingerprint())
+        return tokens, data.vocab_size
 
 
 def refuse_changed(spec: StreamSpec, found: str) -> None:

@@ -33,7 +33,7 @@ class Trouble(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, error: HeadwayError, earlier: Trouble | None) -> Trouble:
-        """``error`` as it is written; transient trouble that goes on keeps the time it began."""
+        """``error`` as it is written; lasting transient trouble keeps the time it began."""
         is_transient = isinstance(error, ReadError)
         goes_on = is_transient and earlier is not None and earlier.is_transient
         since_s = earlier.since_s if goes_on and earlier is not None else time.monotonic()

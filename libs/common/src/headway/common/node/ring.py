@@ -59,7 +59,7 @@ class RingWriter(RingFile):
         num_readers: int,
         slot_format: int = 0,
     ) -> RingWriter:
-        """Make the ring's file. ``spec`` says what is in the slots, ``slot_format`` how it lies there;
+        """Make the ring's file. ``spec`` is what the slots hold, ``slot_format`` how they hold it;
         the ring looks into neither.
 
         Raises:
@@ -168,7 +168,7 @@ class RingReader(RingFile):
         """Take the reader's place.
 
         Raises:
-            InputError: the ring has no such reader. RingHeldError: a living process holds the place.
+            InputError: the ring has no such reader. RingHeldError: a living process has the place.
             FileNotFoundError, CorruptError: there is no ring.
         """
         self._holds_place = False

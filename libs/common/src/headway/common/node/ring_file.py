@@ -1,4 +1,4 @@
-"""How does a ring lie in its file? A header page, the specification, the slots; and who holds a place.
+"""How a ring lies in its file: a header page, the specification, the slots; who holds which place.
 
 Who writes which word of the header:
 
@@ -6,8 +6,8 @@ Who writes which word of the header:
               and ``digest``
     reader k  on its own line: slots released, its pid and start ticks, whether it has left
 
-A place, the writer's or a reader's, is taken and given up under a lock of the file, so two processes
-never hold one; that of a dead process is taken over.
+A place, the writer's or a reader's, is taken and given up under a lock of the file, so two
+processes never hold one; that of a dead process is taken over.
 
 Slot ``n`` of the stream lies in place ``n % num_slots``. Its ``begun`` is set to n + 1 before the
 payload and ``ended`` to n + 1 after it, so a slot that is not whole (or was overrun) shows as such.

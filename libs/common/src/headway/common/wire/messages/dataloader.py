@@ -32,8 +32,8 @@ class StreamSpec(Message, tag="dataloader.stream_spec/1"):
     start_sample: int = 0
     """Global samples consumed before this stream."""
     num_samples: int = 0
-    """Above 0: Megatron's order for a run of so many samples, counted from sample 0. The stream ends
-    with its last whole global batch. 0: endless, each epoch shuffled on its own.
+    """Above 0: Megatron's order for a run of so many samples, counted from sample 0. The stream
+    ends with its last whole global batch. 0: endless, each epoch shuffled on its own.
     """
     cycle_samples: int = 0
     """Above 0: after so many samples the stream starts again at ``start_sample`` (a fixed evaluation set)."""
@@ -72,7 +72,7 @@ class CloseStream(Message, tag="dataloader.close_stream/1"):
     dp_rank: int
     split: str
     if_left: bool = False
-    """Only if every reader has opened the ring and left it: a ring made anew since then stays."""
+    """Only if every reader has opened the ring and left it: a ring made since then stays."""
 
 
 class StreamClosed(Message, tag="dataloader.stream_closed/1"):
