@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from headway.dataloader.config import DataConfig
 from headway.dataloader.prepare import prepare
+from headway.testkit.bad_disk import BadDisk, daemon_on_a_bad_disk
 from headway.testkit.data_daemon import Daemon, running_daemon
 
 WORDS = [
@@ -72,6 +73,19 @@ def short_folder() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="hw", dir="/tmp"))
     yield folder
     shutil.rmtree(folder)
+
+
+@pytest.fixture
+def bad_disk(short_folder: Path) -> Iterator[BadDisk]:
+    with daemon_on_a_bad_disk(short_folder) as running:
+        yield running
+
+
+@pytest.fixture
+def ring_folder() -> Iterator[Path]:
+    """For rings of a ``Prefetcher`` of this process."""
+    with tempfile.TemporaryDirectory(prefix="headway-data-", dir="/dev/shm") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from headway.common.errors import InputError
+from headway.dataloader.client import DataClient
+from headway.dataloader.config import stream_spec
 from headway.dataloader.order import SampleOrder, samples_per_epoch
+from headway.testkit.data_daemon import write_tokens
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
@@ -48,10 +53,12 @@ def megatron_samples(
 # a second epoch used a little: shuffled apart
 @example(lengths=[7, 5], seq_len=2, seed=1234, num_samples=7)
 @example(lengths=[0, 7, 0, 0, 5], seq_len=3, seed=1, num_samples=3)
+# shorter than one sample, which then goes over several epochs
+@example(lengths=[2, 1], seq_len=9, seed=1234, num_samples=5)
 def test_every_sample_is_megatrons(
     lengths: list[int], seq_len: int, seed: int, num_samples: int
 ) -> None:
-    assume(sum(lengths) > seq_len)
+    assume(sum(lengths) > 0)
     order = SampleOrder(
         np.array(lengths, np.int32), seq_len=seq_len, seed=seed, num_samples=num_samples
     )
@@ -86,11 +93,23 @@ def test_the_indices_have_megatrons_types_and_values() -> None:
     assert order.sample_index.shape == (3, 2) and order.sample_index[0].tolist() == [0, 0]
 
 
-def test_a_corpus_shorter_than_a_sample_says_so() -> None:
+def test_a_corpus_shorter_than_a_sample_serves_a_run_of_known_length_as_megatrons_does(
+    tmp_path: Path,
+) -> None:
+    prefix = write_tokens(tmp_path / "x", [2, 3])
+    spec = stream_spec(prefix, seq_len=7, micro_batch_size=1, num_samples=4)
+    with DataClient(None, spec=spec) as client:
+        assert [batch.sample for batch in client] == [0, 1, 2, 3]
+    endless = stream_spec(prefix, seq_len=7, micro_batch_size=1)
     with pytest.raises(
-        InputError, match="5 tokens hold no sample of seq_len 5; use a seq_len below 5"
+        InputError, match="5 tokens hold no sample of seq_len 7; use a seq_len below 5, or give num"
     ):
-        SampleOrder(np.array([2, 3], np.int32), seq_len=5, seed=0, num_samples=1)
+        DataClient(None, spec=endless)
+
+
+def test_sequences_without_a_token_are_refused() -> None:
+    with pytest.raises(InputError, match="hold no tokens"):
+        SampleOrder(np.array([0, 0], np.int32), seq_len=5, seed=0, num_samples=1)
 
 
 def test_one_epoch_counts_only_whole_samples() -> None:

@@ -10,6 +10,7 @@ import pytest
 from headway.common.errors import ConfigError, CorruptError, InputError
 from headway.dataloader.client import DataClient
 from headway.dataloader.config import stream_spec
+from headway.dataloader.digests import digests_path
 from headway.dataloader.formats import TokenFile, bin_path
 from headway.dataloader.order import SampleOrder
 from headway.dataloader.stream import check, slot_sample
@@ -146,10 +147,11 @@ def test_a_token_outside_the_vocabulary_is_named_with_its_place(
 
     copy = Path(shutil.copytree(corpus, tmp_path / "copy"))
     tokens = TokenFile(copy / "train")
-    at = int(tokens.starts[5]) + 3
+    at = int(tokens.offsets[5]) + 2 * 3
     raw = bytearray(bin_path(copy / "train").read_bytes())
-    raw[2 * at : 2 * at + 2] = (40_000).to_bytes(2, "little")
+    raw[at : at + 2] = (40_000).to_bytes(2, "little")
     bin_path(copy / "train").write_bytes(raw)
+    digests_path(copy / "train").unlink()
     with (
         DataClient(None, spec=stream_spec(copy, seq_len=16, micro_batch_size=4)) as client,
         pytest.raises(

@@ -104,6 +104,7 @@ def test_a_reader_that_opens_again_gets_what_was_not_released(shm: Path) -> None
     for _ in range(3):
         reader.poll()
     reader.release(0)
+    reader.close()
     again = RingReader(shm / "r", 0)
     assert [taken[0] for taken in (again.poll(), again.poll()) if taken] == [1, 2]
 

@@ -20,7 +20,7 @@ from headway.common.errors import (
 from headway.common.node.testing import wait_until
 from headway.common.wire import client as client_module
 from headway.common.wire import codec
-from headway.common.wire.client import Client
+from headway.common.wire.client import CallAbortedError, Client
 from headway.common.wire.endpoint import HIGH_WATER_MARK
 from headway.common.wire.keys import KeyPair
 from headway.common.wire.message import Message
@@ -189,6 +189,44 @@ def test_a_server_that_fell_silent_is_a_deadline_error_that_says_so() -> None:
             client.call(Ask(), Answer)
         with pytest.raises(DeadlineError, match="answered before"):
             client.call(Ask(), Answer, timeout_s=0.1)
+
+
+def test_an_abort_ends_the_wait_and_the_request(sock_dir: Path) -> None:
+    heard: list[str] = []
+
+    def note(message: Ask, _peer: bytes) -> Answer:
+        heard.append(message.text)
+        return Answer(text=message.text)
+
+    asked: list[int] = []
+    with Client(f"ipc://{sock_dir}/s") as client:
+        with pytest.raises(CallAbortedError):
+            client.call(
+                Ask(text="left"),
+                Answer,
+                600.0,
+                abort=lambda: bool(asked.append(1)) or len(asked) == 4,
+            )
+        with serving(Server(f"ipc://{sock_dir}/s", {Ask: note})):
+            assert client.call(Ask(text="kept"), Answer, 20.0).text == "kept"
+    assert heard == ["kept"] and len(asked) == 4
+
+
+def test_the_reply_to_a_slow_request_is_not_lost_to_a_caller_that_may_abort() -> None:
+    waits: list[int] = []
+    runs: list[int] = []
+
+    def slow(message: Ask, _peer: bytes) -> Answer:
+        runs.append(1)
+        wait_until(lambda: len(waits) > 4, what="a caller that has asked its abort several times")
+        return Answer(text=message.text)
+
+    server = Server("tcp://127.0.0.1:0", {Ask: slow})
+    with serving(server), Client(server.endpoint) as client:
+        reply = client.call(
+            Ask(text="x"), Answer, 60.0, retries=30, abort=lambda: bool(waits.append(1))
+        )
+    assert (reply.text, runs) == ("x", [1])
 
 
 def test_a_request_given_up_is_not_delivered_to_a_server_that_comes_later(sock_dir: Path) -> None:

@@ -37,7 +37,7 @@ class Daemon:
         self.endpoint = f"ipc://{folder / 'd.sock'}"
         self.shm_dir = Path(tempfile.mkdtemp(prefix="headway-data-", dir="/dev/shm"))
         self.log = folder / "daemon.log"
-        self._command = [
+        self.command = [
             sys.executable,
             "-m",
             "headway.dataloader",
@@ -45,14 +45,14 @@ class Daemon:
             "--endpoint",
             self.endpoint,
         ]
-        self._command += ["--shm-dir", str(self.shm_dir), *map(str, arguments)]
+        self.command += ["--shm-dir", str(self.shm_dir), *map(str, arguments)]
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start the process and wait until it answers."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                self._command,
+                self.command,
                 stdout=log,
                 stderr=log,
                 env=child_environment(),

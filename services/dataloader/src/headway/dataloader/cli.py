@@ -108,6 +108,16 @@ def verify(path: DataPath, as_json: AsJson = False) -> None:
 
 
 @app.command()
+def digest(path: DataPath, as_json: AsJson = False) -> None:
+    """Write the digests of a folder or pair that has none, so that nobody has to read it whole."""
+    from headway.dataloader.dataset import write_digests
+
+    written = [str(file) for file in write_digests(path)]
+    facts = {"path": str(path), "written": written}
+    emit(facts, as_json, _lines(facts))
+
+
+@app.command()
 def serve(
     endpoint: Annotated[str, typer.Option(help="Where to listen: ipc:///path.sock.")],
     shm_dir: Annotated[Path | None, typer.Option(help="Folder in /dev/shm for the rings.")] = None,

@@ -1,21 +1,33 @@
 """What lies in a prepared folder? Two token files, a tokenizer, and ``meta.json``, which describes them.
 
-train.bin train.idx validation.bin validation.idx tokenizer.json meta.json
+train.bin train.idx train.digests validation.bin validation.idx validation.digests tokenizer.json
+meta.json
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import numpy as np
 from headway.common.errors import CorruptError, InputError
+from headway.dataloader import digests as digests_module
+from headway.dataloader.blocks import (
+    BLOCK_BYTES,
+    BlockReader,
+    Digests,
+    ReadError,
+    trouble_with,
+    wrong_block,
+)
 from headway.dataloader.config import SPLITS
+from headway.dataloader.digests import BlockHasher, digests_path
 from headway.dataloader.formats import TokenFile, bin_path, idx_path
 from headway.dataloader.tokenizer import Tokenizer
 
 META_VERSION = 1
-_READ_BYTES = 1 << 20
 _PREPARE = "run `headway data prepare`, or give the right path"
 _AGAIN = "prepare the data again with --force"
 
@@ -110,12 +122,16 @@ def read_meta(folder: Path) -> Meta:
     """``meta.json`` of a prepared folder.
 
     Raises:
-        InputError: there is none. CorruptError: it cannot be read, or another version wrote it.
+        InputError: there is none. ReadError: the disk or the network failed.
+        CorruptError: it is not readable, or another version wrote it.
     """
     path = folder / "meta.json"
     try:
         meta = msgspec.json.decode(path.read_bytes(), type=Meta)
     except OSError as error:
+        trouble = trouble_with(path, 0, error)
+        if isinstance(trouble, ReadError):
+            raise trouble from error
         raise InputError(
             f"{folder} holds no prepared data ({path.name}: {error.strerror})", remedy=_PREPARE
         ) from error
@@ -132,31 +148,39 @@ def sha256(path: Path) -> str:
     """Hex digest of a file.
 
     Raises:
-        InputError: it cannot be read.
+        InputError: it is missing. ReadError: the disk or the network failed.
     """
     digest = hashlib.sha256()
-    try:
-        with path.open("rb") as file:
-            while block := file.read(_READ_BYTES):
-                digest.update(block)
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}", remedy=_AGAIN) from error
+    for piece in _pieces(path):
+        digest.update(piece)
     return digest.hexdigest()
 
 
+def _pieces(path: Path) -> Iterator[memoryview]:
+    """All of a file in blocks of 128 KiB, each valid until the next."""
+    reader = BlockReader(path)
+    buffer = memoryview(bytearray(BLOCK_BYTES))
+    try:
+        for start in range(0, reader.num_bytes, BLOCK_BYTES):
+            piece = buffer[: min(BLOCK_BYTES, reader.num_bytes - start)]
+            reader.read(start, piece)
+            yield piece
+    finally:
+        reader.close()
+
+
 def verify(path: str | Path) -> list[str]:
-    """Check every byte against ``meta.json``, or a bare pair's format; returns what was checked, one line
-    each.
+    """Check every byte against ``meta.json`` and the digests; returns what was checked.
+
+    A bare pair without digests has nothing to compare with: its format is checked.
 
     Raises:
-        CorruptError: the first file that differs. InputError: one is missing.
+        CorruptError: the first file that differs, and where if digests tell. InputError: one is
+            missing. ReadError: the disk or the network failed.
     """
     data = Dataset(path)
     if data.meta is None:
-        tokens = data.split(SPLITS[0])
-        return [
-            f"{tokens.prefix}: {tokens.num_sequences} sequences, {tokens.num_tokens} tokens, format valid"
-        ]
+        return [_check_bin(data.split(SPLITS[0]), "")]
     checked = [_check(data.path / "tokenizer.json", data.meta.tokenizer_sha256)]
     for split, meta in data.meta.splits.items():
         tokens = data.split(split)
@@ -165,15 +189,72 @@ def verify(path: str | Path) -> list[str]:
                 f"{tokens.prefix} does not have the counts in meta.json", remedy=_AGAIN
             )
         checked.append(_check(idx_path(tokens.prefix), meta.idx_sha256))
-        checked.append(_check(bin_path(tokens.prefix), meta.bin_sha256))
+        checked.append(_check_bin(tokens, meta.bin_sha256))
     return checked
 
 
+def write_digests(path: str | Path) -> list[Path]:
+    """Digest the blocks of every ``.bin`` of ``path`` anew; returns the files written.
+
+    Of a prepared folder each ``.bin`` is compared with ``meta.json`` first: damage is not to be
+    given a digest of its own.
+
+    Raises:
+        CorruptError: a ``.bin`` of the folder is not the recorded one. InputError: one is missing,
+            or the folder cannot be written. ReadError: the disk or the network failed.
+    """
+    data = Dataset(path)
+    recorded = {} if data.meta is None else data.meta.splits
+    written = []
+    for split in recorded or SPLITS[:1]:
+        prefix = data.prefix(split)
+        found, digests, num_bytes = _digest(bin_path(prefix))
+        if split in recorded:
+            _compare(bin_path(prefix), found, recorded[split].bin_sha256)
+        try:
+            written.append(digests_module.write_digests(prefix, num_bytes, digests))
+        except OSError as error:
+            raise InputError(
+                f"cannot write beside {prefix}: {error.strerror}",
+                remedy="check disk space and rights",
+            ) from error
+    return written
+
+
+def _digest(path: Path) -> tuple[str, Digests, int]:
+    """(SHA-256, digests of blocks, bytes) of a file, in one pass."""
+    whole, blocks, num_bytes = hashlib.sha256(), BlockHasher(), 0
+    for piece in _pieces(path):
+        whole.update(piece)
+        blocks.update(piece)
+        num_bytes += len(piece)
+    return whole.hexdigest(), blocks.finish(), num_bytes
+
+
 def _check(path: Path, expected: str) -> str:
-    found = sha256(path)
+    return _compare(path, sha256(path), expected)
+
+
+def _compare(path: Path, found: str, expected: str) -> str:
     if found != expected:
         raise CorruptError(
             f"{path} has SHA-256 {found[:16]}..., meta.json says {expected[:16]}...",
             remedy=_AGAIN,
         )
     return f"{path}: SHA-256 {found[:16]}... as recorded"
+
+
+def _check_bin(tokens: TokenFile, expected: str) -> str:
+    """Blocks first: they name the place."""
+    path = bin_path(tokens.prefix)
+    counts = f"{path}: {tokens.num_sequences} sequences, {tokens.num_tokens} tokens, format valid"
+    if not expected and not tokens.has_digests:
+        return counts
+    found, blocks, num_bytes = _digest(path)
+    if tokens.has_digests:
+        wrong = np.flatnonzero(blocks != tokens.digests())
+        if wrong.size:
+            start = int(wrong[0]) * BLOCK_BYTES
+            raise wrong_block(path, start, min(start + BLOCK_BYTES, num_bytes))
+        counts = f"{path}: {blocks.size} blocks as in {digests_path(tokens.prefix).name}"
+    return f"{counts}, {_compare(path, found, expected).partition(': ')[2]}" if expected else counts

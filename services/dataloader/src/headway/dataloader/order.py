@@ -11,7 +11,6 @@ Three indices, drawn from one ``numpy.random.RandomState(seed)`` in this order (
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -41,14 +40,11 @@ class SampleOrder:
         """Build the indices: O(samples), once.
 
         Raises:
-            InputError: the sequences do not hold one sample.
+            InputError: the sequences hold no token at all.
         """
         num_tokens = int(lengths.sum(dtype=np.int64))
-        if samples_per_epoch(num_tokens, seq_len) < 1:
-            raise InputError(
-                f"{num_tokens} tokens hold no sample of seq_len {seq_len}",
-                remedy=f"use a seq_len below {max(num_tokens, 2)}",
-            )
+        if not num_tokens:
+            raise InputError("the sequences hold no tokens", remedy="give more text")
         self._lengths = lengths
         self.num_epochs = max(1, -(-(num_samples * seq_len + 1) // num_tokens))
         total = (self.num_epochs * num_tokens - 1) // seq_len
@@ -91,20 +87,19 @@ class SampleOrder:
         """N: samples there are, at least those asked for."""
         return int(self.shuffle_index.size)
 
-    def pieces(self, sample: int) -> Iterator[tuple[int, int, int]]:
+    def pieces(self, sample: int) -> list[tuple[int, int, int]]:
         """(sequence, first token, end token) of each piece of ``sample``, together seq_len + 1 tokens."""
         row = int(self.shuffle_index[sample])
-        (position, start), (last, stop) = (
-            self.sample_index[row].tolist(),
-            self.sample_index[row + 1].tolist(),
-        )
-        while position < last:
-            sequence = int(self.document_index[position])
-            length = int(self._lengths[sequence])
-            if length > start:
-                yield sequence, start, length
-            position, start = position + 1, 0
-        yield int(self.document_index[last]), start, stop + 1
+        (position, start), (last, stop) = self.sample_index[row : row + 2].tolist()
+        sequences = self.document_index[position : last + 1]
+        ends = self._lengths[sequences].tolist()
+        ends[-1] = stop + 1
+        found = []
+        for sequence, end in zip(sequences.tolist(), ends, strict=True):
+            if end > start:
+                found.append((sequence, start, end))
+            start = 0
+        return found
 
 
 def _shuffles(random: np.random.RandomState, total: int, before_last: int | None) -> Indices:

@@ -5,8 +5,9 @@ Attention and positions run across documents; document masks are not made here.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import deque
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,8 @@ from headway.common.errors import CorruptError, InputError
 from headway.dataloader.formats import TokenFile, bin_path
 from headway.dataloader.order import SampleOrder, samples_per_epoch
 
-_KEPT_EPOCHS = 2  # prefetch runs across the end of one
+_MAX_IDS = 1 << 31  # a slot holds int32
+KEPT_EPOCHS = 2  # a slot may lie across the end of one
 
 
 class EndOfOrderError(InputError):
@@ -27,6 +29,9 @@ class Packer:
     With ``num_samples`` above 0 the order is Megatron's for a run of that many samples. With 0 it is endless:
     epoch e is Megatron's order of one epoch under ``seed + e``, so that a longer run changes no earlier
     sample.
+
+    Indices are built when a sample first needs them, and shared by all who read the same epoch as
+    long as one of them keeps it. Used by one thread.
     """
 
     def __init__(
@@ -38,58 +43,73 @@ class Packer:
         num_samples: int = 0,
         vocab_size: int | None = None,
     ) -> None:
-        """``vocab_size``: ids from there on are damage; None leaves them unchecked.
+        """``vocab_size``: ids from there on are damage; None allows all that int32 holds.
 
         Raises:
-            InputError: the file does not hold one sample.
+            InputError: there are no tokens; or, for an endless order, not enough for one sample.
         """
+        _refuse_too_few(tokens, seq_len, num_samples)
         self.tokens = tokens
         self.seq_len = seq_len
         self.samples_per_epoch = samples_per_epoch(tokens.num_tokens, seq_len)
         self._seed = seed
         self._num_samples = num_samples
-        self._limit = vocab_size
-        self._epochs: OrderedDict[int, SampleOrder] = OrderedDict()
-        try:
-            self._order(0)
-        except InputError as error:
-            raise InputError(f"{tokens.prefix}: {error.message}", remedy=error.remedy) from error
+        self._limit = min(vocab_size or _MAX_IDS, _MAX_IDS)
+        self._may_be_large = np.iinfo(tokens.dtype).max >= self._limit
+        self._may_be_negative = np.iinfo(tokens.dtype).min < 0
+        self._row = np.empty(seq_len + 1, tokens.dtype)
+        self._bytes = self._row.data.cast("B")
+        self._orders: WeakValueDictionary[int, SampleOrder] = WeakValueDictionary()
+        self._recent: deque[SampleOrder] = deque(maxlen=KEPT_EPOCHS)
 
     def write(self, sample: int, row: npt.NDArray[np.int32]) -> None:
         """Fill ``row`` int32[seq_len + 1].
 
         Raises:
-            InputError: past ``num_samples``. CorruptError: a token id outside the vocabulary; sequence and
-                file are named.
+            EndOfOrderError: past ``num_samples``. ReadError: the disk or the network failed.
+            CorruptError: a block that differs from its digest, or a token id outside the vocabulary
+                or of more than 31 bits; the file and the place are named.
         """
-        order, index = self._find(sample)
-        at = 0
+        order, index = self.find(sample)
+        tokens, at, size = self.tokens, 0, self._row.itemsize
         for sequence, start, stop in order.pieces(index):
-            first = int(self.tokens.starts[sequence])
-            row[at : at + stop - start] = self.tokens.tokens[first + start : first + stop]
-            at += stop - start
-        if at != self.seq_len + 1:
+            end = at + (stop - start) * size
+            tokens.read(int(tokens.offsets[sequence]) + start * size, self._bytes[at:end])
+            at = end
+        if at != len(self._bytes):
             raise CorruptError(
-                f"{self.tokens.prefix}: sample {sample} has {at} tokens",
+                f"{tokens.prefix}: sample {sample} has {at // size} tokens",
                 remedy="prepare the data again with --force",
             )
-        if self._limit is not None and (row.max() >= self._limit or row.min() < 0):
+        if self._is_outside(self._row):
             raise self._bad_token(order, index)
+        row[...] = self._row
 
-    def _find(self, sample: int) -> tuple[SampleOrder, int]:
-        if self._num_samples:
-            order = self._order(0)
-            if not 0 <= sample < order.num_samples:
-                raise EndOfOrderError(
-                    f"sample {sample} is past the {order.num_samples} of this order",
-                    remedy="raise num_samples, or set it to 0 for an endless order",
-                )
-            return order, sample
-        epoch, index = divmod(sample, self.samples_per_epoch)
-        return self._order(epoch), index
+    def _is_outside(self, ids: npt.NDArray[Any]) -> bool:
+        """Looked at before ids are made narrower: an id of 33 bits must not come out as another."""
+        if self._may_be_large and ids.max() >= self._limit:
+            return True
+        return self._may_be_negative and bool(ids.min() < 0)
+
+    def find(self, sample: int) -> tuple[SampleOrder, int]:
+        """The order of ``sample``'s epoch and its place there; a reader of the epoch keeps it.
+
+        Raises:
+            EndOfOrderError: past ``num_samples``.
+        """
+        if not self._num_samples:
+            epoch, index = divmod(sample, self.samples_per_epoch)
+            return self._order(epoch), index
+        order = self._order(0)
+        if not 0 <= sample < order.num_samples:
+            raise EndOfOrderError(
+                f"sample {sample} is past the {order.num_samples} of this order",
+                remedy="raise num_samples, or set it to 0 for an endless order",
+            )
+        return order, sample
 
     def _order(self, epoch: int) -> SampleOrder:
-        known = self._epochs.get(epoch)
+        known = self._orders.get(epoch)
         if known is None:
             known = SampleOrder(
                 self.tokens.lengths,
@@ -97,21 +117,30 @@ class Packer:
                 seed=(self._seed + epoch) % 2**32,
                 num_samples=self._num_samples or self.samples_per_epoch,
             )
-            self._epochs[epoch] = known
-            while len(self._epochs) > _KEPT_EPOCHS:
-                self._epochs.popitem(last=False)
-        self._epochs.move_to_end(epoch)
+            self._orders[epoch] = known
+            self._recent.append(known)
         return known
 
     def _bad_token(self, order: SampleOrder, index: int) -> CorruptError:
         for sequence, start, stop in order.pieces(index):
-            piece: npt.NDArray[Any] = self.tokens.sequence(sequence)[start:stop]
+            piece = self.tokens.sequence(sequence)[start:stop]
             bad = np.flatnonzero((piece >= self._limit) | (piece < 0))
             if bad.size:
                 where, value = start + int(bad[0]), int(piece[bad[0]])
                 break
+        known = f"the vocabulary has {self._limit}" if self._limit < _MAX_IDS else "ids are int32"
         return CorruptError(
             f"{bin_path(self.tokens.prefix)}: token {where} of sequence {sequence} is {value}, "
-            f"the vocabulary has {self._limit}",
+            f"{known}",
             remedy="run `headway data verify`, then prepare the data again with --force",
         )
+
+
+def _refuse_too_few(tokens: TokenFile, seq_len: int, num_samples: int) -> None:
+    if tokens.num_tokens and (num_samples or samples_per_epoch(tokens.num_tokens, seq_len)):
+        return
+    raise InputError(
+        f"{tokens.prefix}: {tokens.num_tokens} tokens hold no sample of seq_len {seq_len}",
+        remedy=f"use a seq_len below {max(tokens.num_tokens, 2)}, or give num_samples: then a "
+        "sample goes over several epochs",
+    )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -17,21 +16,14 @@ import msgspec
 import structlog
 from headway.common.errors import CorruptError, HeadwayError, InputError
 from headway.common.node.ring import RingWriter
-from headway.common.wire.messages.dataloader import StreamStatus
 from headway.dataloader.config import StreamSpec
-from headway.dataloader.pack import EndOfOrderError, Packer
-from headway.dataloader.stream import (
-    Filler,
-    check,
-    make_packer,
-    open_tokens,
-    slot_bytes,
-    slot_sample,
-)
-from headway.dataloader.trouble import error_path, tell_trouble
+from headway.dataloader.filled_stream import Stream
+from headway.dataloader.shared import SharedPackers
+from headway.dataloader.stream import SLOT_FORMAT, check, refuse_changed, slot_bytes
+from headway.dataloader.trouble import error_path
 
 _SLOTS_A_TURN = 4  # then the next ring has its turn
-_RETRY_S = 1.0
+_STOP_S = 5.0
 _FIRST_PAUSE_S = 50e-6
 _LONGEST_PAUSE_S = 5e-3  # 200 wake-ups a second when idle; a ring of 16 slots lasts far longer
 
@@ -41,44 +33,6 @@ _log = structlog.get_logger(__name__)
 def ring_path(shm_dir: Path, spec: StreamSpec) -> Path:
     """One ring per (generation, dp rank, split)."""
     return shm_dir / f"ring-g{spec.generation}-d{spec.dp_rank}-{spec.split}.bin"
-
-
-class Stream:
-    """One ring with what fills it. Filled by one thread, closed by another, under its lock."""
-
-    def __init__(self, spec: StreamSpec, writer: RingWriter, filler: Filler | None) -> None:
-        self.spec = spec
-        self.writer = writer
-        self.filler = filler
-        self.error: HeadwayError | None = None
-        self.has_error_file = error_path(writer.path).exists()
-        self.retry_at_s = 0.0
-        self.is_closed = False
-        self.lock = threading.Lock()
-
-    def close(self, *, unlink: bool) -> None:
-        """Stop filling; with ``unlink`` the file goes, and readers keep what they have mapped."""
-        self.is_closed = True
-        with self.lock:
-            if unlink:
-                self.writer.unlink()
-                error_path(self.writer.path).unlink(missing_ok=True)
-            self.writer.close()
-
-    def status(self) -> StreamStatus | None:
-        """None when it was closed meanwhile."""
-        with self.lock:
-            if self.is_closed:
-                return None
-            head = self.writer.head
-            return StreamStatus(
-                ring=str(self.writer.path),
-                spec=self.spec,
-                filled=head,
-                released=self.writer.slowest_tail(),
-                next_sample=slot_sample(self.spec, head),
-                error="" if self.error is None else str(self.error),
-            )
 
 
 class Prefetcher:
@@ -91,12 +45,13 @@ class Prefetcher:
         self.num_batches = 0
         self.num_tokens = 0
         self.num_adopted = 0
+        self.num_turns = 0
+        """Completed looks at all rings, full ones included: stands still if filling does."""
         self._streams: tuple[
             Stream, ...
         ] = ()  # replaced whole: the filling thread reads it without a lock
         self._refused: set[Path] = set()
-        self._packers: dict[tuple[object, ...], Packer] = {}
-        self._packers_lock = threading.Lock()
+        self._shared = SharedPackers()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="fill", daemon=True)
 
@@ -110,10 +65,13 @@ class Prefetcher:
         self._thread.start()
 
     def stop(self, *, unlink: bool) -> None:
-        """End the thread and let go of every ring; without ``unlink`` a successor may adopt them."""
+        """End the thread and let go of every ring; without ``unlink`` a successor may adopt them.
+
+        A thread that hangs in a read is left behind after 5 s; it ends with the process.
+        """
         self._stop.set()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(_STOP_S)
         for stream in self._streams:
             stream.close(unlink=unlink)
         self._streams = ()
@@ -138,8 +96,8 @@ class Prefetcher:
         if known is not None:
             _refuse_other(spec, known.spec)
             return known
-        filler = self._make_filler(spec)
-        spec = _marked(spec, filler.packer.tokens.fingerprint())
+        packer = self._shared.packer(spec)
+        spec = _marked(spec, packer.tokens.fingerprint())
         self._drop(stream for stream in self._streams if stream.spec.generation < spec.generation)
         path = ring_path(self.shm_dir, spec)
         if path in self._refused:
@@ -153,26 +111,30 @@ class Prefetcher:
                 slot_bytes=slot_bytes(spec),
                 num_slots=spec.ring_slots,
                 num_readers=spec.num_readers,
+                slot_format=SLOT_FORMAT,
             )
         except FileExistsError as error:
             raise InputError(
                 f"{path} is in use by another dataloader", remedy="run one per --shm-dir"
             ) from error
-        stream = Stream(spec, writer, filler)
+        stream = Stream(spec, writer, self._shared, packer)
         self._streams = (*self._streams, stream)
         return stream
 
-    def close(self, generation: int, dp_rank: int, split: str) -> bool:
-        """Remove a ring; False if there is none."""
+    def close(self, generation: int, dp_rank: int, split: str, *, if_left: bool = False) -> bool:
+        """Remove a ring, with ``if_left`` only if all readers have left; False if there is none."""
         stream = self._find(generation, dp_rank, split)
-        if stream is not None:
-            self._drop([stream])
-        return stream is not None
+        if stream is None or (if_left and not stream.writer.unlink_if_left()):
+            return False
+        self._drop([stream])
+        return True
 
     def adopt(self) -> int:
-        """Take over the rings that a dead predecessor left in ``shm_dir``; returns how many. May be
-        called again and again.
+        """Take over the rings that a dead predecessor left in ``shm_dir``; returns how many.
+
+        Rings that all readers have left are removed. May be called again and again.
         """
+        self._drop(stream for stream in self._streams if stream.writer.unlink_if_left())
         known = {stream.writer.path for stream in self._streams} | self._refused
         found = 0
         for path in sorted(set(self.shm_dir.glob("ring-*.bin")) - known):
@@ -193,86 +155,33 @@ class Prefetcher:
         try:
             spec = msgspec.json.decode(writer.spec, type=StreamSpec)
             check(spec)
-        except (msgspec.DecodeError, InputError) as error:
+            _refuse_misfit(spec, writer)
+        except (msgspec.DecodeError, InputError, CorruptError) as error:
             writer.close()
             self._refused.add(path)
             _log.error("ring not adopted", ring=str(path), reason=str(error))
             return False
-        self._streams = (*self._streams, Stream(spec, writer, None))
+        self._streams = (*self._streams, Stream(spec, writer, self._shared, None))
         _log.info("ring adopted", ring=path.name, head=writer.head)
         return True
 
     def fill(self) -> bool:
         """One turn over all rings; False when none had room."""
-        return sum(self._fill(stream) for stream in self._streams) > 0
-
-    def _fill(self, stream: Stream) -> bool:
-        if stream.is_closed or (stream.error is not None and time.monotonic() < stream.retry_at_s):
-            return False
-        filled = 0
-        with stream.lock:
-            try:
-                while filled < _SLOTS_A_TURN and not stream.is_closed and self._fill_slot(stream):
-                    filled += 1
-            except Exception as error:
-                # told to the readers, and tried again: the files may be repaired
-                self._failed(stream, error)
-        self.num_batches += filled
-        self.num_tokens += filled * stream.spec.micro_batch_size * stream.spec.seq_len
+        filled = sum(self._fill(stream) for stream in self._streams)
+        self.num_turns += 1
         return filled > 0
 
-    def _fill_slot(self, stream: Stream) -> bool:
-        payload = stream.writer.reserve()
-        if payload is None:
-            return False
-        if stream.filler is None:
-            stream.filler = self._make_filler(stream.spec)
-        sample = stream.filler.fill(payload, stream.writer.head)
-        stream.writer.publish(digest=sample)
-        if stream.has_error_file:
-            self._recovered(stream)
-        return True
-
-    def _failed(self, stream: Stream, error: Exception) -> None:
-        known = stream.error
-        stream.error = (
-            error
-            if isinstance(error, HeadwayError)
-            else HeadwayError(f"{type(error).__name__}: {error}")
-        )
-        stream.retry_at_s = time.monotonic() + _RETRY_S
-        stream.filler = None  # opened and checked anew
-        with self._packers_lock:
-            self._packers.clear()
-        if known is None or str(known) != str(stream.error):
-            tell = _log.info if isinstance(error, EndOfOrderError) else _log.error
-            tell("stream cannot be filled", ring=stream.writer.path.name, reason=str(stream.error))
-        with contextlib.suppress(OSError):
-            tell_trouble(stream.writer.path, stream.error)
-            stream.has_error_file = True
-
-    def _recovered(self, stream: Stream) -> None:
-        stream.error, stream.has_error_file = None, False
-        error_path(stream.writer.path).unlink(missing_ok=True)
-        _log.info("stream is filled again", ring=stream.writer.path.name)
-
-    def _make_filler(self, spec: StreamSpec) -> Filler:
-        tokens, vocab_size = open_tokens(spec)
-        key = (
-            spec.path,
-            spec.split,
-            tokens.fingerprint(),
-            spec.seq_len,
-            spec.seed,
-            spec.num_samples,
-        )
-        with self._packers_lock:
-            packer = self._packers.get(key)
-        if packer is None:
-            packer = make_packer(spec, tokens, vocab_size)
-            with self._packers_lock:
-                self._packers[key] = packer
-        return Filler(spec, packer)
+    def _fill(self, stream: Stream) -> int:
+        try:
+            filled = stream.fill(_SLOTS_A_TURN)
+        except Exception:
+            # One bug, met in one stream, must not end the filling of all.
+            _log.exception("filling failed", ring=stream.writer.path.name)
+            stream.rest()
+            return 0
+        self.num_batches += filled
+        self.num_tokens += filled * stream.spec.micro_batch_size * stream.spec.seq_len
+        return filled
 
     def _find(self, generation: int, dp_rank: int, split: str) -> Stream | None:
         wanted = (generation, dp_rank, split)
@@ -286,9 +195,6 @@ class Prefetcher:
         self._streams = tuple(stream for stream in self._streams if stream not in gone)
         for stream in gone:
             stream.close(unlink=True)
-        with self._packers_lock:
-            used = [stream.filler.packer for stream in self._streams if stream.filler is not None]
-            self._packers = {key: packer for key, packer in self._packers.items() if packer in used}
 
     def _run(self) -> None:
         pause_s = _FIRST_PAUSE_S
@@ -300,14 +206,26 @@ class Prefetcher:
                 pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
 
 
+def _refuse_misfit(spec: StreamSpec, writer: RingWriter) -> None:
+    """Raises CorruptError if the ring was not made for ``spec`` by a program like this one."""
+    wanted = (SLOT_FORMAT, slot_bytes(spec), spec.ring_slots, spec.num_readers)
+    found = (writer.slot_format, writer.slot_bytes, writer.num_slots, writer.num_readers)
+    if found != wanted:
+        raise CorruptError(
+            f"slot format, slot bytes, slots and readers are {found}, wanted are {wanted}",
+            remedy="open the stream with a new generation",
+        )
+
+
 def _marked(spec: StreamSpec, fingerprint: str) -> StreamSpec:
     return msgspec.structs.replace(spec, fingerprint=fingerprint)  # type: ignore[type-var]
 
 
 def _refuse_other(asked: StreamSpec, known: StreamSpec) -> None:
     """The same ring is only for the same stream."""
-    if not asked.fingerprint:
-        asked = _marked(asked, known.fingerprint)
+    if asked.path == known.path:
+        refuse_changed(asked, known.fingerprint)
+    asked = _marked(asked, known.fingerprint)
     for name in asked.__struct_fields__:
         ours, theirs = getattr(known, name), getattr(asked, name)
         if ours != theirs:

@@ -1,8 +1,9 @@
 """How does text become a prepared folder? Read, split, learn a vocabulary, encode, put it in place at once.
 
-Nothing is visible at the target before all of it is there: the work is done in a hidden folder beside it,
-which is renamed. A lock lets the second of two runs wait and then find the work done; what an interrupted
-run left is swept away by the next.
+Nothing is visible at the target before all of it is there (``place``). A lock lets the second of
+two runs wait and then find the work done; what an interrupted run left is brought back or swept
+away by the next. Memory: all texts once, each let go when it is encoded, and what the trainer of
+the vocabulary keeps.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
-import shutil
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +21,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 from headway.common.errors import HeadwayError, InputError
+from headway.dataloader.blocks import ReadError
 from headway.dataloader.config import DataConfig
 from headway.dataloader.dataset import META_VERSION, Dataset, Meta, SplitMeta, read_meta, sha256
 from headway.dataloader.formats import TokenFileWriter, bin_path, idx_path, token_dtype
+from headway.dataloader.place import draft_of, put, recover, sweep
 from headway.dataloader.sources import Document, read_source
 from headway.dataloader.tokenizer import Tokenizer
+from headway.dataloader.trouble import printable
 
 Say = Callable[[str], None]
 
@@ -53,24 +57,25 @@ def prepare(
     target = Path(config.path).expanduser()
     with _locked(target):
         _refuse_foreign(target)
-        for leftover in target.parent.glob(f".{target.name}.*.tmp"):
-            shutil.rmtree(leftover, ignore_errors=True)
+        if recover(target):
+            tell(f"{target} is back: an interrupted run had moved it away")
         tell(f"reading {config.source}")
         documents = read_source(config.source, cache=cache)
+        sweep(target)
         digest = corpus_hash(documents)
         if not force and (found := _found(target, config, digest)) is not None:
             tell(f"{target} is already prepared from {config.source} (corpus {digest[:16]})")
             return Prepared(target, found, was_there=True)
-        draft = target.parent / f".{target.name}.{os.getpid()}.tmp"
         try:
-            meta = _build(draft, documents, digest, config, tell)
-            _put(draft, target)
+            meta = _build(draft_of(target), documents, digest, config, tell)
+            put(target)
         except OSError as error:
             raise InputError(
                 f"cannot write {target}: {error.strerror}", remedy="check disk space and rights"
             ) from error
         finally:
-            shutil.rmtree(draft, ignore_errors=True)
+            recover(target)
+            sweep(target)
         return Prepared(target, meta, was_there=False)
 
 
@@ -137,10 +142,12 @@ def unigram_nats(train: npt.NDArray[np.int64], validation: npt.NDArray[np.int64]
 
 
 def _build(
-    draft: Path, documents: Sequence[Document], digest: str, config: DataConfig, tell: Say
+    draft: Path, documents: list[Document], digest: str, config: DataConfig, tell: Say
 ) -> Meta:
+    """Write all files of the folder; ``documents`` is emptied."""
     draft.mkdir(parents=True)
     parts = split_documents(documents, config.validation_fraction)
+    documents.clear()
     tell(f"training a vocabulary of {config.vocab_size} on {len(parts['train'])} documents")
     tokenizer = Tokenizer.train(
         (_clean(document.text) for document in parts["train"]), config.vocab_size
@@ -148,12 +155,13 @@ def _build(
     tokenizer.save(draft / "tokenizer.json")
     dtype = np.dtype(token_dtype(tokenizer.vocab_size))
     splits, counts = {}, {}
-    for split, part in parts.items():
+    for split in list(parts):
+        part = deque(parts.pop(split))
         tell(f"encoding {len(part)} documents of {split}")
         splits[split], counts[split] = _encode(draft / split, part, tokenizer, dtype)
     meta = Meta(
         version=META_VERSION,
-        source=config.source,
+        source=printable(config.source),
         corpus_sha256=digest,
         vocab_size=tokenizer.vocab_size,
         asked_vocab_size=config.vocab_size,
@@ -171,18 +179,28 @@ def _build(
 
 
 def _encode(
-    prefix: Path, documents: Sequence[Document], tokenizer: Tokenizer, dtype: np.dtype[np.generic]
+    prefix: Path, documents: deque[Document], tokenizer: Tokenizer, dtype: np.dtype[np.generic]
 ) -> tuple[SplitMeta, npt.NDArray[np.int64]]:
+    """Encode and write; ``documents`` is emptied on the way."""
     counts = np.zeros(tokenizer.vocab_size, dtype=np.int64)
+    num_documents, text_bytes = len(documents), 0
+
+    def texts() -> Iterator[str]:
+        nonlocal text_bytes
+        while documents:
+            text = _clean(documents.popleft().text)
+            text_bytes += len(text.encode())
+            yield text
+
     with TokenFileWriter(prefix, dtype) as writer:
-        for tokens in tokenizer.encode_all([_clean(document.text) for document in documents]):
+        for tokens in tokenizer.encode_all(texts()):
             tokens.append(tokenizer.eod_id)
             writer.add(tokens)
             counts += np.bincount(tokens, minlength=counts.size)
     meta = SplitMeta(
-        documents=len(documents),
+        documents=num_documents,
         tokens=int(counts.sum()),
-        text_bytes=sum(len(_clean(document.text).encode()) for document in documents),
+        text_bytes=text_bytes,
         bin_sha256=sha256(bin_path(prefix)),
         idx_sha256=sha256(idx_path(prefix)),
     )
@@ -214,6 +232,8 @@ def _found(target: Path, config: DataConfig, digest: str) -> Meta | None:
             data.split(split).num_tokens == part.tokens for split, part in meta.splits.items()
         )
         intact = intact and sha256(target / "tokenizer.json") == meta.tokenizer_sha256
+    except ReadError:
+        raise  # nothing says that it is damaged
     except HeadwayError:
         return None  # damaged or half-deleted: made again
     same = (meta.corpus_sha256, meta.asked_vocab_size, meta.validation_fraction) == (
@@ -229,17 +249,6 @@ def _found(target: Path, config: DataConfig, digest: str) -> Meta | None:
             remedy="choose another --out, or replace it with --force",
         )
     return meta if intact else None
-
-
-def _put(draft: Path, target: Path) -> None:
-    """Rename into place. With something there already, a reader may for an instant find nothing, never a
-    mixture.
-    """
-    old = draft.with_name(f".{target.name}.{os.getpid()}.old.tmp")
-    if target.exists():
-        target.rename(old)
-    draft.rename(target)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from headway.common.wire.metrics import counts_collector
 from headway.common.wire.server import Handler, Server
 from headway.common.wire.service import Beat, Service
 from headway.dataloader.prefetch import Prefetcher
+from headway.dataloader.trouble import printable
 
 _ADOPT_PERIOD_S = 0.5  # a predecessor may still be ending when its successor starts
 
@@ -44,7 +45,9 @@ class Dataloader:
     def close(self, message: CloseStream, _peer: bytes) -> StreamClosed:
         """Remove one ring."""
         return StreamClosed(
-            was_open=self.prefetcher.close(message.generation, message.dp_rank, message.split)
+            was_open=self.prefetcher.close(
+                message.generation, message.dp_rank, message.split, if_left=message.if_left
+            )
         )
 
     def status(self, _message: GetDataStatus, _peer: bytes) -> DataStatus:
@@ -106,7 +109,8 @@ def serve(
     beat = (
         None
         if executor is None
-        else Beat(endpoint=executor, progress=lambda: prefetcher.num_batches)
+        # Turns, not batches: full rings are no lack of progress, a thread that hangs is.
+        else Beat(endpoint=executor, progress=lambda: prefetcher.num_turns)
     )
     try:
         service = Service(
@@ -136,6 +140,11 @@ def serve(
 
 def _folder(path: Path) -> Path:
     path = path.absolute()
+    if printable(str(path)) != str(path):
+        raise InputError(
+            f"the path {printable(str(path))} is not UTF-8, so no message can name it",
+            remedy="choose another --shm-dir",
+        )
     if path.is_relative_to(shm_root()):
         return private_folder(path, up_to=shm_root())
     try:

@@ -6,15 +6,21 @@ Slot: int32 tokens ``[micro_batch_size, seq_len + 1]``, then uint8 loss mask ``[
 
 from __future__ import annotations
 
+from collections import deque
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from headway.common.errors import ConfigError, CorruptError, InputError
+from headway.dataloader.blocks import reading
 from headway.dataloader.config import SPLITS, StreamSpec, num_local_micro_batches
 from headway.dataloader.dataset import Dataset
 from headway.dataloader.formats import TokenFile
-from headway.dataloader.pack import Packer
+from headway.dataloader.order import SampleOrder
+from headway.dataloader.pack import KEPT_EPOCHS, Packer
+
+SLOT_FORMAT = 1
+"""Of the layout above; a ring whose slots have another is neither read nor filled."""
 
 _TOKEN_BYTES = 4
 _MAX_RING_BYTES = 1 << 40
@@ -55,6 +61,18 @@ def slot_sample(spec: StreamSpec, slot: int) -> int:
     )
 
 
+def num_slots(spec: StreamSpec) -> int | None:
+    """How many slots the stream has before it ends; None when it never does.
+
+    A stream with ``num_samples`` ends with its last whole global batch, counted from
+    ``start_sample``, so that all dp ranks end after the same step.
+    """
+    if not spec.num_samples or spec.cycle_samples:
+        return None
+    num_steps = (spec.num_samples - spec.start_sample) // spec.global_batch_size
+    return num_steps * spec.num_micro_batches
+
+
 def check(spec: StreamSpec) -> None:
     """Raises ConfigError naming the first value of ``spec`` that cannot be, InputError for an unknown
     split.
@@ -88,10 +106,22 @@ def check(spec: StreamSpec) -> None:
             f"cycle_samples={spec.cycle_samples} is no multiple of global_batch_size={spec.global_batch_size}",
             remedy="cycle over whole global batches",
         )
+    _check_end(spec)
     if slot_bytes(spec) * spec.ring_slots > _MAX_RING_BYTES:
         raise ConfigError(
             f"{spec.ring_slots} slots of {slot_bytes(spec)} bytes are out of range",
             remedy="use fewer or smaller slots",
+        )
+
+
+def _check_end(spec: StreamSpec) -> None:
+    last = spec.start_sample + spec.cycle_samples
+    if spec.num_samples and last > spec.num_samples:
+        what = "cycle_samples" if spec.cycle_samples else "start_sample"
+        raise ConfigError(
+            f"{what}={getattr(spec, what)} with start_sample={spec.start_sample} goes past "
+            f"num_samples={spec.num_samples}",
+            remedy="raise num_samples: it counts from sample 0, not from start_sample",
         )
 
 
@@ -101,6 +131,7 @@ class Filler:
     def __init__(self, spec: StreamSpec, packer: Packer) -> None:
         self.spec = spec
         self._packer = packer
+        self._orders: deque[SampleOrder] = deque(maxlen=KEPT_EPOCHS)
 
     @property
     def packer(self) -> Packer:
@@ -111,12 +142,16 @@ class Filler:
         """Write slot ``slot`` into ``payload`` and return the number of its first sample.
 
         Raises:
-            InputError: the stream has come to the end of its ``num_samples``.
-            CorruptError: damaged data; file and place are named. ``payload`` is then not to be used.
+            EndOfOrderError: the stream has come to the end of its ``num_samples``.
+            CorruptError: damaged data; file and place are named. ReadError: the disk or the network
+                failed. ``payload`` is then not to be used.
         """
         tokens, mask = slot_views(self.spec, payload)
         first = slot_sample(self.spec, slot)
         for row in range(self.spec.micro_batch_size):
+            order, _ = self._packer.find(first + row)
+            if order not in self._orders:
+                self._orders.append(order)  # kept: others may be at other epochs
             self._packer.write(first + row, tokens[row])
         mask[...] = 1
         return first
@@ -126,17 +161,24 @@ def open_tokens(spec: StreamSpec) -> tuple[TokenFile, int | None]:
     """The token file of ``spec`` and the size of its vocabulary, if known.
 
     Raises:
-        InputError: missing data. CorruptError: damaged data, or other data than ``spec.fingerprint`` says.
+        InputError: missing data. CorruptError: damaged data, or other data than ``spec.fingerprint``
+            says. ReadError: the disk or the network failed.
     """
-    data = Dataset(Path(spec.path))
-    tokens = data.split(spec.split)
-    found = tokens.fingerprint()
+    with reading(Path(spec.path)):
+        data = Dataset(Path(spec.path))
+        tokens = data.split(spec.split)
+        refuse_changed(spec, tokens.fingerprint())
+        return tokens, data.vocab_size
+
+
+def refuse_changed(spec: StreamSpec, found: str) -> None:
+    """Raises CorruptError if the data have another fingerprint than ``spec`` asks for."""
     if spec.fingerprint and found != spec.fingerprint:
         raise CorruptError(
-            f"{tokens.prefix} has changed: fingerprint {found}, the run began with {spec.fingerprint}",
+            f"{spec.path}, {spec.split}, has changed: fingerprint {found}, "
+            f"the run began with {spec.fingerprint}",
             remedy="bring the old data back, or begin a new run",
         )
-    return tokens, data.vocab_size
 
 
 def make_packer(spec: StreamSpec, tokens: TokenFile, vocab_size: int | None) -> Packer:

@@ -6,6 +6,7 @@ document.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -101,14 +102,14 @@ class Tokenizer:
         """
         return list(self._fast.encode(text).ids)
 
-    def encode_all(self, texts: Sequence[str]) -> Iterator[list[int]]:
+    def encode_all(self, texts: Iterable[str]) -> Iterator[list[int]]:
         """Token ids of each text in order, encoded in batches on all cores.
 
         A literal ``<|endoftext|>`` inside a text stays text: documents end where documents end.
         """
-        fast = self._plain()
-        for at in range(0, len(texts), _BATCH_DOCUMENTS):
-            for encoding in fast.encode_batch(list(texts[at : at + _BATCH_DOCUMENTS])):
+        fast, rest = self._plain(), iter(texts)
+        while batch := list(itertools.islice(rest, _BATCH_DOCUMENTS)):
+            for encoding in fast.encode_batch(batch):
                 yield encoding.ids
 
     def _plain(self) -> _Fast:

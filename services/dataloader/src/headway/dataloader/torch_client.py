@@ -38,10 +38,13 @@ class TorchDataClient:
         spec: StreamSpec,
         reader: int = 0,
         timeout_s: float = 120.0,
+        abort: Abort | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
         self.device = torch.device(device)
-        self._client = DataClient(source, spec=spec, reader=reader, timeout_s=timeout_s)
+        self._client = DataClient(
+            source, spec=spec, reader=reader, timeout_s=timeout_s, abort=abort, copy=False
+        )
         try:
             self._stages = (
                 [_Stage(spec) for _ in range(_NUM_STAGES)] if self.device.type == "cuda" else []

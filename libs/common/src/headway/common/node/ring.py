@@ -3,39 +3,30 @@
 Every reader sees every slot, in order. The slowest reader holds the writer back; nothing is dropped. No
 call here blocks except ``RingReader.get``, which has a deadline.
 
-File: header page; spec bytes; slots. Who writes which word:
-
-    writer    its pid and start ticks, ``head`` (slots published), each slot's ``begun``, ``ended``,
-    ``digest`` reader k  ``tails[k]`` (slots released)
-
-Slot ``n`` of the stream lies in place ``n % num_slots``. Its ``begun`` is set to n + 1 before the payload and
-``ended`` to n + 1 after it, so a slot that is not whole (or was overrun) shows as such.
+How it lies in its file: ``ring_file``.
 """
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from headway.common.errors import CorruptError, DeadlineError, HeadwayError, InputError
+from headway.common.node import ring_file as at
 from headway.common.node.failpoints import failpoint
 from headway.common.node.process import ProcessId
-from headway.common.node.segment import LINE_BYTES, PAGE_BYTES, WORD_BYTES, Segment, round_up
-
-_MAGIC = b"HWRING\0\0"
-_VERSION = 1
-MAX_READERS = 16
-MAX_SPEC_BYTES = 1 << 20
-
-_LINE = LINE_BYTES // WORD_BYTES
-_SLOT_BYTES, _NUM_SLOTS, _NUM_READERS, _SPEC_BYTES = range(_LINE, _LINE + 4)
-_PID, _START = range(2 * _LINE, 2 * _LINE + 2)
-_HEAD = 3 * _LINE
-_TAILS = 4 * _LINE  # one line per reader
-_BEGUN, _ENDED, _DIGEST = range(3)
+from headway.common.node.ring_file import (
+    MAX_READERS,
+    MAX_SPEC_BYTES,
+    RingFile,
+    locked,
+    reader_line,
+    stride,
+)
+from headway.common.node.segment import PAGE_BYTES, Segment, round_up
 
 _SPINS = 20
 _FIRST_PAUSE_S = 20e-6  # 39 us median hand-over (measured in a prototype with 4 readers)
@@ -46,58 +37,11 @@ class RingAbortedError(DeadlineError):
     """The caller's ``abort`` ended the wait; no slot was taken."""
 
 
-class _Ring:
-    """What writer and reader share: the geometry."""
-
-    def __init__(self, segment: Segment) -> None:
-        words = segment.words
-        self._segment = segment
-        self._words = words
-        self.path = segment.path
-        self.slot_bytes = words[_SLOT_BYTES]
-        self.num_slots = words[_NUM_SLOTS]
-        self.num_readers = words[_NUM_READERS]
-        spec_bytes = words[_SPEC_BYTES]
-        self.spec = bytes(segment.buffer[PAGE_BYTES : PAGE_BYTES + spec_bytes])
-        self._first_slot = PAGE_BYTES + round_up(spec_bytes, PAGE_BYTES)
-        self._stride = _stride(self.slot_bytes)
-        if self._first_slot + self.num_slots * self._stride > segment.nbytes:
-            segment.close()
-            raise CorruptError(f"{self.path} is too short for its slots", remedy="remove the file")
-
-    def _slot(self, seq: int) -> int:
-        """Index of the slot header's first word."""
-        return (self._first_slot + seq % self.num_slots * self._stride) // WORD_BYTES
-
-    def _payload(self, seq: int) -> memoryview:
-        start = self._slot(seq) * WORD_BYTES + LINE_BYTES
-        return self._segment.buffer[start : start + self.slot_bytes]
-
-    @property
-    def head(self) -> int:
-        """Number of slots published so far."""
-        return self._words[_HEAD]
-
-    @property
-    def writer(self) -> ProcessId:
-        """The process that writes, or wrote last; pid 0 after a clean close."""
-        return ProcessId(self._words[_PID], self._words[_START])
-
-    def close(self) -> None:
-        """Unmap. Payload views handed out stay valid."""
-        self._words = memoryview(b"").cast("B")
-        self._segment.close()
-
-    def unlink(self) -> None:
-        """Remove the file; the other side keeps its mapping."""
-        self._segment.unlink()
+class RingHeldError(InputError):
+    """A living process reads under this number already."""
 
 
-def _stride(slot_bytes: int) -> int:
-    return LINE_BYTES + round_up(slot_bytes, LINE_BYTES)
-
-
-class RingWriter(_Ring):
+class RingWriter(RingFile):
     """The only process that publishes. Made by ``create``, or by ``adopt`` after a predecessor's death."""
 
     def __init__(self, segment: Segment) -> None:
@@ -106,9 +50,17 @@ class RingWriter(_Ring):
 
     @classmethod
     def create(
-        cls, path: Path, *, spec: bytes, slot_bytes: int, num_slots: int, num_readers: int
+        cls,
+        path: Path,
+        *,
+        spec: bytes,
+        slot_bytes: int,
+        num_slots: int,
+        num_readers: int,
+        slot_format: int = 0,
     ) -> RingWriter:
-        """Make the ring's file. ``spec`` says what is in the slots; the ring does not look into it.
+        """Make the ring's file. ``spec`` is what the slots hold, ``slot_format`` how they hold it;
+        the ring looks into neither.
 
         Raises:
             InputError: shared memory is full, or a size is out of range.
@@ -126,13 +78,14 @@ class RingWriter(_Ring):
 
         def fill(segment: Segment) -> None:
             words, me = segment.words, ProcessId.current()
-            words[_SLOT_BYTES], words[_NUM_SLOTS] = slot_bytes, num_slots
-            words[_NUM_READERS], words[_SPEC_BYTES] = num_readers, len(spec)
-            words[_PID], words[_START] = me.pid, me.start_ticks
+            words[at.SLOT_BYTES], words[at.NUM_SLOTS] = slot_bytes, num_slots
+            words[at.NUM_READERS], words[at.SPEC_BYTES] = num_readers, len(spec)
+            words[at.SLOT_FORMAT] = slot_format
+            words[at.PID], words[at.START] = me.pid, me.start_ticks
             segment.buffer[PAGE_BYTES : PAGE_BYTES + len(spec)] = spec
 
-        nbytes = PAGE_BYTES + round_up(len(spec), PAGE_BYTES) + num_slots * _stride(slot_bytes)
-        return cls(Segment.create(path, nbytes, _MAGIC, _VERSION, fill))
+        nbytes = PAGE_BYTES + round_up(len(spec), PAGE_BYTES) + num_slots * stride(slot_bytes)
+        return cls(Segment.create(path, nbytes, at.MAGIC, at.VERSION, fill))
 
     @classmethod
     def adopt(cls, path: Path) -> RingWriter:
@@ -142,36 +95,28 @@ class RingWriter(_Ring):
             HeadwayError: the recorded writer is alive.
             CorruptError: no ring. FileNotFoundError: no file.
         """
-        segment = Segment.open(path, _MAGIC, _VERSION, writable=True)
-        guard = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            # two adopters at once: the second finds the first alive
-            fcntl.flock(guard, fcntl.LOCK_EX)
-            writer = ProcessId(segment.words[_PID], segment.words[_START])
-            if writer.alive():
-                segment.close()
+        with locked(path):  # two adopters at once: the second finds the first alive
+            ring = cls(Segment.open(path, at.MAGIC, at.VERSION, writable=True))
+            if ring.writer.alive():
+                pid = ring.writer.pid
+                ring._segment.close()
                 raise HeadwayError(
-                    f"ring {path} is being written by process {writer.pid}",
+                    f"ring {path} is being written by process {pid}",
                     remedy="end that process first",
                 )
-            me = ProcessId.current()
-            segment.words[_PID] = 0  # never the new pid with the old start time
-            segment.words[_START] = me.start_ticks
-            segment.words[_PID] = me.pid
-        finally:
-            os.close(guard)
-        return cls(segment)
+            ring._take_place(at.PID)
+        return ring
 
     def reserve(self) -> memoryview | None:
         """The next slot's payload to write into (writable, ``slot_bytes``), or None while the ring is full.
 
         Calling it again before ``publish`` gives the same slot.
         """
-        words, head = self._words, self._words[_HEAD]
+        words, head = self._words, self._words[at.HEAD]
         if head - self.slowest_tail() >= self.num_slots:
             return None
         # ``ended`` still names the slot that lay here before
-        words[self._slot(head) + _BEGUN] = head + 1
+        words[self._slot(head) + at.BEGUN] = head + 1
         self._reserved = True
         return self._payload(head)
 
@@ -179,45 +124,116 @@ class RingWriter(_Ring):
         """Hand the reserved slot to the readers; returns its number. ``digest`` (u64) travels along."""
         if not self._reserved:
             raise RuntimeError("publish without a reserved slot")
-        words, head = self._words, self._words[_HEAD]
+        words, head = self._words, self._words[at.HEAD]
         slot = self._slot(head)
-        words[slot + _DIGEST] = digest
-        words[slot + _ENDED] = head + 1
+        words[slot + at.DIGEST] = digest
+        words[slot + at.ENDED] = head + 1
         failpoint("ring.publish", seq=head)
-        words[_HEAD] = head + 1
+        words[at.HEAD] = head + 1
         self._reserved = False
         return head
 
     def slowest_tail(self) -> int:
         """Slots that every reader has released."""
-        return min(self._words[_TAILS + k * _LINE] for k in range(self.num_readers))
+        return min(self._words[reader_line(k) + at.TAIL] for k in range(self.num_readers))
+
+    def unlink_if_left(self) -> bool:
+        """Remove the file if every reader has left; no reader can come back in between."""
+        if not self.all_left():
+            return False
+        try:
+            with locked(self.path):
+                if not self.all_left():
+                    return False
+                self.unlink()
+        except FileNotFoundError:
+            return False
+        return True
 
     def close(self) -> None:
         """Unmap and give up the writer's place, so that another process may adopt at once."""
         if not self._segment.closed and self.writer == ProcessId.current():
-            self._words[_PID] = 0
+            self._words[at.PID] = 0
         super().close()
 
 
-class RingReader(_Ring):
-    """Reader number ``reader``. One process per number at a time.
+class RingReader(RingFile):
+    """Reader number ``reader``. Each number has one holder at a time, from opening to ``close``.
 
     A reader that opens again starts at its first slot not yet released: what its predecessor had taken but
     not released comes again.
     """
 
     def __init__(self, path: Path, reader: int) -> None:
-        """Raises InputError for a reader number the ring does not have; FileNotFoundError, CorruptError."""
-        super().__init__(Segment.open(path, _MAGIC, _VERSION, writable=True))
+        """Take the reader's place.
+
+        Raises:
+            InputError: the ring has no such reader. RingHeldError: a living process has the place.
+            FileNotFoundError, CorruptError: there is no ring.
+        """
+        self._holds_place = False
+        self.reader = reader
+        self._line = reader_line(reader)
+        self._tail = self._line + at.TAIL
+        with locked(path):
+            super().__init__(Segment.open(path, at.MAGIC, at.VERSION, writable=True))
+            self._claim()
+        self._next = self._words[self._tail]
+
+    def _claim(self) -> None:
+        reader = self.reader
         if not 0 <= reader < self.num_readers:
             num_readers = self.num_readers
             self.close()
             raise InputError(
-                f"ring {path} has no reader {reader}", remedy=f"use 0..{num_readers - 1}"
+                f"ring {self.path} has no reader {reader}", remedy=f"use 0..{num_readers - 1}"
             )
-        self.reader = reader
-        self._tail = _TAILS + reader * _LINE
-        self._next = self._words[self._tail]
+        holder = self.holder
+        if holder.alive():
+            me = holder == ProcessId.current()
+            self.close()
+            raise RingHeldError(
+                f"reader {self.reader} of ring {self.path} is process {holder.pid}"
+                + (", this one" if me else ""),
+                remedy="close the reader that is open there, or open with another reader number",
+            )
+        self._take_place(self._line + at.READER_PID)
+        self._words[self._line + at.LEFT] = 0
+        self._holds_place = True
+
+    @property
+    def holder(self) -> ProcessId:
+        """The process that reads under this number, or read last; pid 0 after a close."""
+        return ProcessId(
+            self._words[self._line + at.READER_PID], self._words[self._line + at.READER_START]
+        )
+
+    def leave(self) -> bool:
+        """Give up the place; True for the one that was the last of all readers to leave.
+
+        A ring whose file is gone has no last reader.
+        """
+        if not self._holds_place or self.holder.pid != os.getpid():
+            return False  # a forked child holds nothing
+        self._holds_place = False
+        try:
+            with locked(self.path):
+                self._words[self._line + at.LEFT] = 1
+                self._words[self._line + at.READER_PID] = 0
+                return self.all_left()
+        except OSError:
+            self._words[self._line + at.READER_PID] = 0
+            return False
+
+    def close(self) -> None:
+        """Give up the place and unmap. Payload views handed out stay valid. May be repeated."""
+        self.leave()
+        super().close()
+
+    def __del__(self) -> None:
+        # Forgotten by its owner: the place must not stay taken as long as this process lives.
+        with contextlib.suppress(AttributeError):
+            self.close()
 
     @property
     def tail(self) -> int:
@@ -233,7 +249,7 @@ class RingReader(_Ring):
             CorruptError: the slot is not whole.
         """
         seq = self._next
-        if self._words[_HEAD] <= seq:
+        if self._words[at.HEAD] <= seq:
             return None
         self._check(seq)
         self._next = seq + 1
@@ -269,7 +285,7 @@ class RingReader(_Ring):
     def digest(self, seq: int) -> int:
         """The digest published with slot ``seq``, which is taken and not yet released."""
         self._check_held(seq)
-        return self._words[self._slot(seq) + _DIGEST]
+        return self._words[self._slot(seq) + at.DIGEST]
 
     def release(self, seq: int) -> None:
         """Give slot ``seq``, and all before it, back to the writer.
@@ -293,7 +309,7 @@ class RingReader(_Ring):
 
     def _check(self, seq: int) -> None:
         slot = self._slot(seq)
-        begun, ended = self._words[slot + _BEGUN], self._words[slot + _ENDED]
+        begun, ended = self._words[slot + at.BEGUN], self._words[slot + at.ENDED]
         if begun != seq + 1 or ended != seq + 1:
             raise CorruptError(
                 f"slot {seq} of ring {self.path} is marked {begun - 1}, {ended - 1}",

@@ -8,7 +8,7 @@ import threading
 import time
 import uuid
 from collections import Counter, deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 import zmq
@@ -27,8 +27,13 @@ from headway.common.wire.messages.service import Failure
 
 RECONNECT_S = (0.05, 1.0)  # first and longest pause between attempts
 MAX_UNREAD_NOTES = 1024
+ABORT_PERIOD_S = 0.1  # how often a waiting call asks its ``abort``
 
 T = TypeVar("T", bound=Message)
+
+
+class CallAbortedError(DeadlineError):
+    """The caller's ``abort`` ended the wait; the request may or may not have been carried out."""
 
 
 class Client:
@@ -68,13 +73,22 @@ class Client:
         self._notes: deque[bytes] = deque(maxlen=MAX_UNREAD_NOTES)
         self.socket = _open(endpoint, keys, server_key, identity, high_water_mark)
 
-    def call(self, message: Message, reply: type[T], timeout_s: float = 5.0, retries: int = 2) -> T:
+    def call(
+        self,
+        message: Message,
+        reply: type[T],
+        timeout_s: float = 5.0,
+        retries: int = 2,
+        abort: Callable[[], bool] | None = None,
+    ) -> T:
         """Send a request and wait for its reply, at most ``timeout_s`` for all attempts together.
 
         The request goes out ``retries + 1`` times at equal distances under one id until a reply
         comes; a living server runs it once. Only a server restarted in between may run it twice.
+        ``abort`` is asked every 0.1 s while waiting.
 
         Raises:
+            CallAbortedError: ``abort`` returned true.
             DeadlineError: no reply in time; the request may or may not have been carried out.
             RemoteError: the server refused.
             VersionError: the server speaks another protocol version.
@@ -85,13 +99,17 @@ class Client:
         self._next_id += 1
         frame = codec.encode_frame("req", request_id, codec.encode(message))
         start_s = time.monotonic()
-        for attempt in range(1, retries + 2):
-            until_s = start_s + timeout_s * attempt / (retries + 1)
-            if not self._send_until(frame, until_s):
-                continue
-            envelope = self._wait_for(request_id, until_s)
-            if envelope is not None:
-                return _result(envelope, reply)
+        try:
+            for attempt in range(1, retries + 2):
+                until_s = start_s + timeout_s * attempt / (retries + 1)
+                if not self._send_until(frame, until_s, abort):
+                    continue
+                envelope = self._wait_for(request_id, until_s, abort)
+                if envelope is not None:
+                    return _result(envelope, reply)
+        except CallAbortedError:
+            reconnect(self.socket, self._endpoint)
+            raise
         reconnect(self.socket, self._endpoint)
         what = f"no answer to {type(message).__name__} from {self._endpoint} within {timeout_s:g} s"
         raise DeadlineError(what, remedy=self._likely_remedy())
@@ -152,14 +170,28 @@ class Client:
             return False
         return True
 
-    def _send_until(self, frame: bytes, until_s: float) -> bool:
+    def _send_until(self, frame: bytes, until_s: float, abort: Callable[[], bool] | None) -> bool:
         while not self._send(frame):
-            if not self.socket.poll(_remaining_ms(until_s), zmq.POLLOUT):
+            if not self._poll(zmq.POLLOUT, until_s, abort):
                 return False
         return True
 
-    def _wait_for(self, request_id: int, until_s: float) -> codec.Envelope | None:
-        while self.socket.poll(_remaining_ms(until_s)):
+    def _poll(self, event: int, until_s: float, abort: Callable[[], bool] | None) -> bool:
+        """Whether the socket is ready before ``until_s``; with ``abort``, in slices that ask it."""
+        if abort is None:
+            return bool(self.socket.poll(_remaining_ms(until_s), event))
+        while not abort():
+            slice_s = min(until_s, time.monotonic() + ABORT_PERIOD_S)
+            if self.socket.poll(_remaining_ms(slice_s), event):
+                return True
+            if slice_s == until_s:
+                return False
+        raise CallAbortedError(f"request to {self._endpoint} aborted")
+
+    def _wait_for(
+        self, request_id: int, until_s: float, abort: Callable[[], bool] | None
+    ) -> codec.Envelope | None:
+        while self._poll(zmq.POLLIN, until_s, abort):
             envelope = self._receive()
             if envelope is not None:
                 if envelope.id == request_id:

@@ -32,7 +32,9 @@ class StreamSpec(Message, tag="dataloader.stream_spec/1"):
     start_sample: int = 0
     """Global samples consumed before this stream."""
     num_samples: int = 0
-    """Above 0: Megatron's order for a run of so many samples. 0: endless, each epoch shuffled on its own."""
+    """Above 0: Megatron's order for a run of so many samples, counted from sample 0. The stream
+    ends with its last whole global batch. 0: endless, each epoch shuffled on its own.
+    """
     cycle_samples: int = 0
     """Above 0: after so many samples the stream starts again at ``start_sample`` (a fixed evaluation set)."""
     ring_slots: int = 16
@@ -63,12 +65,14 @@ class StreamOpened(Message, tag="dataloader.stream_opened/1"):
 class CloseStream(Message, tag="dataloader.close_stream/1"):
     """Worker -> dataloader, request or note on ipc, once per ring: nobody reads it any more.
 
-    A lost one costs shared memory until the next generation, or the end of the run.
+    A lost one costs little: the daemon looks twice a second for rings that all readers have left.
     """
 
     generation: int
     dp_rank: int
     split: str
+    if_left: bool = False
+    """Only if every reader has opened the ring and left it: a ring made since then stays."""
 
 
 class StreamClosed(Message, tag="dataloader.stream_closed/1"):
@@ -92,7 +96,9 @@ class StreamStatus(Message, tag="dataloader.stream_status/1"):
     """Slots that every reader has given back."""
     next_sample: int
     error: str = ""
-    """Why nothing is filled any more: the damaged file is named."""
+    """Why nothing is filled now: the file is named that is damaged or cannot be read."""
+    ended: bool = False
+    """All slots of a stream with ``num_samples`` are published: nothing is left to fill."""
 
 
 class DataStatus(Message, tag="dataloader.data_status/1"):

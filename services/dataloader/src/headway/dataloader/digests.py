@@ -1,0 +1,145 @@
+"""What a ``.bin`` holds: xxh3-64 of every 128 KiB, from a file beside it or computed once.
+
+``PREFIX.digests`` (little endian): 8 bytes magic, u32 version = 1, u32 bytes per block, u64 bytes
+of the ``.bin``, u64 xxh3-64 of what follows: u64 for each block, the last of which may be shorter.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from headway.common.errors import CorruptError
+from headway.dataloader.blocks import BLOCK_BYTES, BlockReader, Digests, read_whole
+
+MAGIC = b"HWDIGEST"
+VERSION = 1
+_HEAD = struct.Struct("<8sIIQQ")
+_LARGE_BYTES = 1 << 28
+_REMEDY = "run `headway data digest` on it, or prepare the data again with --force"
+
+_log = logging.getLogger(__name__)
+_computed: dict[tuple[str, int, int, int, int], Digests] = {}
+"""Of files without a side file, by path, size, time of change, inode and device."""
+
+
+def digests_path(prefix: Path) -> Path:
+    """``prefix`` + ``.digests``."""
+    return prefix.with_name(prefix.name + ".digests")
+
+
+class BlockHasher:
+    """Digests of the blocks of a byte stream."""
+
+    def __init__(self) -> None:
+        self._found: list[int] = []
+        self._hash = xxhash.xxh3_64()
+        self._room = BLOCK_BYTES
+
+    def update(self, data: Any) -> None:
+        """Take the next bytes of the stream, however many."""
+        rest = memoryview(data).cast("B")
+        while len(rest):
+            piece, rest = rest[: self._room], rest[self._room :]
+            self._hash.update(piece)
+            self._room -= len(piece)
+            if not self._room:
+                self._end_block()
+
+    def finish(self) -> Digests:
+        """Of all blocks, the last one included."""
+        if self._room < BLOCK_BYTES:
+            self._end_block()
+        return np.array(self._found, dtype="<u8")
+
+    def _end_block(self) -> None:
+        self._found.append(self._hash.intdigest())
+        self._hash, self._room = xxhash.xxh3_64(), BLOCK_BYTES
+
+
+def write_digests(prefix: Path, num_bytes: int, digests: Digests) -> Path:
+    """Write the side file and force it to disk; one that is there is replaced as a whole."""
+    body = digests.astype("<u8").tobytes()
+    head = _HEAD.pack(MAGIC, VERSION, BLOCK_BYTES, num_bytes, xxhash.xxh3_64_intdigest(body))
+    path = digests_path(prefix)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with draft.open("wb") as file:
+            file.write(head + body)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+    return path
+
+
+def read_digests(prefix: Path, num_bytes: int) -> Digests | None:
+    """What the side file says of a ``.bin`` of ``num_bytes``; None when there is no side file.
+
+    Raises:
+        CorruptError: it is cut, damaged, of another version, or of another ``.bin``.
+        ReadError: the disk or the network failed.
+    """
+    path = digests_path(prefix)
+    if not path.exists():
+        return None
+    raw = read_whole(path)
+    if len(raw) < _HEAD.size or raw[:8] != MAGIC:
+        raise CorruptError(f"{path} holds no block digests: {raw[:8]!r}", remedy=_REMEDY)
+    _, version, block_bytes, size, check = _HEAD.unpack_from(raw)
+    if (version, block_bytes) != (VERSION, BLOCK_BYTES):
+        raise CorruptError(
+            f"{path} has version {version} with blocks of {block_bytes} bytes, "
+            f"{VERSION} with {BLOCK_BYTES} is read",
+            remedy=_REMEDY,
+        )
+    if size != num_bytes:
+        raise CorruptError(
+            f"{path} is of a .bin of {size} bytes, the one beside it has {num_bytes}",
+            remedy="restore the .bin; if it was rewritten on purpose, run `headway data digest`",
+        )
+    body = raw[_HEAD.size :]
+    if len(body) != 8 * -(-size // BLOCK_BYTES) or xxhash.xxh3_64_intdigest(body) != check:
+        raise CorruptError(f"{path} is cut or damaged", remedy=_REMEDY)
+    return np.frombuffer(body, "<u8")
+
+
+def compute_digests(path: Path) -> Digests:
+    """Read all of ``path`` and digest its blocks; a second call for the same file is free.
+
+    Raises:
+        InputError: no such file. ReadError: the disk or the network failed.
+    """
+    reader = BlockReader(path)
+    key = _identity(reader)
+    found = _computed.get(key)
+    if found is None:
+        if reader.num_bytes >= _LARGE_BYTES:
+            _log.warning(
+                "reading all %.1f GB of %s for its digests; write them once with "
+                "`headway data digest %s`", reader.num_bytes / 1e9, path, path.with_suffix("")
+            )  # fmt: skip
+        found = _computed[key] = _digest_all(reader)
+    reader.close()
+    return found
+
+
+def _identity(reader: BlockReader) -> tuple[str, int, int, int, int]:
+    facts = reader.path.stat()
+    return str(reader.path), facts.st_size, facts.st_mtime_ns, facts.st_ino, facts.st_dev
+
+
+def _digest_all(reader: BlockReader) -> Digests:
+    buffer = memoryview(bytearray(16 * BLOCK_BYTES))
+    hasher = BlockHasher()
+    for start in range(0, reader.num_bytes, len(buffer)):
+        piece = buffer[: min(len(buffer), reader.num_bytes - start)]
+        reader.read(start, piece)
+        hasher.update(piece)
+    return hasher.finish()

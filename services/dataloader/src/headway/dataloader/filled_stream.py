@@ -1,0 +1,145 @@
+"""One ring with what fills it: filled by one thread, looked at and closed by another."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+
+import structlog
+from headway.common.errors import HeadwayError
+from headway.common.node.ring import RingWriter
+from headway.common.wire.messages.dataloader import StreamStatus
+from headway.dataloader.config import StreamSpec
+from headway.dataloader.pack import Packer
+from headway.dataloader.shared import SharedPackers
+from headway.dataloader.stream import Filler, num_slots, slot_sample
+from headway.dataloader.trouble import Trouble, error_path, printable, read_trouble, write_trouble
+
+_RETRY_S = 1.0
+_STATUS_WAIT_S = 0.05
+
+_log = structlog.get_logger(__name__)
+
+
+class Stream:
+    """What is filled for one dp rank and split."""
+
+    def __init__(
+        self, spec: StreamSpec, writer: RingWriter, shared: SharedPackers, packer: Packer | None
+    ) -> None:
+        self.spec = spec
+        self.writer = writer
+        self.is_closed = False
+        self._is_unlinked = False
+        self._shared = shared
+        self._end = num_slots(spec)
+        self._lock = threading.Lock()
+        self.packer = packer
+        """Kept while filling fails, so that its index is not built again."""
+        self.filler = None if packer is None else Filler(spec, packer)
+        self.has_ended = self._end is not None and writer.head >= self._end
+        self.trouble = read_trouble(writer.path)
+        """What a predecessor left stands until a slot is filled."""
+        self.retry_at_s = 0.0
+        self._seen = self._status()
+
+    def fill(self, max_slots: int) -> int:
+        """Fill as many slots as there is room for; returns how many. Never raises for bad data."""
+        if self.is_closed or self.has_ended or time.monotonic() < self.retry_at_s:
+            return 0
+        filled = 0
+        with self._lock:
+            try:
+                while filled < max_slots and not self.is_closed and self._fill_slot():
+                    filled += 1
+            except Exception as error:
+                # told to the readers, and tried again: the files may be repaired
+                self._failed(error)
+            if not self.is_closed:
+                self._seen = self._status()
+        self._unmap_if_closed()
+        return filled
+
+    def rest(self) -> None:
+        """Fill nothing for a second."""
+        self.retry_at_s = time.monotonic() + _RETRY_S
+
+    def close(self, *, unlink: bool) -> None:
+        """Stop filling; with ``unlink`` the file goes, and readers keep what they have mapped.
+
+        Does not wait for a slot that is being filled: the filling thread unmaps after it.
+        """
+        self._is_unlinked = unlink
+        self.is_closed = True
+        if unlink:
+            self.writer.unlink()
+            error_path(self.writer.path).unlink(missing_ok=True)
+        self._unmap_if_closed()
+
+    def status(self) -> StreamStatus | None:
+        """None if closed meanwhile; what was seen last while a slow slot is being filled."""
+        if self._lock.acquire(timeout=_STATUS_WAIT_S):
+            try:
+                if not self.is_closed:
+                    self._seen = self._status()
+            finally:
+                self._lock.release()
+        return None if self.is_closed else self._seen
+
+    def _status(self) -> StreamStatus:
+        head, trouble = self.writer.head, self.trouble
+        return StreamStatus(
+            ring=str(self.writer.path),
+            spec=self.spec,
+            filled=head,
+            released=self.writer.slowest_tail(),
+            next_sample=slot_sample(self.spec, head),
+            error="" if trouble is None else str(trouble.error()),
+            ended=self.has_ended,
+        )
+
+    def _unmap_if_closed(self) -> None:
+        """By whichever thread comes last: one sets the flag before it tries the lock, the other
+        gives the lock up before it looks at the flag.
+        """
+        if self.is_closed and self._lock.acquire(blocking=False):
+            if self._is_unlinked:  # once more: a failing slot may have written it meanwhile
+                error_path(self.writer.path).unlink(missing_ok=True)
+            self.writer.close()
+            self._lock.release()
+
+    def _fill_slot(self) -> bool:
+        payload = None if self.has_ended else self.writer.reserve()
+        if payload is None:
+            return False
+        if self.filler is None:
+            self.packer = self._shared.packer(self.spec)
+            self.filler = Filler(self.spec, self.packer)
+        sample = self.filler.fill(payload, self.writer.head)
+        head = self.writer.publish(digest=sample) + 1
+        self.has_ended = self._end is not None and head >= self._end
+        if self.trouble is not None:
+            self._recovered()
+        return True
+
+    def _failed(self, error: Exception) -> None:
+        if self.packer is not None:
+            self.packer.tokens.retire()  # opened and checked anew
+        self.filler = None
+        self.rest()
+        known = self.trouble
+        if not isinstance(error, HeadwayError):
+            error = HeadwayError(f"{type(error).__name__}: {error}")
+        self.trouble = Trouble.of(error, known)
+        if known is None or known.message != self.trouble.message:
+            ring = self.writer.path.name
+            _log.error("stream cannot be filled", ring=ring, reason=printable(str(error)))
+        if not self.is_closed:
+            with contextlib.suppress(OSError):  # shared memory may be full
+                write_trouble(self.writer.path, self.trouble)
+
+    def _recovered(self) -> None:
+        self.trouble = None
+        error_path(self.writer.path).unlink(missing_ok=True)
+        _log.info("stream is filled again", ring=self.writer.path.name)

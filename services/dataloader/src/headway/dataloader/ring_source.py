@@ -1,0 +1,190 @@
+"""How a client gets slots from the node's daemon: it asks to open, then reads the ring alone."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from headway.common.errors import CorruptError, DeadlineError, HeadwayError, InputError, RemoteError
+from headway.common.node.ring import RingAbortedError, RingReader
+from headway.common.wire.client import CallAbortedError, Client
+from headway.common.wire.message import Message
+from headway.common.wire.messages.dataloader import (
+    CloseStream,
+    OpenStream,
+    StreamClosed,
+    StreamOpened,
+)
+from headway.dataloader.config import StreamSpec
+from headway.dataloader.stream import SLOT_FORMAT, slot_bytes, slot_sample
+from headway.dataloader.trouble import Trouble, local_error, printable, read_trouble
+
+_ASK_AGAIN_S = 2.0  # under one id: a living daemon carries the request out once
+_PAUSE_S = 0.1
+_RETRY_S = 1.0
+_GOODBYE_S = 0.2
+_LOOK_S = 0.05  # between two looks for trouble while waiting
+
+Abort = Callable[[], bool]
+T = TypeVar("T", bound=Message)
+
+
+class RingSource:
+    """Slots of the daemon's ring, in order, under one reader number of it."""
+
+    def __init__(
+        self, endpoint: str, spec: StreamSpec, reader: int, timeout_s: float, abort: Abort | None
+    ) -> None:
+        """Ask the daemon for the ring and take the reader's place in it.
+
+        Raises:
+            RingAbortedError: ``abort``, asked every 0.1 s, returned true. DeadlineError: no daemon
+                within ``timeout_s``. RingHeldError: a living process reads under this number.
+            InputError, CorruptError: what the daemon finds wrong with ``spec`` or the data.
+        """
+        _check(spec, reader)
+        self._endpoint, self._spec, self._timeout_s = endpoint, spec, timeout_s
+        self._deadline_s = time.monotonic() + timeout_s
+        self._abort = abort
+        self._reader = self._open(reader)
+        if spec.num_readers == 1 and self._reader.tail:
+            # Left by a predecessor that was killed: nobody else reads it, so begin anew.
+            self._call(self._close_message(if_left=False), StreamClosed)
+            self._reader.close()
+            self._reader = self._open(reader)
+        self.first_slot = self._reader.tail
+        self._held: int | None = None
+        self._look_at_s = 0.0
+        self._transient: Trouble | None = None
+
+    def take(self, slot: int, abort: Abort | None) -> memoryview:
+        """The payload of slot ``slot`` until ``give_back``; raises as ``DataClient.next``."""
+        self._transient, self._look_at_s = None, time.monotonic() + _LOOK_S
+        try:
+            seq, payload = self._reader.get(self._timeout_s, lambda: self._look(abort))
+        except RingAbortedError:
+            raise
+        except DeadlineError as error:
+            raise self._with_trouble(error) from error
+        self._held = seq
+        expected = slot_sample(self._spec, slot)
+        if seq != slot or self._reader.digest(seq) != expected:
+            raise CorruptError(
+                f"slot {seq} of {self._reader.path} holds sample {self._reader.digest(seq)}, "
+                f"not {expected}",
+                remedy="open the stream with a new generation",
+            )
+        return payload
+
+    def give_back(self) -> None:
+        """The slot taken last may be written again."""
+        if self._held is not None:
+            self._reader.release(self._held)
+            self._held = None
+
+    def close(self) -> None:
+        """Leave the ring; the last reader has it removed. Never waits for the daemon."""
+        was_last = self._reader.leave()
+        self._reader.close()
+        if was_last:
+            client = Client(self._endpoint)
+            with contextlib.suppress(HeadwayError):
+                client.notify(self._close_message(if_left=True))
+            client.close(linger_s=_GOODBYE_S)
+
+    def _look(self, abort: Abort | None) -> bool:
+        """Whether to give up; raises what will not get better by waiting."""
+        if abort is not None and abort():
+            return True
+        if time.monotonic() >= self._look_at_s:
+            self._look_at_s = time.monotonic() + _LOOK_S
+            self._transient = trouble = read_trouble(self._reader.path)
+            if trouble is not None and not trouble.is_transient:
+                raise trouble.error()
+        return False
+
+    def _with_trouble(self, error: DeadlineError) -> DeadlineError:
+        trouble = self._transient
+        if trouble is None:
+            return error
+        lasted_s = time.monotonic() - trouble.since_s
+        return DeadlineError(
+            f"no batch within {self._timeout_s:g} s: {trouble.message}, for {lasted_s:.0f} s now",
+            remedy=trouble.remedy,
+        )
+
+    def _open(self, reader: int) -> RingReader:
+        while True:
+            opened = self._call(OpenStream(spec=self._spec), StreamOpened)
+            self.fingerprint = opened.fingerprint
+            try:
+                ring = RingReader(Path(opened.path), reader)
+            except FileNotFoundError as error:
+                # Removed since the answer, by its last reader or a newer generation: ask again.
+                if time.monotonic() >= self._deadline_s:
+                    raise DeadlineError(
+                        f"ring {opened.path} is gone again", remedy="join the newest generation"
+                    ) from error
+                self._pause(_PAUSE_S)
+                continue
+            if (ring.slot_format, ring.slot_bytes) != (SLOT_FORMAT, slot_bytes(self._spec)):
+                ring.close()
+                raise CorruptError(
+                    f"ring {opened.path} has slots of another format or size",
+                    remedy="run every process of the run from one installation",
+                )
+            return ring
+
+    def _close_message(self, *, if_left: bool) -> CloseStream:
+        spec = self._spec
+        return CloseStream(
+            generation=spec.generation, dp_rank=spec.dp_rank, split=spec.split, if_left=if_left
+        )
+
+    def _call(self, message: Message, reply: type[T]) -> T:
+        """Ask until the deadline, through the daemon's absence and reads that fail."""
+        while True:
+            left_s = max(0.01, self._deadline_s - time.monotonic())
+            try:
+                with Client(self._endpoint) as client:
+                    retries = int(left_s // _ASK_AGAIN_S)
+                    return client.call(message, reply, left_s, retries, self._abort)
+            except RemoteError as error:
+                known = local_error(error.remote_code, error.message, error.remedy)
+                if known is not None:
+                    raise known from error
+                if error.remote_code != "read" or left_s <= _RETRY_S:
+                    raise
+                self._pause(_RETRY_S)
+            except CallAbortedError as error:
+                raise self._aborted() from error
+            except DeadlineError as error:
+                raise DeadlineError(
+                    f"no dataloader answers at {self._endpoint} in {self._timeout_s:g} s",
+                    remedy="start it, or read its log",
+                ) from error
+
+    def _pause(self, duration_s: float) -> None:
+        until_s = time.monotonic() + duration_s
+        while (left_s := until_s - time.monotonic()) > 0:
+            if self._abort is not None and self._abort():
+                raise self._aborted()
+            time.sleep(min(_PAUSE_S, left_s))
+
+    def _aborted(self) -> RingAbortedError:
+        return RingAbortedError(f"opening {self._spec.path} at {self._endpoint} aborted")
+
+
+def _check(spec: StreamSpec, reader: int) -> None:
+    if not 0 <= reader < spec.num_readers:
+        raise InputError(
+            f"reader {reader} of {spec.num_readers}", remedy="use 0 <= reader < num_readers"
+        )
+    if printable(spec.path) != spec.path:
+        raise InputError(
+            f"the path {printable(spec.path)} is not UTF-8, so no message can name it",
+            remedy="rename it, or read in this process: DataClient(None, ...)",
+        )

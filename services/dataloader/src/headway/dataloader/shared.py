@@ -1,0 +1,53 @@
+"""What the streams of a node share: one open token file and one order per data."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+from headway.dataloader.blocks import reading
+from headway.dataloader.config import StreamSpec
+from headway.dataloader.dataset import Dataset
+from headway.dataloader.formats import TokenFile
+from headway.dataloader.pack import Packer
+from headway.dataloader.stream import make_packer, refuse_changed
+
+
+class SharedPackers:
+    """Packers by what they read; each lives as long as a stream uses it. For several threads.
+
+    Who asks for data that somebody is just opening waits for it instead of opening it again.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._packers: WeakValueDictionary[tuple[object, ...], Packer] = WeakValueDictionary()
+
+    def packer(self, spec: StreamSpec) -> Packer:
+        """The packer of ``spec``, opened if it is new or if its files have changed.
+
+        Raises:
+            InputError: missing data. CorruptError: damaged data, or other data than
+                ``spec.fingerprint`` says. ReadError: the disk or the network failed.
+        """
+        with self._lock, reading(Path(spec.path)):
+            data = Dataset(spec.path)
+            tokens = self._open_already(data, spec) or data.split(spec.split)
+            refuse_changed(spec, tokens.fingerprint())
+            key = (
+                tokens.prefix, tokens.fingerprint(), data.vocab_size,
+                spec.seq_len, spec.seed, spec.num_samples,
+            )  # fmt: skip
+            packer = self._packers.get(key)
+            if packer is None:
+                packer = self._packers[key] = make_packer(spec, tokens, data.vocab_size)
+            packer.tokens = tokens  # of equal content, if they were opened anew
+            return packer
+
+    def _open_already(self, data: Dataset, spec: StreamSpec) -> TokenFile | None:
+        prefix = data.prefix(spec.split)
+        for packer in list(self._packers.values()):
+            if packer.tokens.prefix == prefix and packer.tokens.is_current():
+                return packer.tokens
+        return None
