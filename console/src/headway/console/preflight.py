@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from headway.common.errors import CorruptError, InputError
+from headway.common.node.segment import check_processor
 from headway.common.plan.model_shape import ModelShape
 from headway.dataloader.config import DataConfig
 from headway.trainer.config import RunConfig
@@ -28,7 +29,8 @@ def check_torch() -> None:
 
 
 def check_machine(config: RunConfig, runs_dir: Path) -> None:
-    """Raises InputError when the run folder's disk or the shared memory is too full to begin."""
+    """Raises InputError when the processor is not x86-64, or disk or shared memory too full to begin."""
+    check_processor()
     try:
         runs_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
