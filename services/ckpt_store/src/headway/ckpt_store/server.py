@@ -134,6 +134,7 @@ class Store:
             errors=self.errors,
             last_error=self._last.message,
             last_remedy=self._last.remedy,
+            progress=self.disk.progress,
         )
 
     def flush(self, _message: Flush, _peer: bytes) -> StoreStatusReply:

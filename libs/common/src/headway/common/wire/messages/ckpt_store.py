@@ -41,6 +41,8 @@ class StoreStatusReply(Message, tag="ckpt_store.status_reply/1"):
     """Attempts given up and other trouble since then."""
     last_error: str = ""
     last_remedy: str = ""
+    progress: int = 0
+    """Moves with every piece written or checked and every job ended, so not in a stuck store."""
 
 
 class Flush(Message, tag="ckpt_store.flush/1"):
