@@ -29,7 +29,9 @@ def test_every_setting_of_the_data_changes_what_a_run_does(
             patch.setattr(rank_module, "DataClient", lambda *a, **kw: asked.append((a, kw)))
             Rank._open_data(
                 SimpleNamespace(  # type: ignore[arg-type]
-                    config=config, rank=0, _context=SimpleNamespace(paths=NodePaths("0123abcd", 0), fence=None)
+                    config=config,
+                    rank=0,
+                    _context=SimpleNamespace(paths=NodePaths("0123abcd", 0), fence=None),
                 ),
                 "train", 0, 0, "",
             )  # fmt: skip

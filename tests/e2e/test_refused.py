@@ -1,4 +1,4 @@
-"""A run that is given other data ends by name and goes on with its own; a damaged checkpoint is passed over."""
+"""Other data end a run by name and its own let it go on; a damaged checkpoint is passed over."""
 
 from __future__ import annotations
 

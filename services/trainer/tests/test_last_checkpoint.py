@@ -1,4 +1,4 @@
-"""The end of a run waits for its checkpoint store as long as that gets ahead, and says what was given up."""
+"""The end of a run waits for its checkpoint store while that gets ahead; what is lost is named."""
 
 from __future__ import annotations
 

@@ -197,7 +197,7 @@ def _keep_store(run: NodeRun) -> ProcessId:
 
 
 def _want_durable(run: NodeRun, step: int, action: str) -> None:
-    """Every rank's snapshot of ``step`` is wanted; the store does ``action`` in the middle of each."""
+    """Every rank's snapshot of ``step`` is wanted; the store does ``action`` amid each of them."""
     for rank in range(RANKS):
         arm(run.paths.failpoints, "store.mid_flush", action, {"rank": rank})
         layout = json.dumps(snapshots.small_layout(rank, RANKS)).encode()

@@ -73,7 +73,7 @@ def test_an_arena_with_parameters_in_another_order_is_refused_by_the_first_of_th
 
 
 def _save(rank: Rank, change: Callable[[bytes], Any] = json.loads) -> Assign:
-    """A complete checkpoint of step 3 with the rank's own layout, changed; and the order to restore it."""
+    """A complete checkpoint of step 3 with the rank's layout, changed; the order to restore it."""
     session, folder = rank._session, rank._context.run_dir.checkpoints
     data = np.zeros(arena_of(session).slot_bytes, np.uint8)
     files = Files("test")

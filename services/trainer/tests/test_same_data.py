@@ -153,7 +153,7 @@ def test_ranks_that_read_other_data_are_told_by_number_and_those_that_read_none_
     ]
 
 
-def test_nodes_with_different_copies_of_the_data_do_not_begin_totrain_on(
+def test_nodes_with_different_copies_of_the_data_do_not_begin_to_train(
     pool: WorkerPool, tmp_path: Path
 ) -> None:
     settings = small_run("fp32", parallel={"dp": 2}, world_size=2)

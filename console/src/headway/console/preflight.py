@@ -29,7 +29,7 @@ def check_torch() -> None:
 
 
 def check_machine(config: RunConfig, runs_dir: Path) -> None:
-    """Raises InputError when the processor is not x86-64, or disk or shared memory too full to begin."""
+    """Raises InputError when the processor is not x86-64, or disk or shared memory is too full."""
     check_processor()
     try:
         runs_dir.mkdir(parents=True, exist_ok=True)

@@ -93,7 +93,7 @@ class DaemonArena:
         """The arena, made or made again if the state's shape has changed."""
         if self._arena is None and self._path.exists():
             self._arena = Arena.open(self._path)
-            self._arena.claim()  # before an arena of another shape is replaced under a living writer
+            self._arena.claim()  # first: below an arena of another shape is replaced
         arena = self._arena
         if arena is not None:
             if (arena.layout, arena.slot_bytes) == (

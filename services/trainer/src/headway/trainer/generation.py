@@ -37,7 +37,7 @@ Source = Literal["init", "arena", "durable"]
 
 PAUSE_ROUND_S = 0.05
 STILL_ROUNDS = 1200
-"""The end of a run waits no longer after so many rounds of ``PAUSE_ROUND_S`` in which no store moved."""
+"""So many rounds of ``PAUSE_ROUND_S`` without a store that moves end the wait at a run's end."""
 
 log = get_logger("session")
 
@@ -60,7 +60,7 @@ class Session:
         device: torch.device | str = "cpu",
         store_moved: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``store_moved``: whether the node's store got ahead since the call before; not asked in steps."""
+        """``store_moved``: whether the node's store got ahead since it was asked before."""
         self.config, self.rank = config, rank
         self.device = torch.device(device)
         self._data_factory = data_factory
@@ -133,12 +133,12 @@ class Session:
         self._fingerprints["validation"] = self._extra.validation_fingerprint
 
     def check_layout(self, found: Mapping[str, Any], where: str) -> None:
-        """Raises RefusedError, naming the first difference, if ``found`` is not this model's layout."""
+        """Raises RefusedError, naming the first difference, unless the layout is this model's."""
         if unequal := difference(self._layout(), found):
             raise RefusedError(
                 f"{where} holds another model's state: {unequal}",
-                remedy="resume with the configuration and the Headway version that saved it, or start "
-                "a new run under another --name",
+                remedy="resume with the configuration and the Headway version that saved it, or "
+                "start a new run under another --name",
             )
 
     def run(self, hooks: StepHooks, until: int | None = None) -> None:
@@ -146,7 +146,7 @@ class Session:
 
         Raises:
             Aborted: the generation was fenced. RuntimeError: a peer failed.
-            RefusedError: the data are not those that the run began with, or not the same on all ranks.
+            RefusedError: the data are not those that the run began with, or differ between ranks.
         """
         total = self.config.train.steps if until is None else until
         trainer = TrainStep(self._parts(), hooks, self._reader("train"))

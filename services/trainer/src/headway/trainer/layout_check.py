@@ -1,7 +1,7 @@
 """A snapshot is only taken if every tensor lies in it where this model keeps it.
 
-Equal sizes are no proof: parameters in another order, or moments in the place of weights, load without
-an error and train garbage.
+Equal sizes are no proof: parameters in another order, or moments in the place of weights, load
+without an error and train garbage.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ENTRY = (
 
 
 def difference(mine: bytes, found: bytes | Mapping[str, Any]) -> str:
-    """The first way in which ``found`` places state otherwise than ``mine``, with both values; "" for none."""
+    """The first way in which two layouts differ, with both values; "" if they place all alike."""
     if mine == found:
         return ""
     here = json.loads(mine)

@@ -45,7 +45,7 @@ class Standing:
     busy: bool = False
     """This rank's store still works on the last durable snapshot."""
     moved: bool = False
-    """This rank's store got ahead since the last round; told where the end of a run waits for it."""
+    """This rank's store got ahead since the last round; only at the end of a run."""
 
 
 def add_up(world: Comm, channels: Channels, values: torch.Tensor) -> Sums:

@@ -18,7 +18,10 @@ LOOK_S = 0.02
 
 
 class StoreWatch:
-    """Asks the store at ``endpoint`` how far it is; one that does not answer stands still. One thread only."""
+    """Asks the store at ``endpoint`` how far it is; one that does not answer stands still.
+
+    To be used by one thread only.
+    """
 
     def __init__(self, endpoint: str) -> None:
         self._client = Client(endpoint)
@@ -34,7 +37,7 @@ class StoreWatch:
         return None
 
     def moved(self) -> bool:
-        """Whether it got ahead since the call before; asks every ``ASK_S`` at most, and is False between."""
+        """Whether it got ahead since it was asked before; asks every ``ASK_S`` at most."""
         if time.monotonic() < self._ask_at_s:
             return False
         before = self.status

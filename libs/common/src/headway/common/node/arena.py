@@ -5,13 +5,13 @@ so a worker that dies at any point leaves the older snapshots as they were.
 
 Who writes which word (u64, aligned):
 
-    worker   its pid and start ticks, ``committed`` (step + 1), ``seals`` (snapshots begun, ever), and per
-             slot: state, step + 1, generation, wanted (1 = make durable), extra_nbytes, seal (its
-             number, from ``seals``)
+    worker   its pid and start ticks, ``committed`` (step + 1), ``seals`` (snapshots begun, ever),
+             and per slot: state, step + 1, generation, wanted (1 = make durable), extra_nbytes,
+             seal (its number, from ``seals``)
     daemon   per slot: ``released``, the seal number of the last wanted snapshot it finished or gave up
 
-One process at a time is the worker: whoever writes its words claims the arena first, and the place of a dead
-one is taken over.
+One process at a time is the worker: whoever writes its words claims the arena first, in place of a
+dead one.
 
 A wanted snapshot pins its slot until it is released. The newest committed slot is never touched either, and
 one slot is left: enough because step s is sealed before its rank enters the norm all-reduce of step s + 1,
@@ -109,7 +109,7 @@ class Arena:
         layout: bytes,
         extra_bytes: int = 65536,
     ) -> Arena:
-        """Make the file, three slots of ``slot_bytes`` data and up to ``extra_bytes`` extra each, and claim it.
+        """Make and claim the file, three slots of ``slot_bytes`` data and ``extra_bytes`` extra.
 
         Raises:
             InputError: shared memory is full, or a size is out of range.
@@ -158,7 +158,7 @@ class Arena:
         return ProcessId(self._words[_PID], self._words[_START])
 
     def claim(self) -> None:
-        """Become the arena's worker, in place of a dead one; ``begin``, ``commit``, ``invalidate_newer`` do it.
+        """Become the arena's worker, in place of a dead one; ``begin`` and its like do it too.
 
         Raises:
             HeadwayError: another process that lives is the worker.
@@ -196,8 +196,8 @@ class Arena:
         unreleased.
 
         Raises:
-            HeadwayError: no slot is free; the caller sealed two steps without a commit between them. Or
-                another process is the worker.
+            HeadwayError: no slot is free; the caller sealed two steps without a commit between
+                them. Or another process is the worker.
         """
         self.claim()
         index = self._free_slot()

@@ -46,9 +46,9 @@ def check_processor() -> None:
     machine = platform.machine()
     if not _STORES_IN_ORDER.fullmatch(machine):
         raise InputError(
-            f"shared memory on {machine} is not supported: readers could see a snapshot, a batch or "
-            "a record before it is whole",
-            remedy="use x86-64 nodes; without shared memory `python -m headway.trainer train` works",
+            f"shared memory on {machine} is not supported: readers could see a snapshot, a batch "
+            "or a record before it is whole",
+            remedy="use x86-64 nodes; `python -m headway.trainer train` needs no shared memory",
         )
 
 
@@ -74,14 +74,15 @@ class Segment:
     ) -> Segment:
         """Make a segment of ``nbytes`` zero bytes plus header and let ``fill`` write the first content.
 
-        The file appears under ``path`` only when it is whole: it is built without a name, so that a
-        process that dies meanwhile leaves nothing, and linked. (A file system without nameless files gets a
-        hidden one, which the next ``create`` of this path removes if its maker is dead.) All its memory is
-        allocated and mapped before that, so later stores cannot meet a full device.
+        The file appears under ``path`` only when it is whole: it is built without a name, so that
+        a process that dies meanwhile leaves nothing, and linked. (A file system without nameless
+        files gets a hidden one, which the next ``create`` of this path removes if its maker is
+        dead.) All its memory is allocated and mapped before that, so later stores cannot meet a
+        full device.
 
         Raises:
-            InputError: the device is full, the folder is missing or not writable, or the processor is
-                not x86-64.
+            InputError: the device is full, the folder is missing or not writable, or the processor
+                is not x86-64.
             FileExistsError: ``path`` exists already.
         """
         if nbytes < HEADER_BYTES or len(magic) != WORD_BYTES:
@@ -179,7 +180,7 @@ class Segment:
 
 
 class _Draft:
-    """A file without a name in the folder of ``path``, gone with the block unless ``link`` named it."""
+    """A nameless file in the folder of ``path``, gone with the block unless ``link`` named it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -210,7 +211,7 @@ class _Draft:
         """Raises FileExistsError if the name is taken."""
         folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            # With the folder's descriptor Python calls linkat, which follows /proc/self/fd; link does not.
+            # With the folder's descriptor Python calls linkat, which follows /proc/self/fd.
             os.link(f"/proc/self/fd/{self.fd}", self._path.name, dst_dir_fd=folder)
         finally:
             os.close(folder)

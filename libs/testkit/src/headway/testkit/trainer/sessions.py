@@ -1,4 +1,4 @@
-"""One rank's session in the test's own process: a small configuration, an arena, losses one by one."""
+"""One rank's session in the test's own process: a small configuration, an arena, losses."""
 
 from __future__ import annotations
 

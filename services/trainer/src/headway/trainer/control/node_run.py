@@ -226,8 +226,8 @@ class NodeRun:
     def end(self) -> None:
         """Stop everything of the run on this node and remove what it left in memory.
 
-        Blocks some seconds, or for as long as the checkpoint store gets ahead with what is still to be
-        made durable.
+        Blocks some seconds, or for as long as the checkpoint store gets ahead with what is still
+        to be made durable.
         """
         deadline = time.monotonic() + DRAIN_LIMIT_S
         found = {name: self.children.process(name) for name in self.children.names()}
@@ -255,7 +255,7 @@ class NodeRun:
         leave_run(self.paths.run_id)
 
     def _finish_store(self, store: ProcessId) -> None:
-        """Let the store write what ranks want durable, then end it: both for as long as it moves."""
+        """Let the store write what ranks want durable, then end it; each while it moves."""
         watch = StoreWatch(self.paths.endpoint("ckpt_store"))
         try:
             is_done = watch.wait(lambda: not self._wanted() or not _can_run(store))
