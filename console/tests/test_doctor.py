@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import platform
 import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from headway.common.errors import InputError
 from headway.common.node.run_dir import NodePaths, RunLock
 from headway.console import doctor
 from headway.console.cli import main
+from headway.console.preflight import check_machine
+from headway.trainer.config import RunConfig
 
 
 def test_every_finding_has_a_level_and_each_bad_one_a_remedy(own_roots: Path) -> None:
@@ -56,6 +60,17 @@ def test_too_little_room_is_bad(tmp_path: Path) -> None:
     assert doctor.shared_memory(tmp_path, least_bytes=1 << 60).level == "bad"
     assert doctor.disk(tmp_path / "runs", least_bytes=1).level == "ok"
     assert doctor.disk(tmp_path / "runs", least_bytes=1 << 60).level == "bad"
+
+
+def test_a_processor_that_may_reorder_stores_is_bad_and_keeps_a_run_from_starting(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert doctor.processors().level != "bad"
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    found = doctor.processors()
+    assert found.level == "bad" and "aarch64" in found.message and "x86-64" in found.remedy
+    with pytest.raises(InputError, match="aarch64"):
+        check_machine(RunConfig(), tmp_path)
 
 
 @pytest.mark.usefixtures("own_roots")

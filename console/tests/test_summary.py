@@ -32,6 +32,24 @@ def with_corpus(corpus: Path) -> object:
     return dataclasses.replace(SMALL, data=dataclasses.replace(SMALL.data, path=str(corpus)))
 
 
+def test_an_ended_run_whose_last_step_is_not_on_disk_says_so_and_names_the_newest_that_is(
+    own_roots: Path,
+) -> None:
+    fake = FakeRun(own_roots / "runs")
+    fake.advance(5)
+    fake.finish("stopped")
+    summary = summarise(fake.run)
+
+    def told(*steps: int) -> list[str]:
+        rows = [{"step": step, "generation": 0, "total_bytes": 1, "path": "p"} for step in steps]
+        lines = render(dataclasses.replace(summary, checkpoints=rows))
+        return [line for line in lines if "not durable" in line]
+
+    assert "no checkpoint of the last step 5: there is none" in told()[0]
+    assert "the newest is of step 4" in told(2, 4)[0]
+    assert told(5) == []
+
+
 def test_a_finished_run_shows_losses_speed_recovery_sample_and_where_things_are(
     own_roots: Path, corpus: Path
 ) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import random
 
 import msgspec
+import pytest
 from headway.common.wire.messages.driver import Relay, Seals
 from headway.common.wire.messages.executor import (
     LeftGeneration,
@@ -140,13 +141,55 @@ def test_a_corrupt_checkpoint_is_passed_over_also_when_a_survivor_spoke_first() 
     driver.restore = Restore(source="durable", step=6, folder="f")
     for rank, reason, detail in (
         (0, "peer", "connection reset"),
-        (1, "error", "CorruptError: rank-1.safetensors"),
+        (1, "error", "BadCheckpointError: rank-1.safetensors"),
     ):
         left = LeftGeneration(
-            worker=driver.members[rank], generation=0, rank=rank, reason=reason, detail=detail
+            worker=driver.members[rank],
+            generation=0,
+            rank=rank,
+            reason=reason,
+            detail=detail,
+            bad_checkpoint=reason == "error",
         )
         driver.handle(Relay(node=0, left=left), cluster.now)
     assert driver.max_durable == 5
+
+
+def test_damaged_data_after_a_durable_restore_do_not_make_the_checkpoint_bad() -> None:
+    cluster = FakeCluster()
+    cluster.run(10)
+    driver = cluster.driver
+    driver.restore = Restore(source="durable", step=6, folder="f")
+    left = LeftGeneration(
+        worker=driver.members[1],
+        generation=0,
+        rank=1,
+        reason="error",
+        detail="CorruptError: train.bin: sequence 7 holds token 70000",
+    )
+    driver.handle(Relay(node=0, left=left), cluster.now)
+    assert driver.max_durable is None
+
+
+@pytest.mark.parametrize("phase", ["joining", "running", "leaving"])
+def test_what_no_restart_mends_ends_the_run_at_once_with_the_ranks_own_words(phase: str) -> None:
+    cluster = FakeCluster()
+    cluster.run(10)
+    driver = cluster.driver
+    driver.phase = phase
+    driver.restore = Restore(source="durable", step=6, folder="f")
+    left = LeftGeneration(
+        worker=driver.members[1],
+        generation=0,
+        rank=1,
+        reason="error",
+        detail="data/x has changed; bring the old data back",
+        is_fatal=True,
+    )
+    actions = driver.handle(Relay(node=0, left=left), cluster.now)
+    detail = "rank 1: data/x has changed; bring the old data back"
+    assert actions == [Finish("failed", detail)]
+    assert driver.max_durable is None
 
 
 @settings(max_examples=60, deadline=None)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import os
 import signal
 import sys
 import time
@@ -10,6 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from headway.ckpt_store import __main__ as store_program
+from headway.ckpt_store import server as store_server
+from headway.ckpt_store.client import newest
+from headway.ckpt_store.config import StoreConfig
+from headway.common import log
+from headway.common.node.arena import Arena
+from headway.common.node.failpoints import arm
 from headway.common.node.flight import FlightWriter
 from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import RunDir, new_run_id
@@ -18,7 +28,9 @@ from headway.common.wire.client import Client
 from headway.common.wire.messages.executor import WorkerBeat
 from headway.common.wire.messages.service import Ping, Pong
 from headway.launch.cluster import ClusterFolder
+from headway.testkit import snapshots
 from headway.testkit.hanging_rank import hanging_rank
+from headway.trainer import store_watch
 from headway.trainer.control import node_run
 from headway.trainer.control.children import Spec
 from headway.trainer.control.crew import Member
@@ -166,3 +178,103 @@ def test_the_agent_of_a_node_saves_to_the_folder_of_its_run(run: NodeRun) -> Non
     second.lock.release()
     run.end()
     assert saved(run) == [0, 1, 2, 3, 4]
+
+
+# ---- the checkpoint store -----------------------------------------------------------------
+RANKS = 3
+
+
+def _keep_store(run: NodeRun) -> ProcessId:
+    """A real store that is up and running."""
+    (spec,) = (spec for spec in run._services() if spec.name == "ckpt_store")
+    run.children.keep(spec)
+    run.children.poll(time.monotonic())
+    with Client(run.paths.endpoint("ckpt_store")) as client:
+        client.call(Ping(), Pong, timeout_s=20.0)
+    store = run.children.process("ckpt_store")
+    assert store is not None
+    return store
+
+
+def _want_durable(run: NodeRun, step: int, action: str) -> None:
+    """Every rank's snapshot of ``step`` is wanted; the store does ``action`` amid each of them."""
+    for rank in range(RANKS):
+        arm(run.paths.failpoints, "store.mid_flush", action, {"rank": rank})
+        layout = json.dumps(snapshots.small_layout(rank, RANKS)).encode()
+        path, run_id = run.paths.segment("arena", rank), run.run.run_id
+        with Arena.create(
+            path, run_id=run_id, rank=rank, slot_bytes=40_000, layout=layout
+        ) as arena:
+            snapshots.seal_step(arena, step)
+
+
+def test_a_node_ends_only_when_its_store_has_written_what_was_wanted(
+    run: NodeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_run, "DRAIN_LIMIT_S", 1.0)
+    store = _keep_store(run)
+    _want_durable(run, 5, "sleep:1.2")
+    with capture_logs() as logs:
+        run.end()
+    found = newest(run.run.checkpoints)
+    assert found is not None and (found.step, found.world_size) == (5, RANKS)
+    assert not store.alive() and not run.paths.shm_dir.exists()
+    assert not [line for line in logs if "checkpoint store" in line["event"]]
+
+
+@pytest.mark.parametrize("action", ["sleep:60", "stop"])
+def test_a_store_that_stands_still_is_ended_with_a_line_that_says_what_is_lost(
+    run: NodeRun, monkeypatch: pytest.MonkeyPatch, action: str
+) -> None:
+    monkeypatch.setattr(store_watch, "STILL_LIMIT_S", 1.5)
+    store = _keep_store(run)
+    _want_durable(run, 5, action)
+    with capture_logs() as logs:
+        run.end()
+    assert not store.alive() and not run.paths.shm_dir.exists()
+    (line,) = [line for line in logs if "checkpoint store is ended" in line["event"]]
+    assert line["undurable_steps"] == [5]
+    assert line["checkpoints"] == str(run.run.checkpoints)
+    assert newest(run.run.checkpoints) is None
+
+
+# ---- settings ---------------------------------------------------------------------------------
+def _configured(run: NodeRun, text: str) -> NodeRun:
+    run.run.config.write_text(text)
+    made = NodeRun(run.cluster, 0, run.run.path)
+    run.lock.release()
+    return made
+
+
+def test_the_store_of_a_run_takes_the_niceness_of_its_table(run: NodeRun) -> None:
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    second = _configured(run, "[ckpt]\nnice = 3\n")
+    for name in second.children.names():
+        second.children.drop(name)
+    store = _keep_store(second)
+    assert os.getpriority(os.PRIO_PROCESS, store.pid) == min(own + 3, 19)
+    second.end()
+
+
+OTHER_VALUES = {
+    "durable_every": 7,
+    "keep": 9,
+    "verify_before_remove": "sizes",
+    "nice": 3,
+    "scan_period_s": 0.25,
+    "folder_period_s": 0.75,
+}
+
+
+def test_every_setting_of_the_store_reaches_it(run: NodeRun) -> None:
+    assert OTHER_VALUES.keys() == {field.name for field in dataclasses.fields(StoreConfig)}
+    text = "\n".join(f"{key} = {json.dumps(value)}" for key, value in OTHER_VALUES.items())
+    second = _configured(run, f"[ckpt]\n{text}\n")
+    (spec,) = (spec for spec in second._services() if spec.name == "ckpt_store")
+    seen: list[StoreConfig] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store_server, "serve", lambda _, config: seen.append(config) or 0)
+        patch.setattr(log, "setup", lambda *_, **__: None)
+        assert store_program.run(store_program.app, "ckpt_store", list(spec.argv[3:])) == 0
+    assert dataclasses.asdict(seen[0]) == OTHER_VALUES
+    second.lock.release()

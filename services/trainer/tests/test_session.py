@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -18,6 +19,7 @@ from headway.common.plan.schedule.actions import Kind
 from headway.testkit.trainer.layouts import small_run
 from headway.testkit.trainer.synthetic import synthetic
 from headway.trainer.config import RunConfig
+from headway.trainer.errors import RefusedError
 from headway.trainer.generation import Session
 from headway.trainer.optim.schedule import learning_rate
 from headway.trainer.parallel.comm import Aborted
@@ -26,13 +28,7 @@ from headway.trainer.sample import sample_text
 from headway.trainer.snapshot import Extra, Snapshots
 from headway.trainer.step import Directive, NoHooks, StepResult
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def _config(**ckpt: int) -> RunConfig:
@@ -209,7 +205,7 @@ def test_an_arena_of_another_model_is_refused(tmp_path: Path) -> None:
     ).close()
     session = _session(_config(), tmp_path)
     session.join(Groups.alone())
-    with pytest.raises(CorruptError, match="belongs to another configuration"):
+    with pytest.raises(RefusedError, match="belongs to another configuration"):
         session.load("init")
 
 
@@ -229,8 +225,10 @@ def test_a_durable_state_of_another_size_is_refused() -> None:
 
 
 def test_extra_state_survives_packing_and_garbage_is_refused() -> None:
-    extra = Extra(step=7, samples=112, command=3, durable_due=True)
+    extra = Extra(step=7, samples=112, command=3, durable_due=True, fingerprint="f")
     assert Extra.unpack(extra.pack()) == extra
+    old = {"step": 7, "samples": 112, "command": 3, "durable_due": True}
+    assert Extra.unpack(msgspec.msgpack.encode(old)).fingerprint == ""
     with pytest.raises(CorruptError):
         Extra.unpack(b"\x93garbage")
 

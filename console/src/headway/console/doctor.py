@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distributions, version
 from pathlib import Path
 
+from headway.common.errors import InputError
 from headway.common.node.janitor import processes_of
 from headway.common.node.run_dir import RUN_ID, RunLock, shm_root, sock_root
+from headway.common.node.segment import check_processor
 from headway.console.preflight import INSTALL_TORCH, MIN_FREE_BYTES, SHM
 
 PYTHONS = ((3, 11), (3, 13))
@@ -146,7 +148,11 @@ def limits() -> Diagnosis:
 
 
 def processors() -> Diagnosis:
-    """Processors this process may use."""
+    """Whether they order stores as shared memory needs it, and how many this process may use."""
+    try:
+        check_processor()
+    except InputError as error:
+        return Diagnosis("processors", "bad", error.message, error.remedy)
     have = len(os.sched_getaffinity(0))
     if have >= MIN_THREADS:
         return Diagnosis("processors", "ok", f"{have} usable")

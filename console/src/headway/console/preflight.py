@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from headway.common.errors import CorruptError, InputError
+from headway.common.node.segment import check_processor
 from headway.common.plan.model_shape import ModelShape
 from headway.dataloader.config import DataConfig
 from headway.trainer.config import RunConfig
@@ -28,7 +29,8 @@ def check_torch() -> None:
 
 
 def check_machine(config: RunConfig, runs_dir: Path) -> None:
-    """Raises InputError when the run folder's disk or the shared memory is too full to begin."""
+    """Raises InputError when the processor is not x86-64, or disk or shared memory is too full."""
+    check_processor()
     try:
         runs_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -131,8 +133,17 @@ def _refuse_other_source(config: RunConfig, path: Path, source: str, sha256: str
 
 def _prepare(config: RunConfig, path: Path, tell: Callable[[str], None]) -> None:
     tell(f"preparing corpus {config.data.source} in {path}")
-    source = ["--source", str(config.data.source), "--vocab-size", str(config.model.vocab_size)]
-    command = [sys.executable, "-m", "headway.dataloader", "prepare", *source, "--out", str(path)]
+    data = config.data
+    options = {
+        "--source": data.source,
+        "--vocab-size": min(
+            data.vocab_size, config.model.vocab_size
+        ),  # the model must know them all
+        "--validation-fraction": data.validation_fraction,
+        "--out": path,
+    }
+    words = [str(word) for option in options.items() for word in option]
+    command = [sys.executable, "-m", "headway.dataloader", "prepare", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines()

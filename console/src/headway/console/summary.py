@@ -116,8 +116,18 @@ def _figures(s: Summary) -> list[tuple[str, str]]:
         ("validation loss", f"{before} before, {after} after; {unigrams}"),
         ("speed", speed),
         *(("checkpoint", _checkpoint_line(row)) for row in s.checkpoints),
+        *_not_durable(s),
         *(("recovery", _recovery_line(row)) for row in s.recoveries),
     ]
+
+
+def _not_durable(s: Summary) -> list[tuple[str, str]]:
+    """What an ended run did not get to disk, because its store failed or stood still."""
+    newest = max((int(row["step"]) for row in s.checkpoints), default=-1)
+    if s.outcome not in ("finished", "stopped") or newest >= s.step:
+        return []
+    where = f"the newest is of step {newest}" if newest >= 0 else "there is none"
+    return [("not durable", f"no checkpoint of the last step {s.step}: {where}; see the logs")]
 
 
 def checkpoints(run: Run) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,8 @@ from headway.common.errors import CorruptError, HeadwayError, InputError
 from headway.common.node import failpoints
 from headway.common.node.arena import Arena
 from headway.common.node.failpoints import FailpointError
-from headway.common.node.testing import hear, no_leaks, python_child
+from headway.common.node.process import ProcessId
+from headway.common.node.testing import hear, identity, no_leaks, python_child, say
 
 SLOT = 1000
 
@@ -238,6 +240,78 @@ def test_a_worker_killed_in_a_snapshot_leaves_the_older_ones_and_its_successor_g
         assert successor.wait() == 0
     with Arena.open(path, writable=False) as reader:
         assert [s.step for s in reader.sealed()] == [6, 7, 8]
+
+
+CLAIM = """
+import sys
+from pathlib import Path
+from headway.common.node.arena import Arena
+arena = Arena.open(Path(sys.argv[1]))
+for line in sys.stdin:
+    try:
+        if line.strip() == "write":
+            arena.begin(0, 1)
+        if line.strip() == "release":
+            arena.release(arena.sealed()[0])
+        if line.strip() == "close":
+            arena.close()
+        print("done", flush=True)
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}", flush=True)
+"""
+
+
+def test_a_second_living_process_is_refused_by_pid_until_the_first_closes_or_dies(
+    shm: Path,
+) -> None:
+    path = shm / "a"
+    make(path).close()
+
+    def ask(child: subprocess.Popen[str], what: str) -> str:
+        say(child, what)
+        return hear(child)
+
+    with python_child(CLAIM, path) as one, python_child(CLAIM, path) as two:
+        assert ask(one, "write") == "done"
+        refused = ask(two, "write")
+        assert refused.startswith(
+            f"HeadwayError: arena {path} is being written by process {one.pid}"
+        )
+        assert ask(one, "close") == "done"
+        assert ask(two, "write") == "done"
+        two.kill()
+        two.wait()
+        with python_child(CLAIM, path) as three:
+            assert ask(three, "write") == "done", "a dead worker's place is free"
+            with Arena.open(path, writable=False) as reader:
+                assert reader.writer == identity(three)
+
+
+def test_the_daemon_releases_slots_beside_a_living_worker_and_readers_claim_nothing(
+    shm: Path,
+) -> None:
+    worker = make(shm / "a")
+    snapshot(worker, 0, wanted=True)
+    with python_child(CLAIM, shm / "a") as daemon:
+        say(daemon, "release")
+        assert hear(daemon) == "done"
+        say(daemon, "close")
+        assert hear(daemon) == "done"
+    assert not worker.busy()
+    assert worker.writer == ProcessId.current()
+    with Arena.open(shm / "a", writable=False) as reader:
+        reader.view(0)
+    assert worker.writer == ProcessId.current()
+
+
+def test_a_process_may_open_its_own_arena_again_after_it_closed_it(shm: Path) -> None:
+    make(shm / "a").close()
+    for step in range(3):
+        with Arena.open(shm / "a") as arena:
+            snapshot(arena, step)
+    with Arena.open(shm / "a", writable=False) as reader:
+        assert reader.writer.pid == 0
+        assert [s.step for s in reader.sealed()] == [0, 1, 2]
 
 
 def test_arenas_leave_no_file_descriptor_and_no_mapping(shm: Path) -> None:

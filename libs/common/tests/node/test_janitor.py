@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -251,6 +253,30 @@ def test_ending_a_node_takes_its_processes_and_memory_and_leaves_the_rest() -> N
         assert done[0] == f"run {run_id} node 0: ended 1 processes"
     assert not lost.shm_dir.exists() and not lost.sock_dir.exists()
     assert kept.segment("ring", 0).exists() and kept.socket("executor").exists()
+
+
+@pytest.mark.usefixtures("roots")
+def test_what_cannot_be_removed_is_named_with_the_reason_and_the_rest_goes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run_id = new_run_id()
+    paths = furnish(run_id)
+    stuck = paths.segment("ring", 0)
+    paths.segment("arena", 0).write_bytes(b"")
+    really_unlink = os.unlink
+
+    def unlink(path: Any, **where: Any) -> None:
+        if Path(os.fsdecode(path)).name == stuck.name:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(stuck))
+        really_unlink(path, **where)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", unlink)
+        memory, sockets = janitor.end_node(run_id, 0)
+    assert memory.startswith(f"run {run_id}: cannot remove {paths.shm_dir}: ")
+    assert "Operation not permitted" in memory and stuck.name in memory
+    assert sockets == f"run {run_id}: removed {paths.sock_dir}"
+    assert sorted(paths.shm_dir.iterdir()) == [stuck]
 
 
 @pytest.mark.usefixtures("roots")

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import errno
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -99,8 +102,50 @@ Segment.create(Path(sys.argv[1]), 8192, b"TESTSEG\\0", 3, lambda s: os.kill(os.g
 """
     with python_child(code, shm / "a.bin") as child:
         assert child.wait() == -9
-    assert not list(shm.glob("*.bin"))
+    assert not list(shm.iterdir()), "its memory is gone with it"
     make(shm / "a.bin").close()
+
+
+def test_where_files_need_a_name_the_drafts_of_the_dead_are_removed_and_others_kept(
+    shm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    really_open = os.open
+
+    def without_tmpfile(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        return really_open(path, flags, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", without_tmpfile)
+    with python_child("pass") as child:
+        assert child.wait() == 0
+        dead = shm / f".a.bin.{child.pid}"
+    living, other = shm / ".a.bin.1", shm / f".b.bin.{child.pid}"
+    for draft in (dead, living, other):
+        draft.write_bytes(b"half")
+    seen: list[str] = []
+    with Segment.create(
+        shm / "a.bin", 8192, MAGIC, 3, lambda _: seen.extend(p.name for p in shm.iterdir())
+    ):
+        assert sorted(seen) == sorted([f".a.bin.{os.getpid()}", living.name, other.name])
+        assert sorted(shm.iterdir()) == sorted([shm / "a.bin", living, other])
+    with Segment.open(shm / "a.bin", MAGIC, 3) as again:
+        assert again.nbytes == 8192
+
+
+@pytest.mark.parametrize("machine", ["aarch64", "riscv64", "ppc64le"])
+def test_a_processor_with_a_weaker_order_of_stores_is_refused_by_name(
+    shm: Path, monkeypatch: pytest.MonkeyPatch, machine: str
+) -> None:
+    make(shm / "a").close()
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    with pytest.raises(InputError, match=f"{machine}.*x86-64 nodes"):
+        make(shm / "b")
+    with pytest.raises(InputError, match=machine):
+        Segment.open(shm / "a", MAGIC, 3)
+    for same in ("x86_64", "AMD64", "i686"):
+        monkeypatch.setattr(platform, "machine", lambda name=same: name)
+        Segment.open(shm / "a", MAGIC, 3).close()
 
 
 def test_a_fill_that_fails_leaves_nothing(tidy_shm: Path) -> None:

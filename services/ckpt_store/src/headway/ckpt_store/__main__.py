@@ -28,17 +28,23 @@ def serve(
     metrics_port: Annotated[
         int | None, typer.Option(help="Prometheus exporter on loopback.")
     ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A setting of [ckpt], as nice=5; repeatable."),
+    ] = None,
 ) -> None:
     """Make the wanted snapshots of a node durable. Runs at nice 10, so that training keeps the cores."""
     from headway.ckpt_store.config import StoreConfig
     from headway.ckpt_store.server import ServeOptions, serve
     from headway.common import log
+    from headway.common.config import load
 
     log.setup("ckpt_store", run_id=run_id, node=node)
     options = ServeOptions(
         endpoint, shm_dir, checkpoints, world_size, executor, run_id, node, metrics_port
     )
-    raise typer.Exit(serve(options, StoreConfig(keep=keep)))
+    config = load(StoreConfig, overrides=[f"keep={keep}", *(overrides or ())])
+    raise typer.Exit(serve(options, config))
 
 
 def main() -> int:

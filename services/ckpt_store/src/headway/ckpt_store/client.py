@@ -46,6 +46,7 @@ __all__ = [
     "apply_retention",
     "mark_generation",
     "newest",
+    "read_part",
     "read_shard",
     "read_shard_into",
 ]

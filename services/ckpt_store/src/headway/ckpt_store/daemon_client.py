@@ -67,6 +67,7 @@ class DaemonArena:
         raw = json.dumps(layout, sort_keys=True, separators=(",", ":")).encode()
         if self._arena is None and self._path.exists():
             self._arena = Arena.open(self._path)
+            self._arena.claim()  # first: below an arena of another shape is replaced
         if self._arena is not None and not self._is_free(self._arena):
             return f"the daemon has not written the snapshot before for {STALL_LIMIT_S:g} s"
         try:

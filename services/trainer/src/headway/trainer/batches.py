@@ -38,6 +38,10 @@ class NumpyBatch(Protocol):
 class BatchSource(Protocol):
     """One stream of micro-batches of one replica, in order; ``dataloader.client.DataClient`` is one."""
 
+    @property
+    def fingerprint(self) -> str:
+        """Of the data behind the stream, equal wherever and whenever the same data are read."""
+
     def next(self, abort: Callable[[], bool] | None = None) -> NumpyBatch:
         """The next micro-batch; asks ``abort`` while it waits."""
 
@@ -45,11 +49,12 @@ class BatchSource(Protocol):
         """Give the stream up. Never blocks."""
 
 
-DataFactory = Callable[[Split, int, int], BatchSource]
-"""``(split, start_sample, generation)`` -> this rank's stream.
+DataFactory = Callable[[Split, int, int, str], BatchSource]
+"""``(split, start_sample, generation, fingerprint)`` -> this rank's stream.
 
 A training stream starts at global sample ``start_sample``; a validation stream repeats its first
-``train.eval_batches`` global batches for ever.
+``train.eval_batches`` global batches for ever. Data of another ``fingerprint`` are refused
+(CorruptError), unless it is "".
 """
 
 

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from headway.common.errors import CorruptError
+from headway.common.log import get_logger
 from headway.common.node.arena import Arena
+from headway.common.node.flight import WAITING
+from headway.common.node.ring import RingAbortedError
 from headway.common.plan.schedule.actions import Kind
-from headway.trainer.batches import BatchReader, DataFactory
+from headway.trainer.batches import BatchReader, BatchSource, DataFactory, Split
 from headway.trainer.config import RunConfig
+from headway.trainer.errors import RefusedError
+from headway.trainer.layout_check import difference
 from headway.trainer.model.gpt import Chunk
+from headway.trainer.parallel.comm import Aborted
 from headway.trainer.parallel.flat import FlatChunk
 from headway.trainer.parallel.groups import Groups
 from headway.trainer.parallel.params import Precision
 from headway.trainer.parallel.tensor import TensorParallel
 from headway.trainer.recorder import NoRecorder, Recorder
 from headway.trainer.snapshot import Extra, Snapshots, layout, offsets
+from headway.trainer.steering import readers_of_other_data
 from headway.trainer.step import Parts, StepHooks, TrainStep
 
 ArenaFactory = Callable[[int, bytes], Arena]
@@ -28,8 +36,10 @@ ArenaFactory = Callable[[int, bytes], Arena]
 Source = Literal["init", "arena", "durable"]
 
 PAUSE_ROUND_S = 0.05
-FINAL_ROUNDS = 1200
-"""Rounds of ``PAUSE_ROUND_S`` that the end of a run gives the stores to finish an earlier snapshot."""
+STILL_ROUNDS = 1200
+"""So many rounds of ``PAUSE_ROUND_S`` without a store that moves end the wait at a run's end."""
+
+log = get_logger("session")
 
 
 class Session:
@@ -48,7 +58,9 @@ class Session:
         open_arena: ArenaFactory | None = None,
         recorder: Recorder | None = None,
         device: torch.device | str = "cpu",
+        store_moved: Callable[[], bool] = lambda: False,
     ) -> None:
+        """``store_moved``: whether the node's store got ahead since it was asked before."""
         self.config, self.rank = config, rank
         self.device = torch.device(device)
         self._data_factory = data_factory
@@ -58,12 +70,18 @@ class Session:
         self.chunks: list[Chunk] = []
         self.flats: list[FlatChunk] = []
         self._open_arena = open_arena
+        self._store_moved = store_moved
         self._snapshots: Snapshots | None = None
         self._groups: Groups | None = None
         self._readers: dict[str, BatchReader] = {}
         self._extra = Extra(step=0, samples=0)
+        self._fingerprints: dict[Split, str] = {"train": "", "validation": ""}
         self._is_used = False
         self.step = 0
+        self.samples = 0
+        """Global samples consumed in ``step`` steps."""
+        self.is_last_wanted = False
+        """Whether ``run`` could mark its last snapshot durable."""
 
     def join(self, groups: Groups) -> None:
         """Use ``groups`` from now on; builds the model at the first time."""
@@ -87,8 +105,9 @@ class Session:
 
         Raises:
             HeadwayError: the arena holds no such snapshot. CorruptError: the state does not fit this model.
+            RefusedError: the arena belongs to another model.
         """
-        snapshots = self._ready_snapshots()
+        snapshots = self.ready_snapshots()
         with self._recorder.record(Kind.RESTORE, step=step):
             if self._is_used:
                 for chunk, flat in zip(self.chunks, self.flats, strict=True):
@@ -99,7 +118,7 @@ class Session:
                 self._extra = snapshots.restore(step)
             else:
                 snapshots.forget()
-                self._extra = Extra(step=step, samples=step * self.config.train.global_batch_size)
+                self._extra = Extra(step=0, samples=0)
                 if source == "durable":
                     assert state is not None
                     snapshots.load(state[0])
@@ -109,18 +128,31 @@ class Session:
                         flat.load_master_from_init(self.config.train.seed)
         if self._extra.step != step:
             raise ValueError(f"the snapshot asked for as {step} says it is {self._extra.step}")
-        self.step = step
+        self.step, self.samples = step, self._extra.samples
+        self._fingerprints["train"] = self._extra.fingerprint
+        self._fingerprints["validation"] = self._extra.validation_fingerprint
+
+    def check_layout(self, found: Mapping[str, Any], where: str) -> None:
+        """Raises RefusedError, naming the first difference, unless the layout is this model's."""
+        if unequal := difference(self._layout(), found):
+            raise RefusedError(
+                f"{where} holds another model's state: {unequal}",
+                remedy="resume with the configuration and the Headway version that saved it, or "
+                "start a new run under another --name",
+            )
 
     def run(self, hooks: StepHooks, until: int | None = None) -> None:
         """Train from ``self.step`` to the end of the run, or to ``until`` completed steps, or to a stop.
 
         Raises:
             Aborted: the generation was fenced. RuntimeError: a peer failed.
+            RefusedError: the data are not those that the run began with, or differ between ranks.
         """
         total = self.config.train.steps if until is None else until
         trainer = TrainStep(self._parts(), hooks, self._reader("train"))
         trainer.applied, trainer.durable_due = self._extra.command, self._extra.durable_due
-        if self._ready_snapshots().sealed < self.step:
+        trainer.samples = self.samples
+        if self.ready_snapshots().sealed < self.step:
             trainer.snapshot(self.step, durable=False)
         trainer.directive = hooks.apply(self.step, trainer.applied, trainer.applied)
         while self.step < total and not trainer.directive.stop:
@@ -130,7 +162,7 @@ class Session:
             if self._eval_is_due():
                 hooks.on_eval(self.step, trainer.evaluate(self.step, self._reader("validation")))
             result = trainer.run(self.step)
-            self.step += 1
+            self.step, self.samples = self.step + 1, trainer.samples
             hooks.on_step(result)
         if self.step >= self.config.train.steps:
             hooks.on_eval(self.step, trainer.evaluate(self.step, self._reader("validation")))
@@ -196,16 +228,26 @@ class Session:
             self.chunks.append(chunk)
             self.flats.append(flat)
 
-    def _ready_snapshots(self) -> Snapshots:
+    def ready_snapshots(self) -> Snapshots:
+        """The way into the rank's arena, which is made or opened at the first call; after ``join``.
+
+        Raises:
+            RefusedError: the arena belongs to another model. CorruptError: it is none.
+        """
         if self._snapshots is None:
             arena = None
             if self._open_arena is not None:
-                _, slot_bytes = offsets(self.flats)
-                arena = self._open_arena(
-                    slot_bytes, layout(self.flats, self.config.parallel.grid, self.rank)
-                )
+                arena = self._open_arena(offsets(self.flats)[1], self._layout())
+                if unequal := difference(self._layout(), arena.layout):
+                    raise RefusedError(
+                        f"{arena.path} holds another model's state: {unequal}",
+                        remedy="remove it: it belongs to another configuration",
+                    )
             self._snapshots = Snapshots(arena, self.flats)
         return self._snapshots
+
+    def _layout(self) -> bytes:
+        return layout(self.flats, self.config.parallel.grid, self.rank)
 
     def _parts(self) -> Parts:
         assert self._groups is not None and self._tp is not None
@@ -216,23 +258,55 @@ class Session:
             flats=self.flats,
             tp=self._tp,
             groups=self._groups,
-            snapshots=self._ready_snapshots(),
+            snapshots=self.ready_snapshots(),
             recorder=self._recorder,
             device=self.device,
+            fingerprints=self._fingerprints,
         )
 
-    def _reader(self, split: Literal["train", "validation"]) -> BatchReader:
-        """The split's stream, opened where it is first needed in a generation."""
+    def _reader(self, split: Split) -> BatchReader:
+        """The split's stream, opened by all ranks together where a generation first needs it."""
         if split not in self._readers:
-            assert self._groups is not None
             first = any(chunk.is_first for chunk in self.chunks)
             last = any(chunk.is_last for chunk in self.chunks)
-            start = self.step * self.config.train.global_batch_size if split == "train" else 0
-            source = None
-            if first or last:
-                source = self._data_factory(split, start, self._groups.generation)
+            source = self._open_source(split) if first or last else None
             self._readers[split] = BatchReader(source, first=first, last=last, device=self.device)
+            self._agree_on_data(split, source)
         return self._readers[split]
+
+    def _open_source(self, split: Split) -> BatchSource:
+        known, start = self._fingerprints[split], self.samples if split == "train" else 0
+        try:
+            source = self._data_factory(split, start, self.groups.generation, known)
+        except RingAbortedError:
+            raise Aborted from None
+        except CorruptError as error:
+            if not known:
+                raise
+            raise RefusedError(error.message, remedy=error.remedy) from error
+        if known and source.fingerprint != known:
+            source.close()
+            raise RefusedError(
+                f"the {split} data of {self.config.data.path} have changed: fingerprint "
+                f"{source.fingerprint}, the run began with {known}",
+                remedy="bring the old data back, or begin a new run",
+            )
+        self._fingerprints[split] = source.fingerprint
+        return source
+
+    def _agree_on_data(self, split: Split, source: BatchSource | None) -> None:
+        """Nodes may have copies of their own: no rank trains on other data than its peers."""
+        groups, mine = self.groups, source.fingerprint if source is not None else ""
+        if groups.world.size == 1:
+            return
+        with self._recorder.record(Kind.NORM, step=self.step, flags=WAITING):
+            others = readers_of_other_data(groups.world, groups.channels, mine, self.device)
+        if others:
+            raise RefusedError(
+                f"ranks {others} read other {split} data at {self.config.data.path} than the ranks "
+                f"before them (rank {self.rank}: fingerprint {mine or 'none'})",
+                remedy="copy the same prepared folder to every node",
+            )
 
     def _close_readers(self) -> None:
         for reader in self._readers.values():
@@ -253,13 +327,20 @@ class Session:
     def _make_last_durable(self, trainer: TrainStep) -> None:
         """Commit the last snapshot, marked durable, once every store has let go of the one before.
 
-        A store that does not come back in all that time leaves it undurable, in the arenas only.
+        If all stores stand still for ``STILL_ROUNDS`` it stays undurable, in the arenas only.
         """
-        busy = trainer.control_round(self.step).busy
-        for _ in range(FINAL_ROUNDS):  # counted, not timed: all ranks must end the loop together
-            if not busy:
-                break
+        standing, num_still = trainer.control_round(self.step), 0
+        # counted, not timed: all ranks must end the loop together
+        while standing.busy and num_still < STILL_ROUNDS:
             time.sleep(PAUSE_ROUND_S)
-            busy = trainer.control_round(self.step).busy
-        trainer.snapshot(self.step, durable=not busy)
+            standing = trainer.control_round(self.step, moved=self._store_moved())
+            num_still = 0 if standing.moved else num_still + 1
+        self.is_last_wanted = not standing.busy
+        if standing.busy:
+            log.warning(
+                "the last step is not made durable: a store stands still with an earlier one",
+                step=self.step,
+                waited_s=STILL_ROUNDS * PAUSE_ROUND_S,
+            )
+        trainer.snapshot(self.step, durable=self.is_last_wanted)
         trainer.control_round(self.step)

@@ -11,8 +11,8 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
-from headway.ckpt_store.client import newest, read_shard
-from headway.common.errors import CorruptError
+from headway.ckpt_store.client import newest, read_part, read_shard
+from headway.common.errors import CorruptError, HeadwayError
 from headway.common.log import get_logger
 from headway.common.node.arena import Arena
 from headway.common.node.flight import FlightWriter
@@ -24,7 +24,9 @@ from headway.common.wire.messages.executor import Evaluation, Sample, StepMetric
 from headway.common.wire.messages.worker import Assign, Steer
 from headway.dataloader.client import DataClient
 from headway.dataloader.config import stream_spec
+from headway.trainer.batches import Split
 from headway.trainer.config import RunConfig
+from headway.trainer.errors import BadCheckpointError
 from headway.trainer.generation import Session
 from headway.trainer.link import Link, WorkerStatus
 from headway.trainer.parallel.channel import Channels
@@ -33,9 +35,10 @@ from headway.trainer.parallel.groups import build
 from headway.trainer.parallel.nccl import take_device
 from headway.trainer.sample import sample_text
 from headway.trainer.step import Directive, NoHooks, StepResult
+from headway.trainer.store_watch import StoreWatch
 
 REPORTING_RANK = 0  # every rank knows the same numbers; one reports them
-STORE_LIMIT_S = 60.0  # a store that cannot write by then does not hold the run up any longer
+CLAIM_LIMIT_S = 5.0  # who had the rank before was killed; the kernel may take a moment
 
 log = get_logger("rank")
 
@@ -64,6 +67,7 @@ class Rank:
         self._device = (
             take_device(rank) if self.config.train.device == "gpu" else torch.device("cpu")
         )
+        self._store = StoreWatch(context.paths.endpoint("ckpt_store"))
         flight = FlightWriter.create(context.paths.segment("flight", rank), rank)
         self._session = Session(
             self.config,
@@ -72,6 +76,7 @@ class Rank:
             open_arena=self._open_arena,
             recorder=flight,
             device=self._device,
+            store_moved=self._store.moved,
         )
 
     def serve(self, assign: Assign, lookup: Callable[[int], tuple[str, int]]) -> None:
@@ -113,16 +118,23 @@ class Rank:
     def close(self) -> None:
         """The worker takes another rank."""
         self._session.close()
+        self._store.close()
         if self._arena is not None:
             self._arena.close()
 
     def _restore(self, assign: Assign) -> None:
         restore = assign.restore
-        state = None
-        if restore.source == "durable":
-            state = self._read_checkpoint(restore.step, restore.folder)
         source: Literal["init", "arena", "durable"] = restore.source  # type: ignore[assignment]
-        self._session.load(source, restore.step, state)
+        self._session.ready_snapshots()  # trouble with the arena is none of a checkpoint
+        if source == "durable":
+            try:
+                state = self._read_checkpoint(restore.step, restore.folder)
+                self._session.load(source, restore.step, state)
+                del state
+            except CorruptError as error:
+                raise BadCheckpointError(error.message, remedy=error.remedy) from error
+        else:
+            self._session.load(source, restore.step)
         return_free_memory()
         log.info("restored", generation=assign.generation, source=source, step=restore.step)
 
@@ -134,6 +146,7 @@ class Rank:
             raise CorruptError(
                 f"checkpoint {folder} is not there any more", remedy="an older one is taken"
             )
+        self._session.check_layout(read_part(info, self.rank).layout, f"checkpoint {info.path}")
         return read_shard(info, self.rank)
 
     def _open_arena(self, slot_bytes: int, layout: bytes) -> Arena:
@@ -141,6 +154,7 @@ class Rank:
         path = self._context.paths.segment("arena", self.rank)
         if path.exists():
             self._arena = Arena.open(path)
+            self._claim(self._arena)
         else:
             self._arena = Arena.create(
                 path,
@@ -151,14 +165,27 @@ class Rank:
             )
         return self._arena
 
-    def _open_data(
-        self, split: Literal["train", "validation"], start: int, generation: int
-    ) -> DataClient:
-        place = self.config.parallel.grid.coordinates(self.rank)
-        readers = data_readers(self.config, self.rank)
-        spec = replica_stream(self.config, split, start, generation, place.dp, len(readers))
+    def _claim(self, arena: Arena) -> None:
+        give_up_s = time.monotonic() + CLAIM_LIMIT_S
+        while True:
+            try:
+                return arena.claim()
+            except HeadwayError:
+                self._context.fence.check()
+                if time.monotonic() > give_up_s:
+                    raise
+                time.sleep(0.02)
+
+    def _open_data(self, split: Split, start: int, generation: int, fingerprint: str) -> DataClient:
+        config, readers = self.config, data_readers(self.config, self.rank)
+        dp_rank = config.parallel.grid.coordinates(self.rank).dp
         return DataClient(
-            self._context.paths.endpoint("dataloader"), spec=spec, reader=readers.index(self.rank)
+            self._context.paths.endpoint("dataloader"),
+            spec=replica_stream(
+                config, split, start, generation, dp_rank, len(readers), fingerprint
+            ),
+            reader=readers.index(self.rank),
+            timeout_s=config.data.wait_timeout_s,
         )
 
     def _sample(self, generation: int) -> None:
@@ -172,11 +199,21 @@ class Rank:
             )
 
     def _wait_for_store(self) -> None:
-        """The run is over only when its last checkpoint is on disk."""
-        deadline = time.monotonic() + STORE_LIMIT_S
-        while self._arena is not None and self._arena.busy() and time.monotonic() < deadline:
-            self._context.fence.check()
-            time.sleep(0.02)
+        """The run is over only when its last checkpoint is on disk, or its store stands still."""
+        arena, step = self._arena, self._session.step
+        if arena is None or not self._session.is_last_wanted:
+            return
+        is_done = self._store.wait(lambda: not arena.busy(), check=self._context.fence.check)
+        status = self._store.ask()
+        mine = [a.durable_step for a in status.arenas if a.rank == self.rank] if status else []
+        if not is_done or (mine and mine[0] < step):
+            log.warning(
+                "the last step is not durable",
+                step=step,
+                durable_step=status.complete_step if status else None,
+                checkpoints=str(self._context.run_dir.checkpoints),
+                error=status.last_error if status else "the checkpoint store does not answer",
+            )
 
 
 def data_readers(config: RunConfig, rank: int) -> list[int]:
@@ -192,7 +229,13 @@ def data_readers(config: RunConfig, rank: int) -> list[int]:
 
 
 def replica_stream(
-    config: RunConfig, split: str, start: int, generation: int, dp_rank: int, readers: int
+    config: RunConfig,
+    split: Split,
+    start: int,
+    generation: int,
+    dp_rank: int,
+    readers: int,
+    fingerprint: str = "",
 ) -> StreamSpec:
     """The stream of one replica. Validation repeats its first ``eval_batches`` global batches for ever."""
     train = config.train
@@ -210,6 +253,7 @@ def replica_stream(
         cycle_samples=train.eval_batches * train.global_batch_size if split == "validation" else 0,
         ring_slots=config.data.ring_slots,
         num_readers=readers,
+        fingerprint=fingerprint,
     )
 
 

@@ -37,11 +37,15 @@ class Extra:
     step: int
     """Completed steps; the snapshot's number."""
     samples: int
-    """Global samples consumed: where the data go on."""
+    """Global samples consumed: where the data go on, whatever the global batch size is then."""
     command: int = 0
     """Newest steering command applied."""
     durable_due: bool = False
     """A durable snapshot was asked for and not yet marked, because the store was busy."""
+    fingerprint: str = ""
+    """Of the training data, "" where this rank has read none; other data are refused."""
+    validation_fingerprint: str = ""
+    """Of the validation data, in the same way."""
 
     def pack(self) -> bytes:
         """MessagePack."""

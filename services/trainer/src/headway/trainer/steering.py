@@ -6,6 +6,7 @@ all ranks hold, and which snapshot all ranks have sealed.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass
 
@@ -43,6 +44,8 @@ class Standing:
     """This rank saw a value that is not finite."""
     busy: bool = False
     """This rank's store still works on the last durable snapshot."""
+    moved: bool = False
+    """This rank's store got ahead since the last round; only at the end of a run."""
 
 
 def add_up(world: Comm, channels: Channels, values: torch.Tensor) -> Sums:
@@ -64,8 +67,29 @@ def agree(world: Comm, channels: Channels, mine: Standing, device: torch.device)
         Aborted: the generation was fenced.
     """
     values = torch.tensor(
-        [-mine.command, -mine.sealed, mine.stop, mine.bad, mine.busy], dtype=torch.float64
+        [-mine.command, -mine.sealed, mine.stop, mine.bad, mine.busy, mine.moved],
+        dtype=torch.float64,
     ).to(device)
     world.all_reduce(values, "max").wait()
-    command, sealed, stop, bad, busy = read_when_ready(values, channels)
-    return Standing(int(-command), int(-sealed), stop > 0, bad > 0, busy > 0)
+    command, sealed, stop, bad, busy, moved = read_when_ready(values, channels)
+    return Standing(int(-command), int(-sealed), stop > 0, bad > 0, busy > 0, moved > 0)
+
+
+def readers_of_other_data(
+    world: Comm, channels: Channels, fingerprint: str, device: torch.device
+) -> list[int]:
+    """The ranks whose data differ from those of the lowest rank that reads any; equal on all ranks.
+
+    Once per generation and split, by all ranks together; "" on a rank that reads nothing.
+
+    Raises:
+        Aborted: the generation was fenced.
+    """
+    values = torch.full((world.size,), -1.0, dtype=torch.float64)
+    if fingerprint:
+        digest = hashlib.blake2b(fingerprint.encode(), digest_size=6).digest()
+        values[world.rank] = int.from_bytes(digest, "little")  # 48 bits: exact in fp64
+    values = values.to(device)
+    world.all_reduce(values, "max").wait()
+    found = {r: v for r, v in enumerate(read_when_ready(values, channels)) if v >= 0}
+    return [rank for rank, value in found.items() if value != found[min(found)]]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -18,7 +18,7 @@ from headway.common.node.flight import WAITING
 from headway.common.plan.schedule.actions import Action, Kind
 from headway.common.plan.schedule.generate import forward_only, generate
 from headway.common.plan.schedule.lower import lower
-from headway.trainer.batches import BatchReader, MicroBatch
+from headway.trainer.batches import BatchReader, MicroBatch, Split
 from headway.trainer.config import RunConfig
 from headway.trainer.model.gpt import Chunk
 from headway.trainer.optim.adamw import AdamW
@@ -126,6 +126,8 @@ class Parts:
     snapshots: Snapshots
     recorder: Recorder
     device: torch.device
+    fingerprints: Mapping[Split, str]
+    """Of the data read so far in this run; a snapshot keeps them."""
 
 
 class TrainStep:
@@ -157,6 +159,8 @@ class TrainStep:
         self.directive = Directive()
         self.applied = 0
         self.durable_due = False
+        self.samples = 0
+        """Global samples consumed before the next step."""
         self._busy = False
 
     def run(self, step: int) -> StepResult:
@@ -203,13 +207,19 @@ class TrainStep:
             sums = self._add_up(0.0, pipeline.loss_sum, tokens)
         return sums.mean_loss
 
-    def control_round(self, step: int) -> Standing:
-        """Agree outside of a step: commits what is sealed and hears new commands."""
+    def control_round(self, step: int, *, moved: bool = False) -> Standing:
+        """Agree outside of a step: commits what is sealed and hears new commands.
+
+        ``moved``: this rank's store got ahead since the last round.
+        """
         parts = self._parts
         parts.snapshots.finish()
         with parts.recorder.record(Kind.NORM, step=step, flags=WAITING):
             standing = agree(
-                parts.groups.world, parts.groups.channels, self._standing(False), parts.device
+                parts.groups.world,
+                parts.groups.channels,
+                replace(self._standing(False), moved=moved),
+                parts.device,
             )
         self._take_over(step, standing)
         return standing
@@ -218,9 +228,11 @@ class TrainStep:
         """Begin sealing the state after ``step`` completed steps; recorded as part of the step before."""
         extra = Extra(
             step=step,
-            samples=step * self._parts.config.train.global_batch_size,
+            samples=self.samples,
             command=self.applied,
             durable_due=self.durable_due and not durable,
+            fingerprint=self._parts.fingerprints["train"],
+            validation_fingerprint=self._parts.fingerprints["validation"],
         )
         with self._parts.recorder.record(Kind.SNAPSHOT, step=step - 1):
             self._parts.snapshots.begin(step, self._parts.groups.generation, extra, durable=durable)
@@ -231,7 +243,7 @@ class TrainStep:
 
         def data(_: Action) -> None:
             with self._parts.recorder.record(Kind.DATA, step=step):
-                pipeline.batches = self._take(self._reader, step, 1)
+                pipeline.batches = self._take(self._reader, self.samples, 1)
                 run.num_tokens = sum(batch.num_tokens for batch in pipeline.batches)
 
         def reduce(action: Action) -> None:
@@ -325,6 +337,7 @@ class TrainStep:
 
     def _snapshot_after(self, step: int) -> None:
         """Seal the state, and mark it durable when that is due and no rank's store is still busy."""
+        self.samples += self._parts.config.train.global_batch_size
         every = self._parts.config.ckpt.durable_every
         self.durable_due |= (step + 1) % every == 0
         durable = self.durable_due and not self._busy
@@ -332,11 +345,14 @@ class TrainStep:
             self.durable_due = False
         self.snapshot(step + 1, durable=durable)
 
-    def _take(self, reader: BatchReader, step: int, steps: int) -> list[MicroBatch]:
-        """Micro-batches of ``steps`` steps from ``step`` on: local j of a step is global j * dp + dp_rank."""
+    def _take(self, reader: BatchReader, start: int, steps: int) -> list[MicroBatch]:
+        """Micro-batches of ``steps`` steps from global sample ``start`` on.
+
+        Local j of a step is global j * dp + dp_rank.
+        """
         train, dp = self._parts.config.train, self._parts.config.parallel.dp
         size = train.micro_batch_size
-        first = step * train.global_batch_size + self._place.dp * size
+        first = start + self._place.dp * size
         channels = self._parts.groups.channels
         return reader.take(steps * self._micro_batches, first, dp * size, lambda: channels.aborted)
 

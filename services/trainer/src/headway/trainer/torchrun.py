@@ -182,10 +182,9 @@ def _data(config: RunConfig, rank: int) -> DataFactory:
     """Batches read in this process; the same as a data daemon's."""
     dp_rank = config.parallel.grid.coordinates(rank).dp
 
-    def make(split: Split, start_sample: int, generation: int) -> DataClient:
-        return DataClient(
-            None, spec=replica_stream(config, split, start_sample, generation, dp_rank, 1)
-        )
+    def make(split: Split, start_sample: int, generation: int, fingerprint: str) -> DataClient:
+        spec = replica_stream(config, split, start_sample, generation, dp_rank, 1, fingerprint)
+        return DataClient(None, spec=spec)
 
     return make
 

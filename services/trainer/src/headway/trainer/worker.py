@@ -22,6 +22,7 @@ from headway.common.wire.message import Message
 from headway.common.wire.messages.executor import LeftGeneration, StoreOpened, WorkerBeat
 from headway.common.wire.messages.worker import Abort, Assign, Quit, Steer, StoreAddress
 from headway.trainer.config import RunConfig
+from headway.trainer.errors import BadCheckpointError, RefusedError
 from headway.trainer.link import Link, WorkerStatus
 from headway.trainer.parallel.comm import Aborted
 from headway.trainer.parallel.fence import Fence
@@ -130,6 +131,7 @@ class Worker:
         identify(rank=assign.rank)
         self.link.beat_now()
         reason, detail, broken = "aborted", "", True
+        bad_checkpoint = is_fatal = False
         try:
             if self._rank is not None and self._rank.rank != assign.rank:
                 self._rank.close()
@@ -144,16 +146,32 @@ class Worker:
             return
         except Aborted:
             pass
+        except RefusedError as error:
+            reason, detail, is_fatal = "error", str(error), True
+            log.error("this rank cannot go on", error=error.message, remedy=error.remedy)
         except Exception as error:
+            bad_checkpoint = isinstance(error, BadCheckpointError)
             reason, detail = ("peer" if _is_transport(error) else "error"), _one_line(error)
             if reason == "error":
                 log.exception("the step failed")
             traceback.clear_frames(error.__traceback__)
         finally:
             self.fence.leave(broken=broken)
-        self.left(assign.generation, assign.rank, reason, detail)
+        self.left(
+            assign.generation, assign.rank, reason, detail,
+            bad_checkpoint=bad_checkpoint, is_fatal=is_fatal,
+        )  # fmt: skip
 
-    def left(self, generation: int, rank: int, reason: str, detail: str) -> None:
+    def left(
+        self,
+        generation: int,
+        rank: int,
+        reason: str,
+        detail: str,
+        *,
+        bad_checkpoint: bool = False,
+        is_fatal: bool = False,
+    ) -> None:
         """Tell the executor that this worker is outside of the generation."""
         log.info("left", generation=generation, reason=reason, detail=detail)
         self.view.status = "out"
@@ -164,6 +182,8 @@ class Worker:
                 rank=rank,
                 reason=reason,
                 detail=detail[:900],
+                bad_checkpoint=bad_checkpoint,
+                is_fatal=is_fatal,
             )
         )
         self.link.beat_now()

@@ -5,9 +5,13 @@ so a worker that dies at any point leaves the older snapshots as they were.
 
 Who writes which word (u64, aligned):
 
-    worker   ``committed`` (step + 1), ``seals`` (snapshots begun, ever), and per slot: state, step + 1,
-             generation, wanted (1 = make durable), extra_nbytes, seal (its number, from ``seals``)
+    worker   its pid and start ticks, ``committed`` (step + 1), ``seals`` (snapshots begun, ever),
+             and per slot: state, step + 1, generation, wanted (1 = make durable), extra_nbytes,
+             seal (its number, from ``seals``)
     daemon   per slot: ``released``, the seal number of the last wanted snapshot it finished or gave up
+
+One process at a time is the worker: whoever writes its words claims the arena first, in place of a
+dead one.
 
 A wanted snapshot pins its slot until it is released. The newest committed slot is never touched either, and
 one slot is left: enough because step s is sealed before its rank enters the norm all-reduce of step s + 1,
@@ -17,6 +21,9 @@ cannot be taken for its first attempt.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -25,6 +32,7 @@ import numpy as np
 import numpy.typing as npt
 from headway.common.errors import CorruptError, HeadwayError, InputError
 from headway.common.node.failpoints import failpoint
+from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import check_run_id
 from headway.common.node.segment import LINE_BYTES, PAGE_BYTES, WORD_BYTES, Segment, round_up
 
@@ -35,6 +43,7 @@ EMPTY, WRITING, SEALED = range(3)
 
 _LINE = LINE_BYTES // WORD_BYTES
 _RANK, _RUN_ID, _LAYOUT_BYTES, _SLOT_BYTES, _EXTRA_BYTES, _NUM_SLOTS = range(_LINE, _LINE + 6)
+_PID, _START = range(_LINE + 6, _LINE + 8)
 _COMMITTED, _SEALS = range(2 * _LINE, 2 * _LINE + 2)
 _SLOTS = 3 * _LINE  # two lines per slot: the worker's, the daemon's
 _STATE, _STEP, _GENERATION, _WANTED, _EXTRA_USED, _SEAL = range(6)
@@ -72,6 +81,7 @@ class Arena:
         words = segment.words
         self._segment = segment
         self._words = words
+        self._claimed_by = -1
         self.path = segment.path
         self.rank = words[_RANK]
         self.run_id = words[_RUN_ID].to_bytes(WORD_BYTES, "little").decode("ascii", "replace")
@@ -99,7 +109,7 @@ class Arena:
         layout: bytes,
         extra_bytes: int = 65536,
     ) -> Arena:
-        """Make the file, three slots of ``slot_bytes`` data and up to ``extra_bytes`` extra each.
+        """Make and claim the file, three slots of ``slot_bytes`` data and ``extra_bytes`` extra.
 
         Raises:
             InputError: shared memory is full, or a size is out of range.
@@ -112,11 +122,14 @@ class Arena:
                 remedy="snapshot at least one byte",
             )
 
+        me = ProcessId.current()
+
         def fill(segment: Segment) -> None:
             words = segment.words
             words[_RANK], words[_RUN_ID] = rank, int.from_bytes(run_id.encode(), "little")
             words[_LAYOUT_BYTES], words[_SLOT_BYTES] = len(layout), slot_bytes
             words[_EXTRA_BYTES], words[_NUM_SLOTS] = extra_bytes, NUM_SLOTS
+            words[_PID], words[_START] = me.pid, me.start_ticks
             segment.buffer[PAGE_BYTES : PAGE_BYTES + len(layout)] = layout
 
         nbytes = (
@@ -124,7 +137,9 @@ class Arena:
             + round_up(len(layout), PAGE_BYTES)
             + NUM_SLOTS * _stride(slot_bytes, extra_bytes)
         )
-        return cls(Segment.create(path, nbytes, _MAGIC, _VERSION, fill))
+        arena = cls(Segment.create(path, nbytes, _MAGIC, _VERSION, fill))
+        arena._claimed_by = me.pid
+        return arena
 
     @classmethod
     def open(cls, path: Path, *, writable: bool = True) -> Arena:
@@ -138,6 +153,38 @@ class Arena:
     # The worker's side.
 
     @property
+    def writer(self) -> ProcessId:
+        """The process that seals snapshots, or did last; pid 0 after a clean close."""
+        return ProcessId(self._words[_PID], self._words[_START])
+
+    def claim(self) -> None:
+        """Become the arena's worker, in place of a dead one; ``begin`` and its like do it too.
+
+        Raises:
+            HeadwayError: another process that lives is the worker.
+        """
+        if self._claimed_by == os.getpid() or not self._segment.writable:
+            return
+        words, me = self._segment.words, ProcessId.current()
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(
+                FileNotFoundError
+            ):  # unlinked: nobody else can open it any more
+                guard = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+                stack.callback(os.close, guard)
+                fcntl.flock(guard, fcntl.LOCK_EX)  # of two at once the second finds the first alive
+            writer = self.writer
+            if writer != me and writer.alive():
+                raise HeadwayError(
+                    f"arena {self.path} is being written by process {writer.pid}",
+                    remedy="end that process first, or give each process its own rank",
+                )
+            words[_PID] = 0  # never the new pid with the old start time
+            words[_START] = me.start_ticks
+            words[_PID] = me.pid
+        self._claimed_by = me.pid
+
+    @property
     def committed(self) -> int:
         """The newest step that this rank knows to be sealed by all ranks, -1 before the first."""
         return self._words[_COMMITTED] - 1
@@ -149,8 +196,10 @@ class Arena:
         unreleased.
 
         Raises:
-            HeadwayError: no slot is free; the caller sealed two steps without a commit between them.
+            HeadwayError: no slot is free; the caller sealed two steps without a commit between
+                them. Or another process is the worker.
         """
+        self.claim()
         index = self._free_slot()
         words, slot = self._words, _slot(index)
         words[slot + _STATE] = WRITING
@@ -189,6 +238,7 @@ class Arena:
 
     def commit(self, step: int) -> None:
         """Record that all ranks have sealed ``step`` (the worker's norm all-reduce said so)."""
+        self.claim()
         if self._words[_COMMITTED] < step + 1:
             self._words[_COMMITTED] = step + 1
 
@@ -198,6 +248,7 @@ class Arena:
         Dropped slots are free at once, wanted or not; a daemon that was reading one finds out by
         ``unchanged``.
         """
+        self.claim()
         if self._words[_COMMITTED] > step + 1:
             self._words[_COMMITTED] = step + 1
         for index in range(NUM_SLOTS):
@@ -259,7 +310,13 @@ class Arena:
         return data, bytes(self._segment.buffer[start : start + info.extra_nbytes])
 
     def close(self) -> None:
-        """Unmap. Views handed out stay valid."""
+        """Unmap and give up the worker's place, so that another process may claim it at once.
+
+        Views handed out stay valid.
+        """
+        if not self._segment.closed and self._claimed_by == os.getpid():
+            self._segment.words[_PID] = 0
+        self._claimed_by = -1
         self._words = memoryview(b"").cast("B")
         self._segment.close()
 

@@ -138,9 +138,23 @@ def _remove(run_id: str, folders: list[Path]) -> list[str]:
     done = []
     for folder in folders:
         if folder.is_dir() and not folder.is_symlink() and folder.stat().st_uid == os.getuid():
-            shutil.rmtree(folder, ignore_errors=True)
-            done.append(f"run {run_id}: removed {folder}")
+            reason = _remove_tree(folder)
+            done.append(
+                f"run {run_id}: cannot remove {folder}: {reason}; remove it by hand"
+                if folder.exists()
+                else f"run {run_id}: removed {folder}"
+            )
     return done
+
+
+def _remove_tree(folder: Path) -> str:
+    """Remove what can be removed; returns why the rest stays, "" if nothing does."""
+    try:
+        shutil.rmtree(folder)
+    except OSError as error:  # the first; the others must not keep what can go
+        shutil.rmtree(folder, ignore_errors=True)
+        return f"{error.strerror} ({error.filename})"
+    return ""
 
 
 def _scan() -> Iterator[RunProcess]:

@@ -15,6 +15,8 @@ import contextlib
 import errno
 import mmap
 import os
+import platform
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -30,11 +32,24 @@ PAGE_BYTES = 4096
 HEADER_BYTES = LINE_BYTES
 _MAGIC, _VERSION, _LENGTH = range(3)
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM})
+_NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT})
+_STORES_IN_ORDER = re.compile(r"x86_64|amd64|i[3-6]86", re.IGNORECASE)
 
 
 def round_up(value: int, multiple: int) -> int:
     """Smallest multiple of ``multiple`` that is >= ``value``."""
     return -(-value // multiple) * multiple
+
+
+def check_processor() -> None:
+    """Raises InputError on a processor that may show one's stores to others in another order."""
+    machine = platform.machine()
+    if not _STORES_IN_ORDER.fullmatch(machine):
+        raise InputError(
+            f"shared memory on {machine} is not supported: readers could see a snapshot, a batch "
+            "or a record before it is whole",
+            remedy="use x86-64 nodes; `python -m headway.trainer train` needs no shared memory",
+        )
 
 
 class Segment:
@@ -59,35 +74,33 @@ class Segment:
     ) -> Segment:
         """Make a segment of ``nbytes`` zero bytes plus header and let ``fill`` write the first content.
 
-        The file appears under ``path`` only when it is whole: it is built under a hidden name and linked.
-        All its memory is allocated and mapped before that, so later stores cannot meet a full device.
+        The file appears under ``path`` only when it is whole: it is built without a name, so that
+        a process that dies meanwhile leaves nothing, and linked. (A file system without nameless
+        files gets a hidden one, which the next ``create`` of this path removes if its maker is
+        dead.) All its memory is allocated and mapped before that, so later stores cannot meet a
+        full device.
 
         Raises:
-            InputError: the device is full, the folder is missing or not writable.
+            InputError: the device is full, the folder is missing or not writable, or the processor
+                is not x86-64.
             FileExistsError: ``path`` exists already.
         """
         if nbytes < HEADER_BYTES or len(magic) != WORD_BYTES:
             raise ValueError(f"a segment needs >= {HEADER_BYTES} bytes and a magic of {WORD_BYTES}")
-        # Not ``.bin``: whoever looks for segments by pattern must not meet a half-made one.
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
-        with contextlib.suppress(FileNotFoundError):
-            draft.unlink()
-        try:
-            segment = cls(path, _allocate(draft, path, nbytes), writable=True)
+        check_processor()
+        with _Draft(path) as draft:
+            segment = cls(path, _allocate(draft.fd, path, nbytes), writable=True)
             try:
                 segment.words[_VERSION] = version
                 segment.words[_LENGTH] = nbytes
                 if fill is not None:
                     fill(segment)
                 segment.words[_MAGIC] = int.from_bytes(magic, sys.byteorder)
-                os.link(draft, path)
+                draft.link()
             except BaseException:
                 segment.close()
                 raise
             return segment
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                draft.unlink()
 
     @classmethod
     def open(cls, path: Path, magic: bytes, version: int, *, writable: bool = False) -> Segment:
@@ -95,8 +108,9 @@ class Segment:
 
         Raises:
             CorruptError: other magic, other version, or a length that is not the recorded one.
-            FileNotFoundError: there is no such file.
+            FileNotFoundError: there is no such file. InputError: the processor is not x86-64.
         """
+        check_processor()
         fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             nbytes = os.fstat(fd).st_size
@@ -165,14 +179,53 @@ class Segment:
         self.close()
 
 
-def _allocate(draft: Path, path: Path, nbytes: int) -> mmap.mmap:
-    try:
-        fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise InputError(
-            f"cannot create {path}: {error.strerror}",
-            remedy="check that its folder exists and is yours",
-        ) from error
+class _Draft:
+    """A nameless file in the folder of ``path``, gone with the block unless ``link`` named it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._hidden: Path | None = None
+        try:
+            try:
+                self.fd = os.open(path.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            except OSError as error:
+                if error.errno not in _NO_TMPFILE:
+                    raise
+                self.fd = self._open_hidden()
+        except OSError as error:
+            raise InputError(
+                f"cannot create {path}: {error.strerror}",
+                remedy="check that its folder exists and is yours",
+            ) from error
+
+    def _open_hidden(self) -> int:
+        # Not ``.bin``: whoever looks for segments by pattern must not meet a half-made one.
+        for left in self._path.parent.glob(f".{self._path.name}.*"):
+            maker = left.name.rpartition(".")[2]
+            if maker == str(os.getpid()) or not Path("/proc", maker).exists():
+                left.unlink(missing_ok=True)
+        self._hidden = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        return os.open(self._hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+
+    def link(self) -> None:
+        """Raises FileExistsError if the name is taken."""
+        folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            # With the folder's descriptor Python calls linkat, which follows /proc/self/fd.
+            os.link(f"/proc/self/fd/{self.fd}", self._path.name, dst_dir_fd=folder)
+        finally:
+            os.close(folder)
+
+    def __enter__(self) -> _Draft:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.fd)
+        if self._hidden is not None:
+            self._hidden.unlink(missing_ok=True)
+
+
+def _allocate(fd: int, path: Path, nbytes: int) -> mmap.mmap:
     try:
         # ftruncate would succeed on a full tmpfs and the first store would then end the process (SIGBUS).
         os.posix_fallocate(fd, 0, nbytes)
@@ -187,5 +240,3 @@ def _allocate(draft: Path, path: Path, nbytes: int) -> mmap.mmap:
             f"{free.f_bavail * free.f_frsize / 2**20:.1f} MiB free",
             remedy="enlarge or empty the file system of shared memory (containers: --shm-size)",
         ) from error
-    finally:
-        os.close(fd)

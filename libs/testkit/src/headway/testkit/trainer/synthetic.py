@@ -28,6 +28,12 @@ class SyntheticSource:
         self._config, self._dp_rank, self._split = config, dp_rank, split
         self._start, self._taken = start_sample, 0
 
+    @property
+    def fingerprint(self) -> str:
+        """Of all that a sample depends on."""
+        model = self._config.model
+        return f"{self._config.data.seed}-{self._split}-{model.vocab_size}-{model.seq_len}"
+
     def next(self, abort: Callable[[], bool] | None = None) -> SyntheticBatch:
         """The next micro-batch; a tenth of its labels does not count."""
         del abort
@@ -60,8 +66,8 @@ def synthetic(config: RunConfig, rank: int) -> DataFactory:
     """The data factory of ``rank``."""
     dp_rank = config.parallel.grid.coordinates(rank).dp
 
-    def make(split: Split, start_sample: int, generation: int) -> SyntheticSource:
-        del generation
+    def make(split: Split, start_sample: int, generation: int, fingerprint: str) -> SyntheticSource:
+        del generation, fingerprint
         return SyntheticSource(config, dp_rank, split, start_sample)
 
     return make

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from pathlib import Path
 
+from headway.ckpt_store.config import StoreConfig
 from headway.common.config import diff, load
 from headway.common.errors import InputError
 from headway.common.log import get_logger
@@ -16,7 +17,7 @@ from headway.common.node.arena import Arena
 from headway.common.node.failpoints import configure
 from headway.common.node.files import replace_json
 from headway.common.node.janitor import end_node, leave_run
-from headway.common.node.process import ProcessId
+from headway.common.node.process import DEAD, ProcessId
 from headway.common.node.run_dir import NodePaths, RunDir, RunLock
 from headway.common.polling import wait_until
 from headway.common.wire.messages.driver import NodeBeat, Report, Seals, WorkerGone
@@ -27,6 +28,7 @@ from headway.launch.cluster import ClusterFolder
 from headway.trainer.config import RunConfig
 from headway.trainer.control.children import Children, Spec
 from headway.trainer.control.crew import Crew
+from headway.trainer.store_watch import StoreWatch
 
 MAX_REPORTS = 20_000  # about a day of steps without a driver; the oldest are dropped first
 DRAIN_LIMIT_S = 8.0
@@ -82,7 +84,6 @@ class NodeRun:
             endpoint=paths.endpoint("ckpt_store"),
             **common,
             checkpoints=self.run.checkpoints,
-            keep=self.config.ckpt.keep,
             world_size=self.config.parallel.world_size,
         )
         agent = _command(
@@ -99,15 +100,18 @@ class NodeRun:
         threads = self._env(threads=self.config.launch.threads_per_rank)
         return [
             Spec("dataloader", dataloader, env),
-            Spec("ckpt_store", ckpt_store, env),
+            Spec("ckpt_store", [*ckpt_store, *self._store_options()], env),
             Spec("agent", [*agent, *self._health_options()], env),
             Spec("zygote", zygote, {"MALLOC_ARENA_MAX": MALLOC_ARENAS, **threads}),
         ]
 
     def _health_options(self) -> list[str]:
         """The run's ``[health]`` table, as far as it differs from the defaults."""
-        changed = diff(HealthConfig(), self.config.health)
-        return [word for key, (_, value) in changed.items() for word in ("--set", f"{key}={value}")]
+        return _settings(HealthConfig(), self.config.health)
+
+    def _store_options(self) -> list[str]:
+        """The run's ``[ckpt]`` table in the same way."""
+        return _settings(StoreConfig(), self.config.ckpt)
 
     def _env(self, threads: int = 1) -> dict[str, str]:
         pools = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -220,11 +224,16 @@ class NodeRun:
 
     # ---- the end ------------------------------------------------------------------------------
     def end(self) -> None:
-        """Stop everything of the run on this node and remove what it left in memory; blocks some seconds."""
+        """Stop everything of the run on this node and remove what it left in memory.
+
+        Blocks some seconds, or for as long as the checkpoint store gets ahead with what is still
+        to be made durable.
+        """
         deadline = time.monotonic() + DRAIN_LIMIT_S
         found = {name: self.children.process(name) for name in self.children.names()}
         services = {name: process for name, process in found.items() if process is not None}
         driver = services.pop("driver", None)  # it ends by itself
+        store = services.pop("ckpt_store", None)
         workers = self.crew.processes()
         # All at once, so that each has the whole time; and services first: an agent that was told
         # sends no beat any more, which would report ranks that end in order as crashed.
@@ -232,8 +241,11 @@ class NodeRun:
             process.kill(signal.SIGTERM)
         if not _wait_for(workers, WORKERS_LIMIT_S):
             _kill(workers)  # a frozen rank takes no SIGTERM
+        if store is not None:
+            self._finish_store(store)
+            services["ckpt_store"] = store
         others = [*services.values(), *([driver] if driver else [])]
-        if not _wait_for([*workers, *others], deadline - time.monotonic()):
+        if not _wait_for([*workers, *others], max(0.0, deadline - time.monotonic())):
             _kill([*workers, *services.values()])
             _wait_for([*workers, *services.values()], KILL_LIMIT_S)
         self._save_last_records(services.get("agent"))
@@ -242,12 +254,49 @@ class NodeRun:
         self.lock.release()
         leave_run(self.paths.run_id)
 
+    def _finish_store(self, store: ProcessId) -> None:
+        """Let the store write what ranks want durable, then end it; each while it moves."""
+        watch = StoreWatch(self.paths.endpoint("ckpt_store"))
+        try:
+            is_done = watch.wait(lambda: not self._wanted() or not _can_run(store))
+            store.kill(signal.SIGTERM)
+            is_done = watch.wait(lambda: not _can_run(store)) and is_done
+            if self._wanted() or not is_done:
+                durable = watch.status.complete_step if watch.status is not None else None
+                log.warning(
+                    "the checkpoint store is ended before its work is done",
+                    undurable_steps=self._wanted(),
+                    durable_step=durable,
+                    checkpoints=str(self.run.checkpoints),
+                )
+        finally:
+            watch.close()
+        store.kill()
+
+    def _wanted(self) -> list[int]:
+        """The steps that ranks of this node still want durable."""
+        steps: set[int] = set()
+        for path in self.paths.segments("arena"):
+            with Arena.open(path, writable=False) as arena:
+                steps.update(info.step for info in arena.wanted())
+        return sorted(steps)
+
     def _save_last_records(self, agent: ProcessId | None) -> None:
         """Save what the agent did not: what its ranks had open, or all if it was dead or frozen."""
         if agent is not None and agent.alive():  # stuck in the kernel; two would save records twice
             log.warning("the agent does not end: the last flight records may not be saved")
             return
         FlightWindows(self.paths.shm_dir, self.run.events, self.node).save(final=True)
+
+
+def _settings(defaults: object, config: object) -> list[str]:
+    """``--set`` options for what differs from the defaults."""
+    changed = diff(defaults, config)
+    return [word for key, (_, value) in changed.items() for word in ("--set", f"{key}={value}")]
+
+
+def _can_run(process: ProcessId) -> bool:
+    return process.state() not in {*DEAD, "T"}
 
 
 def _kill(processes: list[ProcessId]) -> None:

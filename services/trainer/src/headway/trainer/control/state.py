@@ -86,7 +86,9 @@ class RunState(Decisions):
         self._mark(left.worker, "out")
         if left.reason == "error":
             self.causes.setdefault(left.detail, f"rank {left.rank} failed: {left.detail}")
-        if self.restore.source == "durable" and left.detail.startswith("CorruptError"):
+        if left.is_fatal:
+            return self._finish("failed", f"rank {left.rank}: {left.detail}", now)
+        if self.restore.source == "durable" and left.bad_checkpoint:
             self.max_durable = self.restore.step - 1  # an older checkpoint may still be good
         if self.phase not in ("joining", "running"):
             fields = {"worker": left.worker, "rank": left.rank, "reason": left.detail}

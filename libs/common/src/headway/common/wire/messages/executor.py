@@ -46,6 +46,10 @@ class LeftGeneration(Message, tag="executor.left_generation/1"):
     """``aborted``, ``peer`` (a peer's failure) or ``error`` (the worker's own exception)."""
     detail: str = ""
     """The exception, one line; with ``error`` the innermost frames of the traceback."""
+    bad_checkpoint: bool = False
+    """The durable checkpoint that was to be restored cannot be read: an older one may be good."""
+    is_fatal: bool = False
+    """No restart mends it: the run ends with ``detail``."""
 
 
 class StepMetrics(Message, tag="executor.step_metrics/1"):

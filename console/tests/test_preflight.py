@@ -1,0 +1,59 @@
+"""Every setting of the data has an effect, at the launch or in a rank."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from headway.common.config import from_dict
+from headway.common.node.run_dir import NodePaths
+from headway.console import preflight
+from headway.dataloader.config import DataConfig
+from headway.trainer import rank as rank_module
+from headway.trainer.config import RunConfig
+from headway.trainer.rank import Rank
+
+
+def test_every_setting_of_the_data_changes_what_a_run_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the stream, of the wait for it, or of the corpus that a launch makes."""
+
+    def effects(**values: Any) -> Any:
+        config = from_dict(RunConfig, {"data": {"path": str(tmp_path), **values}})
+        asked: list[Any] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(rank_module, "DataClient", lambda *a, **kw: asked.append((a, kw)))
+            Rank._open_data(
+                SimpleNamespace(  # type: ignore[arg-type]
+                    config=config,
+                    rank=0,
+                    _context=SimpleNamespace(paths=NodePaths("0123abcd", 0), fence=None),
+                ),
+                "train", 0, 0, "",
+            )  # fmt: skip
+
+            def prepare(command: list[str], **_: Any) -> Any:
+                asked.append(command)
+                return SimpleNamespace(returncode=0, stdout="", stderr="")
+
+            patch.setattr(preflight.subprocess, "run", prepare)
+            preflight._prepare(config, Path(config.data.path), lambda _: None)
+        return asked
+
+    others = {
+        "path": str(tmp_path / "other"),
+        "source": "debian-docs",
+        "vocab_size": 300,
+        "validation_fraction": 0.25,
+        "seed": 99,
+        "ring_slots": 32,
+        "wait_timeout_s": 7.5,
+    }
+    assert others.keys() == {field.name for field in dataclasses.fields(DataConfig)}
+    plain = effects()
+    for key, value in others.items():
+        assert effects(**{key: value}) != plain, f"data.{key} has no effect"

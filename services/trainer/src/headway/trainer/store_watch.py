@@ -1,0 +1,73 @@
+"""Is the node's checkpoint store getting ahead? Whoever waits for it waits as long as it does."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+
+from headway.common.errors import HeadwayError
+from headway.common.wire.client import Client
+from headway.common.wire.messages.ckpt_store import StoreStatus, StoreStatusReply
+
+STILL_LIMIT_S = 60.0
+"""A store that has neither written nor checked anything for so long is not waited for any more."""
+ASK_S = 0.5
+ANSWER_S = 0.25
+LOOK_S = 0.02
+
+
+class StoreWatch:
+    """Asks the store at ``endpoint`` how far it is; one that does not answer stands still.
+
+    To be used by one thread only.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        self._client = Client(endpoint)
+        self._ask_at_s = 0.0
+        self.status: StoreStatusReply | None = None
+        """The newest answer."""
+
+    def ask(self) -> StoreStatusReply | None:
+        """Its status now; None without an answer."""
+        with contextlib.suppress(HeadwayError):
+            self.status = self._client.call(StoreStatus(), StoreStatusReply, timeout_s=ANSWER_S)
+            return self.status
+        return None
+
+    def moved(self) -> bool:
+        """Whether it got ahead since it was asked before; asks every ``ASK_S`` at most."""
+        if time.monotonic() < self._ask_at_s:
+            return False
+        before = self.status
+        now = self.ask()
+        self._ask_at_s = time.monotonic() + ASK_S
+        return now is not None and (before is None or now.progress != before.progress)
+
+    def wait(
+        self,
+        done: Callable[[], bool],
+        *,
+        check: Callable[[], object] = lambda: None,
+        still_s: float | None = None,
+    ) -> bool:
+        """Wait until ``done``; False once the store has stood still for ``still_s``.
+
+        ``check`` is called meanwhile and may raise.
+        """
+        limit_s = STILL_LIMIT_S if still_s is None else still_s
+        self._ask_at_s = time.monotonic() + ASK_S  # who is about to be done is not asked
+        give_up_s = time.monotonic() + limit_s
+        while not done():
+            check()
+            if self.moved():
+                give_up_s = time.monotonic() + limit_s
+            elif time.monotonic() > give_up_s:
+                return False
+            time.sleep(LOOK_S)
+        return True
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._client.close()

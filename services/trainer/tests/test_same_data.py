@@ -1,0 +1,174 @@
+"""A resumed run reads on at the sample where it stopped, in the data that it began with."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from headway.common.node.arena import Arena
+from headway.dataloader.config import DataConfig
+from headway.dataloader.prepare import prepare
+from headway.testkit.data_daemon import write_tokens
+from headway.testkit.trainer.comm import ThreadComm, run_ranks
+from headway.testkit.trainer.layouts import small_run
+from headway.testkit.trainer.pool import JobFailed, WorkerPool
+from headway.testkit.trainer.sessions import VOCABULARY, arena_at, arena_of, one_rank, train_on
+from headway.testkit.trainer.synthetic import SyntheticSource
+from headway.testkit.trainer.training import train_layout
+from headway.trainer.batches import BatchSource, Split
+from headway.trainer.config import RunConfig
+from headway.trainer.errors import RefusedError
+from headway.trainer.generation import Session
+from headway.trainer.parallel.channel import Channels
+from headway.trainer.parallel.groups import Groups
+from headway.trainer.snapshot import Extra
+from headway.trainer.steering import readers_of_other_data
+from headway.trainer.step import NoHooks
+from headway.trainer.torchrun import _data
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def test_a_resume_with_another_global_batch_neither_repeats_nor_skips_a_sample(
+    tmp_path: Path,
+) -> None:
+    started: list[int] = []
+    taken: list[int] = []
+
+    class Watched(SyntheticSource):
+        def next(self, abort: Callable[[], bool] | None = None) -> Any:
+            batch = super().next(abort)
+            if self._split == "train":
+                taken.append(batch.sample)
+            return batch
+
+    def session(global_batch_size: int) -> Session:
+        config = one_rank(global_batch_size=global_batch_size)
+
+        def make(split: Split, start: int, generation: int, fingerprint: str) -> BatchSource:
+            del generation, fingerprint
+            if split == "train":
+                started.append(start)
+            return Watched(config, 0, split, start)
+
+        return Session(config, 0, data_factory=make, open_arena=arena_at(tmp_path / "a"))
+
+    train_on(session(8), 3)
+    resumed = session(16)
+    train_on(resumed, 5, step=3, generation=1)
+    train_on(session(8), 6, step=5, generation=2)
+    assert started == [0, 24, 56]
+    assert taken == list(range(0, 64, 2)), "micro-batches of 2, each sample once"
+    assert resumed.samples == 56
+    with Arena.open(tmp_path / "a", writable=False) as arena:
+        assert Extra.unpack(arena.view(6)[1]).samples == 64
+
+
+def _corpus(folder: Path, *, split: str = "") -> Path:
+    """Prepared data; those of ``split`` alone have a document less than without it."""
+    text, draw = folder.with_name(f"{folder.name}-text"), random.Random(3)
+    shutil.rmtree(text, ignore_errors=True)
+    text.mkdir()
+    for number in range(20):
+        words = ("".join(draw.choices("abcdefgh", k=draw.randrange(2, 7))) for _ in range(60))
+        (text / f"{number}.txt").write_text(" ".join(words))
+    data = DataConfig(
+        path=str(folder), source=str(text), vocab_size=VOCABULARY, validation_fraction=0.3
+    )
+    prepare(data, force=True)
+    if split:
+        for name in (f"{split}.bin", f"{split}.idx"):
+            (folder / name).unlink()
+        write_tokens(folder / split, [60] * 12, vocab_size=VOCABULARY)
+    return folder
+
+
+def _read(config: RunConfig, folder: Path) -> Session:
+    return Session(config, 0, data_factory=_data(config, 0), open_arena=arena_at(folder / "arena"))
+
+
+@pytest.mark.parametrize("is_same_process", [True, False], ids=["generation", "start"])
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_other_data_than_the_run_began_with_are_refused_by_name(
+    tmp_path: Path, split: str, is_same_process: bool
+) -> None:
+    config = one_rank(_corpus(tmp_path / "data"), eval_every=2)
+    session = _read(config, tmp_path)
+    train_on(session, 3)
+    _corpus(tmp_path / "data", split=split)
+    again = session if is_same_process else _read(config, tmp_path)
+    if not is_same_process:
+        arena_of(session).close()
+    with pytest.raises(RefusedError, match=f"{split}.*changed") as refused:
+        train_on(again, 6, step=3, generation=1)
+    assert "bring the old data back" in str(refused.value)
+    assert str(tmp_path / "data") in str(refused.value)
+
+
+def test_the_same_data_go_on_bit_for_bit(tmp_path: Path) -> None:
+    (tmp_path / "broken").mkdir()
+    config = one_rank(_corpus(tmp_path / "data"), eval_every=2)
+    whole = train_on(_read(config, tmp_path), 6)
+    first = train_on(_read(config, tmp_path / "broken"), 3)
+    _corpus(tmp_path / "data")  # prepared again, with the same result
+    rest = train_on(_read(config, tmp_path / "broken"), 6, step=3, generation=1)
+    assert first + rest == whole
+
+
+def test_snapshots_of_before_fingerprints_were_kept_load_and_are_given_one(tmp_path: Path) -> None:
+    config = one_rank(_corpus(tmp_path / "data"))
+    session = _read(config, tmp_path)
+    train_on(session, 2)
+    with Arena.open(tmp_path / "arena", writable=False) as arena:
+        kept = Extra.unpack(arena.view(2)[1])
+    assert kept.fingerprint and kept.validation_fingerprint
+    session.join(Groups.alone(1))
+    session.load("durable", 2, (np.zeros(arena_of(session).slot_bytes, np.uint8),
+                                Extra(step=2, samples=32).pack()))  # fmt: skip
+    session.run(NoHooks(), 3)
+    session.leave()
+    with Arena.open(tmp_path / "arena", writable=False) as arena:
+        assert Extra.unpack(arena.view(3)[1]).fingerprint == kept.fingerprint
+
+
+def test_ranks_that_read_other_data_are_told_by_number_and_those_that_read_none_are_not() -> None:
+    prints = ["a", "", "a", "b", "", "c"]
+
+    def member(comm: ThreadComm) -> list[int]:
+        device = torch.device("cpu")
+        return readers_of_other_data(comm, Channels(), prints[comm.rank], device)
+
+    assert run_ranks(6, member) == [[3, 5]] * 6
+    assert run_ranks(
+        2, lambda c: readers_of_other_data(c, Channels(), "", torch.device("cpu"))
+    ) == [
+        [],
+        [],
+    ]
+
+
+def test_nodes_with_different_copies_of_the_data_do_not_begin_to_train(
+    pool: WorkerPool, tmp_path: Path
+) -> None:
+    settings = small_run("fp32", parallel={"dp": 2}, world_size=2)
+    other = {**settings, "data": {"seed": 7}}  # the synthetic source's data follow from it
+    generation = pool.next_generation()
+    args = [
+        {
+            "config": config,
+            "rank": rank,
+            "generation": generation,
+            "folder": str(tmp_path),
+            "until": 2,
+        }
+        for rank, config in enumerate((settings, other))
+    ]
+    with pytest.raises(JobFailed, match=r"ranks \[1\] read other train data"):
+        pool.run("headway.testkit.trainer.training:train", args)
+    assert train_layout(pool, settings, 2, tmp_path / "same", 2).losses.keys() == {0, 1}

@@ -1,0 +1,91 @@
+"""Other data end a run by name and its own let it go on; a damaged checkpoint is passed over."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from headway.ckpt_store.client import newest
+from headway.console.run import Run
+from headway.testkit.data_daemon import write_tokens
+
+TINY = Path(__file__).resolve().parents[2] / "examples" / "tiny.toml"
+
+
+def _command(machine: Any, *overrides: str) -> list[Any]:
+    settings = machine.settings(machine.two_ranks, overrides)
+    return ["run", TINY, "--runs-dir", machine.runs, *settings]
+
+
+def _wait_for_step(machine: Any, step: int) -> Run:
+    path = machine.runs / "tiny"
+
+    def is_there() -> bool:
+        rows = Run(path).query("SELECT MAX(step) FROM metrics")
+        return bool(rows) and rows[0][0] is not None and int(rows[0][0]) >= step
+
+    machine.wait_until(lambda: (path / "run.json").exists() and is_there(), f"step {step}")
+    return Run(path)
+
+
+@pytest.mark.timeout(300)
+def test_other_data_end_a_run_at_its_next_generation_or_start_and_its_own_let_it_go_on(
+    machine: Any,
+) -> None:
+    data, kept = machine.folder / "data", machine.folder / "kept"
+    for copy in (data, kept):
+        shutil.copytree(machine.corpus, copy)
+    # no checkpoint can be tried instead of another: the failure must not lead back through them
+    overrides = (f"data.path={data}", "train.steps=1000000", "ckpt.durable_every=5")
+    foreground = machine.start(*_command(machine, *overrides))
+    run = _wait_for_step(machine, 12)
+    for file in data.glob("train.*"):
+        file.unlink()
+    write_tokens(data / "train", [500] * 60, vocab_size=512)
+    machine.headway("inject", "tiny", "kill", "--rank", "1", "--runs-dir", machine.runs)
+    assert foreground.wait(120) == 1, machine.output.read_text()
+    assert run.outcome == "failed"
+    detail = run.fact("detail")
+    assert str(data / "train") in detail and "has changed" in detail, detail
+    assert "bring the old data back" in detail
+    generations = run.query("SELECT COUNT(*) FROM events WHERE name = 'generation'")
+    assert int(generations[0][0]) == 2, "it was not tried again"
+    machine.assert_clean("tiny")
+
+    text = machine.headway(*_command(machine, *overrides), code=1)
+    assert "has changed" in text
+    generations = run.query("SELECT COUNT(*) FROM events WHERE name = 'generation'")
+    assert int(generations[0][0]) == 3
+    shutil.rmtree(data)
+    shutil.copytree(kept, data)
+    last = max(int(row[0]) for row in run.query("SELECT step FROM metrics"))
+    resumed = machine.start(*_command(machine, *overrides))
+    _wait_for_step(machine, last + 5)
+    os.kill(resumed.pid, signal.SIGINT)
+    assert resumed.wait(60) == 0, machine.output.read_text()
+    assert run.outcome == "stopped"
+
+
+@pytest.mark.timeout(240)
+def test_a_damaged_newest_checkpoint_is_passed_over_for_the_one_before(machine: Any) -> None:
+    overrides = ("train.steps=1000000", "ckpt.durable_every=5")
+    foreground = machine.start(*_command(machine, *overrides))
+    run = _wait_for_step(machine, 12)
+    os.kill(foreground.pid, signal.SIGINT)
+    assert foreground.wait(60) == 0, machine.output.read_text()
+    damaged = newest(run.folder.checkpoints)
+    assert damaged is not None
+    older = newest(run.folder.checkpoints, max_step=damaged.step - 1)
+    assert older is not None
+    with (damaged.path / "rank-1.safetensors").open("r+b") as file:
+        file.seek(-100, os.SEEK_END)
+        file.write(b"\x5a" * 50)
+    steps = (f"train.steps={damaged.step + 3}", "ckpt.durable_every=5")
+    text = machine.headway(*_command(machine, *steps))
+    assert f"resumes from step {older.step} (durable)" in text
+    assert f"finished after step {damaged.step + 3}" in text
+    machine.assert_clean("tiny")
