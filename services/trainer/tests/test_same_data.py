@@ -71,7 +71,7 @@ def test_a_resume_with_another_global_batch_neither_repeats_nor_skips_a_sample(
 
 
 def _corpus(folder: Path, *, split: str = "") -> Path:
-    """Prepared data; those of ``split`` alone have a document less than without it."""
+    """Prepared data; those of ``split`` have the same sizes and other tokens than without it."""
     text, draw = folder.with_name(f"{folder.name}-text"), random.Random(3)
     shutil.rmtree(text, ignore_errors=True)
     text.mkdir()
@@ -82,10 +82,10 @@ def _corpus(folder: Path, *, split: str = "") -> Path:
         path=str(folder), source=str(text), vocab_size=VOCABULARY, validation_fraction=0.3
     )
     prepare(data, force=True)
-    if split:
-        for name in (f"{split}.bin", f"{split}.idx"):
-            (folder / name).unlink()
-        write_tokens(folder / split, [60] * 12, vocab_size=VOCABULARY)
+    for name in ("train", "validation"):
+        for file in folder.glob(f"{name}.*"):
+            file.unlink()
+        write_tokens(folder / name, [60] * 12, vocab_size=VOCABULARY, seed=int(name == split))
     return folder
 
 
