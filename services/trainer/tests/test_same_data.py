@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,9 @@ from headway.trainer.config import RunConfig
 from headway.trainer.errors import RefusedError
 from headway.trainer.generation import Session
 from headway.trainer.parallel.channel import Channels
+from headway.trainer.parallel.comm import Aborted
 from headway.trainer.parallel.groups import Groups
+from headway.trainer.rank import Rank
 from headway.trainer.snapshot import Extra
 from headway.trainer.steering import readers_of_other_data
 from headway.trainer.step import NoHooks
@@ -172,3 +175,13 @@ def test_nodes_with_different_copies_of_the_data_do_not_begin_to_train(
     with pytest.raises(JobFailed, match=r"ranks \[1\] read other train data"):
         pool.run("headway.testkit.trainer.training:train", args)
     assert train_layout(pool, settings, 2, tmp_path / "same", 2).losses.keys() == {0, 1}
+
+
+def test_a_rank_that_waits_for_its_data_leaves_when_its_generation_is_fenced(rank: Rank) -> None:
+    rank._session.load("init")
+    fenced = threading.Timer(0.3, rank._context.fence.abort, (0,), {"limit_s": 0.0})
+    fenced.start()
+    with pytest.raises(Aborted):
+        rank._session.run(NoHooks())  # nobody serves data on this node
+    fenced.join()
+    assert rank.config.data.wait_timeout_s > 100

@@ -186,6 +186,8 @@ class Rank:
             ),
             reader=readers.index(self.rank),
             timeout_s=config.data.wait_timeout_s,
+            abort=lambda: self._context.fence.is_fenced(generation),
+            copy=False,  # the batch reader makes its own, of another type
         )
 
     def _sample(self, generation: int) -> None:

@@ -184,7 +184,7 @@ def _data(config: RunConfig, rank: int) -> DataFactory:
 
     def make(split: Split, start_sample: int, generation: int, fingerprint: str) -> DataClient:
         spec = replica_stream(config, split, start_sample, generation, dp_rank, 1, fingerprint)
-        return DataClient(None, spec=spec)
+        return DataClient(None, spec=spec, copy=False)
 
     return make
 
