@@ -50,7 +50,7 @@ def test_other_data_end_a_run_at_its_next_generation_or_start_and_its_own_let_it
     assert foreground.wait(120) == 1, machine.output.read_text()
     assert run.outcome == "failed"
     detail = run.fact("detail")
-    assert str(data / "train") in detail and "has changed" in detail, detail
+    assert f"{data}, train, has changed" in detail, detail
     assert "bring the old data back" in detail
     generations = run.query("SELECT COUNT(*) FROM events WHERE name = 'generation'")
     assert int(generations[0][0]) == 2, "it was not tried again"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,9 @@ from headway.trainer.config import RunConfig
 from headway.trainer.errors import RefusedError
 from headway.trainer.generation import Session
 from headway.trainer.parallel.channel import Channels
+from headway.trainer.parallel.comm import Aborted
 from headway.trainer.parallel.groups import Groups
+from headway.trainer.rank import Rank
 from headway.trainer.snapshot import Extra
 from headway.trainer.steering import readers_of_other_data
 from headway.trainer.step import NoHooks
@@ -71,7 +74,7 @@ def test_a_resume_with_another_global_batch_neither_repeats_nor_skips_a_sample(
 
 
 def _corpus(folder: Path, *, split: str = "") -> Path:
-    """Prepared data; those of ``split`` alone have a document less than without it."""
+    """Prepared data; those of ``split`` have the same sizes and other tokens than without it."""
     text, draw = folder.with_name(f"{folder.name}-text"), random.Random(3)
     shutil.rmtree(text, ignore_errors=True)
     text.mkdir()
@@ -82,10 +85,10 @@ def _corpus(folder: Path, *, split: str = "") -> Path:
         path=str(folder), source=str(text), vocab_size=VOCABULARY, validation_fraction=0.3
     )
     prepare(data, force=True)
-    if split:
-        for name in (f"{split}.bin", f"{split}.idx"):
-            (folder / name).unlink()
-        write_tokens(folder / split, [60] * 12, vocab_size=VOCABULARY)
+    for name in ("train", "validation"):
+        for file in folder.glob(f"{name}.*"):
+            file.unlink()
+        write_tokens(folder / name, [60] * 12, vocab_size=VOCABULARY, seed=int(name == split))
     return folder
 
 
@@ -172,3 +175,13 @@ def test_nodes_with_different_copies_of_the_data_do_not_begin_to_train(
     with pytest.raises(JobFailed, match=r"ranks \[1\] read other train data"):
         pool.run("headway.testkit.trainer.training:train", args)
     assert train_layout(pool, settings, 2, tmp_path / "same", 2).losses.keys() == {0, 1}
+
+
+def test_a_rank_that_waits_for_its_data_leaves_when_its_generation_is_fenced(rank: Rank) -> None:
+    rank._session.load("init")
+    fenced = threading.Timer(0.3, rank._context.fence.abort, (0,), {"limit_s": 0.0})
+    fenced.start()
+    with pytest.raises(Aborted):
+        rank._session.run(NoHooks())  # nobody serves data on this node
+    fenced.join()
+    assert rank.config.data.wait_timeout_s > 100
