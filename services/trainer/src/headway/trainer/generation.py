@@ -120,6 +120,7 @@ class Session:
         total = self.config.train.steps if until is None else until
         trainer = TrainStep(self._parts(), hooks, self._reader("train"))
         trainer.applied, trainer.durable_due = self._extra.command, self._extra.durable_due
+        trainer.skipped = self._extra.skipped
         if self._ready_snapshots().sealed < self.step:
             trainer.snapshot(self.step, durable=False)
         trainer.directive = hooks.apply(self.step, trainer.applied, trainer.applied)

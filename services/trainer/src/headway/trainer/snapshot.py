@@ -42,6 +42,8 @@ class Extra:
     """Newest steering command applied."""
     durable_due: bool = False
     """A durable snapshot was asked for and not yet marked, because the store was busy."""
+    skipped: int = 0
+    """Steps so far whose update was skipped: the optimizer's count is ``step - skipped``."""
 
     def pack(self) -> bytes:
         """MessagePack."""
