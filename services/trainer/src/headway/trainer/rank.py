@@ -113,6 +113,9 @@ class Rank:
     def close(self) -> None:
         """The worker takes another rank."""
         self._session.close()
+        del (
+            self._session
+        )  # it holds methods of this object: only a full collection would free the model
         if self._arena is not None:
             self._arena.close()
 

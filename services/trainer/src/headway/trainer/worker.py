@@ -22,6 +22,7 @@ from headway.common.wire.message import Message
 from headway.common.wire.messages.executor import LeftGeneration, StoreOpened, WorkerBeat
 from headway.common.wire.messages.worker import Abort, Assign, Quit, Steer, StoreAddress
 from headway.trainer.config import RunConfig
+from headway.trainer.failures import breaks_device, reason_of
 from headway.trainer.link import Link, WorkerStatus
 from headway.trainer.parallel.comm import Aborted
 from headway.trainer.parallel.fence import Fence
@@ -108,10 +109,13 @@ class Worker:
         if silent_s > self.config.recovery.orphan_limit_s:
             self._quit(f"no executor for {silent_s:.0f} s")
 
-    def _quit(self, reason: str) -> None:
-        """End the process from any thread; the newest committed snapshot stays in the arena."""
-        self.words.write(0, reason)
-        os._exit(0)
+    def _quit(self, reason: str, code: int = 0) -> None:
+        """End the process from any thread; the newest committed snapshot stays in the arena.
+
+        At once, because the destructors of a CUDA context that is broken may never return.
+        """
+        self.words.write(code, reason)
+        os._exit(code)
 
     # ---- the main thread ----------------------------------------------------------------------
     def run(self) -> int:
@@ -145,9 +149,12 @@ class Worker:
         except Aborted:
             pass
         except Exception as error:
-            reason, detail = ("peer" if _is_transport(error) else "error"), _one_line(error)
+            reason, detail = reason_of(error), _one_line(error)
             if reason == "error":
                 log.exception("the step failed")
+            if breaks_device(error):
+                # no word to the executor: it would assign this process again before it sees it end
+                self._quit(detail, code=1)
             traceback.clear_frames(error.__traceback__)
         finally:
             self.fence.leave(broken=broken)
@@ -186,15 +193,6 @@ class Worker:
                 self._stores.put(found)
                 break
         raise Aborted
-
-
-def _is_transport(error: BaseException) -> bool:
-    """Whether a peer's failure explains the error: torch raises plain RuntimeErrors, told apart by their text."""
-    text = str(error).lower()
-    return isinstance(error, RuntimeError | OSError) and any(
-        word in text
-        for word in ("gloo", "connection", "socket", "nccl", "timed out", "store", "peer")
-    )
 
 
 def _one_line(error: BaseException) -> str:

@@ -215,7 +215,12 @@ class _NcclFactory:
             return Solo()
         self._channels.check()
         store, place = _dist.PrefixStore(f"{name}{min(ranks)}", self._store), ranks.index(rank)
-        group = nccl_group(store, place, len(ranks), self._timeout_s, self._device)
+        try:
+            group = nccl_group(store, place, len(ranks), self._timeout_s, self._device)
+        except RuntimeError as error:
+            if self._store.is_lost:
+                raise PeerLost(str(error)) from None
+            raise
         self._joint.add(group)
         return NcclComm(group, self._channels, place, len(ranks))
 

@@ -178,6 +178,8 @@ class StoreClient(_dist.Store):  # type: ignore[misc]  # torch's stubs export no
     def __init__(self, host: str, port: int, timeout_s: float) -> None:
         super().__init__()
         self._lock = threading.Lock()
+        self.is_lost = False
+        """A call has failed. NCCL wraps that in an error of its own, which does not say so."""
         try:
             self._socket = socket.create_connection((host, port), timeout=timeout_s)
         except OSError as error:
@@ -225,6 +227,7 @@ class StoreClient(_dist.Store):  # type: ignore[misc]  # torch's stubs export no
                 (length,) = _LENGTH.unpack(self._receive(_LENGTH.size))
                 return _decode_reply(self._receive(length))
         except (OSError, msgspec.MsgspecError) as error:
+            self.is_lost = True
             raise PeerLost(f"the generation's store is gone: {error}") from None
 
     def _receive(self, count: int) -> bytes:
