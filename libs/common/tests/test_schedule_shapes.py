@@ -140,6 +140,42 @@ def test_a_misplaced_action_is_refused(
         validate(changed(lowered, rank, change(list(lowered.ranks[rank]))))
 
 
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved"])
+def test_a_reduction_before_the_send_that_the_stage_before_waits_for_is_refused(name: str) -> None:
+    lowered = lower(generate(name, pp=2, vp=2 if name == "interleaved" else 1, num_micro_batches=4))
+    for rank, order in enumerate(lowered.ranks):
+        for place, action in enumerate(order):
+            if action.kind is not Kind.REDUCE_SCATTER or order[place - 1].kind not in SENDS:
+                continue
+            swapped = [*order[: place - 1], action, order[place - 1], *order[place + 1 :]]
+            with pytest.raises(ConfigError, match=f"rank {rank} SEND_BACKWARD.* does not follow"):
+                validate(changed(lowered, rank, swapped))
+            break
+        else:
+            assert rank == 0 and name != "interleaved", "a stage with none before it sends nothing"
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from(["gpipe", "1f1b", "zb-h1", "interleaved", "forward-only"]),
+    st.integers(1, 8),
+    st.integers(1, 4),
+    st.integers(1, 4),
+)
+def test_nothing_but_receives_stands_between_a_result_and_its_send(
+    name: str, pp: int, vp: int, groups: int
+) -> None:
+    schedule = lower(
+        make(name, pp, vp if name in ("interleaved", "forward-only") else 1, groups * pp)
+    )
+    for order in schedule.ranks:
+        for index, action in enumerate(order):
+            if action.kind in SENDS:
+                before = next(a for a in reversed(order[:index]) if a.kind not in RECEIVES)
+                assert before.kind in COMPUTE
+                assert (before.chunk, before.micro_batch) == (action.chunk, action.micro_batch)
+
+
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_another_number_of_lists_than_pp_is_refused(count: int) -> None:
     lowered = lower(generate("1f1b", pp=2, num_micro_batches=2))

@@ -21,8 +21,10 @@ from headway.testkit.trainer.synthetic import synthetic
 from headway.trainer.config import RunConfig
 from headway.trainer.errors import RefusedError
 from headway.trainer.generation import Session
+from headway.trainer.optim.adamw import AdamW
 from headway.trainer.optim.schedule import learning_rate
 from headway.trainer.parallel.comm import Aborted
+from headway.trainer.parallel.flat import FlatChunk
 from headway.trainer.parallel.groups import Groups
 from headway.trainer.sample import sample_text
 from headway.trainer.snapshot import Extra, Snapshots
@@ -167,6 +169,52 @@ def test_a_number_that_is_not_finite_skips_the_update_and_says_so() -> None:
     assert not changed.any()
 
 
+def test_a_skipped_step_is_no_update_for_bias_correction_and_rate_also_after_a_recovery(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[int] = []
+    adamw = AdamW.step
+
+    def step(self: AdamW, flat: FlatChunk, lr: float, updates: int, grad_scale: float) -> None:
+        counts.append(updates)
+        adamw(self, flat, lr, updates, grad_scale)
+
+    monkeypatch.setattr(AdamW, "step", step)
+    config = _config()
+    session, first, second = _session(config, tmp_path), _Hooks(), _Hooks()
+    good = torch.zeros(())
+
+    def spoil(result: StepResult) -> None:
+        # step 2 computes with a number that is not finite, and the weights are as they were after it
+        master = session.flats[0].master
+        if result.step == 1:
+            good.copy_(master[7])
+            master[7] = float("nan")
+        if result.step == 2:
+            master[7] = good
+
+    first.after = spoil
+    session.join(Groups.alone(1))
+    session.load("init")
+    session.run(first, 4)
+    session.leave()
+    assert [result.skipped for result in first.results] == [False, False, True, False]
+    with Arena.open(tmp_path / "arena-0.bin") as arena:
+        for info in arena.wanted():
+            arena.release(info)  # as a store does
+    again = _session(
+        config, tmp_path
+    )  # as a standby has it: only the arena knows of the skipped step
+    again.join(Groups.alone(2))
+    again.load("arena", 4)
+    again.run(second, 6)
+    again.leave()
+    assert counts == [0, 1, 2, 3, 4]
+    planned = [learning_rate(config.optim, update, config.train.steps) for update in range(5)]
+    lrs = [result.lr for result in first.results + second.results]
+    assert lrs == [*planned[:2], planned[2], *planned[2:]]
+
+
 def test_a_fenced_session_leaves_and_can_be_loaded_again(tmp_path: Path) -> None:
     session = _session(_config(), tmp_path)
     groups = Groups.alone(1)
@@ -225,10 +273,10 @@ def test_a_durable_state_of_another_size_is_refused() -> None:
 
 
 def test_extra_state_survives_packing_and_garbage_is_refused() -> None:
-    extra = Extra(step=7, samples=112, command=3, durable_due=True, fingerprint="f")
+    extra = Extra(step=7, samples=112, command=3, durable_due=True, fingerprint="f", skipped=2)
     assert Extra.unpack(extra.pack()) == extra
-    old = {"step": 7, "samples": 112, "command": 3, "durable_due": True}
-    assert Extra.unpack(msgspec.msgpack.encode(old)).fingerprint == ""
+    older = msgspec.msgpack.encode({"step": 7, "samples": 112, "command": 3})
+    assert Extra.unpack(older) == Extra(step=7, samples=112, command=3), "of an older release"
     with pytest.raises(CorruptError):
         Extra.unpack(b"\x93garbage")
 

@@ -152,6 +152,7 @@ class Session:
         trainer = TrainStep(self._parts(), hooks, self._reader("train"))
         trainer.applied, trainer.durable_due = self._extra.command, self._extra.durable_due
         trainer.samples = self.samples
+        trainer.skipped = self._extra.skipped
         if self.ready_snapshots().sealed < self.step:
             trainer.snapshot(self.step, durable=False)
         trainer.directive = hooks.apply(self.step, trainer.applied, trainer.applied)

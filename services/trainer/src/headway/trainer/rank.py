@@ -119,6 +119,8 @@ class Rank:
         """The worker takes another rank."""
         self._session.close()
         self._store.close()
+        # It holds methods of this object: only a full collection would free the model.
+        del self._session
         if self._arena is not None:
             self._arena.close()
 

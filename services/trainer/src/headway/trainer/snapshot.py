@@ -46,6 +46,8 @@ class Extra:
     """Of the training data, "" where this rank has read none; other data are refused."""
     validation_fingerprint: str = ""
     """Of the validation data, in the same way."""
+    skipped: int = 0
+    """Steps so far whose update was skipped: the optimizer's count is ``step - skipped``."""
 
     def pack(self) -> bytes:
         """MessagePack."""

@@ -26,7 +26,7 @@ from headway.trainer.optim.schedule import clip_scale, learning_rate
 from headway.trainer.parallel.data import DataParallel
 from headway.trainer.parallel.flat import FlatChunk
 from headway.trainer.parallel.groups import Groups
-from headway.trainer.parallel.pipeline import Pipeline
+from headway.trainer.parallel.pipeline import Handler, Pipeline
 from headway.trainer.parallel.tensor import TensorParallel
 from headway.trainer.recorder import Recorder
 from headway.trainer.snapshot import Extra, Snapshots
@@ -161,6 +161,8 @@ class TrainStep:
         self.durable_due = False
         self.samples = 0
         """Global samples consumed before the next step."""
+        self.skipped = 0
+        """Steps before the next one that left the state as it was."""
         self._busy = False
 
     def run(self, step: int) -> StepResult:
@@ -173,9 +175,8 @@ class TrainStep:
         with self._parts.recorder.record(Kind.STEP, step=step):
             for flat in self._parts.flats:
                 flat.zero_grads()
-            run = _Run(
-                step, learning_rate(self._parts.config.optim, step, self._parts.config.train.steps)
-            )
+            updates, steps = step - self.skipped, self._parts.config.train.steps
+            run = _Run(step, learning_rate(self._parts.config.optim, updates, steps))
             if self.directive.lr is not None:
                 run.lr = self.directive.lr
             self._pass(run).run()
@@ -194,15 +195,14 @@ class TrainStep:
         parts = self._parts
         with parts.recorder.record(Kind.EVAL, step=step):
             self._data.gather_all(step)
-            pipeline = self._pipeline(self._eval_actions, step, train=False)
             tokens = 0.0
 
-            def data(_: Action) -> None:
+            def data(pipeline: Pipeline, _: Action) -> None:
                 nonlocal tokens
                 pipeline.batches = self._take(reader, 0, parts.config.train.eval_batches)
                 tokens = sum(batch.num_tokens for batch in pipeline.batches)
 
-            pipeline.handle(Kind.DATA, data)
+            pipeline = self._pipeline(self._eval_actions, step, {Kind.DATA: data}, train=False)
             pipeline.run()
             sums = self._add_up(0.0, pipeline.loss_sum, tokens)
         return sums.mean_loss
@@ -233,32 +233,36 @@ class TrainStep:
             durable_due=self.durable_due and not durable,
             fingerprint=self._parts.fingerprints["train"],
             validation_fingerprint=self._parts.fingerprints["validation"],
+            skipped=self.skipped,
         )
         with self._parts.recorder.record(Kind.SNAPSHOT, step=step - 1):
             self._parts.snapshots.begin(step, self._parts.groups.generation, extra, durable=durable)
 
     def _pass(self, run: _Run) -> Pipeline:
-        pipeline = self._pipeline(self._actions, run.step, train=True)
         step = run.step
 
-        def data(_: Action) -> None:
+        def data(pipeline: Pipeline, _: Action) -> None:
             with self._parts.recorder.record(Kind.DATA, step=step):
                 pipeline.batches = self._take(self._reader, self.samples, 1)
                 run.num_tokens = sum(batch.num_tokens for batch in pipeline.batches)
 
-        def reduce(action: Action) -> None:
+        def reduce(_: Pipeline, action: Action) -> None:
             self._parts.chunks[action.chunk].finish_grads()
             self._data.reduce(action.chunk, step)
 
-        pipeline.handle(Kind.DATA, data)
-        pipeline.handle(Kind.ALL_GATHER, lambda action: self._data.gather(action.chunk, step))
-        pipeline.handle(Kind.REDUCE_SCATTER, reduce)
-        pipeline.handle(Kind.NORM, lambda _: self._norm(run, pipeline.loss_sum))
-        pipeline.handle(Kind.OPTIMIZER, lambda _: self._optimize(run))
-        pipeline.handle(Kind.SNAPSHOT, lambda _: self._snapshot_after(step))
-        return pipeline
+        handlers: dict[Kind, Handler] = {
+            Kind.DATA: data,
+            Kind.ALL_GATHER: lambda _, action: self._data.gather(action.chunk, step),
+            Kind.REDUCE_SCATTER: reduce,
+            Kind.NORM: lambda pipeline, _: self._norm(run, pipeline.loss_sum),
+            Kind.OPTIMIZER: lambda *_: self._optimize(run),
+            Kind.SNAPSHOT: lambda *_: self._snapshot_after(step),
+        }
+        return self._pipeline(self._actions, step, handlers, train=True)
 
-    def _pipeline(self, actions: Sequence[Action], step: int, *, train: bool) -> Pipeline:
+    def _pipeline(
+        self, actions: Sequence[Action], step: int, handlers: Mapping[Kind, Handler], *, train: bool
+    ) -> Pipeline:
         parts = self._parts
         return Pipeline(
             actions,
@@ -270,6 +274,7 @@ class TrainStep:
             loss_scale=1.0 / self._loss_unit,
             train=train,
             overlap=parts.config.parallel.overlap_p2p,
+            handlers=handlers,
             check=parts.groups.channels.check,
             before_compute=lambda chunk: self._data.ready(chunk, step),
         )
@@ -329,10 +334,11 @@ class TrainStep:
 
     def _optimize(self, run: _Run) -> None:
         if not run.is_finite:
+            self.skipped += 1
             return
         with self._parts.recorder.record(Kind.OPTIMIZER, step=run.step):
             for chunk, flat in enumerate(self._parts.flats):
-                self._adamw.step(flat, run.lr, run.step, run.grad_scale)
+                self._adamw.step(flat, run.lr, run.step - self.skipped, run.grad_scale)
                 failpoint("worker.mid_optimizer", step=run.step, chunk=chunk)
 
     def _snapshot_after(self, step: int) -> None:

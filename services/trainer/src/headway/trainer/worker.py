@@ -23,6 +23,7 @@ from headway.common.wire.messages.executor import LeftGeneration, StoreOpened, W
 from headway.common.wire.messages.worker import Abort, Assign, Quit, Steer, StoreAddress
 from headway.trainer.config import RunConfig
 from headway.trainer.errors import BadCheckpointError, RefusedError
+from headway.trainer.failures import breaks_device, reason_of
 from headway.trainer.link import Link, WorkerStatus
 from headway.trainer.parallel.comm import Aborted
 from headway.trainer.parallel.fence import Fence
@@ -109,10 +110,13 @@ class Worker:
         if silent_s > self.config.recovery.orphan_limit_s:
             self._quit(f"no executor for {silent_s:.0f} s")
 
-    def _quit(self, reason: str) -> None:
-        """End the process from any thread; the newest committed snapshot stays in the arena."""
-        self.words.write(0, reason)
-        os._exit(0)
+    def _quit(self, reason: str, code: int = 0) -> None:
+        """End the process from any thread; the newest committed snapshot stays in the arena.
+
+        At once, because the destructors of a CUDA context that is broken may never return.
+        """
+        self.words.write(code, reason)
+        os._exit(code)
 
     # ---- the main thread ----------------------------------------------------------------------
     def run(self) -> int:
@@ -151,9 +155,12 @@ class Worker:
             log.error("this rank cannot go on", error=error.message, remedy=error.remedy)
         except Exception as error:
             bad_checkpoint = isinstance(error, BadCheckpointError)
-            reason, detail = ("peer" if _is_transport(error) else "error"), _one_line(error)
+            reason, detail = reason_of(error), _one_line(error)
             if reason == "error":
                 log.exception("the step failed")
+            if breaks_device(error):
+                # no word to the executor: it would assign this process again before it sees it end
+                self._quit(detail, code=1)
             traceback.clear_frames(error.__traceback__)
         finally:
             self.fence.leave(broken=broken)
@@ -206,15 +213,6 @@ class Worker:
                 self._stores.put(found)
                 break
         raise Aborted
-
-
-def _is_transport(error: BaseException) -> bool:
-    """Whether a peer's failure explains the error: torch raises plain RuntimeErrors, told apart by their text."""
-    text = str(error).lower()
-    return isinstance(error, RuntimeError | OSError) and any(
-        word in text
-        for word in ("gloo", "connection", "socket", "nccl", "timed out", "store", "peer")
-    )
 
 
 def _one_line(error: BaseException) -> str:

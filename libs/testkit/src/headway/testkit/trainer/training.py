@@ -82,7 +82,7 @@ def train(
     place = Path(folder)
     session = context.kept.get(keep) if keep else None
     if session is None:
-        opener = _arena_opener(place, rank) if arena else None
+        opener = arena_opener(place, rank) if arena else None
         session = Session(run, rank, data_factory=synthetic(run, rank), open_arena=opener)
         if keep:
             context.kept[keep] = session
@@ -90,7 +90,7 @@ def train(
     journal = Journal(session, grads_of, progress, arena_path(place, rank))
     why = "done"
     try:
-        session.join(_groups(context, run, rank, generation, folder))
+        session.join(build_groups(context, run, rank, generation, folder))
         session.load(source, step, _durable(place, rank, step) if source == "durable" else None)
         session.run(journal, until)
     except Aborted:
@@ -219,9 +219,15 @@ def distance(found: Mapping[str, Array], expected: Mapping[str, Array]) -> tuple
     return worst
 
 
-def _groups(
-    context: WorkerContext, run: RunConfig, rank: int, generation: int, folder: str
+def build_groups(
+    context: WorkerContext,
+    run: RunConfig,
+    rank: int,
+    generation: int,
+    folder: str,
+    timeout_s: float = TIMEOUT_S,
 ) -> Groups:
+    """Enter ``generation`` and build its groups."""
     channels = Channels()
     context.fence.enter(generation, channels)
     meeting = FileRendezvous(folder, generation, context.fence)
@@ -233,11 +239,12 @@ def _groups(
         announce=meeting.announce,
         lookup=meeting.lookup,
         channels=channels,
-        timeout_s=TIMEOUT_S,
+        timeout_s=timeout_s,
     )
 
 
-def _arena_opener(folder: Path, rank: int) -> ArenaFactory:
+def arena_opener(folder: Path, rank: int) -> ArenaFactory:
+    """Makes or opens the rank's arena in ``folder``."""
     path = arena_path(folder, rank)
 
     def open_arena(slot_bytes: int, layout: bytes) -> Arena:

@@ -60,9 +60,14 @@ class Head:
     def __init__(self, norm: LayerNorm, weight: Parameter, tp: TensorParallel) -> None:
         self.norm, self.weight, self.tp = norm, weight, tp
 
-    def logits(self, x: torch.Tensor, tape: Tape | None = None) -> torch.Tensor:
-        """This rank's logits [seq, micro_batch, vocab/tp], in the compute type or its kernel's."""
+    def logits(
+        self, x: torch.Tensor, tape: Tape | None = None, position: int | None = None
+    ) -> torch.Tensor:
+        """This rank's logits [seq, micro_batch, vocab/tp], in the compute type or its kernel's; of one
+        ``position`` only, [micro_batch, vocab/tp], if it is given."""
         whole = self.tp.gather(self.norm.forward(x, tape)).wait()
+        if position is not None:
+            whole = whole[position]
         if tape is not None:
             tape.push(whole)
         return times_transposed(whole, self.weight.data, rounded=False)

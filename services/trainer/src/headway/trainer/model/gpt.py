@@ -32,6 +32,13 @@ class Forward:
     def __init__(self, output: torch.Tensor, tape: Tape | None) -> None:
         self.output, self.tape = output, tape
 
+    def take_output(self) -> torch.Tensor:
+        """The output, once. No backward reads it, so from here on it lives only as long as its taker needs
+        it."""
+        output = self.output
+        del self.output
+        return output
+
 
 class Chunk:
     """Layers ``layers`` of ``model`` on one tensor-parallel rank, without memory until ``bind``.
@@ -106,7 +113,7 @@ class Chunk:
         """This rank's logits [micro_batch, vocab/tp] for the token after ``position``; last stage only."""
         if self.head is None:
             raise ValueError("only the last stage has logits")
-        return self.head.logits(self._body(x, None))[position]
+        return self.head.logits(self._body(x, None), position=position)
 
     @torch.no_grad()
     def backward(

@@ -1,4 +1,4 @@
-"""What does one micro-batch's forward leave for its backward?
+"""What one micro-batch's forward leaves for its backward.
 
 The model computes its backward by hand: each layer's ``forward`` pushes what its ``backward`` pops, in
 reverse order. Weight gradients are not part of that chain: a layer hands them to ``later``, and they are
@@ -9,6 +9,7 @@ same tensors in the same order, so the bits are the same.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +21,7 @@ class Tape:
 
     def __init__(self) -> None:
         self._saved: list[Any] = []
-        self._waiting: list[Callable[[], None]] = []
+        self._waiting: deque[Callable[[], None]] = deque()
         self.deferred = False
         """True keeps weight gradients waiting until ``finish``."""
 
@@ -42,10 +43,9 @@ class Tape:
             self.finish()
 
     def finish(self) -> None:
-        """Carry out what waits."""
-        waiting, self._waiting = self._waiting, []
-        for work in waiting:
-            work()
+        """Carry out what waits, in the order queued; each lets go of its tensors when it is done."""
+        while self._waiting:
+            self._waiting.popleft()()
 
     @property
     def is_empty(self) -> bool:

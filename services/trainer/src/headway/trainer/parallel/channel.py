@@ -17,7 +17,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from headway.common.log import get_logger
-from headway.trainer.parallel.comm import Aborted
+from headway.trainer.parallel.comm import Aborted, PeerLost
 
 T = TypeVar("T")
 _Jobs: TypeAlias = "SimpleQueue[tuple[Callable[[], Any], bool, Call[Any]] | None]"
@@ -42,6 +42,10 @@ class Call(Generic[T]):
         self._group = group
         self._settled = False
 
+    def done(self) -> bool:
+        """The call has returned, failed or was aborted."""
+        return self._settled or not self._box.empty()
+
     def wait(self) -> None:
         """Block until the call returned, failed or was aborted; a second wait returns at once."""
         if not self._settled:
@@ -52,7 +56,7 @@ class Call(Generic[T]):
 
         Raises:
             Aborted: the generation was fenced, even if the call itself has ended since.
-            RuntimeError: the transport failed.
+            PeerLost: the transport failed. RuntimeError: anything else went wrong.
         """
         value, error = self._box.get()
         self._group._forget(self)
@@ -156,7 +160,9 @@ class Channels:
         """
         call = self._new_call()
         try:
-            start().get_future().add_done_callback(lambda future: _settle_with(call, future.value))
+            start().get_future().add_done_callback(
+                lambda future: _settle_with(call, future.value, _lost)
+            )
         except BaseException:
             self._forget(call)
             raise
@@ -169,6 +175,7 @@ class Channels:
             channel._close()
         self._channels.clear()
         self._on_abort.clear()
+        self._open.clear()  # a call that nobody waits for any more refers back to this object
 
     def _new_call(self) -> Call[Any]:
         call: Call[Any] = Call(self)
@@ -190,7 +197,7 @@ def _serve(jobs: _Jobs) -> None:
         closed = closed or not _start_all(jobs, pending)
         if pending:
             work, call = pending.popleft()
-            _settle_with(call, work.wait)
+            _settle_with(call, work.wait, _lost)
             del work, call
 
 
@@ -208,28 +215,40 @@ def _start_all(jobs: _Jobs, pending: deque[tuple[Work, Call[Any]]]) -> bool:
         if not is_work:
             while pending:  # a plain call has its turn like any other
                 earlier, earlier_call = pending.popleft()
-                _settle_with(earlier_call, earlier.wait)
+                _settle_with(earlier_call, earlier.wait, _lost)
                 del earlier, earlier_call
-            _settle_with(call, start)
+            _settle_with(call, start, _without_frames)
         else:
             try:
                 pending.append((start(), call))
             except BaseException as error:
-                call._settle(None, _without_frames(error))
+                call._settle(None, _lost(error))
         del start, call
 
 
-def _settle_with(call: Call[Any], fn: Callable[[], Any]) -> None:
+def _settle_with(
+    call: Call[Any], fn: Callable[[], Any], translate: Callable[[BaseException], BaseException]
+) -> None:
     try:
         value = fn()
     except BaseException as error:
-        call._settle(None, _without_frames(error))
+        call._settle(None, translate(error))
     else:
         call._settle(value, None)
+
+
+def _lost(error: BaseException) -> BaseException:
+    """What a transport's operation raised: torch has no type of its own for a peer that is gone, but what fails
+    here, in an operation that was started with valid tensors, is its connection."""
+    if isinstance(error, RuntimeError):
+        return PeerLost(f"{type(error).__name__}: {error}")
+    return _without_frames(error)
 
 
 def _without_frames(error: BaseException) -> BaseException:
     """An error with the same text that holds no frame of this thread, hence no group."""
     if isinstance(error, Aborted):
         return Aborted()
+    if isinstance(error, PeerLost):
+        return PeerLost(str(error))
     return RuntimeError(f"{type(error).__name__}: {error}")

@@ -17,15 +17,22 @@ class Aborted(Exception):
     """The generation was fenced while this call was under way; the caller must leave the step."""
 
 
+class PeerLost(RuntimeError):
+    """A transport failed or timed out, so the rank at its other end is likely gone; not this rank's fault."""
+
+
 class Ticket(Protocol):
     """A call under way. Buffers handed to it stay untouched by the caller until ``wait`` returned."""
+
+    def done(self) -> bool:
+        """True if ``wait`` would return or raise at once. Never blocks."""
 
     def wait(self) -> None:
         """Block until the call is done.
 
         Raises:
             Aborted: the generation was fenced.
-            RuntimeError: the transport failed; the peer is likely gone.
+            PeerLost: the transport failed.
         """
 
 
@@ -61,6 +68,10 @@ class Comm(Protocol):
 
 class Done:
     """The ticket of a call that had nothing to do."""
+
+    def done(self) -> bool:
+        """Always."""
+        return True
 
     def wait(self) -> None:
         """Return at once."""

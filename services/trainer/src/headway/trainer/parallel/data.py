@@ -31,9 +31,17 @@ class DataParallel:
         self._overlap_gather, self._overlap_reduce = overlap_gather, overlap_reduce
         self._gathers: dict[int, Ticket] = {}
         self._reduces: dict[int, Ticket] = {}
+        self._complete: set[int] = set()
 
     def gather(self, chunk: int, step: int) -> None:
-        """Issue the all-gather of ``chunk``'s parameters, made from the master weights."""
+        """Issue the all-gather of ``chunk``'s parameters, made from the master weights.
+
+        Not if ``gather_all`` has just made them: the master weights are the same until the step that this
+        gather belongs to changes them, and all ranks evaluate before the same steps.
+        """
+        if chunk in self._complete:
+            self._complete.remove(chunk)
+            return
         flat = self._flats[chunk]
         with self._recorder.record(
             Kind.ALL_GATHER, step=step, chunk=chunk, nbytes=flat.params.nbytes
@@ -56,6 +64,7 @@ class DataParallel:
             self.gather(chunk, step)
         for chunk in range(len(self._flats)):
             self.ready(chunk, step)
+            self._complete.add(chunk)
 
     def reduce(self, chunk: int, step: int) -> None:
         """Issue the reduce-scatter of ``chunk``'s gradients into its shard."""

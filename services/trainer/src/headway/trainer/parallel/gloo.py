@@ -77,6 +77,10 @@ class _CopiedAfter:
     def __init__(self, ticket: Ticket, out: torch.Tensor, source: torch.Tensor) -> None:
         self._ticket, self._out, self._source = ticket, out, source
 
+    def done(self) -> bool:
+        """The other ticket's call is done."""
+        return self._ticket.done()
+
     def wait(self) -> None:
         """Wait, then copy; a second wait copies the same again."""
         self._ticket.wait()

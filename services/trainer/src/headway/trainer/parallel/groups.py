@@ -17,7 +17,7 @@ import torch.distributed
 from headway.common.node.failpoints import failpoint
 from headway.common.plan.grid import Grid
 from headway.trainer.parallel.channel import Channels
-from headway.trainer.parallel.comm import Comm, Solo
+from headway.trainer.parallel.comm import Comm, PeerLost, Solo
 from headway.trainer.parallel.gloo import GlooComm, gloo_options
 from headway.trainer.parallel.nccl import JointAbort, NcclComm, NcclPipe, nccl_group
 from headway.trainer.parallel.p2p import Direction, PipeComm
@@ -79,7 +79,8 @@ def build(
 
     Raises:
         Aborted: the generation was fenced; a half-built result is freed in the background.
-        RuntimeError: a member did not come within a few ``timeout_s``, or went away.
+        PeerLost: a member did not come within a few ``timeout_s``, or went away.
+        RuntimeError: anything else that went wrong on the build thread.
     """
     if grid.world_size == 1:
         return Groups(generation, channels)
@@ -187,7 +188,10 @@ class _GlooFactory:
     def _group(self, name: str, ranks: Sequence[int], rank: int) -> Any:
         self._channels.check()
         store = _dist.PrefixStore(f"{name}{min(ranks)}", self._store)
-        return _dist.ProcessGroupGloo(store, ranks.index(rank), len(ranks), self._options)
+        try:
+            return _dist.ProcessGroupGloo(store, ranks.index(rank), len(ranks), self._options)
+        except RuntimeError as error:  # a member, or the store in the first rank, did not answer
+            raise PeerLost(str(error)) from None
 
 
 class _NcclFactory:
@@ -211,7 +215,12 @@ class _NcclFactory:
             return Solo()
         self._channels.check()
         store, place = _dist.PrefixStore(f"{name}{min(ranks)}", self._store), ranks.index(rank)
-        group = nccl_group(store, place, len(ranks), self._timeout_s, self._device)
+        try:
+            group = nccl_group(store, place, len(ranks), self._timeout_s, self._device)
+        except RuntimeError as error:
+            if self._store.is_lost:
+                raise PeerLost(str(error)) from None
+            raise
         self._joint.add(group)
         return NcclComm(group, self._channels, place, len(ranks))
 

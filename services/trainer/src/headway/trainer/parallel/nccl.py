@@ -46,6 +46,10 @@ class _StreamTicket:
         self._channels = channels
         self._tensors = tensors
 
+    def done(self) -> bool:
+        """The device has carried the operation out; asks the driver, never waits."""
+        return bool(self._work.is_completed())
+
     def wait(self) -> None:
         """Let the current stream wait; raises ``Aborted`` if the generation was fenced."""
         self._channels.check()

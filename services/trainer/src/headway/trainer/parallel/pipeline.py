@@ -1,19 +1,28 @@
-"""Runs a lowered schedule: one loop, one table from kind to method, no knowledge of any schedule by name.
+"""Runs a lowered schedule: one loop, one table from kind to function, no knowledge of any schedule by name.
 
-Receives are posted ahead of their place in the list, sends go out in the background, and the only waits are
-at the action that consumes a message. With ``overlap`` off the same messages are waited for where they stand.
+Receives are posted ahead of their place in the list and sends go out in the background, so a rank waits at
+the action that consumes a message, or when too many of its sends are still under way. With ``overlap`` off
+the same messages are waited for where they stand.
+
+Why no wait here can last for ever. ``validate`` has run the lists under the strictest rule: a send and its
+receive happen together, each at its place. Take the order in which it did so. Here a receive is posted at its
+place or earlier, and a wait is for a message whose send and receive stand, in that order, before the waiting
+action or are that action itself. So if all that comes earlier in that order is done or posted, the waiting
+action can finish too, and the next one has all it needs. It makes no difference which of its earlier sends a
+rank waits for, so the argument holds for any limit on unfinished sends, zero included (``overlap`` off).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from typing import TypeAlias
 
 import torch
 from headway.common.node.failpoints import failpoint
 from headway.common.node.flight import WAITING
-from headway.common.plan.schedule.actions import RECEIVES, Action, Kind
+from headway.common.plan.schedule.actions import RECEIVES, SENDS, Action, Kind
 from headway.trainer.batches import MicroBatch
 from headway.trainer.model.gpt import Chunk, Forward
 from headway.trainer.parallel.comm import Ticket
@@ -23,7 +32,14 @@ from headway.trainer.recorder import Recorder
 POSTED_AHEAD = 3
 """Receives open beyond the one being consumed: enough to hide a message behind two computations."""
 
-Handler = Callable[[Action], None]
+MAX_UNFINISHED_SENDS = 4
+"""Sends of one direction left under way, each of which keeps its tensor: as many as the peer has receives
+posted, so that a rank waits for a peer only when it is further ahead than the peer's receives reach."""
+
+TAG_MICRO_BATCHES = 1 << 22
+"""A tag has room for so many micro-batches, then it repeats; see ``_tag``."""
+
+Handler: TypeAlias = "Callable[[Pipeline, Action], None]"
 _Key = tuple[Kind, int, int]  # receiving kind, chunk, micro-batch
 _DIRECTIONS: dict[Kind, Direction] = {
     Kind.SEND_FORWARD: "forward",
@@ -36,7 +52,12 @@ _DIRECTIONS: dict[Kind, Direction] = {
 class Pipeline:
     """One pass over one rank's action list; made anew for each pass, so an aborted one leaves nothing behind.
 
+    Its activations are freed with it, by reference counting: after an abort nobody can wait for a garbage
+    collection to return the memory. So nothing it holds may refer to it; ``handlers`` get it as an argument
+    instead of capturing it.
+
     Args:
+        handlers: what to do for each kind that is neither a computation nor a message.
         before_compute: called with the chunk before each of its computations.
         check: raises ``Aborted`` when the generation was fenced; called between actions.
     """
@@ -53,6 +74,7 @@ class Pipeline:
         loss_scale: float,
         train: bool,
         overlap: bool,
+        handlers: Mapping[Kind, Handler],
         check: Callable[[], None],
         before_compute: Callable[[int], None],
     ) -> None:
@@ -60,29 +82,16 @@ class Pipeline:
         self._step, self._size, self._loss_scale = step, micro_batch_size, loss_scale
         self._train, self._overlap = train, overlap
         self._check, self._before_compute = check, before_compute
-        self._handlers: dict[Kind, Handler] = {
-            Kind.FORWARD: self._forward,
-            Kind.BACKWARD: self._backward,
-            Kind.BACKWARD_INPUT: self._backward,
-            Kind.BACKWARD_WEIGHT: self._backward_weight,
-            Kind.SEND_FORWARD: self._send,
-            Kind.SEND_BACKWARD: self._send,
-            Kind.RECV_FORWARD: self._receive,
-            Kind.RECV_BACKWARD: self._receive,
-        }
+        self._handlers = _HANDLERS | dict(handlers)
         self._to_post = deque(action for action in actions if action.kind in RECEIVES)
-        self._num_open = 0
+        self._num_open = self._num_posted = self._num_reached = 0  # receives
         self._posted: dict[_Key, tuple[Ticket, torch.Tensor, Action]] = {}
-        self._sent: list[tuple[Ticket, Action]] = []
+        self._sent: dict[Kind, deque[tuple[Ticket, Action]]] = {kind: deque() for kind in SENDS}
         self._inbox: dict[_Key, torch.Tensor] = {}  # arrived, or made here by a neighbouring chunk
         self._outbox: dict[_Key, torch.Tensor] = {}  # made here, to be sent
         self._forwards: dict[tuple[int, int], Forward] = {}
         self.batches: Sequence[MicroBatch] = ()
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=chunks[0].device)
-
-    def handle(self, kind: Kind, handler: Handler) -> None:
-        """Say what to do for a kind that is no computation and no message."""
-        self._handlers[kind] = handler
 
     def run(self) -> None:
         """Carry the list out.
@@ -94,10 +103,9 @@ class Pipeline:
             self._post_ahead()
         for action in self._actions:
             self._check()
-            self._handlers[action.kind](action)
-        for ticket, action in self._sent:
-            with self._record(action, WAITING):
-                ticket.wait()
+            self._handlers[action.kind](self, action)
+        for sent in self._sent.values():
+            self._retire(sent, 0)
 
     def _forward(self, action: Action) -> None:
         chunk = self._chunks[action.chunk]
@@ -108,10 +116,11 @@ class Pipeline:
         failpoint("worker.in_forward", step=self._step, micro_batch=action.micro_batch)
         with self._record(action):
             forward = chunk.forward(x, batch.labels, batch.mask, train=self._train)
+        output = forward.take_output()
         if chunk.is_last:
-            self.loss_sum += forward.output.double()
+            self.loss_sum += output.double()
         else:
-            self._hand_on(action, Kind.RECV_FORWARD, forward.output)
+            self._hand_on(action, Kind.RECV_FORWARD, output)
         if self._train:
             self._forwards[action.chunk, action.micro_batch] = forward
 
@@ -145,11 +154,28 @@ class Pipeline:
             if not self._overlap:
                 ticket.wait()
         if self._overlap:
-            self._sent.append((ticket, action))
+            sent = self._sent[action.kind]
+            sent.append((ticket, action))
+            self._retire(sent, MAX_UNFINISHED_SENDS)
+
+    def _retire(self, sent: deque[tuple[Ticket, Action]], limit: int) -> None:
+        """Let go of the sends that are done, then wait for the oldest until ``limit`` are left.
+
+        ``sent`` is of one direction: its messages go to one peer, so they end in the order issued.
+        """
+        while sent and sent[0][0].done():
+            sent.popleft()[0].wait()  # raises if it failed
+        while len(sent) > limit:
+            ticket, action = sent.popleft()
+            with self._record(action, WAITING):
+                ticket.wait()
 
     def _receive(self, action: Action) -> None:
-        if not self._overlap:
+        # posted here at the latest: a peer that waits for one of its sends counts on it
+        self._num_reached += 1
+        while self._num_posted < self._num_reached:
             self._post()
+        if not self._overlap:
             self._arrived(action)
 
     def _post_ahead(self) -> None:
@@ -169,12 +195,11 @@ class Pipeline:
         ticket = self._pipe.recv(_DIRECTIONS[action.kind], buffer, action.peer, _tag(key))
         self._posted[key] = ticket, buffer, action
         self._num_open += 1
+        self._num_posted += 1
 
     def _take(self, kind: Kind, consumer: Action) -> torch.Tensor:
         """The message or local result that ``consumer`` needs."""
         key = (kind, consumer.chunk, consumer.micro_batch)
-        while key not in self._posted and key not in self._inbox:
-            self._post()  # a deep pipeline may need a message that lies beyond those posted ahead
         if key in self._posted:
             self._arrived(self._posted[key][2])
             self._post_ahead()
@@ -220,7 +245,25 @@ class Pipeline:
         )
 
 
+_HANDLERS: dict[Kind, Handler] = {
+    Kind.FORWARD: Pipeline._forward,
+    Kind.BACKWARD: Pipeline._backward,
+    Kind.BACKWARD_INPUT: Pipeline._backward,
+    Kind.BACKWARD_WEIGHT: Pipeline._backward_weight,
+    Kind.SEND_FORWARD: Pipeline._send,
+    Kind.SEND_BACKWARD: Pipeline._send,
+    Kind.RECV_FORWARD: Pipeline._receive,
+    Kind.RECV_BACKWARD: Pipeline._receive,
+}
+"""Functions, not bound methods: an object that holds its own methods is freed by a full collection only."""
+
+
 def _tag(key: _Key) -> int:
-    """A number that is the same on both sides and no other message of the pass has."""
+    """A number below 2^31, gloo's limit, that is the same on both sides: micro-batch, chunk, direction.
+
+    No two messages under way have the same one. A lane's messages go in order, so two whose micro-batches
+    are ``TAG_MICRO_BATCHES`` apart are never under way together.
+    """
     kind, chunk, micro_batch = key
-    return (micro_batch << 16) | (chunk << 8) | kind
+    is_forward = kind is Kind.RECV_FORWARD
+    return (micro_batch % TAG_MICRO_BATCHES) << 9 | (chunk & 0xFF) << 1 | is_forward

@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 import msgspec
 import torch.distributed
+from headway.trainer.parallel.comm import PeerLost
 
 MAX_FRAME_BYTES = 1 << 20
 _LENGTH = struct.Struct("<I")
@@ -171,16 +172,18 @@ class StoreClient(_dist.Store):  # type: ignore[misc]  # torch's stubs export no
     """One rank's connection, in the shape that process groups ask for; it blocks, so only on build threads.
 
     Raises:
-        RuntimeError: from every call, once the server is gone, the connection cut, or ``timeout_s`` over.
+        PeerLost: from every call, once the server is gone, the connection cut, or ``timeout_s`` over.
     """
 
     def __init__(self, host: str, port: int, timeout_s: float) -> None:
         super().__init__()
         self._lock = threading.Lock()
+        self.is_lost = False
+        """A call has failed. NCCL wraps that in an error of its own, which does not say so."""
         try:
             self._socket = socket.create_connection((host, port), timeout=timeout_s)
         except OSError as error:
-            raise RuntimeError(f"no store answers at {host}:{port}: {error}") from error
+            raise PeerLost(f"no store answers at {host}:{port}: {error}") from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def set(self, key: str, value: str | bytes) -> None:
@@ -224,7 +227,8 @@ class StoreClient(_dist.Store):  # type: ignore[misc]  # torch's stubs export no
                 (length,) = _LENGTH.unpack(self._receive(_LENGTH.size))
                 return _decode_reply(self._receive(length))
         except (OSError, msgspec.MsgspecError) as error:
-            raise RuntimeError(f"the generation's store is gone: {error}") from None
+            self.is_lost = True
+            raise PeerLost(f"the generation's store is gone: {error}") from None
 
     def _receive(self, count: int) -> bytes:
         data = bytearray()

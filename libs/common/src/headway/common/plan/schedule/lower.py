@@ -6,8 +6,8 @@ sequence. So the lists run to their end even if every send waits for its receive
 sequence that is not done yet has nothing before it, on either side, that is not done. Both ends of a lane
 (two ranks, one direction) list its messages in the same order, so a lane may be a plain queue.
 
-A receive in the list is posted, its message waited for where it is used; a send is issued directly after what
-it sends was made, with no compute action in between.
+A receive in the list is posted, its message waited for where it is used; a send is issued after what it sends
+was made, with nothing but receives in between.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from headway.common.plan.schedule.actions import COMPUTE, Action, Kind, Schedule
 from headway.common.plan.schedule.timeline import Span, stage_of, unit_timeline
 
 _BACKWARD_MESSAGE, _FORWARD_MESSAGE, _COMPUTE = range(3)  # order of what happens at one moment
+_ENDS_OF_BACKWARD = (Kind.BACKWARD, Kind.BACKWARD_WEIGHT, Kind.SEND_BACKWARD)
 
 
 def lower(schedule: Schedule) -> Schedule:
@@ -87,9 +88,8 @@ def _frame(schedule: Schedule, rank: int, order: list[Action]) -> list[Action]:
         num_gathered = 1
     if takes_data:
         framed.append(Action(Kind.DATA))
-    last_gradient = {
-        a.chunk: i for i, a in enumerate(order) if a.kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT)
-    }
+    # The chunk's last send comes first: the stage before waits for it, and a reduction may wait for replicas.
+    last_gradient = {a.chunk: i for i, a in enumerate(order) if a.kind in _ENDS_OF_BACKWARD}
     for index, action in enumerate(order):
         if (
             training

@@ -105,12 +105,13 @@ def _check_frame(schedule: Schedule, rank: int, order: tuple[Action, ...]) -> No
 
 
 def _check_sends(schedule: Schedule, rank: int, order: tuple[Action, ...]) -> None:
-    """A result leaves before the rank computes on; a split input gradient before anything else happens."""
+    """A result leaves before the rank does anything that takes time: only receives, which are posted there and
+    waited for elsewhere, stand between, and not even those after a split input gradient."""
     for index, action in enumerate(order):
         if action.kind not in SENDS:
             continue
         made = Kind.FORWARD if action.kind is Kind.SEND_FORWARD else Kind.BACKWARD_INPUT
-        before = next((a for a in reversed(order[:index]) if a.kind in COMPUTE), None)
+        before = next((a for a in reversed(order[:index]) if a.kind not in RECEIVES), None)
         key = (action.chunk, action.micro_batch)
         if (
             before is None

@@ -1,0 +1,245 @@
+"""A job that trains without the garbage collector, breaks off where it is told to, and counts what is alive.
+
+With the collector off, whatever a step leaves behind is an object that reference counting cannot free.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from headway.common.config import from_dict
+from headway.testkit.trainer.pool import WorkerContext
+from headway.testkit.trainer.synthetic import synthetic
+from headway.testkit.trainer.training import arena_opener, build_groups
+from headway.trainer.config import RunConfig
+from headway.trainer.generation import Session, Source
+from headway.trainer.model.gpt import Forward
+from headway.trainer.model.tape import Tape
+from headway.trainer.parallel.comm import Aborted
+from headway.trainer.parallel.pipeline import Pipeline
+from headway.trainer.step import NoHooks, StepResult
+
+TIMEOUT_S = 5.0
+"""gloo's own limit, which frees a thread that began an operation just when its connection was cut."""
+SETTLE_S = 4 * TIMEOUT_S
+OF_A_STEP = (Pipeline, Forward, Tape)
+
+
+class Blown(Exception):
+    """What a fuse that raises raises."""
+
+
+class Fuse:
+    """A recorder that breaks a step off at its ``at``-th record: at any action, and at any wait.
+
+    ``how`` is ``raise``, as an error in the training code, or ``fence``, as an abort from outside. ``records``
+    are how many each step had, so that a test knows where it can break one off.
+    """
+
+    def __init__(self) -> None:
+        self.step, self.at, self.records = -1, 0, 0
+        self.blow: Callable[[], None] = lambda: None
+
+    def record(self, kind: int, **fields: int) -> AbstractContextManager[object]:
+        """Count; see ``Recorder``."""
+        del kind
+        if fields["step"] == self.step:
+            self.records += 1
+        # a step may have a wait less than the one counted; then the next step's first record will do
+        if self.at and (self.records == self.at or fields["step"] > self.step):
+            self.at = 0
+            self.blow()
+        return nullcontext()
+
+    def set_generation(self, generation: int) -> None:
+        """See ``Recorder``."""
+
+
+class _Journal(NoHooks):
+    """Takes a census after each step and each evaluation, and every loss."""
+
+    def __init__(self, kept: _Kept) -> None:
+        self.losses: dict[int, str] = {}
+        self.taken: list[tuple[str, dict[str, int]]] = []
+        self._kept = kept
+
+    def on_step(self, result: StepResult) -> None:
+        """The step's own objects must be gone by now."""
+        self.losses[result.step] = result.loss.hex()
+        self.take(f"step {result.step}")
+
+    def on_eval(self, step: int, loss: float) -> None:
+        """And those of the evaluation."""
+        del loss
+        self.take(f"evaluation {step}")
+
+    def take(self, label: str) -> None:
+        """Add a census."""
+        kept = self._kept
+        found = settled(kept.num_tensors, kept.limit_s)
+        if (found["tensors"], found["of_a_step"]) != (kept.num_tensors, 0):
+            kept.limit_s = 0.0  # it leaks: the test has failed, let it come to its end
+        self.taken.append((label, found))
+
+
+class _Kept:
+    """A session that outlives its jobs, as a survivor's does."""
+
+    def __init__(self, config: RunConfig, rank: int, folder: Path) -> None:
+        self.num_before = census()["tensors"]
+        self.num_tensors = -1
+        self.limit_s = SETTLE_S
+        self.recorder = Fuse()
+        self.session = Session(
+            config,
+            rank,
+            data_factory=synthetic(config, rank),
+            open_arena=arena_opener(folder, rank),
+            recorder=self.recorder,
+        )
+
+
+def train_until_broken(
+    context: WorkerContext,
+    *,
+    config: dict[str, Any],
+    rank: int,
+    generation: int,
+    folder: str,
+    until: int,
+    keep: str,
+    source: Source = "init",
+    step: int = 0,
+    fuse_step: int = -1,
+    fuse_at: int = 0,
+    fuse: str = "",
+    is_last: bool = False,
+) -> dict[str, Any]:
+    """Train to ``until`` steps, or until this rank's ``fuse`` blows or a peer's does.
+
+    Returns how it ended, the losses, the census after each step, evaluation and end, and how many records
+    ``fuse_step`` had. ``is_last`` lets go of the session and counts the tensors that are left.
+    """
+    with no_collections():
+        if keep not in context.kept:
+            context.kept[keep] = _Kept(from_dict(RunConfig, config), rank, Path(folder))
+        kept: _Kept = context.kept[keep]
+        session, recorder, journal = kept.session, kept.recorder, _Journal(kept)
+        recorder.step, recorder.at, recorder.records = fuse_step, fuse_at, 0
+        recorder.blow = _blower(context, generation, fuse)
+        why = "done"
+        try:
+            groups = build_groups(
+                context, session.config, rank, generation, folder, timeout_s=TIMEOUT_S
+            )
+            session.join(groups)
+            del groups
+            session.load(source, step)
+            if kept.num_tensors < 0:  # the model is built, and nothing else has happened yet
+                kept.num_tensors = census()["tensors"]
+            session.run(journal, until)
+        except (Aborted, Blown, RuntimeError) as error:
+            why = type(error).__name__
+        finally:
+            context.fence.leave(broken=why != "done")
+            session.leave()
+        journal.take(f"end {generation}")
+        report = {
+            "why": why,
+            "losses": {str(k): v for k, v in journal.losses.items()},
+            "census": journal.taken,
+            "records": recorder.records,
+        }
+        if is_last:
+            session.close()
+            num_before, limit_s = kept.num_before, kept.limit_s
+            del session, kept, journal, context.kept[keep]
+            report["left"] = settled(num_before, limit_s)["tensors"] - num_before
+        return report
+
+
+def _blower(context: WorkerContext, generation: int, how: str) -> Callable[[], None]:
+    def fence() -> None:
+        threading.Thread(target=context.fence.abort, args=(generation,), daemon=True).start()
+
+    def fail() -> None:
+        raise Blown
+
+    return {"fence": fence, "raise": fail}.get(how, lambda: None)
+
+
+@contextmanager
+def no_collections() -> Iterator[None]:
+    """Start from what is alive now, then leave everything to reference counting."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def census() -> dict[str, int]:
+    """Living objects of steps, living tensors, the bytes that those hold, and those that malloc has given out."""
+    found = gc.get_objects()
+    tensors = [item for item in found if isinstance(item, torch.Tensor)]
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return {
+        "of_a_step": sum(isinstance(item, OF_A_STEP) for item in found),
+        "tensors": len(tensors),
+        "tensor_bytes": sum(storages.values()),
+        "malloc_bytes": _malloc_bytes(),
+    }
+
+
+def settled(num_tensors: int, limit_s: float) -> dict[str, int]:
+    """The census as soon as so many tensors and no objects of a step are alive, or after ``limit_s``.
+
+    Other threads may take a moment to let go: gloo's of what it has just reduced, the one that copies the
+    snapshot of its slot, and after an abort those that were in the middle of an operation.
+    """
+    deadline_s = time.monotonic() + limit_s
+    while True:
+        found = census()
+        is_settled = (found["tensors"], found["of_a_step"]) == (num_tensors, 0)
+        if is_settled or time.monotonic() > deadline_s:
+            return found
+        time.sleep(0.002)
+
+
+class _MallInfo(ctypes.Structure):
+    """glibc's ``struct mallinfo2``."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            [
+                "arena",
+                "ordblks",
+                "smblks",
+                "hblks",
+                "hblkhd",
+                "usmblks",
+                "fsmblks",
+                "uordblks",
+                "fordblks",
+                "keepcost",
+            ]
+        )
+    ]
+
+
+def _malloc_bytes() -> int:
+    """Bytes of C memory in use, tensors that only C++ knows of included; exact, not what the kernel sees."""
+    mallinfo2 = ctypes.CDLL(None).mallinfo2
+    mallinfo2.restype = _MallInfo
+    info = mallinfo2()
+    return int(info.uordblks + info.hblkhd)
