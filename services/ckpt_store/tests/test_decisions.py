@@ -19,7 +19,6 @@ from headway.ckpt_store.state import (
     Failed,
     FlushSlot,
     FolderSeen,
-    FolderUnseen,
     Job,
     ReleaseSlot,
     Remove,
@@ -335,70 +334,3 @@ def test_whatever_happens_and_in_whatever_order_the_newest_stays_and_every_rank_
     assert world.wanted == {}
     assert world.job is None
     assert len(world.complete) <= keep
-
-
-# ---- a node that cannot write, and a folder that cannot be listed ----------------------------------
-
-
-def cut_short(step: int, *ranks: int, gave_up: bool = False) -> Attempt:
-    return Attempt(step, 0, frozenset(ranks), 4, False, has_given_up=gave_up)
-
-
-def test_attempts_that_one_node_never_completes_do_not_pile_up() -> None:
-    folder = view(attempt(0), *(cut_short(50 * k, 0, 1, 2) for k in range(1, 9)))
-    assert dead_attempts(folder) == [(50 * k, 0) for k in range(1, 7)]
-    wanted = [(450, 0), (500, 0)]  # on a full disk later ones may leave no trace
-    assert dead_attempts(folder, wanted) == [(50 * k, 0) for k in range(1, 9)]
-
-
-def test_a_note_that_a_rank_gave_up_kills_the_attempt_at_once() -> None:
-    assert dead_attempts(view(cut_short(50, 0, 1, gave_up=True))) == [(50, 0)]
-    assert dead_attempts(view(cut_short(50, 0, 1))) == []
-    assert dead_attempts(view(cut_short(50, 0, 1, 2, 3, gave_up=True))) == []
-
-
-def test_slots_of_an_attempt_that_another_node_gave_up_are_released_without_a_flush() -> None:
-    slot = replace(SLOT, step=50, rank=1)
-    seen = FolderSeen(view(cut_short(50, 0, gave_up=True)))
-    _, actions = run(State(keep=3), seen, ArenasSeen(frozenset({1}), (slot,)))
-    assert actions == [ReleaseSlot(slot)]
-
-
-def test_a_node_without_rank_0_drops_its_own_parts_once_and_says_who_was_missing() -> None:
-    folder = view(*(cut_short(50 * k, 0, 1) for k in range(1, 4)))
-    state, actions = run(State(keep=3), ArenasSeen(frozenset({1}), ()), FolderSeen(folder))
-    report, job = actions
-    assert isinstance(report, Report)
-    assert (report.code, report.key) == ("incomplete", (50, 0))
-    assert "ranks [2, 3]" in report.message
-    assert job == DropParts((50, 0), (1,))
-    _, actions = run(state, Done(job), FolderSeen(folder))  # it could not be removed either
-    assert actions == []
-
-
-def test_the_node_of_rank_0_removes_the_whole_folder_of_a_dead_attempt_and_says_who_was_missing() -> (
-    None
-):
-    folder = view(*(cut_short(50 * k, 0, 1) for k in range(1, 4)))
-    _, actions = run(State(keep=3), ArenasSeen(frozenset({0}), ()), FolderSeen(folder))
-    assert [type(action) for action in actions] == [Report, Remove]
-
-
-def test_a_folder_that_cannot_be_listed_is_reported_once_and_snapshots_are_flushed_all_the_same() -> (
-    None
-):
-    unseen = FolderUnseen("cannot be listed", "look")
-    state, actions = run(State(keep=3), ArenasSeen(frozenset({0}), (SLOT,)), unseen)
-    assert actions == [Report("folder_unseen", "cannot be listed", "look"), FlushSlot(SLOT)]
-    state, actions = run(state, Done(FlushSlot(SLOT)), unseen, unseen)
-    assert actions == [ReleaseSlot(SLOT)]
-    state, _ = run(state, FolderSeen(view()))
-    _, actions = run(state, unseen)
-    assert actions == [Report("folder_unseen", "cannot be listed", "look")]
-
-
-def test_a_checkpoint_that_no_longer_counts_is_no_longer_announced() -> None:
-    state, _ = run(State(keep=3), FolderSeen(view(attempt(10))))
-    assert state.announced == (10, 0)
-    state, _ = run(state, FolderSeen(view(attempt(10), marks={1: 5})))
-    assert state.announced is None
