@@ -268,6 +268,13 @@ def test_no_rank_computes_on_with_more_than_four_sends_unfinished(
     assert max(most) == MAX_UNFINISHED_SENDS == 4
 
 
+def test_a_send_that_is_done_is_let_go_of_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ticket, "done", lambda _: True)
+    for name in ("gpipe", "forward-only"):
+        most = [unfinished for _, _, unfinished in passes_of(lowered(name, 4, 1, 8), by_pair)]
+        assert most == [0] * 4
+
+
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
 def test_a_limit_on_sends_hangs_where_receives_wait_for_their_use(
     name: str, monkeypatch: pytest.MonkeyPatch

@@ -113,9 +113,8 @@ class Rank:
     def close(self) -> None:
         """The worker takes another rank."""
         self._session.close()
-        del (
-            self._session
-        )  # it holds methods of this object: only a full collection would free the model
+        # it holds methods of this object, so that otherwise only a full collection frees the model
+        del self._session
         if self._arena is not None:
             self._arena.close()
 
