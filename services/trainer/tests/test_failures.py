@@ -1,4 +1,4 @@
-"""Which errors are a peer's, and which of them a process does not outlive: with fakes of CUDA's, on any machine."""
+"""Which errors are a peer's, and which of them a process does not outlive: with fakes of CUDA's."""
 
 from __future__ import annotations
 

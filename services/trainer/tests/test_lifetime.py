@@ -1,4 +1,4 @@
-"""What a step allocates is freed with it, also when it is broken off, without any help of the garbage collector."""
+"""What a step allocates is freed with it, also when it is broken off, without the collector."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_fifty_steps_and_twenty_aborts_leave_nothing_behind(
     records = [report["records"] for report in train(2, {}, fuse_step=1)]
     for number in range(NUM_ABORTS):
         victim = number % world
-        # from the first record of a step to the last, each schedule's every kind of action among them
+        # from the first record of a step to the last, every kind of action among them
         at = 1 + (records[victim] - 1) * number // (NUM_ABORTS - 1)
         fuse = {"fuse_at": at, "fuse": ("raise", "fence")[number // world % 2]}
         step = restore_step(tmp_path, world)
@@ -88,7 +88,7 @@ def test_fifty_steps_and_twenty_aborts_leave_nothing_behind(
         assert not alive, f"rank {rank}: passes, forwards and tapes that nobody needs: {alive}"
         for key in ("tensors", "tensor_bytes"):
             assert len({found[key] for _, found in entries}) == 1, f"rank {rank}: {key} change"
-        # bytes that only C++ knows of; what the interpreter itself takes is far less than one micro-batch's
-        # activations in each of the broken steps
+        # bytes that only C++ knows of; what the interpreter itself takes is far less than one
+        # micro-batch's activations in each of the broken steps
         used = [found["malloc_bytes"] for label, found in entries if label.startswith("end")]
         assert max(used) - used[1] < MAX_GROWTH_BYTES, f"rank {rank}: {used}"

@@ -1,4 +1,4 @@
-"""One rank's pass: what it keeps of a micro-batch and for how long, and the numbers that its messages carry."""
+"""One rank's pass: what it keeps of a micro-batch and for how long, and what its messages carry."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ class FakeChunk:
 
 
 class Watched(Pipeline):
-    """Counts the receives that no look-ahead had posted where they stand, and the sends left unfinished."""
+    """Counts the receives that no look-ahead had posted where they stand, and unfinished sends."""
 
     late = unfinished = 0
 
@@ -167,7 +167,7 @@ def issue(schedule: Schedule, mapping: Any, *, overlap: bool = True) -> tuple[li
 def passes_of(
     schedule: Schedule, mapping: Any, *, overlap: bool = True
 ) -> Iterator[tuple[Trace, int, int]]:
-    """Of every rank: its trace, its late receives, and the most sends of one direction left unfinished."""
+    """Of every rank: its trace, its late receives, and the most sends of one direction left."""
     handlers: dict[Kind, Any] = {kind: lambda *_: None for kind in Kind if kind >= Kind.ALL_GATHER}
     for rank, actions in enumerate(schedule.ranks):
         trace = Trace()
@@ -249,8 +249,8 @@ def test_a_step_ends_over_a_communicator_for_each_pair(
 def test_a_step_ends_however_few_sends_may_be_unfinished(
     name: str, pp: int, vp: int, groups: int, limit: int
 ) -> None:
-    """Every send waits for its receive and none is ever seen to be done, so each limit waits as often as it
-    can: what ends here ends over any transport."""
+    """Every send waits for its receive and none is ever seen to be done, so each limit waits as
+    often as it can: what ends here ends over any transport."""
     vp = vp if name in ("interleaved", "forward-only") else 1
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pipeline_module, "MAX_UNFINISHED_SENDS", limit)
@@ -268,11 +268,18 @@ def test_no_rank_computes_on_with_more_than_four_sends_unfinished(
     assert max(most) == MAX_UNFINISHED_SENDS == 4
 
 
+def test_a_send_that_is_done_is_let_go_of_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ticket, "done", lambda _: True)
+    for name in ("gpipe", "forward-only"):
+        most = [unfinished for _, _, unfinished in passes_of(lowered(name, 4, 1, 8), by_pair)]
+        assert most == [0] * 4
+
+
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
 def test_a_limit_on_sends_hangs_where_receives_wait_for_their_use(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Why a receive is posted where it stands at the latest: no look-ahead is far enough for every schedule."""
+    """Why a receive is posted where it stands at the latest: no look-ahead is always enough."""
 
     def take(pipeline: Watched, kind: Kind, consumer: Action) -> torch.Tensor:
         key = (kind, consumer.chunk, consumer.micro_batch)

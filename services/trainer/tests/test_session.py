@@ -185,7 +185,7 @@ def test_a_skipped_step_is_no_update_for_bias_correction_and_rate_also_after_a_r
     good = torch.zeros(())
 
     def spoil(result: StepResult) -> None:
-        # step 2 computes with a number that is not finite, and the weights are as they were after it
+        # only step 2 computes with a number that is not finite
         master = session.flats[0].master
         if result.step == 1:
             good.copy_(master[7])

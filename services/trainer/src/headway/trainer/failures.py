@@ -1,4 +1,4 @@
-"""What an exception that broke off a step says: a peer is gone, this process's device is broken, or neither."""
+"""What an exception that broke off a step says: a peer is lost, the device broken, or neither."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _DEVICE_WORDS = ("CUDA error", "ncclUnhandledCudaError", "CUDNN_STATUS_EXECUTION
 
 
 def reason_of(error: BaseException) -> Reason:
-    """``peer`` for what our store and channels raise when a connection ends, and for NCCL's one code that means
-    a remote process.
+    """``peer`` for what our store and channels raise when a connection ends, and for NCCL's one
+    code that means a remote process.
 
-    torch has one type for all errors of NCCL, so its code is read in the text. The others (a CUDA error during
-    a collective, a bad argument) are this rank's own.
+    torch has one type for all errors of NCCL, so its code is read in the text. The others (a CUDA
+    error during a collective, a bad argument) are this rank's own.
     """
     if isinstance(error, PeerLost):
         return "peer"
@@ -30,9 +30,9 @@ def reason_of(error: BaseException) -> Reason:
 def breaks_device(error: BaseException) -> bool:
     """Whether CUDA has failed, in ``error`` or in what it was raised while handling.
 
-    Most CUDA errors (an illegal access, an uncorrectable ECC error, a GPU off the bus) stay in the process's
-    context, and every later call fails with them; CUDA does not say which. So after any of them the process is
-    not used again. Memory that the allocator could not give is no such error.
+    Most CUDA errors (an illegal access, an uncorrectable ECC error, a GPU off the bus) stay in the
+    process's context, and every later call fails with them; CUDA does not say which. So after any
+    of them the process is not used again. Memory that the allocator cannot give is not one.
     """
     return any(_is_of_device(link) for link in _chain(error))
 

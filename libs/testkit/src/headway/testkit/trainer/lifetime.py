@@ -1,6 +1,6 @@
-"""A job that trains without the garbage collector, breaks off where it is told to, and counts what is alive.
+"""A job that trains without the garbage collector, breaks off where told, and counts what is left.
 
-With the collector off, whatever a step leaves behind is an object that reference counting cannot free.
+With the collector off, whatever a step leaves behind is an object that counting cannot free.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from headway.trainer.parallel.pipeline import Pipeline
 from headway.trainer.step import NoHooks, StepResult
 
 TIMEOUT_S = 5.0
-"""gloo's own limit, which frees a thread that began an operation just when its connection was cut."""
+"""gloo's own limit, which frees a thread that began an operation as its connection was cut."""
 SETTLE_S = 4 * TIMEOUT_S
 OF_A_STEP = (Pipeline, Forward, Tape)
 
@@ -40,8 +40,8 @@ class Blown(Exception):
 class Fuse:
     """A recorder that breaks a step off at its ``at``-th record: at any action, and at any wait.
 
-    ``how`` is ``raise``, as an error in the training code, or ``fence``, as an abort from outside. ``records``
-    are how many each step had, so that a test knows where it can break one off.
+    ``how`` is ``raise``, as an error in the training code, or ``fence``, as an abort from outside.
+    ``records`` are how many each step had, so that a test knows where it can break one off.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Fuse:
         del kind
         if fields["step"] == self.step:
             self.records += 1
-        # a step may have a wait less than the one counted; then the next step's first record will do
+        # a step may have a wait less than the one counted; then the next step's first will do
         if self.at and (self.records == self.at or fields["step"] > self.step):
             self.at = 0
             self.blow()
@@ -125,8 +125,8 @@ def train_until_broken(
 ) -> dict[str, Any]:
     """Train to ``until`` steps, or until this rank's ``fuse`` blows or a peer's does.
 
-    Returns how it ended, the losses, the census after each step, evaluation and end, and how many records
-    ``fuse_step`` had. ``is_last`` lets go of the session and counts the tensors that are left.
+    Returns how it ended, the losses, the census after each step, evaluation and end, and how many
+    records ``fuse_step`` had. ``is_last`` lets go of the session and counts what is left.
     """
     with no_collections():
         if keep not in context.kept:
@@ -188,7 +188,7 @@ def no_collections() -> Iterator[None]:
 
 
 def census() -> dict[str, int]:
-    """Living objects of steps, living tensors, the bytes that those hold, and those that malloc has given out."""
+    """Living objects of steps, living tensors, the bytes that those hold, all bytes of malloc."""
     found = gc.get_objects()
     tensors = [item for item in found if isinstance(item, torch.Tensor)]
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
@@ -201,10 +201,10 @@ def census() -> dict[str, int]:
 
 
 def settled(num_tensors: int, limit_s: float) -> dict[str, int]:
-    """The census as soon as so many tensors and no objects of a step are alive, or after ``limit_s``.
+    """The census as soon as so many tensors and no objects of a step live, or after ``limit_s``.
 
-    Other threads may take a moment to let go: gloo's of what it has just reduced, the one that copies the
-    snapshot of its slot, and after an abort those that were in the middle of an operation.
+    Other threads may take a moment to let go: gloo's of what it has just reduced, the one that
+    copies the snapshot of its slot, and after an abort those in the middle of an operation.
     """
     deadline_s = time.monotonic() + limit_s
     while True:
@@ -238,7 +238,7 @@ class _MallInfo(ctypes.Structure):
 
 
 def _malloc_bytes() -> int:
-    """Bytes of C memory in use, tensors that only C++ knows of included; exact, not what the kernel sees."""
+    """Bytes of C memory in use, tensors that only C++ knows of included; an exact number."""
     mallinfo2 = ctypes.CDLL(None).mallinfo2
     mallinfo2.restype = _MallInfo
     info = mallinfo2()

@@ -63,8 +63,8 @@ class Head:
     def logits(
         self, x: torch.Tensor, tape: Tape | None = None, position: int | None = None
     ) -> torch.Tensor:
-        """This rank's logits [seq, micro_batch, vocab/tp], in the compute type or its kernel's; of one
-        ``position`` only, [micro_batch, vocab/tp], if it is given."""
+        """This rank's logits [seq, micro_batch, vocab/tp], in the compute type or its kernel's; of
+        one ``position`` only, [micro_batch, vocab/tp], if it is given."""
         whole = self.tp.gather(self.norm.forward(x, tape)).wait()
         if position is not None:
             whole = whole[position]

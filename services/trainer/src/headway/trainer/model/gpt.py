@@ -33,8 +33,8 @@ class Forward:
         self.output, self.tape = output, tape
 
     def take_output(self) -> torch.Tensor:
-        """The output, once. No backward reads it, so from here on it lives only as long as its taker needs
-        it."""
+        """The output, once. No backward reads it, so from here on it lives only as long as its
+        taker needs it."""
         output = self.output
         del self.output
         return output

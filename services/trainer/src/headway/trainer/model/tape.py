@@ -43,7 +43,7 @@ class Tape:
             self.finish()
 
     def finish(self) -> None:
-        """Carry out what waits, in the order queued; each lets go of its tensors when it is done."""
+        """Carry out what waits, in the order queued; each lets go of its tensors when done."""
         while self._waiting:
             self._waiting.popleft()()
 

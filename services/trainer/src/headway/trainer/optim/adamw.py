@@ -12,7 +12,7 @@ from torch.optim.adamw import adamw
 
 
 class AdamW:
-    """Holds no state: the moments live in ``FlatChunk.state``, the count of updates is an argument."""
+    """Holds no state: the moments live in ``FlatChunk.state``, the number of updates is given."""
 
     def __init__(self, config: OptimConfig) -> None:
         self.config = config
@@ -22,8 +22,8 @@ class AdamW:
         """Update ``flat.master`` and the moments from ``flat.grad_shard``; parameters are cast separately.
 
         Args:
-            updates: how many were done before this one. A skipped step is none: the bias correction divides
-                by what the moments have seen (Kingma and Ba, arXiv 1412.6980, section 3).
+            updates: how many were done before this one. A skipped step is none: the bias correction
+                divides by what the moments have seen (Kingma and Ba, arXiv 1412.6980, section 3).
             grad_scale: factor on the gradient, below 1 where the global norm is clipped; the gradient shard
                 is scaled in place.
         """

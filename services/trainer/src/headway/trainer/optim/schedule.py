@@ -13,9 +13,9 @@ def learning_rate(optim: OptimConfig, step: int, total_steps: int) -> float:
     The first warm-up step already moves (``lr / warmup_steps``), step ``warmup_steps`` uses ``lr``, the last
     step uses ``min_lr``, and later ones too (SGDR without restarts, arXiv 1608.03983).
 
-    A skipped step is no update, as in Megatron-LM (``training.py``: the scheduler advances only after a
-    successful update): the next one repeats its rate, so a warm-up is never cut short, and a run with n
-    skipped steps ends n steps before ``min_lr``.
+    A skipped step is no update, as in Megatron-LM (``training.py``: the scheduler advances only
+    after a successful update): the next one repeats its rate, so a warm-up is never cut short, and
+    a run with n skipped steps ends n steps before ``min_lr``.
     """
     if step < optim.warmup_steps:
         return optim.lr * (step + 1) / optim.warmup_steps

@@ -238,8 +238,8 @@ def _settle_with(
 
 
 def _lost(error: BaseException) -> BaseException:
-    """What a transport's operation raised: torch has no type of its own for a peer that is gone, but what fails
-    here, in an operation that was started with valid tensors, is its connection."""
+    """What a transport's operation raised: torch has no type of its own for a peer that is gone,
+    but what fails here, in an operation that was started with valid tensors, is its connection."""
     if isinstance(error, RuntimeError):
         return PeerLost(f"{type(error).__name__}: {error}")
     return _without_frames(error)

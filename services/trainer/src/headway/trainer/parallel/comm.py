@@ -18,7 +18,7 @@ class Aborted(Exception):
 
 
 class PeerLost(RuntimeError):
-    """A transport failed or timed out, so the rank at its other end is likely gone; not this rank's fault."""
+    """A transport failed or timed out, so the rank at its other end is likely gone."""
 
 
 class Ticket(Protocol):

@@ -36,8 +36,8 @@ class DataParallel:
     def gather(self, chunk: int, step: int) -> None:
         """Issue the all-gather of ``chunk``'s parameters, made from the master weights.
 
-        Not if ``gather_all`` has just made them: the master weights are the same until the step that this
-        gather belongs to changes them, and all ranks evaluate before the same steps.
+        Not if ``gather_all`` has just made them: the master weights are the same until the step
+        that this gather belongs to changes them, and all ranks evaluate before the same steps.
         """
         if chunk in self._complete:
             self._complete.remove(chunk)

@@ -1,15 +1,16 @@
-"""Runs a lowered schedule: one loop, one table from kind to function, no knowledge of any schedule by name.
+"""Runs a lowered schedule: one loop, one table from kind to function, no schedule known by name.
 
-Receives are posted ahead of their place in the list and sends go out in the background, so a rank waits at
-the action that consumes a message, or when too many of its sends are still under way. With ``overlap`` off
-the same messages are waited for where they stand.
+Receives are posted ahead of their place in the list and sends go out in the background, so a rank
+waits at the action that consumes a message, or when too many of its sends are still under way. With
+``overlap`` off the same messages are waited for where they stand.
 
-Why no wait here can last for ever. ``validate`` has run the lists under the strictest rule: a send and its
-receive happen together, each at its place. Take the order in which it did so. Here a receive is posted at its
-place or earlier, and a wait is for a message whose send and receive stand, in that order, before the waiting
-action or are that action itself. So if all that comes earlier in that order is done or posted, the waiting
-action can finish too, and the next one has all it needs. It makes no difference which of its earlier sends a
-rank waits for, so the argument holds for any limit on unfinished sends, zero included (``overlap`` off).
+Why no wait here can last for ever. ``validate`` has run the lists under the strictest rule: a send
+and its receive happen together, each at its place. Take the order in which it did so. Here a
+receive is posted at its place or earlier, and a wait is for a message whose send and receive stand,
+in that order, before the waiting action or are that action itself. So if all that comes earlier in
+that order is done or posted, the waiting action can finish too, and the next one has all it needs.
+It makes no difference which of its earlier sends a rank waits for, so the argument holds for any
+limit on unfinished sends, zero included (``overlap`` off).
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ POSTED_AHEAD = 3
 """Receives open beyond the one being consumed: enough to hide a message behind two computations."""
 
 MAX_UNFINISHED_SENDS = 4
-"""Sends of one direction left under way, each of which keeps its tensor: as many as the peer has receives
-posted, so that a rank waits for a peer only when it is further ahead than the peer's receives reach."""
+"""Sends of one direction left under way, each of which keeps its tensor: as many as the peer has
+receives posted, so that a rank waits for a peer only when it is further ahead than the peer's
+receives reach."""
 
 TAG_MICRO_BATCHES = 1 << 22
 """A tag has room for so many micro-batches, then it repeats; see ``_tag``."""
@@ -52,9 +54,9 @@ _DIRECTIONS: dict[Kind, Direction] = {
 class Pipeline:
     """One pass over one rank's action list; made anew for each pass, so an aborted one leaves nothing behind.
 
-    Its activations are freed with it, by reference counting: after an abort nobody can wait for a garbage
-    collection to return the memory. So nothing it holds may refer to it; ``handlers`` get it as an argument
-    instead of capturing it.
+    Its activations are freed with it, by reference counting: after an abort nobody can wait for a
+    garbage collection to return the memory. So nothing it holds may refer to it; ``handlers`` get
+    it as an argument instead of capturing it.
 
     Args:
         handlers: what to do for each kind that is neither a computation nor a message.
@@ -255,14 +257,14 @@ _HANDLERS: dict[Kind, Handler] = {
     Kind.RECV_FORWARD: Pipeline._receive,
     Kind.RECV_BACKWARD: Pipeline._receive,
 }
-"""Functions, not bound methods: an object that holds its own methods is freed by a full collection only."""
+"""Functions, not bound methods: an object that holds its own methods needs a full collection."""
 
 
 def _tag(key: _Key) -> int:
-    """A number below 2^31, gloo's limit, that is the same on both sides: micro-batch, chunk, direction.
+    """A number below 2^31, gloo's limit, the same on both sides: micro-batch, chunk, direction.
 
-    No two messages under way have the same one. A lane's messages go in order, so two whose micro-batches
-    are ``TAG_MICRO_BATCHES`` apart are never under way together.
+    No two messages under way have the same one. A lane's messages go in order, so two whose
+    micro-batches are ``TAG_MICRO_BATCHES`` apart are never under way together.
     """
     kind, chunk, micro_batch = key
     is_forward = kind is Kind.RECV_FORWARD

@@ -172,7 +172,7 @@ class StoreClient(_dist.Store):  # type: ignore[misc]  # torch's stubs export no
     """One rank's connection, in the shape that process groups ask for; it blocks, so only on build threads.
 
     Raises:
-        PeerLost: from every call, once the server is gone, the connection cut, or ``timeout_s`` over.
+        PeerLost: from every call, once the server is gone, the connection cut, or time is up.
     """
 
     def __init__(self, host: str, port: int, timeout_s: float) -> None:

@@ -6,8 +6,8 @@ sequence. So the lists run to their end even if every send waits for its receive
 sequence that is not done yet has nothing before it, on either side, that is not done. Both ends of a lane
 (two ranks, one direction) list its messages in the same order, so a lane may be a plain queue.
 
-A receive in the list is posted, its message waited for where it is used; a send is issued after what it sends
-was made, with nothing but receives in between.
+A receive in the list is posted, its message waited for where it is used; a send is issued after
+what it sends was made, with nothing but receives in between.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _frame(schedule: Schedule, rank: int, order: list[Action]) -> list[Action]:
         num_gathered = 1
     if takes_data:
         framed.append(Action(Kind.DATA))
-    # The chunk's last send comes first: the stage before waits for it, and a reduction may wait for replicas.
+    # The chunk's last send comes first: the stage before waits for it, a reduction for replicas.
     last_gradient = {a.chunk: i for i, a in enumerate(order) if a.kind in _ENDS_OF_BACKWARD}
     for index, action in enumerate(order):
         if (

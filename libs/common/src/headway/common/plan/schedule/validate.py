@@ -105,8 +105,8 @@ def _check_frame(schedule: Schedule, rank: int, order: tuple[Action, ...]) -> No
 
 
 def _check_sends(schedule: Schedule, rank: int, order: tuple[Action, ...]) -> None:
-    """A result leaves before the rank does anything that takes time: only receives, which are posted there and
-    waited for elsewhere, stand between, and not even those after a split input gradient."""
+    """A result leaves before the rank does anything that takes time: only receives, which are
+    posted there and waited for elsewhere, stand between, and none after a split backward."""
     for index, action in enumerate(order):
         if action.kind not in SENDS:
             continue
