@@ -89,6 +89,12 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         shutil.rmtree(shm_root)
 
 
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reads that fail are tried again at once."""
+    monkeypatch.setattr("headway.ckpt_store.reading.PAUSES_S", (0.0,))
+
+
 @pytest.fixture
 def until() -> Callable[..., None]:
     return wait_until

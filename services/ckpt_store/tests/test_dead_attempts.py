@@ -11,6 +11,7 @@ from headway.ckpt_store.state import (
     ArenasSeen,
     Done,
     DropParts,
+    Failed,
     FlushSlot,
     FolderSeen,
     FolderUnseen,
@@ -58,11 +59,34 @@ def test_a_note_that_a_rank_gave_up_kills_the_attempt_at_once() -> None:
     assert dead_attempts(view(cut_short(50, 0, 1, 2, 3, gave_up=True))) == []
 
 
-def test_slots_of_an_attempt_that_another_node_gave_up_are_released_without_a_flush() -> None:
-    slot = replace(SLOT, step=50, rank=1)
-    seen = FolderSeen(view(cut_short(50, 0, gave_up=True)))
-    _, actions = run(State(keep=3), seen, ArenasSeen(frozenset({1}), (slot,)))
-    assert actions == [ReleaseSlot(slot)]
+def test_what_others_left_unfinished_keeps_no_rank_from_its_checkpoint() -> None:
+    slot = replace(SLOT, step=20, rank=1)
+    for left in (
+        (cut_short(20, 0, gave_up=True),),
+        (cut_short(20, 0), cut_short(30, 0), cut_short(40, 0)),
+    ):
+        state, actions = run(State(keep=3), FolderSeen(view(*left)))
+        _, actions = run(state, ArenasSeen(frozenset({1}), (slot,)))
+        assert actions == [FlushSlot(slot)]
+
+
+def test_later_attempts_of_another_start_of_the_job_do_not_count() -> None:
+    ours = replace(cut_short(20, 0), incarnation="b")
+    others = [replace(cut_short(step, 0), incarnation="a") for step in (30, 40, 50)]
+    assert dead_attempts(view(ours, *others)) == [(30, 0)]
+
+
+def test_a_step_that_is_saved_again_after_it_was_given_up_is_flushed() -> None:
+    state, _ = run(State(keep=3), FolderSeen(view()), ArenasSeen(frozenset({0}), (SLOT,)))
+    state, actions = run(state, Failed(FlushSlot(SLOT), "disk full", is_no_space=True))
+    assert [type(action) for action in actions] == [Report, ReleaseSlot, DropParts]
+    state, actions = run(state, Done(actions[-1]), FolderSeen(view()))
+    other = replace(SLOT, rank=1)  # of the same attempt: it is given up as a whole
+    state, actions = run(state, ArenasSeen(frozenset({0, 1}), (other,)))
+    assert actions == [ReleaseSlot(other)]
+    again = replace(SLOT, seal=SLOT.seal + 1)
+    _, actions = run(state, ArenasSeen(frozenset({0, 1}), (again,)))
+    assert actions == [FlushSlot(again)]
 
 
 def test_a_node_without_rank_0_drops_its_own_parts_once_and_says_who_was_missing() -> None:

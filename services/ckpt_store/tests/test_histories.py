@@ -13,21 +13,29 @@ import pytest
 from headway.testkit.checkpoint_histories import Disk, History
 
 BLOCKS, SEEDS = 20, 25
+LEAST = {"restored": 15, "complete": 15, "refused": 3, "no_room": 5, "killed": 5}
 
 
 @pytest.fixture
 def reading(monkeypatch: pytest.MonkeyPatch) -> list[Disk]:
     """Reads fail where the disk of the rank that reads is unreadable; fsync is left to the crash tests."""
     current = [Disk()]
-    real = os.preadv
+    real, real_read = os.preadv, Path.read_bytes
 
     def preadv(fd: int, *rest: Any) -> int:
         if current[0].is_unreadable:
             raise OSError(errno.EIO, "Input/output error")
         return real(fd, *rest)
 
+    def read_bytes(path: Path) -> bytes:
+        if current[0].is_unreadable and path.suffix == ".json":
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return real_read(path)
+
     monkeypatch.setattr(os, "preadv", preadv)
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
     monkeypatch.setattr(os, "fsync", lambda _fd: None)
+    monkeypatch.setattr("headway.ckpt_store.reading.PAUSES_S", ())
     return current
 
 
@@ -44,4 +52,5 @@ def test_all_ranks_restore_one_step_of_one_start_whatever_happened(
             error.add_note(f"seed {seed}")
             raise
         shutil.rmtree(folder, ignore_errors=True)
-    assert min(happened.values()) > 0, f"these histories show too little: {happened}"
+    few = {what: count for what, count in happened.items() if count < LEAST[what]}
+    assert not few, f"these {SEEDS} histories show too little: {happened}"

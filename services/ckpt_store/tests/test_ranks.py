@@ -13,10 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from headway.ckpt_store import incarnation, reading
 from headway.ckpt_store.client import CheckpointClient, apply_retention
-from headway.ckpt_store.files import Files
+from headway.ckpt_store.files import Files, NewFile
+from headway.ckpt_store.flush import write_manifest, write_shard
 from headway.ckpt_store.folder import look
 from headway.common.errors import CorruptError, DeadlineError, HeadwayError, InputError
+from headway.testkit import snapshots
 
 
 def ranks(folder: Path, world_size: int = 2, **options: Any) -> list[CheckpointClient]:
@@ -82,17 +85,122 @@ def test_a_process_of_an_earlier_start_that_still_lives_is_refused(tmp_path: Pat
         before[1].save(30, {"life": 1})
 
 
-def test_a_process_that_came_and_went_does_not_stop_the_job(tmp_path: Path) -> None:
-    clients = ranks(tmp_path)
-    save_all(clients, 10)
+def second_process(folder: Path, *, and_then: str = "") -> subprocess.CompletedProcess[str]:
     script = (
         "import sys; from headway.ckpt_store.client import CheckpointClient\n"
-        "CheckpointClient(sys.argv[1], rank=1, world_size=2).restore()"
+        "CheckpointClient(sys.argv[1], rank=1, world_size=2).restore()\n" + and_then
     )
-    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
-    save_all(clients, 20)  # may stay incomplete: rank 0 had seen the other's token
-    save_all(clients, 30)
-    assert restored(ranks(tmp_path)) == [(30, 1), (30, 1)]
+    command = [sys.executable, "-c", script, str(folder)]
+    return subprocess.run(command, check=False, capture_output=True, text=True)
+
+
+def test_a_second_process_for_a_rank_that_lives_is_refused_and_the_first_goes_on(
+    tmp_path: Path,
+) -> None:
+    clients = ranks(tmp_path)
+    save_all(clients, 10)
+    done = second_process(tmp_path)
+    assert done.returncode != 0
+    assert f"process {os.getpid()} saves rank 1" in done.stderr
+    assert "read_only=True" in done.stderr
+    save_all(clients, 20)
+    assert restored(clients) == [(20, 1), (20, 1)]
+    clients[1].close()
+    assert second_process(tmp_path).returncode == 0  # its place is free
+
+
+def on_another_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(incarnation, "_host", lambda: "elsewhere another-boot pid:[1]")
+
+
+def test_a_process_on_another_host_that_leaves_gives_the_place_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients = ranks(tmp_path)
+    save_all(clients, 10)
+    with monkeypatch.context() as patch:
+        on_another_host(patch)
+        other = CheckpointClient(tmp_path, rank=1, world_size=2)
+    with pytest.raises(HeadwayError, match=r"rank 1 of .* opened by another process .*elsewhere"):
+        clients[1].save(20, {"life": 1})
+    other.close()
+    for step in (20, 30):  # the first may stay incomplete: the tokens changed between its parts
+        save_all(clients, step)
+    assert restored(clients) == [(30, 1), (30, 1)]
+
+
+def test_a_stamp_never_vouches_for_tokens_that_came_after_the_own_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = ranks(tmp_path)
+    save_all(old, 10)
+    real = incarnation.Incarnation._token
+    new: list[CheckpointClient] = []
+
+    def and_the_next_start_comes(self: incarnation.Incarnation, rank: int) -> str:
+        if not new:
+            new.extend(ranks(tmp_path))
+        return real(self, rank)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(incarnation.Incarnation, "_token", and_the_next_start_comes)
+        patch.setattr(incarnation, "_SETTLED_NS", 1 << 62)
+        old[1].save(20, {"life": 1})
+    assert not new[0].save(20, {"life": 2}).is_complete
+    assert new[1].save(20, {"life": 2}).is_complete
+    assert restored(ranks(tmp_path, read_only=True)) == [(20, 2), (20, 2)]
+
+
+def test_a_process_that_was_slow_does_not_replace_what_another_start_completed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = ranks(tmp_path)
+    save_all(old, 10)
+    real = NewFile.sync
+
+    def slow(self: NewFile) -> None:
+        real(self)
+        if "safetensors" in self.path.name:
+            monkeypatch.undo()
+            new = ranks(tmp_path)
+            save_all(new, 20, life=2)
+
+    monkeypatch.setattr(NewFile, "sync", slow)
+    assert not old[1].save(20, {"life": 1}).is_stored
+    assert restored(ranks(tmp_path, read_only=True)) == [(20, 2), (20, 2)]
+
+
+def test_a_step_done_again_with_equal_bits_is_completed_by_the_new_start_alone(
+    tmp_path: Path,
+) -> None:
+    one, two = ranks(tmp_path)
+    save_all([one, two], 10)
+    two.save(20, {"same": 1})
+    one, two = ranks(tmp_path)
+    assert not one.save(20, {"same": 1}).is_complete
+    assert two.save(20, {"same": 1}).is_complete
+
+
+def test_a_step_that_is_completed_while_it_is_taken_for_dead_is_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients = ranks(tmp_path)
+    save_all(clients, 10)
+    clients[0].save(20, {"life": 1})
+    real = Files.rename
+
+    def completed_meanwhile(self: Files, source: Path, target: Path) -> None:
+        if target.name == ".trash-step-00000020.g0":
+            monkeypatch.undo()
+            assert clients[1].save(20, {"life": 1}).is_complete
+        real(self, source, target)
+
+    (tmp_path / "step-00000020.g0" / "rank-1.gave-up").write_text(
+        look(tmp_path).attempts[-1].incarnation
+    )
+    monkeypatch.setattr(Files, "rename", completed_meanwhile)
+    clients[0].save(30, {"life": 1})
+    assert restored(ranks(tmp_path, read_only=True)) == [(20, 1), (20, 1)]
 
 
 def test_a_reader_changes_nothing(tmp_path: Path) -> None:
@@ -272,17 +380,149 @@ def test_a_full_disk_costs_the_checkpoint_and_the_other_rank_gives_its_room_back
     save_all(clients, 10)
     clients[0].save(20, {"life": 1})
 
-    def full(_files: Files, _path: Path, _nbytes: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    real = Files.create
+
+    def full(files: Files, path: Path, nbytes: int) -> NewFile:
+        if "gave-up" not in path.name:  # an empty file still fits
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(files, path, nbytes)
 
     with monkeypatch.context() as patch:
-        patch.setattr(clients[1]._files, "create", full.__get__(clients[1]._files))
+        patch.setattr(Files, "create", full)
         saved = clients[1].save(20, {"life": 1})
     assert not saved.is_stored
     assert "no room for step 20" in saved.problem
-    (tmp_path / "step-00000020.g0" / "rank-1.gave-up").touch()  # this disk took no note either
     save_all(clients, 30)
     assert [(a.step, a.is_complete) for a in look(tmp_path).attempts] == [(10, True), (30, True)]
+
+
+def test_a_manifest_that_met_a_full_disk_is_written_with_the_next_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = CheckpointClient(tmp_path, keep=1)
+    client.save(1, {"life": 1})
+    real = Files.write_whole
+
+    def full(files: Files, path: Path, data: bytes) -> Path:
+        if path.name == "MANIFEST.json":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(files, path, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Files, "write_whole", full)
+        saved = client.save(2, {"life": 1})
+    assert saved.is_stored
+    assert not saved.is_complete
+    assert "its manifest could not be written" in saved.problem
+    client.save(3, {"life": 1})
+    assert [(a.step, a.is_complete) for a in look(tmp_path).attempts] == [(3, True)]
+
+
+@pytest.mark.parametrize("name", ["rank-0.safetensors", "rank-0.json", "MANIFEST.json"])
+def test_a_full_disk_at_any_file_leaves_room_for_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    CheckpointClient(tmp_path).save(1, {"life": 1})
+    real = Files.create
+
+    def full(files: Files, path: Path, nbytes: int) -> NewFile:
+        if name in path.name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(files, path, nbytes)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Files, "create", full)
+        assert not CheckpointClient(tmp_path).save(2, {"life": 1}).is_complete
+    left = [p.name for p in tmp_path.glob("step-00000002.g0/*")]
+    assert left == [] or name == "MANIFEST.json"
+    CheckpointClient(tmp_path).save(3, {"life": 2})  # what the start before left goes
+    assert [a.step for a in look(tmp_path).attempts] == [1, 3]
+
+
+def test_a_job_starts_on_a_full_disk_and_saves_when_there_is_room_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_all(ranks(tmp_path), 10)
+    save_all(ranks(tmp_path), 20)
+
+    def full(_files: Files, _path: Path, _nbytes: int) -> NewFile:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Files, "create", full)
+        clients = ranks(tmp_path)
+        assert [client.restore(10) is not None for client in clients] == [True, True]
+        assert not clients[0].save(20, {"life": 2}).is_stored
+    for step in (20, 30):  # at the first of them the tokens are written
+        save_all(clients, step, life=2)
+    assert restored(ranks(tmp_path)) == [(30, 2), (30, 2)]
+
+
+def test_a_checkpoint_of_another_program_is_not_noted_as_damaged(tmp_path: Path) -> None:
+    for rank in range(2):
+        write_shard(Files(), tmp_path, snapshots.small_snapshot(5, rank, 2))
+    write_manifest(Files(), tmp_path / "step-00000005.g0")
+    for client in ranks(tmp_path):
+        with pytest.raises(InputError, match="saved by CheckpointClient"):
+            client.restore()
+    assert list(tmp_path.glob("*/*.damaged")) == []
+
+
+def test_a_checkpoint_that_one_rank_could_not_read_for_a_while_is_taken_again_if_it_is_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_all(ranks(tmp_path), 10)
+    monkeypatch.setattr(reading, "PAUSES_S", ())
+
+    def bad(*_: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    clients = ranks(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "preadv", bad)
+        with pytest.raises(CorruptError, match="cannot be read"):
+            clients[1].restore()
+    for client in ranks(tmp_path):
+        with pytest.raises(CorruptError, match=r"verify --all|reads well again"):
+            client.restore()
+    assert restored(ranks(tmp_path)) == [(10, 1), (10, 1)]
+
+
+def test_a_read_that_fails_once_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2):
+        CheckpointClient(tmp_path).save(step, {"life": 1})
+    monkeypatch.setattr(reading, "PAUSES_S", (0.0,))
+    real, failures = os.preadv, [errno.ESTALE]
+
+    def once(fd: int, *rest: Any) -> int:
+        if failures:
+            raise OSError(failures.pop(), "Stale file handle")
+        return real(fd, *rest)
+
+    monkeypatch.setattr(os, "preadv", once)
+    assert CheckpointClient(tmp_path).restore() == (2, {"life": 1})
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EMFILE])
+def test_trouble_that_says_nothing_about_the_bytes_passes_over_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    clients = ranks(tmp_path)
+    for step in (10, 20):
+        save_all(clients, step)
+    real = Path.read_bytes
+
+    def refused(path: Path) -> bytes:
+        if path.name == "rank-0.json" and "20" in path.parent.name:
+            raise OSError(code, os.strerror(code))
+        return real(path)
+
+    clients = ranks(tmp_path)
+    monkeypatch.setattr(Path, "read_bytes", refused)
+    with pytest.raises(OSError, match=os.strerror(code)):
+        clients[1].restore()
 
 
 def test_wait_is_for_all_ranks(tmp_path: Path) -> None:

@@ -3,6 +3,10 @@
 A history is a row of starts of the job. Each start restores, then saves step after step until it is killed:
 between two ranks' saves, or in the middle of one. Between starts bytes are damaged. A rank's disk may be full
 for a while, or fail; its reads may fail.
+
+Beside one step of one start for all ranks, bit for bit, this holds the client to: the newest checkpoint
+known to be whole is what is restored, ``keep`` of them stay, what is unfinished does not pile up, a full disk
+raises nothing, and a job whose disks are well again comes back.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from typing import Any
 import numpy as np
 from headway.ckpt_store.client import CheckpointClient, Saved
 from headway.ckpt_store.files import TRASH_PREFIX, Files, NewFile
-from headway.ckpt_store.folder import complete
+from headway.ckpt_store.folder import complete, is_superseded, look, open_checkpoint
 from headway.ckpt_store.verify import verify
 from headway.common.errors import CorruptError
 
@@ -128,10 +132,17 @@ class History:
         self.keep = self.random.randint(1, 3)
         self.life = 0
         self.damaged: set[int] = set()
-        self.seen: dict[str, int] = {"restored": 0, "refused": 0, "complete": 0, "no_room": 0}
+        self.newest = 0
+        """The newest step of the job's line that is known to be complete and was not touched since."""
+        kinds = ("restored", "refused", "complete", "no_room", "killed")
+        self.seen: dict[str, int] = dict.fromkeys(kinds, 0)
+
+    def state(self, step: int, rank: int) -> dict[str, Any]:
+        """Half of the jobs repeat themselves bit for bit after a restart."""
+        return state_of(self.life if self.seed % 2 else 0, step, rank)
 
     def run(self) -> dict[str, int]:
-        for _ in range(self.random.randint(2, 5)):
+        for _ in range(self.random.randint(3, 6)):
             self.one_life()
             if self.random.random() < 0.4:
                 self.damage()
@@ -144,11 +155,19 @@ class History:
         try:
             clients = self.open(disks)
             step = self.restore(clients, disks)
-        except (KilledError, OSError):
+        except KilledError:
+            self.seen["killed"] += 1
+            return
+        except OSError as error:
+            assert error.errno == errno.EIO, "a job starts on a full disk too"
+            assert any(disk.is_failing for disk in disks)
             return
         if step is None:
             return
-        for _ in range(self.random.randint(0, 4)):
+        for disk in disks:
+            disk.dies_after = -1
+        self.num_complete = 0
+        for _ in range(self.random.randint(1, 4)):
             step += 10
             for disk in disks:
                 if self.random.random() < 0.15:
@@ -158,10 +177,11 @@ class History:
 
     def disk(self) -> Disk:
         return Disk(
-            is_full=self.random.random() < 0.1,
-            is_failing=self.random.random() < 0.03,
-            is_unreadable=self.random.random() < 0.05,
-            removes_nothing=self.random.random() < 0.1,
+            is_full=self.random.random() < 0.08,
+            is_failing=self.random.random() < 0.02,
+            is_unreadable=self.random.random() < 0.04,
+            removes_nothing=self.random.random() < 0.08,
+            dies_after=self.random.randint(0, 3) if self.random.random() < 0.04 else -1,
         )
 
     def open(self, disks: list[Disk]) -> list[DiskClient]:
@@ -180,9 +200,12 @@ class History:
         found = call(clients, disks, self.reading)
         if any(isinstance(one, CorruptError) for one in found):
             self.seen["refused"] += 1
+            self.newest = 0  # a note may stand there from now on
             assert not together or all(isinstance(one, CorruptError) for one in found)
             return None
+        is_known = not any(disk.is_unreadable for disk in disks)
         if all(one is None for one in found):
+            assert not (self.newest and is_known), f"step {self.newest} is forgotten"
             return 0
         assert all(one is not None for one in found), (
             f"some ranks restored, others did not: {found}"
@@ -194,7 +217,9 @@ class History:
         assert step == saved_step
         for rank, (_, state) in enumerate(found):
             assert state["w"].tobytes() == state_of(life, step, rank)["w"].tobytes()
+        assert step >= self.newest or not is_known, f"step {self.newest} is whole, {step} was taken"
         self.seen["restored"] += 1
+        self.newest = 0 if step in self.damaged else step
         return step
 
     def restore_in_turn(
@@ -224,8 +249,9 @@ class History:
             if rank == victim:
                 disk.dies_after = self.random.randint(0, 12)
             try:
-                saved.append(clients[rank].save(step, state_of(self.life, step, rank)))
+                saved.append(clients[rank].save(step, self.state(step, rank)))
             except KilledError:
+                self.seen["killed"] += 1
                 return False
             except OSError as error:
                 assert error.errno == errno.EIO, "a full disk must not end a job"
@@ -235,7 +261,12 @@ class History:
             return False
         if all_joined and all(one.is_stored and not one.problem for one in saved):
             assert saved[-1].is_complete, f"all ranks saved step {step}, it is not complete"
+        if saved[-1].is_complete:
             self.seen["complete"] += 1
+            self.num_complete += 1
+            self.newest = 0 if step in self.damaged else step
+            found = [info.step for info in complete(self.folder)]
+            assert len(found) >= min(self.keep, self.num_complete), f"only {found} are left"
         self.seen["no_room"] += sum(not one.is_stored for one in saved)
         if any(client.disk.removes_nothing for client in clients):
             return True
@@ -245,37 +276,39 @@ class History:
 
     # ---- between starts -----------------------------------------------------------------------------
     def damage(self) -> None:
-        steps = sorted(self.folder.glob("step-*"))
-        if not steps:
-            return
-        folder = self.random.choice(steps[-2:])
-        files = sorted(
-            path for path in folder.iterdir() if path.suffix in (".json", ".safetensors")
-        )
+        """One bit flipped in, or the end cut off, some file."""
+        chosen = "step-*" if self.random.random() < 0.8 else ".ranks"
+        files = sorted(path for path in self.folder.glob(f"{chosen}/*") if path.stat().st_size)
         if not files:
             return
-        path = self.random.choice(files)
+        path = self.random.choice(files[-12:])
         raw = bytearray(path.read_bytes())
         if self.random.random() < 0.3:
             del raw[len(raw) // 2 :]
         else:
             raw[self.random.randrange(len(raw))] ^= 1 << self.random.randrange(8)
         path.write_bytes(raw)
-        self.damaged.add(int(folder.name.partition("-")[2].partition(".")[0]))
+        if chosen == "step-*":
+            step = int(path.parent.name.partition("-")[2].partition(".")[0])
+            self.damaged.add(step)
+            if step == self.newest:
+                self.newest = 0
 
     def end(self) -> None:
-        """All disks are well again: the job comes back, or says that nothing is readable."""
-        for _ in range(len(self.damaged) + 2):
+        """All disks are well again: the job comes back, or there is nothing whole to come back to."""
+        for _ in range(2 * len(self.damaged) + 4):
             disks = [Disk() for _ in range(self.world_size)]
             step = self.restore(self.open(disks), disks)
             if step is not None:
                 return
-        # Refused again and again: only right if there is a checkpoint and none is whole.
-        try:
-            whole = [info.path.name for info in complete(self.folder) if not verify(info)]
-        except CorruptError:
-            return
-        assert not whole, f"{whole} are whole, and every start is refused"
+        for attempt in look(self.folder).attempts:  # not by what the client counts
+            if not attempt.is_complete or is_superseded(*attempt.key, look(self.folder).marks):
+                continue
+            try:
+                is_whole = not verify(open_checkpoint(self.folder, *attempt.key))
+            except CorruptError:
+                continue
+            assert not is_whole, f"{attempt.key} is whole, and every start is refused"
 
     def order(self) -> list[int]:
         return self.random.sample(range(self.world_size), self.world_size)

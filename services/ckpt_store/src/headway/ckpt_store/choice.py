@@ -7,24 +7,29 @@ from pathlib import Path
 from typing import Any
 
 from headway.ckpt_store.folder import CheckpointInfo, complete
-from headway.ckpt_store.verify import verify
+from headway.ckpt_store.reading import UnreadableError
+from headway.ckpt_store.verify import check_all_parts
 from headway.common.errors import CorruptError
+from headway.common.log import get_logger
 
 Read = Callable[[CheckpointInfo], Any]
 """Reads one rank's state of a checkpoint. Raises CorruptError."""
 Agree = Callable[[int], int]
 """The smallest of the numbers that all ranks give; every rank calls it equally often."""
 
+_GENERATION_BITS = 20
+
+log = get_logger("checkpoints")
+
 
 class DamagedShardError(CorruptError):
-    """This rank's shard of a checkpoint is damaged while other ranks may have restored theirs."""
+    """This rank cannot read a checkpoint that other ranks may have restored."""
 
-    def __init__(self, error: CorruptError, info: CheckpointInfo) -> None:
+    def __init__(self, error: CorruptError, folder: Path) -> None:
         super().__init__(
-            error.message,
-            remedy=f"on all ranks, restore a step before {info.step} by its number",
+            error.message, remedy="on all ranks, restore a step before that one by its number"
         )
-        self.info = info
+        self.folder = folder
 
 
 def restore_alone(checkpoints: Path, world_size: int, read: Read) -> tuple[int, Any] | None:
@@ -37,18 +42,28 @@ def restore_alone(checkpoints: Path, world_size: int, read: Read) -> tuple[int, 
         readable is left.
     """
     problem: CorruptError | None = None
-    for info in complete(checkpoints):
+    try:
+        candidates = complete(checkpoints, all_readable=world_size > 1)
+    except UnreadableError as error:
+        if world_size == 1:
+            raise
+        # Perhaps it is so only here: other ranks may not pass over it.
+        raise DamagedShardError(error, error.path.parent) from None
+    for info in candidates:
         try:
-            _check_all_parts(info, world_size)
+            if world_size > 1:
+                check_all_parts(info)
+        except UnreadableError as error:
+            raise DamagedShardError(error, info.path) from None
         except CorruptError as error:
-            problem = problem or error
+            problem = problem or _passed_over(info, error)
             continue
         try:
             return info.step, read(info)
         except CorruptError as error:
             if world_size > 1:
-                raise DamagedShardError(error, info) from error
-            problem = problem or error
+                raise DamagedShardError(error, info.path) from None
+            problem = problem or _passed_over(info, error)
     if problem is not None:
         raise problem
     return None
@@ -70,19 +85,21 @@ def restore_together(
         mine, state = -1, None
         try:
             for info in complete(checkpoints):
-                if bound is not None and info.step > bound:
+                number = info.step << _GENERATION_BITS | info.generation
+                if bound is not None and number > bound:
                     continue
                 try:
-                    _check_all_parts(info, world_size)
-                    mine, state = info.step, read(info)
+                    if world_size > 1:
+                        check_all_parts(info)
+                    mine, state = number, read(info)
                     break
                 except CorruptError as error:
-                    problem = problem or error
+                    problem = problem or _passed_over(info, error)
         except CorruptError as error:
             problem = problem or error
         lowest, highest = agree(mine), -agree(-mine)
         if lowest == highest >= 0:
-            return mine, state
+            return mine >> _GENERATION_BITS, state
         if lowest < 0:
             has_problem = highest >= 0 or -agree(-int(problem is not None)) > 0
             if not has_problem:
@@ -94,6 +111,6 @@ def restore_together(
         bound = lowest
 
 
-def _check_all_parts(info: CheckpointInfo, world_size: int) -> None:
-    if world_size > 1 and (problems := verify(info, deep=False)):
-        raise CorruptError(problems[0].message, remedy="look with `headway ckpt verify`")
+def _passed_over(info: CheckpointInfo, error: CorruptError) -> CorruptError:
+    log.warning("checkpoint passed over", path=str(info.path), reason=error.message)
+    return error

@@ -93,7 +93,10 @@ def verify_checkpoints(
 
     folder = _folder(path)
     rows, is_sound = [], True
-    for info in complete(folder, with_damaged=True) if every else [find(folder, step)]:
+    wanted = complete(folder, with_damaged=True)
+    if not every:
+        wanted = [find(folder, step)] if step is not None else wanted[:1] or [find(folder)]
+    for info in wanted:
         problems = verify(info)
         is_sound = is_sound and not problems
         if not problems:

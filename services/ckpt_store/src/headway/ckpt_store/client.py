@@ -7,7 +7,8 @@ its own uses ``newest`` and ``read_shard_into`` only.
 
 from __future__ import annotations
 
-import mmap
+import contextlib
+import errno
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +20,6 @@ import numpy.typing as npt
 from headway.ckpt_store.choice import DamagedShardError, restore_alone, restore_together
 from headway.ckpt_store.config import StoreConfig
 from headway.ckpt_store.files import Files, is_no_space
-from headway.ckpt_store.flush import Snapshot, StaleSnapshotError, write_manifest, write_shard
 from headway.ckpt_store.folder import (
     CheckpointInfo,
     FolderView,
@@ -30,11 +30,14 @@ from headway.ckpt_store.folder import (
     mark_generation,
     newest,
 )
+from headway.ckpt_store.folder_client import FolderWriter
 from headway.ckpt_store.incarnation import Incarnation
-from headway.ckpt_store.manifest import damaged_name, gave_up_name, step_dir_name
+from headway.ckpt_store.manifest import (
+    damaged_name,
+)
 from headway.ckpt_store.packing import lay_out, leaves_of, pack, unpack
 from headway.ckpt_store.tree import Flat
-from headway.ckpt_store.upkeep import apply_retention, clear_dead
+from headway.ckpt_store.upkeep import apply_retention
 from headway.ckpt_store.verify import read_part, read_shard, read_shard_into
 from headway.common.errors import CorruptError, DeadlineError, InputError
 from headway.common.log import get_logger
@@ -99,8 +102,6 @@ class CheckpointClient:
             )
         self.rank = rank
         self.world_size = world_size
-        self._run_id = run_id
-        self._keep = StoreConfig(keep=keep).keep
         self._read_only = read_only
         self._arena: Any = None
         if str(target).startswith(("ipc://", "tcp://", "inproc://")):
@@ -117,10 +118,12 @@ class CheckpointClient:
         self._files = self._open_files(f"r{rank}")
         self._generation = _newest_generation(look(self.checkpoints))
         self._restart: int | None = None
-        self._is_settled = False
-        self._buffer = np.empty(0, np.uint8)
+        self._folder = FolderWriter(
+            self._files, self.checkpoints, rank, world_size, StoreConfig(keep=keep).keep, run_id
+        )
         self._incarnation: Incarnation | None = None
-        if world_size > 1 and not read_only:
+        # One rank with a daemon needs no token: its arena has one writing process.
+        if not read_only and (world_size > 1 or self._arena is None):
             self._incarnation = Incarnation(self._files, self.checkpoints, rank, world_size)
             self._unless_full(self._incarnation.join)
 
@@ -146,27 +149,25 @@ class CheckpointClient:
             raise InputError("this client only reads", remedy="open it without read_only")
         flat = leaves_of(state)
         layout, nbytes = lay_out(flat, self.rank, self.world_size)
-        problem = self._prepare((step, generation))
         incarnation = ""
         try:
             if self._incarnation is not None:
                 incarnation = self._incarnation.stamp()
+            self._mark()
             if self._arena is not None:
-                if incarnation:
-                    layout = {**layout, "incarnation": incarnation}
-                refusal = self._hand_over(step, generation, flat, layout, nbytes)
-                return _saved(step, generation, not refusal, False, refusal or problem)
-            self._write(step, generation, flat, layout, nbytes, incarnation)
-        except StaleSnapshotError as error:  # another rank gave this step up meanwhile
-            return _saved(step, generation, False, False, error.message)
+                problem = self._hand_over(step, generation, flat, layout, nbytes, incarnation)
+                return _saved(step, generation, not problem, False, problem)
+            outcome = self._folder.save(
+                (step, generation), flat, layout, nbytes, incarnation, self._is_ours
+            )
         except OSError as error:
             if not is_no_space(error):
                 raise
-            self._give_up(step, generation)
-            text = f"no room for step {step} in {self.checkpoints}: {error.strerror}"
-            return _saved(step, generation, False, False, text)
-        is_complete, trouble = self._commit(step, generation)
-        return _saved(step, generation, True, is_complete, trouble or problem)
+            problem = (
+                f"no room for step {step} in {self.checkpoints}: {error.strerror}; free space "
+            )
+            outcome = False, False, problem + "or lower keep, the next save tries again"
+        return _saved(step, generation, *outcome)
 
     def restore(
         self, step: int | None = None, *, agree: Callable[[int], int] | None = None
@@ -192,7 +193,9 @@ class CheckpointClient:
             try:
                 found = restore_alone(self.checkpoints, self.world_size, self._read)
             except DamagedShardError as error:
-                raise self._with_note(error) from error
+                raise self._with_note(error) from None
+            except CorruptError as error:
+                raise self._without_notes(error) from None
         if found is not None:
             self._go_on_from(found[0])
         return found
@@ -217,7 +220,9 @@ class CheckpointClient:
 
     def close(self) -> None:
         """Let go of the daemon and of the buffer; what the daemon has still to flush it will flush."""
-        self._buffer = np.empty(0, np.uint8)
+        self._folder.close()
+        if self._incarnation is not None:
+            self._incarnation.leave()
         if self._arena is not None:
             self._arena.close()
 
@@ -231,21 +236,10 @@ class CheckpointClient:
         """Where this client writes; tests put a disk with faults here."""
         return Files(owner)
 
-    # ---- saving ---------------------------------------------------------------------------------
-    def _prepare(self, saving: tuple[int, int]) -> str:
-        """Before a save: room, durable folder names, the generation's mark. Returns what went wrong."""
-        try:
-            if not self._is_settled:
-                self._files.settle_dir(self.checkpoints)
-                self._is_settled = True
-            if self._arena is None:
-                clear_dead(self._files, self.checkpoints, self.rank, saving)
-            self._mark()
-        except OSError as error:
-            return f"cannot clear up {self.checkpoints}: {error}"
-        return ""
+    def _is_ours(self) -> bool:
+        return self._incarnation is None or self._incarnation.is_current()
 
-    def _write(
+    def _hand_over(
         self,
         step: int,
         generation: int,
@@ -253,55 +247,14 @@ class CheckpointClient:
         layout: dict[str, Any],
         nbytes: int,
         incarnation: str,
-    ) -> None:
-        if self._buffer.nbytes != nbytes:
-            # Anonymous, so page aligned, as O_DIRECT wants it; kept, so mapped at the next save.
-            self._buffer = np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
-        pack(flat, layout, self._buffer)
-        snapshot = Snapshot(
-            self._run_id,
-            step,
-            generation,
-            layout,
-            self._buffer,
-            flat.extra(),
-            incarnation=incarnation,
-        )
-        write_shard(self._files, self.checkpoints, snapshot)
-
-    def _hand_over(
-        self, step: int, generation: int, flat: Flat, layout: dict[str, Any], nbytes: int
     ) -> str:
         def fill(data: npt.NDArray[np.uint8]) -> None:
             pack(flat, layout, data)
 
+        if incarnation:
+            layout = {**layout, "incarnation": incarnation}
         problem: str = self._arena.save(step, generation, layout, nbytes, fill, flat.extra())
         return problem
-
-    def _commit(self, step: int, generation: int) -> tuple[bool, str]:
-        """Write the manifest if this was the last part, and remove what is surplus then.
-
-        Returns whether the step is complete, and what went wrong.
-        """
-        key, is_complete = (step, generation), False
-        try:
-            attempt = next((a for a in look(self.checkpoints).attempts if a.key == key), None)
-            if attempt is None or not (attempt.has_all_parts or attempt.is_complete):
-                return False, ""
-            write_manifest(self._files, self.checkpoints / step_dir_name(*key))
-            is_complete = True
-            apply_retention(self.checkpoints, self._keep, files=self._files)
-        except (OSError, CorruptError) as error:
-            return is_complete, f"after step {step} was saved: {error}"
-        return True, ""
-
-    def _give_up(self, step: int, generation: int) -> None:
-        """Leave a note: the others' parts of this step are of no use."""
-        folder = self.checkpoints / step_dir_name(step, generation)
-        if self.world_size > 1 and folder.is_dir():
-            self._files.leave_note(folder / gave_up_name(self.rank))
-        else:
-            self._files.remove_empty_dir(folder)
 
     # ---- restoring ------------------------------------------------------------------------------
     def _read(self, info: CheckpointInfo) -> Any:
@@ -311,16 +264,43 @@ class CheckpointClient:
                 remedy="restore with the number of ranks that saved it",
             )
         data, extra = read_shard(info, self.rank)
-        return unpack(read_part(info, self.rank), data, extra)
+        part = read_part(info, self.rank)
+        try:
+            return unpack(part, data, extra)
+        except CorruptError as error:  # its digests are right: another program's, not damaged
+            raise InputError(f"{info.path}: {error.message}", remedy=error.remedy) from None
 
     def _with_note(self, error: DamagedShardError) -> CorruptError:
         """Note the damage in the folder, so that after a restart all ranks pass over that checkpoint."""
-        path = error.info.path / damaged_name(self.rank)
+        path = error.folder / damaged_name(self.rank)
         if self._read_only or not self._files.leave_note(path, error.message):
             return error
         return CorruptError(
-            error.message, remedy="restart all ranks: they pass over this checkpoint then"
+            error.message,
+            remedy="restart all ranks: they pass over this checkpoint then; once it reads well again, "
+            "`headway ckpt verify --all` makes it count",
         )
+
+    def _without_notes(self, error: CorruptError) -> CorruptError:
+        """Nothing else is left: look again at what this rank could not read once."""
+        for info in self._noted_by_this_rank():
+            try:
+                self._read(info)
+            except CorruptError:
+                continue
+            self._files.discard(info.path / damaged_name(self.rank))
+            return CorruptError(
+                f"{info.path} reads well again", remedy="restart all ranks: they take it then"
+            )
+        return CorruptError(error.message, remedy="look with `headway ckpt verify --all`")
+
+    def _noted_by_this_rank(self) -> list[CheckpointInfo]:
+        if self._read_only or self.world_size == 1:
+            return []
+        with contextlib.suppress(CorruptError):
+            found = complete(self.checkpoints, with_damaged=True)
+            return [info for info in found if (info.path / damaged_name(self.rank)).exists()]
+        return []
 
     def _go_on_from(self, step: int) -> None:
         """What is complete after ``step`` belongs to an earlier start of the job: begin a new generation.
@@ -347,12 +327,12 @@ class CheckpointClient:
         """A job starts on a full disk too; ``save`` tries again."""
         try:
             write()
-        except PermissionError as error:
-            raise InputError(
-                f"cannot write in {self.checkpoints}: {error.strerror}",
-                remedy="make it writable, or open it with read_only=True",
-            ) from error
         except OSError as error:
+            if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise InputError(
+                    f"cannot write in {self.checkpoints}: {error.strerror}",
+                    remedy="make it writable, or open it with read_only=True",
+                ) from error
             if not is_no_space(error):
                 raise
             log.warning("the disk of the checkpoints is full", reason=str(error))

@@ -17,7 +17,13 @@ from headway.ckpt_store.config import StoreConfig
 from headway.ckpt_store.files import Files, is_no_space
 from headway.ckpt_store.flush import Snapshot, StaleSnapshotError, write_manifest, write_shard
 from headway.ckpt_store.folder import look, open_checkpoint
-from headway.ckpt_store.manifest import blob_name, gave_up_name, part_name, step_dir_name
+from headway.ckpt_store.manifest import (
+    MANIFEST_NAME,
+    blob_name,
+    gave_up_name,
+    part_name,
+    step_dir_name,
+)
 from headway.ckpt_store.state import (
     Check,
     Done,
@@ -49,6 +55,8 @@ class Disk:
         """Moves with every piece written or read back, and with every job finished."""
         self.ready_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._files = files
+        self._incarnation = ""
+        """Of the snapshot flushed last: an attempt given up is dropped before the next one is flushed."""
         self._deep = config.verify_before_remove == "digests"
         self._orders: SimpleQueue[tuple[Job | str, Snapshot | None]] = SimpleQueue()
         self._events: SimpleQueue[Event] = SimpleQueue()
@@ -127,11 +135,13 @@ class Disk:
         match job:
             case FlushSlot():
                 assert snapshot is not None
+                self._incarnation = snapshot.incarnation
                 write_shard(self._files, self.checkpoints, snapshot, self._wrote)
             case WriteManifest(key):
                 write_manifest(self._files, self.checkpoints / step_dir_name(*key))
             case DropParts(key, ranks, gave_up):
-                drop_parts(self._files, self.checkpoints, key, ranks, gave_up=gave_up)
+                note = self._incarnation if gave_up else None
+                drop_parts(self._files, self.checkpoints, key, ranks, note=note)
             case Check(key):
                 problems = verify(
                     open_checkpoint(self.checkpoints, *key), deep=self._deep, progress=self._moved
@@ -140,8 +150,9 @@ class Disk:
                     raise HeadwayError(
                         problems[0].message, remedy="look with `headway ckpt verify`"
                     )
-            case Remove(key):
-                self._files.remove_tree(self.checkpoints / step_dir_name(*key))
+            case Remove(key, is_dead):
+                unless = MANIFEST_NAME if is_dead else ""
+                self._files.remove_tree(self.checkpoints / step_dir_name(*key), unless=unless)
             case EmptyTrash(names):
                 for name in names:
                     self._files.remove_tree(self.checkpoints / name)
@@ -160,12 +171,12 @@ def drop_parts(
     key: tuple[int, int],
     ranks: tuple[int, ...],
     *,
-    gave_up: bool = False,
+    note: str | None = None,
 ) -> None:
     """Remove what ``ranks`` wrote for an attempt that will not be completed; one whose parts are all there
     stays.
 
-    With ``gave_up`` a note says so to the other nodes, as far as the disk takes one.
+    With a ``note``, the incarnation of the parts, the other nodes learn of it, if the disk takes the note.
     """
     attempt = next((a for a in look(checkpoints).attempts if a.key == key), None)
     if attempt is None or attempt.is_complete or attempt.has_all_parts:
@@ -174,8 +185,8 @@ def drop_parts(
     for rank in ranks:
         for name in (part_name(rank), blob_name(rank)):  # the part first: it vouches for the blob
             files.discard(folder / name)
-    if gave_up and ranks:
-        files.leave_note(folder / gave_up_name(ranks[0]))
+    if note is not None and ranks:
+        files.leave_note(folder / gave_up_name(ranks[0]), note)
     files.remove_empty_dir(folder)
 
 

@@ -74,6 +74,12 @@ class NewFile:
             if self._direct and done % PAGE_BYTES:
                 self._drop_direct()
 
+    def settle(self) -> None:
+        """Force what was written so far to the disk, if it lies in the page cache: one fsync of many
+        gigabytes at the end would look like a disk that hangs. A failure is final, as with ``sync``."""
+        if not self._direct:
+            os.fdatasync(self._fd)
+
     def sync(self) -> None:
         """fsync. If this raises the file is lost: abandon it."""
         os.fsync(self._fd)
@@ -176,10 +182,11 @@ class Files:
         with contextlib.suppress(OSError):
             self.remove(path)
 
-    def remove_tree(self, path: Path) -> None:
+    def remove_tree(self, path: Path, *, unless: str = "") -> None:
         """Remove a folder: out of sight in one durable rename, then file by file.
 
-        A folder that is gone, or goes meanwhile, is removed: several processes may do this at once.
+        A folder that is gone, or goes meanwhile, is removed: several processes may do this at once. One
+        that turns out to hold a file named ``unless`` is put back.
         """
         trash = path
         if not path.name.startswith(TRASH_PREFIX):
@@ -188,6 +195,9 @@ class Files:
             try:
                 self.rename(path, trash)
             except FileNotFoundError:
+                return
+            if unless and (trash / unless).exists():
+                self.rename(trash, path)
                 return
             self.sync_dir(path.parent)
         self._delete_tree(trash)

@@ -43,6 +43,10 @@ _DTYPES = {
 }  # fmt: skip
 
 
+SETTLE_CHUNKS = 32
+"""So many chunks (256 MiB) may wait in the page cache, where the disk is not written directly."""
+
+
 class StaleSnapshotError(HeadwayError):
     """The snapshot, or the folder it was going to, was withdrawn during the flush; nothing is left of it."""
 
@@ -154,10 +158,6 @@ def write_shard(
         files.discard(
             folder / gave_up_name(rank)
         )  # an earlier start of the job gave it up, not this one
-    if (folder / part_name(rank)).exists():
-        # Another content under this name: its digests must not stand beside the new blob for an instant.
-        files.remove(folder / part_name(rank))
-        files.sync_dir(folder)
     try:
         part = _write_blob(files, folder, snapshot, progress)
         draft = files.write_whole(folder / part_name(rank), encode_part(part))
@@ -221,6 +221,8 @@ def _write_blob(
             piece = snapshot.data[start : start + CHUNK_BYTES]
             chunks.append(digest(piece))
             file.write(piece)
+            if number % SETTLE_CHUNKS == SETTLE_CHUNKS - 1:
+                file.settle()
             progress(piece.nbytes)
         if not snapshot.still_valid():
             raise StaleSnapshotError(
@@ -228,6 +230,14 @@ def _write_blob(
             )
         file.sync()
         file.close()
+        if not snapshot.still_valid():  # an fsync may take its time
+            raise StaleSnapshotError(
+                f"step {snapshot.step} of rank {mesh.rank} was completed by another process meanwhile"
+            )
+        if (folder / part_name(mesh.rank)).exists():
+            # Another content under this name: its digests must not stand beside the new blob for an instant.
+            files.remove(folder / part_name(mesh.rank))
+            files.sync_dir(folder)
         files.rename(draft, path)
     except BaseException:
         file.close()

@@ -25,7 +25,7 @@ from headway.ckpt_store.manifest import (
     part_name,
     step_dir_name,
 )
-from headway.ckpt_store.reading import corrupt, unreadable
+from headway.ckpt_store.reading import UnreadableError, corrupt, read_file
 from headway.common.errors import CorruptError, HeadwayError, InputError
 
 
@@ -41,10 +41,12 @@ class Attempt:
     """From a part file; None while there is none that can be read."""
     is_complete: bool
     is_marked: bool = False
+    incarnation: str = ""
+    """Which start of the job wrote its parts, as far as one part file tells."""
     is_mixed: bool = False
     """All parts are there, but of different starts of the job: some rank has still to write its own."""
     has_given_up: bool = False
-    """Some rank could not write its part, and will not."""
+    """Some rank could not write its part, and will not; notes of another start of the job do not count."""
     is_damaged: bool = False
     """Some rank found its shard damaged: no rank restores it."""
 
@@ -122,13 +124,16 @@ def look(checkpoints: Path) -> FolderView:
     return FolderView(tuple(sorted(attempts, key=lambda a: a.key)), marks, tuple(trash))
 
 
-def complete(checkpoints: Path, *, with_damaged: bool = False) -> list[CheckpointInfo]:
+def complete(
+    checkpoints: Path, *, with_damaged: bool = False, all_readable: bool = False
+) -> list[CheckpointInfo]:
     """All complete checkpoints that are not superseded, newest first.
 
     Left out are those whose manifest cannot be read and, unless ``with_damaged``, those in which a rank
     found its shard damaged.
 
     Raises:
+        UnreadableError: with ``all_readable``, the disk cannot read a manifest.
         CorruptError: there are checkpoints, and not one of them can be read. Then starting from nothing
             would silently throw away a run.
     """
@@ -146,6 +151,8 @@ def complete(checkpoints: Path, *, with_damaged: bool = False) -> list[Checkpoin
         try:
             found.append(open_checkpoint(checkpoints, attempt.step, attempt.generation))
         except CorruptError as error:
+            if all_readable and isinstance(error, UnreadableError):
+                raise
             problem = problem or error
         except FileNotFoundError:  # retention was faster
             continue
@@ -183,12 +190,14 @@ def open_checkpoint(checkpoints: Path, step: int, generation: int) -> Checkpoint
     for entry in _entries(checkpoints):
         if parse_step_dir(entry.name) == (step, generation):
             path = entry / MANIFEST_NAME
-            try:
-                raw = path.read_bytes()
-            except FileNotFoundError:
+            if not path.exists():
                 break
-            except OSError as error:
-                raise unreadable(path, error) from error
+            try:
+                raw = read_file(path)
+            except CorruptError:
+                if path.exists():
+                    raise
+                break  # retention was faster
             manifest = decode_manifest(raw, path)
             if (manifest.step, manifest.generation) != (step, generation):
                 raise CorruptError(
@@ -261,12 +270,16 @@ def _attempt(folder: Path, step: int, generation: int) -> Attempt:
     names = {entry.name for entry in _entries(folder)}
     ranks = frozenset(rank for name in names if (rank := parse_part_name(name)) is not None)
     is_complete = MANIFEST_NAME in names
-    world_size, is_mixed = None, False
+    world_size, incarnation, is_mixed, has_given_up = None, "", False, False
     if ranks and not is_complete:
-        world_size, _ = _facts(folder / part_name(min(ranks)))
-        if world_size is not None and ranks >= set(range(world_size)):
-            facts = {_facts(folder / part_name(rank)) for rank in range(world_size)}
-            is_mixed = len(facts) > 1
+        world_size, incarnation = _facts(folder / part_name(min(ranks)))
+        notes = [folder / name for name in names if is_gave_up_name(name)]
+        if notes or (world_size is not None and ranks >= set(range(world_size))):
+            stamps = {_facts(folder / part_name(rank))[1] for rank in ranks}
+            is_mixed = len(stamps) > 1
+            has_given_up = any({_text_of(note)} == stamps for note in notes)
+    elif not is_complete:
+        has_given_up = any(map(is_gave_up_name, names))
     return Attempt(
         step,
         generation,
@@ -274,8 +287,9 @@ def _attempt(folder: Path, step: int, generation: int) -> Attempt:
         world_size,
         is_complete,
         is_marked=KEEP_NAME in names,
+        incarnation=incarnation,
         is_mixed=is_mixed,
-        has_given_up=any(map(is_gave_up_name, names)),
+        has_given_up=has_given_up,
         is_damaged=any(map(is_damaged_name, names)),
     )
 
@@ -289,7 +303,14 @@ def _facts(part: Path) -> tuple[int | None, str]:
         return None, ""
 
 
-@lru_cache(maxsize=1024)
+def _text_of(note: Path) -> str | None:
+    try:
+        return note.read_text()
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+@lru_cache(maxsize=8192)
 def _cached_facts(path: Path, _mtime_ns: int, _inode: int) -> tuple[int, str]:
     part = decode_part(path.read_bytes(), path)
     return part.mesh.world_size, part.incarnation

@@ -13,15 +13,18 @@ from __future__ import annotations
 import contextlib
 import secrets
 import socket
+import time
 from pathlib import Path
 
 import msgspec
 from headway.ckpt_store.files import Files
 from headway.ckpt_store.manifest import digest
-from headway.common.errors import HeadwayError
+from headway.common.errors import HeadwayError, InputError
 from headway.common.node.process import ProcessId
 
 FOLDER = ".ranks"
+_SETTLED_NS = 5_000_000_000
+"""A folder that changed so recently may change again within the resolution of its time stamp."""
 
 
 class Holder(msgspec.Struct, frozen=True):
@@ -48,23 +51,42 @@ class Incarnation:
         process = ProcessId.current()
         self._own = Holder(secrets.token_hex(8), _host(), process.pid, process.start_ticks)
         self.has_joined = False
+        self._read_at = 0, ""  # when the folder had last changed, and the stamp at that time
 
     def join(self) -> None:
         """Say who saves as this rank from now on.
 
         Raises:
+            InputError: another process of this host that lives saves as this rank.
             OSError: from the disk, no room included; ``stamp`` tries again.
         """
+        holder = self._read(self._rank)
+        if holder is not None and self._is_another_here(holder):
+            raise InputError(
+                f"process {holder.pid} saves rank {self._rank} of {self._folder.parent}",
+                remedy="end it first, or open the folder with read_only=True to look only",
+            )
         self._files.make_dir(self._folder)
         path = self._path(self._rank)
         self._files.rename(self._files.write_whole(path, msgspec.json.encode(self._own)), path)
         self.has_joined = True
 
+    def leave(self) -> None:
+        """Give the place up, if it is still this one's: whoever saved here before goes on."""
+        if self.has_joined and self.is_current():
+            self._files.discard(self._path(self._rank))
+        self.has_joined = False
+
+    def is_current(self) -> bool:
+        """Whether no other process has taken this rank's place."""
+        holder = self._read(self._rank)
+        return holder is None or holder.token == self._own.token
+
     def stamp(self) -> str:
         """The digest over the tokens of all ranks, as they are now.
 
         Raises:
-            HeadwayError: another live process saves as this rank. OSError: from the disk.
+            HeadwayError: another process that may be alive saves as this rank. OSError: from the disk.
         """
         holder = self._read(self._rank)
         if self.has_joined and holder is not None and holder.token != self._own.token:
@@ -74,17 +96,32 @@ class Incarnation:
                     f"{holder.pid} on {holder.host.partition(' ')[0]}",
                     remedy="end one of the two; open a folder with read_only=True to look only",
                 )
-            self.has_joined = False  # it came and went, or is a copy of this process that has ended
+            self.has_joined = False  # it came and went
         if not self.has_joined or holder is None:
             self.join()
-        holders = [self._read(rank) for rank in range(self._world_size)]
-        return digest(" ".join(holder.token if holder else "-" for holder in holders).encode())
+        # The own token from memory: the file may be another's by now, whose stamp this must not be.
+        changed_ns = self._folder.stat().st_mtime_ns
+        if changed_ns != self._read_at[0] or time.time_ns() - changed_ns < _SETTLED_NS:
+            tokens = [
+                self._own.token if rank == self._rank else self._token(rank)
+                for rank in range(self._world_size)
+            ]
+            self._read_at = changed_ns, digest(" ".join(tokens).encode())
+        return self._read_at[1]
+
+    def _token(self, rank: int) -> str:
+        holder = self._read(rank)
+        return holder.token if holder else "-"
+
+    def _is_another_here(self, holder: Holder) -> bool:
+        is_own = (holder.pid, holder.start_ticks) == (self._own.pid, self._own.start_ticks)
+        return holder.host == self._own.host and not is_own and holder.may_be_alive()
 
     def _path(self, rank: int) -> Path:
         return self._folder / f"rank-{rank}"
 
     def _read(self, rank: int) -> Holder | None:
-        with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
+        with contextlib.suppress(FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
             return msgspec.json.decode(self._path(rank).read_bytes(), type=Holder)
         return None
 

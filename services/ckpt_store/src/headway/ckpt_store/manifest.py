@@ -4,7 +4,7 @@
         rank-0.safetensors    the rank's snapshot; data starts 4 KiB aligned, opens with ``safetensors``
         rank-0.json           the part: mesh, digests (xxh3-64 per 8 MiB of data), extra state (base64)
         MANIFEST.json         written last, when every part is there: without it the folder does not count
-        rank-0.gave-up        (empty) the node of rank 0 could not write its part: nobody waits for it
+        rank-0.gave-up        the node of rank 0 could not write its part; text: the part's incarnation
         rank-0.damaged        what was wrong when rank 0 read its shard back: no rank restores this step
     <checkpoints>/generation-00002.json   from which step generation 2 went on (see ``mark_bytes``)
 

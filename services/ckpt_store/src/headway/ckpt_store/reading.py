@@ -3,37 +3,60 @@
 from __future__ import annotations
 
 import errno
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from headway.common.errors import CorruptError
 
-# What a read answers when the medium, or a remote file system, has lost the bytes: asking again gives
-# the same, while an older checkpoint may well be whole.
+PAUSES_S = (0.2, 0.8, 2.0)
+"""Between tries of a read that failed: a failover of a server passes, a bad sector does not."""
+
+# What a read answers when the medium, or a remote file system, has lost the bytes: an older checkpoint
+# may well be whole. Anything else (no permission, no descriptors left) says nothing about the bytes.
 _LOST = frozenset(
     {errno.EIO, errno.ESTALE, errno.EBADMSG, errno.ENODATA, errno.EREMOTEIO, errno.EUCLEAN}
 )
 
+T = TypeVar("T")
+
+
+class UnreadableError(CorruptError):
+    """The disk does not give the bytes of ``path`` back; on another node it may be readable."""
+
+    def __init__(self, path: Path, offset: int | None, error: OSError) -> None:
+        where = "" if offset is None else f" at byte {offset}"
+        super().__init__(
+            f"{path}: it cannot be read{where}: {error.strerror}", remedy="use an older checkpoint"
+        )
+        self.path = path
+
 
 def read_file(path: Path) -> bytes:
-    """The content of ``path``.
+    """The content of ``path``. Raises as ``attempt``."""
+    return attempt(path.read_bytes, path)
+
+
+def attempt(read: Callable[[], T], path: Path, offset: int | None = None) -> T:
+    """Carry out ``read``, a read of ``path``, again if the disk fails.
 
     Raises:
-        CorruptError: it is missing, or the disk cannot read it. OSError: anything else, such as no permission.
+        CorruptError: the file is missing. UnreadableError: the disk cannot read it, time after time.
+        OSError: anything else, such as no permission.
     """
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise unreadable(path, error) from error
-
-
-def unreadable(path: Path, error: OSError, offset: int | None = None) -> CorruptError | OSError:
-    """What to raise for ``error``, met while reading ``path``."""
-    if isinstance(error, FileNotFoundError):
-        return corrupt(path, "it is missing")
-    if error.errno not in _LOST:
-        return error
-    where = "" if offset is None else f" at byte {offset}"
-    return corrupt(path, f"it cannot be read{where}: {error.strerror}")
+    for pause_s in (*PAUSES_S, None):
+        try:
+            return read()
+        except FileNotFoundError as error:
+            raise corrupt(path, "it is missing") from error
+        except OSError as error:
+            if error.errno not in _LOST:
+                raise
+            if pause_s is None:
+                raise UnreadableError(path, offset, error) from error
+        time.sleep(pause_s)
+    raise AssertionError("the last try returns or raises")
 
 
 def corrupt(path: Path, what: str) -> CorruptError:

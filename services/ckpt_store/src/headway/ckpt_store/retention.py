@@ -20,27 +20,47 @@ def newest_complete(view: FolderView, corrupt: Collection[Key] = ()) -> Key | No
     return good[-1] if good else None
 
 
-def is_dead(key: Key, view: FolderView, wanted: Collection[Key] = ()) -> bool:
-    """Whether an incomplete attempt has no future: nobody will finish it, or it would lead nowhere.
+def is_overtaken(key: Key, view: FolderView) -> bool:
+    """Whether this step would lead nowhere, even if it were completed.
 
     Ranks write their snapshots in order. So once a later step of the same or a newer generation is
-    complete, whoever had not finished this one has given it up. The same is taken to be true once
-    ``LATER_ATTEMPTS`` later ones are in the folder or, of this node's ranks, ``wanted``: a node that
-    cannot write cannot always leave a note that it gave up, and the others must not fill the disk.
+    complete, whoever had not finished this one has given it up.
     """
     step, generation = key
     if is_superseded(step, generation, view.marks):
         return True
-    later = {
-        a for a in view.attempts if a.generation >= generation and a.key != key and a.step >= step
-    }
-    if any(a.is_complete and (a.step > step or a.generation > generation) for a in later):
+    return any(
+        a.is_complete
+        and a.generation >= generation
+        and (a.step > step or (a.step == step and a.generation > generation))
+        for a in view.attempts
+    )
+
+
+def is_dead(
+    attempt: Attempt,
+    view: FolderView,
+    wanted: Collection[Key] = (),
+    later: int = LATER_ATTEMPTS,
+) -> bool:
+    """Whether an incomplete attempt will not be finished, or would lead nowhere.
+
+    A node that cannot write cannot always leave a note that it gave up, and the others must not fill the
+    disk meanwhile. So an attempt also counts as given up once ``later`` later ones of the same start of
+    the job are in the folder or, of this node's ranks, ``wanted``.
+    """
+    if is_overtaken(attempt.key, view):
         return True
-    attempt = _find(view, key)
-    if attempt is None or attempt.has_all_parts:
+    if attempt.has_all_parts:
         return False
-    begun = {a.step for a in later} | {s for s, g in wanted if g >= generation}
-    return attempt.has_given_up or sum(s > step for s in begun) >= LATER_ATTEMPTS
+    step, generation = attempt.key
+    begun = {
+        a.step
+        for a in view.attempts
+        if a.generation >= generation and a.incarnation == attempt.incarnation
+    }
+    begun |= {s for s, g in wanted if g >= generation}
+    return attempt.has_given_up or sum(s > step for s in begun) >= later
 
 
 def removable(view: FolderView, keep: int, corrupt: Collection[Key] = ()) -> list[Key]:
@@ -67,12 +87,14 @@ def removable(view: FolderView, keep: int, corrupt: Collection[Key] = ()) -> lis
     return chosen
 
 
-def dead_attempts(view: FolderView, wanted: Collection[Key] = ()) -> list[Key]:
+def dead_attempts(
+    view: FolderView, wanted: Collection[Key] = (), later: int = LATER_ATTEMPTS
+) -> list[Key]:
     """Incomplete attempts that may go, oldest first."""
     return [
         a.key
         for a in view.attempts
-        if not a.is_complete and not a.is_marked and is_dead(a.key, view, wanted)
+        if not a.is_complete and not a.is_marked and is_dead(a, view, wanted, later)
     ]
 
 
@@ -81,8 +103,7 @@ def missing_ranks(view: FolderView, key: Key) -> list[int]:
     attempt = _find(view, key)
     if attempt is None or attempt.is_complete or attempt.has_given_up or attempt.has_all_parts:
         return []
-    overtaken = any(a.is_complete and a.step > attempt.step for a in view.attempts)
-    if overtaken or is_superseded(*key, view.marks):
+    if is_overtaken(key, view):
         return []
     return sorted(set(range(attempt.world_size or 0)) - attempt.ranks)
 

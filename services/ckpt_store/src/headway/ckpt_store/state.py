@@ -15,7 +15,7 @@ from headway.ckpt_store.folder import FolderView, is_superseded
 from headway.ckpt_store.retention import (
     Key,
     dead_attempts,
-    is_dead,
+    is_overtaken,
     missing_ranks,
     newest_complete,
     removable,
@@ -72,7 +72,10 @@ class Check:
 
 @dataclass(frozen=True)
 class Remove:
+    """Remove a step's folder; an ``is_dead`` one only if it was not completed meanwhile."""
+
     key: Key
+    is_dead: bool = False
 
 
 @dataclass(frozen=True)
@@ -177,6 +180,8 @@ class State:
     given_up: frozenset[Key] = frozenset()
     """Attempts that this node has no more to do with: a rank of it could not be flushed, or it has dropped
     its parts because nobody will complete them."""
+    dropped: tuple[Slot, ...] = ()
+    """The last slot of each rank that was released because its attempt had been given up."""
     to_drop: tuple[Key, ...] = ()
     sound: Key | None = None
     """The newest checkpoint that was read back and found whole."""
@@ -190,7 +195,7 @@ def decide(state: State, event: Event, now_s: float) -> tuple[State, list[Action
     actions: list[Action] = []
     match event:
         case ArenasSeen():
-            state = replace(state, ranks=event.ranks, wanted=tuple(sorted(event.wanted)))
+            state = _arenas_seen(state, event)
         case FolderSeen():
             state, actions = _folder_seen(state, event.view)
         case FolderUnseen():
@@ -203,6 +208,23 @@ def decide(state: State, event: Event, now_s: float) -> tuple[State, list[Action
     state, job = _next_job(state, now_s)
     reports = _incomplete(state, job) if job else []
     return state, [*actions, *released, *reports, *([job] if job else [])]
+
+
+def _arenas_seen(state: State, event: ArenasSeen) -> State:
+    """A rank that seals a step again after it was given up means it: then it is flushed after all."""
+    last_seals = {(slot.key, slot.rank): slot.seal for slot in state.dropped}
+    again = {
+        slot.key
+        for slot in event.wanted
+        if last_seals.get((slot.key, slot.rank), slot.seal) != slot.seal
+    }
+    return replace(
+        state,
+        ranks=event.ranks,
+        wanted=tuple(sorted(event.wanted)),
+        given_up=state.given_up - again,
+        dropped=tuple(slot for slot in state.dropped if slot.key not in again),
+    )
 
 
 def _folder_unseen(state: State, event: FolderUnseen) -> tuple[State, list[Action]]:
@@ -257,7 +279,7 @@ def _flush_failed(state: State, event: Failed, slot: Slot) -> tuple[State, list[
         return _without(state, [slot]), [ReleaseSlot(slot)]
     code: Literal["no_space", "flush_failed"] = "no_space" if event.is_no_space else "flush_failed"
     state = replace(state, given_up=state.given_up | {slot.key}, to_drop=(*state.to_drop, slot.key))
-    return _without(state, [slot]), [
+    return _dropping(_without(state, [slot]), [slot]), [
         Report(code, event.message, event.remedy, slot.key),
         ReleaseSlot(slot),
     ]
@@ -267,7 +289,8 @@ def _release_hopeless(state: State) -> tuple[State, list[Action]]:
     """Give back slots that need no flush: of attempts given up, dead, or complete already."""
     flushing = state.job.slot if isinstance(state.job, FlushSlot) else None
     hopeless = [s for s in state.wanted if s != flushing and _is_hopeless(state, s.key)]
-    return _without(state, hopeless), [ReleaseSlot(slot) for slot in hopeless]
+    given_up = [slot for slot in hopeless if slot.key in state.given_up]
+    return _dropping(_without(state, hopeless), given_up), [ReleaseSlot(s) for s in hopeless]
 
 
 def _is_hopeless(state: State, key: Key) -> bool:
@@ -276,7 +299,13 @@ def _is_hopeless(state: State, key: Key) -> bool:
     if state.view is None:
         return False
     is_complete = any(a.key == key and a.is_complete for a in state.view.attempts)
-    return is_complete or is_dead(key, state.view, _wanted_keys(state))
+    return is_complete or is_overtaken(key, state.view)
+
+
+def _dropping(state: State, slots: list[Slot]) -> State:
+    ranks = {slot.rank for slot in slots}
+    kept = [slot for slot in state.dropped if slot.rank not in ranks]
+    return replace(state, dropped=(*kept, *slots))
 
 
 def _without(state: State, slots: list[Slot]) -> State:
@@ -322,7 +351,7 @@ def _clear_up(state: State, now_s: float) -> Job | None:
     if state.view.trash:
         return EmptyTrash(state.view.trash)
     if dead:
-        return Remove(dead[0])
+        return Remove(dead[0], is_dead=True)
     surplus = removable(state.view, state.keep, state.corrupt)
     newest = newest_complete(state.view)
     if not surplus or newest is None or newest in state.corrupt:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from headway.ckpt_store.files import Files
-from headway.ckpt_store.folder import look, open_checkpoint
-from headway.ckpt_store.manifest import blob_name, part_name, step_dir_name
+from headway.ckpt_store.folder import Attempt, look, open_checkpoint
+from headway.ckpt_store.manifest import MANIFEST_NAME, blob_name, part_name, step_dir_name
 from headway.ckpt_store.retention import Key, dead_attempts, newest_complete, removable
 from headway.ckpt_store.verify import verify
 from headway.common.errors import CorruptError
+
+LATER_WITHOUT_LOCKSTEP = 8
+"""As ``retention.LATER_ATTEMPTS``; ranks without a daemon may be several steps apart."""
 
 
 def apply_retention(
@@ -40,25 +43,32 @@ def apply_retention(
     return removed
 
 
-def clear_dead(files: Files, checkpoints: Path, rank: int, saving: Key) -> None:
+def clear_dead(files: Files, checkpoints: Path, rank: int, saving: Key, incarnation: str) -> None:
     """Give back the room of attempts that nobody will complete: rank 0 removes them, others their own part.
 
-    What is being saved now is not dead, whatever an earlier start of the job left there.
+    Whatever another start of the job left unfinished is dead. What is being saved now is not, whoever
+    left what there.
 
     Raises:
         OSError: from the disk.
     """
     view = look(checkpoints)
-    dead = dead_attempts(view)
+    dead = set(dead_attempts(view, later=LATER_WITHOUT_LOCKSTEP))
+    dead |= {a.key for a in view.attempts if _is_left_behind(a, incarnation)}
     for attempt in view.attempts:
         folder = checkpoints / step_dir_name(*attempt.key)
         if attempt.key not in dead or attempt.key == saving:
             continue
         if rank == 0:
-            files.remove_tree(folder)
+            files.remove_tree(folder, unless=MANIFEST_NAME)  # it may have been completed meanwhile
         elif rank in attempt.ranks and not attempt.has_all_parts:
             files.discard(folder / part_name(rank))
             files.discard(folder / blob_name(rank))
     if rank == 0:
         for name in view.trash:
             files.remove_tree(checkpoints / name)
+
+
+def _is_left_behind(attempt: Attempt, incarnation: str) -> bool:
+    is_open = not attempt.is_complete and not attempt.is_marked
+    return is_open and bool(attempt.ranks) and attempt.incarnation != incarnation

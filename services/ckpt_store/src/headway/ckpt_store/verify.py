@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from headway.ckpt_store.manifest import (
     encode_manifest,
     part_name,
 )
-from headway.ckpt_store.reading import corrupt, read_file, unreadable
+from headway.ckpt_store.reading import attempt, corrupt, read_file
 from headway.common.errors import CorruptError, InputError
 
 
@@ -80,6 +81,16 @@ def read_shard(info: CheckpointInfo, rank: int) -> tuple[npt.NDArray[np.uint8], 
     return data, read_shard_into(info, rank, data)
 
 
+def check_all_parts(info: CheckpointInfo) -> None:
+    """Compare every rank's part file with the manifest and every blob's length with its part.
+
+    Raises:
+        CorruptError: naming the first that is wrong. OSError: as ``reading.attempt``.
+    """
+    for rank in range(info.world_size):
+        _check_length(info.path / blob_name(rank), read_part(info, rank))
+
+
 def verify(
     info: CheckpointInfo, *, deep: bool = True, progress: Callable[[int], None] = lambda _: None
 ) -> list[Problem]:
@@ -119,10 +130,7 @@ def _problems_of_manifest(path: Path, parts: list[tuple[Part, bytes]]) -> list[P
 def _read_chunks(path: Path, part: Part, target: Callable[[int, int], memoryview]) -> Iterator[int]:
     """Read and check the blob; ``target(start, stop)`` gives the memory for those bytes of the data."""
     _check_length(path, part)
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise unreadable(path, error) from error
+    fd = attempt(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC), path)
     try:
         header = bytearray(part.data_start)
         _fill(fd, memoryview(header), 0, path)
@@ -149,19 +157,13 @@ def _reuse(scratch: memoryview) -> Callable[[int, int], memoryview]:
 
 def _fill(fd: int, memory: memoryview, offset: int, path: Path) -> None:
     while memory:
-        try:
-            done = os.preadv(fd, [memory], offset)
-        except OSError as error:
-            raise unreadable(path, error, offset) from error
+        done = attempt(partial(os.preadv, fd, [memory], offset), path, offset)
         if not done:
             raise corrupt(path, f"it ends at byte {offset}")
         memory, offset = memory[done:], offset + done
 
 
 def _check_length(path: Path, part: Part) -> None:
-    try:
-        nbytes = path.stat().st_size
-    except OSError as error:
-        raise unreadable(path, error) from error
+    nbytes = attempt(path.stat, path).st_size
     if nbytes != part.file_bytes:
         raise corrupt(path, f"it has {nbytes} bytes of {part.file_bytes}")

@@ -1,0 +1,152 @@
+"""The folder side of ``CheckpointClient``: one rank's parts, written by itself, with no daemon."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from headway.ckpt_store.files import Files, is_no_space
+from headway.ckpt_store.flush import Snapshot, StaleSnapshotError, write_manifest, write_shard
+from headway.ckpt_store.folder import look
+from headway.ckpt_store.manifest import (
+    MANIFEST_NAME,
+    blob_name,
+    gave_up_name,
+    part_name,
+    step_dir_name,
+)
+from headway.ckpt_store.packing import pack
+from headway.ckpt_store.retention import Key
+from headway.ckpt_store.tree import Flat
+from headway.ckpt_store.upkeep import apply_retention, clear_dead
+from headway.common.errors import CorruptError
+
+Outcome = tuple[bool, bool, str]
+"""Whether the part is stored, whether the step is complete, and what went wrong."""
+
+
+class FolderWriter:
+    """Saves the state of ``rank`` in ``checkpoints``, and clears up there."""
+
+    def __init__(
+        self, files: Files, checkpoints: Path, rank: int, world_size: int, keep: int, run_id: str
+    ) -> None:
+        self._files, self._checkpoints = files, checkpoints
+        self._rank, self._world_size, self._keep, self._run_id = rank, world_size, keep, run_id
+        self._is_settled = False
+        self._late: set[Key] = set()
+        """Steps with all their parts whose manifest could not be written."""
+        self._buffer = np.empty(0, np.uint8)
+
+    def save(
+        self,
+        key: Key,
+        flat: Flat,
+        layout: dict[str, Any],
+        nbytes: int,
+        incarnation: str,
+        is_ours: Callable[[], bool],
+    ) -> Outcome:
+        """Write this rank's part, and the manifest if it was the last one.
+
+        ``is_ours``: asked at the end, whether no other process saves as this rank by now.
+
+        Raises:
+            HeadwayError: the step is complete with other content. OSError: from the disk, room excepted.
+        """
+        problem = self._prepare(key, incarnation)
+        try:
+            self._write(key, flat, layout, nbytes, incarnation, is_ours)
+        except StaleSnapshotError as error:  # another rank gave this step up meanwhile
+            return False, False, error.message
+        except OSError as error:
+            if not is_no_space(error):
+                raise
+            self.give_up(key, incarnation)
+            raise
+        is_complete, trouble = self._commit(key)
+        return True, is_complete, trouble or problem
+
+    def give_up(self, key: Key, incarnation: str) -> None:
+        """Give back the room of this rank's part; a note tells the others that theirs are of no use."""
+        folder = self._checkpoints / step_dir_name(*key)
+        if not folder.is_dir() or (folder / MANIFEST_NAME).exists():
+            return
+        for name in (part_name(self._rank), blob_name(self._rank)):
+            self._files.discard(folder / name)
+        if self._world_size > 1:
+            self._files.leave_note(folder / gave_up_name(self._rank), incarnation)
+        else:
+            self._files.remove_empty_dir(folder)
+
+    def close(self) -> None:
+        """Let go of the buffer."""
+        self._buffer = np.empty(0, np.uint8)
+
+    def _prepare(self, saving: Key, incarnation: str) -> str:
+        """Durable folder names, late manifests, and room. Returns what went wrong."""
+        try:
+            if not self._is_settled:
+                self._files.settle_dir(self._checkpoints)
+                self._is_settled = True
+            for key in sorted(self._late):
+                self._commit(key)
+            clear_dead(self._files, self._checkpoints, self._rank, saving, incarnation)
+        except OSError as error:
+            return f"cannot clear up {self._checkpoints}: {error}"
+        return ""
+
+    def _write(
+        self,
+        key: Key,
+        flat: Flat,
+        layout: dict[str, Any],
+        nbytes: int,
+        incarnation: str,
+        is_ours: Callable[[], bool],
+    ) -> None:
+        if self._buffer.nbytes != nbytes:
+            # Anonymous, so page aligned, as O_DIRECT wants it; kept, so mapped at the next save.
+            self._buffer = np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
+        pack(flat, layout, self._buffer)
+        manifest = self._checkpoints / step_dir_name(*key) / MANIFEST_NAME
+        was_complete = manifest.exists()
+
+        def still_valid() -> bool:
+            return is_ours() and (was_complete or not manifest.exists())
+
+        extra = flat.extra()
+        snapshot = Snapshot(
+            self._run_id, *key, layout, self._buffer, extra, still_valid, incarnation
+        )
+        write_shard(self._files, self._checkpoints, snapshot)
+
+    def _commit(self, key: Key) -> tuple[bool, str]:
+        """Write the manifest if all parts are there, and remove what is surplus then.
+
+        Returns whether the step is complete, and what went wrong.
+        """
+        name = step_dir_name(*key)
+        try:
+            attempt = next((a for a in look(self._checkpoints).attempts if a.key == key), None)
+            self._late.discard(key)
+            if attempt is not None and attempt.is_mixed:
+                return (
+                    False,
+                    f"{name} is not complete: its parts are of different starts of the job",
+                )
+            if attempt is None or not (attempt.has_all_parts or attempt.is_complete):
+                return False, ""
+            self._late.add(key)
+            write_manifest(self._files, self._checkpoints / name)
+            self._late.discard(key)
+        except (OSError, CorruptError) as error:
+            return False, f"{name} is not complete, its manifest could not be written: {error}"
+        try:
+            apply_retention(self._checkpoints, self._keep, files=self._files)
+        except (OSError, CorruptError) as error:
+            return True, f"old checkpoints could not be removed: {error}"
+        return True, ""
