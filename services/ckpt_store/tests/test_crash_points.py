@@ -6,14 +6,17 @@ import shutil
 from pathlib import Path
 
 import pytest
+from headway.ckpt_store.client import CheckpointClient
+from headway.ckpt_store.config import StoreConfig
 from headway.ckpt_store.files import Files
 from headway.ckpt_store.flush import write_manifest, write_shard
 from headway.ckpt_store.folder import complete, newest
 from headway.ckpt_store.manifest import step_dir_name
+from headway.ckpt_store.server import ServeOptions, Store
 from headway.ckpt_store.verify import read_shard, verify
 from headway.common.errors import CorruptError
 from headway.testkit import snapshots
-from headway.testkit.crash_points import Fate, RecordingFiles, replay
+from headway.testkit.crash_points import Fate, Op, RecordingFiles, replay
 
 WORLD_SIZE = 2
 
@@ -177,3 +180,44 @@ def test_after_any_crash_the_same_work_can_be_done_again(tmp_path: Path) -> None
         replay(files.ops, num_ops, into, fate="tear", kept_names=0.5, seed=num_ops)
         save(Files(), into / "checkpoints", 20)
         assert survivor(into / "checkpoints") == 20
+
+
+class RecordingClient(CheckpointClient):
+    """A client whose changes are written down."""
+
+    def __init__(self, files: RecordingFiles, target: Path) -> None:
+        self.recording = files
+        super().__init__(target)
+
+    def _open_files(self, owner: str) -> Files:
+        return self.recording
+
+
+def test_a_client_makes_the_names_durable_that_a_launcher_made(tmp_path: Path) -> None:
+    root = tmp_path / "real"
+    root.mkdir()
+    files = RecordingFiles(root)
+    for name in ("runs", "runs/demo", "runs/demo/checkpoints"):
+        (root / name).mkdir()
+        files.ops.append(Op("mkdir", name))
+    RecordingClient(files, root / "runs" / "demo" / "checkpoints").save(1, {"w": 1})
+    (tmp_path / "crashed").mkdir()
+    replay(files.ops, len(files.ops), tmp_path / "crashed", kept_names=0.0)
+    found = newest(tmp_path / "crashed" / "runs" / "demo" / "checkpoints")
+    assert found is not None
+    assert found.step == 1
+
+
+def test_a_daemon_makes_them_durable_at_its_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    real = Files.sync_dir
+    monkeypatch.setattr(
+        Files, "sync_dir", lambda self, path: (synced.append(path), real(self, path))
+    )
+    checkpoints = tmp_path / "runs" / "demo" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    store = Store(ServeOptions("inproc://unused", tmp_path, checkpoints), StoreConfig())
+    store.close()
+    assert {checkpoints, *checkpoints.parents[:3]} <= set(synced)

@@ -532,3 +532,25 @@ def test_wait_is_for_all_ranks(tmp_path: Path) -> None:
         clients[0].wait(10, timeout_s=0.2)
     clients[1].save(10, {"life": 1})
     clients[0].wait(10, timeout_s=30)
+
+
+@pytest.mark.parametrize("name", ["rank-0.json", "MANIFEST.json"])
+def test_what_only_one_rank_cannot_read_is_refused_and_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    clients = ranks(tmp_path)
+    for step in (10, 20):
+        save_all(clients, step)
+    real = Path.read_bytes
+
+    def bad(path: Path) -> bytes:
+        if path.name == name and "20" in path.parent.name:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return real(path)
+
+    clients = ranks(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", bad)
+        with pytest.raises(CorruptError, match=rf"{name}.* cannot be read.*restart all ranks"):
+            clients[1].restore()
+    assert restored(ranks(tmp_path)) == [(10, 1), (10, 1)]  # all of them, after a restart
