@@ -16,7 +16,7 @@ from headway.common.errors import CorruptError
 from headway.common.node.testing import child_environment
 from headway.dataloader import digests
 from headway.dataloader.blocks import BLOCK_BYTES
-from headway.dataloader.client import DataClient
+from headway.dataloader.client import ChangedDataError, DataClient
 from headway.dataloader.config import stream_spec
 from headway.dataloader.dataset import Dataset, verify, write_digests
 from headway.dataloader.digests import digests_path
@@ -159,7 +159,7 @@ def test_a_client_that_names_a_fingerprint_gets_these_data_or_none(
         other = stream_spec(
             prefix, seq_len=8, micro_batch_size=1, generation=1, fingerprint="0" * 16
         )
-        with pytest.raises(CorruptError, match="has changed: fingerprint"):
+        with pytest.raises(ChangedDataError, match="has changed: fingerprint"):
             DataClient(source, spec=other)
 
 
@@ -172,7 +172,7 @@ def test_a_ring_that_is_open_is_refused_to_who_expects_other_data(
     )
     with (
         DataClient(daemon.endpoint, spec=spec),
-        pytest.raises(CorruptError, match="has changed: fingerprint"),
+        pytest.raises(ChangedDataError, match="has changed: fingerprint"),
     ):
         DataClient(daemon.endpoint, spec=expects, reader=1)
 
@@ -187,7 +187,7 @@ def test_a_restarted_daemon_sees_other_content_of_the_same_size(
         daemon.kill()
         write_tokens(prefix, [300, 300], seed=1)
         daemon.start()
-        with pytest.raises(CorruptError, match="has changed"):
+        with pytest.raises(ChangedDataError, match="has changed"):
             rows(client, 5)
 
 
