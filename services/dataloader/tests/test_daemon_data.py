@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from headway.common.errors import CorruptError, InputError
 from headway.common.node.testing import wait_until
-from headway.dataloader.client import DataClient
+from headway.dataloader.client import ChangedDataError, DataClient
 from headway.dataloader.config import DataConfig, stream_spec
 from headway.dataloader.formats import bin_path
 from headway.dataloader.prepare import prepare
@@ -60,7 +60,7 @@ def test_a_restarted_daemon_does_not_go_on_with_other_data(daemon: Daemon, tmp_p
         daemon.kill()
         write_tokens(prefix, [300, 301])
         daemon.start()
-        with pytest.raises(CorruptError, match="has changed"):
+        with pytest.raises(ChangedDataError, match="has changed"):
             rows(client, 5)
 
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from headway.common.errors import CorruptError
 from headway.common.node.testing import child_environment
-from headway.dataloader import digests
+from headway.dataloader import digests, formats
 from headway.dataloader.blocks import BLOCK_BYTES
-from headway.dataloader.client import DataClient
+from headway.dataloader.client import ChangedDataError, DataClient
 from headway.dataloader.config import stream_spec
 from headway.dataloader.dataset import Dataset, verify, write_digests
 from headway.dataloader.digests import digests_path
@@ -49,6 +51,7 @@ def test_a_flipped_token_inside_the_vocabulary_is_another_fingerprint(prefix: Pa
     before = TokenFile(prefix).fingerprint()
     digests_path(prefix).unlink()
     assert TokenFile(prefix).fingerprint() == before
+    digests_path(prefix).unlink()
     flip(bin_path(prefix), 100)
     assert TokenFile(prefix).fingerprint() != before
 
@@ -70,16 +73,55 @@ def test_another_index_over_the_same_tokens_is_another_fingerprint(tmp_path: Pat
     assert TokenFile(one).fingerprint() != TokenFile(other).fingerprint()
 
 
+def _refuse(*_: object) -> None:
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+
+def test_a_pair_without_digests_is_given_them_so_that_nobody_reads_it_whole_again(
+    prefix: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorded = digests_path(prefix).read_bytes()
+    digests_path(prefix).unlink()
+    with caplog.at_level(logging.INFO):
+        tokens = TokenFile(prefix)
+        found = tokens.fingerprint()
+    assert digests_path(prefix).read_bytes() == recorded
+    assert tokens.is_current(), "the daemon does not open it anew for that"
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert f"{digests_path(prefix)} is written" in line
+    monkeypatch.setattr(formats, "compute_digests", _refuse)
+    assert TokenFile(prefix).fingerprint() == found
+
+
+@pytest.mark.parametrize("changed", [bin_path, idx_path, digests_path])
+def test_a_pair_that_changes_while_it_is_read_is_given_no_digests(
+    prefix: Path, monkeypatch: pytest.MonkeyPatch, changed: Callable[[Path], Path]
+) -> None:
+    digests_path(prefix).unlink()
+    real = formats.compute_digests
+
+    def compute(path: Path) -> digests.Digests:
+        found = real(path)
+        changed(prefix).touch()
+        return found
+
+    monkeypatch.setattr(formats, "compute_digests", compute)
+    TokenFile(prefix).fingerprint()
+    assert not digests_path(prefix).exists() or not digests_path(prefix).stat().st_size
+
+
 def test_a_pair_without_digests_is_read_whole_once_and_says_so_when_large(
     prefix: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     digests_path(prefix).unlink()
     monkeypatch.setattr(digests, "_LARGE_BYTES", 1000)
+    monkeypatch.setattr(digests, "write_digests", _refuse)
     with caplog.at_level(logging.WARNING):
         found = {TokenFile(prefix).fingerprint() for _ in range(3)}
-    assert len(found) == 1
-    (line,) = [record.getMessage() for record in caplog.records]
-    assert f"headway data digest {prefix}" in line
+    assert len(found) == 1 and not digests_path(prefix).exists()
+    read, kept = [record.getMessage() for record in caplog.records]
+    assert f"reading all 0.0 GB of {bin_path(prefix)}" in read
+    assert f"{digests_path(prefix)} is not written (Read-only file system)" in kept
     flip(bin_path(prefix), 7)
     assert TokenFile(prefix).fingerprint() not in found  # remembered by time of change, not by name
 
@@ -159,7 +201,7 @@ def test_a_client_that_names_a_fingerprint_gets_these_data_or_none(
         other = stream_spec(
             prefix, seq_len=8, micro_batch_size=1, generation=1, fingerprint="0" * 16
         )
-        with pytest.raises(CorruptError, match="has changed: fingerprint"):
+        with pytest.raises(ChangedDataError, match="has changed: fingerprint"):
             DataClient(source, spec=other)
 
 
@@ -172,7 +214,7 @@ def test_a_ring_that_is_open_is_refused_to_who_expects_other_data(
     )
     with (
         DataClient(daemon.endpoint, spec=spec),
-        pytest.raises(CorruptError, match="has changed: fingerprint"),
+        pytest.raises(ChangedDataError, match="has changed: fingerprint"),
     ):
         DataClient(daemon.endpoint, spec=expects, reader=1)
 
@@ -187,7 +229,7 @@ def test_a_restarted_daemon_sees_other_content_of_the_same_size(
         daemon.kill()
         write_tokens(prefix, [300, 300], seed=1)
         daemon.start()
-        with pytest.raises(CorruptError, match="has changed"):
+        with pytest.raises(ChangedDataError, match="has changed"):
             rows(client, 5)
 
 

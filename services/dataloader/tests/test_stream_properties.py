@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from headway.common.errors import ConfigError, CorruptError, InputError
-from headway.dataloader.client import DataClient
+from headway.dataloader.client import ChangedDataError, DataClient
 from headway.dataloader.config import stream_spec
 from headway.dataloader.digests import digests_path
 from headway.dataloader.formats import TokenFile, bin_path
@@ -172,5 +172,5 @@ def test_other_data_than_the_fingerprint_says_are_refused(tmp_path: Path) -> Non
     with DataClient(None, spec=again) as client:
         client.next()
     write_tokens(prefix, [51])
-    with pytest.raises(CorruptError, match="has changed"):
+    with pytest.raises(ChangedDataError, match="has changed"):
         DataClient(None, spec=again)

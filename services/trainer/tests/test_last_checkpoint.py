@@ -85,11 +85,22 @@ def test_a_store_that_stands_still_is_given_up_with_a_line_that_says_what_is_los
 
 # ---- a rank and its node's store --------------------------------------------------------------
 class Store:
-    """Answers as a store does whose counter moves with every answer, or stands still at 7."""
+    """Answers as a store does whose counter moves with every answer, or stands still at 7.
 
-    def __init__(self, arena: Arena, *, moves: bool, done_after: int = 0, error: str = "") -> None:
+    With ``dies_every`` it is started again after so many answers, and counts from 0.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        *,
+        moves: bool,
+        done_after: int = 0,
+        error: str = "",
+        dies_every: int = 1 << 20,
+    ) -> None:
         self._arena, self._moves, self._done_after = arena, moves, done_after
-        self._error = error
+        self._error, self._dies_every = error, dies_every
         self.asked = 0
 
     def status(self, _message: StoreStatus, _peer: bytes) -> StoreStatusReply:
@@ -110,7 +121,7 @@ class Store:
             bytes_written=0,
             errors=0,
             last_error=self._error,
-            progress=self.asked if self._moves else 7,
+            progress=self.asked % self._dies_every if self._moves else 7,
         )
 
 
@@ -147,6 +158,14 @@ def test_a_rank_that_gives_its_store_up_says_which_step_is_lost_and_which_is_on_
     assert "not durable" in line["event"]
     assert (line["step"], line["durable_step"]) == (2, 1)
     assert line["checkpoints"] == str(rank._context.run_dir.checkpoints)
+
+
+@pytest.mark.timeout(30)
+def test_a_store_that_is_started_again_and_again_is_not_waited_for(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (line,) = _wait_for(rank, monkeypatch, moves=True, dies_every=3)
+    assert "not durable" in line["event"] and line["step"] == 2
 
 
 def test_a_rank_whose_store_could_not_write_the_last_step_says_why(

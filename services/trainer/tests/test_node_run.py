@@ -238,6 +238,24 @@ def test_a_store_that_stands_still_is_ended_with_a_line_that_says_what_is_lost(
     assert newest(run.run.checkpoints) is None
 
 
+def test_a_file_that_is_no_arena_keeps_no_run_from_its_end(
+    run: NodeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_run, "DRAIN_LIMIT_S", 1.0)
+    store = _keep_store(run)
+    _want_durable(run, 5, "sleep:0.2")
+    run.paths.segment("arena", 7).write_bytes(b"no arena")
+    run.paths.segment("arena", 8).mkdir()
+    with capture_logs() as logs:
+        run.end()
+    found = newest(run.run.checkpoints)
+    assert found is not None and found.step == 5
+    assert not store.alive()
+    told = [line["arena"] for line in logs if "arena is not looked at" in line["event"]]
+    assert sorted(Path(path).name for path in told) == ["arena-7.bin", "arena-8.bin"]
+    NodeRun(run.cluster, 0, run.run.path).lock.release()
+
+
 # ---- settings ---------------------------------------------------------------------------------
 def _configured(run: NodeRun, text: str) -> NodeRun:
     run.run.config.write_text(text)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from headway.common.errors import CorruptError
 from headway.common.node.arena import Arena
 from headway.dataloader.config import DataConfig
 from headway.dataloader.prepare import prepare
@@ -112,6 +113,24 @@ def test_other_data_than_the_run_began_with_are_refused_by_name(
         train_on(again, 6, step=3, generation=1)
     assert "bring the old data back" in str(refused.value)
     assert str(tmp_path / "data") in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["train.idx", "train.digests", "validation.idx"])
+def test_a_damaged_copy_does_not_end_the_run_and_once_it_is_mended_the_run_goes_on(
+    tmp_path: Path, name: str
+) -> None:
+    config = one_rank(_corpus(tmp_path / "data"), eval_every=2)
+    session = _read(config, tmp_path)
+    train_on(session, 3)
+    file = tmp_path / "data" / name
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-3] + b"???")
+    with pytest.raises(CorruptError, match=file.name):
+        train_on(session, 6, step=3, generation=1)
+    session.leave()
+    file.write_bytes(whole)
+    train_on(session, 6, step=3, generation=2)
+    assert session.step == 6
 
 
 def test_the_same_data_go_on_bit_for_bit(tmp_path: Path) -> None:

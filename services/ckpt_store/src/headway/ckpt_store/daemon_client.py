@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from headway.common.errors import DeadlineError, InputError
 from headway.common.node.arena import Arena
+from headway.common.polling import HighWater
 from headway.common.wire.client import Client
 from headway.common.wire.messages.ckpt_store import Flush, StoreStatus, StoreStatusReply
 
@@ -133,7 +134,7 @@ class DaemonArena:
 
     def _is_free(self, arena: Arena) -> bool:
         """Wait for the snapshot before while the daemon gets on; False once it does not."""
-        progress, deadline_s = -1, time.monotonic() + STALL_LIMIT_S
+        mark, deadline_s = HighWater(), time.monotonic() + STALL_LIMIT_S
         ask_at_s = time.monotonic() + _ASK_S
         while arena.busy():
             now_s = time.monotonic()
@@ -141,8 +142,8 @@ class DaemonArena:
                 return False
             if now_s > ask_at_s:
                 found = self._progress()
-                if found not in (None, progress):
-                    progress, deadline_s = found, now_s + STALL_LIMIT_S
+                if found is not None and mark.rises(found):
+                    deadline_s = now_s + STALL_LIMIT_S
                 ask_at_s = time.monotonic() + _ASK_S
             time.sleep(POLL_S)
         return True

@@ -42,6 +42,10 @@ class ReadError(HeadwayError):
         self.errno, self.path, self.offset = error.errno or 0, path, offset
 
 
+class ChangedDataError(CorruptError):
+    """Sound data, but others than those that were asked for by their fingerprint."""
+
+
 def trouble_with(path: Path, offset: int, error: OSError) -> HeadwayError:
     """InputError for a file that is not there or not ours, ReadError for all else."""
     if error.errno in _NOT_THERE:

@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 from headway.common.node.ring import RingAbortedError
+from headway.dataloader.blocks import ChangedDataError as ChangedDataError
 from headway.dataloader.config import StreamSpec
 from headway.dataloader.pack import EndOfOrderError as EndOfOrderError
 from headway.dataloader.ring_source import RingSource
@@ -64,7 +65,8 @@ class DataClient:
 
     Raises:
         InputError: ``spec`` contradicts itself, there are no such data, or a living process reads
-            under this number (RingHeldError). CorruptError: damaged or other data.
+            under this number (RingHeldError). CorruptError: damaged data.
+        ChangedDataError: other data than ``spec.fingerprint`` says.
         ReadError: the disk or the network failed (without a daemon; with one it is waited for).
         DeadlineError: no daemon within ``timeout_s``. RingAbortedError: ``abort`` returned true.
     """

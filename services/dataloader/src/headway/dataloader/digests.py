@@ -26,6 +26,8 @@ _REMEDY = "run `headway data digest` on it, or prepare the data again with --for
 _log = logging.getLogger(__name__)
 _computed: dict[tuple[str, int, int, int, int], Digests] = {}
 """Of files without a side file, by path, size, time of change, inode and device."""
+_not_kept: set[Path] = set()
+"""Side files that could not be written, which is said once."""
 
 
 def digests_path(prefix: Path) -> Path:
@@ -79,6 +81,21 @@ def write_digests(prefix: Path, num_bytes: int, digests: Digests) -> Path:
     return path
 
 
+def keep_digests(prefix: Path, num_bytes: int, digests: Digests) -> bool:
+    """``write_digests`` as a favour to who comes next: whether it worked; never raises."""
+    path = digests_path(prefix)
+    try:
+        write_digests(prefix, num_bytes, digests)
+    except OSError as error:
+        if path not in _not_kept:
+            _not_kept.add(path)
+            reason = error.strerror or error
+            _log.warning("%s is not written (%s): every process reads the .bin whole", path, reason)
+        return False
+    _log.info("%s is written: the pair does not have to be read whole again", path)
+    return True
+
+
 def read_digests(prefix: Path, num_bytes: int) -> Digests | None:
     """What the side file says of a ``.bin`` of ``num_bytes``; None when there is no side file.
 
@@ -121,10 +138,7 @@ def compute_digests(path: Path) -> Digests:
     found = _computed.get(key)
     if found is None:
         if reader.num_bytes >= _LARGE_BYTES:
-            _log.warning(
-                "reading all %.1f GB of %s for its digests; write them once with "
-                "`headway data digest %s`", reader.num_bytes / 1e9, path, path.with_suffix("")
-            )  # fmt: skip
+            _log.warning("reading all %.1f GB of %s for its digests", reader.num_bytes / 1e9, path)
         found = _computed[key] = _digest_all(reader)
     reader.close()
     return found

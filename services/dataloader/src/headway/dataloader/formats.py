@@ -20,6 +20,7 @@ from headway.dataloader.digests import (
     BlockHasher,
     compute_digests,
     digests_path,
+    keep_digests,
     read_digests,
     write_digests,
 )
@@ -106,11 +107,20 @@ class TokenFile:
         return found
 
     def digests(self) -> Digests:
-        """Of all blocks of ``.bin``, which is read whole when no digests lie beside it."""
+        """Of all blocks of ``.bin``, which is read whole when no digests lie beside it.
+
+        They are then written there, if that is possible, for whoever opens the pair next.
+        """
         if self._digests is None:
             self._digests = compute_digests(bin_path(self.prefix))
             self._reader.check_with(self._digests)
+            self._keep(self._digests)
         return self._digests
+
+    def _keep(self, digests: Digests) -> None:
+        # _facts are of before the pair was opened; what has changed since was perhaps not read
+        if self.is_current() and keep_digests(self.prefix, self._reader.num_bytes, digests):
+            self._facts = (*self._facts[:2], _facts(self.prefix)[2])
 
     def fingerprint(self) -> str:
         """16 hex characters over all that the pair holds, the same on every machine.

@@ -3,10 +3,14 @@
 ``data/corpus`` is made in ``data/.corpus.prepare/draft``; no other target has that name. Where the
 file system cannot exchange two names, the old folder waits in ``data/.corpus.prepare/old`` between
 two renames, and ``recover`` brings it back if the process ends there.
+
+Processes that cannot lock each other out give a name of their ``own``, and work in
+``data/.corpus.prepare/OWN``: the last to put its folder in place wins, and nothing is mixed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -18,40 +22,53 @@ _AT_FDCWD = -100
 _NOT_OFFERED = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM})
 
 
-def draft_of(target: Path) -> Path:
+def draft_of(target: Path, own: str = "") -> Path:
     """Where ``target`` is made."""
-    return _work(target) / "draft"
+    return _work(target) / own / "draft"
 
 
 def recover(target: Path) -> bool:
     """Bring back the old folder if a process ended between the two renames; whether it did."""
-    old = _old(target)
-    if os.path.lexists(target) or not old.is_dir():
-        return False
-    _rename(old, target)
-    return True
+    for old in (_work(target) / "old", *_work(target).glob("*/old")):
+        if os.path.lexists(target):
+            break
+        if old.is_dir():
+            try:
+                _rename(old, target)
+            except OSError:
+                if os.path.lexists(target):  # somebody else was faster
+                    break
+                raise
+            return True
+    return False
 
 
-def sweep(target: Path) -> None:
-    """Remove what an interrupted process left; ``target`` itself is whole by then, or absent."""
-    shutil.rmtree(_work(target), ignore_errors=True)
+def sweep(target: Path, own: str = "") -> None:
+    """Remove what an interrupted process left; ``target`` itself is whole by then, or absent.
+
+    With a name of its ``own``, only what lies under that: the rest may be in use.
+    """
+    shutil.rmtree(_work(target) / own, ignore_errors=True)
+    if own:
+        with contextlib.suppress(OSError):  # others work there
+            _work(target).rmdir()
 
 
-def put(target: Path) -> None:
+def put(target: Path, own: str = "") -> None:
     """Let the draft, which is complete, take the place of ``target``, and force it to disk.
 
     Raises:
         OSError: the names cannot be changed; what was there still is, or ``recover`` finds it.
     """
-    draft = draft_of(target)
+    draft = draft_of(target, own)
     for path in (*draft.iterdir(), draft):
         sync(path)
     if not os.path.lexists(target):
         _rename(draft, target)
     elif not _exchange(draft, target):
-        _rename(target, _old(target))
+        _rename(target, draft.with_name("old"))
         _rename(draft, target)
-    sweep(target)
+    sweep(target, own)
 
 
 def sync(path: Path) -> None:
@@ -65,10 +82,6 @@ def sync(path: Path) -> None:
 
 def _work(target: Path) -> Path:
     return target.parent / f".{target.name}.prepare"
-
-
-def _old(target: Path) -> Path:
-    return _work(target) / "old"
 
 
 def _rename(source: Path, target: Path) -> None:

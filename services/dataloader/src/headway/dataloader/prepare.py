@@ -9,6 +9,7 @@ the vocabulary keeps.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -31,6 +32,8 @@ from headway.dataloader.tokenizer import Tokenizer
 from headway.dataloader.trouble import printable
 
 Say = Callable[[str], None]
+
+_NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP})
 
 
 @dataclass(frozen=True)
@@ -55,27 +58,27 @@ def prepare(
     """
     tell = say or (lambda _line: None)
     target = Path(config.path).expanduser()
-    with _locked(target):
+    with _locked(target, tell) as own:
         _refuse_foreign(target)
         if recover(target):
             tell(f"{target} is back: an interrupted run had moved it away")
         tell(f"reading {config.source}")
         documents = read_source(config.source, cache=cache)
-        sweep(target)
+        sweep(target, own)
         digest = corpus_hash(documents)
         if not force and (found := _found(target, config, digest)) is not None:
             tell(f"{target} is already prepared from {config.source} (corpus {digest[:16]})")
             return Prepared(target, found, was_there=True)
         try:
-            meta = _build(draft_of(target), documents, digest, config, tell)
-            put(target)
+            meta = _build(draft_of(target, own), documents, digest, config, tell)
+            put(target, own)
         except OSError as error:
             raise InputError(
                 f"cannot write {target}: {error.strerror}", remedy="check disk space and rights"
             ) from error
         finally:
             recover(target)
-            sweep(target)
+            sweep(target, own)
         return Prepared(target, meta, was_there=False)
 
 
@@ -252,8 +255,12 @@ def _found(target: Path, config: DataConfig, digest: str) -> Meta | None:
 
 
 @contextlib.contextmanager
-def _locked(target: Path) -> Iterator[None]:
-    """Only this process works on ``target``. The lock's file goes at the end; whoever waited for it makes another."""
+def _locked(target: Path, tell: Say) -> Iterator[str]:
+    """Only this process works on ``target``; gives the name for ``place``, "" with the lock.
+
+    The lock's file goes at the end; whoever waited for it makes another. Without a lock, where the
+    file system has none, the name is this process's own.
+    """
     path = target.parent / f".{target.name}.lock"
     while True:
         try:
@@ -264,15 +271,35 @@ def _locked(target: Path) -> Iterator[None]:
                 f"cannot write {target.parent}: {error.strerror}", remedy="choose another --out"
             ) from error
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            if _is_at(fd, path):
+            own = "" if _lock(fd) else _own_name()
+            if own:
+                tell(
+                    f"warning: {target.parent} has no file locks: of two runs at once the last wins"
+                )
+            if own or _is_at(fd, path):
                 try:
-                    yield
+                    yield own
                 finally:
                     path.unlink(missing_ok=True)
                 return
         finally:
             os.close(fd)
+
+
+def _lock(fd: int) -> bool:
+    """Wait for the lock; False where the file system offers none."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        return False
+    return True
+
+
+def _own_name() -> str:
+    # containers may share host name and pid
+    return f"{os.uname().nodename}-{os.getpid()}-{os.urandom(4).hex()}"
 
 
 def _is_at(fd: int, path: Path) -> bool:

@@ -28,8 +28,8 @@ class SharedPackers:
         """The packer of ``spec``, opened if it is new or if its files have changed.
 
         Raises:
-            InputError: missing data. CorruptError: damaged data, or other data than
-                ``spec.fingerprint`` says. ReadError: the disk or the network failed.
+            InputError: missing data. CorruptError: damaged data. ChangedDataError: other data
+                than ``spec.fingerprint`` says. ReadError: the disk or the network failed.
         """
         with self._lock, reading(Path(spec.path)):
             data = Dataset(spec.path)

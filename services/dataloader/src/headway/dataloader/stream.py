@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from headway.common.errors import ConfigError, CorruptError, InputError
-from headway.dataloader.blocks import reading
+from headway.common.errors import ConfigError, InputError
+from headway.dataloader.blocks import ChangedDataError, reading
 from headway.dataloader.config import SPLITS, StreamSpec, num_local_micro_batches
 from headway.dataloader.dataset import Dataset
 from headway.dataloader.formats import TokenFile
@@ -161,8 +161,8 @@ def open_tokens(spec: StreamSpec) -> tuple[TokenFile, int | None]:
     """The token file of ``spec`` and the size of its vocabulary, if known.
 
     Raises:
-        InputError: missing data. CorruptError: damaged data, or other data than ``spec.fingerprint``
-            says. ReadError: the disk or the network failed.
+        InputError: missing data. CorruptError: damaged data. ChangedDataError: other data than
+            ``spec.fingerprint`` says. ReadError: the disk or the network failed.
     """
     with reading(Path(spec.path)):
         data = Dataset(Path(spec.path))
@@ -172,9 +172,9 @@ def open_tokens(spec: StreamSpec) -> tuple[TokenFile, int | None]:
 
 
 def refuse_changed(spec: StreamSpec, found: str) -> None:
-    """Raises CorruptError if the data have another fingerprint than ``spec`` asks for."""
+    """Raises ChangedDataError if the data have another fingerprint than ``spec`` asks for."""
     if spec.fingerprint and found != spec.fingerprint:
-        raise CorruptError(
+        raise ChangedDataError(
             f"{spec.path}, {spec.split}, has changed: fingerprint {found}, "
             f"the run began with {spec.fingerprint}",
             remedy="bring the old data back, or begin a new run",

@@ -8,12 +8,13 @@ from pathlib import Path
 import msgspec
 from headway.common.errors import CorruptError, HeadwayError, InputError
 from headway.common.node.files import replace_file
-from headway.dataloader.blocks import ReadError
+from headway.dataloader.blocks import ChangedDataError, ReadError
 
 _KINDS: dict[str, type[HeadwayError]] = {
     "input": InputError,
     "config": InputError,
     "corrupt": CorruptError,
+    "changeddata": ChangedDataError,
 }
 
 

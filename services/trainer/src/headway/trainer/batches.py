@@ -54,7 +54,7 @@ DataFactory = Callable[[Split, int, int, str], BatchSource]
 
 A training stream starts at global sample ``start_sample``; a validation stream repeats its first
 ``train.eval_batches`` global batches for ever. Data of another ``fingerprint`` are refused
-(CorruptError), unless it is "".
+(ChangedDataError), unless it is "".
 """
 
 

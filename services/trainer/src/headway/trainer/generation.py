@@ -9,12 +9,12 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import torch
-from headway.common.errors import CorruptError
 from headway.common.log import get_logger
 from headway.common.node.arena import Arena
 from headway.common.node.flight import WAITING
 from headway.common.node.ring import RingAbortedError
 from headway.common.plan.schedule.actions import Kind
+from headway.dataloader.client import ChangedDataError
 from headway.trainer.batches import BatchReader, BatchSource, DataFactory, Split
 from headway.trainer.config import RunConfig
 from headway.trainer.errors import RefusedError
@@ -281,9 +281,7 @@ class Session:
             source = self._data_factory(split, start, self.groups.generation, known)
         except RingAbortedError:
             raise Aborted from None
-        except CorruptError as error:
-            if not known:
-                raise
+        except ChangedDataError as error:  # damage may be mended until the next generation
             raise RefusedError(error.message, remedy=error.remedy) from error
         if known and source.fingerprint != known:
             source.close()

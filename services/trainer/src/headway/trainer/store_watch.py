@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from headway.common.errors import HeadwayError
+from headway.common.polling import HighWater
 from headway.common.wire.client import Client
 from headway.common.wire.messages.ckpt_store import StoreStatus, StoreStatusReply
 
@@ -26,6 +27,7 @@ class StoreWatch:
     def __init__(self, endpoint: str) -> None:
         self._client = Client(endpoint)
         self._ask_at_s = 0.0
+        self._mark = HighWater()
         self.status: StoreStatusReply | None = None
         """The newest answer."""
 
@@ -37,13 +39,15 @@ class StoreWatch:
         return None
 
     def moved(self) -> bool:
-        """Whether it got ahead since it was asked before; asks every ``ASK_S`` at most."""
+        """Whether it is further than ever before; asks every ``ASK_S`` at most.
+
+        One that is started again and again does not get ahead (``HighWater``).
+        """
         if time.monotonic() < self._ask_at_s:
             return False
-        before = self.status
         now = self.ask()
         self._ask_at_s = time.monotonic() + ASK_S
-        return now is not None and (before is None or now.progress != before.progress)
+        return now is not None and self._mark.rises(now.progress)
 
     def wait(
         self,
@@ -57,6 +61,7 @@ class StoreWatch:
         ``check`` is called meanwhile and may raise.
         """
         limit_s = STILL_LIMIT_S if still_s is None else still_s
+        self._mark = HighWater()
         self._ask_at_s = time.monotonic() + ASK_S  # who is about to be done is not asked
         give_up_s = time.monotonic() + limit_s
         while not done():

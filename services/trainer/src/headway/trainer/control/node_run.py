@@ -11,7 +11,7 @@ from pathlib import Path
 
 from headway.ckpt_store.config import StoreConfig
 from headway.common.config import diff, load
-from headway.common.errors import InputError
+from headway.common.errors import CorruptError, InputError
 from headway.common.log import get_logger
 from headway.common.node.arena import Arena
 from headway.common.node.failpoints import configure
@@ -63,6 +63,7 @@ class NodeRun:
         self.refill = True
         self._sequence = 0
         self._monitor = ("", "")
+        self._unreadable: set[Path] = set()
         for spec in self._services():
             self.children.keep(spec)
 
@@ -274,11 +275,17 @@ class NodeRun:
         store.kill()
 
     def _wanted(self) -> list[int]:
-        """The steps that ranks of this node still want durable."""
+        """The steps that ranks of this node still want durable, as far as their arenas can be read."""
         steps: set[int] = set()
-        for path in self.paths.segments("arena"):
-            with Arena.open(path, writable=False) as arena:
-                steps.update(info.step for info in arena.wanted())
+        for path in set(self.paths.segments("arena")) - self._unreadable:
+            try:
+                with Arena.open(path, writable=False) as arena:
+                    steps.update(info.step for info in arena.wanted())
+            except FileNotFoundError:
+                continue
+            except (CorruptError, OSError) as error:
+                self._unreadable.add(path)
+                log.warning("an arena is not looked at", arena=str(path), reason=str(error))
         return sorted(steps)
 
     def _save_last_records(self, agent: ProcessId | None) -> None:
