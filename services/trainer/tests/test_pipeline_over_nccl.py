@@ -1,4 +1,4 @@
-"""Does a pipeline run where a communicator carries out its messages strictly in the order issued, as NCCL's does?
+"""A pipeline runs over communicators that, as NCCL's, keep strictly to the order issued.
 
 The real ``Pipeline`` issues a step's messages; a model then carries them out. Each rank has one compute stream and
 one stream per communicator. A message starts when it is the first of its communicator at both ends and both compute

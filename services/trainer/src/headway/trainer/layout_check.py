@@ -1,4 +1,4 @@
-"""A snapshot is only taken if every tensor lies in it where this model keeps it.
+"""A snapshot is accepted only if every tensor lies in it where this model keeps it.
 
 Equal sizes are no proof: parameters in another order, or moments in the place of weights, load
 without an error and train garbage.
