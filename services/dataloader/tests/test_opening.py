@@ -9,9 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from headway.common.errors import InputError
+from headway.common.errors import InputError, RemoteError
 from headway.common.node.ring import RingAbortedError
 from headway.common.node.testing import no_leaks, wait_until
+from headway.dataloader import ring_source
 from headway.dataloader.client import DataClient
 from headway.dataloader.config import stream_spec
 from headway.dataloader.digests import digests_path
@@ -78,6 +79,35 @@ def test_a_slow_opening_is_waited_for_and_can_be_left(bad_disk: BadDisk, tmp_pat
     bad_disk.is_well()
     waiter.join()
     assert found == in_process(spec, 3)
+
+
+def test_an_abort_ends_the_pause_after_a_read_that_failed(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call itself asks for an abort as well, so this one is answered without asking."""
+    num_calls = 0
+
+    class CannotRead:
+        def __init__(self, _: str) -> None:
+            pass
+
+        def __enter__(self) -> CannotRead:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def call(self, *_: object) -> object:
+            nonlocal num_calls
+            num_calls += 1
+            raise RemoteError("x.bin at byte 0: Input/output error", remote_code="read")
+
+    monkeypatch.setattr(ring_source, "Client", CannotRead)
+    abort, asked = after(4)
+    spec = stream_spec(corpus, seq_len=8, micro_batch_size=1)
+    with pytest.raises(RingAbortedError, match="opening"):
+        DataClient("ipc:///nobody", spec=spec, timeout_s=2.5, abort=abort)
+    assert (num_calls, len(asked)) == (1, 4)
 
 
 def test_a_path_that_no_message_can_name_is_refused_and_read_in_process(

@@ -135,6 +135,17 @@ def test_a_stream_at_its_end_costs_nothing(
     prefetcher.stop(unlink=True)
 
 
+def test_a_turn_with_room_for_more_slots_stops_at_the_end(prefix: Path, ring_folder: Path) -> None:
+    """The end may come in the middle of a turn, where only the filling of a slot can see it."""
+    prefetcher = Prefetcher(ring_folder)
+    spec = stream_spec(prefix, seq_len=4, micro_batch_size=1, num_samples=6, ring_slots=64)
+    stream = prefetcher.open(spec)
+    assert [stream.fill(4), stream.fill(4), stream.fill(4)] == [4, 2, 0]
+    assert stream.writer.head == 6
+    assert stream.has_ended and stream.trouble is None
+    prefetcher.stop(unlink=True)
+
+
 def test_an_empty_stream_has_ended_when_opened(daemon: Daemon, prefix: Path) -> None:
     spec = stream_spec(prefix, seq_len=4, micro_batch_size=2, num_samples=9, start_sample=8)
     assert samples(spec, daemon.endpoint) == samples(spec) == []

@@ -1,4 +1,4 @@
-"""Does a pipeline run where a communicator carries out its messages strictly in the order issued, as NCCL's does?
+"""A pipeline runs over communicators that, as NCCL's, keep strictly to the order issued.
 
 The real ``Pipeline`` issues a step's messages; a model then carries them out. Each rank has one compute stream and
 one stream per communicator. A message starts when it is the first of its communicator at both ends and both compute
@@ -7,6 +7,7 @@ streams have come to where it was issued; a computation starts when the messages
 
 from __future__ import annotations
 
+import weakref
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -273,6 +274,32 @@ def test_a_send_that_is_done_is_let_go_of_at_once(monkeypatch: pytest.MonkeyPatc
     for name in ("gpipe", "forward-only"):
         most = [unfinished for _, _, unfinished in passes_of(lowered(name, 4, 1, 8), by_pair)]
         assert most == [0] * 4
+
+
+def test_an_output_is_freed_while_the_tape_of_its_forward_is_still_held(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Catches a forward that keeps its output: with GPipe that is one more activation for each
+    micro-batch, held until its backward."""
+    outputs: list[weakref.ref[torch.Tensor]] = []
+    num_living: list[int] = []
+    forward, backward = FakeChunk.forward, FakeChunk.backward
+
+    def watched_forward(chunk: FakeChunk, *_: Any, **__: Any) -> Any:
+        made = forward(chunk)
+        outputs.append(weakref.ref(made.output))
+        return made
+
+    def counting_backward(chunk: FakeChunk, *_: Any, **__: Any) -> torch.Tensor | None:
+        num_living.append(sum(output() is not None for output in outputs))
+        return backward(chunk)
+
+    monkeypatch.setattr(FakeChunk, "forward", watched_forward)
+    monkeypatch.setattr(FakeChunk, "backward", counting_backward)
+    schedule = lowered("gpipe", pp=2, vp=1)
+    issue(schedule, by_pair)
+    assert len(outputs) == 2 * schedule.num_micro_batches
+    assert num_living == [0] * len(outputs)
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1"])

@@ -25,6 +25,22 @@ from headway.trainer.snapshot import Extra
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+# Written down here, so that a key which the check forgets is missed.
+MESH_KEYS = ("tp", "pp", "dp", "vp", "rank")
+TENSOR_KEYS = (
+    "name",
+    "field",
+    "dtype",
+    "offset",
+    "nbytes",
+    "global_shape",
+    "tp_dim",
+    "tp_rank",
+    "tp_size",
+    "flat_start",
+    "flat_stop",
+)
+
 
 def _exchanged(layout: bytes) -> dict[str, Any]:
     """The same layout with two tensors of equal size in each other's place."""
@@ -101,9 +117,9 @@ def test_a_checkpoint_with_another_layout_is_refused_and_an_older_one_is_not_tri
     rank: Rank, change: str
 ) -> None:
     def changed(layout: bytes) -> Any:
-        found = json.loads(layout)
         if change == "order":
             return _exchanged(layout)
+        found = json.loads(layout)
         if change == "mesh":
             found["mesh"]["vp"] = 2
         else:
@@ -120,6 +136,39 @@ def test_a_checkpoint_with_another_layout_is_refused_and_an_older_one_is_not_tri
     assert told[change] in str(refused.value)
     assert "step-00000003.g0" in str(refused.value) and "--name" in str(refused.value)
     assert not isinstance(refused.value, BadCheckpointError)
+
+
+def _other(value: Any) -> Any:
+    """A value of the same kind that is not ``value``."""
+    match value:
+        case str():
+            return f"{value}x"
+        case list():
+            return [*value, 1]
+        case None:
+            return 0
+        case _:
+            return value + 1
+
+
+@pytest.mark.parametrize("key", TENSOR_KEYS)
+def test_a_layout_is_refused_if_one_tensor_differs_in_any_key(rank: Rank, key: str) -> None:
+    found = json.loads(rank._session._layout())
+    assert set(found["tensors"][5]) == set(TENSOR_KEYS)
+    rank._session.check_layout(found, "the arena")
+    found["tensors"][5][key] = _other(found["tensors"][5][key])
+    wanted = "tensor 5 is" if key in ("name", "field") else f"has {key}="
+    with pytest.raises(RefusedError, match=wanted):
+        rank._session.check_layout(found, "the arena")
+
+
+@pytest.mark.parametrize("key", MESH_KEYS)
+def test_a_layout_is_refused_if_its_mesh_differs_in_any_key(rank: Rank, key: str) -> None:
+    found = json.loads(rank._session._layout())
+    assert set(found["mesh"]) == set(MESH_KEYS)
+    found["mesh"][key] += 1
+    with pytest.raises(RefusedError, match=f"its mesh has {key}="):
+        rank._session.check_layout(found, "the arena")
 
 
 @pytest.mark.parametrize("damage", ["blob", "part", "gone"])

@@ -1,4 +1,4 @@
-"""A file system that remembers, for crash-point tests: what may be on disk if the power fails after any call?
+"""A file system that remembers, for crash-point tests, what a power failure may leave on disk.
 
 ``RecordingFiles`` does the real thing and writes down every change. ``replay`` builds what a crash may leave:
 the first ``num_ops`` changes happened; a file keeps the bytes of its last fsync, later ones are kept, dropped

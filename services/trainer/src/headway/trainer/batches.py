@@ -1,4 +1,4 @@
-"""Which micro-batches does this rank need, and as what? Tokens on the first stage, labels on the last."""
+"""A rank reads its replica's micro-batches: tokens on the first stage, labels on the last."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an exception that broke off a step says: a peer is lost, the device broken, or neither."""
+"""Classifies the exception that ended a step: lost peer, broken device, or own error."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 from headway.trainer.parallel.comm import PeerLost
 
 Reason = Literal["peer", "error"]
-"""As in ``LeftGeneration``: a survivor's word about somebody else, or a failure of its own."""
+"""As in ``LeftGeneration``: reported by a survivor about another rank, or a failure of
+the reporter's own."""
 
 _NCCL_PEER = "ncclRemoteError"
 _DEVICE_WORDS = ("CUDA error", "ncclUnhandledCudaError", "CUDNN_STATUS_EXECUTION_FAILED")
@@ -32,7 +33,7 @@ def breaks_device(error: BaseException) -> bool:
 
     Most CUDA errors (an illegal access, an uncorrectable ECC error, a GPU off the bus) stay in the
     process's context, and every later call fails with them; CUDA does not say which. So after any
-    of them the process is not used again. Memory that the allocator cannot give is not one.
+    of them the process is not used again. Memory that the allocator cannot give does not count.
     """
     return any(_is_of_device(link) for link in _chain(error))
 

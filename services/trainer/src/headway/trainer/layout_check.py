@@ -1,4 +1,4 @@
-"""A snapshot is only taken if every tensor lies in it where this model keeps it.
+"""A snapshot is accepted only if every tensor lies in it where this model keeps it.
 
 Equal sizes are no proof: parameters in another order, or moments in the place of weights, load
 without an error and train garbage.
@@ -13,8 +13,6 @@ from typing import Any
 
 MESH = ("tp", "pp", "dp", "vp", "rank")
 ENTRY = (
-    "name",
-    "field",
     "dtype",
     "offset",
     "nbytes",
@@ -25,7 +23,8 @@ ENTRY = (
     "flat_start",
     "flat_stop",
 )
-"""What must be equal of each tensor; keys that only another version knows are ignored."""
+"""What must be equal of each tensor beside name and field, which are compared first; keys that only
+another version knows are ignored."""
 
 
 def difference(mine: bytes, found: bytes | Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""What do ranks compute on here, and in which type? A launch settles it for all of them.
+"""A launch settles for all ranks what they compute on here, and in which type.
 
 Torch is asked only where there are GPUs, in a process of its own: the console never imports it.
 """

@@ -127,7 +127,7 @@ class Rank:
     def _restore(self, assign: Assign) -> None:
         restore = assign.restore
         source: Literal["init", "arena", "durable"] = restore.source  # type: ignore[assignment]
-        self._session.ready_snapshots()  # trouble with the arena is none of a checkpoint
+        self._session.ready_snapshots()  # an arena error must not be blamed on the checkpoint
         if source == "durable":
             try:
                 state = self._read_checkpoint(restore.step, restore.folder)
@@ -327,7 +327,8 @@ class ControlHooks(NoHooks):
             )
 
     def on_pause(self, paused: bool) -> None:
-        """Say that the run stands still on purpose; a run that recovers while paused is well without a step."""
+        """Report that the run stands still on purpose: a run that recovers while paused counts as
+        healthy although it makes no steps."""
         self._context.view.status = "running"
         self._context.view.paused = paused
         self._context.link.beat_now()

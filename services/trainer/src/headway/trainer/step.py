@@ -84,7 +84,7 @@ class StepHooks(Protocol):
         """Validation loss after ``step`` completed steps."""
 
     def on_pause(self, paused: bool) -> None:
-        """The run was paused, or goes on."""
+        """The run was paused or resumed."""
 
 
 class NoHooks:
@@ -208,7 +208,7 @@ class TrainStep:
         return sums.mean_loss
 
     def control_round(self, step: int, *, moved: bool = False) -> Standing:
-        """Agree outside of a step: commits what is sealed and hears new commands.
+        """Agree outside of a step: commits what is sealed and receives new commands.
 
         ``moved``: this rank's store got ahead since the last round.
         """
@@ -329,7 +329,7 @@ class TrainStep:
         self.durable_due |= directive.checkpoint
         self._busy = standing.busy
         if standing.stop:
-            directive = Directive(directive.lr, directive.pause, True, directive.checkpoint)
+            directive = replace(directive, stop=True)
         self.directive = directive
 
     def _optimize(self, run: _Run) -> None:

@@ -1,7 +1,7 @@
 """One per rank: waits as a warm standby, trains when assigned, leaves a broken generation, comes back.
 
-Two threads: the main one computes, the link's own hears the executor. What they share is ``View``, written
-field by field; an abort reaches the main thread through the fence.
+Two threads: the main one computes, the link's own receives from the executor. What they share is
+``WorkerStatus``, written field by field; an abort reaches the main thread through the fence.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class Worker:
             pass
         except RefusedError as error:
             reason, detail, is_fatal = "error", str(error), True
-            log.error("this rank cannot go on", error=error.message, remedy=error.remedy)
+            log.error("this rank cannot continue", error=error.message, remedy=error.remedy)
         except Exception as error:
             bad_checkpoint = isinstance(error, BadCheckpointError)
             reason, detail = reason_of(error), _one_line(error)

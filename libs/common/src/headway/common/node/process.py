@@ -1,4 +1,4 @@
-"""Which process is meant, is it alive, and what did it say last?
+"""Identifies a process for certain, checks whether it is alive, and keeps its last words.
 
 A pid is reused; a pid together with its start time (field 22 of /proc/PID/stat, clock ticks since boot) is
 not. Everything here takes a ``ProcessId`` and signals through a pidfd, so it never hits a stranger.

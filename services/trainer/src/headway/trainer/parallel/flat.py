@@ -1,4 +1,4 @@
-"""Where do a chunk's parameters, gradients and optimizer state live? In a few flat buffers.
+"""A chunk's parameters, gradients and optimizer state live in a few flat buffers.
 
     params  [padded]           compute type; filled by the all-gather of all data-parallel ranks' pieces
     grads   [padded]           master type; weight gradients are added here, micro-batch after micro-batch

@@ -1,4 +1,4 @@
-"""Which first value has element i of a parameter? The same one on every grid, bit for bit.
+"""Element i of a parameter has the same first value on every grid, bit for bit.
 
 A value is a function of (seed, parameter name, index in the global tensor) alone. A tensor is drawn in blocks
 of 4,096 elements; each block has its own counter range of one Philox stream (Salmon et al., SC'11), so that a

@@ -1,4 +1,4 @@
-"""How do tensor-parallel ranks share one layer's activations? Two collectives along the sequence.
+"""Tensor-parallel ranks share a layer's activations by two collectives along the sequence.
 
 Between layers each rank holds its piece of the sequence, [seq/tp, micro_batch, width] (sequence parallelism,
 arXiv 2205.05198); inside, the whole sequence and its piece of the width. ``gather`` enters a layer,

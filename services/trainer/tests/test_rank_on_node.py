@@ -1,0 +1,122 @@
+"""A rank takes over its predecessor's arena, and opens its stream with the run's settings."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from headway.common.config import from_dict
+from headway.common.errors import HeadwayError
+from headway.common.node.arena import Arena
+from headway.testkit.trainer.layouts import small_run
+from headway.testkit.trainer.sessions import RUN_ID
+from headway.trainer import rank as rank_module
+from headway.trainer.config import RunConfig
+from headway.trainer.parallel.channel import Channels
+from headway.trainer.parallel.comm import Aborted
+from headway.trainer.parallel.fence import Fence
+from headway.trainer.rank import Rank
+
+PREDECESSOR = f"""
+import sys
+from pathlib import Path
+from headway.common.node.arena import Arena
+arena = Arena.create(
+    Path(sys.argv[1]), run_id={RUN_ID!r}, rank=0, slot_bytes=4096, layout=b"{{}}"
+)
+print("holds it", flush=True)
+sys.stdin.read()
+"""
+
+
+class Predecessor:
+    """A process that has made the rank's arena and writes it until it is killed."""
+
+    def __init__(self, path: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", PREDECESSOR, str(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "holds it\n"
+        self.pid = self._process.pid
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+@pytest.fixture
+def predecessor(rank: Rank) -> Iterator[Predecessor]:
+    process = Predecessor(rank._context.paths.segment("arena", 0))
+    yield process
+    process.kill()
+
+
+def _open(rank: Rank) -> Arena:
+    return rank._open_arena(4096, b"{}")
+
+
+def test_an_arena_is_claimed_as_soon_as_its_predecessor_has_ended(
+    rank: Rank, predecessor: Predecessor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a claim that comes with the first snapshot only, and one that is tried once."""
+    asked: list[int] = []
+
+    def check() -> None:
+        asked.append(1)
+        if len(asked) == 3:
+            predecessor.kill()
+
+    monkeypatch.setattr(rank._context.fence, "check", check)
+    arena = _open(rank)
+    assert arena.writer.pid == os.getpid()
+    assert len(asked) == 3
+
+
+def test_an_abort_ends_the_wait_for_a_predecessor(rank: Rank, predecessor: Predecessor) -> None:
+    fence = rank._context.fence
+    fence.enter(1, Channels())
+    fence._fenced = 1
+    with pytest.raises(Aborted):
+        _open(rank)
+    fence.leave(broken=False)
+    assert rank._arena is not None and rank._arena.writer.pid == predecessor.pid
+
+
+def test_a_predecessor_that_does_not_end_is_named(
+    rank: Rank, predecessor: Predecessor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_module, "CLAIM_LIMIT_S", 0.05)
+    with pytest.raises(HeadwayError, match=f"is being written by process {predecessor.pid}"):
+        _open(rank)
+
+
+def test_a_stream_is_opened_with_the_wait_and_the_fence_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: dict[str, Any] = {}
+    monkeypatch.setattr(rank_module, "DataClient", lambda _, **options: opened.update(options))
+    settings = small_run("fp32", world_size=1)
+    settings["data"] = {"path": str(tmp_path), "wait_timeout_s": 7.5}
+    fence = Fence()
+    rank: Any = SimpleNamespace(
+        config=from_dict(RunConfig, settings),
+        rank=0,
+        _context=SimpleNamespace(
+            paths=SimpleNamespace(endpoint=lambda _: "ipc://nobody"), fence=fence
+        ),
+    )
+    Rank._open_data(rank, "train", 0, 3, "")
+    assert opened["timeout_s"] == 7.5
+    assert not opened["abort"]()
+    fence._fenced = 3
+    assert opened["abort"]()
