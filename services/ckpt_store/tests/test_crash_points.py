@@ -190,6 +190,7 @@ class RecordingClient(CheckpointClient):
         super().__init__(target)
 
     def _open_files(self, owner: str) -> Files:
+        del owner
         return self.recording
 
 
