@@ -108,6 +108,20 @@ def test_a_stop_ends_the_run_after_the_step_that_agrees_on_it(tmp_path: Path) ->
         assert (arena.committed, [info.step for info in arena.wanted()]) == (4, [4])
 
 
+def test_a_rank_that_wants_to_stop_ends_the_run_even_when_it_is_paused() -> None:
+    """The flag joins what the commands ask for, which stays: here a learning rate and a pause."""
+
+    class Stopping(_Hooks):
+        def stop_requested(self) -> bool:
+            return len(self.results) == 4
+
+    hooks = Stopping({1: Directive(lr=0.5), 4: Directive(lr=0.5, pause=True)})
+    session = _session(_config())
+    _run(session, hooks, 20)
+    assert [result.step for result in hooks.results] == [0, 1, 2, 3, 4]
+    assert hooks.results[-1].lr == 0.5
+
+
 def test_a_pause_holds_between_steps_and_goes_on() -> None:
     hooks = _Hooks({2: Directive(pause=True)})
     _run(_session(_config()), hooks, 5)

@@ -18,12 +18,11 @@ import torch
 from headway.common.config import from_dict
 from headway.testkit.trainer.pool import WorkerContext
 from headway.testkit.trainer.synthetic import synthetic
-from headway.testkit.trainer.training import arena_opener, build_groups
+from headway.testkit.trainer.training import arena_opener, run_generation
 from headway.trainer.config import RunConfig
 from headway.trainer.generation import Session, Source
 from headway.trainer.model.gpt import Forward
 from headway.trainer.model.tape import Tape
-from headway.trainer.parallel.comm import Aborted
 from headway.trainer.parallel.pipeline import Pipeline
 from headway.trainer.step import NoHooks, StepResult
 
@@ -33,7 +32,7 @@ SETTLE_S = 4 * TIMEOUT_S
 OF_A_STEP = (Pipeline, Forward, Tape)
 
 
-class Blown(Exception):
+class Blown(RuntimeError):
     """What a fuse that raises raises."""
 
 
@@ -135,22 +134,15 @@ def train_until_broken(
         session, recorder, journal = kept.session, kept.recorder, _Journal(kept)
         recorder.step, recorder.at, recorder.records = fuse_step, fuse_at, 0
         recorder.blow = _blower(context, generation, fuse)
-        why = "done"
-        try:
-            groups = build_groups(
-                context, session.config, rank, generation, folder, timeout_s=TIMEOUT_S
-            )
-            session.join(groups)
-            del groups
+
+        def restore() -> None:
             session.load(source, step)
             if kept.num_tensors < 0:  # the model is built, and nothing else has happened yet
                 kept.num_tensors = census()["tensors"]
-            session.run(journal, until)
-        except (Aborted, Blown, RuntimeError) as error:
-            why = type(error).__name__
-        finally:
-            context.fence.leave(broken=why != "done")
-            session.leave()
+
+        why = run_generation(
+            context, session, rank, generation, folder, restore, journal, until, TIMEOUT_S
+        )
         journal.take(f"end {generation}")
         report = {
             "why": why,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from headway.trainer.generation import ArenaFactory, Session, Source
 from headway.trainer.parallel.channel import Channels
 from headway.trainer.parallel.comm import Aborted
 from headway.trainer.parallel.groups import Groups, build
-from headway.trainer.step import NoHooks, StepResult
+from headway.trainer.step import NoHooks, StepHooks, StepResult
 
 TIMEOUT_S = 20.0
 Array = npt.NDArray[Any]
@@ -88,18 +88,11 @@ def train(
             context.kept[keep] = session
     progress = place / f"progress-{generation}-{rank}"
     journal = Journal(session, grads_of, progress, arena_path(place, rank))
-    why = "done"
-    try:
-        session.join(build_groups(context, run, rank, generation, folder))
+
+    def restore() -> None:
         session.load(source, step, _durable(place, rank, step) if source == "durable" else None)
-        session.run(journal, until)
-    except Aborted:
-        why = "aborted"
-    except RuntimeError as error:
-        why = f"transport: {error}"
-    finally:
-        context.fence.leave(broken=why != "done")
-        session.leave()
+
+    why = run_generation(context, session, rank, generation, folder, restore, journal, until)
     if why == "done":
         _report(place / f"rank-{rank}.npz", session, journal)
     if not keep:
@@ -112,6 +105,36 @@ def train(
         "evals": {str(k): v for k, v in journal.evals.items()},
         "committed": {str(k): v for k, v in journal.committed.items()},
     }
+
+
+def run_generation(
+    context: WorkerContext,
+    session: Session,
+    rank: int,
+    generation: int,
+    folder: str,
+    restore: Callable[[], None],
+    hooks: StepHooks,
+    until: int,
+    timeout_s: float = TIMEOUT_S,
+) -> str:
+    """Join ``generation``, ``restore``, train to ``until`` completed steps, and leave it.
+
+    Returns ``done``, or the error of the training or of a peer that ended it.
+    """
+    why = "done"
+    try:
+        groups = build_groups(context, session.config, rank, generation, folder, timeout_s)
+        session.join(groups)
+        del groups
+        restore()
+        session.run(hooks, until)
+    except (Aborted, RuntimeError) as error:
+        why = f"{type(error).__name__}: {error}"
+    finally:
+        context.fence.leave(broken=why != "done")
+        session.leave()
+    return why
 
 
 def arena_path(folder: Path, rank: int) -> Path:
