@@ -50,14 +50,14 @@ def test_other_data_end_a_run_at_its_next_generation_or_start_and_its_own_let_it
     assert foreground.wait(120) == 1, machine.output.read_text()
     assert run.outcome == "failed"
     detail = run.fact("detail")
-    assert f"{data}, train, has changed" in detail, detail
+    assert f"the train data of {data} have changed" in detail, detail
     assert "bring the old data back" in detail
     generations = run.query("SELECT COUNT(*) FROM events WHERE name = 'generation'")
     assert int(generations[0][0]) == 2, "it was not tried again"
     machine.assert_clean("tiny")
 
     text = machine.headway(*_command(machine, *overrides), code=1)
-    assert "has changed" in text
+    assert "have changed" in text
     generations = run.query("SELECT COUNT(*) FROM events WHERE name = 'generation'")
     assert int(generations[0][0]) == 3
     shutil.rmtree(data)

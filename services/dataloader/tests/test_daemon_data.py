@@ -60,7 +60,7 @@ def test_a_restarted_daemon_does_not_go_on_with_other_data(daemon: Daemon, tmp_p
         daemon.kill()
         write_tokens(prefix, [300, 301])
         daemon.start()
-        with pytest.raises(ChangedDataError, match="has changed"):
+        with pytest.raises(ChangedDataError, match="have changed"):
             rows(client, 5)
 
 

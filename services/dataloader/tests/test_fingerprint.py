@@ -19,10 +19,11 @@ from headway.common.node.testing import child_environment
 from headway.dataloader import digests, formats
 from headway.dataloader.blocks import BLOCK_BYTES
 from headway.dataloader.client import ChangedDataError, DataClient
-from headway.dataloader.config import stream_spec
+from headway.dataloader.config import DataConfig, stream_spec
 from headway.dataloader.dataset import Dataset, verify, write_digests
 from headway.dataloader.digests import digests_path
 from headway.dataloader.formats import TokenFile, bin_path, idx_path
+from headway.dataloader.prepare import prepare
 from headway.testkit.data_daemon import Daemon, rows, write_tokens
 
 
@@ -201,7 +202,7 @@ def test_a_client_that_names_a_fingerprint_gets_these_data_or_none(
         other = stream_spec(
             prefix, seq_len=8, micro_batch_size=1, generation=1, fingerprint="0" * 16
         )
-        with pytest.raises(ChangedDataError, match="has changed: fingerprint"):
+        with pytest.raises(ChangedDataError, match="have changed: fingerprint"):
             DataClient(source, spec=other)
 
 
@@ -214,7 +215,7 @@ def test_a_ring_that_is_open_is_refused_to_who_expects_other_data(
     )
     with (
         DataClient(daemon.endpoint, spec=spec),
-        pytest.raises(ChangedDataError, match="has changed: fingerprint"),
+        pytest.raises(ChangedDataError, match="have changed: fingerprint"),
     ):
         DataClient(daemon.endpoint, spec=expects, reader=1)
 
@@ -229,7 +230,7 @@ def test_a_restarted_daemon_sees_other_content_of_the_same_size(
         daemon.kill()
         write_tokens(prefix, [300, 300], seed=1)
         daemon.start()
-        with pytest.raises(ChangedDataError, match="has changed"):
+        with pytest.raises(ChangedDataError, match="have changed"):
             rows(client, 5)
 
 
@@ -285,3 +286,33 @@ def test_the_digests_do_not_depend_on_how_the_bytes_came() -> None:
 def test_a_prepared_folder_has_digests(corpus: Path) -> None:
     for split in ("train", "validation"):
         assert Dataset(corpus).split(split).has_digests
+
+
+def test_a_prepared_folder_without_digests_is_compared_with_its_description(
+    text_folder: Path, tmp_path: Path
+) -> None:
+    folder = prepare(
+        DataConfig(path=str(tmp_path / "d"), source=str(text_folder), vocab_size=300)
+    ).path
+    (folder / "train.digests").unlink()
+    spec = stream_spec(folder, seq_len=4, micro_batch_size=1)
+    with DataClient(None, spec=spec):
+        pass
+    (folder / "train.digests").unlink()
+    path = folder / "train.bin"
+    raw = bytearray(path.read_bytes())
+    raw[100] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(CorruptError, match=r"train\.bin is not what meta\.json describes"):
+        DataClient(None, spec=spec)
+    assert not (folder / "train.digests").exists()
+
+
+def test_a_description_that_is_not_utf8_is_named(text_folder: Path, tmp_path: Path) -> None:
+    folder = prepare(
+        DataConfig(path=str(tmp_path / "d"), source=str(text_folder), vocab_size=300)
+    ).path
+    raw = (folder / "meta.json").read_bytes()
+    (folder / "meta.json").write_bytes(raw.replace(b'"source": "', b'"source": "\xff'))
+    with pytest.raises(CorruptError, match=r"meta\.json is not readable"):
+        DataClient(None, spec=stream_spec(folder, seq_len=4, micro_batch_size=1))

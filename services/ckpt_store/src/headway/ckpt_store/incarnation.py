@@ -36,6 +36,11 @@ class Holder(msgspec.Struct, frozen=True):
     pid: int
     start_ticks: int
 
+    def is_process_of(self, other: Holder) -> bool:
+        """Whether both are of one process."""
+        mine = (self.host, self.pid, self.start_ticks)
+        return mine == (other.host, other.pid, other.start_ticks)
+
     def may_be_alive(self) -> bool:
         """False only if it ran on this host and has ended."""
         return self.host != _host() or ProcessId(self.pid, self.start_ticks).alive()
@@ -80,7 +85,13 @@ class Incarnation:
     def is_current(self) -> bool:
         """Whether no other process has taken this rank's place."""
         holder = self._read(self._rank)
-        return holder is None or holder.token == self._own.token
+        return holder is None or self._is_ours(holder)
+
+    def _is_ours(self, holder: Holder) -> bool:
+        """With one rank, clients of one process are not in each other's way."""
+        if holder.token == self._own.token:
+            return True
+        return self._world_size == 1 and holder.is_process_of(self._own)
 
     def stamp(self) -> str:
         """The digest over the tokens of all ranks, as they are now.
@@ -89,7 +100,7 @@ class Incarnation:
             HeadwayError: another process that may be alive saves as this rank. OSError: from the disk.
         """
         holder = self._read(self._rank)
-        if self.has_joined and holder is not None and holder.token != self._own.token:
+        if self.has_joined and holder is not None and not self._is_ours(holder):
             if holder.may_be_alive():
                 raise HeadwayError(
                     f"rank {self._rank} of {self._folder.parent} was opened by another process since: pid "
@@ -114,8 +125,8 @@ class Incarnation:
         return holder.token if holder else "-"
 
     def _is_another_here(self, holder: Holder) -> bool:
-        is_own = (holder.pid, holder.start_ticks) == (self._own.pid, self._own.start_ticks)
-        return holder.host == self._own.host and not is_own and holder.may_be_alive()
+        is_here = holder.host == self._own.host
+        return is_here and not holder.is_process_of(self._own) and holder.may_be_alive()
 
     def _path(self, rank: int) -> Path:
         return self._folder / f"rank-{rank}"

@@ -110,6 +110,11 @@ class BlockReader:
             self._check(start, start + len(out))
         self._fill(start, out)
 
+    def identity(self) -> tuple[int, int, int, int]:
+        """Size, time of change, inode and device of the file that is open, whatever has its name now."""
+        facts = os.fstat(self._fd)
+        return facts.st_size, facts.st_mtime_ns, facts.st_ino, facts.st_dev
+
     def close(self) -> None:
         """Close the file. May be repeated."""
         fd, self._fd = self._fd, -1

@@ -154,7 +154,7 @@ class DataClient:
         spec = self.spec
         return EndOfOrderError(
             f"the stream has ended: num_samples={spec.num_samples} hold no further whole global "
-            f"batch of {spec.global_batch_size} after sample {spec.start_sample}",
+            f"batch of {spec.global_batch_size} after {self._slot // spec.num_micro_batches} of them",
             remedy="raise num_samples, or set it to 0 for an endless order",
         )
 

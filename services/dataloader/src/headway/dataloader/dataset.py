@@ -103,7 +103,9 @@ class Dataset:
 
     def split(self, split: str) -> TokenFile:
         """The split's tokens. Raises InputError or CorruptError, naming the file."""
-        return TokenFile(self.prefix(split))
+        prefix = self.prefix(split)
+        known = self.meta.splits.get(split) if self.meta is not None else None
+        return TokenFile(prefix, known.bin_sha256 if known is not None else "")
 
     @property
     def vocab_size(self) -> int | None:
@@ -135,7 +137,7 @@ def read_meta(folder: Path) -> Meta:
         raise InputError(
             f"{folder} holds no prepared data ({path.name}: {error.strerror})", remedy=_PREPARE
         ) from error
-    except msgspec.DecodeError as error:
+    except ValueError as error:  # of msgspec, or of the decoder of UTF-8
         raise CorruptError(f"{path} is not readable: {error}", remedy=_AGAIN) from error
     if meta.version != META_VERSION:
         raise CorruptError(

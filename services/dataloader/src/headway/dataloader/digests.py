@@ -6,6 +6,7 @@ of the ``.bin``, u64 xxh3-64 of what follows: u64 for each block, the last of wh
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import struct
@@ -24,7 +25,7 @@ _LARGE_BYTES = 1 << 28
 _REMEDY = "run `headway data digest` on it, or prepare the data again with --force"
 
 _log = logging.getLogger(__name__)
-_computed: dict[tuple[str, int, int, int, int], Digests] = {}
+_computed: dict[tuple[str, int, int, int, int], tuple[Digests, str]] = {}
 """Of files without a side file, by path, size, time of change, inode and device."""
 _not_kept: set[Path] = set()
 """Side files that could not be written, which is said once."""
@@ -127,14 +128,14 @@ def read_digests(prefix: Path, num_bytes: int) -> Digests | None:
     return np.frombuffer(body, "<u8")
 
 
-def compute_digests(path: Path) -> Digests:
-    """Read all of ``path`` and digest its blocks; a second call for the same file is free.
+def compute_digests(path: Path) -> tuple[Digests, str]:
+    """Read all of ``path``; the digests of its blocks and its SHA-256. A second call is free.
 
     Raises:
         InputError: no such file. ReadError: the disk or the network failed.
     """
     reader = BlockReader(path)
-    key = _identity(reader)
+    key = (str(path), *reader.identity())
     found = _computed.get(key)
     if found is None:
         if reader.num_bytes >= _LARGE_BYTES:
@@ -144,16 +145,12 @@ def compute_digests(path: Path) -> Digests:
     return found
 
 
-def _identity(reader: BlockReader) -> tuple[str, int, int, int, int]:
-    facts = reader.path.stat()
-    return str(reader.path), facts.st_size, facts.st_mtime_ns, facts.st_ino, facts.st_dev
-
-
-def _digest_all(reader: BlockReader) -> Digests:
+def _digest_all(reader: BlockReader) -> tuple[Digests, str]:
     buffer = memoryview(bytearray(16 * BLOCK_BYTES))
-    hasher = BlockHasher()
+    hasher, whole = BlockHasher(), hashlib.sha256()
     for start in range(0, reader.num_bytes, len(buffer)):
         piece = buffer[: min(len(buffer), reader.num_bytes - start)]
         reader.read(start, piece)
         hasher.update(piece)
-    return hasher.finish()
+        whole.update(piece)
+    return hasher.finish(), whole.hexdigest()

@@ -44,8 +44,10 @@ class TokenFile:
     each sequence; ``documents`` i64[D]. Used by one thread at a time.
     """
 
-    def __init__(self, prefix: Path) -> None:
+    def __init__(self, prefix: Path, bin_sha256: str = "") -> None:
         """Read the index, open ``.bin``, and read the digests if they lie beside it.
+
+        ``bin_sha256``, if known, is compared when ``.bin`` has to be read whole for its digests.
 
         Raises:
             InputError: one of the two files is missing or not readable by this user.
@@ -54,6 +56,7 @@ class TokenFile:
                 itself, or digests that contradict the pair.
         """
         self.prefix = prefix
+        self._bin_sha256 = bin_sha256
         self._facts = _facts(prefix)
         self._index = Index(idx_path(prefix))
         self.dtype, self.lengths = self._index.dtype, self._index.lengths
@@ -112,7 +115,14 @@ class TokenFile:
         They are then written there, if that is possible, for whoever opens the pair next.
         """
         if self._digests is None:
-            self._digests = compute_digests(bin_path(self.prefix))
+            self._digests, found = compute_digests(bin_path(self.prefix))
+            if self._bin_sha256 and found != self._bin_sha256:
+                self._digests = None
+                raise CorruptError(
+                    f"{bin_path(self.prefix)} is not what meta.json describes: its SHA-256 is {found}, "
+                    f"it was {self._bin_sha256}",
+                    remedy="restore the file, or prepare the data again with --force",
+                )
             self._reader.check_with(self._digests)
             self._keep(self._digests)
         return self._digests

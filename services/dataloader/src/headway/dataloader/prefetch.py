@@ -156,7 +156,7 @@ class Prefetcher:
             spec = msgspec.json.decode(writer.spec, type=StreamSpec)
             check(spec)
             _refuse_misfit(spec, writer)
-        except (msgspec.DecodeError, InputError, CorruptError) as error:
+        except (ValueError, InputError, CorruptError) as error:
             writer.close()
             self._refused.add(path)
             _log.error("ring not adopted", ring=str(path), reason=str(error))

@@ -117,10 +117,9 @@ def check(spec: StreamSpec) -> None:
 def _check_end(spec: StreamSpec) -> None:
     last = spec.start_sample + spec.cycle_samples
     if spec.num_samples and last > spec.num_samples:
-        what = "cycle_samples" if spec.cycle_samples else "start_sample"
+        cycle = f" with cycle_samples={spec.cycle_samples}" if spec.cycle_samples else ""
         raise ConfigError(
-            f"{what}={getattr(spec, what)} with start_sample={spec.start_sample} goes past "
-            f"num_samples={spec.num_samples}",
+            f"start_sample={spec.start_sample}{cycle} goes past num_samples={spec.num_samples}",
             remedy="raise num_samples: it counts from sample 0, not from start_sample",
         )
 
@@ -175,7 +174,7 @@ def refuse_changed(spec: StreamSpec, found: str) -> None:
     """Raises ChangedDataError if the data have another fingerprint than ``spec`` asks for."""
     if spec.fingerprint and found != spec.fingerprint:
         raise ChangedDataError(
-            f"{spec.path}, {spec.split}, has changed: fingerprint {found}, "
+            f"the {spec.split} data of {spec.path} have changed: fingerprint {found}, "
             f"the run began with {spec.fingerprint}",
             remedy="bring the old data back, or begin a new run",
         )

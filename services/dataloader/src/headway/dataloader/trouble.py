@@ -66,7 +66,7 @@ def read_trouble(ring: Path) -> Trouble | None:
     """What keeps the ring from being filled, None while nothing does."""
     try:
         return msgspec.json.decode(error_path(ring).read_bytes(), type=Trouble)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, ValueError):
         return None
 
 

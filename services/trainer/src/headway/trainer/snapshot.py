@@ -58,7 +58,7 @@ class Extra:
         """Raises CorruptError."""
         try:
             return msgspec.msgpack.decode(data, type=cls)
-        except msgspec.DecodeError as error:
+        except ValueError as error:  # of msgspec, or of the decoder of UTF-8
             raise CorruptError(f"a snapshot's extra state is unreadable: {error}") from error
 
 
