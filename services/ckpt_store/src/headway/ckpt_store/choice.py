@@ -1,4 +1,4 @@
-"""Which checkpoint does a job of several ranks restore? The same one on every rank, or none."""
+"""Chooses the checkpoint to restore: the same one on every rank of a job, or none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which start of the job does a part belong to? Several ranks agree on that through the checkpoints folder.
+"""Ties a part to one start of the job, on which several ranks agree through the checkpoints folder.
 
 A job killed between two ranks' saves leaves a part that the next start must not complete with its own. Each
 rank writes a random token into ``<checkpoints>/.ranks/rank-<r>`` when it opens the folder, and stamps every
