@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -27,6 +28,10 @@ from headway.ckpt_store.manifest import (
 )
 from headway.ckpt_store.reading import UnreadableError, corrupt, read_file
 from headway.common.errors import CorruptError, HeadwayError, InputError
+
+
+_TICK_NS = 1_000_000_000
+"""A file so young may be replaced by one with the same time stamp, and even the same inode."""
 
 
 @dataclass(frozen=True)
@@ -298,6 +303,8 @@ def _facts(part: Path) -> tuple[int | None, str]:
     """(world size, incarnation) of a part file; (None, "") when it cannot be read."""
     try:
         stat = part.stat()
+        if time.time_ns() - stat.st_mtime_ns < _TICK_NS:
+            return _read_facts(part)
         return _cached_facts(part, stat.st_mtime_ns, stat.st_ino)
     except (OSError, CorruptError):
         return None, ""
@@ -312,6 +319,10 @@ def _text_of(note: Path) -> str | None:
 
 @lru_cache(maxsize=8192)
 def _cached_facts(path: Path, _mtime_ns: int, _inode: int) -> tuple[int, str]:
+    return _read_facts(path)
+
+
+def _read_facts(path: Path) -> tuple[int, str]:
     part = decode_part(path.read_bytes(), path)
     return part.mesh.world_size, part.incarnation
 
