@@ -29,7 +29,6 @@ from headway.ckpt_store.manifest import (
 from headway.ckpt_store.reading import UnreadableError, corrupt, read_file
 from headway.common.errors import CorruptError, HeadwayError, InputError
 
-
 _TICK_NS = 1_000_000_000
 """A file so young may be replaced by one with the same time stamp, and even the same inode."""
 
