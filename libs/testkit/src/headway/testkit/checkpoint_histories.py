@@ -23,10 +23,11 @@ import numpy as np
 from headway.ckpt_store.client import CheckpointClient, Saved
 from headway.ckpt_store.files import TRASH_PREFIX, Files, NewFile
 from headway.ckpt_store.folder import complete, is_superseded, look, open_checkpoint
+from headway.ckpt_store.upkeep import LATER_WITHOUT_LOCKSTEP
 from headway.ckpt_store.verify import verify
 from headway.common.errors import CorruptError
 
-SLACK = 4  # attempts beside the kept ones: two under way, one dead, one being made
+SLACK = LATER_WITHOUT_LOCKSTEP + 2  # attempts beside the kept ones, where a full disk takes no note
 
 
 class KilledError(BaseException):
