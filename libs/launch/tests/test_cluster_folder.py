@@ -15,7 +15,7 @@ from headway.launch import ClusterFolder
 WRITER = """
 import sys
 from pathlib import Path
-from headway.launch.cluster import ClusterFolder
+from headway.launch.cluster import ROLES, ClusterFolder
 folder, number = ClusterFolder(Path(sys.argv[1])), 0
 while True:
     number += 1
@@ -30,8 +30,10 @@ def test_a_new_cluster_has_an_id_its_nodes_and_a_key_that_only_its_owner_reads(
 ) -> None:
     cluster = ClusterFolder.create(tmp_path / "c", nodes=3)
     assert RUN_ID.fullmatch(cluster.id) and cluster.nodes == 3
-    [key] = (tmp_path / "c" / "keys").iterdir()
-    assert (key.name, key.stat().st_mode & 0o777) == ("cluster.key", 0o600)
+    keys = sorted((tmp_path / "c" / "keys").iterdir())
+    assert [key.stem for key in keys] == sorted([*ROLES, "cluster"])
+    assert {key.stat().st_mode & 0o777 for key in keys} == {0o600}
+    assert len({cluster.key_of(role).secret for role in ROLES}) == len(ROLES)
     assert (tmp_path / "c" / "keys").stat().st_mode & 0o777 == 0o700
 
 

@@ -2,6 +2,7 @@
 
 cluster.json      {"id", "nodes"}
 keys/cluster.key  one CURVE key pair, mode 0600, held by every executor, driver and console
+keys/ROLE.key     a CURVE key pair for each role, mode 0600: a server admits only the roles it serves
 nodes/K.json      where node K's executor listens, written by that executor
 nodes/K.run       the run that node K carries, absent while idle
 nodes/K.lock      held by node K's executor, so that there is only one
@@ -26,6 +27,7 @@ from headway.common.node.process import ProcessId
 from headway.common.wire.keys import KeyPair
 
 PARTS = ("nodes", "logs", "keys")
+ROLES = ("console", "driver", "executor", "monitor", "agent")
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,8 @@ class ClusterFolder:
             ) from error
         (path / "keys").chmod(0o700)
         KeyPair.generate().save(path / "keys" / "cluster.key")
+        for role in ROLES:
+            KeyPair.generate().save(path / "keys" / f"{role}.key")
         folder.write("cluster.json", {"id": cluster_id or secrets.token_hex(4), "nodes": nodes})
         return folder
 
@@ -126,6 +130,18 @@ class ClusterFolder:
     def keys(self) -> KeyPair:
         """The key pair that all parts of the cluster hold."""
         return KeyPair.load(self.path / "keys" / "cluster.key")
+
+    def key_of(self, role: str) -> KeyPair:
+        """The key pair of one of ``ROLES``; a cluster of an older version gets it now."""
+        path = self.path / "keys" / f"{role}.key"
+        if not path.exists():
+            with contextlib.suppress(InputError):  # another process was faster
+                KeyPair.generate().save(path)
+        return KeyPair.load(path)
+
+    def public_of(self, *roles: str) -> set[bytes]:
+        """The public keys that a server which serves these roles admits."""
+        return {self.key_of(role).public for role in roles}
 
     def announce(self, node: int, endpoint: str, process: ProcessId) -> None:
         """Publish where a node's executor listens."""

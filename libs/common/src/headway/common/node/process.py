@@ -73,6 +73,20 @@ class ProcessId:
             return GONE
         return "T" if found[0] == "t" else found[0]
 
+    def is_doomed(self) -> bool:
+        """It will never run its own code again: gone, or frozen with SIGKILL waiting for it.
+
+        A process in a frozen cgroup (v1), or stuck in the kernel, takes the signal only later.
+        """
+        if not self.alive():
+            return True
+        try:
+            lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        except OSError:
+            return not self.alive()
+        pending = [int(line.split()[1], 16) for line in lines if line[:7] in ("SigPnd:", "ShdPnd:")]
+        return any(mask >> (signal.SIGKILL - 1) & 1 for mask in pending)
+
     def alive(self) -> bool:
         """It exists and can still run; a zombie is dead, a stopped process is not."""
         return self.state() not in DEAD

@@ -63,8 +63,10 @@ class Decisions(View):
             return
         node.heard_at = now
         node.status = "active" if beat.node in self.rank_nodes.values() else "spare"
-        node.workers = {worker.worker: worker for worker in beat.workers}
-        node.services = dict(beat.services)
+        if beat.workers is not None:
+            node.workers = {worker.worker: worker for worker in beat.workers}
+        if beat.services is not None:
+            node.services = dict(beat.services)
 
     def _lose_node(self, number: int, reason: str, now: float) -> list[Action]:
         node = self.nodes[number]

@@ -33,6 +33,8 @@ class StoreOpened(Message, tag="executor.store_opened/1"):
     generation: int
     host: str
     port: int
+    secret: str = ""
+    """What a client of this store must show."""
 
 
 class LeftGeneration(Message, tag="executor.left_generation/1"):
@@ -48,6 +50,8 @@ class LeftGeneration(Message, tag="executor.left_generation/1"):
     """The exception, one line; with ``error`` the innermost frames of the traceback."""
     bad_checkpoint: bool = False
     """The durable checkpoint that was to be restored cannot be read: an older one may be good."""
+    bad_snapshot: bool = False
+    """The rank's snapshot in the arena does not match its digest or layout: it must not be used."""
     is_fatal: bool = False
     """No restart mends it: the run ends with ``detail``."""
 
@@ -67,6 +71,8 @@ class StepMetrics(Message, tag="executor.step_metrics/1"):
     """Tokens of the global batch that counted."""
     duration_s: float
     unix_s: float
+    skipped: bool = False
+    """The loss or the gradient norm was not finite, so the parameters were left as they were."""
 
 
 class Evaluation(Message, tag="executor.evaluation/1"):
@@ -90,8 +96,8 @@ class Sample(Message, tag="executor.sample/1"):
 
 
 class DriverBeat(Message, tag="executor.driver_beat/1"):
-    """Driver -> executor, note over CURVE tcp, at 4 Hz; loss is tolerated, silence for ``driver_silent_s``
-    lets the next executor start a driver."""
+    """Driver -> executor, note over CURVE tcp, in answer to each ``NodeBeat`` and at once when a field changes;
+    loss is tolerated, the next one tells all. Silence makes an executor look at the lease."""
 
     epoch: int
     """Number of this driver; an executor obeys the highest it has seen."""
@@ -105,6 +111,10 @@ class DriverBeat(Message, tag="executor.driver_beat/1"):
     monitor_key: str = ""
     acknowledged: int = 0
     """Newest report sequence number the driver has stored; the executor forgets up to it."""
+    known_version: int = -1
+    """Version of the newest full ``NodeBeat`` that the driver holds; another one than the node's own asks for
+    a full beat."""
+    run_id: str = ""
 
 
 class ToWorker(Message, tag="executor.to_worker/1"):
@@ -118,7 +128,9 @@ class ToWorker(Message, tag="executor.to_worker/1"):
     store_generation: int = -1
     store_host: str = ""
     store_port: int = 0
+    store_secret: str = ""
     steer: Steer | None = None
+    run_id: str = ""
 
 
 class KillWorker(Message, tag="executor.kill_worker/1"):
@@ -127,6 +139,7 @@ class KillWorker(Message, tag="executor.kill_worker/1"):
 
     epoch: int
     worker: str
+    run_id: str = ""
 
 
 class ReadSeals(Message, tag="executor.read_seals/1"):
@@ -135,14 +148,26 @@ class ReadSeals(Message, tag="executor.read_seals/1"):
 
     epoch: int
     generation: int
+    run_id: str = ""
+
+
+class RestartService(Message, tag="executor.restart_service/1"):
+    """Driver -> executor, note, when a verdict blames a service of the node: end it and start it again;
+    the verdict repeats until it was answered, so loss delays it."""
+
+    run_id: str
+    epoch: int
+    service: str
+    reason: str
 
 
 class StopRun(Message, tag="executor.stop_run/1"):
-    """Driver or engine -> executor, note, once: the run has ended; stop what runs on the node, save events,
-    clean up. A lost one leaves the node up until its engine stops it."""
+    """Driver or console -> executor, note, once: the run has ended; stop what runs on the node, save events,
+    clean up. The driver repeats it while it lives; a lost one leaves the node up until its engine stops it."""
 
     epoch: int
     outcome: str
+    run_id: str = ""
 
 
 class AttachRun(Message, tag="executor.attach_run/1"):
@@ -166,5 +191,8 @@ class Inject(Message, tag="executor.inject/1"):
     target: str
     """``worker`` (with ``rank``) or the name of a service."""
     fault: str
-    """``kill`` or ``stop``."""
+    """One of ``headway.trainer.control.faults.FAULTS``."""
     rank: int = -1
+    duration_s: float = 0.0
+    """How long a fault that ends by itself lasts, 0 for its default."""
+    run_id: str = ""

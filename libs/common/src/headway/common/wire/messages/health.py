@@ -103,12 +103,12 @@ class Evidence(Message, tag="health.evidence/1"):
 
 
 class Verdict(Message, tag="health.verdict/1"):
-    """Monitor -> driver, note over CURVE tcp, and a line of ``verdicts.jsonl``: one episode, told once and
-    revised.
+    """Monitor -> driver, note over CURVE tcp, and a line of ``verdicts.jsonl``: one episode and what became
+    of it.
 
     The same ``id`` with a higher ``revision`` replaces what was said before; ``is_open = False`` closes the
-    episode, after which the same trouble is a new one. A lost note is made up by the file, and by the
-    driver's own signals: the monitor only advises.
+    episode, after which the same trouble is a new one. An open one is repeated once a second until
+    ``VerdictTaken`` tells what the driver did, so a lost one only comes later.
     """
 
     id: str
@@ -124,9 +124,23 @@ class Verdict(Message, tag="health.verdict/1"):
     confidence: float = 0.0
     """0..1."""
     action: str = ""
-    """``replace_worker``, ``kill_worker``, ``replace_node``, ``stop_run`` or ``observe``."""
+    """``replace_worker``, ``kill_worker``, ``restart_service``, ``replace_node``, ``stop_run`` or ``observe``."""
+    service: str = ""
+    """The service that is to blame, such as ``dataloader``; empty when it is a rank or a node."""
+    taken: str = ""
+    """What the driver did about it; empty until it has answered."""
     remedy: str = ""
     """The same for people: one sentence."""
     evidence: tuple[Evidence, ...] = ()
     unix_s: float = 0.0
     """Wall time of this revision, for logs only."""
+
+
+class VerdictTaken(Message, tag="health.verdict_taken/1"):
+    """Driver -> monitor, note over CURVE tcp in answer to each open ``Verdict``; a lost one is sent again
+    when the verdict repeats."""
+
+    id: str
+    revision: int
+    taken: str
+    """What was done: ``replaced the worker``, ``none: the run is paused``; empty while it is not yet decided."""

@@ -48,6 +48,8 @@ class StoreAddress(Message, tag="worker.store_address/1"):
     generation: int
     host: str
     port: int
+    secret: str = ""
+    """What the store wants to see before it answers."""
 
 
 class Abort(Message, tag="worker.abort/1"):
@@ -64,3 +66,7 @@ class Quit(Message, tag="worker.quit/1"):
 class Acknowledged(Message, tag="worker.acknowledged/1"):
     """Executor -> worker, note, one per ``WorkerBeat``; loss is tolerated, a worker that hears none for
     ``orphan_limit_s`` ends itself."""
+
+    stored: tuple[int, int] = (-1, -1)
+    """(generation, step) of the newest metrics of this worker that the driver has stored; what is newer is
+    sent again to another executor."""

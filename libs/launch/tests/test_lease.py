@@ -1,0 +1,96 @@
+"""The lease of a run: one holder an epoch, fenced by its successor, renewed by progress."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from headway.common.node.process import ProcessId
+from headway.launch.lease import FileLease, Holder, LeaseView, LeaseWatch, SupersededError, Tenure
+
+
+def _holder(epoch: int, process: ProcessId | None = None) -> Holder:
+    process = process or ProcessId.current()
+    return Holder(epoch, 0, process.pid, process.start_ticks, "tcp://127.0.0.1:1", "key")
+
+
+def test_of_many_claimants_one_gets_the_epoch(tmp_path: Path) -> None:
+    leases = [FileLease(tmp_path) for _ in range(16)]
+    with ThreadPoolExecutor(16) as pool:
+        for after in range(5):
+            claim: Callable[[FileLease], int | None] = lambda one, n=after: one.claim(n)  # type: ignore[misc]
+            won = [epoch for epoch in pool.map(claim, leases) if epoch is not None]
+            assert won == [after + 1]
+    assert leases[0].look() == LeaseView(5, None)
+
+
+def test_a_record_is_private_and_tells_who_leads(tmp_path: Path) -> None:
+    lease = FileLease(tmp_path)
+    assert lease.claim(0) == 1
+    assert lease.look().is_starting
+    lease.publish(_holder(1))
+    assert lease.look() == LeaseView(1, _holder(1))
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
+
+
+def test_a_superseded_holder_learns_it_at_its_next_renewal(tmp_path: Path) -> None:
+    lease = FileLease(tmp_path)
+    assert lease.claim(0) == 1
+    tenure = Tenure(lease, _holder(1))
+    tenure.renew()
+    assert lease.claim(1) == 2
+    with pytest.raises(SupersededError, match="epoch 2 was claimed"):
+        tenure.renew()
+    lease.publish(_holder(2))
+    found = lease.look().holder
+    assert found is not None and found.epoch == 2
+
+
+def test_a_torn_record_is_read_again_and_then_shows_no_holder(tmp_path: Path) -> None:
+    lease = FileLease(tmp_path)
+    lease.claim(0)
+    lease.publish(_holder(1))
+    row = json.loads((tmp_path / "driver.json").read_text())
+    (tmp_path / "driver.json").write_text(json.dumps({**row, "end": row["beat"] + 1}))
+    assert lease.look() == LeaseView(1, None)
+
+
+def test_a_fenced_holder_is_dead_even_if_it_was_stopped(tmp_path: Path) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    process = ProcessId.of(child.pid)
+    assert process is not None
+    process.kill(signal.SIGSTOP)
+    assert FileLease(tmp_path).fence(_holder(1, process))
+    assert process.is_doomed()
+    assert child.wait(10) == -signal.SIGKILL
+    assert FileLease(tmp_path).has_ended(_holder(1, process))
+
+
+def test_a_holder_is_stale_by_its_observers_clock_and_not_for_the_observers_own_stall() -> None:
+    watch, view = LeaseWatch(longest_gap_s=1.0), LeaseView(1, _holder(1))
+    assert watch.see(view, 0.0) == 0.0
+    assert watch.see(view, 0.5) == 0.5
+    assert watch.see(view, 100.0) == 1.5  # 99.5 s in which the observer itself stood still
+    assert watch.see(LeaseView(1, Holder(1, 0, 1, 1, beat=7)), 100.1) == 0.0
+    assert watch.see(LeaseView(2, Holder(1, 0, 1, 1, beat=7)), 100.2) == 0.0
+
+
+def test_renewing_costs_little_and_is_seen(tmp_path: Path) -> None:
+    lease = FileLease(tmp_path)
+    lease.claim(0)
+    tenure = Tenure(lease, _holder(1))
+    beats = []
+    for _ in range(3):
+        tenure.renew()
+        holder = lease.look().holder
+        assert holder is not None
+        beats.append(holder.beat)
+        time.sleep(0.01)
+    assert beats == [1, 2, 3]
