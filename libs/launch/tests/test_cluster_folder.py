@@ -11,6 +11,7 @@ from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import RUN_ID
 from headway.common.node.testing import python_child
 from headway.launch import ClusterFolder
+from headway.launch.cluster import ROLES
 
 WRITER = """
 import sys

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -25,8 +24,8 @@ def test_of_many_claimants_one_gets_the_epoch(tmp_path: Path) -> None:
     leases = [FileLease(tmp_path) for _ in range(16)]
     with ThreadPoolExecutor(16) as pool:
         for after in range(5):
-            claim: Callable[[FileLease], int | None] = lambda one, n=after: one.claim(n)  # type: ignore[misc]
-            won = [epoch for epoch in pool.map(claim, leases) if epoch is not None]
+            found = list(pool.map(FileLease.claim, leases, [after] * len(leases)))
+            won = [epoch for epoch in found if epoch is not None]
             assert won == [after + 1]
     assert leases[0].look() == LeaseView(5, None)
 
