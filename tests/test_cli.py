@@ -13,11 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import RunDir
 from headway.common.node.testing import private_roots, python_child
 from headway.dataloader.config import DataConfig
 from headway.dataloader.prepare import prepare
 from headway.launch.cluster import ClusterFolder
+from headway.launch.lease import FileLease, Holder
 from headway.trainer.control.journal import Journal
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -42,7 +44,7 @@ from headway.common.wire.keys import KeyPair
 from headway.common.wire.server import Server
 from pathlib import Path
 keys = KeyPair.load(Path(sys.argv[1]))
-server = Server("tcp://127.0.0.1:0", {}, keys=keys, allowed={keys.public})
+server = Server("tcp://127.0.0.1:0", {}, keys=keys)
 print(server.endpoint, flush=True)
 while True:
     server.socket.poll()
@@ -232,7 +234,7 @@ def test_a_run_folder_that_cannot_be_made_is_told(place: Path) -> None:
 def test_a_name_that_a_finished_run_has_is_refused(place: Path) -> None:
     folder = RunDir.create(place / "runs" / "mine", run_id="0badcafe")
     journal = Journal(folder.database)
-    journal.set_fact("outcome", "finished")
+    journal.set_facts(outcome="finished")
     journal.close()
     refused(
         run("run", "ok.toml", "--name", "mine", cwd=place),
@@ -248,16 +250,14 @@ def test_a_driver_of_another_version_is_told(place: Path) -> None:
     cluster = ClusterFolder.create(folder.path / "cluster", nodes=1)
     record = json.loads(folder.run_json.read_text())
     folder.run_json.write_text(json.dumps({**record, "cluster": str(cluster.path)}))
-    with python_child(OTHER_VERSION, cluster.path / "keys" / "cluster.key") as driver:
+    with python_child(OTHER_VERSION, cluster.path / "keys" / "driver.key") as driver:
         assert driver.stdout is not None
-        facts = {
-            "endpoint": driver.stdout.readline().strip(),
-            "server_key": cluster.keys.public.decode(),
-            "epoch": 1,
-        }
-        ticks = int(Path(f"/proc/{driver.pid}/stat").read_text().rpartition(")")[2].split()[19])
-        facts |= {"pid": driver.pid, "start_ticks": ticks}
-        (folder.path / "driver.json").write_text(json.dumps(facts))
+        process = ProcessId.of(driver.pid)
+        assert process is not None
+        endpoint, key = driver.stdout.readline().strip(), cluster.key_of("driver").public.decode()
+        FileLease(folder.path).publish(
+            Holder(1, 0, process.pid, process.start_ticks, endpoint, key)
+        )
         done = run("pause", "mine", cwd=place)
     refused(done, "protocol version", "install the same version of Headway")
 

@@ -275,7 +275,7 @@ def test_status_of_a_run_whose_cluster_was_removed_says_interrupted(
     driver = (fake.folder.path / "driver.json").read_text()
     fake.close()
     (fake.folder.path / "driver.json").write_text(re.sub(r'"pid": \d+', '"pid": 4194305', driver))
-    (fake.cluster.path / "keys" / "cluster.key").unlink()
+    (fake.cluster.path / "keys" / "console.key").unlink()
     code, out, err = fake_call("status", "fake")
     assert (code, err) == (0, "") and "step 2/40" in out and "interrupted" in out
 

@@ -48,7 +48,7 @@ def launch(own_roots: Path, monkeypatch: pytest.MonkeyPatch) -> Launch:
 
 def end(run: Run, outcome: str) -> None:
     journal = Journal(run.folder.database)
-    journal.set_fact("outcome", outcome)
+    journal.set_facts(outcome=outcome)
     journal.close()
 
 

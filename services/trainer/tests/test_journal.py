@@ -1,43 +1,265 @@
-"""Reports are stored once and in order, whatever the way from the executor does to them."""
+"""The run's journal and the thread that writes it: a failed write leaves both usable."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
+import sqlite3
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from headway.common.wire.messages.executor import StepMetrics
+import pytest
+from headway.common.polling import wait_until
+from headway.common.wire.messages.driver import Report
+from headway.common.wire.messages.executor import Sample, StepMetrics
+from headway.launch.lease import SupersededError
+from headway.trainer.control.events import Memory
 from headway.trainer.control.journal import Journal
+from headway.trainer.control.reports import Reports
+from headway.trainer.control.writer import JournalWriter
+
+LIMIT_S = 30.0
 
 
-def _metrics(step: int) -> StepMetrics:
+def _metrics(step: int, loss: float = 1.0) -> StepMetrics:
     return StepMetrics(
         generation=0,
         step=step,
-        loss=1.0,
+        loss=loss,
         grad_norm=1.0,
         lr=1e-3,
         tokens=8,
         duration_s=0.1,
         unix_s=float(step),
+        skipped=loss != loss,
     )
 
 
-def test_reports_that_overtake_repeat_and_vanish_are_all_stored_in_the_end(tmp_path: Path) -> None:
-    """The sender repeats the oldest ones that are not acknowledged, as an executor does at every beat."""
-    journal, rng, steps = Journal(tmp_path / "run.db"), random.Random(0), 200
-    reports = [
-        (sequence, sequence - 10 if sequence > 10 else 0)
-        for sequence in range(10, 10 * steps + 1, 10)
-    ]
-    for _ in range(10_000):
-        waiting = [report for report in reports if report[0] > journal.reported(3)][:64]
-        if not waiting:
-            break
-        for sequence, previous in rng.sample(waiting, len(waiting)):  # any order
-            if rng.random() < 0.5:  # half of them lost
-                journal.store_report(
-                    3, sequence, _metrics(sequence // 10 - 1), None, None, previous=previous
-                )
-    stored = journal._db.execute("SELECT step FROM metrics ORDER BY step").fetchall()
-    assert [row[0] for row in stored] == list(range(steps))
+def _rows(path: Path, sql: str) -> list[tuple[object, ...]]:
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        return database.execute(sql).fetchall()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run.sqlite"
+
+
+@pytest.fixture
+def writer(path: Path) -> Iterator[JournalWriter]:
+    made = JournalWriter(Journal(path, epoch=1), lambda: None)
+    yield made
+    made.close(LIMIT_S)
+
+
+def _until(writer: JournalWriter, condition: Callable[[], bool]) -> None:
+    def look() -> bool:
+        writer.run_callbacks()
+        return condition()
+
+    assert wait_until(look, LIMIT_S)
+
+
+def test_a_write_that_fails_leaves_nothing_and_the_journal_usable(path: Path) -> None:
+    journal = Journal(path, epoch=1)
+    with pytest.raises(OverflowError):
+        journal.store([_metrics(1), _metrics(2**63)])
+    journal.event("after", {}, 1.0)
+    journal.begin_generation(0, {0: 0})
+    assert _rows(path, "SELECT name FROM events") == [("after",)]
+    assert _rows(path, "SELECT generation FROM generations") == [(0,)], "durable for other readers"
+    assert _rows(path, "SELECT step FROM metrics") == []
     journal.close()
+
+
+def test_the_journal_is_private_and_keeps_what_a_successor_needs(path: Path) -> None:
+    journal = Journal(path, epoch=1)
+    memory = Memory(crashes=(("rank 1 failed", 5, 2),), lost=(3,), max_durable=7)
+    journal.remember(memory)
+    journal.close()
+    assert path.stat().st_mode & 0o777 == 0o600
+    successor = Journal(path, epoch=2)
+    assert successor.memory() == memory
+    successor.set_facts(memory="{torn")
+    assert successor.memory() == Memory()
+    successor.close()
+
+
+def test_an_older_driver_cannot_write_once_a_newer_one_has(path: Path) -> None:
+    old, new = Journal(path, epoch=3), Journal(path, epoch=4)
+    old.event("old", {}, 1.0)
+    new.event("new", {}, 2.0)
+    with pytest.raises(SupersededError, match="belongs to epoch 4"):
+        old.event("late", {}, 3.0)
+    with pytest.raises(SupersededError):
+        old.begin_generation(9, {0: 0})
+    assert _rows(path, "SELECT epoch, name FROM events") == [(3, "old"), (4, "new")]
+    old.close()
+    new.close()
+
+
+def test_a_resumed_run_forgets_its_stop_and_keeps_its_rate_and_its_history(path: Path) -> None:
+    journal = Journal(path)
+    journal.add_command("a", "set", "lr", 0.1)
+    journal.add_command("b", "stop", "", 0.0)
+    journal.set_facts(outcome="stopped")
+    journal.reopen()
+    journal.add_command("c", "pause", "", 0.0)
+    assert [one.operation for one in journal.commands()] == ["set", "retired", "pause"]
+    assert journal.fact("outcome", "?") == ""
+    assert _rows(path, "SELECT operation FROM commands") == [("set",), ("stop",), ("pause",)]
+    journal.close()
+
+
+def test_a_journal_of_an_older_version_gets_the_new_column(path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE facts (key TEXT PRIMARY KEY, value TEXT NOT NULL)")
+        database.execute(
+            "CREATE TABLE metrics (generation INTEGER, step INTEGER, loss REAL, grad_norm REAL, "
+            "lr REAL, tokens INTEGER, duration_s REAL, unix_s REAL, PRIMARY KEY (generation, step))"
+        )
+        database.execute("INSERT INTO metrics VALUES (0, 0, 1, 1, 1, 1, 1, 1)")
+        database.commit()
+    journal = Journal(path, epoch=1)
+    journal.store([_metrics(1, float("nan")), _metrics(2)])
+    assert journal.num_skipped() == 1
+    assert _rows(path, "SELECT step, skipped FROM metrics") == [(0, 0), (1, 1), (2, 0)]
+    journal.close()
+
+
+def test_a_locked_journal_holds_nobody_up_and_loses_nothing(
+    path: Path, writer: JournalWriter
+) -> None:
+    records = Journal(path, epoch=1)
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        for number in range(5):
+            writer.append(records.event_record(f"event {number}", {}, 0.0))
+        errors: list[str] = []
+        writer.submit(
+            lambda one: one.begin_generation(0, {}), lambda _, error: errors.append(error)
+        )
+        _until(writer, lambda: bool(errors) and bool(writer.trouble))
+        assert "locked" in errors[0] and "locked" in writer.trouble
+        other.execute("ROLLBACK")
+    _until(writer, lambda: not writer.trouble and len(_rows(path, "SELECT * FROM events")) == 5)
+    assert [row[0] for row in _rows(path, "SELECT name FROM events ORDER BY id")] == [
+        f"event {number}" for number in range(5)
+    ]
+    assert _rows(path, "SELECT * FROM generations") == [], "a failed number is not used later"
+    records.close()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(place)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("a tmpfs cannot be mounted here (needs root)")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_what_a_full_disk_refuses_is_written_when_there_is_room(small_disk: Path) -> None:
+    path = small_disk / "run.sqlite"
+    journal = Journal(path, epoch=1)
+    journal.event("before", {}, 0.0)
+    filler = small_disk / "filler"
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(b"\0" * 4096):
+            pass
+    successor = Journal(path, epoch=2)  # a driver that starts on the full disk
+    writer = JournalWriter(successor, lambda: None)
+    for number in range(200):
+        writer.append(successor.event_record(f"event {number}", {"text": "x" * 100}, 0.0))
+    _until(writer, lambda: bool(writer.trouble))
+    filler.unlink()
+    _until(writer, lambda: not writer.trouble and not writer._records)
+    assert writer.close(LIMIT_S)
+    assert len(_rows(path, "SELECT * FROM events")) == 201
+    journal.close()
+
+
+def _report(sequence: int, *, oldest: int = 1, incarnation: int = 1) -> Report:
+    return Report(
+        node=3,
+        sequence=sequence,
+        oldest=oldest,
+        incarnation=incarnation,
+        metrics=_metrics(1000 * incarnation + sequence),
+    )
+
+
+def test_reports_that_overtake_repeat_and_vanish_are_all_stored(
+    path: Path, writer: JournalWriter
+) -> None:
+    """The sender repeats the oldest ones that are not acknowledged, as an executor does."""
+    reports, rng, number = Reports(writer), random.Random(0), 200
+
+    def send() -> bool:
+        first = reports.acknowledged(3, 1) + 1
+        waiting = list(range(first, min(first + 64, number + 1)))
+        for sequence in rng.sample(waiting, len(waiting)):
+            if rng.random() < 0.5:
+                reports.take(_report(sequence, oldest=first))
+        reports.flush()
+        return not waiting
+
+    _until(writer, send)
+    assert len(_rows(path, "SELECT step FROM metrics")) == number
+
+
+def test_reports_that_the_executor_had_to_drop_wedge_nothing(
+    path: Path, writer: JournalWriter
+) -> None:
+    reports = Reports(writer)
+    reports.take(_report(1))
+    reports.take(_report(500, oldest=500))
+
+    def stored() -> bool:
+        reports.flush()
+        return reports.acknowledged(3, 1) == 500
+
+    _until(writer, stored)
+    reports.take(_report(1, incarnation=2))  # the next executor counts anew
+    reports.take(_report(501, oldest=500))  # and the one before it is not heard any more
+
+    def stored_anew() -> bool:
+        reports.flush()
+        return reports.acknowledged(3, 2) == 1
+
+    _until(writer, stored_anew)
+    assert _rows(path, "SELECT COUNT(*) FROM metrics") == [(3,)]
+
+
+def test_an_impossible_number_is_dropped_and_what_follows_it_is_stored(
+    path: Path, writer: JournalWriter
+) -> None:
+    reports = Reports(writer)
+    reports.take(Report(node=0, sequence=1, oldest=1, metrics=_metrics(2**63)))
+    reports.take(Report(node=0, sequence=2, oldest=1, metrics=_metrics(7)))
+    sample = Sample(generation=0, tokens=(1, 2), num_prompt_tokens=1)
+    reports.take(Report(node=0, sequence=3, oldest=1, sample=sample))
+
+    def stored() -> bool:
+        reports.flush()
+        return reports.acknowledged(0, 0) == 3
+
+    _until(writer, stored)
+    assert _rows(path, "SELECT step FROM metrics") == [(7,)]
+
+
+def test_a_writer_learns_that_a_newer_driver_has_written(path: Path) -> None:
+    calls: list[int] = []
+    old = Journal(path, epoch=1)
+    writer = JournalWriter(old, lambda: calls.append(os.getpid()))
+    newer = Journal(path, epoch=2)
+    newer.event("newer", {}, 0.0)
+    writer.append(old.event_record("late", {}, 0.0))
+    _until(writer, lambda: len(calls) == 1)
+    assert writer.close(LIMIT_S)
+    assert _rows(path, "SELECT name FROM events") == [("newer",)]
+    newer.close()

@@ -236,8 +236,7 @@ def start(
         HeadwayError: a node or the driver did not start; the nodes are ended again.
     """
     engine: Engine = LocalEngine(cluster)
-    for stale in ("driver.json", "monitor.json"):
-        (run.path / stale).unlink(missing_ok=True)
+    (run.path / "driver.json").unlink(missing_ok=True)
     try:
         attach(engine, cluster, run.path, launch.nodes + launch.spares)
         tell(f"{_counted(launch.nodes, 'node')} and {_counted(launch.spares, 'spare')} are up")

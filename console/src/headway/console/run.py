@@ -12,7 +12,6 @@ from typing import Any
 
 from headway.common.config import load
 from headway.common.errors import DeadlineError, HeadwayError, InputError
-from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import RunDir
 from headway.common.polling import wait_until
 from headway.common.wire.client import Client
@@ -21,6 +20,7 @@ from headway.common.wire.messages.driver import Accepted, Command, GetStatus, St
 from headway.console.hints import hint
 from headway.console.peak import Peak, cached_peak
 from headway.launch.cluster import ClusterFolder
+from headway.launch.lease import FileLease
 from headway.trainer.config import RunConfig
 
 OVER = frozenset({"finished", "stopped", "failed"})
@@ -233,22 +233,20 @@ class Run:
         return Path(record.get("cluster") or self.path / "cluster")
 
     def _has_driver(self) -> bool:
-        with contextlib.suppress(ValueError, KeyError, OSError):
-            facts = json.loads((self.path / "driver.json").read_text())
-            return ProcessId(int(facts["pid"]), int(facts["start_ticks"])).alive()
-        return False
+        holder = FileLease(self.path).look().holder
+        return holder is not None and holder.process.alive()
 
     def _driver(self) -> Client:
-        try:
-            facts = json.loads((self.path / "driver.json").read_text())
-        except FileNotFoundError as error:
+        holder = FileLease(self.path).look().holder
+        if holder is None:
             raise DeadlineError(
                 f"run {self.name} has no driver yet", remedy="try again in a moment"
-            ) from error
-        key = self.cluster_folder / "keys" / "cluster.key"
+            )
+        key = self.cluster_folder / "keys" / "console.key"
         if not key.exists():
             raise DeadlineError(
                 f"the cluster of run {self.name} is gone", remedy="start the run with `headway run`"
             )
-        keys = KeyPair.load(key)
-        return Client(facts["endpoint"], keys=keys, server_key=facts["server_key"].encode())
+        return Client(
+            holder.endpoint, keys=KeyPair.load(key), server_key=holder.server_key.encode()
+        )

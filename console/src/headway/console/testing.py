@@ -6,7 +6,6 @@ training is made up. Its driver lives in a thread of this process.
 
 from __future__ import annotations
 
-import json
 import math
 import queue
 import threading
@@ -26,6 +25,7 @@ from headway.common.wire.messages.executor import Evaluation, Sample, StepMetric
 from headway.common.wire.server import Handler, Server
 from headway.console.run import Run
 from headway.launch.cluster import ClusterFolder
+from headway.launch.lease import FileLease, Holder
 from headway.trainer.config import LaunchConfig, ModelConfig, ParallelConfig, RunConfig, TrainConfig
 from headway.trainer.control.journal import Journal
 
@@ -133,13 +133,15 @@ class FakeRun:
 
     def _drive(self) -> None:
         self._journal = Journal(self.folder.database)
-        keys = self.cluster.keys
+        keys = self.cluster.key_of("driver")
         handlers: Mapping[type[Any], Handler] = {GetStatus: self._status, Command: self._command}
-        server = Server("tcp://127.0.0.1:0", handlers, keys=keys, allowed={keys.public})
-        me = ProcessId.current()
-        facts = {"endpoint": server.endpoint, "server_key": keys.public.decode(), "epoch": 1,
-                 "pid": me.pid, "start_ticks": me.start_ticks}  # fmt: skip
-        (self.folder.path / "driver.json").write_text(json.dumps(facts))
+        allowed = self.cluster.public_of("console")
+        server = Server("tcp://127.0.0.1:0", handlers, keys=keys, allowed=allowed)
+        me, lease = ProcessId.current(), FileLease(self.folder.path)
+        epoch = lease.claim(lease.look().claimed) or 1
+        lease.publish(
+            Holder(epoch, 0, me.pid, me.start_ticks, server.endpoint, keys.public.decode())
+        )
         self._log("driver_started", epoch=1, node=0)
         self._log("generation", generation=0, source="init", step=0)
         self._log("stepping", generation=0, step=1)
@@ -172,7 +174,7 @@ class FakeRun:
         said = StepMetrics(generation=self.generation, step=self.step, loss=6.0 * math.exp(-self.step / 50),
                            grad_norm=1.0, lr=1e-3, tokens=TOKENS, duration_s=STEP_S,
                            unix_s=time.time())  # fmt: skip
-        self._journal.store_report(0, time.time_ns(), said, None, None)
+        self._journal.store([said])
         self.step += 1
 
     def _recover(self, reason: str, back_to: int) -> None:
@@ -192,7 +194,7 @@ class FakeRun:
     def _finish(self, outcome: str) -> None:
         self._log("run_over", outcome=outcome, detail="", step=self.step)
         self.outcome = outcome
-        self._journal.set_fact("outcome", outcome)
+        self._journal.set_facts(outcome=outcome)
 
     def _command(self, message: Command, peer: bytes) -> Accepted:
         del peer

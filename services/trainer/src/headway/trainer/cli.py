@@ -42,18 +42,23 @@ def executor(cluster: CLUSTER, node: NODE) -> None:
 
 
 @app.command()
-def driver(run: RUN, cluster: CLUSTER, node: NODE) -> None:
+def driver(
+    run: RUN,
+    cluster: CLUSTER,
+    node: NODE,
+    epoch: Annotated[int, typer.Option(help="The epoch that was claimed for it.")],
+) -> None:
     """Drive one run: decide on recoveries, keep the journal, take commands."""
     from headway.common.log import get_logger, setup
     from headway.launch.cluster import ClusterFolder
+    from headway.launch.lease import SupersededError
     from headway.trainer.control.driver import Driver
-    from headway.trainer.control.journal import LockedError
 
     setup("driver", node=node)
     try:
-        raise typer.Exit(Driver(run, ClusterFolder(cluster), node).run())
-    except LockedError as error:
-        get_logger("driver").info("standing back", reason=str(error))
+        raise typer.Exit(Driver(run, ClusterFolder(cluster), node, epoch).run())
+    except SupersededError as error:
+        get_logger("driver").info("another driver leads the run", reason=str(error))
         raise typer.Exit(0) from None
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from headway.common.errors import InputError
+from headway.launch.lease import FileLease
 from headway.trainer.control.journal import Journal
 from headway.trainer.machine import settled
 
@@ -11,11 +13,17 @@ __all__ = ["reopen", "settled"]
 
 
 def reopen(database: Path) -> None:
-    """Let a stopped or failed run go on at its next launch.
+    """Make a stopped or failed run unfinished again, to be resumed by its next launch.
 
     Raises:
-        LockedError: a driver holds the journal; the run is live.
+        InputError: a driver leads the run: it is live.
     """
+    holder = FileLease(database.parent).look().holder
+    if holder is not None and holder.process.alive():
+        raise InputError(
+            f"{database} is in use by the driver {holder.pid}",
+            remedy="wait for it or stop that run",
+        )
     journal = Journal(database)
     try:
         journal.reopen()

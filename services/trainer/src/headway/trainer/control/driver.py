@@ -1,14 +1,14 @@
-"""One per run: hears every executor, lets ``RunState`` decide, writes the journal, carries out.
+"""One per run: hears every executor, lets ``RunState`` decide, and carries the actions out.
 
-It holds nothing that a successor could not find again: the journal keeps generations, commands and
-reports; the rest is in the executors' beats.
+It holds the run's lease and renews it from its loop, so a driver that hangs loses it. It keeps
+nothing that a successor could not find again: generations, commands, reports and ``Memory`` are in
+the journal, the rest is in the executors' beats. Nothing slow is done on the loop's thread: the
+journal, the checkpoint folder and the engine have threads of their own.
 """
 
 from __future__ import annotations
 
-import sqlite3
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,334 +17,336 @@ from headway.common.config import load
 from headway.common.errors import HeadwayError
 from headway.common.log import get_logger
 from headway.common.node.failpoints import configure
-from headway.common.node.files import replace_json
 from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import NodePaths, RunDir
 from headway.common.plan.placement import Placement
-from headway.common.wire.client import Client
 from headway.common.wire.message import Message
 from headway.common.wire.messages.driver import (
     Command,
     GetStatus,
+    MonitorBeat,
     NodeBeat,
     Relay,
     Report,
     Seals,
     WorkerGone,
 )
-from headway.common.wire.messages.executor import DriverBeat, StopRun
-from headway.common.wire.messages.health import Verdict
+from headway.common.wire.messages.executor import StopRun
+from headway.common.wire.messages.health import Verdict, VerdictTaken
 from headway.common.wire.server import Server
 from headway.common.wire.service import Service
-from headway.health.client import read_address
+from headway.health.client import response
 from headway.launch.cluster import ClusterFolder
 from headway.launch.engine import Engine, NodeLost
+from headway.launch.lease import FileLease, Holder, SupersededError, Tenure
 from headway.launch.local import LocalEngine
 from headway.trainer.config import RunConfig
+from headway.trainer.control.effects import Effects
 from headway.trainer.control.events import (
     Action,
+    Answer,
     BeginGeneration,
+    Done,
     DurableFound,
+    Failed,
     FindDurable,
     Finish,
-    Hopeless,
+    Judged,
     Log,
-    NodeUnavailable,
-    NotBegun,
+    ReleaseNode,
+    Remember,
     RestartNode,
-    Suspicion,
+    Start,
     Tell,
     Tick,
 )
+from headway.trainer.control.inputs import InputRecorder, encode
 from headway.trainer.control.journal import Journal
+from headway.trainer.control.lines import Lines
+from headway.trainer.control.reports import Reports
 from headway.trainer.control.requests import Requests
 from headway.trainer.control.state import Event, RunState
+from headway.trainer.control.writer import JournalWriter
 
 TICK_S = 0.1
-BEAT_S = 0.25
-TAKEOVER_S = 1.0
-"""How long a driver that takes a run over waits for a node's first beat, at most ``node_silent_s``."""
-REPORTS = (NodeBeat, Relay, Seals, WorkerGone, Report)
-ACTED_ON = frozenset({"crash", "stopped", "silence"})  # kinds of verdict that end a worker
+RENEW_S = 0.25
+FLUSH_S = 0.1
+LINGER_S = 3.0
+"""How long a driver whose run is over keeps answering, so that every executor hears of the end."""
+CLOSE_LIMIT_S = 10.0
 
 log = get_logger("driver")
 
 
 class Driver:
-    """``run`` returns when the run is over.
+    """``run`` returns when the run is over, or when another driver leads it.
 
     Raises:
-        LockedError: another driver holds the journal.
+        SupersededError: another driver leads the run already.
     """
 
-    def __init__(self, run_dir: Path, cluster: ClusterFolder, node: int) -> None:
+    def __init__(self, run_dir: Path, cluster: ClusterFolder, node: int, epoch: int) -> None:
         self.run_dir, self.cluster, self.node = RunDir(run_dir), cluster, node
         self.config = load(RunConfig, files=[self.run_dir.config])
-        self.journal = Journal(self.run_dir.database)
-        self._outcome = self.journal.fact("outcome", "")
-        self.engine: Engine = LocalEngine(cluster)
+        self._lease = FileLease(self.run_dir.path)
+        self._fence_former(epoch)
         configure(NodePaths(self.run_dir.run_id, node).failpoints, node=node)
-        self.state = self._initial_state()
-        keys = cluster.keys
-        self._keys = keys
-        self._clients: dict[int, tuple[str, Client]] = {}
-        self._restarted: set[str] = set()
+        self._epoch = epoch
+        self._effects, self.engine = Effects(), self._make_engine()
+        journal = Journal(self.run_dir.database, epoch=epoch)
+        start = self._start(journal)
+        self._outcome = journal.fact("outcome", "")
+        self._detail = journal.fact("detail", "")
+        self.state = RunState(start, self.config.recovery, time.monotonic())
+        self._records = journal  # only makes records here: its thread alone writes
+        self._journal = JournalWriter(journal, self._superseded)
+        self._noted: dict[str, int] = {}
+        self._recorder = InputRecorder(self.state, self._keep_input)
+        self._keep_input(self.state.clock, encode(start), "")
+        self._reports = Reports(self._journal)
         self._requests = Requests(
             self.run_dir.name,
-            self.journal,
+            self.config,
             self.state,
-            self._clients,
-            self.engine,
-            home=node,
-            act=lambda action: self._carry_out(action, time.monotonic()),
-            handle=self._handle,
-            tick=self._tick,
+            self._journal,
+            handle=self.handle,
+            note=self.note,
+            over=lambda: (self._outcome, self._detail),
         )
-        server = Server(
+        handlers = dict.fromkeys((NodeBeat, Relay, Seals, WorkerGone, Report), self._heard)
+        self._server = Server(
             "tcp://127.0.0.1:0",
             {
+                **handlers,
                 GetStatus: self._requests.status,
                 Command: self._requests.take,
                 Verdict: self._verdict,
+                MonitorBeat: self._monitor_beat,
             },
-            keys=keys,
-            allowed={keys.public},
+            keys=cluster.key_of("driver"),
+            allowed=cluster.public_of("executor", "monitor", "console"),
         )
-        self._server = server
-        self._service = Service("driver", server=server)
-        self._service.every(TICK_S, self._tick)
-        self._service.every(BEAT_S, self._beat)
+        self.lines = Lines(self._server, self.state, self._reports, self.run_dir.run_id, node)
+        self._requests.lines = self.lines
+        me = ProcessId.current()
+        public = cluster.key_of("driver").public.decode()
+        holder = Holder(epoch, node, me.pid, me.start_ticks, self._server.endpoint, public)
+        self._tenure = Tenure(self._lease, holder)
+        self._service = Service("driver", server=self._server)
+        for source, callback in (
+            (self._journal.done_fd, self._journal.run_callbacks),
+            (self._effects.done_fd, self._effects.run_callbacks),
+        ):
+            self._service.watch(source, callback)
+        self._service.every(RENEW_S, self._renew)
+        self._service.every(TICK_S, self.tick)
+        self._service.every(FLUSH_S, self._reports.flush)
 
-    def _initial_state(self) -> RunState:
-        limits, launch = self.config.recovery, self.config.launch
-        placement = Placement(self.config.parallel.grid, launch.ranks_per_node)
-        rank_nodes = {
-            rank: placement.node_of(rank) for rank in range(self.config.parallel.world_size)
-        }
-        generation = -1
-        if (last := self.journal.last_generation()) is not None:
-            generation, remembered = last
-            rank_nodes = remembered if set(remembered) == set(rank_nodes) else rank_nodes
-        rank_nodes = {
-            rank: home if home < self.cluster.nodes else placement.node_of(rank)
-            for rank, home in rank_nodes.items()
-        }
-        state = RunState(
+    def _make_engine(self) -> Engine:
+        return LocalEngine(self.cluster)
+
+    def _fence_former(self, epoch: int) -> None:
+        view = self._lease.look()
+        if view.claimed > epoch:
+            raise SupersededError(
+                f"epoch {epoch} is over: epoch {view.claimed} was claimed",
+                remedy="nothing to do: the newer driver leads the run",
+            )
+        if view.holder is not None and not self._lease.fence(view.holder):
+            raise HeadwayError(
+                f"the former driver {view.holder.pid} cannot be ended",
+                remedy="end it by hand; until then no other driver may act",
+            )
+
+    def _start(self, journal: Journal) -> Start:
+        placement = Placement(self.config.parallel.grid, self.config.launch.ranks_per_node)
+        ranks = range(self.config.parallel.world_size)
+        planned = {rank: placement.node_of(rank) for rank in ranks}
+        generation, rank_nodes = journal.last_generation() or (-1, planned)
+        if set(rank_nodes) != set(planned) or max(rank_nodes.values()) >= self.cluster.nodes:
+            rank_nodes = planned
+        return Start(
+            run_id=self.run_dir.run_id,
             steps=self.config.train.steps,
             rank_nodes=rank_nodes,
             nodes=self.cluster.nodes,
-            now=time.monotonic(),
             generation=generation,
-            commands=self.journal.commands(),
-            epoch=self.journal.epoch,
-            limits=limits,
+            commands=tuple(journal.commands()),
+            epoch=self._epoch,
+            memory=journal.memory(),
         )
-        # a successor: executors that live answer at once, the others need no long wait
-        if generation >= 0:
-            for node in state.nodes.values():
-                node.heard_at -= max(0.0, limits.node_silent_s - TAKEOVER_S)
-        return state
 
     def run(self) -> int:
         """Drive the run to its end; returns the exit code."""
-        me = ProcessId.current()
-        self._announce(
-            {
-                "endpoint": self._server.endpoint,
-                "server_key": self._keys.public.decode(),
-                "epoch": self.journal.epoch,
-                "pid": me.pid,
-                "start_ticks": me.start_ticks,
-            }
-        )
-        self.journal.event(
-            "driver_started", {"epoch": self.journal.epoch, "node": self.node}, time.monotonic()
-        )
+        self._tenure.renew()
+        self.note("driver_started", {"epoch": self._epoch, "node": self.node})
         if self._outcome:
-            self._service.after(3.0, self._service.stop)
-        log.info("driver is up", epoch=self.journal.epoch, endpoint=self._server.endpoint)
+            self._service.after(LINGER_S, self._service.stop)
+        log.info("driver is up", epoch=self._epoch, endpoint=self._server.endpoint)
         code = self._service.run()
-        self.journal.close()
+        self._journal.close(CLOSE_LIMIT_S)
         return code
 
-    def _announce(self, facts: dict[str, Any]) -> None:
-        replace_json(self.run_dir.path / "driver.json", facts, mode=0o600)
+    # ---- leadership ---------------------------------------------------------------------------
+    def _renew(self) -> None:
+        try:
+            self._tenure.renew()
+        except SupersededError as error:
+            log.warning("another driver leads the run; leaving", reason=str(error))
+            self._service.stop()
+        except OSError as error:
+            log.error("cannot renew the lease", error=str(error))
 
-    # ---- timers -------------------------------------------------------------------------------
-    def _tick(self) -> None:
-        self._reconnect()
-        self._restart_ended()
-        if self._outcome:  # over: say so until the executors have heard it, also after a restart
-            for _, client in self._clients.values():
-                client.notify(StopRun(epoch=self.journal.epoch, outcome=self._outcome))
+    def _superseded(self) -> None:
+        log.warning("another driver has written the journal; leaving", epoch=self._epoch)
+        self._service.stop()
+
+    # ---- hearing ------------------------------------------------------------------------------
+    def tick(self) -> None:
+        """Let time pass for the state; say that the run is over while it is."""
+        if self._outcome:
+            self.lines.tell_all(
+                StopRun(epoch=self._epoch, outcome=self._outcome, run_id=self.run_dir.run_id)
+            )
             return
-        self._handle(Tick())
+        self.handle(Tick())
+        self.lines.refresh()
 
-    def _beat(self) -> None:
-        monitor = read_address(self.run_dir.path / "monitor.json")
-        for number, (_, client) in self._clients.items():
-            client.notify(
-                DriverBeat(
-                    epoch=self.journal.epoch,
-                    host_node=self.node,
-                    refill=self.state.refill,
-                    active=number in self.state.rank_nodes.values(),
-                    monitor_endpoint=monitor.endpoint if monitor else "",
-                    monitor_key=monitor.server_key if monitor else "",
-                    acknowledged=self.journal.reported(number),
-                )
+    def _heard(self, message: Message, peer: bytes) -> None:
+        if getattr(message, "run_id", self.run_dir.run_id) not in ("", self.run_dir.run_id):
+            return
+        self.lines.heard(message, peer)
+        if isinstance(message, Report):
+            self._reports.take(message)
+        elif isinstance(message, (NodeBeat, Relay, Seals, WorkerGone)):
+            self.handle(message)
+        if isinstance(message, NodeBeat):
+            self.lines.answer(message, peer)
+
+    def _monitor_beat(self, message: MonitorBeat, peer: bytes) -> None:
+        if message.run_id == self.run_dir.run_id and message.node == self.node:
+            self.lines.set_monitor(message, peer)
+
+    def _verdict(self, message: Verdict, peer: bytes) -> None:
+        self.lines.monitor_peer = peer
+        if message.revision > self._noted.get(message.id, -1):  # it repeats until it is answered
+            self._noted[message.id] = message.revision
+            names = ("kind", "node", "rank", "pid", "service", "remedy", "is_open")
+            self.note("verdict", {name: getattr(message, name) for name in names})
+        if not message.is_open or self._outcome:
+            self.answer(Answer(message.id, message.revision, "none: it is over"))
+            return
+        self.handle(
+            Judged(
+                message.id,
+                message.revision,
+                message.kind,
+                response(message),
+                message.node,
+                pid=message.pid,
+                rank=message.rank,
+                generation=message.generation,
+                service=message.service,
+                detail=f"{message.kind}: {message.remedy}; see {self.run_dir.logs}",
             )
+        )
 
-    def _reconnect(self) -> None:
-        """Executors announce themselves in the cluster's folder; a restarted one has a new address."""
-        for number in range(self.cluster.nodes):
-            address = self.cluster.address(number)
-            known = self._clients.get(number)
-            if address is None or (known is not None and known[0] == address.endpoint):
-                continue
-            if known is not None:
-                self._service.unwatch(known[1].socket)
-                known[1].close()
-            client = Client(
-                address.endpoint,
-                keys=self._keys,
-                server_key=self._keys.public,
-                identity=f"driver-{self.journal.epoch}-{number}".encode(),
-                accept=REPORTS,
-            )
-            self._clients[number] = (address.endpoint, client)
-            self._service.watch(client.socket, self._receiver(client))
+    # ---- acting -------------------------------------------------------------------------------
+    def handle(self, event: Event) -> None:
+        """Let the state decide on an event, and carry out what it decides."""
+        if self._outcome:
+            return
+        for action in self._recorder.handle(event, time.monotonic()):
+            try:
+                self._carry_out(action)
+            except Exception as error:  # the next action must not be lost with this one
+                log.exception("an action failed", action=type(action).__name__)
+                self.handle(Failed(action, f"{type(error).__name__}: {error}"))
 
-    def _receiver(self, client: Client) -> Callable[[], None]:
-        def receive() -> None:
-            for message in client.receive():
-                self._hear(message)
-
-        return receive
-
-    # ---- hearing and acting -------------------------------------------------------------------
-    def _hear(self, message: Message) -> None:
-        match message:
-            case Report():
-                self.journal.store_report(
-                    message.node,
-                    message.sequence,
-                    message.metrics,
-                    message.evaluation,
-                    message.sample,
-                    previous=message.previous,
-                )
-            case NodeBeat() | Relay() | Seals() | WorkerGone():
-                self._handle(message)
-            case _:
-                log.warning("unexpected message", message=type(message).__name__)
-
-    def _handle(self, event: Event) -> None:
-        now = time.monotonic()
-        for action in self.state.handle(event, now):
-            self._carry_out(action, now)
-
-    def _carry_out(self, action: Action, now: float) -> None:
+    def _carry_out(self, action: Action) -> None:
         match action:
             case Log():
-                self.journal.event(action.event, action.fields, now)
-                log.info(action.event, **action.fields)
+                self.note(action.event, action.fields)
             case Tell():
-                if action.node in self._clients:
-                    self._clients[action.node][1].notify(action.message)
+                self.lines.tell(action.node, action.message)
+            case Answer():
+                self.answer(action)
             case BeginGeneration():
                 self._begin(action)
             case FindDurable():
-                self._handle(self._find_durable(action.max_step))
+                self._find_durable(action)
             case RestartNode():
-                self._restart(action.node)
+                self._ask_engine(action, lambda: self.engine.start_node(action.node, fence=True))
+            case ReleaseNode():
+                self._ask_engine(action, lambda: self.engine.lose_node(action.node))
+            case Remember():
+                self._write(action, lambda journal: journal.remember(action.memory))
             case Finish():
-                self._finish(action, now)
+                self._finish(action)
+
+    def note(self, event: str, fields: dict[str, Any]) -> None:
+        """Keep what happened in the journal, and say it in the log."""
+        self._journal.append(self._records.event_record(event, fields, time.monotonic()))
+        log.info(event, **fields)
+
+    def answer(self, action: Answer) -> None:
+        """Tell the monitor what was done about a verdict."""
+        self.lines.to_monitor(
+            VerdictTaken(id=action.id, revision=action.revision, taken=action.taken)
+        )
+
+    def _write(self, action: Action, work: Any) -> None:
+        def then(_result: object, error: str) -> None:
+            self.handle(Failed(action, error) if error else Done(action))
+
+        self._journal.submit(work, then)
 
     def _begin(self, action: BeginGeneration) -> None:
-        try:
-            self.journal.begin_generation(action.generation, action.rank_nodes)
-            # what the store holds beyond the restore point belongs to a future that will not happen
-            mark_generation(self.run_dir.checkpoints, action.generation, self.state.restore.step)
-        except (sqlite3.Error, OSError, HeadwayError) as error:
-            log.error("cannot begin a generation", generation=action.generation, error=str(error))
-            self._handle(NotBegun(action.generation))
+        def begin(journal: Journal) -> None:
+            journal.begin_generation(action.generation, action.rank_nodes)
+            mark_generation(self.run_dir.checkpoints, action.generation, action.restored_step)
 
-    def _find_durable(self, max_step: int | None) -> DurableFound:
-        try:
+        self._write(action, begin)
+
+    def _find_durable(self, action: FindDurable) -> None:
+        def find() -> DurableFound:
             found = newest(
                 self.run_dir.checkpoints,
                 world_size=self.config.parallel.world_size,
-                max_step=max_step,
+                max_step=action.max_step,
             )
-        except (OSError, HeadwayError) as error:
-            log.error("cannot tell the newest checkpoint", error=str(error))
-            return DurableFound(None, trouble=str(error))
-        return DurableFound((found.step, str(found.path)) if found else None)
+            return DurableFound((found.step, str(found.path)) if found else None)
 
-    def _restart_ended(self) -> None:
-        """Start executors that are known to have died, without waiting for their silence; once each."""
-        for node, (endpoint, _) in self._clients.items():
-            if (
-                endpoint not in self._restarted
-                and not self._outcome
-                and self.engine.has_ended(node)
-            ):
-                self._restarted.add(endpoint)
-                self._carry_out(Log("executor_ended", {"node": node}), time.monotonic())
-                self._restart(node)
+        def then(found: DurableFound | None, error: Exception | None) -> None:
+            self.handle(found or DurableFound(None, trouble=str(error)))
 
-    def _restart(self, node: int) -> None:
-        try:
-            self.engine.start_node(node)
-        except NodeLost:
-            self._handle(NodeUnavailable(node))
-        except HeadwayError as error:
-            log.error("cannot start the node", node=node, error=str(error))
+        self._effects.start("look for the newest checkpoint", find, then)
 
-    def _finish(self, action: Finish, now: float) -> None:
+    def _ask_engine(self, action: RestartNode | ReleaseNode, work: Any) -> None:
+        def then(_result: object, error: Exception | None) -> None:
+            if error is None:
+                self.handle(Done(action))
+            else:
+                self.handle(Failed(action, str(error), is_final=isinstance(error, NodeLost)))
+
+        self._effects.start(f"{type(action).__name__} {action.node}", work, then)
+
+    def _keep_input(self, clock: float, event: bytes, decided: str) -> None:
+        self._journal.append(self._records.input_record(clock, event, decided))
+
+    def _finish(self, action: Finish) -> None:
         log.info("the run is over", outcome=action.outcome, detail=action.detail)
-        # first: on a full disk the executors must hear of the end all the same
-        self._outcome = action.outcome
-        try:
-            self.journal.event(
-                "run_over",
-                {"outcome": action.outcome, "detail": action.detail, "step": self.state.step},
-                now,
-            )
-            self.journal.set_fact("outcome", action.outcome)
-            self.journal.set_fact("detail", action.detail)
-        except sqlite3.Error as error:
-            log.error("the journal cannot take the end of the run", error=str(error))
-        self._tick()
-        self._service.after(1.0, self._service.stop)  # let the notes leave, answer a last status
+        fields = {"outcome": action.outcome, "detail": action.detail, "step": self.state.step}
+        self.note("run_over", fields)
 
-    # ---- requests -----------------------------------------------------------------------------
-    def _verdict(self, message: Verdict, peer: bytes) -> None:
-        del peer
-        now = time.monotonic()
-        self._carry_out(
-            Log(
-                "verdict",
-                {
-                    "kind": message.kind,
-                    "node": message.node,
-                    "rank": message.rank,
-                    "pid": message.pid,
-                    "remedy": message.remedy,
-                    "is_open": message.is_open,
-                },
-            ),
-            now,
+        def then(_result: object, error: str) -> None:
+            if error:
+                self.handle(Failed(action, error))
+                return
+            self._outcome, self._detail = action.outcome, action.detail
+            self.tick()
+            self._service.after(LINGER_S, self._service.stop)
+
+        self._journal.submit(
+            lambda journal: journal.set_facts(outcome=action.outcome, detail=action.detail), then
         )
-        if message.is_open and message.action == "stop_run":
-            self._handle(Hopeless(f"{message.kind}: {message.remedy}; see {self.run_dir.logs}"))
-        if message.is_open and message.kind in ACTED_ON and not self.state.paused:
-            self._handle(
-                Suspicion(
-                    node=message.node,
-                    pid=message.pid,
-                    generation=message.generation,
-                    kind=message.kind,
-                )
-            )

@@ -1,67 +1,118 @@
 """The run's memory: what happened, what was decided, what was measured, in one SQLite file.
 
-One writer, the driver, holding the lock; readers (console, analysis) open it read-only at any time.
+One writer, the driver that holds the lease; readers (console, analysis) open it read-only at any
+time. Every write is one transaction, which a failure rolls back, and none succeeds once a newer
+driver has written: the epoch is compared inside the transaction.
 """
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import json
-import os
 import sqlite3
 import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headway.common.errors import InputError
+import msgspec
+from headway.common.log import get_logger
 from headway.common.node.failpoints import failpoint
 from headway.common.wire.messages.executor import Evaluation, Sample, StepMetrics
 from headway.common.wire.messages.worker import Steer
+from headway.launch.lease import SupersededError
+from headway.trainer.control.events import Memory
 
+BUSY_S = 1.0
+"""How long a write waits for another process's lock before it fails; it is then tried again."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS facts (key TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS events (id INTEGER PRIMARY KEY, epoch INTEGER NOT NULL, monotonic_s REAL NOT NULL,
-    unix_s REAL NOT NULL, name TEXT NOT NULL, fields TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS generations (generation INTEGER PRIMARY KEY, unix_s REAL NOT NULL, rank_nodes TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS commands (sequence INTEGER PRIMARY KEY, id TEXT UNIQUE NOT NULL, unix_s REAL NOT NULL,
-    operation TEXT NOT NULL, name TEXT NOT NULL, value REAL NOT NULL);
-CREATE TABLE IF NOT EXISTS metrics (generation INTEGER, step INTEGER, loss REAL, grad_norm REAL, lr REAL,
-    tokens INTEGER, duration_s REAL, unix_s REAL, PRIMARY KEY (generation, step));
+CREATE TABLE IF NOT EXISTS events (id INTEGER PRIMARY KEY, epoch INTEGER NOT NULL,
+    monotonic_s REAL NOT NULL, unix_s REAL NOT NULL, name TEXT NOT NULL, fields TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS inputs (id INTEGER PRIMARY KEY, epoch INTEGER NOT NULL,
+    clock_s REAL NOT NULL, event BLOB NOT NULL, decided TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS generations (generation INTEGER PRIMARY KEY, unix_s REAL NOT NULL,
+    rank_nodes TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS commands (sequence INTEGER PRIMARY KEY, id TEXT UNIQUE NOT NULL,
+    unix_s REAL NOT NULL, operation TEXT NOT NULL, name TEXT NOT NULL, value REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS metrics (generation INTEGER, step INTEGER, loss REAL, grad_norm REAL,
+    lr REAL, tokens INTEGER, duration_s REAL, unix_s REAL, skipped INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (generation, step));
 CREATE TABLE IF NOT EXISTS evaluations (generation INTEGER, step INTEGER, loss REAL, tokens INTEGER,
     PRIMARY KEY (generation, step));
-CREATE TABLE IF NOT EXISTS reports (node INTEGER PRIMARY KEY, sequence INTEGER NOT NULL);
 """
+SPENT_ON_RESUME = ("stop", "pause", "checkpoint")
+"""Commands that have had their effect when an ended run is resumed; a rate that was set still holds."""
+
+log = get_logger("journal")
 
 
-class LockedError(InputError):
-    """Another driver holds the journal."""
+@dataclass(frozen=True)
+class Record:
+    """An event of the run, or an input of a decision, on its way to the file."""
+
+    table: str
+    values: tuple[Any, ...]
 
 
 class Journal:
-    """Opened by the driver alone: the lock falls with its process, so a killed driver never keeps a run."""
+    """Not thread-safe. Every method may raise ``sqlite3.Error``; what it was to write is then absent.
 
-    def __init__(self, path: Path) -> None:
-        self._lock = os.open(
-            path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+    Args:
+        path: made when it is absent, readable by its owner only.
+        epoch: of the driver that writes; 0 for a reader.
+
+    Raises:
+        SupersededError: from every write once a newer driver has written.
+    """
+
+    def __init__(self, path: Path, *, epoch: int = 0) -> None:
+        self.epoch = epoch
+        path.touch(mode=0o600)
+        self._db = sqlite3.connect(
+            path, isolation_level=None, timeout=BUSY_S, check_same_thread=False
         )
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._lock)
-            raise LockedError(
-                f"{path} is in use by another driver", remedy="wait for it or stop that run"
-            ) from None
-        self._db = sqlite3.connect(path, isolation_level=None)
-        self._db.execute("PRAGMA journal_mode=WAL")
+        # a journal that exists is in WAL mode already, which a full disk does not let us set again
+        with contextlib.suppress(sqlite3.OperationalError):
+            self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=FULL")
-        self._db.executescript(_SCHEMA)
-        self.epoch = int(self.fact("epoch", "0")) + 1
-        self.set_fact("epoch", str(self.epoch))
+        if not self._tables() >= {"facts", "inputs", "metrics"}:
+            self._db.executescript(_SCHEMA)
+        if "skipped" not in self._columns("metrics"):  # of a run that an older version began
+            self._db.execute("ALTER TABLE metrics ADD COLUMN skipped INTEGER NOT NULL DEFAULT 0")
 
     def close(self) -> None:
-        """Close the file and let go of the lock."""
+        """Close the file."""
         self._db.close()
-        os.close(self._lock)
+
+    def _tables(self) -> set[str]:
+        return {row[0] for row in self._db.execute("SELECT name FROM sqlite_master")}
+
+    def _columns(self, table: str) -> set[str]:
+        return {row[1] for row in self._db.execute(f"PRAGMA table_info({table})")}
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            self._check_epoch()
+            yield self._db
+            self._db.execute("COMMIT")
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):  # SQLite may have rolled back by itself
+                self._db.execute("ROLLBACK")
+            raise
+
+    def _check_epoch(self) -> None:
+        newest = int(self.fact("epoch", "0"))
+        if newest > self.epoch > 0:
+            raise SupersededError(
+                f"the journal belongs to epoch {newest}, not {self.epoch}",
+                remedy="nothing to do: the newer driver leads the run",
+            )
+        if newest < self.epoch:
+            self._put("epoch", str(self.epoch))
 
     # ---- facts and decisions ------------------------------------------------------------------
     def fact(self, key: str, default: str) -> str:
@@ -69,30 +120,53 @@ class Journal:
         row = self._db.execute("SELECT value FROM facts WHERE key = ?", (key,)).fetchone()
         return str(row[0]) if row else default
 
-    def set_fact(self, key: str, value: str) -> None:
-        """Remember a single value."""
+    def set_facts(self, **facts: str) -> None:
+        """Remember single values, all or none."""
+        with self._transaction():
+            for key, value in facts.items():
+                self._put(key, value)
+
+    def _put(self, key: str, value: str) -> None:
         self._db.execute(
-            "INSERT INTO facts VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+            "INSERT INTO facts VALUES (?, ?) "
+            "ON CONFLICT (key) DO UPDATE SET value = excluded.value",
             (key, value),
         )
 
-    def event(self, name: str, fields: dict[str, Any], now: float) -> None:
-        """Write what happened, before it is acted upon."""
+    def event_record(self, name: str, fields: dict[str, Any], now: float) -> Record:
+        """What happened, at ``now`` (monotonic) and at the present wall time."""
+        text = json.dumps(fields, sort_keys=True, default=str)
+        return Record("events", (self.epoch, now, time.time(), name, text))
+
+    def input_record(self, clock: float, event: bytes, decided: str) -> Record:
+        """An input of the driver's decisions, and what was decided, for ``headway replay``."""
+        return Record("inputs", (self.epoch, clock, event, decided))
+
+    def append(self, records: Iterable[Record]) -> None:
+        """Write records in order, all or none."""
         failpoint("journal.before_write")
-        self._db.execute("BEGIN IMMEDIATE")
-        self._db.execute(
-            "INSERT INTO events (epoch, monotonic_s, unix_s, name, fields) VALUES (?, ?, ?, ?, ?)",
-            (self.epoch, now, time.time(), name, json.dumps(fields, sort_keys=True)),
-        )
-        failpoint("journal.mid_write")
-        self._db.execute("COMMIT")
+        with self._transaction() as db:
+            for record in records:
+                marks = ", ".join("?" * (len(record.values) + 1))
+                db.execute(f"INSERT INTO {record.table} VALUES ({marks})", (None, *record.values))
+            failpoint("journal.mid_write")
+
+    def event(self, name: str, fields: dict[str, Any], now: float) -> None:
+        """Write what happened."""
+        self.append([self.event_record(name, fields, now)])
+
+    def inputs(self) -> list[tuple[int, float, bytes, str]]:
+        """(epoch, clock, event, decided) of every input, in order."""
+        rows = self._db.execute("SELECT epoch, clock_s, event, decided FROM inputs ORDER BY id")
+        return rows.fetchall()
 
     def begin_generation(self, generation: int, rank_nodes: dict[int, int]) -> None:
         """Reserve a generation's number; it is durable before any worker hears of it."""
-        self._db.execute(
-            "INSERT INTO generations VALUES (?, ?, ?)",
-            (generation, time.time(), json.dumps(rank_nodes)),
-        )
+        with self._transaction() as db:
+            db.execute(
+                "INSERT INTO generations VALUES (?, ?, ?)",
+                (generation, time.time(), json.dumps(rank_nodes)),
+            )
 
     def last_generation(self) -> tuple[int, dict[int, int]] | None:
         """The newest generation and where its ranks ran."""
@@ -100,6 +174,19 @@ class Journal:
             "SELECT generation, rank_nodes FROM generations ORDER BY generation DESC LIMIT 1"
         ).fetchone()
         return (int(row[0]), {int(k): v for k, v in json.loads(row[1]).items()}) if row else None
+
+    def memory(self) -> Memory:
+        """What the drivers before have found out; empty when it cannot be read, which costs only time."""
+        text = self.fact("memory", "")
+        try:
+            return msgspec.json.decode(text, type=Memory) if text else Memory()
+        except (msgspec.MsgspecError, ValueError) as error:
+            log.warning("the memory of the former driver cannot be read", error=str(error))
+            return Memory()
+
+    def remember(self, memory: Memory) -> None:
+        """Keep it for the next driver."""
+        self.set_facts(memory=msgspec.json.encode(memory).decode())
 
     # ---- commands -----------------------------------------------------------------------------
     def add_command(
@@ -111,73 +198,61 @@ class Journal:
         ).fetchone()
         if row:
             return Steer(sequence=row[0], operation=row[1], name=row[2], value=row[3]), False
-        cursor = self._db.execute(
-            "INSERT INTO commands (id, unix_s, operation, name, value) VALUES (?, ?, ?, ?, ?)",
-            (command_id, time.time(), operation, name, value),
-        )
-        return Steer(
-            sequence=int(cursor.lastrowid or 0), operation=operation, name=name, value=value
-        ), True
+        with self._transaction() as db:
+            cursor = db.execute(
+                "INSERT INTO commands (id, unix_s, operation, name, value) VALUES (?, ?, ?, ?, ?)",
+                (command_id, time.time(), operation, name, value),
+            )
+        sequence = int(cursor.lastrowid or 0)
+        return Steer(sequence=sequence, operation=operation, name=name, value=value), True
 
     def commands(self) -> list[Steer]:
-        """Every command of the run, in order."""
+        """Every command of the run, in order; one that an earlier end has spent is ``retired``."""
+        spent = int(self.fact("spent_commands", "0"))
         rows = self._db.execute(
             "SELECT sequence, operation, name, value FROM commands ORDER BY sequence"
         )
-        return [Steer(sequence=r[0], operation=r[1], name=r[2], value=r[3]) for r in rows]
+        return [
+            Steer(
+                sequence=sequence,
+                operation="retired" if sequence <= spent and did in SPENT_ON_RESUME else did,
+                name=name,
+                value=value,
+            )
+            for sequence, did, name, value in rows
+        ]
 
     def reopen(self) -> None:
         """Make an ended run unfinished again; what stopped or paused it before has had its effect."""
-        self._db.execute(
-            "UPDATE commands SET operation = 'retired' WHERE operation IN ('stop', 'pause', 'checkpoint')"
-        )
-        self.set_fact("outcome", "")
-        self.set_fact("detail", "")
+        newest = self._db.execute("SELECT MAX(sequence) FROM commands").fetchone()[0]
+        self.set_facts(outcome="", detail="", spent_commands=str(newest or 0))
 
     # ---- what was measured --------------------------------------------------------------------
-    def store_report(
-        self,
-        node: int,
-        sequence: int,
-        metrics: StepMetrics | None,
-        evaluation: Evaluation | None,
-        sample: Sample | None,
-        *,
-        previous: int = 0,
-    ) -> None:
-        """Store a report and its sequence number in one transaction.
+    def store(self, measured: Iterable[StepMetrics | Evaluation | Sample]) -> None:
+        """Store what ranks have measured, all or none; the same again changes nothing."""
+        with self._transaction() as db:
+            for one in measured:
+                self._store_one(db, one)
 
-        Nothing changes for a repeated one, and for one that overtook ``previous``: both come again in order.
-        """
-        if not previous <= self.reported(node) < sequence:
-            return
-        self._db.execute("BEGIN IMMEDIATE")
-        if metrics is not None:
-            m = metrics
-            self._db.execute(
-                "INSERT OR REPLACE INTO metrics VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                (m.generation, m.step, m.loss, m.grad_norm, m.lr, m.tokens, m.duration_s, m.unix_s),
-            )
-        if evaluation is not None:
-            e = evaluation
-            self._db.execute(
-                "INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?)",
-                (e.generation, e.step, e.loss, e.tokens),
-            )
-        if sample is not None:
-            self.set_fact(
-                "sample",
-                json.dumps(
-                    {"tokens": sample.tokens, "num_prompt_tokens": sample.num_prompt_tokens}
-                ),
-            )
-        self._db.execute(
-            "INSERT INTO reports VALUES (?, ?) ON CONFLICT (node) DO UPDATE SET sequence = excluded.sequence",
-            (node, sequence),
-        )
-        self._db.execute("COMMIT")
+    def _store_one(self, db: sqlite3.Connection, one: StepMetrics | Evaluation | Sample) -> None:
+        match one:
+            case StepMetrics():
+                db.execute(
+                    "INSERT OR REPLACE INTO metrics (generation, step, loss, grad_norm, lr, "
+                    "tokens, duration_s, unix_s, skipped) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    (one.generation, one.step, one.loss, one.grad_norm, one.lr,
+                     one.tokens, one.duration_s, one.unix_s, int(one.skipped)),
+                )  # fmt: skip
+            case Evaluation():
+                db.execute(
+                    "INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?)",
+                    (one.generation, one.step, one.loss, one.tokens),
+                )
+            case Sample():
+                shown = {"tokens": one.tokens, "num_prompt_tokens": one.num_prompt_tokens}
+                self._put("sample", json.dumps(shown))
 
-    def reported(self, node: int) -> int:
-        """Newest report stored of a node, 0 before the first."""
-        row = self._db.execute("SELECT sequence FROM reports WHERE node = ?", (node,)).fetchone()
-        return int(row[0]) if row else 0
+    def num_skipped(self) -> int:
+        """Steps that were skipped for a loss or norm that was not finite, repeated ones once."""
+        row = self._db.execute("SELECT COUNT(DISTINCT step) FROM metrics WHERE skipped").fetchone()
+        return int(row[0])

@@ -2,80 +2,66 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable
+from typing import Any
 
-from headway.common.errors import InputError
-from headway.common.wire.client import Client
+from headway.common.errors import HeadwayError, InputError
 from headway.common.wire.messages.driver import Accepted, Command, GetStatus, RankStatus, Status
 from headway.common.wire.messages.executor import Inject
-from headway.launch.engine import Engine
-from headway.trainer.control.events import Action, Log, NodeUnavailable
-from headway.trainer.control.journal import Journal
+from headway.common.wire.messages.worker import Steer
+from headway.trainer.config import RunConfig
+from headway.trainer.control.events import EvictNode, Steered, Tick
+from headway.trainer.control.lines import Lines
 from headway.trainer.control.state import Event, RunState
+from headway.trainer.control.writer import JournalWriter
 
-STEERED = frozenset({"pause", "resume", "stop", "checkpoint", "set"})
+STEERED = frozenset({"pause", "resume", "stop", "checkpoint", "set", "unset"})
+JOURNAL_LIMIT_S = 0.5
+"""How long a request waits for the journal; meanwhile nothing else is handled."""
+MAX_LISTED = 4096  # ranks of one status
 
 
 class Requests:
     """The driver's handlers of ``Command`` and ``GetStatus``.
 
-    ``name``: of the run. ``clients``: node -> (endpoint, line to its executor). ``home``: the
-    driver's own node. ``act`` carries an action out, ``handle`` lets the state decide on an event,
-    ``tick`` lets it act at once.
+    Args:
+        name: of the run.
+        config: of the run.
+        state: decides.
+        journal: commands are durable before they are accepted.
+        handle: lets the state decide on an event, and acts.
+        note: keeps an event in the journal.
+        over: outcome and reason of a run that is over, else two empty texts.
     """
+
+    lines: Lines
+    """Set once the server listens."""
 
     def __init__(
         self,
         name: str,
-        journal: Journal,
+        config: RunConfig,
         state: RunState,
-        clients: Mapping[int, tuple[str, Client]],
-        engine: Engine,
+        journal: JournalWriter,
         *,
-        home: int,
-        act: Callable[[Action], None],
         handle: Callable[[Event], None],
-        tick: Callable[[], None],
+        note: Callable[[str, dict[str, Any]], None],
+        over: Callable[[], tuple[str, str]],
     ) -> None:
-        self._journal, self._state, self._clients, self._engine = journal, state, clients, engine
-        self._name, self._home = name, home
-        self._act, self._handle, self._tick = act, handle, tick
+        self._name, self._config, self._state, self._journal = name, config, state, journal
+        self._handle, self._note, self._over = handle, note, over
 
     def take(self, message: Command, peer: bytes) -> Accepted:
-        """Carry a command out, or note it for the workers; one that comes again under its id changes nothing.
+        """Carry a command out, or note it for the workers; a repeated id changes nothing.
 
         Raises:
             InputError: an unknown operation, fault, target or node; a value that cannot be set.
+            HeadwayError: the journal cannot be written now.
         """
         del peer
         if message.operation in STEERED:
-            if message.operation == "set" and message.name != "lr":
-                raise InputError(
-                    f"cannot set {message.name!r}", remedy="only lr can be set while a run is live"
-                )
-            if message.operation == "set" and not 0 < message.value < math.inf:
-                raise InputError(
-                    f"cannot set lr to {message.value}", remedy="set lr to a number above 0"
-                )
-            steer, new = self._journal.add_command(
-                message.id, message.operation, message.name, message.value
-            )
-            if new:
-                self._state.commands.append(steer)
-                self._act(
-                    Log(
-                        "command",
-                        {
-                            "sequence": steer.sequence,
-                            "operation": steer.operation,
-                            "name": steer.name,
-                            "value": steer.value,
-                        },
-                    )
-                )
-                self._tick()
-            return Accepted(sequence=steer.sequence)
+            return Accepted(sequence=self._steer(message))
         if message.operation == "inject":
             self._inject(message)
         elif message.operation == "evict":
@@ -86,13 +72,56 @@ class Requests:
             )
         return Accepted(sequence=0)
 
+    # ---- steering -----------------------------------------------------------------------------
+    def _steer(self, message: Command) -> int:
+        if message.operation in ("set", "unset"):
+            check_setting(message.name, message.value, self._config, message.operation)
+        steer, is_new = self._durable(message)
+        if is_new:
+            self._handle(Tick())
+        return steer.sequence
+
+    def _durable(self, message: Command) -> tuple[Steer, bool]:
+        """The command once it is in the journal, and whether it is new."""
+        is_there, found = threading.Event(), []
+
+        def add(journal: Any) -> tuple[Steer, bool]:
+            result: tuple[Steer, bool] = journal.add_command(
+                message.id, message.operation, message.name, message.value
+            )
+            found.append(result)
+            is_there.set()
+            return result
+
+        def then(result: tuple[Steer, bool] | None, _error: str) -> None:
+            if result is not None and result[1]:
+                self._accepted(result[0])
+
+        self._journal.submit(add, then)
+        if not is_there.wait(JOURNAL_LIMIT_S):
+            raise HeadwayError(
+                f"the command cannot be noted: {self._journal.trouble or 'the journal is slow'}",
+                remedy="free the disk of the run's folder; the command is tried again",
+            )
+        self._journal.run_callbacks()
+        return found[0]
+
+    def _accepted(self, steer: Steer) -> None:
+        self._handle(Steered(steer))
+        names = ("sequence", "operation", "name", "value")
+        self._note("command", {name: getattr(steer, name) for name in names})
+
+    # ---- status -------------------------------------------------------------------------------
     def status(self, message: GetStatus, peer: bytes) -> Status:
         """The run as the driver sees it now; ``detail`` says why a run is over."""
-        del message, peer
-        state = self._state
+        del peer
+        state, (outcome, detail) = self._state, self._over()
+        first, number = max(0, message.first_rank), max(0, min(message.num_ranks, MAX_LISTED))
+        listed = range(first, min(first + number, len(state.rank_nodes)))
+        nodes = {state.rank_nodes[rank] for rank in listed} | {self.lines.home}
         return Status(
             name=self._name,
-            phase=state.outcome or state.phase,
+            phase=outcome or state.phase,
             epoch=state.epoch,
             generation=state.generation,
             step=state.step,
@@ -100,70 +129,81 @@ class Requests:
             paused=state.paused,
             commands=len(state.commands),
             applied=state.applied,
-            ranks=tuple(self._rank(rank, home) for rank, home in sorted(state.rank_nodes.items())),
-            nodes={number: node.status for number, node in state.nodes.items()},
-            services={number: node.services for number, node in state.nodes.items()},
-            detail=self._journal.fact("detail", ""),
+            ranks=tuple(self._rank(rank) for rank in listed),
+            nodes={node: state.status_of(node) for node in range(state.num_nodes)},
+            services={node: state.services(node) for node in sorted(nodes)},
+            detail=detail or state.detail,
+            waiting=self._waiting(),
+            num_ranks=len(state.rank_nodes),
+            statuses=dict(state.statuses),
         )
 
-    def _rank(self, rank: int, home: int) -> RankStatus:
+    def _waiting(self) -> str:
+        reasons = [self._state.why(), self._journal.trouble]
+        return "; ".join(reason for reason in reasons if reason)
+
+    def _rank(self, rank: int) -> RankStatus:
         beat = self._state.worker(self._state.members.get(rank))
         worker, pid, status, step = (
             (beat.worker, beat.pid, beat.status, beat.step) if beat else ("", 0, "missing", 0)
         )
-        return RankStatus(rank=rank, node=home, worker=worker, pid=pid, status=status, step=step)
+        node = self._state.rank_nodes[rank]
+        return RankStatus(rank=rank, node=node, worker=worker, pid=pid, status=status, step=step)
 
+    # ---- drills and eviction ------------------------------------------------------------------
     def _inject(self, message: Command) -> None:
-        if message.fault not in ("kill", "stop"):
-            raise InputError(f"unknown fault {message.fault!r}", remedy="use kill or stop")
-        node = (
-            message.node
-            if message.node >= 0
-            else self._state.rank_nodes.get(message.rank, self._home)
-        )
-        if node not in self._clients:
-            raise InputError(f"node {node} is not there", remedy="see `headway status`")
         if message.name == "worker" and message.rank not in self._state.rank_nodes:
             raise InputError(
                 f"rank {message.rank} is not in the run", remedy="give the rank of the worker"
             )
-        targets = {"executor", *self._state.nodes[node].services}
-        if message.name not in {"worker", *targets}:
-            raise InputError(
-                f"node {node} runs no {message.name!r}",
-                remedy=f"use one of {', '.join(sorted(targets))}",
-            )
-        self._act(
-            Log(
-                "injected",
-                {
-                    "target": message.name,
-                    "fault": message.fault,
-                    "rank": message.rank,
-                    "node": node,
-                },
-            )
-        )
-        self._clients[node][1].notify(
+        home = self._state.rank_nodes.get(message.rank, self.lines.home)
+        node = message.node if message.node >= 0 else home
+        if node not in self.lines.nodes:
+            raise InputError(f"node {node} is not there", remedy="see `headway status`")
+        check_fault(message.fault, message.name, set(self._state.services(node)))
+        fields = {"target": message.name, "fault": message.fault, "rank": message.rank}
+        self._note("injected", {**fields, "node": node})
+        self.lines.tell(
+            node,
             Inject(
-                epoch=self._journal.epoch,
+                run_id=self._state.run_id,
+                epoch=self._state.epoch,
                 target=message.name,
                 fault=message.fault,
                 rank=message.rank,
-            )
+                duration_s=message.duration_s,
+            ),
         )
 
     def _evict(self, message: Command) -> None:
-        node = self._state.nodes.get(message.node)
-        if node is None or node.status == "lost":
-            raise InputError(f"node {message.node} is not there", remedy="see `headway status`")
-        if message.node in self._state.rank_nodes.values() and not self._state.spare_for(
-            message.node
-        ):
+        node, state = message.node, self._state
+        if not 0 <= node < state.num_nodes or state.status_of(node) == "lost":
+            raise InputError(f"node {node} is not there", remedy="see `headway status`")
+        others = [one for one in range(state.num_nodes) if one != node]
+        if state.is_active(node) and not any(state.status_of(one) == "spare" for one in others):
             raise InputError(
-                f"no spare is ready for node {message.node}",
+                f"no spare is ready for node {node}",
                 remedy="stop the run, or add a node first",
             )
-        self._act(Log("evicted", {"node": message.node}))
-        self._engine.lose_node(message.node)
-        self._handle(NodeUnavailable(message.node, "evicted"))
+        self._note("evicted", {"node": node})
+        self._handle(EvictNode(node))
+
+
+def check_setting(name: str, value: float, config: RunConfig, operation: str) -> None:
+    """Raises InputError for what cannot be set, or not to this value. Replaced when merged."""
+    del config
+    if name != "lr":
+        raise InputError(f"cannot set {name!r}", remedy="only lr can be set while a run is live")
+    if operation == "set" and not 0 < value < float("inf"):
+        raise InputError(f"cannot set lr to {value}", remedy="set lr to a number above 0")
+
+
+def check_fault(fault: str, target: str, services: set[str]) -> None:
+    """Raises InputError for what cannot be injected. Replaced when merged."""
+    if fault not in ("kill", "stop"):
+        raise InputError(f"unknown fault {fault!r}", remedy="use kill or stop")
+    targets = {"worker", "executor", *services}
+    if target not in targets:
+        raise InputError(
+            f"the node does not run {target!r}", remedy=f"use one of {', '.join(sorted(targets))}"
+        )

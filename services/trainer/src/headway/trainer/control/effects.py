@@ -1,0 +1,66 @@
+"""Actions that may take long, each kind on a thread of its own; their outcome returns as an event."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from headway.common.log import get_logger
+
+log = get_logger("driver")
+
+
+class Effects:
+    """``start`` never blocks and never raises; ``done_fd`` is readable when outcomes wait.
+
+    An effect that hangs, such as a look into a folder of a hung mount, holds up only its own kind:
+    asked again meanwhile, that kind fails at once and says so.
+    """
+
+    def __init__(self) -> None:
+        self.done_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._outcomes: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._running: set[str] = set()
+
+    def start(
+        self, kind: str, work: Callable[[], Any], then: Callable[[Any, Exception | None], None]
+    ) -> None:
+        """Do ``work`` on a thread; ``then(result, None)`` or ``then(None, error)`` runs in the loop."""
+        if kind in self._running:
+            self._hand_back(lambda: then(None, TimeoutError(f"the last {kind} has not ended yet")))
+            return
+        self._running.add(kind)
+        threading.Thread(
+            target=self._do, args=(kind, work, then), name=f"effect {kind}", daemon=True
+        ).start()
+
+    def run_callbacks(self) -> None:
+        """Deliver the outcomes that wait."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.done_fd)
+        while not self._outcomes.empty():
+            self._outcomes.get()()
+
+    def _do(
+        self, kind: str, work: Callable[[], Any], then: Callable[[Any, Exception | None], None]
+    ) -> None:
+        result, error = None, None
+        try:
+            result = work()
+        except Exception as caught:
+            error = caught
+            log.warning("an action failed", action=kind, error=str(caught))
+
+        def deliver() -> None:
+            self._running.discard(kind)
+            then(result, error)
+
+        self._hand_back(deliver)
+
+    def _hand_back(self, callback: Callable[[], None]) -> None:
+        self._outcomes.put(callback)
+        os.eventfd_write(self.done_fd, 1)

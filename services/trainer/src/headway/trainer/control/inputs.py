@@ -1,0 +1,155 @@
+"""The inputs of the driver's decisions, kept in the journal so that the decisions can be made again.
+
+What changes nothing is left out: of a node's beats that led to no decision, only the newest before
+the next one is kept. Together with the time of each, in the core's own clock, that determines the
+same decisions as the whole stream.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from headway.common.errors import InputError
+from headway.common.wire import codec
+from headway.common.wire.message import Message, by_tag
+from headway.common.wire.messages.driver import NodeBeat, Relay, Seals, WorkerGone
+from headway.trainer.config import RecoveryConfig
+from headway.trainer.control import events
+from headway.trainer.control.events import Action, Start, Tell, Tick
+from headway.trainer.control.journal import Journal
+from headway.trainer.control.state import Event, RunState
+
+_MESSAGES = by_tag([NodeBeat, Relay, Seals, WorkerGone])
+_OWN = {
+    one.__name__: one
+    for one in vars(events).values()
+    if isinstance(one, type) and one.__module__ == events.__name__
+}
+
+
+def encode(event: Event | Start) -> bytes:
+    """One event as bytes: a message as it is on the wire, the driver's own by name and fields."""
+    if isinstance(event, Message):
+        return msgspec.msgpack.encode({"message": codec.encode(event)})
+    return msgspec.msgpack.encode(_plain(event))
+
+
+def decode(data: bytes) -> Any:
+    """The event again.
+
+    Raises:
+        InputError: it was written by another version.
+    """
+    try:
+        row = msgspec.msgpack.decode(data)
+        if "message" in row:
+            return codec.decode(row["message"], _MESSAGES)
+        return _own(row)
+    except (msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f"an input of the driver cannot be read: {error}",
+            remedy="use the version of Headway that ran it",
+        ) from error
+
+
+def _plain(event: Any) -> dict[str, Any]:
+    fields = {
+        name: _plain(value) if type(value).__name__ in _OWN else value
+        for name, value in vars(event).items()
+    }
+    return {"event": type(event).__name__, **msgspec.to_builtins(fields, str_keys=False)}
+
+
+def _own(row: dict[str, Any]) -> Any:
+    kind = _OWN[row["event"]]
+    hints = typing.get_type_hints(kind)
+    fields = {
+        name: _own(value)
+        if isinstance(value, dict) and "event" in value
+        else msgspec.convert(value, hints[name])
+        for name, value in row.items()
+        if name != "event"
+    }
+    return kind(**fields)
+
+
+class InputRecorder:
+    """Hands the inputs that matter to ``write(clock, event, decided)``, in the order of their times."""
+
+    def __init__(self, state: RunState, write: Callable[[float, bytes, str], None]) -> None:
+        self._state, self._write = state, write
+        self._beats: dict[int, tuple[float, NodeBeat]] = {}
+        self._phase = state.phase
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """Let the state decide on ``event``, and record what it decided upon."""
+        actions = self._state.handle(event, now)
+        is_quiet = not actions and self._state.phase == self._phase
+        self._phase = self._state.phase
+        if is_quiet and isinstance(event, Tick):
+            return actions
+        if is_quiet and isinstance(event, NodeBeat) and event.workers is None:
+            self._beats.pop(event.node, None)
+            self._beats[event.node] = (self._state.clock, event)
+            return actions
+        for clock, beat in self._beats.values():
+            self._write(clock, encode(beat), "")
+        self._beats.clear()
+        self._write(self._state.clock, encode(event), decided(actions))
+        return actions
+
+
+def decided(actions: list[Action]) -> str:
+    """What was decided, as text that can be compared; beats that were only passed on are left out."""
+    return "; ".join(_one_line(action) for action in actions)
+
+
+def _one_line(action: Action) -> str:
+    if isinstance(action, Tell):
+        return f"tell node {action.node} {action.message!r}"
+    return repr(action)
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """One decision made again: ``now`` equals ``then`` unless the code decides otherwise today."""
+
+    epoch: int
+    clock: float
+    event: str
+    then: str
+    now: str
+
+
+def replay(database: Path, limits: RecoveryConfig) -> Iterator[Replayed]:
+    """Make every decision of a run again from its recorded inputs.
+
+    Raises:
+        InputError: the run has no recorded inputs, or another version's.
+    """
+    journal = Journal(database)
+    try:
+        rows = journal.inputs()
+    finally:
+        journal.close()
+    if not rows:
+        raise InputError(
+            f"{database} has no recorded inputs", remedy="replay a run of this version"
+        )
+    state: RunState | None = None
+    for epoch, clock, data, then in rows:
+        event = decode(data)
+        if isinstance(event, Start):
+            state = RunState(event, limits, clock)
+            state.longest_gap_s = float("inf")  # the recorded times are the core's own already
+            continue
+        if state is None:
+            raise InputError(f"{database} lacks the first input", remedy="its events are in `logs`")
+        now = decided(state.handle(event, clock))
+        if then or now:
+            yield Replayed(epoch, clock, type(event).__name__, then, now)

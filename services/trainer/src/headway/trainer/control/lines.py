@@ -1,0 +1,84 @@
+"""The driver's lines to executors and to the monitor: who is where, and what each must hear."""
+
+from __future__ import annotations
+
+from headway.common.wire.message import Message
+from headway.common.wire.messages.driver import MonitorBeat, NodeBeat
+from headway.common.wire.messages.executor import DriverBeat
+from headway.common.wire.server import Server
+from headway.trainer.control.reports import Reports
+from headway.trainer.control.state import RunState
+
+
+class Lines:
+    """Executors dial the driver; each message of a node tells where the node is reached now."""
+
+    def __init__(
+        self, server: Server, state: RunState, reports: Reports, run_id: str, home: int
+    ) -> None:
+        self._server, self._state, self._reports = server, state, reports
+        self._run_id, self.home = run_id, home
+        self._peers: dict[int, bytes] = {}
+        self._incarnations: dict[int, int] = {}
+        self._monitor = ("", "")
+        self.monitor_peer: bytes | None = None
+        self._shared: tuple[object, ...] = ()
+
+    @property
+    def nodes(self) -> set[int]:
+        """The nodes that have been heard."""
+        return set(self._peers)
+
+    def heard(self, message: Message, peer: bytes) -> None:
+        """Note where a node is reached. Of two executors of one node the newer one counts."""
+        if isinstance(message, NodeBeat) and message.incarnation >= self._incarnations.get(
+            message.node, 0
+        ):
+            self._peers[message.node] = peer
+            self._incarnations[message.node] = message.incarnation
+
+    def answer(self, beat: NodeBeat, peer: bytes) -> None:
+        """Answer a node's beat."""
+        if self._peers.get(beat.node) == peer:
+            self._server.send(peer, self._beat(beat.node))
+
+    def refresh(self) -> None:
+        """Send a beat to all nodes at once when something that concerns them has changed."""
+        shared = (self._state.refill, self._monitor, tuple(self._state.rank_nodes.values()))
+        if shared != self._shared:
+            self._shared = shared
+            for node, peer in self._peers.items():
+                self._server.send(peer, self._beat(node))
+
+    def _beat(self, node: int) -> DriverBeat:
+        return DriverBeat(
+            run_id=self._run_id,
+            epoch=self._state.epoch,
+            host_node=self.home,
+            refill=self._state.refill,
+            active=self._state.is_active(node),
+            monitor_endpoint=self._monitor[0],
+            monitor_key=self._monitor[1],
+            acknowledged=self._reports.acknowledged(node, self._incarnations.get(node, 0)),
+            known_version=self._state.known_version(node),
+        )
+
+    def tell(self, node: int, message: Message) -> bool:
+        """Send a note to a node's executor; False when it is not reached, and the note is dropped."""
+        peer = self._peers.get(node)
+        return peer is not None and self._server.send(peer, message)
+
+    def tell_all(self, message: Message) -> None:
+        """Send a note to every executor that has been heard."""
+        for peer in self._peers.values():
+            self._server.send(peer, message)
+
+    def set_monitor(self, beat: MonitorBeat, peer: bytes) -> None:
+        """The monitor of the driver's own node is the run's monitor: agents are sent there."""
+        self.monitor_peer = peer
+        self._monitor = (beat.endpoint, beat.server_key)
+
+    def to_monitor(self, message: Message) -> None:
+        """Send a note to the monitor, if it has been heard."""
+        if self.monitor_peer is not None:
+            self._server.send(self.monitor_peer, message)
