@@ -1,4 +1,4 @@
-"""``headway trace`` and ``headway doctor``."""
+"""``headway trace``, ``headway replay`` and ``headway doctor``."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from headway.console.commands.options import RUNS, AnyRun, RunsDir, find_run
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.command("trace")(trace)
+    app.command("replay")(replay)
     app.command("doctor")(doctor)
 
 
@@ -37,6 +38,20 @@ def trace(
     written = write_trace(found, out, steps=parse_steps(steps))
     done = {"run": found.name, "path": out, "slices": written}
     emit(done, as_json, [f"{out}: {written} slices; open it in https://ui.perfetto.dev"])
+
+
+def replay(run: AnyRun = None, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
+    """Make the driver's decisions again from the journal. Exits 1 when one differs today."""
+    from headway.trainer.client import replay as decisions
+
+    found = find_run(run, runs_dir)
+    rows = list(decisions(found.folder.database, found.config.recovery))
+    differing = [row for row in rows if row.then != row.now]
+    lines = [f"epoch {row.epoch}  {row.clock:.3f} s  {row.event}: {row.then}" for row in rows]
+    lines += [f"DIFFERS at {row.clock:.3f} s, today: {row.now or 'nothing'}" for row in differing]
+    lines.append(f"{len(rows)} decisions, {len(differing)} of them differ today")
+    emit(rows, as_json, lines)
+    raise typer.Exit(1 if differing else 0)
 
 
 def doctor(runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:

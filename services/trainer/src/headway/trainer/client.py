@@ -1,4 +1,6 @@
-"""What whoever launches runs needs of the trainer: a definite configuration, and an ended run made unfinished."""
+"""What others need of the trainer: a definite configuration, an ended run made unfinished again,
+and the decisions of a run made again.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,11 @@ from pathlib import Path
 
 from headway.common.errors import InputError
 from headway.launch.lease import FileLease
+from headway.trainer.control.inputs import Replayed, replay
 from headway.trainer.control.journal import Journal
 from headway.trainer.machine import settled
 
-__all__ = ["reopen", "settled"]
+__all__ = ["Replayed", "reopen", "replay", "settled"]
 
 
 def reopen(database: Path) -> None:

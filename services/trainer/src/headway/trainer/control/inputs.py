@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import xxhash
 from headway.common.errors import InputError
 from headway.common.wire import codec
 from headway.common.wire.message import Message, by_tag
@@ -24,6 +25,8 @@ from headway.trainer.control.events import Action, Start, Tell, Tick
 from headway.trainer.control.journal import Journal
 from headway.trainer.control.state import Event, RunState
 
+MAX_TEXT = 2000
+"""Characters of one decision in the journal: those about all ranks of a large run are longer."""
 _MESSAGES = by_tag([NodeBeat, Relay, Seals, WorkerGone])
 _OWN = {
     one.__name__: one
@@ -105,8 +108,11 @@ class InputRecorder:
 
 
 def decided(actions: list[Action]) -> str:
-    """What was decided, as text that can be compared; beats that were only passed on are left out."""
-    return "; ".join(_one_line(action) for action in actions)
+    """What was decided, as text that can be compared; a long one ends with a digest of the whole."""
+    text = "; ".join(_one_line(action) for action in actions)
+    if len(text) <= MAX_TEXT:
+        return text
+    return f"{text[:MAX_TEXT]}... {xxhash.xxh3_64_hexdigest(text)}"
 
 
 def _one_line(action: Action) -> str:
