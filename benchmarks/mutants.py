@@ -114,7 +114,9 @@ def _mutant(file: str, kind: str, occurrence: int) -> Mutant | None:
         return None
     for before, after in zip(old.splitlines(), new.splitlines(), strict=False):
         if before != after:
-            is_annotation = before.lstrip().startswith(("def ", '"""')) or ": " in before and "|" in before
+            is_annotation = before.lstrip().startswith(("def ", '"""')) or (
+                ": " in before and "|" in before
+            )
             line = f"{before.strip()} -> {after.strip()}"
             return None if is_annotation else Mutant(file, kind, occurrence, line, new)
     return None

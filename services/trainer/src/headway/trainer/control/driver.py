@@ -41,7 +41,7 @@ from headway.launch.engine import Engine, NodeLost
 from headway.launch.lease import FileLease, Holder, SupersededError, Tenure
 from headway.launch.local import LocalEngine
 from headway.trainer.config import RunConfig
-from headway.trainer.control.effects import Effects
+from headway.trainer.control.background import Background
 from headway.trainer.control.events import (
     Action,
     Answer,
@@ -92,7 +92,7 @@ class Driver:
         self._fence_former(epoch)
         configure(NodePaths(self.run_dir.run_id, node).failpoints, node=node)
         self._epoch = epoch
-        self._effects, self.engine = Effects(), self._make_engine()
+        self._background, self.engine = Background(), self._make_engine()
         journal = Journal(self.run_dir.database, epoch=epoch)
         start = self._start(journal)
         self._outcome = journal.fact("outcome", "")
@@ -135,7 +135,7 @@ class Driver:
         self._service = Service("driver", server=self._server)
         for source, callback in (
             (self._journal.done_fd, self._journal.run_callbacks),
-            (self._effects.done_fd, self._effects.run_callbacks),
+            (self._background.done_fd, self._background.run_callbacks),
         ):
             self._service.watch(source, callback)
         self._service.every(RENEW_S, self._renew)
@@ -320,7 +320,7 @@ class Driver:
         def then(found: DurableFound | None, error: Exception | None) -> None:
             self.handle(found or DurableFound(None, trouble=str(error)))
 
-        self._effects.start("look for the newest checkpoint", find, then)
+        self._background.start("look for the newest checkpoint", find, then)
 
     def _ask_engine(self, action: RestartNode | ReleaseNode, work: Any) -> None:
         def then(_result: object, error: Exception | None) -> None:
@@ -329,7 +329,7 @@ class Driver:
             else:
                 self.handle(Failed(action, str(error), is_final=isinstance(error, NodeLost)))
 
-        self._effects.start(f"{type(action).__name__} {action.node}", work, then)
+        self._background.start(f"{type(action).__name__} {action.node}", work, then)
 
     def _keep_input(self, clock: float, event: bytes, decided: str) -> None:
         self._journal.append(self._records.input_record(clock, event, decided))

@@ -14,7 +14,7 @@ from headway.common.log import get_logger
 log = get_logger("driver")
 
 
-class Effects:
+class Background:
     """``start`` never blocks and never raises; ``done_fd`` is readable when outcomes wait.
 
     An effect that hangs, such as a look into a folder of a hung mount, holds up only its own kind:
