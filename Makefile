@@ -12,7 +12,7 @@ INSTALL := VENV="$(VENV)" PYTHON="$(PYTHON)" TORCH="$(TORCH)" infra/setup/setup.
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: help setup setup-lab setup-test run lab test check lint types fmt lock lock-check matrix \
-        drill mutants down-time fuzz up down clean
+        drill mutations mutants down-time fuzz up down clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -64,8 +64,12 @@ matrix: setup-test ## every layout, schedule and block against one process
 drill: setup-test ## 3 runs x 10 seeded faults, with times of each recovery
 	"$(PY)" -m benchmarks.drill --out benchmarks/results/drill.json
 
-mutants: setup-test ## break the source in places and see that the named tests notice
+mutations: setup-test ## break the source in chosen places and see that the named tests notice
 	"$(PY)" -m benchmarks.mutations --out benchmarks/results/mutations.json
+
+mutants: setup-test ## 200 seeded mutants of control/ and wire/: how dense are their tests?
+	"$(PY)" -m uv pip install -q --python "$(PY)" --group mutants -c constraints.txt
+	"$(PY)" -m benchmarks.mutants --out benchmarks/results/mutants.json
 
 down-time: setup-test ## step times while each service is down
 	"$(PY)" -m benchmarks.service_down --out benchmarks/results/service_down.json

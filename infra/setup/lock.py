@@ -24,7 +24,7 @@ from packages import LOCK
 HEADER = """\
 # Every package that Headway can need, as of {date}. Made by `make lock`; do not edit.
 """
-GROUPS = ("setup", "dev")
+GROUPS = ("setup", "dev", "mutants")
 
 
 def main(arguments: list[str]) -> int:
