@@ -1,4 +1,9 @@
-"""The driver's own events and actions; everything else it decides on is a message of ``headway.common``."""
+"""The driver's own events and actions; everything else it decides on is a message of ``headway.common``.
+
+Actions that may fail come back as ``Done`` or ``Failed``; until then their effect counts as not there.
+``Tell`` and ``Log`` never come back: what they say is repeated until its effect shows, or is kept by
+the journal until it can be written.
+"""
 
 from __future__ import annotations
 
@@ -6,53 +11,91 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headway.common.wire.message import Message
+from headway.common.wire.messages.driver import NodeBeat, Relay, Seals, WorkerGone
+from headway.common.wire.messages.worker import Steer
 
 
+# ---- what happens -----------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Tick:
     """Time passed; time limits are looked at and unanswered messages are sent again."""
 
 
 @dataclass(frozen=True)
+class Done:
+    """An action took effect: a generation's number is on the disk, a node's executor was started."""
+
+    action: Action
+
+
+@dataclass(frozen=True)
+class Failed:
+    """An action did not take effect.
+
+    Args:
+        action: the one that was returned.
+        error: why, for people.
+        is_final: repeating it cannot help, as with a machine that is gone.
+    """
+
+    action: Action
+    error: str
+    is_final: bool = False
+
+
+@dataclass(frozen=True)
 class DurableFound:
-    """The answer to ``FindDurable``: the newest complete checkpoint, or None; ``trouble`` if that cannot be told."""
+    """The answer to ``FindDurable``: the newest complete checkpoint as (step, folder), or None.
+
+    ``trouble`` says why that could not be found out.
+    """
 
     checkpoint: tuple[int, str] | None
     trouble: str = ""
 
 
 @dataclass(frozen=True)
-class NotBegun:
-    """The journal could not take ``BeginGeneration``: nobody may hear of it."""
+class ExecutorEnded:
+    """The engine knows that the node's executor has ended: it is started again without waiting for its silence."""
 
-    generation: int
+    node: int
 
 
 @dataclass(frozen=True)
-class NodeUnavailable:
-    """The engine cannot start the node again: the machine is gone, or was given up."""
+class Steered:
+    """A command of the user is in the journal and is to be applied by all ranks."""
 
-    node: int
-    reason: str = "the engine cannot start it"
+    steer: Steer
 
 
 @dataclass(frozen=True)
-class Suspicion:
-    """The monitor holds a worker for stuck or dead."""
+class EvictNode:
+    """The user wants the node out of the run."""
 
     node: int
-    pid: int
-    generation: int
+
+
+@dataclass(frozen=True)
+class Judged:
+    """An open verdict of the monitor, and what the table of responses makes of it.
+
+    ``response`` is ``replace_worker``, ``kill_worker``, ``restart_service``, ``replace_node``,
+    ``stop_run`` or ``observe``. It repeats until an ``Answer`` with a text was given.
+    """
+
+    id: str
+    revision: int
     kind: str
+    response: str
+    node: int
+    pid: int = 0
+    rank: int = -1
+    generation: int = -1
+    service: str = ""
+    detail: str = ""
 
 
-@dataclass(frozen=True)
-class Hopeless:
-    """A fault of the user's that no restart mends, such as a missing module."""
-
-    detail: str
-
-
+# ---- what to do -------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Tell:
     """Send a note to a node's executor."""
@@ -62,11 +105,22 @@ class Tell:
 
 
 @dataclass(frozen=True)
+class Answer:
+    """Tell the monitor what was done about a verdict."""
+
+    id: str
+    revision: int
+    taken: str
+
+
+@dataclass(frozen=True)
 class BeginGeneration:
     """Record the generation before any worker hears of it; its number is never used again."""
 
     generation: int
     rank_nodes: dict[int, int]
+    restored_step: int
+    """What the checkpoint store holds beyond it belongs to a future that will not happen."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +132,23 @@ class FindDurable:
 
 @dataclass(frozen=True)
 class RestartNode:
-    """Have the engine start the node's executor again."""
+    """Have the engine end the node's executor if it still runs, and start it again."""
 
     node: int
+
+
+@dataclass(frozen=True)
+class ReleaseNode:
+    """Have the engine take the machine away for good."""
+
+    node: int
+
+
+@dataclass(frozen=True)
+class Remember:
+    """Keep what a successor must know: the brake's counts, lost and evicted nodes, bad checkpoints."""
+
+    memory: Memory
 
 
 @dataclass(frozen=True)
@@ -99,4 +167,62 @@ class Log:
     fields: dict[str, Any] = field(default_factory=dict)
 
 
-Action = Tell | BeginGeneration | FindDurable | RestartNode | Finish | Log
+@dataclass(frozen=True)
+class Memory:
+    """What outlives a driver beside generations and commands. Holds only what JSON can."""
+
+    crashes: tuple[tuple[str, int, int], ...] = ()
+    """(signature, "" for any; step gone back to; count)."""
+    lost: tuple[int, ...] = ()
+    """Nodes that were given up; one that is heard again becomes a spare."""
+    evicted: tuple[int, ...] = ()
+    max_durable: int | None = None
+    """Checkpoints beyond this step proved bad."""
+    bad_snapshots: tuple[tuple[int, int], ...] = ()
+    """(rank, step) of snapshots that do not match their digest."""
+    released: tuple[int, ...] = ()
+    """Evicted nodes whose machine the engine has taken away; the others are asked for again."""
+    causes: tuple[tuple[str, str], ...] = ()
+    """(signature, sentence) of failures that the brake counts when the next generation begins."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """All that a driver begins with: with the events that follow, it determines every decision."""
+
+    run_id: str
+    steps: int
+    rank_nodes: dict[int, int]
+    nodes: int
+    generation: int = -1
+    commands: tuple[Steer, ...] = ()
+    epoch: int = 0
+    memory: Memory = field(default_factory=Memory)
+
+
+Action = (
+    Tell
+    | Answer
+    | BeginGeneration
+    | FindDurable
+    | RestartNode
+    | ReleaseNode
+    | Remember
+    | Finish
+    | Log
+)
+
+Event = (
+    NodeBeat
+    | Relay
+    | Seals
+    | WorkerGone
+    | Tick
+    | Done
+    | Failed
+    | DurableFound
+    | ExecutorEnded
+    | Steered
+    | EvictNode
+    | Judged
+)
