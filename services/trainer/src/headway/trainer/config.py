@@ -196,6 +196,14 @@ class RecoveryConfig:
     """A driver silent for this long is replaced by the next executor's."""
     max_crashes: int = 5
     """Equal failures at one step before the run stops and names the culprit."""
+    gather_timeout_s: float = 60.0
+    """Longest a node may take to provide workers for its ranks before a spare takes them over."""
+    read_timeout_s: float = 20.0
+    """Longest to wait for the list of a node's snapshots; without it the node counts as having none."""
+    choose_timeout_s: float = 60.0
+    """Longest to wait for the checkpoints folder when no snapshot is left, before the run fails."""
+    stop_timeout_s: float = 60.0
+    """Longest a stop command may make no progress before the run is ended by force."""
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,8 @@ from headway.trainer.control.events import (
     BeginGeneration,
     Done,
     DurableFound,
+    Event,
+    ExecutorEnded,
     Failed,
     FindDurable,
     Finish,
@@ -65,12 +67,14 @@ from headway.trainer.control.journal import Journal
 from headway.trainer.control.lines import Lines
 from headway.trainer.control.reports import Reports
 from headway.trainer.control.requests import Requests
-from headway.trainer.control.state import Event, RunState
+from headway.trainer.control.state import RunState
 from headway.trainer.control.writer import JournalWriter
 
 TICK_S = 0.1
 RENEW_S = 0.25
 FLUSH_S = 0.1
+ENDED_S = 0.5
+"""How often the engine is asked for executors that have ended, without waiting for their silence."""
 LINGER_S = 3.0
 """How long a driver whose run is over keeps answering, so that every executor hears of the end."""
 CLOSE_LIMIT_S = 10.0
@@ -102,7 +106,7 @@ class Driver:
         self._journal = JournalWriter(journal, self._superseded)
         self._noted: dict[str, int] = {}
         self._recorder = InputRecorder(self.state, self._keep_input)
-        self._keep_input(self.state.clock, encode(start), "")
+        self._keep_input(self.state.clock_s, encode(start), "")
         self._reports = Reports(self._journal)
         self._requests = Requests(
             self.run_dir.name,
@@ -141,6 +145,7 @@ class Driver:
         self._service.every(RENEW_S, self._renew)
         self._service.every(TICK_S, self.tick)
         self._service.every(FLUSH_S, self._reports.flush)
+        self._service.every(ENDED_S, self._look_for_ended)
 
     def _make_engine(self) -> Engine:
         return LocalEngine(self.cluster)
@@ -330,6 +335,18 @@ class Driver:
                 self.handle(Failed(action, str(error), is_final=isinstance(error, NodeLost)))
 
         self._background.start(f"{type(action).__name__} {action.node}", work, then)
+
+    def _look_for_ended(self) -> None:
+        def then(ended: list[int] | None, _error: Exception | None) -> None:
+            for node in ended or ():
+                self.handle(ExecutorEnded(node))
+
+        nodes = [node for node in self.state.nodes if self.state.status_of(node) != "lost"]
+        self._background.start(
+            "look for ended executors",
+            lambda: [node for node in nodes if self.engine.has_ended(node)],
+            then,
+        )
 
     def _keep_input(self, clock: float, event: bytes, decided: str) -> None:
         self._journal.append(self._records.input_record(clock, event, decided))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headway.common.wire.message import Message
+from headway.common.wire.messages.driver import NodeBeat, Relay, Seals, WorkerGone
 from headway.common.wire.messages.worker import Steer
 
 
@@ -51,6 +52,13 @@ class DurableFound:
 
     checkpoint: tuple[int, str] | None
     trouble: str = ""
+
+
+@dataclass(frozen=True)
+class ExecutorEnded:
+    """The engine knows that the node's executor has ended: it is started again without waiting for its silence."""
+
+    node: int
 
 
 @dataclass(frozen=True)
@@ -172,6 +180,10 @@ class Memory:
     """Checkpoints beyond this step proved bad."""
     bad_snapshots: tuple[tuple[int, int], ...] = ()
     """(rank, step) of snapshots that do not match their digest."""
+    released: tuple[int, ...] = ()
+    """Evicted nodes whose machine the engine has taken away; the others are asked for again."""
+    causes: tuple[tuple[str, str], ...] = ()
+    """(signature, sentence) of failures that the brake counts when the next generation begins."""
 
 
 @dataclass(frozen=True)
@@ -198,4 +210,19 @@ Action = (
     | Remember
     | Finish
     | Log
+)
+
+Event = (
+    NodeBeat
+    | Relay
+    | Seals
+    | WorkerGone
+    | Tick
+    | Done
+    | Failed
+    | DurableFound
+    | ExecutorEnded
+    | Steered
+    | EvictNode
+    | Judged
 )

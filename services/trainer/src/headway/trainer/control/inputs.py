@@ -21,9 +21,9 @@ from headway.common.wire.message import Message, by_tag
 from headway.common.wire.messages.driver import NodeBeat, Relay, Seals, WorkerGone
 from headway.trainer.config import RecoveryConfig
 from headway.trainer.control import events
-from headway.trainer.control.events import Action, Start, Tell, Tick
+from headway.trainer.control.events import Action, Event, Start, Tell, Tick
 from headway.trainer.control.journal import Journal
-from headway.trainer.control.state import Event, RunState
+from headway.trainer.control.state import RunState
 
 MAX_TEXT = 2000
 """Characters of one decision in the journal: those about all ranks of a large run are longer."""
@@ -98,12 +98,12 @@ class InputRecorder:
             return actions
         if is_quiet and isinstance(event, NodeBeat) and event.workers is None:
             self._beats.pop(event.node, None)
-            self._beats[event.node] = (self._state.clock, event)
+            self._beats[event.node] = (self._state.clock_s, event)
             return actions
         for clock, beat in self._beats.values():
             self._write(clock, encode(beat), "")
         self._beats.clear()
-        self._write(self._state.clock, encode(event), decided(actions))
+        self._write(self._state.clock_s, encode(event), decided(actions))
         return actions
 
 
@@ -151,11 +151,11 @@ def replay(database: Path, limits: RecoveryConfig) -> Iterator[Replayed]:
     for epoch, clock, data, then in rows:
         event = decode(data)
         if isinstance(event, Start):
-            state = RunState(event, limits, clock)
-            state.longest_gap_s = float("inf")  # the recorded times are the core's own already
+            state = RunState(event, limits, 0.0)
             continue
         if state is None:
             raise InputError(f"{database} lacks the first input", remedy="its events are in `logs`")
-        now = decided(state.handle(event, clock))
+        state.clock_s = clock
+        now = decided(state.handle(event, 0.0))
         if then or now:
             yield Replayed(epoch, clock, type(event).__name__, then, now)

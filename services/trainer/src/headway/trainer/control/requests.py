@@ -11,9 +11,9 @@ from headway.common.wire.messages.driver import Accepted, Command, GetStatus, Ra
 from headway.common.wire.messages.executor import Inject
 from headway.common.wire.messages.worker import Steer
 from headway.trainer.config import RunConfig
-from headway.trainer.control.events import EvictNode, Steered, Tick
+from headway.trainer.control.events import Event, EvictNode, Steered, Tick
 from headway.trainer.control.lines import Lines
-from headway.trainer.control.state import Event, RunState
+from headway.trainer.control.state import RunState
 from headway.trainer.control.writer import JournalWriter
 
 STEERED = frozenset({"pause", "resume", "stop", "checkpoint", "set", "unset"})
@@ -130,7 +130,7 @@ class Requests:
             commands=len(state.commands),
             applied=state.applied,
             ranks=tuple(self._rank(rank) for rank in listed),
-            nodes={node: state.status_of(node) for node in range(state.num_nodes)},
+            nodes={node: state.status_of(node) for node in state.nodes},
             services={node: state.services(node) for node in sorted(nodes)},
             detail=detail or state.detail,
             waiting=self._waiting(),
@@ -176,17 +176,13 @@ class Requests:
         )
 
     def _evict(self, message: Command) -> None:
-        node, state = message.node, self._state
-        if not 0 <= node < state.num_nodes or state.status_of(node) == "lost":
-            raise InputError(f"node {node} is not there", remedy="see `headway status`")
-        others = [one for one in range(state.num_nodes) if one != node]
-        if state.is_active(node) and not any(state.status_of(one) == "spare" for one in others):
+        refusal = self._state.eviction_refusal(message.node)
+        if refusal:
             raise InputError(
-                f"no spare is ready for node {node}",
-                remedy="stop the run, or add a node first",
+                f"node {message.node} cannot be evicted: {refusal}",
+                remedy="see `headway status`; add a node or stop the run",
             )
-        self._note("evicted", {"node": node})
-        self._handle(EvictNode(node))
+        self._handle(EvictNode(message.node))
 
 
 def check_setting(name: str, value: float, config: RunConfig, operation: str) -> None:

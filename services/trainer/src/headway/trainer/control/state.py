@@ -1,346 +1,321 @@
 """The recovery decisions of a run: (state, event, now) -> actions, without sockets, clocks or files.
 
-    gathering --all ranks have a worker--> reading --seals, checkpoint--> joining --all stepped--> running
-        ^                                                                    |                        |
-        +------------------- all out <-- leaving <--- a member died, left, stopped, was suspected ----+
+    gathering -> reading -> choosing -> beginning -> joining -> running -> over
+        ^                                               |          |
+        +------------------ leaving <-------------------+----------+
 
-Messages to workers are level-triggered: what a worker reports is compared with what it should do, and
-the difference is said again until it is gone. So a lost message, a restarted executor or a restarted
-driver needs no case of its own.
+A phase is a row of ``PHASES``: what it does, its time limit, the sentence why it waits, the next rung.
+Actions that can fail come back as ``Done`` or ``Failed`` and count only then. Orders to executors are
+level-triggered: what beats show is compared with what should be, and the difference is sent again until
+it is gone; so a lost message, a restarted executor or a restarted driver needs no case of its own.
+Every decision is a function of ``Start``, the limits, and the events with their times.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+
 from headway.common.wire.messages.driver import NodeBeat, Relay, Seals, WorkerGone
-from headway.common.wire.messages.executor import KillWorker, LeftGeneration, ReadSeals, ToWorker
-from headway.common.wire.messages.worker import Assign
-from headway.trainer.control.decisions import Decisions, choose_restore
+from headway.common.wire.messages.executor import WorkerBeat
+from headway.common.wire.messages.worker import Restore, Steer
+from headway.trainer.config import RecoveryConfig
+from headway.trainer.control import reactions
+from headway.trainer.control.core import Core
 from headway.trainer.control.events import (
     Action,
-    BeginGeneration,
+    Done,
     DurableFound,
-    FindDurable,
-    Hopeless,
+    Event,
+    EvictNode,
+    ExecutorEnded,
+    Failed,
+    Judged,
     Log,
-    NodeUnavailable,
-    NotBegun,
-    Suspicion,
-    Tell,
+    Memory,
+    Remember,
+    Start,
+    Steered,
     Tick,
 )
+from headway.trainer.control.invariants import check
+from headway.trainer.control.phases.base import Phase
+from headway.trainer.control.phases.choosing import Beginning, Choosing, Reading, found
+from headway.trainer.control.phases.gathering import Gathering
+from headway.trainer.control.phases.generation import Joining, Leaving, Over, Running
+from headway.trainer.control.stop import StopWatch
+from headway.trainer.control.verdicts import Verdicts
 
-Event = (
-    NodeBeat
-    | Relay
-    | Seals
-    | WorkerGone
-    | DurableFound
-    | NotBegun
-    | NodeUnavailable
-    | Suspicion
-    | Hopeless
-    | Tick
-)
+PHASES: dict[str, Phase] = {
+    phase.name: phase
+    for phase in (
+        Gathering(),
+        Reading(),
+        Choosing(),
+        Beginning(),
+        Joining(),
+        Running(),
+        Leaving(),
+        Over(),
+    )
+}
 
 
-class RunState(Decisions):
-    """One run. ``members`` maps ranks to the workers of the current generation."""
+class RunState:
+    """One run, from the gathering of its first workers to its end.
+
+    Args:
+        start: what a driver begins with.
+        limits: time limits.
+        now: a monotonic clock in seconds, like that of ``handle``.
+    """
+
+    def __init__(self, start: Start, limits: RecoveryConfig, now: float) -> None:
+        self._core = Core(start, limits, now)
+        self._verdicts, self._stop = Verdicts(), StopWatch()
+        self._memory = self._stored = start.memory
 
     # ---- the one entry ------------------------------------------------------------------------
     def handle(self, event: Event, now: float) -> list[Action]:
-        """Take one event; return what to do, in order."""
-        if self.phase == "over":
-            return []
-        actions: list[Action] = []
-        match event:
-            case NodeBeat():
-                self._on_beat(event, now)
-            case WorkerGone():
-                actions += self._lose(event.worker, event.reason, now)
-            case Relay(store=opened) if opened is not None and opened.generation == self.generation:
-                self.store = (opened.host, opened.port)
-            case Relay(left=left) if left is not None:
-                actions += self._on_left(left, now)
-            case Seals() if event.generation == self.generation and self.phase == "reading":
-                self.sealed[event.node] = dict(event.sealed)
-            case DurableFound() if self.phase == "choosing":
-                actions += self._begin(event, now)
-            case NotBegun() if event.generation == self.generation and self.phase == "joining":
-                self._enter("gathering", now)
-                return []  # the next tick tries again, under a new number
-            case NodeUnavailable():
-                actions += self._lose_node(event.node, event.reason, now)
-            case Hopeless() if self.generation < 0:
-                # later the failing rank reports it, and the brake counts
-                return self._finish("failed", event.detail, now)
-            case Suspicion() if event.generation == self.generation:
-                actions += self._suspect(event, now)
-            case _:
-                pass
-        return actions + self._advance(now)
+        """Take in one event; returns what to do, in order."""
+        core = self._core
+        is_tick = isinstance(event, Tick)
+        core.clock.advance(now, is_tick=is_tick)
+        if isinstance(event, NodeBeat):
+            if core.phase == "over":
+                return []
+            node, actions = reactions.on_beat(core, event)
+            if node is None and not actions:
+                return actions
+            actions += self._advance(node)
+        else:
+            actions = self._take(event)
+            actions += self._advance(None)
+        if is_tick:
+            actions += self._on_tick()
+        return self._remember() + actions
 
-    # ---- what is heard ------------------------------------------------------------------------
-    def _on_left(self, left: LeftGeneration, now: float) -> list[Action]:
-        if left.generation != self.generation or self.members.get(left.rank) != left.worker:
-            return []
-        self._mark(left.worker, "out")
-        if left.reason == "error":
-            self.causes.setdefault(left.detail, f"rank {left.rank} failed: {left.detail}")
-        if left.is_fatal:
-            return self._finish("failed", f"rank {left.rank}: {left.detail}", now)
-        if self.restore.source == "durable" and left.bad_checkpoint:
-            self.max_durable = self.restore.step - 1  # an older checkpoint may still be good
-        if self.phase not in ("joining", "running"):
-            fields = {"worker": left.worker, "rank": left.rank, "reason": left.detail}
-            return [Log("worker_failed", fields)] if left.reason == "error" else []
-        happened = {"error": "failed", "peer": "lost a peer"}.get(left.reason, left.reason)
-        return self._fence(
-            f"rank {left.rank} {happened}: {left.detail}", now, is_symptom=left.reason == "peer"
-        )
+    def _advance(self, node: int | None) -> list[Action]:
+        """Let the phase look at the run, and each phase that is entered thereby."""
+        core = self._core
+        phase = core.phase
+        actions = PHASES[phase].look(core, node)
+        while core.phase != phase:
+            phase = core.phase
+            actions += PHASES[phase].look(core, None)
+        return actions
 
-    def _suspect(self, event: Suspicion, now: float) -> list[Action]:
-        for worker in self.members.values():
-            view = self.worker(worker)
-            if view is not None and view.pid == event.pid and self._home(worker) == event.node:
-                return self._lose(worker, event.kind, now)
+    def _on_tick(self) -> list[Action]:
+        core = self._core
+        actions = self._overdue()
+        if core.phase != "over":
+            actions += core.watch_nodes() + reactions.release(core) + core.kills()
+            actions += self._verdicts.repeat(core)
+            actions += self._stop.look(core, self.why())
+            actions += self._advance(None)
+        return actions
+
+    def _overdue(self) -> list[Action]:
+        """Say why a phase takes longer than its limit, and take its next rung."""
+        core, phase = self._core, PHASES[self._core.phase]
+        if core.clock.now - core.waited_since < phase.limit_s(core):
+            return []
+        core.waited_since = core.clock.now
+        waited_s = round(core.clock.now - core.since, 1)
+        why = phase.why(core)
+        log = Log("waiting", {"phase": phase.name, "waited_s": waited_s, "reason": why})
+        return [log, *phase.overdue(core), *self._advance(None)]
+
+    def _remember(self) -> list[Action]:
+        core = self._core
+        if core.is_memory_stale:
+            core.is_memory_stale = False
+            memory = core.memory()
+            if memory != self._memory:
+                self._memory = memory
+                core.effects.forget(Remember)
+        if self._memory is not self._stored and core.effects.due(Remember):
+            return core.effects.ask(Remember(self._memory))
         return []
 
-    def _lose(self, worker: str, reason: str, now: float) -> list[Action]:
-        if worker in self.gone:
-            return []
-        self.gone.add(worker)
-        rank = next((r for r, w in self.members.items() if w == worker), None)
-        actions: list[Action] = [
-            Log(
-                "worker_lost",
-                {"worker": worker, "rank": rank, "reason": reason, "generation": self.generation},
-            )
-        ]
-        if rank is not None:
-            cause = f"rank {rank} is lost: {reason}"
-            self.causes[cause] = cause
-            if self.phase in ("joining", "running"):
-                actions += self._fence(cause, now)
-        return actions
+    # ---- what happens -------------------------------------------------------------------------
+    def _take(self, event: Event) -> list[Action]:
+        core = self._core
+        match event:
+            case Judged():
+                return self._verdicts.judge(core, event)
+            case Done():
+                if isinstance(event.action, Remember) and event.action.memory == self._memory:
+                    self._stored = self._memory
+                return reactions.on_done(core, event.action)
+            case Failed():
+                return reactions.on_failed(core, event)
+            case _ if core.phase == "over":
+                return []
+            case DurableFound():
+                return found(core, event.checkpoint, event.trouble)
+            case WorkerGone():
+                return reactions.on_gone(core, event)
+            case Relay(left=left) if left is not None:
+                return reactions.on_left(core, left)
+            case Relay(store=opened) if opened is not None:
+                if opened.generation == core.generation:
+                    core.store = (opened.host, opened.port, opened.secret)
+            case Seals() if event.generation == core.generation and core.phase == "reading":
+                return reactions.on_seals(core, event)
+            case ExecutorEnded():
+                return reactions.on_executor_ended(core, event.node)
+            case Steered():
+                if event.steer.sequence > len(core.commands):
+                    core.commands.append(event.steer)
+                    core.is_steering = True
+            case EvictNode():
+                return reactions.evict(core, event.node)
+            case _:
+                pass
+        return []
 
-    # ---- transitions --------------------------------------------------------------------------
-    def _advance(self, now: float) -> list[Action]:
-        actions = self._watch_nodes(now)
-        if self.phase == "gathering":
-            actions += self._gather(now)
-        if self.phase == "reading":
-            actions += self._read(now)
-        if self.phase == "joining":
-            actions += self._join(now)
-        if self.phase == "running":
-            actions += self._run(now)
-        if self.phase == "leaving":
-            actions += self._leave(now)
-        if self.phase != "over":
-            actions += [
-                self._tell(w.worker, KillWorker(epoch=self.epoch, worker=w.worker))
-                for node in self.nodes.values()
-                for w in node.workers.values()
-                if w.worker in self.gone and self._due(("kill", w.worker), now)
-            ]
-        return actions
+    # ---- what others read ---------------------------------------------------------------------
+    def eviction_refusal(self, node: int) -> str:
+        """Why the node cannot be evicted now; empty when it can."""
+        return reactions.eviction_refusal(self._core, node)
 
-    def _gather(self, now: float) -> list[Action]:
-        actions = self._replace_lost(now)
-        if self.phase == "over" or any(
-            self.nodes[home].status != "active" for home in self.rank_nodes.values()
-        ):
-            return actions
-        if self._adopting:
-            self._adopting = False
-            return actions + self._adopt(now)
-        for rank, home in self.rank_nodes.items():
-            if self._alive(self.members.get(rank)):
-                continue
-            self.members.pop(rank, None)
-            free = [
-                w
-                for w in self.nodes[home].workers.values()
-                if w.status in ("idle", "out")
-                and w.worker not in self.gone
-                and w.worker not in self.members.values()
-            ]
-            if not free:
-                return actions
-            # who held the rank before keeps its memory; a worker left over from another rank is the last resort
-            self.members[rank] = min(
-                free, key=lambda w: (w.rank != rank, w.status != "idle", w.worker)
-            ).worker
-        self._enter("reading", now)
-        self.sealed.clear()
-        return actions
+    def why(self, now: float | None = None) -> str:
+        """Why the run does not step now, as a sentence; empty while it steps."""
+        del now  # waits are counted on the driver's own clock, up to the newest event
+        return PHASES[self._core.phase].why(self._core)
 
-    def _adopt(self, now: float) -> list[Action]:
-        """A restarted driver takes the run as it finds it."""
-        views = [w for node in self.nodes.values() for w in node.workers.values() if w.rank >= 0]
-        newest = max((w.generation for w in views), default=-1)
-        self.generation = max(self.generation, newest)
-        self.members = {
-            w.rank: w.worker
-            for w in views
-            if w.generation == newest
-            and w.status != "idle"
-            and self.rank_nodes.get(w.rank) == self._home(w.worker)
-        }
-        if self._all("running", "finished") and newest == self.generation:
-            self._enter("running", now)
-            return [Log("adopted", {"generation": self.generation})]
-        return (
-            self._fence("the driver was restarted in the middle of a recovery", now)
-            if views
-            else []
-        )
+    def validate(self) -> None:
+        """Check every invariant; for tests.
 
-    def _read(self, now: float) -> list[Action]:
-        if not all(self._alive(worker) for worker in self.members.values()):
-            self._enter("gathering", now)
-            return []
-        missing = set(self.rank_nodes.values()) - set(self.sealed)
-        if missing:
-            return [
-                Tell(node, ReadSeals(epoch=self.epoch, generation=self.generation))
-                for node in sorted(missing)
-                if self._due(("seals", node), now)
-            ]
-        self._enter("choosing", now)
-        return [FindDurable(self.max_durable)]
+        Raises:
+            AssertionError: with what does not fit.
+        """
+        assert self._core.phase in PHASES, f"unknown phase {self._core.phase!r}"
+        check(self._core)
 
-    def _begin(self, found: DurableFound, now: float) -> list[Action]:
-        sealed = {rank: self.sealed[home].get(rank, ()) for rank, home in self.rank_nodes.items()}
-        self.restore = choose_restore(self.rank_nodes, sealed, found.checkpoint)
-        # never start over beside checkpoints that may be good
-        if self.restore.source == "init" and found.trouble:
-            return self._finish("failed", f"no snapshot is left and {found.trouble}", now)
-        if loop := self._crash_loop():
-            return self._finish("failed", loop, now)
-        self.generation += 1
-        self.store = None
-        self._enter("joining", now)
-        return [
-            BeginGeneration(self.generation, dict(self.rank_nodes)),
-            Log(
-                "generation",
-                {
-                    "generation": self.generation,
-                    "source": self.restore.source,
-                    "step": self.restore.step,
-                },
-            ),
-        ]
+    @property
+    def phase(self) -> str:
+        """Name of the phase, a key of ``PHASES``."""
+        return self._core.phase
 
-    def _join(self, now: float) -> list[Action]:
-        if self._all("running", "finished"):
-            self._enter("running", now)
-            self.max_durable = None  # a checkpoint that proved corrupt is superseded by now
-            return [Log("stepping", {"generation": self.generation, "step": self.step})]
-        if now - self.since > self.limits.join_timeout_s and not self._all(
-            "restored", "running", "finished"
-        ):
-            return self._join_failed(now)
-        actions = self._steer(now)
-        for rank, worker in self.members.items():
-            view = self.worker(worker)
-            if (
-                view is not None
-                and view.generation < self.generation
-                and self._due(("assign", worker), now)
-            ):
-                assign = Assign(
-                    generation=self.generation,
-                    rank=rank,
-                    restore=self.restore,
-                    commands=tuple(self.commands),
-                )
-                actions.append(
-                    self._tell(worker, ToWorker(epoch=self.epoch, worker=worker, assign=assign))
-                )
-            elif (
-                view is not None
-                and view.status == "joining"
-                and self.store is not None
-                and self._due(("store", worker, self.generation), now)
-            ):
-                actions.append(
-                    self._tell(
-                        worker,
-                        ToWorker(
-                            epoch=self.epoch,
-                            worker=worker,
-                            store_generation=self.generation,
-                            store_host=self.store[0],
-                            store_port=self.store[1],
-                        ),
-                    )
-                )
-        return actions
+    @property
+    def outcome(self) -> str:
+        """``finished``, ``stopped`` or ``failed`` once the run is over, else empty."""
+        return self._core.outcome
 
-    def _join_failed(self, now: float) -> list[Action]:
-        late = {
-            r: w
-            for r, w in self.members.items()
-            if not self._is(w, "restored", "running", "finished")
-        }
-        limit_s = self.limits.join_timeout_s
-        actions = self._fence(f"ranks {sorted(late)} did not restore within {limit_s} s", now)
-        for worker in late.values():
-            view = self.worker(worker)
-            # it never answered: no abort will reach it
-            if view is not None and view.generation < self.generation:
-                actions += self._lose(worker, "did not join", now)
-        return actions
+    @property
+    def detail(self) -> str:
+        """Why it ended so."""
+        return self._core.detail
 
-    def _run(self, now: float) -> list[Action]:
-        if self._all("finished"):
-            stopped = self.step < self.steps
-            return self._finish("stopped" if stopped else "finished", "", now)
-        left = [
-            rank
-            for rank, worker in self.members.items()
-            if not (self._alive(worker) and self._inside(worker))
-        ]
-        if left:
-            return self._fence(f"ranks {left} left and their word was lost", now)
-        return self._steer(now)
+    @property
+    def step(self) -> int:
+        """Completed optimizer steps of the whole run."""
+        return self._core.step
 
-    def _steer(self, now: float) -> list[Action]:
-        """Give the workers the commands that they do not hold yet."""
-        actions: list[Action] = []
-        for worker in self.members.values():
-            view = self.worker(worker)
-            if view is None or view.status not in ("restored", "running"):
-                continue
-            actions += [
-                self._tell(worker, ToWorker(epoch=self.epoch, worker=worker, steer=steer))
-                for steer in self.commands[view.command :]
-                if self._due(("steer", worker, steer.sequence), now)
-            ]
-        return actions
+    @property
+    def steps(self) -> int:
+        """Steps of the whole run when it is finished."""
+        return self._core.steps
 
-    def _leave(self, now: float) -> list[Action]:
-        waiting = [
-            w
-            for node in self.nodes.values()
-            for w in node.workers  # strays of older generations too
-            if w not in self.gone and self._inside(w)
-        ]
-        if not waiting:
-            self._enter("gathering", now)
-            return self._gather(now) + (self._read(now) if self.phase == "reading" else [])
-        actions: list[Action] = []
-        limit_s = self.limits.out_timeout_s
-        if now - self.since > limit_s:
-            for worker in waiting:
-                actions += self._lose(worker, f"did not leave within {limit_s} s", now)
-            return actions
-        return [
-            self._tell(
-                worker, ToWorker(epoch=self.epoch, worker=worker, abort_generation=self.generation)
-            )
-            for worker in waiting
-            if self._due(("abort", worker, self.generation), now)
-        ]
+    @property
+    def generation(self) -> int:
+        """The generation that workers are assigned to, -1 before the first."""
+        return self._core.generation
+
+    @property
+    def epoch(self) -> int:
+        """Number of this driver."""
+        return self._core.epoch
+
+    @property
+    def rank_nodes(self) -> dict[int, int]:
+        """Rank -> the node that carries it."""
+        return self._core.fleet.rank_nodes
+
+    @property
+    def members(self) -> dict[int, str]:
+        """Rank -> the worker that holds it."""
+        return self._core.members.workers
+
+    @property
+    def commands(self) -> list[Steer]:
+        """Every command of the user, in order; ``Steered`` appends to it."""
+        return self._core.commands
+
+    @property
+    def applied(self) -> int:
+        """Newest command that every rank has applied."""
+        return self._core.applied
+
+    @property
+    def paused(self) -> bool:
+        """Whether ranks report that they wait on request."""
+        return self._core.members.num_paused > 0
+
+    @property
+    def restore(self) -> Restore:
+        """From where the current generation began."""
+        return self._core.restore
+
+    @property
+    def statuses(self) -> Counter[str]:
+        """Status of a rank -> number of ranks; ``missing`` has no living worker."""
+        return self._core.members.statuses
+
+    @property
+    def memory(self) -> Memory:
+        """What a successor must know."""
+        return self._core.memory()
+
+    @property
+    def refill(self) -> bool:
+        """Whether nodes may fork standbys now: not while survivors need the cores for a rebuild."""
+        return self._core.phase in ("running", "gathering")
+
+    @property
+    def nodes(self) -> list[int]:
+        """Numbers of all nodes, lost ones included."""
+        return list(self._core.fleet.nodes)
+
+    def worker(self, name: str | None) -> WorkerBeat | None:
+        """The newest beat of a worker, None if its node reports none."""
+        return self._core.fleet.worker(name)
+
+    def node_of(self, worker: str) -> int | None:
+        """The node of a worker, None if no node reports it."""
+        return self._core.fleet.home.get(worker)
+
+    def status_of(self, node: int) -> str:
+        """``active``, ``spare``, ``silent`` or ``lost``."""
+        return self._core.fleet.nodes[node].status
+
+    def services(self, node: int) -> dict[str, int]:
+        """Service -> pid, of those that are up on the node."""
+        return self._core.fleet.nodes[node].services
+
+    def is_active(self, node: int) -> bool:
+        """Whether the node carries ranks."""
+        return bool(self._core.fleet.nodes[node].ranks)
+
+    def known_version(self, node: int) -> int:
+        """Version of the newest full beat of the node, -1 when one is needed."""
+        return self._core.fleet.nodes[node].version
+
+    def spare_for(self, node: int) -> int | None:
+        """The spare that would take over from the node, None when none is ready."""
+        return self._core.fleet.spare_for(node)
+
+    @property
+    def run_id(self) -> str:
+        """Of the run."""
+        return self._core.run_id
+
+    @property
+    def clock_s(self) -> float:
+        """The driver's own clock, which leaves out its stalls; ``replay`` sets it."""
+        return self._core.clock.now
+
+    @clock_s.setter
+    def clock_s(self, now: float) -> None:
+        self._core.clock.now = now

@@ -1,0 +1,180 @@
+"""Seeded histories over all disturbances: each ends in a finished run, or in a refusal with a reason."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+
+from headway.testkit.trainer.cluster_model.cluster import FakeCluster
+from headway.trainer.control.events import EvictNode, ExecutorEnded
+
+NODES = 4
+CALM_TICKS = 3000
+"""Five minutes of the model's time: enough for every limit, one after the other."""
+Disturbance = Callable[[FakeCluster, random.Random], None]
+ACTIONS = ("BeginGeneration", "FindDurable", "RestartNode", "Remember", "Finish", "ReleaseNode")
+
+
+def _kill(cluster: FakeCluster, chance: random.Random) -> None:
+    members = cluster.members()
+    for worker in chance.sample(members, min(len(members), chance.choice((1, 1, 2, 4)))):
+        cluster.kill(worker)
+
+
+def _freeze(cluster: FakeCluster, chance: random.Random) -> None:
+    if members := cluster.members():
+        chance.choice(members).frozen = True
+
+
+def _executor(cluster: FakeCluster, chance: random.Random) -> None:
+    number = chance.randrange(NODES)
+    cluster.nodes[number].executor = False
+    if chance.random() < 0.5:
+        cluster.driver.inbox.append(ExecutorEnded(number))
+
+
+def _wipe(cluster: FakeCluster, chance: random.Random) -> None:
+    cluster.nodes[chance.randrange(NODES)].wipe()
+
+
+def _machine(cluster: FakeCluster, chance: random.Random) -> None:
+    if sum(node.lost for node in cluster.nodes.values()) < 2:
+        cluster.lose_node(chance.randrange(NODES))
+
+
+def _partition(cluster: FakeCluster, chance: random.Random) -> None:
+    cluster.network.cut[chance.randrange(NODES)] = cluster.now + chance.choice((1.0, 3.0, 8.0))
+
+
+def _weather(cluster: FakeCluster, chance: random.Random) -> None:
+    network = cluster.network
+    network.loss = chance.choice((0.0, 0.1, 0.3))
+    network.duplication = chance.choice((0.0, 0.2))
+    network.delay_s = chance.choice((0.0, 0.2, 0.8))
+
+
+def _driver(cluster: FakeCluster, chance: random.Random) -> None:
+    cluster.new_driver(old_for_s=chance.choice((0.0, 0.0, 3.0)))
+
+
+def _stall(cluster: FakeCluster, chance: random.Random) -> None:
+    cluster.driver.asleep_until = cluster.now + chance.choice((1.0, 5.0))
+
+
+def _disk(cluster: FakeCluster, chance: random.Random) -> None:
+    cluster.disk.failing[chance.choice(ACTIONS)] = chance.choice(("fails", "silent", "lies"))
+
+
+def _disk_works(cluster: FakeCluster, chance: random.Random) -> None:
+    del chance
+    cluster.disk.failing.clear()
+
+
+def _spawn(cluster: FakeCluster, chance: random.Random) -> None:
+    node = cluster.nodes[chance.randrange(NODES)]
+    node.can_fork = not node.can_fork
+
+
+def _flip(cluster: FakeCluster, chance: random.Random) -> None:
+    node = cluster.nodes[chance.randrange(NODES)]
+    node.flipped |= {(rank, max(steps)) for rank, steps in node.arenas.items() if steps}
+
+
+def _damage(cluster: FakeCluster, chance: random.Random) -> None:
+    node = cluster.nodes[chance.randrange(NODES)]
+    node.damaged |= set(list(node.arenas)[:1])
+
+
+def _corrupt(cluster: FakeCluster, chance: random.Random) -> None:
+    if cluster.disk.durable:
+        cluster.disk.durable[chance.choice(sorted(cluster.disk.durable))] = False
+
+
+def _evict(cluster: FakeCluster, chance: random.Random) -> None:
+    number = chance.randrange(NODES)
+    cluster.driver.inbox.append(EvictNode(number))
+
+
+def _return(cluster: FakeCluster, chance: random.Random) -> None:
+    node = cluster.nodes[chance.randrange(NODES)]
+    if not node.executor:
+        node.restart(cluster.now)
+
+
+def _verdict(cluster: FakeCluster, chance: random.Random) -> None:
+    response = chance.choice(("replace_node", "restart_service", "observe", "stop_run"))
+    cluster.judge(response, chance.randrange(NODES), service="dataloader", detail="seen in the log")
+
+
+def _pause(cluster: FakeCluster, chance: random.Random) -> None:
+    cluster.command(chance.choice(("pause", "resume")))
+
+
+DISTURBANCES: dict[str, Disturbance] = {
+    "kill": _kill,
+    "freeze": _freeze,
+    "executor": _executor,
+    "wipe": _wipe,
+    "machine": _machine,
+    "partition": _partition,
+    "weather": _weather,
+    "driver": _driver,
+    "stall": _stall,
+    "disk": _disk,
+    "disk works": _disk_works,
+    "spawn": _spawn,
+    "flip": _flip,
+    "damage": _damage,
+    "corrupt": _corrupt,
+    "evict": _evict,
+    "return": _return,
+    "verdict": _verdict,
+    "pause": _pause,
+}
+
+
+def history(seed: int) -> FakeCluster:
+    """Disturb a run at random, then leave it alone until it is over.
+
+    Raises:
+        AssertionError: an invariant broke, a phase was silent for longer than its limit, or the run
+            did not come to an end.
+    """
+    chance = random.Random(f"history {seed}")
+    cluster = FakeCluster(seed=seed, nodes=NODES)
+    kinds = chance.sample(sorted(DISTURBANCES), chance.randrange(1, 7))
+    done = []
+    for _ in range(chance.randrange(2, 12)):
+        cluster.run(chance.choice((1, 3, 8, 20)))
+        kind = chance.choice(kinds)
+        done.append((cluster.now, kind))
+        DISTURBANCES[kind](cluster, chance)
+    calm(cluster)
+    cluster.run(CALM_TICKS)
+    end, state = cluster.finished, cluster.state
+    assert end is not None, f"seed {seed}: {state.phase} since long, {state.why()!r}, after {done}"
+    assert end.outcome == "finished" or end.detail, f"seed {seed}: {end} says nothing"
+    return cluster
+
+
+def calm(cluster: FakeCluster) -> None:
+    """No more disturbances: what is lost for good stays lost, everything else works again."""
+    cluster.network.calm()
+    cluster.disk.failing.clear()
+    cluster.driver.asleep_until = 0.0
+    for node in cluster.nodes.values():
+        node.can_fork = True
+    if any(command.operation == "pause" for command in cluster.disk.commands):
+        cluster.command("resume")
+
+
+def outcomes(seeds: range) -> Counter[str]:
+    """How the histories of these seeds end: the outcome, and for refusals the kind of reason."""
+    ends: Counter[str] = Counter()
+    for seed in seeds:
+        end = history(seed).finished
+        assert end is not None
+        words = "" if end.outcome == "finished" else ": " + end.detail
+        ends[end.outcome + "".join(c for c in words if not c.isdigit())] += 1
+    return ends

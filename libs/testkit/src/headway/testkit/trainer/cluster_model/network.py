@@ -1,0 +1,46 @@
+"""Lines between driver and executors: they lose, delay, reorder and repeat, and can be cut."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Network:
+    """Messages under way. ``delay_s`` is the longest; each message has its own, so they overtake each other."""
+
+    random: random.Random
+    loss: float = 0.0
+    duplication: float = 0.0
+    delay_s: float = 0.0
+    cut: dict[int, float] = field(default_factory=dict)
+    """Node -> until when nothing reaches it or comes from it."""
+    _queue: list[tuple[float, int, int, bool, Any]] = field(default_factory=list)
+    _count: int = 0
+
+    def send(self, now: float, node: int, message: object, *, to_driver: bool) -> None:
+        """Put a message on the line between the driver and a node."""
+        if self.loss and self.random.random() < self.loss:
+            return
+        copies = 1 + (self.duplication > 0 and self.random.random() < self.duplication)
+        for _ in range(copies):
+            delay_s = self.random.random() * self.delay_s if self.delay_s else 0.0
+            self._count += 1
+            heapq.heappush(self._queue, (now + delay_s, self._count, node, to_driver, message))
+
+    def arrived(self, now: float) -> list[tuple[int, bool, Any]]:
+        """(node, goes to the driver, message) of what has arrived by now."""
+        found = []
+        while self._queue and self._queue[0][0] <= now:
+            _, _, node, to_driver, message = heapq.heappop(self._queue)
+            if self.cut.get(node, 0.0) <= now:
+                found.append((node, to_driver, message))
+        return found
+
+    def calm(self) -> None:
+        """No more disturbances; what is under way arrives."""
+        self.loss = self.duplication = self.delay_s = 0.0
+        self.cut.clear()

@@ -1,0 +1,189 @@
+"""The driver's side of the model: a journal, an engine and a folder that fail, and the drivers themselves."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from headway.common.wire.messages.worker import Steer
+from headway.testkit.trainer.cluster_model.node import FakeNode
+from headway.trainer.config import RecoveryConfig
+from headway.trainer.control.events import (
+    Action,
+    Answer,
+    BeginGeneration,
+    Done,
+    DurableFound,
+    Event,
+    Failed,
+    FindDurable,
+    Finish,
+    Log,
+    Memory,
+    ReleaseNode,
+    Remember,
+    RestartNode,
+    Start,
+    Tell,
+    Tick,
+)
+from headway.trainer.control.state import PHASES, RunState
+
+SLACK_S = 1.5
+STEPS = 30
+RANKS = {0: 0, 1: 0, 2: 1, 3: 1}
+LIMITS = RecoveryConfig(
+    join_timeout_s=8.0,
+    out_timeout_s=2.0,
+    node_silent_s=1.5,
+    node_lost_s=4.0,
+    driver_silent_s=0.5,
+    gather_timeout_s=6.0,
+    read_timeout_s=3.0,
+    choose_timeout_s=6.0,
+    stop_timeout_s=10.0,
+    max_crashes=50,
+)
+
+
+@dataclass
+class Disk:
+    """What outlives a driver: journal, memory, commands, checkpoints; and whether it works."""
+
+    journal: list[BeginGeneration] = field(default_factory=list)
+    memory: Memory = field(default_factory=Memory)
+    commands: list[Steer] = field(default_factory=list)
+    durable: dict[int, bool] = field(default_factory=dict)
+    """Step of each complete checkpoint -> whether it is good."""
+    finished: Finish | None = None
+    failing: dict[str, str] = field(default_factory=dict)
+    """Kind of action -> ``fails``, ``silent`` (no answer), ``lies`` (done, and reported as failed)."""
+    epoch: int = 0
+
+
+class Driver:
+    """One driver process over a ``RunState``: handles events when it is awake and carries actions out."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        nodes: dict[int, FakeNode],
+        chance: random.Random,
+        now: float,
+        send: Callable[[int, object], None],
+        *,
+        limits: RecoveryConfig = LIMITS,
+    ) -> None:
+        self.disk, self.nodes, self.random, self._send = disk, nodes, chance, send
+        disk.epoch += 1
+        last = disk.journal[-1] if disk.journal else None
+        self.start = Start(
+            run_id="r",
+            steps=STEPS,
+            rank_nodes=dict(last.rank_nodes) if last else dict(RANKS),
+            nodes=len(nodes),
+            generation=last.generation if last else -1,
+            commands=tuple(disk.commands),
+            epoch=disk.epoch,
+            memory=disk.memory,
+        )
+        self.began_at = now
+        self.state = RunState(self.start, limits, now)
+        self.inbox: list[Event] = []
+        self.answers: dict[str, str] = {}
+        self.logs: list[Log] = []
+        self.history: list[tuple[Event, float]] = []
+        self.asleep_until = 0.0
+        self._awake_s = self._sign_s = 0.0
+        self._phase = self.state.phase
+
+    @property
+    def is_superseded(self) -> bool:
+        return self.start.epoch < self.disk.epoch
+
+    def tick(self, now: float, dt: float) -> None:
+        """Handle what has arrived, then a tick; nothing while it is stalled."""
+        if now < self.asleep_until:
+            return
+        self._awake_s += dt
+        events, self.inbox = self.inbox, []
+        for event in events:
+            self.handle(event, now)
+        self.handle(Tick(), now)
+        self._check_silence()
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """Let the state decide, check every invariant, carry out."""
+        self.history.append((event, now))
+        actions = self.state.handle(event, now)
+        self.state.validate()
+        for action in actions:
+            self._carry_out(action, now)
+        return actions
+
+    def _check_silence(self) -> None:
+        """Nobody waits in a phase for longer than its limit without a word."""
+        state = self.state
+        if state.phase != self._phase or state.phase in ("running", "over"):
+            self._phase, self._sign_s = state.phase, self._awake_s
+        silent_s = self._awake_s - self._sign_s
+        limit_s = PHASES[state.phase].limit_s(state._core)
+        assert silent_s <= limit_s + SLACK_S, f"{state.phase} says nothing for {silent_s:.1f} s"
+        assert state.phase == "running" or state.why(), f"{state.phase} does not say why"
+
+    # ---- actions --------------------------------------------------------------------------------
+    def _carry_out(self, action: Action, now: float) -> None:
+        match action:
+            case Tell():
+                self._send(action.node, action.message)
+            case Log():
+                self.logs.append(action)
+                self._sign_s = self._awake_s
+            case Answer():
+                self.answers[action.id] = action.taken
+            case _:
+                self._attempt(action, now)
+
+    def _attempt(self, action: Any, now: float) -> None:
+        how = self.disk.failing.get(type(action).__name__, "")
+        if self.is_superseded:
+            how = "fails"  # the journal refuses who has lost the lease
+        if not how or how == "lies":
+            error = self._do(action, now)
+        else:
+            error = "no space left on device"
+        if how == "silent" or (isinstance(action, FindDurable) and not error):
+            return
+        if isinstance(action, FindDurable):
+            answer: Event = DurableFound(None, trouble="MANIFEST.json cannot be read")
+        elif error or how == "lies":
+            answer = Failed(action, error or "the disk did not answer", is_final=error == "gone")
+        else:
+            answer = Done(action)
+        self.inbox.append(answer)
+
+    def _do(self, action: Any, now: float) -> str:
+        """Returns why it failed, or nothing."""
+        disk = self.disk
+        match action:
+            case BeginGeneration():
+                newest = disk.journal[-1].generation if disk.journal else -1
+                assert action.generation > newest, f"{action.generation} was used before"
+                disk.journal.append(action)
+            case FindDurable():
+                steps = [s for s in disk.durable if action.max_step is None or s <= action.max_step]
+                found = (max(steps), f"step-{max(steps)}") if steps else None
+                self.inbox.append(DurableFound(found))
+            case Remember():
+                disk.memory = action.memory
+            case Finish():
+                disk.finished = action
+            case RestartNode():
+                if self.nodes[action.node].lost:
+                    return "gone"
+                self.nodes[action.node].restart(now)
+            case ReleaseNode():
+                self.nodes[action.node].wipe()
+        return ""

@@ -1,0 +1,81 @@
+"""The crash brake: counts what led back to a step, and names what has done so too often to be an accident."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+RECOVERIES_PER_CRASH = 4
+"""Recoveries may have many causes; so many times ``max_crashes`` of them at one step have one."""
+MAX_COUNTS = 64
+"""So many counts are kept, the newest: a long run goes back to many steps, and the journal keeps them all."""
+MAX_SIGNATURE = 300
+
+
+class Brake:
+    """Counts by signature of a failure, "" for any, and by the step gone back to.
+
+    Args:
+        max_crashes: equal failures at one step that end the run.
+        crashes: counts of the driver before, as ``Memory.crashes``.
+        causes: what that driver had not counted yet, as ``Memory.causes``.
+    """
+
+    def __init__(
+        self,
+        max_crashes: int,
+        crashes: Iterable[tuple[str, int, int]] = (),
+        causes: Iterable[tuple[str, str]] = (),
+    ) -> None:
+        self.max_crashes = max_crashes
+        self._counts = {(signature, step): count for signature, step, count in crashes}
+        self._causes = dict(causes)
+        self._reason = ""
+        self._is_recovery = bool(self._causes)
+
+    def blame(self, signature: str, sentence: str) -> None:
+        """Note what a rank did or suffered; the first sentence for a signature stays."""
+        self._causes.setdefault(signature[:MAX_SIGNATURE], sentence[:MAX_SIGNATURE])
+        self._is_recovery = True
+
+    def fenced(self, reason: str, *, is_counted: bool) -> None:
+        """Note why a generation ended; it counts as the cause when nobody else is to blame.
+
+        Not counted are the user's wishes, and a driver's death, which is not the ranks' fault.
+        """
+        if is_counted:
+            self._reason, self._is_recovery = reason[:MAX_SIGNATURE], True
+
+    def bad_copy(self) -> None:
+        """Note that a copy of the state was bad: a recovery, but not a crash of the code."""
+        self._is_recovery = True
+        self._reason = ""  # what survivors felt of it
+
+    def count(self, step: int) -> str:
+        """Count what led back to ``step``; returns the cause that ends the run, else ""."""
+        causes = self._causes or ({self._reason: self._reason} if self._reason else {})
+        is_recovery, last = self._is_recovery, next(reversed(causes.values()), "a bad snapshot")
+        self._causes, self._reason, self._is_recovery = {}, "", False
+        for signature, sentence in causes.items():
+            if self._add(signature, step) >= self.max_crashes:
+                return f"{sentence} ({self.max_crashes} times at step {step})"
+        limit = RECOVERIES_PER_CRASH * self.max_crashes
+        if is_recovery and self._add("", step) >= limit:
+            return f"{limit} recoveries at step {step}, the last: {last}"
+        return ""
+
+    def _add(self, signature: str, step: int) -> int:
+        count = self._counts.pop((signature, step), 0) + 1
+        self._counts[signature, step] = count
+        while len(self._counts) > MAX_COUNTS:
+            del self._counts[next(iter(self._counts))]
+        return count
+
+    @property
+    def crashes(self) -> tuple[tuple[str, int, int], ...]:
+        """The counts, the newest last."""
+        return tuple((signature, step, count) for (signature, step), count in self._counts.items())
+
+    @property
+    def causes(self) -> tuple[tuple[str, str], ...]:
+        """What is to be counted when the next generation begins."""
+        return tuple(self._causes.items())

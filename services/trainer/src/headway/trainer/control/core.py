@@ -1,0 +1,281 @@
+"""What the decisions of a run stand on, and the few changes that several phases make."""
+
+from __future__ import annotations
+
+from headway.common.wire.messages.executor import KillWorker, ToWorker, WorkerBeat
+from headway.common.wire.messages.worker import Restore, Steer
+from headway.trainer.config import RecoveryConfig
+from headway.trainer.control.brake import Brake
+from headway.trainer.control.clock import Clock
+from headway.trainer.control.effects import Effects
+from headway.trainer.control.events import (
+    Action,
+    Finish,
+    Log,
+    Memory,
+    RestartNode,
+    Start,
+    Tell,
+)
+from headway.trainer.control.fleet import Fleet, Node, names
+from headway.trainer.control.members import Members
+from headway.trainer.control.restore import Copies
+
+RESEND_S = 0.5
+"""An answer takes one beat at most; to repeat an order sooner would only repeat what is under way."""
+RESTART_GRACE_S = 10.0
+"""An executor that was started needs up to 5 s before its first beat; starting it again would end it."""
+
+NOT_RESTARTED = ("gone", "evicted", "verdict")
+"""Bars of nodes whose executor is not started again: a person or the engine must provide another machine."""
+
+Key = tuple[object, ...]
+
+
+class Core:
+    """One run: facts, and ways to change them. The phases decide when.
+
+    Args:
+        start: what a driver begins with.
+        limits: time limits, all on the driver's own clock.
+        now: the caller's monotonic clock, in seconds.
+    """
+
+    def __init__(self, start: Start, limits: RecoveryConfig, now: float) -> None:
+        self.run_id, self.epoch, self.steps, self.limits = (
+            start.run_id,
+            start.epoch,
+            start.steps,
+            limits,
+        )
+        memory = start.memory
+        self.clock = Clock(now)
+        self.effects = Effects(self.clock)
+        self.fleet = Fleet(start.nodes, start.rank_nodes)
+        self.members = Members(self.fleet.rank_nodes)
+        self.brake = Brake(limits.max_crashes, memory.crashes, memory.causes)
+        self.copies = Copies(memory.max_durable, memory.bad_snapshots)
+        self.commands: list[Steer] = list(start.commands)
+        self.generation = self.members.generation = start.generation
+        self.numbered = start.generation
+        """The highest generation number that may be on the disk."""
+        self.restore = Restore(source="init", step=0)
+        self.store: tuple[str, int, str] | None = None
+        """Host, port and secret of the store that rank 0 opened for this generation."""
+        self.phase = "gathering"
+        self.since = self.waited_since = 0.0
+        self.is_adopting = start.generation >= 0
+        self.outcome = self.detail = ""
+        self.furthest, self.progress_at = -1, 0.0
+        """Newest step heard of in this generation, and when it was new."""
+        self.is_steering = True
+        """Some member may not hold every command."""
+        self.is_memory_stale = False
+        self._sent: dict[Key, float] = {}
+        for node in self.fleet.nodes.values():  # executors need that long to find a new driver
+            node.heard_at = limits.driver_silent_s
+        for number in (*memory.lost, *memory.evicted):
+            if number in self.fleet.nodes:
+                bar = "evicted" if number in memory.evicted else ""
+                self.fleet.lose(self.fleet.nodes[number], bar)
+                self.fleet.nodes[number].is_released = number in memory.released
+
+    # ---- phases ---------------------------------------------------------------------------------
+    def enter(self, phase: str) -> None:
+        """Begin a phase; its limit is counted from now on."""
+        self.phase = phase
+        self.since = self.waited_since = self.clock.now
+        self._sent.clear()
+
+    def due(self, *key: object) -> bool:
+        """Whether to send this order now, for the first time or again."""
+        sent_at = self._sent.get(key)
+        if sent_at is not None and self.clock.now - sent_at < RESEND_S:
+            return False
+        self._sent[key] = self.clock.now
+        return True
+
+    def fence(
+        self, reason: str, *, is_symptom: bool = False, is_counted: bool = True
+    ) -> list[Action]:
+        """End the generation. A symptom is what a survivor felt; the cause may yet be heard of, or never."""
+        step = self.step
+        self.enter("leaving")
+        self.brake.fenced(reason, is_counted=is_counted)
+        self.is_memory_stale = True
+        fields = {
+            "generation": self.generation,
+            "step": step,
+            "reason": reason,
+            "is_symptom": is_symptom,
+        }
+        return [Log("fence", fields)]
+
+    def finish(self, outcome: str, detail: str = "") -> list[Action]:
+        """End the run."""
+        self.enter("over")
+        self.outcome, self.detail = outcome, detail
+        return self.effects.ask(Finish(outcome, detail))
+
+    @property
+    def step(self) -> int:
+        """Completed steps: the least of all nodes whose workers are in the current generation."""
+        return min(
+            (
+                node.step
+                for node in self.fleet.nodes.values()
+                if node.ranks and node.workers and node.generation == self.generation
+            ),
+            default=self.restore.step,
+        )
+
+    @property
+    def applied(self) -> int:
+        """Newest command that every member has applied."""
+        views = (self.fleet.worker(worker) for worker in self.members.workers.values())
+        return min((view.applied for view in views if view is not None), default=0)
+
+    # ---- workers --------------------------------------------------------------------------------
+    def lose_worker(self, name: str, reason: str) -> list[Action]:
+        """The worker is dead or as good as dead: it is killed where it still lives."""
+        if self.fleet.living(name) is None:
+            return []
+        self.fleet.condemn(name)
+        return self.lost_worker(name, reason)
+
+    def lost_worker(self, name: str, reason: str) -> list[Action]:
+        """The fleet knows already that this one is gone: draw the consequences."""
+        rank = self.members.rank_of.get(name)
+        actions: list[Action] = [
+            Log(
+                "worker_lost",
+                {"worker": name, "rank": rank, "reason": reason, "generation": self.generation},
+            )
+        ]
+        if rank is None:
+            return actions
+        self.members.update(rank, None)
+        cause = f"rank {rank} is lost: {reason}"
+        if self.phase in ("joining", "running", "leaving"):
+            self.brake.blame(cause, cause)
+            self.is_memory_stale = True
+        return actions + self.interrupted(cause)
+
+    def interrupted(self, reason: str, *, is_counted: bool = True) -> list[Action]:
+        """A member cannot go on: leave the generation, or gather again if none has begun."""
+        if self.phase in ("joining", "running"):
+            return self.fence(reason, is_counted=is_counted)
+        if self.phase in ("reading", "choosing", "beginning"):
+            self.enter("gathering")
+        return []
+
+    def view(self, rank: int) -> WorkerBeat | None:
+        """The newest beat of the rank's worker, None if it is not alive."""
+        return self.fleet.living(self.members.workers.get(rank))
+
+    def tell_worker(self, name: str, message: ToWorker | KillWorker) -> Tell:
+        """Send an order to a worker through its executor."""
+        return Tell(self.fleet.home[name], message)
+
+    def to_worker(self, name: str, **order: object) -> Tell:
+        """The same for the orders of ``ToWorker``."""
+        message = ToWorker(run_id=self.run_id, epoch=self.epoch, worker=name, **order)  # type: ignore[arg-type]
+        return self.tell_worker(name, message)
+
+    def kills(self) -> list[Action]:
+        """Have the condemned killed, again and again until no beat shows them."""
+        return [
+            self.tell_worker(name, KillWorker(run_id=self.run_id, epoch=self.epoch, worker=name))
+            for name in list(self.fleet.doomed)
+            if self.due("kill", name)
+        ]
+
+    # ---- nodes ----------------------------------------------------------------------------------
+    def lose_node(self, number: int, reason: str, *, bar: str = "") -> list[Action]:
+        """Give a node up. Its ranks stay its own until a spare takes them over."""
+        node = self.fleet.nodes[number]
+        if node.status == "lost":
+            self.fleet.set_bar(node, bar or node.bar)
+            return []
+        for name in self.fleet.lose(node, bar):
+            if (rank := self.members.rank_of.get(name)) is not None:
+                self.members.update(rank, None)
+        self.is_memory_stale = True
+        actions: list[Action] = [Log("node_lost", {"node": number, "reason": reason})]
+        if node.ranks:
+            is_counted = bar != "evicted"
+            actions += self.interrupted(f"node {number} is lost: {reason}", is_counted=is_counted)
+        return actions
+
+    def replace_lost(self) -> list[Action]:
+        """Move the ranks of lost nodes to spares; fail only when no node is left that could become one."""
+        actions: list[Action] = []
+        for number in [n for n in self.fleet.unheard if self.fleet.nodes[n].status == "lost"]:
+            spare = self.fleet.spare_for(number)
+            if spare is not None:
+                ranks = self.fleet.move_ranks(number, spare)
+                for rank in ranks:
+                    self.members.drop(rank)
+                fields = {"node": number, "spare": spare, "ranks": list(ranks)}
+                actions.append(Log("node_replaced", fields))
+            elif not self.fleet.can_wait_for(number):
+                return [
+                    *actions,
+                    *self.finish("failed", f"node {number} is lost and no spare node is left"),
+                ]
+        return actions
+
+    def watch_nodes(self) -> list[Action]:
+        """Have silent executors started again; give a node up when that did not help and a spare is ready."""
+        actions: list[Action] = []
+        for node in self.fleet.quiet(self.clock.now, self.limits.node_silent_s):
+            if node.bar in NOT_RESTARTED:
+                continue
+            if not node.is_missed:
+                actions += self._miss(node)
+            if self._is_beyond_help(node):
+                silent_s = self.clock.now - node.heard_at
+                actions += self.lose_node(node.number, f"silent for {silent_s:.1f} s")
+            elif self.effects.due(RestartNode, node.number, again_s=RESTART_GRACE_S):
+                actions += self.effects.ask(RestartNode(node.number))
+        return actions
+
+    def _miss(self, node: Node) -> list[Action]:
+        self.fleet.miss(node)
+        fields = {"node": node.number, "silent_s": round(self.clock.now - node.heard_at, 1)}
+        return [Log("node_silent", fields)]
+
+    def _is_beyond_help(self, node: Node) -> bool:
+        """Long silent although it was started again, while a spare is ready and no step is made.
+
+        Steps need every rank: while they are made, its workers are well, and only its executor is not heard.
+        """
+        now, limit_s = self.clock.now, self.limits.node_lost_s
+        if not node.ranks or node.status == "lost" or now - node.heard_at < limit_s:
+            return False
+        if self.phase == "running" and now - self.progress_at < limit_s:
+            return False
+        tried_at = self.effects.tried_at(RestartNode, node.number)
+        is_tried = tried_at is not None and now - tried_at >= self.limits.node_silent_s
+        return is_tried and self.fleet.spare_for(node.number) is not None
+
+    def lost_carriers(self) -> str:
+        """Names of the lost nodes that carry ranks, for sentences; empty if there are none."""
+        lost = [n for n in self.fleet.unheard if self.fleet.nodes[n].status == "lost"]
+        return names(sorted(lost)) if lost else ""
+
+    # ---- memory ---------------------------------------------------------------------------------
+    def memory(self) -> Memory:
+        """What a successor must know."""
+        lost = [node for node in self.fleet.nodes.values() if node.status == "lost"]
+        return Memory(
+            crashes=self.brake.crashes,
+            causes=self.brake.causes,
+            lost=tuple(node.number for node in lost if node.bar != "evicted"),
+            evicted=tuple(node.number for node in lost if node.bar == "evicted"),
+            released=tuple(
+                node.number for node in lost if node.bar == "evicted" and node.is_released
+            ),
+            max_durable=self.copies.max_durable,
+            bad_snapshots=tuple(sorted(self.copies.bad_snapshots)),
+        )

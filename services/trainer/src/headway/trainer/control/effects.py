@@ -1,0 +1,106 @@
+"""Actions that may fail: which are under way, which failed, and when each is due again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headway.trainer.control.clock import Clock
+from headway.trainer.control.events import (
+    Action,
+    BeginGeneration,
+    FindDurable,
+    Finish,
+    ReleaseNode,
+    Remember,
+    RestartNode,
+)
+
+RETRY_S = 0.5
+LONGEST_RETRY_S = 30.0
+"""Pause after a failure: doubles from the first to the longest."""
+ANSWER_S = 10.0
+LONGEST_ANSWER_S = 60.0
+"""How long an answer may take before the action is repeated, doubling likewise. A slow disk is not a lost
+message: asking too often would only make it slower."""
+
+Fallible = BeginGeneration | FindDurable | RestartNode | ReleaseNode | Remember | Finish
+Key = tuple[str, int]
+
+
+@dataclass
+class Effect:
+    """The newest attempt at one thing."""
+
+    action: Action
+    asked_at: float
+    tries: int
+    answered_at: float | None = None
+    error: str | None = None
+
+
+class Effects:
+    """One attempt at a time for each kind of action, and for each node where it is about a node."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._effects: dict[Key, Effect] = {}
+
+    def due(self, kind: type[Fallible], node: int = -1, *, again_s: float | None = None) -> bool:
+        """Whether to ask now: never asked, failed some time ago, or not answered for long.
+
+        Args:
+            again_s: repeat it although it was done, after this pause, which doubles each time.
+        """
+        effect = self._effects.get((kind.__name__, node))
+        if effect is None:
+            return True
+        doubled: float = 2.0 ** min(effect.tries - 1, 10)
+        if effect.answered_at is None:
+            return self._clock.now - effect.asked_at >= min(ANSWER_S * doubled, LONGEST_ANSWER_S)
+        waited = self._clock.now - effect.answered_at
+        if effect.error is not None:
+            return waited >= min(RETRY_S * doubled, LONGEST_RETRY_S)
+        return again_s is not None and waited >= min(again_s * doubled, LONGEST_ANSWER_S)
+
+    def ask(self, action: Fallible) -> list[Action]:
+        """Note that the action is under way; returns it."""
+        key = _key(action)
+        known = self._effects.get(key)
+        self._effects[key] = Effect(action, self._clock.now, known.tries + 1 if known else 1)
+        return [action]
+
+    def settle(self, action: Action, error: str | None = None) -> bool:
+        """Take in an answer; False when the action is not the newest of its kind."""
+        effect = self._effects.get(_key(action))
+        if effect is None or effect.action != action:
+            return False
+        effect.answered_at, effect.error = self._clock.now, error
+        return True
+
+    def settled(self, kind: type[Fallible], error: str | None) -> None:
+        """Take in an answer that does not repeat its question."""
+        if effect := self._effects.get((kind.__name__, -1)):
+            effect.answered_at, effect.error = self._clock.now, error
+
+    def forget(self, kind: type[Fallible], node: int = -1) -> None:
+        """It is not needed any more; the next time begins anew."""
+        self._effects.pop((kind.__name__, node), None)
+
+    def tried_at(self, kind: type[Fallible], node: int = -1) -> float | None:
+        """When the newest attempt was answered, or given up as unanswered; None while it may still help."""
+        effect = self._effects.get((kind.__name__, node))
+        if effect is None:
+            return None
+        if effect.answered_at is None and self._clock.now - effect.asked_at >= ANSWER_S:
+            return effect.asked_at
+        return effect.answered_at
+
+    def error(self, kind: type[Fallible], node: int = -1) -> str:
+        """Why the newest attempt failed; empty while it is under way or was done."""
+        effect = self._effects.get((kind.__name__, node))
+        return (effect.error or "") if effect else ""
+
+
+def _key(action: Action) -> Key:
+    node = action.node if isinstance(action, RestartNode | ReleaseNode) else -1
+    return type(action).__name__, node

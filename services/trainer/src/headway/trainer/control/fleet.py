@@ -1,0 +1,335 @@
+"""Nodes and their workers as the newest beats show them, indexed so that a beat costs the same at any size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from headway.common.wire.messages.driver import NodeBeat
+from headway.common.wire.messages.executor import WorkerBeat
+
+INSIDE = frozenset({"joining", "restored", "running", "finished"})
+"""Statuses of a worker that holds groups of some generation."""
+SANE_GENERATIONS = 1_000_000
+"""A beat that is so far ahead of the newest known generation is not believed."""
+
+
+@dataclass(slots=True)
+class Node:
+    """What the driver knows of a node. Times are those of the driver's own clock."""
+
+    number: int
+    status: str = "silent"
+    """``active`` (carries ranks), ``spare``, ``silent`` (no beat) or ``lost`` (given up)."""
+    bar: str = ""
+    """Why a lost node may not return at its next beat: ``gone``, ``evicted``, ``trouble`` or ``verdict``."""
+    barred_process: tuple[int, int] = (-1, -1)
+    """Who beat when it was barred: beats of that executor may still be in a socket."""
+    is_released: bool = False
+    """The engine has taken the machine of an evicted node away; what is heard from now on was started anew."""
+    heard_at: float = 0.0
+    is_missed: bool = False
+    """Its silence has been logged."""
+    process: tuple[int, int] = (-1, -1)
+    """Incarnation and pid of its executor."""
+    version: int = -1
+    """Of the newest full beat, -1 before the first."""
+    workers: dict[str, WorkerBeat] = field(default_factory=dict)
+    services: dict[str, int] = field(default_factory=dict)
+    ranks: tuple[int, ...] = ()
+    """The ranks that it carries."""
+    generation: int = -1
+    """The newest of its workers'."""
+    step: int = 0
+    """Completed steps, the least of its workers in that generation."""
+    trouble: str = ""
+    gone: dict[str, int] = field(default_factory=dict)
+    """Worker -> pid of those that are dead or as good as dead, until no full beat shows them any more."""
+    losses: int = 0
+    """How often it was given up: another spare is preferred."""
+
+
+@dataclass(slots=True)
+class Change:
+    """A worker that is not as it was, in more than its step; None where there was, or is, no such worker."""
+
+    worker: str
+    old: WorkerBeat | None
+    new: WorkerBeat | None
+
+
+@dataclass(slots=True)
+class Heard:
+    """What a beat changed."""
+
+    node: Node
+    changes: list[Change]
+    returned: bool = False
+    was_silent: bool = False
+
+
+class Fleet:
+    """All nodes of a run. It knows facts only; what to do about them is decided elsewhere."""
+
+    def __init__(self, nodes: int, rank_nodes: dict[int, int]) -> None:
+        self.nodes = {number: Node(number) for number in range(nodes)}
+        self.rank_nodes = dict(sorted(rank_nodes.items()))
+        self.home: dict[str, int] = {}
+        """Worker -> its node."""
+        self.inside: dict[str, int] = {}
+        """Workers that hold groups of some generation and are not condemned -> their node."""
+        self.doomed: dict[str, int] = {}
+        """Condemned workers that a beat still shows -> their node: they are to be killed."""
+        self.spares: dict[int, None] = {}
+        """Nodes that carry no rank and were heard."""
+        self.unheard: dict[int, None] = {}
+        """Nodes that carry ranks and are silent or lost."""
+        self.barred: dict[int, None] = {}
+        """Lost nodes that do not return at their next beat."""
+        self.newest = -1
+        """Newest generation that any worker was ever in: numbers up to it are used."""
+        self._by_silence: dict[int, None] = dict.fromkeys(self.nodes)
+        self._assign_ranks()
+
+    # ---- what is known --------------------------------------------------------------------------
+    def worker(self, name: str | None) -> WorkerBeat | None:
+        """The newest beat of a worker, None if its node reports none."""
+        home = self.home.get(name) if name is not None else None
+        return self.nodes[home].workers[name] if home is not None and name is not None else None
+
+    def living(self, name: str | None) -> WorkerBeat | None:
+        """The same, None also for one that is condemned."""
+        view = self.worker(name)
+        return None if view is None or self.is_gone(view.worker) else view
+
+    def is_gone(self, name: str) -> bool:
+        """Whether the worker is dead, or as good as dead."""
+        home = self.home.get(name)
+        return home is not None and name in self.nodes[home].gone
+
+    def carriers(self) -> list[int]:
+        """Nodes that carry ranks, in order."""
+        return [number for number, node in self.nodes.items() if node.ranks]
+
+    def spare_for(self, number: int) -> int | None:
+        """The spare to take over from the node: one in good order, rather one that was never given up."""
+        ready = [n for n in self.spares if n != number and not self.nodes[n].trouble]
+        return min(ready, key=lambda n: (self.nodes[n].losses, n), default=None)
+
+    def can_wait_for(self, number: int) -> bool:
+        """Whether some node may yet carry the ranks of this one, itself included if it returns."""
+        return any(
+            node.bar not in ("gone", "evicted") and (not node.ranks or node.number == number)
+            for node in self.nodes.values()
+        )
+
+    def held(self) -> bool:
+        """Whether a worker that can be reached holds groups of some generation."""
+        return any(self.nodes[home].status != "silent" for home in self.inside.values())
+
+    def quiet(self, now: float, limit_s: float) -> Iterator[Node]:
+        """Nodes not heard for ``limit_s``, the longest silent first."""
+        for number in list(self._by_silence):
+            node = self.nodes[number]
+            if now - node.heard_at < limit_s:
+                return
+            yield node
+
+    # ---- beats ----------------------------------------------------------------------------------
+    def hear(self, beat: NodeBeat, now: float) -> Heard | None:
+        """Take in a beat; None when it is not from a node of the run, or from an executor that has ended."""
+        node = self.nodes.get(beat.node)
+        if node is None:
+            return None
+        process = (beat.incarnation, beat.pid)
+        if process != node.process:
+            if beat.incarnation < node.process[0] and node.status in ("active", "spare"):
+                return None
+            node.process, node.version = process, -1
+        node.heard_at = now
+        del self._by_silence[node.number]
+        self._by_silence[node.number] = None
+        heard = Heard(node, [], was_silent=node.is_missed)
+        node.is_missed = False
+        if beat.workers is None:
+            if beat.version == node.version:
+                node.step = beat.step
+        elif beat.version >= node.version:
+            heard.changes = self._take(node, beat, beat.workers)
+        if node.status == "lost":
+            if node.version < 0 or not _may_return(node):
+                return heard
+            self.set_bar(node, "")
+            heard.returned = True
+        self._set_status(node, "active" if node.ranks else "spare")
+        return heard
+
+    def _take(self, node: Node, beat: NodeBeat, workers: tuple[WorkerBeat, ...]) -> list[Change]:
+        """The whole truth about the node's workers."""
+        old, new, changes = node.workers, {}, []
+        generation, step = -1, 0
+        for view in workers:
+            name = view.worker
+            if self.home.get(name, node.number) != node.number:
+                continue  # a name that another node has
+            new[name] = view
+            if view.generation > generation:
+                generation, step = view.generation, view.step
+            elif view.generation == generation and view.step < step:
+                step = view.step
+            known = old.get(name)
+            if known is None or (known is not view and _state(known) != _state(view)):
+                changes.append(Change(name, known, view))
+        changes += [Change(name, view, None) for name, view in old.items() if name not in new]
+        node.workers, node.generation, node.step = new, generation, step
+        node.version, node.trouble = beat.version, beat.trouble
+        if beat.services is not None:
+            node.services = dict(beat.services)
+        if node.gone:
+            self._forget_gone(node)
+        for change in changes:
+            self._index(node, change.worker)
+        if self.newest < generation <= self.newest + SANE_GENERATIONS:
+            self.newest = generation
+        return changes
+
+    def _forget_gone(self, node: Node) -> None:
+        for name, pid in list(node.gone.items()):
+            view = node.workers.get(name)
+            if view is None or (
+                pid and view.pid != pid
+            ):  # a name may be used again on a new machine
+                del node.gone[name]
+                self._index(node, name)
+
+    def _index(self, node: Node, name: str) -> None:
+        """Bring the tables of workers in line with what the node now says of this one."""
+        view = node.workers.get(name)
+        if view is None:
+            for table in (self.home, self.inside, self.doomed):
+                table.pop(name, None)
+            return
+        self.home[name] = node.number
+        # who was in a generation on a node that carries no ranks any more holds memory for nothing
+        if name not in node.gone and view.generation >= 0 and not node.ranks:
+            node.gone[name] = view.pid
+        is_gone = name in node.gone
+        _keep(self.doomed, name, node.number, is_gone)
+        _keep(self.inside, name, node.number, not is_gone and view.status in INSIDE)
+
+    # ---- workers --------------------------------------------------------------------------------
+    def condemn(self, name: str) -> None:
+        """The worker is not to be counted any more, and to be killed while beats show it."""
+        node = self.nodes[self.home[name]]
+        node.gone[name] = node.workers[name].pid
+        self._index(node, name)
+
+    def bury(self, number: int, name: str, pid: int) -> None:
+        """The worker's process has ended; an older beat that still shows it changes nothing."""
+        node = self.nodes[number]
+        node.gone[name] = pid
+        node.workers.pop(name, None)
+        self._index(node, name)
+
+    def mark_out(self, name: str) -> None:
+        """The worker said that it left its generation, before a beat shows it."""
+        node = self.nodes[self.home[name]]
+        node.workers[name] = msgspec.structs.replace(node.workers[name], status="out")  # type: ignore[type-var]
+        self._index(node, name)
+
+    # ---- nodes ----------------------------------------------------------------------------------
+    def miss(self, node: Node) -> None:
+        """Nothing is heard of the node."""
+        node.is_missed = True
+        if node.status != "lost":
+            self._set_status(node, "silent")
+
+    def lose(self, node: Node, bar: str) -> list[str]:
+        """Give the node up; returns its workers, which count no more.
+
+        Those that were in a generation are condemned: if the node is heard again, they are killed.
+        """
+        workers = list(node.workers)
+        for name in workers:
+            if node.workers[name].generation >= 0:
+                node.gone[name] = node.workers[name].pid
+        node.workers = {}
+        for name in workers:
+            self._index(node, name)
+        node.services, node.version = {}, -1
+        node.barred_process = node.process
+        self.set_bar(node, bar)
+        node.losses += 1
+        self._set_status(node, "lost")
+        return workers
+
+    def set_bar(self, node: Node, bar: str) -> None:
+        """Say what a lost node must show before it may return."""
+        node.bar = bar
+        _keep(self.barred, node.number, None, bool(bar))
+
+    def move_ranks(self, lost: int, spare: int) -> tuple[int, ...]:
+        """Let the spare carry the ranks of a lost node."""
+        ranks = self.nodes[lost].ranks
+        self.rank_nodes.update(dict.fromkeys(ranks, spare))
+        self._assign_ranks()
+        return ranks
+
+    def _assign_ranks(self) -> None:
+        by_node: dict[int, list[int]] = {}
+        for rank, number in self.rank_nodes.items():
+            by_node.setdefault(number, []).append(rank)
+        for number, node in self.nodes.items():
+            node.ranks = tuple(by_node.get(number, ()))
+            if node.status in ("active", "spare"):
+                node.status = "active" if node.ranks else "spare"
+            self._set_status(node, node.status)
+            for name in node.workers:
+                self._index(node, name)
+
+    def _set_status(self, node: Node, status: str) -> None:
+        node.status = status
+        _keep(self.spares, node.number, None, status == "spare")
+        _keep(self.unheard, node.number, None, bool(node.ranks) and status != "active")
+
+
+def _keep(table: dict[Any, Any], key: object, value: object, is_in: bool) -> None:
+    if is_in:
+        table[key] = value
+    else:
+        table.pop(key, None)
+
+
+def _state(view: WorkerBeat) -> tuple[object, ...]:
+    return (
+        view.status,
+        view.generation,
+        view.rank,
+        view.pid,
+        view.command,
+        view.applied,
+        view.paused,
+    )
+
+
+def _may_return(node: Node) -> bool:
+    """Whether a lost node that is heard may be used again."""
+    match node.bar:
+        case "trouble":
+            return not node.trouble and any(v.status == "idle" for v in node.workers.values())
+        case "verdict":
+            return node.process != node.barred_process
+        case "evicted":
+            return node.is_released and node.process != node.barred_process
+        case _:
+            return True
+
+
+def names(nodes: Iterable[int], limit: int = 4) -> str:
+    """``node 1``, ``nodes 1, 2``: for sentences, shortened where there are many."""
+    numbers = list(nodes)
+    shown = ", ".join(map(str, numbers[:limit]))
+    more = f" and {len(numbers) - limit} more" if len(numbers) > limit else ""
+    return f"node{'s' if len(numbers) > 1 else ''} {shown}{more}"

@@ -1,0 +1,87 @@
+"""Who holds which rank, and how many of them are in which state, counted as they change."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from headway.common.wire.messages.executor import WorkerBeat
+
+MISSING = "missing"
+"""Status of a rank without a living worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """How one rank is counted now."""
+
+    status: str = MISSING
+    is_current: bool = False
+    """Its worker is in the current generation."""
+    paused: bool = False
+
+
+_VACANT = Counted()
+
+
+class Members:
+    """``workers`` maps ranks to the workers of the current generation, or of the one that is being made."""
+
+    def __init__(self, ranks: Iterable[int]) -> None:
+        self.workers: dict[int, str] = {}
+        self.rank_of: dict[str, int] = {}
+        self.generation = -1
+        self.statuses: Counter[str] = Counter()
+        """Status of a rank -> number of ranks, over the whole run."""
+        self.current: Counter[str] = Counter()
+        """The same of those in the current generation only."""
+        self.num_paused = 0
+        self.vacant: dict[int, None] = {}
+        """Ranks without a living worker."""
+        self._counted: dict[int, Counted] = {}
+        for rank in ranks:
+            self.vacant[rank] = None
+            self.statuses[MISSING] += 1
+            self._counted[rank] = _VACANT
+
+    def put(self, rank: int, view: WorkerBeat) -> None:
+        """Give the rank to a worker."""
+        self.drop(rank)
+        self.workers[rank] = view.worker
+        self.rank_of[view.worker] = rank
+        self.update(rank, view)
+
+    def drop(self, rank: int) -> None:
+        """Nobody holds the rank."""
+        worker = self.workers.pop(rank, None)
+        if worker is not None:
+            del self.rank_of[worker]
+        self.update(rank, None)
+
+    def update(self, rank: int, view: WorkerBeat | None) -> None:
+        """Count the rank's worker as it is now; None when it is dead or condemned."""
+        new, old = self.counted(view), self._counted[rank]
+        if new == old:
+            return
+        self._counted[rank] = new
+        self.statuses[old.status] -= 1
+        self.statuses[new.status] += 1
+        self.current[old.status] -= old.is_current
+        self.current[new.status] += new.is_current
+        self.num_paused += new.paused - old.paused
+        if view is None:
+            self.vacant[rank] = None
+        else:
+            self.vacant.pop(rank, None)
+
+    def counted(self, view: WorkerBeat | None) -> Counted:
+        """How a worker in this state counts."""
+        if view is None:
+            return _VACANT
+        is_current = view.generation == self.generation
+        return Counted(view.status, is_current, view.paused and is_current)
+
+    def all(self, *statuses: str) -> bool:
+        """Whether every rank is in the current generation, in one of these states."""
+        return sum(self.current[status] for status in statuses) == len(self._counted)

@@ -1,0 +1,1 @@
+"""The phases of a run, one class each, and the table of them."""

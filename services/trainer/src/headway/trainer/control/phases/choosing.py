@@ -1,0 +1,145 @@
+"""Reading, choosing, beginning: from which copy of the state the next generation starts, and its number."""
+
+from __future__ import annotations
+
+from headway.common.wire.messages.executor import ReadSeals
+from headway.trainer.control.core import Core
+from headway.trainer.control.events import Action, BeginGeneration, FindDurable, Log, Tell
+from headway.trainer.control.fleet import names
+from headway.trainer.control.phases.base import Phase, seconds
+
+
+class Reading(Phase):
+    """The snapshots of all ranks are read from their arenas."""
+
+    name = "reading"
+
+    def look(self, core: Core, node: int | None) -> list[Action]:
+        del node
+        if core.members.vacant or core.fleet.unheard:
+            core.enter("gathering")
+            return []
+        if core.copies.unread:
+            order = ReadSeals(run_id=core.run_id, epoch=core.epoch, generation=core.generation)
+            return [Tell(n, order) for n in core.copies.unread if core.due("seals", n)]
+        core.enter("choosing")
+        core.effects.forget(FindDurable)
+        return []
+
+    def limit_s(self, core: Core) -> float:
+        return core.limits.read_timeout_s
+
+    def overdue(self, core: Core) -> list[Action]:
+        """Who does not answer counts as having no snapshots."""
+        for number in list(core.copies.unread):
+            core.copies.give_up(number)
+        return []
+
+    def why(self, core: Core) -> str:
+        return f"waiting for the snapshots of {names(core.copies.unread)} for {seconds(core)}"
+
+
+class Choosing(Phase):
+    """The newest complete checkpoint is looked for, and the restore point is chosen."""
+
+    name = "choosing"
+
+    def look(self, core: Core, node: int | None) -> list[Action]:
+        del node
+        if core.members.vacant:
+            core.enter("gathering")
+            return []
+        if core.effects.due(FindDurable):
+            return core.effects.ask(FindDurable(core.copies.max_durable))
+        return []
+
+    def limit_s(self, core: Core) -> float:
+        """Shorter where the arenas hold a good copy: then the folder can only hold an older one."""
+        limits = core.limits
+        return limits.read_timeout_s if _in_arenas(core) else limits.choose_timeout_s
+
+    def overdue(self, core: Core) -> list[Action]:
+        """Snapshots will do; but a run never starts over beside checkpoints that may be good."""
+        if _in_arenas(core):
+            return decide(core, None)
+        return core.finish("failed", f"no snapshot is left and {_trouble(core)}")
+
+    def why(self, core: Core) -> str:
+        return f"looking for the newest checkpoint for {seconds(core)}: {_trouble(core)}"
+
+
+class Beginning(Phase):
+    """The generation's number must be on the disk before any worker hears of it."""
+
+    name = "beginning"
+
+    def look(self, core: Core, node: int | None) -> list[Action]:
+        del node
+        if core.members.vacant:
+            core.enter("gathering")
+            return []
+        if not core.effects.due(BeginGeneration):
+            return []
+        # one that failed may yet be on the disk, so each try has its own number
+        core.numbered = max(core.numbered, core.fleet.newest) + 1
+        return core.effects.ask(
+            BeginGeneration(core.numbered, dict(core.fleet.rank_nodes), core.restore.step)
+        )
+
+    def limit_s(self, core: Core) -> float:
+        return core.limits.choose_timeout_s
+
+    def why(self, core: Core) -> str:
+        error = core.effects.error(BeginGeneration) or "no answer yet"
+        number = core.numbered
+        return f"the journal has not recorded generation {number} for {seconds(core)}: {error}"
+
+
+def found(core: Core, checkpoint: tuple[int, str] | None, trouble: str) -> list[Action]:
+    """Take in what the checkpoints folder holds."""
+    newest = core.copies.max_durable
+    if checkpoint is not None and newest is not None and checkpoint[0] > newest:
+        return []  # the answer to an earlier question; this one is asked again when it stays open
+    core.effects.settled(FindDurable, trouble or None)
+    if core.phase != "choosing":
+        return []
+    if trouble and not _in_arenas(core):
+        return []
+    return decide(core, checkpoint)
+
+
+def decide(core: Core, checkpoint: tuple[int, str] | None) -> list[Action]:
+    """Choose the restore point; end the run when the same failure led back to it too often."""
+    core.restore = core.copies.choose(core.fleet.rank_nodes, checkpoint)
+    core.is_memory_stale = True
+    if loop := core.brake.count(core.restore.step):
+        return core.finish("failed", loop)
+    core.enter("beginning")
+    core.effects.forget(BeginGeneration)
+    return []
+
+
+def begun(core: Core, action: BeginGeneration) -> list[Action]:
+    """The number is on the disk: from now on it is the generation."""
+    if core.phase != "beginning" or action.generation != core.numbered:
+        return []
+    core.generation = core.members.generation = action.generation
+    for rank in core.members.workers:
+        core.members.update(rank, core.view(rank))
+    core.store = None
+    core.furthest, core.progress_at = core.restore.step, core.clock.now
+    core.enter("joining")
+    fields = {
+        "generation": core.generation,
+        "source": core.restore.source,
+        "step": core.restore.step,
+    }
+    return [Log("generation", fields)]
+
+
+def _in_arenas(core: Core) -> bool:
+    return core.copies.choose(core.fleet.rank_nodes, None).source == "arena"
+
+
+def _trouble(core: Core) -> str:
+    return core.effects.error(FindDurable) or "the checkpoints folder does not answer"

@@ -1,0 +1,120 @@
+"""Gathering: every rank needs a living worker on its node."""
+
+from __future__ import annotations
+
+from headway.common.wire.messages.executor import WorkerBeat
+from headway.trainer.control.core import Core
+from headway.trainer.control.events import Action, Log, RestartNode
+from headway.trainer.control.fleet import names
+from headway.trainer.control.phases.base import Phase, ranks
+
+
+class Gathering(Phase):
+    """Left for reading once every rank has a worker; a restarted driver first adopts what it finds."""
+
+    name = "gathering"
+
+    def look(self, core: Core, node: int | None) -> list[Action]:
+        actions = core.replace_lost()
+        if core.phase != self.name:
+            return actions
+        if core.is_adopting:
+            return actions if core.fleet.unheard else [*actions, *_adopt(core)]
+        if core.fleet.held():  # groups of an older generation, on a node that was silent meanwhile
+            core.enter("leaving")
+            return actions
+        changed = core.fleet.nodes[node].ranks if node is not None and not actions else None
+        for rank in list(core.members.vacant) if changed is None else changed:
+            if rank in core.members.vacant:
+                _fill(core, rank)
+        if not core.fleet.unheard and not core.members.vacant:
+            carriers = core.fleet.carriers()
+            core.copies.begin(carriers)
+            for number in carriers:
+                core.effects.forget(RestartNode, number)
+            core.enter("reading")
+        return actions
+
+    def limit_s(self, core: Core) -> float:
+        return core.limits.gather_timeout_s
+
+    def overdue(self, core: Core) -> list[Action]:
+        """A node that beats and has no worker: a spare instead, else its executor is started again, once."""
+        actions: list[Action] = []
+        for number in [] if core.is_adopting else _short(core):
+            if core.fleet.spare_for(number) is not None:
+                actions += core.lose_node(number, _no_worker(core, number), bar="trouble")
+                actions += core.replace_lost()
+            elif core.effects.tried_at(RestartNode, number) is None:
+                actions += core.effects.ask(RestartNode(number))
+        return actions
+
+    def why(self, core: Core) -> str:
+        if lost := core.lost_carriers():
+            return f"{lost} is lost and no spare is ready"
+        if silent := sorted(core.fleet.unheard):
+            has = "have" if len(silent) > 1 else "has"
+            return f"{names(silent)} {has} not reported for {_silence(core, silent)}"
+        if core.is_adopting:
+            return "a new driver is taking over"
+        for number in _short(core):
+            return _no_worker(core, number)
+        return "every rank has a worker"
+
+
+def _silence(core: Core, nodes: list[int]) -> str:
+    longest_s = max(core.clock.now - core.fleet.nodes[number].heard_at for number in nodes)
+    return f"{longest_s:.0f} s"
+
+
+def _short(core: Core) -> list[int]:
+    """Nodes that are heard and lack a worker for one of their ranks."""
+    nodes = {core.fleet.rank_nodes[rank]: None for rank in core.members.vacant}
+    return sorted(number for number in nodes if core.fleet.nodes[number].status == "active")
+
+
+def _no_worker(core: Core, number: int) -> str:
+    node = core.fleet.nodes[number]
+    vacant = [rank for rank in node.ranks if rank in core.members.vacant]
+    because = f": {node.trouble}" if node.trouble else ""
+    return f"node {number} has no worker for {ranks(vacant)}{because}"
+
+
+def _fill(core: Core, rank: int) -> None:
+    """Who held the rank before keeps its memory; a worker left over from another rank is the last resort."""
+    node = core.fleet.nodes[core.fleet.rank_nodes[rank]]
+    if node.status != "active":
+        return
+    free = [view for view in node.workers.values() if _is_free(core, view)]
+    if free:
+        best = min(free, key=lambda v: (v.rank != rank, v.status != "idle", v.worker))
+        core.members.put(rank, best)
+
+
+def _is_free(core: Core, view: WorkerBeat) -> bool:
+    is_outside = view.status in ("idle", "out") and not core.fleet.is_gone(view.worker)
+    return is_outside and view.worker not in core.members.rank_of
+
+
+def _adopt(core: Core) -> list[Action]:
+    """A restarted driver takes the run as it finds it."""
+    core.is_adopting = False
+    views = [
+        view
+        for node in core.fleet.nodes.values()
+        for view in node.workers.values()
+        if view.rank >= 0 and not core.fleet.is_gone(view.worker)
+    ]
+    newest = max((view.generation for view in views), default=-1)
+    core.numbered = max(core.numbered, newest)
+    core.generation = core.members.generation = max(core.generation, newest)
+    for view in views:
+        is_home = core.fleet.rank_nodes.get(view.rank) == core.fleet.home[view.worker]
+        if view.generation == newest and view.status != "idle" and is_home:
+            core.members.put(view.rank, view)
+    if core.members.all("running", "finished"):
+        core.enter("running")
+        return [Log("adopted", {"generation": core.generation})]
+    if not views:
+        return []
+    return core.fence("the driver was restarted in the middle of a recovery", is_counted=False)

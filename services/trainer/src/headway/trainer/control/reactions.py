@@ -1,0 +1,186 @@
+"""What each event means: facts are taken in, and what follows at once is returned."""
+
+from __future__ import annotations
+
+from headway.common.wire.messages.driver import NodeBeat, Seals, WorkerGone
+from headway.common.wire.messages.executor import LeftGeneration
+from headway.trainer.control.core import NOT_RESTARTED, Core
+from headway.trainer.control.events import (
+    Action,
+    BeginGeneration,
+    Failed,
+    Log,
+    ReleaseNode,
+    Remember,
+    RestartNode,
+)
+from headway.trainer.control.phases.choosing import begun
+
+
+def on_beat(core: Core, beat: NodeBeat) -> tuple[int | None, list[Action]]:
+    """Returns the node when something of it has changed that phases look at, and what follows at once."""
+    if beat.run_id and beat.run_id != core.run_id:
+        return None, []
+    heard = core.fleet.hear(beat, core.clock.now)
+    if heard is None:
+        return None, []
+    node = heard.node
+    actions: list[Action] = []
+    if node.step > core.furthest and node.ranks and node.generation == core.generation:
+        core.furthest, core.progress_at = node.step, core.clock.now
+    if heard.was_silent:
+        core.effects.forget(RestartNode, node.number)
+    if heard.returned:
+        core.is_memory_stale = True
+        killed = [name for name in node.workers if name in core.fleet.doomed]
+        actions.append(Log("node_returned", {"node": node.number, "killed": killed}))
+        actions += core.kills()
+    for change in heard.changes:
+        rank = core.members.rank_of.get(change.worker)
+        if rank is None:
+            continue
+        if change.new is None and rank not in core.members.vacant:
+            actions += core.lost_worker(change.worker, "its node does not report it any more")
+        else:
+            core.members.update(rank, core.fleet.living(change.worker))
+    has_changed = heard.changes or heard.was_silent or heard.returned or core.fleet.unheard
+    return (node.number if has_changed else None), actions
+
+
+def on_gone(core: Core, gone: WorkerGone) -> list[Action]:
+    """A worker's process has ended."""
+    node, view = core.fleet.nodes.get(gone.node), core.fleet.worker(gone.worker)
+    if node is None or core.fleet.home.get(gone.worker, gone.node) != gone.node:
+        return []
+    if view is not None and view.pid != gone.pid:
+        return []  # of an earlier process
+    was_living = core.fleet.living(gone.worker) is not None
+    core.fleet.bury(gone.node, gone.worker, gone.pid)
+    return core.lost_worker(gone.worker, gone.reason) if was_living else []
+
+
+def on_left(core: Core, left: LeftGeneration) -> list[Action]:
+    """A worker left its generation."""
+    if left.generation != core.generation or core.members.workers.get(left.rank) != left.worker:
+        return []
+    if core.view(left.rank) is None:
+        return []
+    core.fleet.mark_out(left.worker)
+    core.members.update(left.rank, core.view(left.rank))
+    if left.is_fatal:
+        return core.finish("failed", f"rank {left.rank}: {left.detail}")
+    is_counted = _note_cause(core, left)
+    if core.phase not in ("joining", "running"):
+        fields = {"worker": left.worker, "rank": left.rank, "reason": left.detail}
+        return [Log("worker_failed", fields)] if left.reason == "error" else []
+    happened = {"error": "failed", "peer": "lost a peer"}.get(left.reason, left.reason)
+    return core.fence(
+        f"rank {left.rank} {happened}: {left.detail}",
+        is_symptom=left.reason == "peer",
+        is_counted=is_counted,
+    )
+
+
+def _note_cause(core: Core, left: LeftGeneration) -> bool:
+    """Note why a rank left; False when a bad copy of the state was the cause, and not the code."""
+    core.is_memory_stale = True
+    is_bad_checkpoint = left.bad_checkpoint and core.restore.source == "durable"
+    is_bad_snapshot = left.bad_snapshot and core.restore.source == "arena"
+    if is_bad_checkpoint:
+        core.copies.bad_checkpoint(core.restore.step)
+    if is_bad_snapshot:
+        core.copies.bad_snapshot(left.rank, core.restore.step)
+    if is_bad_checkpoint or is_bad_snapshot:
+        core.brake.bad_copy()
+        return False
+    if left.reason == "error":
+        core.brake.blame(left.detail, f"rank {left.rank} failed: {left.detail}")
+    return True
+
+
+def on_seals(core: Core, seals: Seals) -> list[Action]:
+    """A node told which snapshots it holds, and which arenas are damaged."""
+    if seals.node not in core.copies.unread:
+        return []
+    core.copies.take(seals)
+    return [
+        Log("snapshot_damaged", {"node": seals.node, "rank": rank, "reason": reason})
+        for rank, reason in sorted(seals.damaged.items())
+    ]
+
+
+def on_executor_ended(core: Core, number: int) -> list[Action]:
+    """The engine knows that the executor has ended."""
+    node = core.fleet.nodes.get(number)
+    if node is None or node.bar in NOT_RESTARTED:
+        return []
+    actions: list[Action] = []
+    if not node.is_missed:
+        core.fleet.miss(node)
+        actions.append(Log("executor_ended", {"node": number}))
+    if core.effects.due(RestartNode, number):
+        actions += core.effects.ask(RestartNode(number))
+    return actions
+
+
+def on_done(core: Core, action: Action) -> list[Action]:
+    """An action took effect."""
+    is_newest = core.effects.settle(action)
+    match action:
+        case BeginGeneration() if is_newest:
+            return begun(core, action)
+        case ReleaseNode():
+            core.fleet.nodes[action.node].is_released = core.is_memory_stale = True
+        case _:
+            pass
+    return []
+
+
+def on_failed(core: Core, failed: Failed) -> list[Action]:
+    """An action did not take effect; whoever needs it asks for it again."""
+    action = failed.action
+    core.effects.settle(action, failed.error or "it failed")
+    fields = {"action": type(action).__name__, "reason": failed.error}
+    log: list[Action] = [Log("action_failed", fields)]
+    match action:
+        case RestartNode() if failed.is_final and core.fleet.nodes[action.node].is_missed:
+            log += core.lose_node(action.node, failed.error, bar="gone")
+        case ReleaseNode() if failed.is_final:
+            core.fleet.nodes[action.node].is_released = core.is_memory_stale = True
+        case Remember():
+            return []  # on a full disk, a line for each would only make it worse
+        case _:
+            pass
+    return log
+
+
+def eviction_refusal(core: Core, node: int) -> str:
+    """Why the node cannot be evicted now; empty when it can."""
+    fleet = core.fleet
+    if node not in fleet.nodes or fleet.nodes[node].status == "lost":
+        return f"node {node} is not in the run"
+    if fleet.nodes[node].ranks and fleet.spare_for(node) is None:
+        return f"no spare is ready for node {node}"
+    return ""
+
+
+def evict(core: Core, node: int) -> list[Action]:
+    """Take the node out of the run for good, unless it carries ranks and no spare is ready."""
+    if refusal := eviction_refusal(core, node):
+        return [Log("eviction_refused", {"node": node, "reason": refusal})]
+    core.fleet.nodes[node].is_released = False
+    core.effects.forget(ReleaseNode, node)
+    log = Log("evicted", {"node": node})
+    return [log, *core.lose_node(node, "evicted", bar="evicted"), *release(core)]
+
+
+def release(core: Core) -> list[Action]:
+    """Have the machines of evicted nodes taken away, until that is done."""
+    return [
+        action
+        for node in map(core.fleet.nodes.__getitem__, core.fleet.barred)
+        if node.bar == "evicted"
+        and not node.is_released
+        and core.effects.due(ReleaseNode, node.number)
+        for action in core.effects.ask(ReleaseNode(node.number))
+    ]

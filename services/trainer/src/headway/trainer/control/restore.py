@@ -1,0 +1,102 @@
+"""Which copies of the state there are: sealed in arenas, durable in the folder, or known to be bad."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from headway.common.wire.messages.driver import Seals
+from headway.common.wire.messages.worker import Restore
+
+
+class Copies:
+    """What the nodes report of their arenas, less what proved bad.
+
+    Args:
+        max_durable: checkpoints beyond this step proved bad.
+        bad_snapshots: (rank, step) of snapshots that do not match their digest.
+    """
+
+    def __init__(
+        self, max_durable: int | None = None, bad_snapshots: Iterable[tuple[int, int]] = ()
+    ) -> None:
+        self.max_durable = max_durable
+        self.bad_snapshots = dict.fromkeys((rank, step) for rank, step in bad_snapshots)
+        self.unread: dict[int, None] = {}
+        """Nodes whose snapshots are not known yet."""
+        self._sealed: dict[int, dict[int, tuple[int, ...]]] = {}
+
+    def begin(self, nodes: Iterable[int]) -> None:
+        """Read the snapshots of ``nodes`` anew."""
+        self.unread = dict.fromkeys(nodes)
+        self._sealed = {}
+
+    def take(self, seals: Seals) -> None:
+        """Take in the snapshots of a node; those in a damaged arena count as absent."""
+        if seals.node in self.unread:
+            del self.unread[seals.node]
+            self._sealed[seals.node] = {
+                rank: steps for rank, steps in seals.sealed.items() if rank not in seals.damaged
+            }
+
+    def give_up(self, node: int) -> None:
+        """The node does not answer: it counts as having no snapshots."""
+        self.unread.pop(node, None)
+
+    def bad_snapshot(self, rank: int, step: int) -> None:
+        """Never restore this one again."""
+        self.bad_snapshots[rank, step] = None
+
+    def bad_checkpoint(self, step: int) -> None:
+        """Never restore this checkpoint again; an older one may be good."""
+        self.max_durable = step - 1 if self.max_durable is None else min(self.max_durable, step - 1)
+
+    def choose(self, rank_nodes: Mapping[int, int], durable: tuple[int, str] | None) -> Restore:
+        """The restore point of a generation whose ranks run on these nodes."""
+        return choose_restore(rank_nodes, self._usable(rank_nodes), durable)
+
+    def _usable(self, rank_nodes: Mapping[int, int]) -> dict[int, tuple[int, ...]]:
+        """Rank -> steps of the good snapshots on the node that carries the rank now."""
+        return {
+            rank: tuple(
+                step
+                for step in self._sealed.get(home, {}).get(rank, ())
+                if (rank, step) not in self.bad_snapshots
+            )
+            for rank, home in rank_nodes.items()
+        }
+
+    def superseded(self, step: int) -> bool:
+        """Forget bad checkpoints that a run at ``step`` has written anew; True if there were any."""
+        if self.max_durable is None or step <= self.max_durable + 1:
+            return False
+        self.max_durable = None
+        return True
+
+    def renewed(self) -> bool:
+        """Forget bad snapshots: every rank restored another copy, which frees the slots of newer ones."""
+        found = bool(self.bad_snapshots)
+        self.bad_snapshots.clear()
+        return found
+
+
+def choose_restore(
+    ranks: Iterable[int], sealed: Mapping[int, Iterable[int]], durable: tuple[int, str] | None
+) -> Restore:
+    """The restore point of a generation: the newest step that every rank can have.
+
+    Args:
+        ranks: every rank of the grid.
+        sealed: rank -> steps of the snapshots in that rank's arena on the node that carries the rank
+            now; a rank without an arena (a fresh run, a lost node) is absent.
+        durable: step and folder of the newest complete checkpoint, None when there is none.
+
+    A step is never taken from a mixture of arenas and folders: all ranks restore from one kind.
+    """
+    holdings = [frozenset(sealed.get(rank, ())) for rank in ranks]
+    common = frozenset.intersection(*holdings) if holdings else frozenset()
+    newest = max(common, default=-1)
+    if durable is not None and durable[0] > newest:
+        return Restore(source="durable", step=durable[0], folder=durable[1])
+    if newest >= 0:
+        return Restore(source="arena", step=newest)
+    return Restore(source="init", step=0)

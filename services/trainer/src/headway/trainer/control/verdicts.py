@@ -1,0 +1,124 @@
+"""What the driver makes of the monitor's verdicts: one table from response to action."""
+
+from __future__ import annotations
+
+from headway.common.wire.messages.executor import RestartService
+from headway.trainer.control.core import Core
+from headway.trainer.control.events import Action, Answer, Judged, Tell
+
+MAX_ANSWERS = 1024
+RESTART_AGAIN_S = 2.0
+RESTARTS = 5
+"""The order to restart a service is repeated so often while beats show the old process."""
+
+
+class Verdicts:
+    """Each verdict is acted on once, and answered as often as it is repeated.
+
+    An empty answer means that nothing is decided yet: the monitor repeats the verdict.
+
+    | response | what is done |
+    |---|---|
+    | ``replace_worker``, ``kill_worker`` | the worker is lost, if its pid is that of a member |
+    | ``restart_service`` | the executor ends the service and starts it again |
+    | ``replace_node`` | the node is given up, if a spare is ready |
+    | ``stop_run`` | the run fails, before its first generation; later the crash brake decides |
+    | ``observe`` | nothing |
+    """
+
+    def __init__(self) -> None:
+        self._answers: dict[tuple[str, int], str] = {}
+        self._restarts: dict[tuple[int, str], tuple[int, str, float, int]] = {}
+        """(node, service) -> pid of the process to end, the reason, when it was told, how often."""
+
+    def judge(self, core: Core, verdict: Judged) -> list[Action]:
+        """Act on a verdict and answer it."""
+        key = (verdict.id, verdict.revision)
+        actions: list[Action] = []
+        if key not in self._answers:
+            taken, actions = self._act(core, verdict)
+            if not taken:
+                return [*actions, Answer(*key, "")]
+            self._answers[key] = taken
+            while len(self._answers) > MAX_ANSWERS:
+                del self._answers[next(iter(self._answers))]
+        return [*actions, Answer(*key, self._answers[key])]
+
+    def _act(self, core: Core, verdict: Judged) -> tuple[str, list[Action]]:
+        if core.phase == "over":
+            return "none: the run is over", []
+        if verdict.node not in core.fleet.nodes:
+            return f"none: node {verdict.node} is not in this run", []
+        match verdict.response:
+            case "replace_worker" | "kill_worker":
+                return _end_worker(core, verdict)
+            case "restart_service":
+                return self._restart(core, verdict)
+            case "replace_node":
+                return _replace_node(core, verdict)
+            case "stop_run":
+                return _stop_run(core, verdict)
+            case "observe":
+                return "observe", []
+            case other:
+                return f"none: the response {other!r} is not known", []
+
+    def _restart(self, core: Core, verdict: Judged) -> tuple[str, list[Action]]:
+        node = core.fleet.nodes[verdict.node]
+        if node.status == "lost":
+            return f"none: node {node.number} is lost", []
+        reason = f"{verdict.kind}: {verdict.detail}" if verdict.detail else verdict.kind
+        pid = node.services.get(verdict.service, 0)
+        self._restarts[node.number, verdict.service] = (pid, reason, core.clock.now, 1)
+        order = _restart_order(core, node.number, verdict.service, reason)
+        return f"restarted {verdict.service} on node {node.number}", [order]
+
+    def repeat(self, core: Core) -> list[Action]:
+        """Send orders to restart a service again while its old process is still shown."""
+        actions: list[Action] = []
+        for key, (pid, reason, told_at, times) in list(self._restarts.items()):
+            number, service = key
+            if not pid or core.fleet.nodes[number].services.get(service) != pid or times > RESTARTS:
+                del self._restarts[key]
+            elif core.clock.now - told_at >= RESTART_AGAIN_S:
+                self._restarts[key] = (pid, reason, core.clock.now, times + 1)
+                actions.append(_restart_order(core, number, service, reason))
+        return actions
+
+
+def _restart_order(core: Core, node: int, service: str, reason: str) -> Tell:
+    order = RestartService(run_id=core.run_id, epoch=core.epoch, service=service, reason=reason)
+    return Tell(node, order)
+
+
+def _end_worker(core: Core, verdict: Judged) -> tuple[str, list[Action]]:
+    if 0 <= verdict.generation < core.generation:
+        return f"none: generation {verdict.generation} has ended", []
+    # who stands still in a pause or in a recovery may have every reason to
+    if core.phase not in ("joining", "running") or core.members.num_paused:
+        return "", []
+    workers = core.fleet.nodes[verdict.node].workers.values()
+    for name in [view.worker for view in workers if view.pid == verdict.pid]:
+        rank = core.members.rank_of.get(name)
+        if rank is not None and core.view(rank) is not None:
+            return f"replaced worker {name} of rank {rank}", core.lose_worker(name, verdict.kind)
+    return f"none: pid {verdict.pid} on node {verdict.node} holds no rank", []
+
+
+def _replace_node(core: Core, verdict: Judged) -> tuple[str, list[Action]]:
+    node = core.fleet.nodes[verdict.node]
+    if node.status == "lost":
+        return f"none: node {node.number} is lost already", []
+    if not node.ranks:
+        lost = core.lose_node(node.number, f"{verdict.kind}: {verdict.detail}", bar="verdict")
+        return f"gave up node {node.number}, which carried no ranks", lost
+    if core.fleet.spare_for(node.number) is None:
+        return "observe: no spare is ready", []
+    lost = core.lose_node(node.number, f"{verdict.kind}: {verdict.detail}", bar="verdict")
+    return f"gave up node {node.number}", lost
+
+
+def _stop_run(core: Core, verdict: Judged) -> tuple[str, list[Action]]:
+    if core.generation >= 0:
+        return "none: the rank that fails reports it, and the crash brake counts", []
+    return "stopped the run", core.finish("failed", verdict.detail)
