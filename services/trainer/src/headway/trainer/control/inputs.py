@@ -27,7 +27,7 @@ from headway.trainer.control.state import RunState
 
 MAX_TEXT = 2000
 """Characters of one decision in the journal: those about all ranks of a large run are longer."""
-_MESSAGES = by_tag([NodeBeat, Relay, Seals, WorkerGone])
+_MESSAGES: dict[str, type[Message]] = by_tag([NodeBeat, Relay, Seals, WorkerGone])
 _OWN = {
     one.__name__: one
     for one in vars(events).values()
@@ -112,7 +112,7 @@ def decided(actions: list[Action]) -> str:
     text = "; ".join(_one_line(action) for action in actions)
     if len(text) <= MAX_TEXT:
         return text
-    return f"{text[:MAX_TEXT]}... {xxhash.xxh3_64_hexdigest(text)}"
+    return f"{text[:MAX_TEXT]}... {xxhash.xxh3_64_hexdigest(text.encode())}"
 
 
 def _one_line(action: Action) -> str:
