@@ -9,172 +9,34 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import urllib.request
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from headway.common.node.flight import FlightReader
-from headway.common.node.testing import child_environment, hear, python_child, say, wait_until
-from headway.common.wire.client import Client
-from headway.common.wire.keys import KeyPair
-from headway.common.wire.messages.health import Verdict
-from headway.common.wire.messages.service import Describe, Description, ServiceBeat
-from headway.common.wire.server import Server
-from headway.health.announce import Address, announce, read_address
+from headway.common.node.testing import child_environment, hear, say
+from headway.health.announce import Address, read_address
 from headway.health.client import verdicts_of
-
-RUN_ID = "0badcafe"
-QUICK = (
-    "beat_interval_s=0.1",
-    "silence_floor_s=1.0",
-    "node_silence_s=8.0",
-    "log_quiet_s=600.0",
-    "hit_repeat_s=0.5",
-)
-WORKER = """
-import sys, threading, time
-from pathlib import Path
-from headway.common.node.flight import FlightWriter
-from headway.common.node.process import LastWords
-from headway.common.plan.schedule.actions import Kind
-folder, rank, generation = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-writer = FlightWriter.create(folder / f"flight-{rank}.bin", rank, capacity=4096)
-writer.set_generation(generation)
-orders = []
-threading.Thread(target=lambda: orders.extend(iter(sys.stdin.readline, "")), daemon=True).start()
-print("up", flush=True)
-step = 0
-while True:
-    with writer.record(Kind.STEP, step=step):
-        with writer.record(Kind.FORWARD, step=step, micro_batch=0):
-            time.sleep(0.01)
-            while "hang\\n" in orders:
-                time.sleep(0.01)
-        with writer.record(Kind.NORM, step=step):
-            time.sleep(0.01)
-    step += 1
-    print("step", step, flush=True)
-    while "pause\\n" in orders:
-        time.sleep(0.01)
-    if "end\\n" in orders:
-        LastWords(folder / f"words-{rank}.bin").write(0, "finished")
-        sys.exit(0)
-"""
-
-
-@dataclass
-class Bench:
-    """One emulated node with its monitor; the test plays executor and driver."""
-
-    root: Path
-    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    told: list[Verdict] = field(default_factory=list)
-    beats: list[ServiceBeat] = field(default_factory=list)
-    servers: list[Server] = field(default_factory=list)
-
-    def start(self, *arguments: str | Path) -> subprocess.Popen[bytes]:
-        log = (self.root / "daemons.err").open("ab")
-        command = [sys.executable, "-m", "headway.health", *map(str, arguments)]
-        for limit in QUICK:
-            command += ["--set", limit]
-        made = subprocess.Popen(command, stderr=log, env=child_environment())
-        log.close()
-        self.processes.append(made)
-        return made
-
-    def monitor(self) -> subprocess.Popen[bytes]:
-        return self.start(
-            "monitor", "--keys", self.root / "keys", "--run-dir", self.root, "--run-id", RUN_ID,
-            "--announce", self.root / "monitor.json", "--executor", f"ipc://{self.root}/executor.sock",
-        )  # fmt: skip
-
-    def agent(self, *more: str) -> subprocess.Popen[bytes]:
-        return self.start(
-            "agent", "--endpoint", f"ipc://{self.root}/agent.sock", "--node-file", self.root / "monitor.json",
-            "--shm-dir", self.root / "shm", "--logs", self.root / "logs", "--run-id", RUN_ID, "--node", "4",
-            "--executor", f"ipc://{self.root}/executor.sock", *more,
-        )  # fmt: skip
-
-    def driver(self) -> None:
-        """A new driver; like the real one it admits the monitor alone."""
-        keys, cluster_key = KeyPair.generate(), self.root / "keys" / "cluster.key"
-        if not cluster_key.exists():
-            KeyPair.generate().save(cluster_key)
-        allowed = {KeyPair.load(cluster_key).public}
-
-        def hear_verdict(verdict: Verdict, _peer: bytes) -> None:
-            self.told.append(verdict)
-
-        server = Server("tcp://127.0.0.1:0", {Verdict: hear_verdict}, keys=keys, allowed=allowed)
-        self.servers.append(server)
-        announce(self.root / "driver.json", Address(server.endpoint, keys.public.decode()))
-
-    def wait(self, condition: Callable[[], bool], what: str) -> None:
-        def serve_and_ask() -> bool:
-            for server in self.servers:
-                server.handle_ready()
-            return condition()
-
-        wait_until(serve_and_ask, timeout_s=40, what=what)
-
-    def describe(self) -> dict[str, object]:
-        address = read_address(self.root / "monitor.json")
-        assert address is not None
-        with Client(address.endpoint, server_key=address.server_key.encode()) as client:
-            return dict(client.call(Describe(), Description, timeout_s=20.0).state)
-
-    def wait_for_ranks(self, count: int) -> None:
-        self.wait(lambda: (self.root / "monitor.json").exists(), "a monitor")
-        self.wait(lambda: self.describe()["num_ranks"] == count, f"{count} ranks known")
-
-    def kinds(self) -> list[tuple[str, int, bool]]:
-        return [(verdict.kind, verdict.rank, verdict.is_open) for verdict in self.told]
-
-    def close(self) -> None:
-        for process in self.processes:
-            process.kill()
-            process.wait()
-        for server in self.servers:
-            server.close()
+from headway.health.journal import read_verdicts
+from headway.testkit.health_bench import RUN_ID, Bench, health_bench
 
 
 @pytest.fixture
 def bench() -> Iterator[Bench]:
-    # socket paths must be short
-    with tempfile.TemporaryDirectory(prefix="hw", dir="/tmp") as folder:
-        made = Bench(Path(folder))
-        for name in ("shm", "logs"):
-            (made.root / name).mkdir()
-
-        def hear_beat(beat: ServiceBeat, _peer: bytes) -> None:
-            made.beats.append(beat)
-
-        made.servers.append(Server(f"ipc://{made.root}/executor.sock", {ServiceBeat: hear_beat}))
+    with health_bench() as made:
         yield made
-        made.close()
-        leftover = (
-            (made.root / "daemons.err").read_text() if (made.root / "daemons.err").exists() else ""
-        )
-    assert "Traceback" not in leftover, leftover
-
-
-def worker(bench: Bench, rank: int, generation: int = 0) -> python_child:
-    return python_child(WORKER, bench.root / "shm", rank, generation)
 
 
 def test_a_killed_worker_is_told_to_the_driver_and_written_down(bench: Bench) -> None:
     bench.driver(), bench.monitor(), bench.agent()
-    with worker(bench, 0) as survivor, worker(bench, 1) as victim:
+    with bench.worker(0) as survivor, bench.worker(1) as victim:
         assert hear(survivor) == hear(victim) == "up"
         bench.wait_for_ranks(2)
-        assert bench.told == []
+        assert bench.verdicts == []
         os.kill(victim.pid, signal.SIGKILL)
-        bench.wait(lambda: bool(bench.told), "a verdict")
-        [verdict] = bench.told
+        bench.wait(lambda: bool(bench.verdicts), "a verdict")
+        [verdict] = bench.news()
         assert (verdict.kind, verdict.node, verdict.rank, verdict.pid) == (
             "crash",
             4,
@@ -182,11 +44,12 @@ def test_a_killed_worker_is_told_to_the_driver_and_written_down(bench: Bench) ->
             victim.pid,
         )
         assert verdict.unix_s > 0 and verdict.remedy and verdict.evidence
-        bench.wait(lambda: verdicts_of(bench.root) == [verdict], "the verdict in the file")
-        with worker(bench, 1, generation=1) as newcomer:
+        bench.wait(lambda: verdicts_of(bench.root)[0].taken == "noted", "the answer in the file")
+        assert [one.revision for one in read_verdicts(bench.root / "verdicts.jsonl")] == [0, 1]
+        with bench.worker(1, generation=1) as newcomer:
             assert hear(newcomer) == "up"
-            bench.wait(lambda: len(bench.told) == 2, "the end of the episode")
-            assert bench.kinds()[1] == ("crash", 1, False)
+            bench.wait(lambda: len(bench.news()) == 2, "the end of the episode")
+            assert bench.kinds()[1] == ("crash", 1, False) and bench.news()[1].taken == "noted"
             bench.wait(
                 lambda: verdicts_of(bench.root, only_open=True) == [],
                 "it in the file, written after",
@@ -195,37 +58,37 @@ def test_a_killed_worker_is_told_to_the_driver_and_written_down(bench: Bench) ->
 
 def test_a_stopped_worker_is_told_and_its_going_on_too(bench: Bench) -> None:
     bench.driver(), bench.monitor(), bench.agent()
-    with worker(bench, 0) as child:
+    with bench.worker(0) as child:
         assert hear(child) == "up"
         bench.wait_for_ranks(1)
         os.kill(child.pid, signal.SIGSTOP)
-        bench.wait(lambda: bool(bench.told), "a verdict")
+        bench.wait(lambda: bool(bench.verdicts), "a verdict")
         os.kill(child.pid, signal.SIGCONT)
-        bench.wait(lambda: len(bench.told) == 2, "the end of the episode")
+        bench.wait(lambda: len(bench.news()) == 2, "the end of the episode")
         assert bench.kinds() == [("stopped", 0, True), ("stopped", 0, False)]
-        bench.told.clear()
+        bench.verdicts.clear()
         bench.driver()  # a new one, which need not hear what is over
         os.kill(child.pid, signal.SIGSTOP)
-        bench.wait(lambda: bool(bench.told), "the next verdict")
+        bench.wait(lambda: bool(bench.verdicts), "the next verdict")
         assert bench.kinds() == [("stopped", 0, True)]
 
 
 def test_a_worker_that_lives_but_stands_still_is_silent(bench: Bench) -> None:
     bench.driver(), bench.monitor(), bench.agent()
-    with worker(bench, 0) as child:
+    with bench.worker(0) as child:
         assert hear(child) == "up"
         bench.wait_for_ranks(1)
         bench.wait(lambda: int((hear(child) or "0").split()[-1]) > 3, "the first steps")
         say(child, "hang")
-        bench.wait(lambda: bool(bench.told), "a verdict")
+        bench.wait(lambda: bool(bench.verdicts), "a verdict")
         assert bench.kinds() == [("silence", 0, True)]
-        rows = {row.name: row.value for row in bench.told[0].evidence}
+        rows = {row.name: row.value for row in bench.news()[0].evidence}
         assert rows["last_action"].startswith("FORWARD of micro-batch 0")
 
 
 def test_a_paused_run_and_an_orderly_end_are_no_trouble(bench: Bench) -> None:
     bench.driver(), bench.monitor(), bench.agent("--metrics-port", "0")
-    with worker(bench, 0) as paused, worker(bench, 1) as ending:
+    with bench.worker(0) as paused, bench.worker(1) as ending:
         assert hear(paused) == hear(ending) == "up"
         bench.wait_for_ranks(2)
         say(ending, "end")
@@ -234,7 +97,7 @@ def test_a_paused_run_and_an_orderly_end_are_no_trouble(bench: Bench) -> None:
         bench.wait_for_ranks(1)
         count = len(bench.beats)
         bench.wait(lambda: len(bench.beats) > count + 12, "two and more silence limits")
-        assert bench.told == [] and verdicts_of(bench.root) == []
+        assert bench.verdicts == [] and verdicts_of(bench.root) == []
 
 
 def test_a_bad_log_line_is_told_once_for_the_whole_episode(bench: Bench) -> None:
@@ -243,12 +106,12 @@ def test_a_bad_log_line_is_told_once_for_the_whole_episode(bench: Bench) -> None
     bench.wait(lambda: any(beat.name == "agent" for beat in bench.beats), "the agent")
     with (bench.root / "logs" / "worker-rank-2.log").open("a") as log:
         log.write("all fine\nstep 9 loss: nan\nstep 10 loss: nan\n")
-    bench.wait(lambda: bool(bench.told), "a verdict")
+    bench.wait(lambda: bool(bench.verdicts), "a verdict")
     with (bench.root / "logs" / "worker-rank-2.log").open("a") as log:
         log.write("step 11 loss: nan\nOSError: [Errno 28] No space left on device\n")
-    bench.wait(lambda: len(bench.told) == 2, "the second verdict")
+    bench.wait(lambda: len(bench.news()) == 2, "the second verdict")
     assert bench.kinds() == [("nan_loss", 2, True), ("disk_full", 2, True)]
-    assert bench.told[0].evidence[0].value == "step 9 loss: nan"
+    assert bench.news()[0].evidence[0].value == "step 9 loss: nan"
 
 
 def test_a_line_found_while_no_monitor_was_there_is_told_to_the_first(bench: Bench) -> None:
@@ -258,33 +121,35 @@ def test_a_line_found_while_no_monitor_was_there_is_told_to_the_first(bench: Ben
     count = len(bench.beats)
     bench.wait(lambda: len(bench.beats) > count + 3, "longer than a line is repeated")
     bench.monitor()
-    bench.wait(lambda: bool(bench.told), "a verdict")
+    bench.wait(lambda: bool(bench.verdicts), "a verdict")
     assert bench.kinds() == [("nan_loss", -1, True)]
 
 
 def test_killed_monitor_and_agent_and_a_new_driver_lose_and_repeat_nothing(bench: Bench) -> None:
     bench.driver()
     monitor, agent = bench.monitor(), bench.agent()
-    with worker(bench, 0) as survivor, worker(bench, 1) as victim:
+    with bench.worker(0) as survivor, bench.worker(1) as victim:
         assert hear(survivor) == hear(victim) == "up"
         bench.wait_for_ranks(2)
         os.kill(victim.pid, signal.SIGKILL)
-        bench.wait(lambda: bool(bench.told), "a verdict")
+        bench.wait(lambda: bool(bench.verdicts), "a verdict")
         for daemon in (monitor, agent):
             daemon.kill()
             daemon.wait()
         (bench.root / "monitor.json").unlink()
         bench.monitor(), bench.agent()
         bench.wait_for_ranks(1)
-        bench.told.clear()
+        bench.verdicts.clear()
         bench.driver()  # a new driver rewrites its file and must learn what stands, and only that
-        bench.wait(lambda: bool(bench.told), "what stands")
+        bench.wait(lambda: bool(bench.verdicts), "what stands")
         assert bench.kinds() == [("crash", 1, True)]
         os.kill(survivor.pid, signal.SIGKILL)
-        bench.wait(lambda: len(bench.told) > 1, "the next verdict")
+        bench.wait(lambda: len(bench.news()) > 1, "the next verdict")
         assert bench.kinds() == [("crash", 1, True), ("crash", 0, True)]
-        bench.wait(lambda: len(verdicts_of(bench.root)) == 2, "both in the file")
-        assert [verdict.revision for verdict in verdicts_of(bench.root)] == [0, 0]
+        bench.wait(
+            lambda: [one.revision for one in verdicts_of(bench.root)] == [1, 1],
+            "both in the file, each answered once",
+        )
 
 
 def test_sigterm_ends_both_with_code_0_and_no_socket_file(bench: Bench) -> None:
@@ -300,7 +165,7 @@ def test_an_agent_that_ends_saves_the_flight_records_of_its_ranks(bench: Bench) 
     events = bench.root / "events"
     events.mkdir()
     agent = bench.agent("--events", str(events))
-    with worker(bench, 0) as child:
+    with bench.worker(0) as child:
         assert hear(child) == "up"
         bench.wait(lambda: any(beat.progress for beat in bench.beats), "the agent's first beat")
         say(child, "end")
@@ -318,7 +183,7 @@ def test_ranks_that_end_while_the_agent_saves_their_records_have_not_crashed(ben
     events.mkdir()
     bench.driver(), bench.monitor()
     agent = bench.agent("--events", str(events))
-    with worker(bench, 0) as child:
+    with bench.worker(0) as child:
         assert hear(child) == "up"
         bench.wait_for_ranks(1)
         slow = events / f"n4-rank0-{0:020d}.npy"
@@ -339,7 +204,7 @@ def test_ranks_that_end_while_the_agent_saves_their_records_have_not_crashed(ben
             lambda: len([b for b in bench.beats[count:] if b.name == "agent"]) > 3,
             "four times what a verdict takes",
         )
-        assert agent.poll() is None and bench.told == []
+        assert agent.poll() is None and bench.verdicts == []
         os.close(reader_waits[0])
         assert agent.wait(20) == 0
     assert [np.load(path).size > 0 for path in events.glob("n4-*.npy") if path.is_file()] == [True]
@@ -358,7 +223,7 @@ def test_the_exporter_shows_the_ranks(bench: Bench) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     bench.monitor(), bench.agent("--metrics-port", str(port))
-    with worker(bench, 0) as child:
+    with bench.worker(0) as child:
         assert hear(child) == "up"
         bench.wait_for_ranks(1)
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as reply:
@@ -389,7 +254,7 @@ def test_garbage_in_the_address_files_is_survived(bench: Bench) -> None:
         json.dumps({"endpoint": "nonsense", "server_key": "short"})
     )
     agent = bench.agent()
-    with worker(bench, 0) as child:
+    with bench.worker(0) as child:
         assert hear(child) == "up"
         bench.wait(lambda: any(beat.name == "agent" for beat in bench.beats), "the agent")
         bench.monitor()

@@ -68,7 +68,7 @@ def test_an_address_file_that_says_nothing_is_no_address(tmp_path: Path, content
     assert read_address(path) is None
     path.write_text(content)
     assert read_address(path) is None
-    with_peer = FollowedPeer(path, 4)
+    with_peer = FollowedPeer(path, 4, KeyPair.generate())
     assert not with_peer.refresh() and not with_peer.notify(verdict(1))
 
 
@@ -81,7 +81,7 @@ def test_a_peer_is_followed_to_its_new_address_and_stays_when_the_file_goes(tmp_
         return made, Address(made.endpoint, keys.public.decode())
 
     (first, first_address), (second, second_address) = server(), server()
-    peer = FollowedPeer(path, 4)
+    peer = FollowedPeer(path, 4, KeyPair.generate())
     announce(path, first_address)
     assert peer.refresh() and not peer.refresh()
     announce(path, first_address)
@@ -98,7 +98,7 @@ def test_a_peer_is_followed_to_its_new_address_and_stays_when_the_file_goes(tmp_
 
 def test_an_unreachable_peer_never_holds_more_than_a_few_messages(tmp_path: Path) -> None:
     announce(tmp_path / "m.json", Address("tcp://127.0.0.1:9", KeyPair.generate().public.decode()))
-    peer = FollowedPeer(tmp_path / "m.json", 4)
+    peer = FollowedPeer(tmp_path / "m.json", 4, KeyPair.generate())
     peer.refresh()
     assert sum(peer.notify(verdict(number)) for number in range(100)) <= 8
     peer.close()

@@ -77,7 +77,7 @@ def test_pressure_is_read_from_a_recorded_tree(
 
 
 def test_the_host_shows_load_memory_and_free_space(tmp_path: Path) -> None:
-    host = read_host(tmp_path, tmp_path / "absent")
+    host = read_host(free_bytes(tmp_path), tmp_path / "absent")
     assert host.load_1m >= 0
     assert 0 < host.memory_available_bytes < host.memory_total_bytes
     assert host.disk_free_bytes > 0 and host.shm_free_bytes == -1
@@ -357,9 +357,12 @@ def test_the_last_words_of_another_process_excuse_nobody(tmp_path: Path) -> None
 
 
 def test_a_matched_line_is_repeated_for_a_while_and_then_forgotten(tmp_path: Path) -> None:
-    options = AgentOptions("", tmp_path / "monitor.json", tmp_path, tmp_path, "0badcafe", 0)
+    options = AgentOptions(
+        "", tmp_path / "monitor.json", tmp_path, tmp_path, tmp_path, "0badcafe", 0
+    )
     watch = NodeWatch(options, HealthConfig())
     (tmp_path / "a.log").write_text("loss: nan\n")
+    wait_until(lambda: bool(watch.beat().hits), what="the line")
     seen = []
     for now_s in (100.0, 103.0, 104.9, 105.1, 106.0):
         seen.append(len(watch.beat().hits))
@@ -375,13 +378,9 @@ def test_last_words_tell_an_orderly_end_from_a_failure(
     source = WorkerSource(tmp_path, HealthConfig())
     with python_child(WORKER, tmp_path) as child:
         assert hear(child) == "up"
+        wait_until(lambda: source.read()[0].pss_bytes > 0, what="its proportional memory")
         [live] = source.read()
-        assert (
-            live.pid == child.pid
-            and live.state in "RS"
-            and live.pss_bytes > 0
-            and live.exit_code is None
-        )
+        assert live.pid == child.pid and live.state in "RS" and live.exit_code is None
         say(child, str(code))
         child.wait()
         [ended] = source.read()

@@ -120,8 +120,9 @@ def test_when_all_ranks_wait_the_verdict_says_that_it_guesses() -> None:
     for timeline in timelines:
         timeline.hang(20.0, "NORM")
     told = play(MonitorState(CONFIG, RUN_ID), nodes_of(timelines), 60.0)
-    assert [one.kind for _, one in told] == ["silence"]
-    assert told[0][1].confidence == 0.5
+    assert {(one.kind, one.id) for _, one in told} == {("silence", told[0][1].id)}
+    assert [one.confidence for _, one in told] == [0.5, 0.6, 0.7, 0.8]
+    assert [one.revision for _, one in told] == [0, 1, 2, 3]
 
 
 def test_a_hang_in_the_first_step_is_found_too() -> None:

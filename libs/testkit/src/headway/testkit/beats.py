@@ -1,5 +1,4 @@
-"""Made-up training runs as agents see them: timelines of actions, sampled into beats. For tests, also of
-other packages."""
+"""Made-up training runs as agents see them: timelines of actions, sampled into beats; for tests."""
 
 from __future__ import annotations
 
@@ -7,6 +6,7 @@ import bisect
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from headway.common.wire.messages.health import AgentBeat, LogHit, WorkerSignals
 from headway.health.config import HealthConfig
@@ -123,8 +123,8 @@ def lockstep(
 def stall_others(
     timelines: list[Timeline], culprit: int, at_s: float, waiting: str = "NORM"
 ) -> None:
-    """Hangs ``culprit`` at ``at_s`` and lets all others run on to the next collective, where they wait."""
-    timelines[culprit].hang(at_s)
+    """Hangs ``culprit`` in its next forward pass from ``at_s`` on, and all others in the collective after it."""
+    timelines[culprit].hang(at_s, "FORWARD")
     stuck_s = timelines[culprit].actions[-1][0]
     for timeline in timelines:
         if timeline.rank != culprit:
@@ -141,6 +141,8 @@ class SimulatedNode:
     sequence: int = 0
     states: dict[int, str] = field(default_factory=dict)
     """Rank -> process state, where it is not just sleeping."""
+    signals: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Rank -> further fields of its ``WorkerSignals`` that differ from the timeline's."""
 
     def beat(self, now_s: float, hits: tuple[LogHit, ...] = ()) -> AgentBeat:
         """The next beat."""
@@ -149,8 +151,8 @@ class SimulatedNode:
         for timeline in self.timelines:
             signals = timeline.sample(now_s, self.generation)
             if timeline.rank in self.states:
-                signals = _with_state(signals, self.states[timeline.rank])
-            workers.append(signals)
+                signals = _changed(signals, state=self.states[timeline.rank])
+            workers.append(_changed(signals, **self.signals.get(timeline.rank, {})))
         return AgentBeat(
             run_id=RUN_ID, node=self.node, pid=100 + self.node, start_ticks=1, sequence=self.sequence,
             sent_at_ns=int(now_s * 1e9), workers=tuple(workers), hits=hits,
@@ -163,6 +165,6 @@ def beat_times(until_s: float, interval_s: float = 0.5, start_s: float = 0.0) ->
         yield start_s + (index + 1) * interval_s
 
 
-def _with_state(signals: WorkerSignals, state: str) -> WorkerSignals:
+def _changed(signals: WorkerSignals, **changes: Any) -> WorkerSignals:
     fields = {name: getattr(signals, name) for name in signals.__struct_fields__}
-    return WorkerSignals(**{**fields, "state": state})
+    return WorkerSignals(**{**fields, **changes})

@@ -1,6 +1,7 @@
 """One per node: reads the state of its ranks and of itself, and reports it to the monitor twice a second.
 
-It never touches a worker: everything comes from /proc, from shared memory and from log files. Its
+It never touches a worker: everything comes from /proc, from shared memory and from log files. What
+may hang with a disk is read on threads of its own, so a hung mount costs figures and not beats. Its
 death costs beats and nothing else; restarted, it continues in the logs where it stopped. It also
 saves the flight records of the node to the run's folder.
 """
@@ -23,7 +24,9 @@ from headway.health.announce import FollowedPeer
 from headway.health.config import HealthConfig
 from headway.health.exporter import BeatCollector
 from headway.health.flight_windows import FlightWindows, WindowThread
-from headway.health.sources.host import read_host
+from headway.health.keys import key_of
+from headway.health.sources.host import FreeSpace, read_host
+from headway.health.sources.log_thread import LogThread
 from headway.health.sources.train_log import LogTail
 from headway.health.sources.workers import WorkerSource
 
@@ -39,6 +42,8 @@ class AgentOptions:
 
     endpoint: str
     node_file: Path
+    keys: Path
+    """Folder with ``agent.key``: the monitor admits nobody else."""
     shm_dir: Path
     logs: Path
     run_id: str
@@ -57,20 +62,23 @@ class NodeWatch:
         self._options, self._config = options, config
         self._me = ProcessId.current()
         self._workers = WorkerSource(options.shm_dir, config)
+        self._disk = FreeSpace(options.logs)
         cursors = options.shm_dir / "agent-cursors.json"
-        self._tail = LogTail(options.logs, options.log_pattern, cursors)
+        self._logs = LogThread(
+            lambda: LogTail(options.logs, options.log_pattern, cursors),
+            config.log_bytes_per_beat,
+            config.beat_interval_s / 2,
+        )
         self._hits: deque[tuple[LogHit, float | None]] = deque()
         """Matched lines and until when they are repeated; None before they were sent at all."""
         self._sequence = 0
         self.newest: AgentBeat | None = None
 
     def beat(self) -> AgentBeat:
-        """Reads everything once."""
+        """The newest of everything; never blocks on a disk."""
         self._sequence += 1
-        if len(self._hits) < MAX_HITS_A_BEAT:
-            self._hits.extend(
-                (hit, None) for hit in self._tail.poll(self._config.log_bytes_per_beat)
-            )
+        room = max(0, MAX_HITS_A_BEAT - len(self._hits))
+        self._hits.extend((hit, None) for hit in self._logs.take(room))
         self.newest = AgentBeat(
             run_id=self._options.run_id,
             node=self._options.node,
@@ -79,7 +87,7 @@ class NodeWatch:
             sequence=self._sequence,
             sent_at_ns=time.monotonic_ns(),
             workers=self._workers.read(),
-            host=read_host(self._options.logs, self._options.shm_dir),
+            host=read_host(self._disk.newest(), self._options.shm_dir),
             hits=tuple(hit for hit, _ in list(self._hits)[:MAX_HITS_A_BEAT]),
         )
         return self.newest
@@ -95,17 +103,19 @@ class NodeWatch:
 
     def close(self) -> None:
         self._workers.close()
+        self._disk.close()
+        self._logs.close()
 
 
 def run_agent(options: AgentOptions, config: HealthConfig) -> int:
     """Serves until SIGTERM; returns the exit code.
 
     Raises:
-        InputError: the endpoint or the metrics port is taken.
+        InputError: the endpoint or the metrics port is taken, or the key cannot be used.
     """
     setup("agent", run_id=options.run_id, node=options.node)
+    monitor = FollowedPeer(options.node_file, MAX_WAITING_BEATS, key_of(options.keys, "agent"))
     watch = NodeWatch(options, config)
-    monitor = FollowedPeer(options.node_file, MAX_WAITING_BEATS)
     num_beats = 0
 
     def send_beat() -> None:

@@ -1,14 +1,19 @@
-"""Where is the other end now? A small JSON file that its owner rewrites, and a client that follows it."""
+"""Where the other end is now: a small JSON file that its owner rewrites, and a client that follows it."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import zmq
 from headway.common.errors import HeadwayError, InputError
 from headway.common.node.files import replace_json
 from headway.common.wire.client import Client
+from headway.common.wire.endpoint import somebody_listens
 from headway.common.wire.keys import KeyPair
 from headway.common.wire.message import Message
 
@@ -19,40 +24,80 @@ class Address:
 
     endpoint: str
     server_key: str
+    epoch: int = 0
+    """Of a driver's lease; 0 for all others."""
 
 
 def announce(path: Path, address: Address) -> None:
-    """Writes the file, complete or not at all; a reader never sees half of it.
+    """Writes the file, complete or not at all, with mode 0600.
 
     Raises:
         InputError: the file cannot be written.
     """
+    row = {"endpoint": address.endpoint, "server_key": address.server_key}
     try:
-        replace_json(path, asdict(address))
+        replace_json(path, row, mode=0o600)
     except OSError as error:
         remedy = "create its folder, or free space"
         raise InputError(f"cannot write {path}: {error.strerror}", remedy=remedy) from error
 
 
+def keep_announced(path: Path, address: Address) -> None:
+    """Writes the file again when it no longer leads anywhere; to be called about once a second.
+
+    Another owner that listens is left alone: two that overwrite each other would help nobody.
+    A file that cannot be written now is tried again at the next call.
+    """
+    found = read_address(path)
+    if found == address:
+        return
+    if found and found.endpoint != address.endpoint and somebody_listens(found.endpoint):
+        return
+    with contextlib.suppress(InputError):
+        announce(path, address)
+
+
 def read_address(path: Path) -> Address | None:
-    """The announced address, None while there is none that can be read."""
+    """The announced address; None while there is none, or its owner does not listen yet.
+
+    A driver's file is overwritten in place: it counts only when its first and last number agree.
+    """
     try:
-        row = json.loads(path.read_bytes())
-        return Address(str(row["endpoint"]), str(row["server_key"]))
-    except (OSError, ValueError, KeyError, TypeError):
+        row: dict[str, Any] = json.loads(path.read_bytes())
+        if row.get("end", row.get("beat")) != row.get("beat") or not row["endpoint"]:
+            return None
+        return Address(str(row["endpoint"]), str(row["server_key"]), int(row.get("epoch", 0)))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
 class FollowedPeer:
-    """Sends notes to whoever the file names, and changes over when the file does. Single-threaded.
+    """Talks to whoever the file names, and changes over when the file does. Single-threaded.
 
-    ``max_waiting`` messages wait while the peer is not there, the rest is dropped: a beat that waited is
-    worth less than the next one.
+    ``max_waiting`` messages wait while the peer is not there, the rest is dropped: what waited is
+    worth less than what is sent next.
     """
 
-    def __init__(self, path: Path, max_waiting: int, keys: KeyPair | None = None) -> None:
-        """``keys``: this side's own, for a peer that admits only known clients."""
-        self._path, self._max_waiting, self._keys = path, max_waiting, keys
+    def __init__(
+        self,
+        path: Path,
+        max_waiting: int,
+        keys: KeyPair,
+        *,
+        accept: Collection[type[Message]] = (),
+        on_open: Callable[[zmq.Socket[Any]], None] = lambda _: None,
+        on_close: Callable[[zmq.Socket[Any]], None] = lambda _: None,
+    ) -> None:
+        """Follow ``path``.
+
+        Args:
+            keys: this side's own; a peer admits only those it knows.
+            accept: the notes that ``receive`` yields.
+            on_open: gets each new socket, to watch it.
+            on_close: gets it before it is closed.
+        """
+        self._path, self._max_waiting, self._keys, self._accept = path, max_waiting, keys, accept
+        self._on_open, self._on_close = on_open, on_close
         self._stamp: tuple[int, int, int] | None = None
         self._address: Address | None = None
         self._client: Client | None = None
@@ -78,8 +123,18 @@ class FollowedPeer:
         """Sends a note without waiting; False when nobody is known or too much waits already."""
         return self._client.notify(message) if self._client is not None else False
 
+    def receive(self) -> list[Message]:
+        """The notes that the peer has sent since. Never blocks.
+
+        Raises:
+            VersionError: the peer speaks another protocol version.
+        """
+        return self._client.receive() if self._client is not None else []
+
     def close(self) -> None:
+        """Lets go of the peer."""
         if self._client is not None:
+            self._on_close(self._client.socket)
             self._client.close()
             self._client = None
 
@@ -91,8 +146,10 @@ class FollowedPeer:
                 address.endpoint,
                 keys=self._keys if address.server_key else None,
                 server_key=address.server_key.encode() or None,
+                accept=self._accept,
                 high_water_mark=self._max_waiting,
             )
         except HeadwayError:
             return False  # a malformed address: the next version of the file may be better
+        self._on_open(self._client.socket)
         return True

@@ -22,6 +22,9 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", help="A limit of [health], as beat_interval_s=0.2; repeatable."),
 ]
+Keys = Annotated[
+    Path, typer.Option(help="Folder with monitor.key and agent.key, made in it if missing.")
+]
 Executor = Annotated[
     str | None, typer.Option(help="ipc:// endpoint of the executor that gets beats.")
 ]
@@ -63,6 +66,7 @@ def check(
 def agent(
     endpoint: Annotated[str, typer.Option(help="ipc:// endpoint to serve on.")],
     node_file: Annotated[Path, typer.Option(help="JSON file with the monitor's endpoint and key.")],
+    keys: Keys,
     shm_dir: Annotated[
         Path, typer.Option(help="Shared-memory folder of the node, with its flight rings.")
     ],
@@ -89,6 +93,7 @@ def agent(
     options = AgentOptions(
         endpoint,
         node_file,
+        keys,
         shm_dir,
         logs,
         run_id,
@@ -107,12 +112,12 @@ def monitor(
         Path, typer.Option(help="Folder of the run: verdicts.jsonl is written, driver.json read.")
     ],
     run_id: RunId,
+    keys: Keys,
+    node: Annotated[int, typer.Option(help="Number of the node that the monitor runs on.")] = 0,
     announce: Annotated[
-        Path, typer.Option(help="JSON file that gets the monitor's endpoint and key.")
-    ],
-    keys: Annotated[
-        Path, typer.Option(help="Folder with the cluster's key, made in it if missing.")
-    ],
+        Path | None,
+        typer.Option(help="JSON file that gets endpoint and key too, for agents without driver."),
+    ] = None,
     bind: Annotated[str, typer.Option(help="tcp:// address to listen on.")] = "tcp://127.0.0.1:0",
     executor: Executor = None,
     overrides: Set = None,
@@ -122,7 +127,7 @@ def monitor(
     from headway.health.config import HealthConfig
     from headway.health.monitor import MonitorOptions, run_monitor
 
-    options = MonitorOptions(bind, keys, run_dir, run_id, announce, executor)
+    options = MonitorOptions(bind, keys, run_dir, run_id, node, announce, executor)
     raise typer.Exit(run_monitor(options, load(HealthConfig, overrides=overrides or ())))
 
 

@@ -1,4 +1,4 @@
-"""What other programs import: checks of this node, verdicts, a monitor's address, flight windows."""
+"""What other programs import: checks, verdicts and what to do about them, addresses, flight windows."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ from headway.health.announce import read_address
 from headway.health.checks.base import CheckSettings
 from headway.health.flight_windows import FlightWindows
 from headway.health.journal import newest_revisions, read_verdicts
+from headway.health.responses import OBSERVE, RESPONSES, response
 from headway.health.runner import CheckResult, run_suite
 
 __all__ = [
+    "OBSERVE",
+    "RESPONSES",
     "CheckResult",
     "CheckSettings",
     "FlightWindows",
     "Verdict",
     "read_address",
+    "response",
     "run_checks",
     "verdicts_of",
 ]

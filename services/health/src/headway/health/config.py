@@ -34,6 +34,18 @@ class HealthConfig:
     two cores took 23 s; five times that. Not infinite: a rank that hangs in its first step must be found
     too."""
 
+    data_floor_s: float = 3.0
+    """Shortest time without any data for a waiting rank that counts. A restarted data daemon delivers after
+    about 1 s, so a shorter pause of a disk is better waited for."""
+
+    data_start_s: float = 60.0
+    """The same in the first steps of a generation, where the daemon opens files and seeks: half of the 120 s
+    after which a rank gives its data up."""
+
+    again_s: float = 10.0
+    """A verdict that was acted on and is still open after this long is given again, doubling each time: a
+    recovery takes below 1 s with a standby at hand, and about 8 s when a worker must be started."""
+
     confirm_beats: int = 2
     """Beats in a row that must agree before silence counts: after the whole machine was paused every ring
     looks silent in the first beat, and moves by the second."""
@@ -60,8 +72,9 @@ class HealthConfig:
 
     def __post_init__(self) -> None:
         for name in (
-            "beat_interval_s", "silence_floor_s", "silence_factor", "suspended_limit_s", "node_silence_s",
-            "log_quiet_s", "hit_repeat_s", "pss_interval_s", "check_deadline_s",
+            "beat_interval_s", "silence_floor_s", "silence_factor", "suspended_limit_s", "data_floor_s",
+            "data_start_s", "again_s", "node_silence_s", "log_quiet_s", "hit_repeat_s", "pss_interval_s",
+            "check_deadline_s",
         ):  # fmt: skip
             if not getattr(self, name) > 0:
                 raise ConfigError(

@@ -1,7 +1,8 @@
-"""The run's ``verdicts.jsonl``: one verdict a line, appended by the monitor alone, read by anybody."""
+"""The run's ``verdicts.jsonl``: one verdict per line, appended by the monitor alone, read by anybody."""
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -9,40 +10,60 @@ import msgspec
 from headway.common.errors import InputError
 from headway.common.wire.messages.health import Verdict
 
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(Verdict)
 
 
 class VerdictFile:
-    """The writer's end. A torn last line of a killed predecessor stays alone on its line.
+    """The writer's end. A torn last line, of a killed predecessor or a full disk, stays alone on its line.
+
+    On a full disk it opens all the same, and makes the file with the first verdict that finds room.
 
     Raises:
         InputError: the file cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:
+        self._path, self._fd, self._is_torn = path, -1, False
         try:
-            self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._open()
         except OSError as error:
-            raise InputError(
-                f"cannot open {path}: {error.strerror}", remedy="check the run folder"
-            ) from error
-        size = os.fstat(self._fd).st_size
-        if size and os.pread(self._fd, 1, size - 1) != b"\n":
-            os.write(self._fd, b"\n")
+            if error.errno not in _FULL:
+                raise InputError(
+                    f"cannot open {path}: {error.strerror}", remedy="check the run folder"
+                ) from error
 
     def append(self, verdict: Verdict) -> None:
-        """Writes one line in one call. Raises OSError (a full disk)."""
-        os.write(self._fd, _encoder.encode(verdict) + b"\n")
+        """Writes one line in one call.
+
+        Raises:
+            OSError: the line is not, or not wholly, in the file: a full disk.
+        """
+        if self._fd < 0:
+            self._open()
+        line = _encoder.encode(verdict) + b"\n"
+        row = b"\n" + line if self._is_torn else line
+        written = os.write(self._fd, row)
+        self._is_torn = written < len(row) and not row[:written].endswith(b"\n")
+        if written < len(row):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
+    def _open(self) -> None:
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        self._fd = os.open(self._path, flags, 0o600)
+        size = os.fstat(self._fd).st_size
+        self._is_torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
+
 
 def read_verdicts(path: Path) -> list[Verdict]:
-    """Every revision in order; none when there is no file. Lines that are no verdict are skipped."""
+    """Every revision in order; none when there is no file. Lines that hold no verdict are skipped."""
     try:
         lines = path.read_bytes().splitlines()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""One per run: hears all agents, judges, writes verdicts down and tells the driver. It never acts itself."""
+"""One per run: hears all agents, judges, writes verdicts down and sends them to the driver. It never acts itself."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import structlog
+import zmq
 from headway.common.log import setup
 from headway.common.wire.keys import KeyPair
-from headway.common.wire.messages.health import AgentBeat, Verdict
+from headway.common.wire.messages.driver import MonitorBeat
+from headway.common.wire.messages.health import AgentBeat
 from headway.common.wire.server import Server
 from headway.common.wire.service import Beat, Service
-from headway.health.announce import Address, FollowedPeer, announce
+from headway.health.announce import Address, announce, keep_announced
 from headway.health.config import HealthConfig
-from headway.health.detectors.episodes import revise
-from headway.health.journal import VerdictFile, read_verdicts
+from headway.health.keys import key_of
+from headway.health.reporter import Reporter
 from headway.health.state import MonitorState
 
-MAX_WAITING_VERDICTS = 256
-"""Verdicts wait for a driver that is being replaced; all open ones are told again to a new one anyway."""
-
-_log = structlog.get_logger(__name__)
+SHOW_S = 1.0
+"""How often the driver hears where the monitor listens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,48 +32,15 @@ class MonitorOptions:
 
     bind: str
     keys: Path
-    """Folder with ``cluster.key``, which is made when it is not there. The monitor serves with it
-    and shows it to the driver, which may admit no other."""
+    """Folder with ``monitor.key``, with which the monitor serves and which it shows to the driver, and
+    ``agent.key``, whose holders alone may send beats."""
     run_dir: Path
     run_id: str
-    announce: Path
-    """File that gets the monitor's address, for the executors to pass on."""
+    node: int = 0
+    """Where it runs; the driver takes the monitor of its own node."""
+    announce: Path | None = None
+    """File that gets the address too, for agents of a run without driver."""
     executor: str | None = None
-
-
-class Reporter:
-    """Writes verdicts to the run folder and sends them to whoever is the driver now."""
-
-    def __init__(self, run_dir: Path, keys: KeyPair) -> None:
-        path = run_dir / "verdicts.jsonl"
-        self.earlier = read_verdicts(path)
-        """What was in the file when the monitor started."""
-        self._newest = {verdict.id: verdict for verdict in self.earlier}
-        self._file = VerdictFile(path)
-        self._driver = FollowedPeer(run_dir / "driver.json", MAX_WAITING_VERDICTS, keys)
-
-    def follow_driver(self) -> None:
-        """Looks for a new driver and tells it what stands."""
-        if self._driver.refresh():
-            for verdict in self._newest.values():
-                if verdict.is_open:
-                    self._driver.notify(verdict)
-
-    def report(self, verdicts: list[Verdict]) -> None:
-        """Tells of new or revised verdicts. The driver comes first: a full disk must not delay a recovery."""
-        for verdict in verdicts:
-            stamped = revise(verdict, unix_s=time.time())
-            self._newest[stamped.id] = stamped
-            self._driver.notify(stamped)
-            try:
-                self._file.append(stamped)
-            except OSError as error:
-                _log.error("verdict not written", id=verdict.id, reason=error.strerror)
-            _log.warning("verdict", id=verdict.id, kind=verdict.kind, is_open=verdict.is_open)
-
-    def close(self) -> None:
-        self._file.close()
-        self._driver.close()
 
 
 def run_monitor(options: MonitorOptions, config: HealthConfig) -> int:
@@ -82,46 +49,96 @@ def run_monitor(options: MonitorOptions, config: HealthConfig) -> int:
     Raises:
         InputError: the address is taken, or run folder or keys cannot be used.
     """
-    setup("monitor", run_id=options.run_id)
-    keys = _keys(options.keys / "cluster.key")
-    reporter = Reporter(options.run_dir, keys)
-    state = MonitorState(config, options.run_id)
-    state.restore(reporter.earlier)
-    num_ticks = 0
-
-    def on_beat(beat: AgentBeat, _peer: bytes) -> None:
-        reporter.report(state.on_beat(beat, time.monotonic()))
-
-    def tick() -> None:
-        nonlocal num_ticks
-        reporter.follow_driver()
-        reporter.report(state.tick(time.monotonic()))
-        num_ticks += 1
-
-    with contextlib.closing(reporter):
-        server = Server(options.bind, {AgentBeat: on_beat}, keys=keys)
-        announce(options.announce, Address(server.endpoint, keys.public.decode()))
+    setup("monitor", run_id=options.run_id, node=options.node)
+    keys, allowed = key_of(options.keys, "monitor"), {key_of(options.keys, "agent").public}
+    with contextlib.ExitStack() as stack:
+        monitor = Monitor(options, config, keys)
+        stack.callback(monitor.close)
+        server = Server(options.bind, {AgentBeat: monitor.on_beat}, keys=keys, allowed=allowed)
+        stack.callback(server.close)
         service = Service(
             "monitor",
             server,
-            beat=Beat(endpoint=options.executor, progress=lambda: num_ticks)
+            beat=Beat(endpoint=options.executor, progress=lambda: monitor.num_ticks)
             if options.executor
             else None,
-            describe=lambda: {
-                "pid": os.getpid(),
-                "num_nodes": len(state.nodes),
-                "num_ranks": len(state.ranks),
-                "num_open_verdicts": len(state.open_verdicts()),
-                "generation": state.generation,
-            },
+            describe=monitor.describe,
             run_id=options.run_id,
         )
-        service.every(config.beat_interval_s, tick)
+        monitor.serve(service, server.endpoint)
         return service.run()
 
 
-def _keys(path: Path) -> KeyPair:
-    """The cluster's key pair. Every monitor of a run has it, so agents need not learn another."""
-    if not path.exists():
-        KeyPair.generate().save(path)
-    return KeyPair.load(path)
+class Monitor:
+    """The pure state and its line to the driver, tied to one service's loop."""
+
+    def __init__(self, options: MonitorOptions, config: HealthConfig, keys: KeyPair) -> None:
+        self._options, self._config, self._keys = options, config, keys
+        self._service: Service | None = None
+        self._reporter = Reporter(options.run_dir, keys, watch=self._watch, unwatch=self._unwatch)
+        self._state = MonitorState(config, options.run_id)
+        self._state.restore(self._reporter.earlier)
+        self.num_ticks = 0
+
+    def serve(self, service: Service, endpoint: str) -> None:
+        """Take part in the loop of ``service``, which listens on ``endpoint``.
+
+        Raises:
+            InputError: the file to announce in cannot be written.
+        """
+        self._service = service
+        address = Address(endpoint, self._keys.public.decode())
+        if self._options.announce is not None:
+            announce(self._options.announce, address)
+        service.every(self._config.beat_interval_s, self._tick)
+        service.every(SHOW_S, lambda: self._show(address))
+
+    def on_beat(self, beat: AgentBeat, _peer: bytes) -> None:
+        now_s = time.monotonic()
+        self._reporter.report(self._state.on_beat(beat, now_s), now_s)
+
+    def describe(self) -> dict[str, Any]:
+        """The facts that ``Description.state`` shows."""
+        return {
+            "pid": os.getpid(),
+            "num_nodes": len(self._state.nodes),
+            "num_ranks": len(self._state.ranks),
+            "num_open_verdicts": len(self._state.open_verdicts()),
+            "generation": self._state.generation,
+        }
+
+    def close(self) -> None:
+        self._reporter.close()
+
+    def _tick(self) -> None:
+        now_s = time.monotonic()
+        self._reporter.follow_driver(now_s)
+        self._reporter.report(self._state.tick(now_s), now_s)
+        self.num_ticks += 1
+
+    def _show(self, address: Address) -> None:
+        options = self._options
+        self._reporter.show(
+            MonitorBeat(
+                run_id=options.run_id,
+                node=options.node,
+                pid=os.getpid(),
+                endpoint=address.endpoint,
+                server_key=address.server_key,
+            )
+        )
+        if options.announce is not None:
+            keep_announced(options.announce, address)
+
+    def _receive(self) -> None:
+        now_s = time.monotonic()
+        for answer in self._reporter.receive():
+            self._reporter.report(self._state.on_taken(answer, now_s), now_s)
+
+    def _watch(self, opened: zmq.Socket[Any]) -> None:
+        assert self._service is not None
+        self._service.watch(opened, self._receive)
+
+    def _unwatch(self, closing: zmq.Socket[Any]) -> None:
+        if self._service is not None:
+            self._service.unwatch(closing)

@@ -1,9 +1,9 @@
 """Which log lines mean trouble, what kind, and what to do about it: data, no code paths.
 
 Order matters: the first rule that matches a line wins, so specific rules stand before general ones.
-``action``
-is for the driver, ``remedy`` for people. A rule whose line only shows that somebody *else* failed has a low
-confidence and the action ``observe``: a rank that reports "closed by peer" is a victim.
+``action`` is for the driver, ``remedy`` for people. A rule whose line only shows that somebody *else*
+failed has a low confidence and the action ``observe``: a rank that reports "closed by peer" is a victim.
+What the driver does about each kind and action is in ``responses``.
 """
 
 from __future__ import annotations
@@ -67,8 +67,17 @@ PROCESS_ADVICE: dict[str, Advice] = {
 }
 """Kinds that come from processes and beats, not from logs."""
 
+DATA_ADVICE = Advice(
+    "restart_service",
+    "restart the {name}; its ranks wait for data and need no replacement",
+    0.9,
+)
+"""Of the kind ``data_stall``; ``name`` is ``dataloader of node N``."""
+
 WAITING_CONFIDENCE = 0.5
 """Confidence of a silence in which every rank waits for another: the longest waiter is only a guess."""
+GUESS_STEP = 0.1
+"""What each repetition adds to such a guess: with the third it is as certain as any other silence."""
 
 XID_ACTIONS: dict[int, str] = {
     **dict.fromkeys(
@@ -148,9 +157,9 @@ LOG_RULES: tuple[LogRule, ...] = (
         "disk_full",
         "no space left",
         r"(\[Errno 28\]|No space left on device)",
-        "stop_run",
+        "observe",
         0.95,
-        "free space on the file system the line names, or lower ckpt.keep",
+        "free space on the file system the line names, or lower ckpt.keep; the run continues meanwhile",
     ),
     _rule(
         "read_only_disk",
@@ -211,10 +220,11 @@ LOG_RULES: tuple[LogRule, ...] = (
         "nan_loss",
         "nan_loss",
         "nan|inf",
-        r"(?:\bloss|\bgrad_norm|\bgrad norm)\"?\s*(?:[:=]|is)?\s*(nan|[-+]?inf)\b",
+        r"(?:\bloss|\bgrad_norm|\bgrad(?:ient)? norm)\"?\s*(?:[:=]|is)?\s*(nan|[-+]?inf)\b",
         "observe",
         0.9,
-        "go back to a checkpoint before it, or lower the learning rate",
+        "one skipped step does no harm; if they repeat, lower the learning rate or go back to a "
+        "checkpoint before them",
     ),
     _rule(
         "cuda_error",

@@ -1,4 +1,4 @@
-"""What do the beats of a run's agents mean? Decisions only: no socket, no clock, no file.
+"""What the beats of a run's agents mean: decisions only, no socket, no clock, no file.
 
 ``MonitorState`` takes events with their time and returns the verdicts that are new or revised. One instance
 holds 12,288 nodes: a beat costs the work of its own node, a tick looks only at nodes and at ranks that are
@@ -10,20 +10,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from headway.common.wire.messages.health import AgentBeat, Evidence, Verdict, WorkerSignals
+from headway.common.wire.messages.health import (
+    AgentBeat,
+    Evidence,
+    Verdict,
+    VerdictTaken,
+    WorkerSignals,
+)
 from headway.health.config import HealthConfig
+from headway.health.detectors import data
 from headway.health.detectors.episodes import Episodes
+from headway.health.detectors.follow_ups import FollowUps
+from headway.health.detectors.hangs import Hangs
 from headway.health.detectors.logs import LogEpisodes
 from headway.health.detectors.process import (
     ENDED,
-    PROCESS_KINDS,
     close_replaced,
     judge_process,
     process_key,
 )
-from headway.health.detectors.silence import RankView, evidence_of, find_culprit, observe
-from headway.health.policy import PROCESS_ADVICE, WAITING_CONFIDENCE
+from headway.health.detectors.silence import RankView, observe
+from headway.health.policy import PROCESS_ADVICE
 
+REPEATED: Final = frozenset({"crash", "stopped", "node_silent"})
+"""Kinds that are given again for as long as they stand, whatever was done about them."""
 LATE_BEATS: Final = 3
 """A node unheard for so many beats may be the reason why other nodes' ranks wait: judge nobody before it is
 known."""
@@ -53,6 +63,8 @@ class MonitorState:
         self.nodes: dict[int, NodeView] = {}
         self.ranks: dict[int, RankView] = {}
         self._episodes = Episodes(run_id)
+        self._follow_ups = FollowUps(self._episodes, config.again_s)
+        self._hangs = Hangs(self._episodes, self._follow_ups, config)
         self._logs = LogEpisodes(self._episodes, config.log_quiet_s)
         self._quiet: set[int] = set()
         """Ranks silent beyond their limit in enough beats."""
@@ -60,7 +72,7 @@ class MonitorState:
         self._last_now_s: float | None = None
 
     def restore(self, verdicts: list[Verdict]) -> None:
-        """Goes on where an earlier monitor of the run stopped: what it has told is not told again."""
+        """Takes over from an earlier monitor of the run: what it has reported is not reported again."""
         self._episodes.restore(verdicts)
         self._logs.restore(verdicts, self._clock_s)
 
@@ -73,7 +85,7 @@ class MonitorState:
         successor."""
         clock_s = self._advance(now_s)
         known = self.nodes.get(beat.node)
-        if beat.run_id != self.run_id or (known is not None and _is_older(beat, known.beat)):
+        if beat.run_id != self.run_id or (known is not None and self._is_older(beat, known)):
             return []
         self.nodes[beat.node] = NodeView(beat, clock_s)
         verdicts = self._episodes.close(
@@ -85,17 +97,29 @@ class MonitorState:
             verdicts += self._on_worker(
                 beat.node, worker, (worker.pid, worker.start_ticks) in alive, clock_s
             )
+        views = [self.ranks.get(worker.rank) for worker in beat.workers]
+        here = [view for view in views if view is not None and view.node == beat.node]
+        verdicts += data.close_delivered(self._episodes, beat.node, here, self.config)
         generation = max((worker.generation for worker in beat.workers), default=self.generation)
-        return verdicts + self._logs.judge(beat.node, generation, beat.hits, clock_s)
+        verdicts += self._logs.judge(beat.node, generation, beat.hits, clock_s)
+        return self._follow_ups.begin(verdicts, clock_s)
 
     def tick(self, now_s: float) -> list[Verdict]:
         """What time alone brings; call it about once a beat interval."""
         clock_s = self._advance(now_s)
-        return [
+        verdicts = [
             *self._silent_nodes(clock_s),
+            *self._data_stalls(clock_s),
             *self._silent_ranks(clock_s),
+            *self._repeated(clock_s),
             *self._logs.tick(clock_s),
         ]
+        return self._follow_ups.begin(verdicts, clock_s)
+
+    def on_taken(self, answer: VerdictTaken, now_s: float) -> list[Verdict]:
+        """The driver's answer to a verdict; returns the revision that holds it, or nothing if the
+        driver has not decided or has answered an older revision."""
+        return self._follow_ups.answered(answer, self._advance(now_s))
 
     def _advance(self, now_s: float) -> float:
         if self._last_now_s is not None:
@@ -112,7 +136,11 @@ class MonitorState:
         is_current = worker.generation == self.generation
         if is_current and worker.state not in ENDED:
             verdicts += close_replaced(self._episodes, node, worker)
-        if worker.state not in ENDED or was_alive or (is_current and clock_s >= self._settle_s()):
+        if worker.state not in ENDED:
+            verdicts += judge_process(self._episodes, node, worker)
+        elif self._is_held_elsewhere(node, worker):
+            pass  # what a node that comes back has kept of a rank that has moved on without it
+        elif was_alive or (is_current and clock_s >= self._settle_s()):
             verdicts += judge_process(self._episodes, node, worker)
         if is_current:
             self._observe(node, worker)
@@ -120,6 +148,11 @@ class MonitorState:
         else:
             self._forget(node, worker)
         return verdicts
+
+    def _is_held_elsewhere(self, node: int, worker: WorkerSignals) -> bool:
+        view = self.ranks.get(worker.rank)
+        is_current = view is not None and view.signals.generation == self.generation
+        return view is not None and is_current and view.node != node
 
     def _settle_s(self) -> float:
         """A new monitor believes no death that it has not seen happen before every node had time to show the
@@ -187,34 +220,45 @@ class MonitorState:
             )
         return verdicts
 
-    def _silent_ranks(self, clock_s: float) -> list[Verdict]:
-        if not self._quiet or self._is_explained(clock_s):
-            return []
-        views = [view for view in self.ranks.values() if view.signals.generation == self.generation]
-        found = find_culprit(views, self.config)
-        if found is None:
-            return []
-        culprit, is_certain = found
-        signals = culprit.signals
-        return self._episodes.report(
-            process_key(culprit.node, signals), "silence", PROCESS_ADVICE["silence"],
-            evidence_of(culprit, views, self.config),
-            node=culprit.node, rank=signals.rank, pid=signals.pid, generation=signals.generation,
-            confidence=None if is_certain else WAITING_CONFIDENCE,
-        )  # fmt: skip
+    def _data_stalls(self, clock_s: float) -> list[Verdict]:
+        """The data daemons that ranks wait for; certain whatever the other ranks do."""
+        views = [self.ranks[rank] for rank in self._quiet]
+        current = [view for view in views if view.signals.generation == self.generation]
+        verdicts: list[Verdict] = []
+        for node, victim in data.stalled(current, self.config).items():
+            known = self._episodes.get(data.data_key(node))
+            if known is not None and self._follow_ups.is_due(known, clock_s):
+                verdicts += self._follow_ups.repeat(data.data_key(node), clock_s)
+            else:
+                verdicts += data.report(self._episodes, victim, self.config)
+        return verdicts
 
-    def _is_explained(self, clock_s: float) -> bool:
-        """Whether a known trouble is why ranks stand, or a node that is late may prove to be it."""
-        if self._episodes.open_of_generation(self.generation, PROCESS_KINDS | {"node_silent"}):
-            return True
+    def _silent_ranks(self, clock_s: float) -> list[Verdict]:
+        if not self._quiet:
+            return []
         late_s = LATE_BEATS * self.config.beat_interval_s
         nodes = {view.node for view in self.ranks.values()}
-        return any(clock_s - self.nodes[node].heard_s > late_s for node in nodes)
+        unheard = {node for node in nodes if clock_s - self.nodes[node].heard_s > late_s}
+        return self._hangs.judge(list(self.ranks.values()), unheard, self.generation, clock_s)
 
+    def _repeated(self, clock_s: float) -> list[Verdict]:
+        """Dead, stopped and silent ones that were acted on and are still there; hangs are judged anew."""
+        verdicts: list[Verdict] = []
+        for key, verdict in self._episodes.open_of_generation(self.generation, REPEATED):
+            if self._follow_ups.is_due(verdict, clock_s):
+                verdicts += self._follow_ups.repeat(key, clock_s)
+        return verdicts
 
-def _is_older(beat: AgentBeat, known: AgentBeat) -> bool:
-    same_sender = (beat.pid, beat.start_ticks) == (known.pid, known.start_ticks)
-    return same_sender and beat.sequence <= known.sequence
+    def _is_older(self, beat: AgentBeat, known: NodeView) -> bool:
+        """Whether a beat was overtaken: by a later one of its agent, or by the agent that started later.
+
+        After a reboot starts are counted from 0 again, so an agent long unheard has no say.
+        """
+        sender, newest = (beat.start_ticks, beat.pid), (known.beat.start_ticks, known.beat.pid)
+        if sender == newest:
+            return beat.sequence <= known.beat.sequence
+        is_heard = self._clock_s - known.heard_s <= self.config.node_silence_s
+        return is_heard and sender < newest
 
 
 def _alive_processes(beat: AgentBeat) -> frozenset[tuple[int, int]]:

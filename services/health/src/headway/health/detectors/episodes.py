@@ -1,5 +1,4 @@
-"""One trouble, one verdict: opens an episode once, revises it when more is known, closes it when it is
-over."""
+"""One trouble, one verdict: opens an episode once, revises it when more is known, closes it when it ends."""
 
 from __future__ import annotations
 
@@ -23,6 +22,7 @@ class Episodes:
         self._numbers: dict[str, int] = {}
         """Episodes so far, by the part of the id before the number."""
         self._keys_of_rank: dict[int, set[Key]] = {}
+        self._keys_of_id: dict[str, Key] = {}
 
     def restore(self, verdicts: Iterable[Verdict]) -> None:
         """Takes over what an earlier monitor of the run wrote, oldest first."""
@@ -38,11 +38,19 @@ class Episodes:
         """The open verdict of a trouble."""
         return self._open.get(key)
 
-    def open_of_generation(self, generation: int, kinds: frozenset[str]) -> bool:
-        """Whether something of these kinds is open in a generation, so that it explains further signs."""
-        return any(
-            one.generation == generation and one.kind in kinds for one in self._open.values()
-        )
+    def key_of(self, verdict_id: str) -> Key | None:
+        """The trouble that an open verdict is about, None when no such verdict is open."""
+        return self._keys_of_id.get(verdict_id)
+
+    def open_of_generation(
+        self, generation: int, kinds: frozenset[str]
+    ) -> list[tuple[Key, Verdict]]:
+        """What is open of these kinds in a generation, and so may explain further signs."""
+        return [
+            (key, one)
+            for key, one in self._open.items()
+            if one.generation == generation and one.kind in kinds
+        ]
 
     def of_rank(self, rank: int) -> list[tuple[Key, Verdict]]:
         """The open verdicts about one rank; asked once per worker and beat, so it costs no search."""
@@ -68,10 +76,13 @@ class Episodes:
         rank: int = -1,
         pid: int = 0,
         generation: int = -1,
+        service: str = "",
         confidence: float | None = None,
     ) -> list[Verdict]:
-        """Opens an episode, or revises it when its ``kind`` has changed; the same kind again says nothing
-        new."""
+        """Opens an episode, or revises it when its ``kind`` has changed; the same kind again adds nothing.
+
+        A revision has not been answered, whatever was done about the kind before it.
+        """
         known = self._open.get(key)
         if known is not None and known.kind == kind:
             return []
@@ -90,11 +101,23 @@ class Episodes:
             generation=generation,
             confidence=advice.confidence if confidence is None else confidence,
             action=advice.action,
+            service=service,
             remedy=advice.remedy,
             evidence=(*(known.evidence if known else ()), *evidence),
         )
         self._put(key, verdict)
         return [verdict]
+
+    def note_taken(self, key: Key, taken: str) -> list[Verdict]:
+        """Writes into an open verdict what was done about it."""
+        return self._revise(key, taken=taken)
+
+    def repeat(self, key: Key, why: Evidence, confidence: float | None = None) -> list[Verdict]:
+        """Says an open verdict again, unanswered as if it were new; ``why`` replaces earlier such reasons."""
+        known = self._open[key]
+        rows = (*(row for row in known.evidence if row.name != why.name), why)
+        higher = known.confidence if confidence is None else confidence
+        return self._revise(key, taken="", evidence=rows, confidence=higher)
 
     def close(self, key: Key, why: Evidence) -> list[Verdict]:
         """Ends an episode, if it is open, with the reason as its last evidence."""
@@ -104,14 +127,21 @@ class Episodes:
         rows = (*known.evidence, why)
         return [revise(known, revision=known.revision + 1, is_open=False, evidence=rows)]
 
+    def _revise(self, key: Key, **changes: Any) -> list[Verdict]:
+        known = self._open[key]
+        self._open[key] = revise(known, revision=known.revision + 1, **changes)
+        return [self._open[key]]
+
     def _put(self, key: Key, verdict: Verdict) -> None:
         self._open[key] = verdict
+        self._keys_of_id[verdict.id] = key
         self._keys_of_rank.setdefault(verdict.rank, set()).add(key)
 
     def _pop(self, key: Key) -> Verdict | None:
         verdict = self._open.pop(key, None)
         if verdict is not None:
             self._keys_of_rank[verdict.rank].discard(key)
+            self._keys_of_id.pop(verdict.id, None)
         return verdict
 
 

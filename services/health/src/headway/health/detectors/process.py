@@ -7,7 +7,8 @@ from headway.health.detectors.episodes import Episodes, Key
 from headway.health.policy import PROCESS_ADVICE
 
 ENDED = frozenset({"gone", "Z", "X", "x"})
-STOPPED = frozenset({"T", "t"})
+STOPPED = frozenset({"T"})
+"""Not ``t``: a process that a debugger or a profiler holds goes on when that lets it go."""
 PROCESS_KINDS = frozenset({"crash", "stopped", "silence"})
 """Kinds of one worker's episode; each may turn into the next worse one."""
 
@@ -37,8 +38,16 @@ def judge_process(episodes: Episodes, node: int, worker: WorkerSignals) -> list[
 def _report(
     episodes: Episodes, kind: str, node: int, worker: WorkerSignals, rows: tuple[Evidence, ...]
 ) -> list[Verdict]:
-    where = {"node": node, "rank": worker.rank, "pid": worker.pid, "generation": worker.generation}
-    return episodes.report(process_key(node, worker), kind, PROCESS_ADVICE[kind], rows, **where)
+    return episodes.report(
+        process_key(node, worker),
+        kind,
+        PROCESS_ADVICE[kind],
+        rows,
+        node=node,
+        rank=worker.rank,
+        pid=worker.pid,
+        generation=worker.generation,
+    )
 
 
 def close_replaced(episodes: Episodes, node: int, worker: WorkerSignals) -> list[Verdict]:

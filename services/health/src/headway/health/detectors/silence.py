@@ -3,6 +3,7 @@
 In synchronous training one hung rank soon stops all others, which wait for it. So silence is a property of a
 whole generation, and a rank that still moves proves that the run is slow, not hung. Among the silent ranks
 those that wait in communication are victims; the one that computes, or is between actions, is the culprit.
+While a rank waits for data no rank is blamed at all: see ``data``.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from dataclasses import dataclass
 from headway.common.plan.schedule.actions import RECEIVES, SENDS, Kind
 from headway.common.wire.messages.health import Evidence, WorkerSignals
 from headway.health.config import HealthConfig
-from headway.health.detectors.process import describe_action
+from headway.health.detectors.process import STOPPED, describe_action
 
 WAITING = frozenset(
     kind.name for kind in (*SENDS, *RECEIVES, Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.NORM)
 )  # fmt: skip
 """Actions in which a rank waits for others."""
+TRACED = "t"
+"""State of a process that a debugger holds."""
 
 
 @dataclass(slots=True)
@@ -30,6 +33,29 @@ class RankView:
     beats_over: int = 0
     """Beats in a row in which the rank was silent beyond its limit."""
 
+    @property
+    def waits_for_data(self) -> bool:
+        """Whether it waits for its node's data daemon: it could run, and its ring is empty or not known."""
+        signals = self.signals
+        is_held = signals.state in STOPPED or signals.state == TRACED
+        return signals.open_kind == "DATA" and signals.data_wait in ("", "daemon") and not is_held
+
+    @property
+    def waits_for_others(self) -> bool:
+        """Whether it waits for other ranks; also one whose data ring another reader holds full."""
+        signals = self.signals
+        return signals.open_kind in WAITING or (
+            signals.open_kind == "DATA" and signals.data_wait == "readers"
+        )
+
+    @property
+    def silence_s(self) -> float:
+        """How long the rank has not moved; while it waits for data, how long none has arrived either."""
+        signals = self.signals
+        if self.waits_for_data and signals.data_age_s >= 0:
+            return min(signals.age_s, signals.data_age_s)
+        return signals.age_s
+
     def is_suspended(self, config: HealthConfig) -> bool:
         """Whether the rank may rightly take long: it joins, restores, evaluates or makes its first steps."""
         return self.signals.phase != "step" or self.signals.num_steps < config.first_steps
@@ -37,8 +63,9 @@ class RankView:
     def limit_s(self, config: HealthConfig) -> float:
         """Silence that counts for this rank now."""
         if self.is_suspended(config):
-            return config.suspended_limit_s
-        return max(config.silence_floor_s, config.silence_factor * self.signals.median_step_s)
+            return config.data_start_s if self.waits_for_data else config.suspended_limit_s
+        floor_s = config.data_floor_s if self.waits_for_data else config.silence_floor_s
+        return max(floor_s, config.silence_factor * self.signals.median_step_s)
 
     def stall_s(self, config: HealthConfig) -> float:
         """Silence from which on it cannot be said to move: half its limit, since the last one to stop stops
@@ -59,32 +86,38 @@ def observe(
     if view is None or not is_same:
         view = RankView(node, signals)
     view.signals = signals
-    view.beats_over = view.beats_over + 1 if signals.age_s > view.limit_s(config) else 0
+    is_over = view.silence_s > view.limit_s(config) and signals.state != TRACED
+    view.beats_over = view.beats_over + 1 if is_over else 0
     return view
 
 
 def find_culprit(views: Sequence[RankView], config: HealthConfig) -> tuple[RankView, bool] | None:
     """The rank that holds a generation up and whether it is certain, or None while nothing is wrong.
 
-    None too while every rank is between actions (a paused run), while one still moves, and while one is
-    joining, restoring, evaluating or in its first steps within that limit.
+    None too while every rank is between actions (a paused run), while one still moves, while one is
+    joining, restoring, evaluating or in its first steps within that limit, while one waits for data,
+    and while a debugger holds one.
     """
     if not any(view.beats_over >= config.confirm_beats for view in views):
         return None
     if all(not view.signals.open_kind for view in views):
         return None
+    if any(view.waits_for_data or view.signals.state == TRACED for view in views):
+        return None
     if any(view.signals.age_s < view.stall_s(config) for view in views):
         return None
-    active = [view for view in views if view.signals.open_kind not in WAITING]
-    suspects = active or views
-    return max(suspects, key=lambda view: view.signals.age_s), bool(active)
+    active = [view for view in views if not view.waits_for_others]
+    culprit = max(active or views, key=lambda view: view.signals.age_s)
+    if culprit.beats_over < config.confirm_beats:
+        return None  # such as one that a debugger has just let go
+    return culprit, bool(active)
 
 
 def evidence_of(
     culprit: RankView, views: Iterable[RankView], config: HealthConfig
 ) -> tuple[Evidence, ...]:
     """Where the culprit stands, its limit, its process state, and how many others wait."""
-    num_waiting = sum(view.signals.open_kind in WAITING for view in views)
+    num_waiting = sum(view.waits_for_others for view in views)
     return (
         Evidence(source="flight", name="last_action", value=describe_action(culprit.signals)),
         Evidence(source="flight", name="limit", value=f"{culprit.limit_s(config):.1f} s"),

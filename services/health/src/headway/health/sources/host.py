@@ -3,16 +3,43 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 from headway.common.wire.messages.health import HostSignals
+from headway.health.sources.background import Background
 
 RESOURCES = ("cpu", "memory", "io")
+DISK_PERIOD_S = 1.0
+DISK_STALE_S = 10.0
+"""An older figure is left out: the file system has not answered since."""
 
 
-def read_host(disk: Path, shm: Path) -> HostSignals:
-    """One reading of the node."""
+class FreeSpace:
+    """Free bytes of a file system that may not answer, asked on a thread of its own."""
+
+    def __init__(self, path: Path, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._path, self._clock_s = path, clock_s
+        self._newest = (float("-inf"), -1)
+        self._background = Background("disk", self._ask, DISK_PERIOD_S)
+
+    def newest(self) -> int:
+        """Bytes as of the newest answer; -1 while it is older than ``DISK_STALE_S``. Never blocks."""
+        asked_s, nbytes = self._newest
+        return nbytes if self._clock_s() - asked_s <= DISK_STALE_S else -1
+
+    def close(self) -> None:
+        self._background.close()
+
+    def _ask(self) -> None:
+        nbytes = free_bytes(self._path)
+        self._newest = (self._clock_s(), nbytes)
+
+
+def read_host(disk_free_bytes: int, shm: Path) -> HostSignals:
+    """One reading of the node; none of it touches a disk."""
     memory = psutil.virtual_memory()
     return HostSignals(
         load_1m=psutil.getloadavg()[0],
@@ -20,7 +47,7 @@ def read_host(disk: Path, shm: Path) -> HostSignals:
         memory_total_bytes=memory.total,
         memory_available_bytes=memory.available,
         pressure=read_pressure(),
-        disk_free_bytes=free_bytes(disk),
+        disk_free_bytes=disk_free_bytes,
         shm_free_bytes=free_bytes(shm),
     )
 

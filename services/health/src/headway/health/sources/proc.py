@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import psutil
-from headway.common.node.process import kernel_state
+from headway.common.node.process import ProcessId, kernel_state
+from headway.health.sources.background import Background
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,43 @@ def read_pss(pid: int) -> int:
     Costs milliseconds on a large process.
     """
     return int(_or_zero(lambda: psutil.Process(pid).memory_full_info().pss))
+
+
+class PssReader:
+    """Proportional memory of processes, read on a thread of its own.
+
+    The kernel walks every page table for it, and waits while the process itself is stuck on a hung
+    mount with its memory locked.
+    """
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._wanted: frozenset[ProcessId] = frozenset()
+        self._read: dict[ProcessId, tuple[float, int]] = {}
+        self._background = Background("pss", self._refresh, interval_s)
+
+    def follow(self, processes: Collection[ProcessId]) -> None:
+        """These processes are read from now on, and no others."""
+        wanted = frozenset(processes)
+        if wanted != self._wanted:
+            self._wanted = wanted
+            self._background.wake()
+
+    def newest(self, process: ProcessId) -> int:
+        """Bytes; 0 before the first reading and when three in a row are missing. Never blocks."""
+        read_s, nbytes = self._read.get(process, (float("-inf"), 0))
+        return nbytes if time.monotonic() - read_s <= 3 * self._interval_s else 0
+
+    def close(self) -> None:
+        self._background.close()
+
+    def _refresh(self) -> None:
+        now_s = time.monotonic()
+        kept = {process: row for process, row in self._read.items() if process in self._wanted}
+        self._read = kept
+        for process in self._wanted:
+            if now_s - kept.get(process, (float("-inf"), 0))[0] >= self._interval_s / 2:
+                kept[process] = (time.monotonic(), read_pss(process.pid))
 
 
 def _or_zero(read: Callable[[], float]) -> float:

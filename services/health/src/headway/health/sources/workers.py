@@ -10,10 +10,12 @@ from headway.common.errors import HeadwayError
 from headway.common.node.process import DEAD, LastWords, ProcessId, Words
 from headway.common.wire.messages.health import WorkerSignals
 from headway.health.config import HealthConfig
+from headway.health.sources.feeds import Feed, FeedSource
 from headway.health.sources.flight import FlightSource, Progress
-from headway.health.sources.proc import ProcessSignals, read_process, read_pss
+from headway.health.sources.proc import ProcessSignals, PssReader, read_process
 
 _ENDED = DEAD | {"gone"}
+_NO_FEED = Feed(wait="", age_s=-1.0, writer_pid=0)
 
 
 class WorkerSource:
@@ -26,24 +28,29 @@ class WorkerSource:
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._shm_dir, self._clock_s = shm_dir, clock_s
-        self._pss_interval_s = config.pss_interval_s
         self._flight = FlightSource(shm_dir, config.median_window_steps)
+        self._feeds = FeedSource(shm_dir)
+        self._pss = PssReader(config.pss_interval_s)
         self._cpu: dict[ProcessId, tuple[float, float]] = {}
         """Process -> (time, CPU seconds) of the last reading."""
-        self._pss: dict[ProcessId, tuple[float, int]] = {}
 
     def read(self) -> tuple[WorkerSignals, ...]:
         """One reading of every rank."""
         found = self._flight.read()
+        feeds = self._feeds.read()
         processes = {progress.process for progress in found}
         self._cpu = {process: row for process, row in self._cpu.items() if process in processes}
-        self._pss = {process: row for process, row in self._pss.items() if process in processes}
-        return tuple(self._worker(progress) for progress in found)
+        self._pss.follow(processes)
+        return tuple(
+            self._worker(progress, feeds.get(progress.process, _NO_FEED)) for progress in found
+        )
 
     def close(self) -> None:
         self._flight.close()
+        self._feeds.close()
+        self._pss.close()
 
-    def _worker(self, progress: Progress) -> WorkerSignals:
+    def _worker(self, progress: Progress, feed: Feed) -> WorkerSignals:
         process = progress.process
         signals = read_process(process.pid, process.start_ticks)
         words = self._last_words(process) if signals.state in _ENDED else None
@@ -63,12 +70,15 @@ class WorkerSource:
             open_micro_batch=progress.open_micro_batch,
             phase=progress.phase,
             rss_bytes=signals.rss_bytes,
-            pss_bytes=self._pss_bytes(process),
+            pss_bytes=self._pss.newest(process),
             num_threads=signals.num_threads,
             num_fds=signals.num_fds,
             cpu_fraction=self._cpu_fraction(process, signals),
             exit_code=words.code if words is not None else None,
             reason=words.reason if words is not None else "",
+            data_wait=feed.wait,
+            data_age_s=feed.age_s,
+            data_pid=feed.writer_pid,
         )
 
     def _cpu_fraction(self, process: ProcessId, signals: ProcessSignals) -> float:
@@ -77,14 +87,6 @@ class WorkerSource:
         self._cpu[process] = (now_s, signals.cpu_s)
         elapsed_s = now_s - before_s
         return max(0.0, signals.cpu_s - before_cpu_s) / elapsed_s if elapsed_s > 0 else 0.0
-
-    def _pss_bytes(self, process: ProcessId) -> int:
-        now_s = self._clock_s()
-        read_s, nbytes = self._pss.get(process, (float("-inf"), 0))
-        if now_s - read_s >= self._pss_interval_s:
-            nbytes = read_pss(process.pid)
-            self._pss[process] = (now_s, nbytes)
-        return nbytes
 
     def _last_words(self, process: ProcessId) -> Words | None:
         """The record that this very process left, whatever its file is called."""

@@ -45,6 +45,13 @@ class WorkerSignals(Message, tag="health.worker_signals/1"):
     """From the last words of a process that has ended; None when it left none."""
     reason: str = ""
     """From the last words."""
+    data_wait: str = ""
+    """What the rank's data ring shows: ``daemon`` (empty for it), ``readers`` (another reader holds the ring
+    full) or ``ready`` (data lie there); empty while no ring is known that the rank reads."""
+    data_age_s: float = -1.0
+    """Time since data last arrived in that ring, -1 while no ring is known."""
+    data_pid: int = 0
+    """The process that fills the ring, 0 while there is none."""
 
 
 class HostSignals(Message, tag="health.host_signals/1"):
@@ -57,7 +64,7 @@ class HostSignals(Message, tag="health.host_signals/1"):
     pressure: dict[str, float] = msgspec.field(default_factory=dict)
     """Pressure stall information: ``cpu.some``, ``memory.full``... -> fraction of the last 10 s, 0..1."""
     disk_free_bytes: int = -1
-    """Of the file system that holds the logs; -1 unknown."""
+    """Of the file system that holds the logs; -1 unknown, also while that file system does not answer."""
     shm_free_bytes: int = -1
 
 
@@ -114,7 +121,7 @@ class Verdict(Message, tag="health.verdict/1"):
     id: str
     revision: int
     kind: str
-    """``crash``, ``stopped``, ``silence``, ``node_silent``, or the kind of a log rule."""
+    """``crash``, ``stopped``, ``silence``, ``data_stall``, ``node_silent``, or the kind of a log rule."""
     is_open: bool
     run_id: str
     node: int

@@ -1,0 +1,74 @@
+"""Which nodes' data daemons keep ranks waiting: nothing has arrived for a waiting rank beyond its limit.
+
+A rank that waits for data is a victim like one that waits for a message, but no other rank can help
+it. So nobody is killed for it: the daemon of its node is to be restarted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from headway.common.wire.messages.health import Evidence, Verdict
+from headway.health.config import HealthConfig
+from headway.health.detectors.episodes import Episodes, Key
+from headway.health.detectors.process import describe_action
+from headway.health.detectors.silence import RankView
+from headway.health.policy import DATA_ADVICE
+
+SERVICE = "dataloader"
+
+
+def data_key(node: int) -> Key:
+    """Names the episode of one node's data daemon."""
+    return ("data", node)
+
+
+def stalled(views: Iterable[RankView], config: HealthConfig) -> dict[int, RankView]:
+    """By node, the rank that has waited for data the longest, of those whose wait is confirmed."""
+    found: dict[int, RankView] = {}
+    for view in views:
+        if not view.waits_for_data or view.beats_over < config.confirm_beats:
+            continue
+        known = found.get(view.node)
+        if known is None or view.silence_s > known.silence_s:
+            found[view.node] = view
+    return found
+
+
+def report(episodes: Episodes, victim: RankView, config: HealthConfig) -> list[Verdict]:
+    """The verdict on the daemon that ``victim`` waits for."""
+    signals, node = victim.signals, victim.node
+    name = f"{SERVICE} of node {node}"
+    rows = (
+        Evidence(source="flight", name="culprit", value=name),
+        Evidence(
+            source="flight",
+            name="waiting",
+            value=f"rank {signals.rank}: {describe_action(signals)}",
+        ),
+        Evidence(source="flight", name="nothing_arrived", value=f"{victim.silence_s:.1f} s"),
+        Evidence(source="flight", name="limit", value=f"{victim.limit_s(config):.1f} s"),
+    )
+    return episodes.report(
+        data_key(node),
+        "data_stall",
+        replace(DATA_ADVICE, remedy=DATA_ADVICE.remedy.format(name=name)),
+        rows,
+        node=node,
+        pid=signals.data_pid,
+        generation=signals.generation,
+        service=SERVICE,
+    )
+
+
+def close_delivered(
+    episodes: Episodes, node: int, views: Iterable[RankView], config: HealthConfig
+) -> list[Verdict]:
+    """Closes a node's episode once none of its ranks waits for data beyond its limit."""
+    if episodes.get(data_key(node)) is None:
+        return []
+    if any(view.waits_for_data and view.silence_s > view.limit_s(config) for view in views):
+        return []
+    why = Evidence(source="flight", name="data_arrived", value=f"no rank of node {node} waits")
+    return episodes.close(data_key(node), why)

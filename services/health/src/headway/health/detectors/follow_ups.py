@@ -1,0 +1,81 @@
+"""What became of open verdicts: notes the driver's answers, and says when to judge a trouble again.
+
+A verdict that was acted on and is still open has not been cured by it, so it is given again, at first
+after ``again_s`` and then at growing distances.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from headway.common.wire.messages.health import Evidence, Verdict, VerdictTaken
+from headway.health.detectors.episodes import Episodes, Key
+
+MAX_DOUBLINGS: Final = 5
+
+
+@dataclass(slots=True)
+class _FollowUp:
+    kind: str
+    since_s: float
+    """When the verdict was last given, repeated or answered."""
+    num_repeats: int = 0
+
+
+class FollowUps:
+    """Of the verdicts in ``episodes``; one that was never seen here counts from time 0."""
+
+    def __init__(self, episodes: Episodes, again_s: float) -> None:
+        self._episodes, self._again_s = episodes, again_s
+        self._known: dict[str, _FollowUp] = {}
+
+    def begin(self, verdicts: list[Verdict], clock_s: float) -> list[Verdict]:
+        """Counts from now for new or revised verdicts, and forgets closed ones; returns them unchanged."""
+        for verdict in verdicts:
+            if verdict.is_open:
+                self._of(verdict).since_s = clock_s
+            else:
+                self._known.pop(verdict.id, None)
+        return verdicts
+
+    def answered(self, answer: VerdictTaken, clock_s: float) -> list[Verdict]:
+        """The revision that holds an answer. None for one that decides nothing or is about an older revision."""
+        key = self._episodes.key_of(answer.id)
+        verdict = self._episodes.get(key) if key is not None else None
+        if key is None or verdict is None or verdict.revision != answer.revision:
+            return []
+        if not answer.taken or verdict.taken:
+            return []
+        return self.begin(self._episodes.note_taken(key, answer.taken), clock_s)
+
+    def is_due(self, verdict: Verdict, clock_s: float) -> bool:
+        """Whether an open verdict was acted on so long ago that it should have ended."""
+        known = self._of(verdict)
+        wait_s = self._again_s * 2 ** min(known.num_repeats, MAX_DOUBLINGS)
+        return bool(verdict.taken) and clock_s - known.since_s >= wait_s
+
+    def is_in_vain(self, verdict: Verdict, clock_s: float) -> bool:
+        """Whether an open verdict has stood through what was done about it, so that it is no longer
+        the likely reason for whatever else is wrong."""
+        return self._of(verdict).num_repeats > 0 or self.is_due(verdict, clock_s)
+
+    def age_s(self, verdict: Verdict, clock_s: float) -> float:
+        """Time since the verdict was last given or answered."""
+        return clock_s - self._of(verdict).since_s
+
+    def repeat(self, key: Key, clock_s: float, confidence: float | None = None) -> list[Verdict]:
+        """Gives an open verdict again, with another ``confidence`` if that has changed."""
+        verdict = self._episodes.get(key)
+        assert verdict is not None, f"no open verdict about {key}"
+        known = self._of(verdict)
+        known.num_repeats += 1
+        done = f"still there after {verdict.taken!r}" if verdict.taken else "not acted on so far"
+        why = Evidence(source="beat", name="repeated", value=f"{known.num_repeats} times, {done}")
+        return self.begin(self._episodes.repeat(key, why, confidence), clock_s)
+
+    def _of(self, verdict: Verdict) -> _FollowUp:
+        known = self._known.get(verdict.id)
+        if known is None or known.kind != verdict.kind:
+            known = self._known[verdict.id] = _FollowUp(verdict.kind, 0.0)
+        return known

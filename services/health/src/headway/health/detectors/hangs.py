@@ -1,0 +1,106 @@
+"""Verdicts on the rank that holds a generation up, when nothing else explains why it stands still."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Final
+
+from headway.common.wire.messages.health import Verdict
+from headway.health.config import HealthConfig
+from headway.health.detectors.episodes import Episodes, Key
+from headway.health.detectors.follow_ups import FollowUps
+from headway.health.detectors.process import PROCESS_KINDS, process_key
+from headway.health.detectors.silence import RankView, evidence_of, find_culprit
+from headway.health.policy import GUESS_STEP, PROCESS_ADVICE, WAITING_CONFIDENCE
+
+EXPLAINING: Final = PROCESS_KINDS | {"node_silent", "data_stall"}
+"""Kinds that may be why ranks stand still."""
+_CERTAIN: Final = PROCESS_ADVICE["silence"].confidence
+
+
+class Hangs:
+    """One silence at a time: the next is named only when what was done about the last was in vain.
+
+    While anything is unknown or already wrong, only a certain culprit counts, not a guess among
+    ranks that all wait.
+    """
+
+    def __init__(self, episodes: Episodes, follow_ups: FollowUps, config: HealthConfig) -> None:
+        self._episodes, self._follow_ups, self._config = episodes, follow_ups, config
+
+    def judge(
+        self, views: Sequence[RankView], unheard: Collection[int], generation: int, clock_s: float
+    ) -> list[Verdict]:
+        """A new or repeated verdict, or none.
+
+        Args:
+            views: all ranks; those of older generations are not seen any more.
+            unheard: nodes whose beats are late.
+        """
+        if any(not self._is_given_up(node, clock_s) for node in unheard):
+            return []  # it may prove to be what the others wait for
+        seen = [
+            view
+            for view in views
+            if view.signals.generation == generation and view.node not in unheard
+        ]
+        found = find_culprit(seen, self._config)
+        if found is None:
+            return []
+        culprit, is_certain = found
+        if not is_certain:
+            culprit = self._guess_before(seen) or culprit
+        key = process_key(culprit.node, culprit.signals)
+        others = [
+            verdict
+            for other, verdict in self._episodes.open_of_generation(generation, EXPLAINING)
+            if other != key
+        ]
+        if not all(self._follow_ups.is_in_vain(verdict, clock_s) for verdict in others):
+            return []
+        if not is_certain and (others or len(seen) < len(views)):
+            return []
+        return self._name(key, culprit, seen, is_certain=is_certain, clock_s=clock_s)
+
+    def _is_given_up(self, node: int, clock_s: float) -> bool:
+        """Whether a node has been silent for so long that nobody waits for its beats any more."""
+        known = self._episodes.get(("node", node))
+        return known is not None and self._follow_ups.is_in_vain(known, clock_s)
+
+    def _guess_before(self, views: Sequence[RankView]) -> RankView | None:
+        """The rank that is suspected already: who waits the longest may change with every beat."""
+        for view in views:
+            known = self._episodes.get(process_key(view.node, view.signals))
+            if known is not None and known.kind == "silence":
+                return view
+        return None
+
+    def _name(
+        self,
+        key: Key,
+        culprit: RankView,
+        views: Sequence[RankView],
+        *,
+        is_certain: bool,
+        clock_s: float,
+    ) -> list[Verdict]:
+        known = self._episodes.get(key)
+        if known is None:
+            signals = culprit.signals
+            return self._episodes.report(
+                key, "silence", PROCESS_ADVICE["silence"],
+                evidence_of(culprit, views, self._config),
+                node=culprit.node, rank=signals.rank, pid=signals.pid, generation=signals.generation,
+                confidence=None if is_certain else WAITING_CONFIDENCE,
+            )  # fmt: skip
+        if known.kind != "silence":
+            return []  # a stopped process is known as such
+        if known.confidence < _CERTAIN:
+            if is_certain:
+                return self._follow_ups.repeat(key, clock_s, _CERTAIN)
+            if self._follow_ups.age_s(known, clock_s) >= culprit.limit_s(self._config):
+                raised = round(known.confidence + GUESS_STEP, 2)
+                return self._follow_ups.repeat(key, clock_s, raised)
+        elif self._follow_ups.is_due(known, clock_s):
+            return self._follow_ups.repeat(key, clock_s)
+        return []

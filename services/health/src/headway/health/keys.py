@@ -1,0 +1,26 @@
+"""The key pairs of monitor and agents: files in the cluster's key folder, one for each role."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from headway.common.errors import InputError
+from headway.common.wire.keys import KeyPair
+
+
+def key_of(folder: Path, role: str) -> KeyPair:
+    """The pair in ``ROLE.key``, role ``monitor`` or ``agent``; made when it is not there.
+
+    Whoever makes a cluster has written the files already. Without one, the first of monitor and
+    agent to ask makes each.
+
+    Raises:
+        InputError: the file cannot be read or made, or others than its owner may read it.
+        CorruptError: it holds no key pair.
+    """
+    path = folder / f"{role}.key"
+    if not path.exists():
+        with contextlib.suppress(InputError):  # another process was faster
+            KeyPair.generate().save(path)
+    return KeyPair.load(path)

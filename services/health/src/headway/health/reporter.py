@@ -1,0 +1,128 @@
+"""Gets verdicts to the run's file and to whoever is the driver now, until the driver has answered them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import structlog
+import zmq
+from headway.common.wire.keys import KeyPair
+from headway.common.wire.messages.driver import MonitorBeat
+from headway.common.wire.messages.health import Verdict, VerdictTaken
+from headway.health.announce import FollowedPeer
+from headway.health.detectors.episodes import revise
+from headway.health.journal import VerdictFile, read_verdicts
+
+MAX_WAITING = 256
+"""Notes wait for a driver that is being replaced. More are dropped: open verdicts repeat anyway."""
+REPEAT_S = 1.0
+"""An open verdict that the driver has not answered is sent again this often."""
+
+_log = structlog.get_logger(__name__)
+
+
+class Unanswered:
+    """The open verdicts that a driver has still to answer, and when each is due to be sent again."""
+
+    def __init__(self, verdicts: Iterable[Verdict] = ()) -> None:
+        self._open: dict[str, Verdict] = {}
+        self._due_s: dict[str, float] = {}
+        for verdict in verdicts:
+            self.note(verdict, 0.0)
+
+    def note(self, verdict: Verdict, now_s: float) -> bool:
+        """Takes a new revision; returns whether it is to be sent now: all but the noted answers are."""
+        is_answered = verdict.is_open and bool(verdict.taken)
+        if verdict.is_open:
+            self._open[verdict.id] = verdict
+        else:
+            self._open.pop(verdict.id, None)
+        if verdict.is_open and not is_answered:
+            self._due_s[verdict.id] = now_s + REPEAT_S
+        else:
+            self._due_s.pop(verdict.id, None)
+        return not is_answered
+
+    def due(self, now_s: float, *, is_new_driver: bool = False) -> list[Verdict]:
+        """What is to be sent again now; a new driver has to know all that is open, answered or not."""
+        due = [name for name, due_s in self._due_s.items() if due_s <= now_s or is_new_driver]
+        for name in due:
+            self._due_s[name] = now_s + REPEAT_S
+        return [self._open[name] for name in (self._open if is_new_driver else due)]
+
+
+class Reporter:
+    """The monitor's line to file and driver. ``receive`` is to be called when its socket can be read."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        keys: KeyPair,
+        *,
+        watch: Callable[[zmq.Socket[Any]], None] = lambda _: None,
+        unwatch: Callable[[zmq.Socket[Any]], None] = lambda _: None,
+    ) -> None:
+        """Read what an earlier monitor wrote.
+
+        Args:
+            run_dir: ``verdicts.jsonl`` is written there, ``driver.json`` read.
+            keys: shown to the driver, which admits the monitor's alone.
+            watch: gets the socket to each new driver.
+            unwatch: gets it before it is closed.
+
+        Raises:
+            InputError: the folder cannot be written, for another reason than a full disk.
+        """
+        path = run_dir / "verdicts.jsonl"
+        self.earlier = read_verdicts(path)
+        """What was in the file when the monitor started."""
+        newest = {verdict.id: verdict for verdict in self.earlier}
+        self._unanswered = Unanswered(one for one in newest.values() if one.is_open)
+        self._file = VerdictFile(path)
+        self._driver = FollowedPeer(
+            run_dir / "driver.json",
+            MAX_WAITING,
+            keys,
+            accept=(VerdictTaken,),
+            on_open=watch,
+            on_close=unwatch,
+        )
+
+    def follow_driver(self, now_s: float) -> None:
+        """Looks for a new driver, which gets all open verdicts; repeats what nobody has answered."""
+        is_new = self._driver.refresh()
+        for verdict in self._unanswered.due(now_s, is_new_driver=is_new):
+            self._driver.notify(verdict)
+
+    def receive(self) -> list[VerdictTaken]:
+        """The driver's answers since the last call."""
+        return [note for note in self._driver.receive() if isinstance(note, VerdictTaken)]
+
+    def show(self, beat: MonitorBeat) -> None:
+        """Tells the driver where agents find this monitor."""
+        self._driver.notify(beat)
+
+    def report(self, verdicts: Iterable[Verdict], now_s: float) -> None:
+        """Sends and writes new revisions. The driver comes first: a full disk must not delay a recovery."""
+        for verdict in verdicts:
+            stamped = revise(verdict, unix_s=time.time())
+            if self._unanswered.note(stamped, now_s):
+                self._driver.notify(stamped)
+            try:
+                self._file.append(stamped)
+            except OSError as error:
+                _log.error("verdict not written", id=verdict.id, reason=error.strerror)
+            _log.warning(
+                "verdict",
+                id=verdict.id,
+                kind=verdict.kind,
+                is_open=verdict.is_open,
+                taken=verdict.taken,
+            )
+
+    def close(self) -> None:
+        self._file.close()
+        self._driver.close()

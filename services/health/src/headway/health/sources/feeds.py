@@ -1,0 +1,97 @@
+"""What keeps a reader of the node's data rings waiting, and how long ago data last arrived for it.
+
+A rank that waits for data has an empty ring. Either its daemon has not filled it, or another reader
+of the same ring holds all slots; only the first is the daemon's fault.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from headway.common.errors import HeadwayError
+from headway.common.node import ring_file as at
+from headway.common.node.process import ProcessId
+from headway.common.node.segment import Segment
+
+DAEMON, READERS, READY = "daemon", "readers", "ready"
+_SEVERITY = (READY, READERS, DAEMON)
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """One reader's view of its ring; of several rings the one that holds it up most."""
+
+    wait: str
+    """``daemon``, ``readers`` or ``ready``."""
+    age_s: float
+    """Since the ring's head last moved, as seen here: a restarted agent starts at 0."""
+    writer_pid: int
+
+
+@dataclass(slots=True)
+class _Follower:
+    ring: at.RingFile
+    words: memoryview
+    inode: int
+    head: int
+    moved_s: float
+
+
+class FeedSource:
+    """Reads every ``ring-*.bin`` of a folder. Rings that come, go or are replaced are followed."""
+
+    def __init__(self, folder: Path, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._folder, self._clock_s = folder, clock_s
+        self._followers: dict[Path, _Follower] = {}
+
+    def read(self) -> dict[ProcessId, Feed]:
+        """One reading, by the process that reads."""
+        paths = set(self._folder.glob("ring-*.bin"))
+        for path in set(self._followers) - paths:
+            self._followers.pop(path).ring.close()
+        found: dict[ProcessId, Feed] = {}
+        for path in sorted(paths):
+            for reader, feed in self._read_one(path):
+                known = found.get(reader)
+                if known is None or _SEVERITY.index(feed.wait) > _SEVERITY.index(known.wait):
+                    found[reader] = feed
+        return found
+
+    def close(self) -> None:
+        for follower in self._followers.values():
+            follower.ring.close()
+        self._followers.clear()
+
+    def _read_one(self, path: Path) -> Iterator[tuple[ProcessId, Feed]]:
+        try:
+            follower = self._follower(path)
+        except (OSError, HeadwayError):
+            return  # removed between listing and opening, or damaged
+        now_s, ring, words = self._clock_s(), follower.ring, follower.words
+        head = ring.head
+        if head != follower.head:
+            follower.head, follower.moved_s = head, now_s
+        lines = [at.reader_line(reader) for reader in range(ring.num_readers)]
+        is_full = head - min(words[line + at.TAIL] for line in lines) >= ring.num_slots
+        for line in lines:
+            reader = ProcessId(words[line + at.READER_PID], words[line + at.READER_START])
+            if reader.pid > 0:
+                is_ready = words[line + at.TAIL] < head
+                wait = READY if is_ready else READERS if is_full else DAEMON
+                yield reader, Feed(wait, now_s - follower.moved_s, ring.writer.pid)
+
+    def _follower(self, path: Path) -> _Follower:
+        inode = path.stat().st_ino
+        known = self._followers.get(path)
+        if known is not None and known.inode == inode:
+            return known
+        if known is not None:
+            self._followers.pop(path).ring.close()
+        segment = Segment.open(path, at.MAGIC, at.VERSION)
+        ring = at.RingFile(segment)
+        made = _Follower(ring, segment.words, inode, ring.head, self._clock_s())
+        self._followers[path] = made
+        return made

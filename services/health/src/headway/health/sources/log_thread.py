@@ -1,0 +1,39 @@
+"""The tail of the training logs on a thread of its own, so that a hung disk delays no beat."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from headway.common.wire.messages.health import LogHit
+from headway.health.sources.background import Background
+from headway.health.sources.train_log import LogTail
+
+MAX_WAITING_HITS = 1024
+"""With so many matched lines not yet taken nothing more is read; the rest waits in the files."""
+START_LIMIT_S = 1.0
+"""How long the agent's start waits for the first look at the logs: what they hold by then is old."""
+
+
+class LogThread:
+    """Polls the tail that ``make`` opens. ``take`` never blocks."""
+
+    def __init__(self, make: Callable[[], LogTail], max_bytes: int, period_s: float) -> None:
+        self._make, self._max_bytes = make, max_bytes
+        self._tail: LogTail | None = None
+        self._found: deque[LogHit] = deque()
+        self._background = Background("logs", self._poll, period_s)
+        self._background.wait_for_first(START_LIMIT_S)
+
+    def take(self, most: int) -> list[LogHit]:
+        """The oldest lines found since, at most ``most``."""
+        return [self._found.popleft() for _ in range(min(most, len(self._found)))]
+
+    def close(self) -> None:
+        self._background.close()
+
+    def _poll(self) -> None:
+        if self._tail is None:
+            self._tail = self._make()
+        if len(self._found) < MAX_WAITING_HITS:
+            self._found.extend(self._tail.poll(self._max_bytes))
