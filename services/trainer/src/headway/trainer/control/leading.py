@@ -71,6 +71,8 @@ class Leading:
             self._is_first = False
         self.view = view
         self._stale_s = self._watch.see(view, now)
+        if not self._stale_s:
+            self.why = ""  # somebody leads
 
     def claimed(self, epoch: int | None) -> None:
         """The answer to a claim; None: another executor was faster."""

@@ -12,8 +12,10 @@ from headway.common.errors import HeadwayError
 from headway.common.log import get_logger
 from headway.common.node.arena import Arena
 from headway.common.node.files import replace_json
+from headway.common.node.janitor import processes_of
 from headway.common.node.process import LastWords, ProcessId
 from headway.common.node.run_dir import NodePaths
+from headway.trainer import zygote_beat
 from headway.trainer.control.node_events import Memory
 
 KEPT_DEAD = 16
@@ -84,6 +86,32 @@ def _number(data: dict[str, Any], key: str) -> int:
 def _processes(data: Any) -> tuple[tuple[str, ProcessId], ...]:
     rows = data.items() if isinstance(data, dict) else ()
     return tuple((str(n), ProcessId(*p)) for n, p in rows if isinstance(p, list) and len(p) == 2)
+
+
+def running_services(paths: NodePaths, names: Collection[str]) -> dict[str, ProcessId]:
+    """Services of this node that run, by the environment they were started with: one that was started a
+    moment before the executor died, or while its files could not be written, is in no file.
+
+    Workers have the environment of the zygote that forked them, which therefore is known by its record.
+    """
+    found: dict[str, ProcessId] = {}
+    for process in processes_of(paths.run_id, paths.node):
+        role = _role(process)
+        if role in names and role != "zygote":
+            found[role] = process
+    record = zygote_beat.read(paths.shm_dir)
+    if record is not None and not record[0].is_doomed():
+        found["zygote"] = record[0]
+    return found
+
+
+def _role(process: ProcessId) -> str:
+    try:
+        words = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    prefix = b"HEADWAY_ROLE="
+    return next((w.removeprefix(prefix).decode() for w in words if w.startswith(prefix)), "")
 
 
 # ---- what workers leave behind ----------------------------------------------------------------

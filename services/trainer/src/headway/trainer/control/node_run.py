@@ -11,6 +11,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from headway.common.config import load
@@ -30,7 +31,7 @@ from headway.trainer import zygote_beat
 from headway.trainer.config import RunConfig
 from headway.trainer.control import node_files
 from headway.trainer.control.folder_look import FolderLook
-from headway.trainer.control.guardian import Guardian, NodeFacts
+from headway.trainer.control.guardian import LEADER_SERVICES, SERVICES, Guardian, NodeFacts
 from headway.trainer.control.hands import Hands
 from headway.trainer.control.node_end import NodeEnd
 from headway.trainer.control.node_events import (
@@ -114,7 +115,11 @@ class NodeRun:
 
     def _guardian(self, *, is_fresh: bool) -> Guardian:
         memory = self._files.load(ProcessId.current())
-        known = [process for _, process in memory.services]
+        names = (*SERVICES, *LEADER_SERVICES)
+        living = {n: p for n, p in memory.services if not p.is_doomed()}
+        if not is_fresh:
+            living = {**node_files.running_services(self.paths, names), **living}
+        memory = replace(memory, services=tuple(living.items()))
         free = node_files.next_worker(self.paths, self.run.logs)
         facts = NodeFacts(
             node=self.node,
@@ -124,7 +129,7 @@ class NodeRun:
             is_fresh=is_fresh,
             is_alone=self.config.launch.nodes + self.config.launch.spares < 2,
         )
-        made = Guardian(facts, memory, [process for process in known if not process.is_doomed()])
+        made = Guardian(facts, memory, living.values())
         made.crew.next_worker = max(made.crew.next_worker, free)
         return made
 
