@@ -29,11 +29,11 @@ class Executors:
         self.thread.start()
 
     def _serve(self) -> None:
-        keys = self.cluster.keys
+        keys, admitted = self.cluster.key_of("executor"), self.cluster.public_of("console")
         servers = []
         for node in range(self.cluster.nodes):
             handlers = {AttachRun: self._attach(node), StopRun: self._stop_run(node)}
-            servers.append(Server("tcp://127.0.0.1:0", handlers, keys=keys, allowed={keys.public}))
+            servers.append(Server("tcp://127.0.0.1:0", handlers, keys=keys, allowed=admitted))
             self.cluster.announce(node, servers[-1].endpoint, ProcessId.current())
         while not self.is_closed.is_set():
             for server in servers:
@@ -52,9 +52,15 @@ class Executors:
         return handle
 
     def _stop_run(self, node: int):  # type: ignore[no-untyped-def]
-        return lambda *_: self.cluster.remove(f"nodes/{node}.run")
+        def handle(message: StopRun, peer: bytes) -> None:
+            del peer
+            if message.run_id == RUN_ID:
+                self.cluster.remove(f"nodes/{node}.run")
 
-    def start_node(self, node: int) -> None:
+        return handle
+
+    def start_node(self, node: int, *, fence: bool = False) -> None:
+        del fence
         self.calls.append(f"start {node}")
 
     def has_ended(self, node: int) -> bool:

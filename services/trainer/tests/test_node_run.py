@@ -21,7 +21,7 @@ from headway.common import log
 from headway.common.node.arena import Arena
 from headway.common.node.failpoints import arm
 from headway.common.node.flight import FlightWriter
-from headway.common.node.process import ProcessId
+from headway.common.node.process import ProcessId, spawn
 from headway.common.node.run_dir import RunDir, new_run_id
 from headway.common.node.testing import identity, private_roots, wait_until
 from headway.common.wire.client import Client
@@ -31,9 +31,8 @@ from headway.launch.cluster import ClusterFolder
 from headway.testkit import snapshots
 from headway.testkit.hanging_rank import hanging_rank
 from headway.trainer import store_watch
-from headway.trainer.control import node_run
-from headway.trainer.control.children import Spec
-from headway.trainer.control.crew import Member
+from headway.trainer.control import node_end
+from headway.trainer.control.node_events import Looked
 from headway.trainer.control.node_run import NodeRun
 from structlog.testing import capture_logs
 
@@ -44,9 +43,24 @@ def run(tmp_path: Path) -> Iterator[NodeRun]:
         folder = RunDir.create(tmp_path / "run", run_id=new_run_id())
         folder.config.write_text("")
         made = NodeRun(ClusterFolder(tmp_path / "cluster"), 0, folder.path)
-        for name in made.children.names():
-            made.children.drop(name)
+        made.guardian.services.kept.clear()
         yield made
+        made.hands.close()
+
+
+def end(run: NodeRun) -> None:
+    run.ending().run()
+
+
+def keep(run: NodeRun, name: str, process: ProcessId) -> ProcessId:
+    run.guardian.services.keep(name, 0.0, process)
+    return process
+
+
+def sleeper(run: NodeRun, name: str) -> ProcessId:
+    """A service that has no handler for SIGTERM yet dies of it, as an interpreter that still imports."""
+    code = [sys.executable, "-c", "import time; time.sleep(100)"]
+    return keep(run, name, spawn(code, run.run.logs / "sleeper.log", os.environ))
 
 
 @pytest.fixture
@@ -58,7 +72,7 @@ def frozen_rank(run: NodeRun) -> Iterator[ProcessId]:
         beat = WorkerBeat(
             worker="n0w0", pid=process.pid, start_ticks=process.start_ticks, status="running"
         )
-        run.crew.members["n0w0"] = Member(process, beat, b"")
+        run.guardian.crew.hear(beat, 0.0)
         yield process
         assert not process.alive()
 
@@ -71,8 +85,8 @@ def saved(run: NodeRun) -> list[int]:
 @pytest.mark.usefixtures("frozen_rank")
 def test_a_frozen_rank_is_killed_soon_and_its_open_records_are_kept(run: NodeRun) -> None:
     began_s = time.monotonic()
-    run.end()
-    assert time.monotonic() - began_s < node_run.DRAIN_LIMIT_S - 2
+    end(run)
+    assert time.monotonic() - began_s < node_end.DRAIN_LIMIT_S - 2
     assert saved(run) == [0, 1, 2, 3, 4]
     assert not run.paths.shm_dir.exists()
 
@@ -82,20 +96,16 @@ def test_a_frozen_rank_is_killed_soon_and_its_open_records_are_kept(run: NodeRun
 def test_an_agent_that_saved_nothing_loses_nothing(
     run: NodeRun, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
-    monkeypatch.setattr(node_run, "DRAIN_LIMIT_S", 1.0)
-    monkeypatch.setattr(node_run, "WORKERS_LIMIT_S", 0.2)
-    # One that has no handler for SIGTERM yet dies of it, as an interpreter that still imports.
-    run.children.keep(Spec("agent", [sys.executable, "-c", "import time; time.sleep(100)"]))
-    run.children.poll(time.monotonic())
-    agent = run.children.process("agent")
-    assert agent is not None
+    monkeypatch.setattr(node_end, "DRAIN_LIMIT_S", 1.0)
+    monkeypatch.setattr(node_end, "WORKERS_LIMIT_S", 0.2)
+    agent = sleeper(run, "agent")
     if state == "stopped":
         agent.kill(signal.SIGSTOP)
         wait_until(lambda: agent.state() == "T", what="a stopped agent")
     if state == "dead":
         agent.kill()
         wait_until(lambda: not agent.alive(), what="a dead agent")
-    run.end()
+    end(run)
     assert saved(run) == [0, 1, 2, 3, 4]
     assert not agent.alive()
 
@@ -105,9 +115,9 @@ def test_an_agent_that_saved_all_leaves_nothing_to_be_written_twice(
 ) -> None:
     frozen_rank.kill()
     wait_until(lambda: not frozen_rank.alive(), what="a dead rank")
-    node_run.FlightWindows(run.paths.shm_dir, run.run.events, 0).save()
+    node_end.FlightWindows(run.paths.shm_dir, run.run.events, 0).save()
     assert saved(run) == [0, 1, 2, 3, 4]
-    run.end()
+    end(run)
     assert saved(run) == [0, 1, 2, 3, 4]
 
 
@@ -116,7 +126,7 @@ def test_a_failing_disk_is_logged_and_does_not_keep_a_run_from_its_end(run: Node
     run.run.events.rmdir()
     run.run.events.write_text("no folder")
     with capture_logs() as logs:
-        run.end()
+        end(run)
     assert "flight records are not saved" in [line["event"] for line in logs]
     assert not run.paths.shm_dir.exists()
 
@@ -124,12 +134,12 @@ def test_a_failing_disk_is_logged_and_does_not_keep_a_run_from_its_end(run: Node
 def test_workers_that_have_not_spoken_to_a_new_executor_are_ended_too(
     run: NodeRun, frozen_rank: ProcessId
 ) -> None:
-    run.crew.hear(run.crew.members.pop("n0w0").beat, b"")  # writes them down
+    run.handle(Looked({}))  # writes them down
     successor = NodeRun(run.cluster, 0, run.run.path)
-    assert successor.crew.members == {}
-    assert successor.crew.processes() == [frozen_rank]
+    assert successor.guardian.crew.members == {}
+    assert list(successor.guardian.crew.processes().values()) == [frozen_rank]
     run.lock.release()
-    successor.end()
+    end(successor)
     assert saved(run) == [0, 1, 2, 3, 4]
 
 
@@ -137,23 +147,20 @@ def test_a_rank_stuck_in_the_kernel_is_saved_as_far_as_it_came(run: NodeRun) -> 
     writer = FlightWriter.create(run.paths.segment("flight", 0), 0)  # nobody ends this process
     for step in range(3):
         writer.begin(1, step=step)
-    run.end()
+    end(run)
     assert saved(run) == [0, 1, 2]
 
 
 def test_an_agent_stuck_in_the_kernel_is_not_helped_by_a_second_saver(
     run: NodeRun, frozen_rank: ProcessId, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_run, "DRAIN_LIMIT_S", 0.2)
-    run.children.keep(Spec("agent", [sys.executable, "-c", "import time; time.sleep(100)"]))
-    run.children.poll(time.monotonic())
-    agent = run.children.process("agent")
-    assert agent is not None
+    monkeypatch.setattr(node_end, "DRAIN_LIMIT_S", 0.2)
+    agent = sleeper(run, "agent")
     with capture_logs() as logs, monkeypatch.context() as patch:
         patch.setattr(ProcessId, "kill", lambda *_: True)
-        patch.setattr(node_run, "end_node", lambda *_: [])
-        patch.setattr(node_run, "leave_run", lambda *_: [])
-        run.end()
+        patch.setattr(node_end, "end_node", lambda *_: [])
+        patch.setattr(node_end, "leave_run", lambda *_: [])
+        end(run)
     assert saved(run) == []
     assert any("the agent does not end" in line["event"] for line in logs)
     for process in (agent, frozen_rank):
@@ -164,19 +171,14 @@ def test_an_agent_stuck_in_the_kernel_is_not_helped_by_a_second_saver(
 @pytest.mark.usefixtures("frozen_rank")
 def test_the_agent_of_a_node_saves_to_the_folder_of_its_run(run: NodeRun) -> None:
     second = NodeRun(run.cluster, 0, run.run.path)
-    for name in second.children.names():
-        if name != "agent":
-            second.children.drop(name)
-    second.children.poll(time.monotonic())
-    agent = second.children.process("agent")
-    assert agent is not None
+    agent = second.services.start("agent")
     with Client(run.paths.endpoint("agent")) as client:
         client.call(Ping(), Pong, timeout_s=20.0)
     agent.kill(signal.SIGTERM)
     wait_until(lambda: not agent.alive(), what="the agent's end")
     assert saved(run) == [0, 1], "the rank lives: what it has open is left to the next agent"
     second.lock.release()
-    run.end()
+    end(run)
     assert saved(run) == [0, 1, 2, 3, 4]
 
 
@@ -186,13 +188,9 @@ RANKS = 3
 
 def _keep_store(run: NodeRun) -> ProcessId:
     """A real store that is up and running."""
-    (spec,) = (spec for spec in run._services() if spec.name == "ckpt_store")
-    run.children.keep(spec)
-    run.children.poll(time.monotonic())
+    store = keep(run, "ckpt_store", run.services.start("ckpt_store"))
     with Client(run.paths.endpoint("ckpt_store")) as client:
         client.call(Ping(), Pong, timeout_s=20.0)
-    store = run.children.process("ckpt_store")
-    assert store is not None
     return store
 
 
@@ -211,11 +209,11 @@ def _want_durable(run: NodeRun, step: int, action: str) -> None:
 def test_a_node_ends_only_when_its_store_has_written_what_was_wanted(
     run: NodeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_run, "DRAIN_LIMIT_S", 1.0)
+    monkeypatch.setattr(node_end, "DRAIN_LIMIT_S", 1.0)
     store = _keep_store(run)
     _want_durable(run, 5, "sleep:1.2")
     with capture_logs() as logs:
-        run.end()
+        end(run)
     found = newest(run.run.checkpoints)
     assert found is not None and (found.step, found.world_size) == (5, RANKS)
     assert not store.alive() and not run.paths.shm_dir.exists()
@@ -230,7 +228,7 @@ def test_a_store_that_stands_still_is_ended_with_a_line_that_says_what_is_lost(
     store = _keep_store(run)
     _want_durable(run, 5, action)
     with capture_logs() as logs:
-        run.end()
+        end(run)
     assert not store.alive() and not run.paths.shm_dir.exists()
     (line,) = [line for line in logs if "checkpoint store is ended" in line["event"]]
     assert line["undurable_steps"] == [5]
@@ -241,13 +239,13 @@ def test_a_store_that_stands_still_is_ended_with_a_line_that_says_what_is_lost(
 def test_a_file_that_is_no_arena_keeps_no_run_from_its_end(
     run: NodeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_run, "DRAIN_LIMIT_S", 1.0)
+    monkeypatch.setattr(node_end, "DRAIN_LIMIT_S", 1.0)
     store = _keep_store(run)
     _want_durable(run, 5, "sleep:0.2")
     run.paths.segment("arena", 7).write_bytes(b"no arena")
     run.paths.segment("arena", 8).mkdir()
     with capture_logs() as logs:
-        run.end()
+        end(run)
     found = newest(run.run.checkpoints)
     assert found is not None and found.step == 5
     assert not store.alive()
@@ -267,11 +265,10 @@ def _configured(run: NodeRun, text: str) -> NodeRun:
 def test_the_store_of_a_run_takes_the_niceness_of_its_table(run: NodeRun) -> None:
     own = os.getpriority(os.PRIO_PROCESS, 0)
     second = _configured(run, "[ckpt]\nnice = 3\n")
-    for name in second.children.names():
-        second.children.drop(name)
+    second.guardian.services.kept.clear()
     store = _keep_store(second)
     assert os.getpriority(os.PRIO_PROCESS, store.pid) == min(own + 3, 19)
-    second.end()
+    end(second)
 
 
 OTHER_VALUES = {
@@ -288,7 +285,7 @@ def test_every_setting_of_the_store_reaches_it(run: NodeRun) -> None:
     assert OTHER_VALUES.keys() == {field.name for field in dataclasses.fields(StoreConfig)}
     text = "\n".join(f"{key} = {json.dumps(value)}" for key, value in OTHER_VALUES.items())
     second = _configured(run, f"[ckpt]\n{text}\n")
-    (spec,) = (spec for spec in second._services() if spec.name == "ckpt_store")
+    spec = second.services.spec("ckpt_store")
     seen: list[StoreConfig] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store_server, "serve", lambda _, config: seen.append(config) or 0)

@@ -5,7 +5,7 @@ keys/cluster.key  one CURVE key pair, mode 0600, held by every executor, driver 
 keys/ROLE.key     a CURVE key pair for each role, mode 0600: a server admits only the roles it serves
 nodes/K.json      where node K's executor listens, written by that executor
 nodes/K.run       the run that node K carries, absent while idle
-nodes/K.lock      held by node K's executor, so that there is only one
+nodes/K.owner-N   a link that names node K's executor, so that there is only one; the highest N counts
 nodes/K.lost      the emulated machine is gone and cannot be started again
 logs/             output of the executors
 """
@@ -13,7 +13,6 @@ logs/             output of the executors
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import secrets
@@ -144,11 +143,17 @@ class ClusterFolder:
         return {self.key_of(role).public for role in roles}
 
     def announce(self, node: int, endpoint: str, process: ProcessId) -> None:
-        """Publish where a node's executor listens."""
-        self.write(
-            f"nodes/{node}.json",
-            {"endpoint": endpoint, "pid": process.pid, "start_ticks": process.start_ticks},
-        )
+        """Publish where a node's executor listens; on a full disk, in the room of the one before.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        name = f"nodes/{node}.json"
+        facts = {"endpoint": endpoint, "pid": process.pid, "start_ticks": process.start_ticks}
+        try:
+            self.write(name, dict(facts))
+        except OSError:
+            _overwrite(self.path / name, json.dumps(facts))
 
     def address(self, node: int) -> NodeAddress | None:
         """Where a node's executor listens, None before its first start."""
@@ -162,7 +167,9 @@ class ClusterFolder:
     def living(self, node: int) -> ProcessId | None:
         """The node's executor, None unless it has announced itself and runs."""
         address = self.address(node)
-        return address.process if address is not None and address.process.alive() else None
+        if address is None or address.process.is_doomed():
+            return None
+        return address.process
 
     def carried(self, node: int) -> dict[str, object] | None:
         """``run_dir`` and ``run_id`` of the run that a node carries, None while it is idle."""
@@ -186,25 +193,71 @@ class ClusterFolder:
                     return True
         return False
 
-    def claim(self, node: int) -> int:
-        """Be the node's only executor until this process ends; returns the lock's file descriptor.
+    def claim(self, node: int) -> None:
+        """Be the node's only executor until this process ends.
+
+        An owner that is frozen for good, with SIGKILL waiting for it, counts as ended: a lock would
+        stay with it. The claim is a link, which needs no room on a full disk.
 
         Raises:
             InputError: another process is. Two are started when the first is slow to announce itself.
+            OSError: the folder cannot be written.
         """
-        fd = os.open(
-            self.path / "nodes" / f"{node}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
-        )
+        me = ProcessId.current()
+        number, owner = self._owner(node)
+        if owner is not None and owner != me and not owner.is_doomed():
+            raise self._is_taken(node, owner)
+        mine = self.path / "nodes" / f"{node}.owner-{number + 1}"
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
-            raise InputError(
-                f"node {node} of {self.path} already has an executor",
-                remedy="leave that one running",
-            ) from None
-        return fd
+            mine.symlink_to(f"{me.pid}-{me.start_ticks}")
+        except FileExistsError:
+            raise self._is_taken(node, self._owner(node)[1]) from None
+        newest, owner = self._owner(node)
+        if owner != me:  # this one was slow: the number before was claimed and left meanwhile
+            mine.unlink(missing_ok=True)
+            raise self._is_taken(node, owner)
+        for path in self._owner_links(node):
+            if _number_of(path) < newest:
+                path.unlink(missing_ok=True)
+
+    def owner(self, node: int) -> ProcessId | None:
+        """The process that claimed the node last, None before the first."""
+        return self._owner(node)[1]
+
+    def _owner(self, node: int) -> tuple[int, ProcessId | None]:
+        path = max(self._owner_links(node), key=_number_of, default=None)
+        if path is None:
+            return 0, None
+        try:
+            pid, _, ticks = str(path.readlink()).partition("-")
+            return _number_of(path), ProcessId(int(pid), int(ticks))
+        except (OSError, ValueError):
+            return _number_of(path), None
+
+    def _owner_links(self, node: int) -> list[Path]:
+        found = (self.path / "nodes").glob(f"{node}.owner-*")
+        return [path for path in found if path.name.rpartition("-")[2].isdecimal()]
+
+    def _is_taken(self, node: int, owner: ProcessId | None) -> InputError:
+        who = f" (pid {owner.pid})" if owner is not None else ""
+        return InputError(
+            f"node {node} of {self.path} already has an executor{who}",
+            remedy="leave that one running",
+        )
 
     def lost(self, node: int) -> bool:
         """Whether the machine of this node is gone."""
         return (self.path / f"nodes/{node}.lost").exists()
+
+
+def _number_of(path: Path) -> int:
+    return int(path.name.rpartition("-")[2])
+
+
+def _overwrite(path: Path, text: str) -> None:
+    """Replace a small file's content in place, padded to its length, which needs no further room."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.pwrite(descriptor, text.encode().ljust(os.fstat(descriptor).st_size), 0)
+    finally:
+        os.close(descriptor)

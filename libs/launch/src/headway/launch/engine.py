@@ -17,13 +17,17 @@ class Engine(Protocol):
     Every call is idempotent and may be repeated by another process.
     """
 
-    def start_node(self, node: int) -> None:
+    def start_node(self, node: int, *, fence: bool = False) -> None:
         """Make sure that the node's executor runs; a stopped one (state T) is ended first.
+
+        With ``fence`` one that runs is ended too, whatever it does: it hangs. One that was started a
+        moment ago and has not announced itself is given its time.
 
         Returns as soon as its process exists.
 
         Raises:
             NodeLost: the machine is gone.
+            HeadwayError: the old executor could not be ended, or no new one be started.
         """
 
     def has_ended(self, node: int) -> bool:

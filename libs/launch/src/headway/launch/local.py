@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 
+from headway.common.errors import HeadwayError
 from headway.common.node.janitor import end_node, end_run
 from headway.common.node.process import ProcessId, spawn
+from headway.common.polling import wait_until
 from headway.launch.cluster import ClusterFolder
 from headway.launch.engine import NodeLost
+
+ANNOUNCE_LIMIT_S = 20.0
+"""An executor that has not announced itself for so long after its start hangs."""
+END_LIMIT_S = 5.0
 
 
 class LocalEngine:
@@ -22,27 +29,31 @@ class LocalEngine:
     def __init__(self, cluster: ClusterFolder) -> None:
         self.cluster = cluster
         self._started: dict[int, ProcessId] = {}
+        self._started_at: dict[int, float] = {}
 
-    def start_node(self, node: int) -> None:
+    def start_node(self, node: int, *, fence: bool = False) -> None:
         """Start the executor unless it lives; one that is stopped (state T) is ended first.
+
+        With ``fence`` a living one is ended too. One that is frozen counts as ended once SIGKILL waits
+        for it.
 
         Raises:
             NodeLost: ``lose_node`` took the machine away.
+            HeadwayError: the executor that hangs does not end, or the new one cannot be started.
         """
         if self.cluster.lost(node):
             raise NodeLost(f"node {node} of {self.cluster.path} is gone", remedy="use a spare node")
+        if self._is_starting(node):
+            return
         address = self.cluster.address(node)
-        if address is not None and address.process.alive():
-            if address.process.state() != "T":
+        announced = address.process if address is not None else None
+        for process in {announced, self.cluster.owner(node)} - {None}:
+            assert process is not None
+            if process.is_doomed():
+                continue
+            if not fence and process.state() != "T":
                 return
-            address.process.kill()
-        started = self._started.get(node)
-        if (
-            started is not None
-            and started.alive()
-            and (address is None or address.process != started)
-        ):
-            return  # it has not announced itself yet: on a busy machine that takes seconds
+            self._end(node, process)
         self._started[node] = spawn(
             [
                 sys.executable,
@@ -63,11 +74,28 @@ class LocalEngine:
             },
             cwd=Path.cwd(),
         )
+        self._started_at[node] = time.monotonic()
+
+    def _is_starting(self, node: int) -> bool:
+        """Whether an executor was started that has not announced itself: on a busy machine that takes seconds."""
+        started, address = self._started.get(node), self.cluster.address(node)
+        if started is None or started.is_doomed() or started.state() == "T":
+            return False
+        is_late = time.monotonic() - self._started_at[node] > ANNOUNCE_LIMIT_S
+        return not is_late and (address is None or address.process != started)
+
+    def _end(self, node: int, process: ProcessId) -> None:
+        process.kill()
+        if not wait_until(process.is_doomed, END_LIMIT_S, every_s=0.002):
+            raise HeadwayError(
+                f"the executor of node {node} (pid {process.pid}) does not end",
+                remedy="it is stuck in the kernel: look at /proc/PID/stack, or restart the machine",
+            )
 
     def has_ended(self, node: int) -> bool:
         """Whether the process that announced itself as the node's executor is gone; False for a lost node."""
         address = self.cluster.address(node)
-        return address is not None and not self.cluster.lost(node) and not address.process.alive()
+        return address is not None and not self.cluster.lost(node) and address.process.is_doomed()
 
     def stop_node(self, node: int) -> None:
         """End every process of the node and remove its sockets and shared memory."""

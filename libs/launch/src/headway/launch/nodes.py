@@ -42,7 +42,7 @@ def detach(engine: Engine, cluster: ClusterFolder, run_id: str) -> None:
         if address is None or carried is None or carried["run_id"] != run_id:
             continue
         with _client(cluster, address) as client:
-            client.notify(StopRun(epoch=LAST_EPOCH, outcome="failed"))
+            client.notify(StopRun(epoch=LAST_EPOCH, outcome="failed", run_id=run_id))
             wait_until(partial(_is_idle, cluster, node), START_LIMIT_S)
 
 
@@ -92,8 +92,8 @@ def last_line(log: Path) -> str:
 
 
 def _client(cluster: ClusterFolder, address: NodeAddress) -> Client:
-    keys = cluster.keys
-    return Client(address.endpoint, keys=keys, server_key=keys.public)
+    server_key = cluster.key_of("executor").public
+    return Client(address.endpoint, keys=cluster.key_of("console"), server_key=server_key)
 
 
 def _is_idle(cluster: ClusterFolder, node: int) -> bool:

@@ -194,6 +194,14 @@ class RecoveryConfig:
     """A node that neither answers nor can be started again for this long is replaced by a spare."""
     driver_silent_s: float = 2.0
     """A driver silent for this long is replaced by the next executor's."""
+    service_silent_s: float = 5.0
+    """A service or standby of a node that sends no beats for this long is killed and started again."""
+    service_start_s: float = 60.0
+    """Longest a service may take from its start to its first beat."""
+    fork_limit_s: float = 20.0
+    """Longest a fork may take from the request to the worker's first beat (torch imports in 1-2 s)."""
+    folder_gone_s: float = 60.0
+    """A run whose folder was removed for certain, for this long, ends."""
     max_crashes: int = 5
     """Equal failures at one step before the run stops and names the culprit."""
     gather_timeout_s: float = 60.0

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import zmq
 from headway.common.wire.client import Client
 from headway.common.wire.message import Message
-from headway.common.wire.messages.executor import WorkerBeat
+from headway.common.wire.messages.executor import Evaluation, Sample, StepMetrics, WorkerBeat
 from headway.common.wire.messages.worker import (
     Abort,
     Acknowledged,
@@ -24,6 +24,8 @@ from headway.common.wire.messages.worker import (
 )
 
 BEAT_S = 0.5
+MAX_UNSTORED = 20_000
+"""About 10 MB; the oldest fall out first."""
 
 
 @dataclass
@@ -43,6 +45,7 @@ class Link:
 
     The socket is a DEALER over ``ipc``; it reconnects to a restarted executor by itself. Beats sent meanwhile are
     dropped, since the next one tells all; everything else waits here, the oldest of more than 4,096 falls out.
+    What the driver is to store is kept until it has, and sent again to a restarted executor.
     """
 
     def __init__(
@@ -57,6 +60,8 @@ class Link:
         self._beat, self._on_message, self._on_silence = beat, on_message, on_silence
         self._outbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._unsent: deque[Message] = deque(maxlen=4096)
+        self._unstored: deque[StepMetrics | Evaluation | Sample] = deque(maxlen=MAX_UNSTORED)
+        self._executor = 0
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="link", daemon=True)
@@ -99,16 +104,34 @@ class Link:
                 os.eventfd_read(self._wake)
             for message in client.receive() if client.socket in ready else ():
                 heard_at = time.monotonic()
-                if not isinstance(message, Acknowledged):
+                if isinstance(message, Acknowledged):
+                    self._acknowledged(message)
+                else:
                     self._on_message(message)
             self._flush(client)
         self._flush(client)
         client.socket.setsockopt(zmq.LINGER, 500)
         client.close()
 
+    def _acknowledged(self, message: Acknowledged) -> None:
+        """Forget what is stored; another executor gets what the one before took with it."""
+        newest = -1
+        for index, kept in enumerate(self._unstored):
+            if isinstance(kept, StepMetrics) and (kept.generation, kept.step) <= message.stored:
+                newest = index
+        for _ in range(newest + 1):
+            self._unstored.popleft()
+        if self._executor and message.incarnation != self._executor:
+            waiting = {id(unsent) for unsent in self._unsent}
+            self._unsent.extend(kept for kept in self._unstored if id(kept) not in waiting)
+        self._executor = message.incarnation
+
     def _flush(self, client: Client) -> None:
         while not self._outbox.empty():
-            self._unsent.append(self._outbox.get())
+            message = self._outbox.get()
+            self._unsent.append(message)
+            if isinstance(message, StepMetrics | Evaluation | Sample):
+                self._unstored.append(message)
         while self._unsent:
             if not client.notify(self._unsent[0]) and not isinstance(self._unsent[0], WorkerBeat):
                 return  # no executor is connected: the next beat's turn tries again

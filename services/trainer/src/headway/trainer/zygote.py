@@ -1,7 +1,8 @@
 """Forks warm workers: one process per node that has torch imported, one thread, no sockets but its own.
 
-A datagram with a worker's name is a request to fork it; the worker itself says hello to the executor. On
-CUDA a fork would share a driver context, so there the worker is spawned.
+A datagram with a worker's name is a request to fork it; the worker itself says hello to the executor, and
+the zygote's record (``zygote_beat``) shows that it serves and what became of each request. On CUDA a fork
+would share a driver context, so there the worker is spawned.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import sys
 from pathlib import Path
 
 from headway.common.config import load
+from headway.common.errors import HeadwayError
 from headway.common.log import get_logger, setup
 from headway.common.node.process import spawn
 from headway.common.node.run_dir import NodePaths, RunDir
 from headway.trainer.config import RunConfig
+from headway.trainer.zygote_beat import PERIOD_S, ZygoteBeat
 
 MAX_DIGITS = 9  # no crew counts further, and the name becomes that of a file
 
@@ -41,25 +44,42 @@ def serve(run_dir: Path, node: int) -> int:
     path.unlink(missing_ok=True)
     gc.collect()
     gc.freeze()  # shared pages stay shared, and no collection on a recovery's path walks torch's objects
+    beat = ZygoteBeat(paths.shm_dir)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as requests:
         requests.bind(str(path))
+        requests.settimeout(PERIOD_S)
         log.info("zygote is up", node=node, threads=len(os.listdir("/proc/self/task")))
         while True:
-            name = requests.recv(256).decode("ascii", "replace")
+            beat.turn()
+            try:
+                name = requests.recv(256).decode("ascii", "replace")
+            except TimeoutError:
+                continue
             if not _valid(name, node):
                 log.warning("ignored a request", request=name[:40])
-            elif on_gpu:
-                who = ["--run", str(run_dir), "--node", str(node), "--name", name]
-                spawn(
-                    [sys.executable, "-m", "headway.trainer", "worker", *who],
-                    log_path=_log_path(run_dir, name),
-                    env=os.environ,
-                    cwd=Path.cwd(),
-                )
-            elif os.fork() == 0:
+                continue
+            try:
+                pid = _spawn(run_dir, node, name) if on_gpu else os.fork()
+            except (OSError, HeadwayError) as error:
+                log.error("cannot fork a worker", worker=name, reason=str(error))
+                beat.failed(name, str(error))
+                continue
+            if pid == 0:
                 requests.close()
+                beat.close()
                 _become_worker(run_dir, name)
                 os._exit(main(run_dir, node, name))
+            beat.forked(name, pid)
+
+
+def _spawn(run_dir: Path, node: int, name: str) -> int:
+    who = ["--run", str(run_dir), "--node", str(node), "--name", name]
+    return spawn(
+        [sys.executable, "-m", "headway.trainer", "worker", *who],
+        log_path=_log_path(run_dir, name),
+        env=os.environ,
+        cwd=Path.cwd(),
+    ).pid
 
 
 def _valid(name: str, node: int) -> bool:

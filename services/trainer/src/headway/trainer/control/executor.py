@@ -1,12 +1,13 @@
-"""The guardian of one node: two sockets, a timer, and the run it carries.
+"""The executor of one node: its sockets and timers, around the run that the node carries.
 
-It decides nothing about ranks: it starts, ends and watches processes, passes messages between the driver
-and the workers, and keeps what the driver has not stored yet. Killed, it leaves everything running; its
-successor finds it again.
+It dials whoever holds the driver's lease, passes messages between the driver and the node's workers, and
+lets ``Guardian`` decide about everything else. Killed, it leaves everything running; its successor finds
+it again.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from headway.common.log import get_logger
 from headway.common.node.janitor import leave_run
 from headway.common.node.process import ProcessId, reap_children
 from headway.common.node.run_dir import RunDir, RunLock
+from headway.common.wire.loop import Throttle
 from headway.common.wire.message import Message
 from headway.common.wire.messages.ckpt_store import CheckpointComplete, StoreTrouble
 from headway.common.wire.messages.driver import Relay
@@ -29,6 +31,7 @@ from headway.common.wire.messages.executor import (
     KillWorker,
     LeftGeneration,
     ReadSeals,
+    RestartService,
     Sample,
     StepMetrics,
     StopRun,
@@ -42,15 +45,22 @@ from headway.common.wire.server import Server
 from headway.common.wire.service import Service
 from headway.launch.cluster import ClusterFolder
 from headway.trainer.config import RunConfig
+from headway.trainer.control.node_events import (
+    DriverSpoke,
+    ServiceBlamed,
+    ServiceSpoke,
+    WorkerSpoke,
+    WorkerUnwanted,
+)
+from headway.trainer.control.node_events import Trouble as NodeTrouble
 from headway.trainer.control.node_run import NodeRun
+from headway.trainer.control.uplink import Uplink
 
 WATCH_S = 0.05  # 20 Hz: a stopped worker is found within one period
-BEAT_S = 0.25
-FOLDER_LOOK_S = 1.0
-FOLDER_LIMIT_S = 15.0  # a network file system may lose a folder for moments
-# a driver takes about that long to be heard: the next node waits for the one before it
-STAGGER_S = 1.0
-START_GRACE_S = 20.0  # the first driver of a run may wait for a busy machine
+BEAT_S = 0.5
+LEASE_LOOK_S = 0.25  # while the driver is not heard
+CALM_LOOK_S = 1.0  # while it is
+ANNOUNCE_AGAIN_S = 1.0
 
 log = get_logger("executor")
 
@@ -65,36 +75,35 @@ class Executor:
                 remedy=f"use 0 to {cluster.nodes - 1}",
             )
         self.cluster, self.node = cluster, node
-        keys = cluster.keys
-        handlers: dict[type[Message], Callable[..., Message | None]] = {
-            AttachRun: self._attach,
-            DriverBeat: self._driver_beat,
-            ToWorker: self._to_worker,
-            KillWorker: self._kill_worker,
-            ReadSeals: self._read_seals,
-            StopRun: self._stop_run,
-            Inject: self._inject,
-        }
-        self._alone = cluster.claim(node)
+        self._me = ProcessId.current()
+        cluster.claim(node)
         self._cluster_id = cluster.id  # read now: the folder may be removed under a living run
         self._lock = RunLock.hold(self._cluster_id)
-        self._server = Server("tcp://127.0.0.1:0", handlers, keys=keys, allowed={keys.public})
+        self._keys = cluster.key_of("executor")
+        self._server = Server(
+            "tcp://127.0.0.1:0",
+            {AttachRun: self._attach, StopRun: self._console_stops},
+            keys=self._keys,
+            allowed=cluster.public_of("console"),
+        )
         self._service = Service("executor", server=self._server)
         self._local: Server | None = None
         self._run: NodeRun | None = None
-        self._epoch = 0
-        self._driver: bytes | None = None
-        self._heard_at = self._folder_seen_at = time.monotonic()
+        self._uplink: Uplink | None = None
+        self._ending: threading.Thread | None = None
+        self._looked_at = 0.0
+        self._sent_version = -1
+        self._throttle = Throttle()
         self._service.every(WATCH_S, self._watch)
         self._service.every(BEAT_S, self._beat)
-        self._service.every(FOLDER_LOOK_S, self._watch_folder)
+        self._service.every(LEASE_LOOK_S, self._watch_folder)
 
     def run(self) -> int:
         """Serve until stopped; returns the exit code."""
-        self.cluster.announce(self.node, self._server.endpoint, ProcessId.current())
+        self._announce()
         carried = self.cluster.read(f"nodes/{self.node}.run")
         if carried is not None:
-            self._carry(Path(str(carried["run_dir"])), fresh=False)
+            self._carry(Path(str(carried["run_dir"])), is_fresh=False)
         log.info("executor is up", node=self.node, endpoint=self._server.endpoint)
         code = self._service.run()
         # stopped in the middle of a run it leaves everything to its successor
@@ -104,11 +113,18 @@ class Executor:
             self.cluster.remove(f"nodes/{self.node}.run")
         return code
 
+    def _announce(self) -> None:
+        try:
+            self.cluster.announce(self.node, self._server.endpoint, self._me)
+        except OSError as error:
+            log.error("cannot announce this executor", reason=str(error))
+            self._service.after(ANNOUNCE_AGAIN_S, self._announce)
+
     # ---- the run ------------------------------------------------------------------------------
     def _attach(self, message: AttachRun, peer: bytes) -> Attached:
         del peer
         run_dir = Path(message.run_dir)
-        if self._run is not None and self._run.run.path != run_dir:
+        if self._run is not None and (self._run.run.path != run_dir or self._ending):
             raise InputError(
                 f"node {self.node} carries {self._run.run.path}", remedy="stop that run first"
             )
@@ -118,45 +134,68 @@ class Executor:
             self.cluster.write(
                 f"nodes/{self.node}.run", {"run_dir": str(run_dir), "run_id": run.run_id}
             )
-            self._carry(run_dir, fresh=True)
+            self._carry(run_dir, is_fresh=True)
         return Attached(node=self.node)
 
-    def _carry(self, run_dir: Path, *, fresh: bool) -> None:
-        self._run = NodeRun(self.cluster, self.node, run_dir)
-        self._heard_at, self._epoch, self._driver = time.monotonic(), 0, None
-        self._local = Server(
-            self._run.paths.endpoint("executor"),
-            {
-                WorkerBeat: self._worker_beat,
-                StoreOpened: self._store_opened,
-                LeftGeneration: self._left,
-                StepMetrics: self._metrics,
-                Evaluation: self._evaluation,
-                Sample: self._sample,
-                ServiceBeat: self._quiet,
-                CheckpointComplete: self._checkpoint,
-                StoreTrouble: self._trouble,
-            },
+    def _carry(self, run_dir: Path, *, is_fresh: bool) -> None:
+        run = NodeRun(
+            self.cluster, self.node, run_dir, is_fresh=is_fresh, tell=self._to_driver, end=self._end
         )
+        self._run, self._sent_version = run, -1
+        identity = f"n{self.node}-{run.incarnation}"
+        self._uplink = Uplink(self._service, identity, self._keys, self._from_driver)
+        handlers: dict[type[Message], Callable[..., Message | None]] = {
+            WorkerBeat: self._worker_beat,
+            StoreOpened: self._store_opened,
+            LeftGeneration: self._left,
+            StepMetrics: self._report,
+            Evaluation: self._report,
+            Sample: self._report,
+            ServiceBeat: self._service_beat,
+            CheckpointComplete: self._checkpoint,
+            StoreTrouble: self._trouble,
+        }
+        self._local = Server(run.paths.endpoint("executor"), handlers)
         self._service.watch(self._local.socket, self._local.handle_ready)
-        if (fresh and self.node == 0) or self._run.had_driver():
-            self._run.host_driver()
+        self._service.watch(run.hands.fd, self._take_results)
+        self._looked_at = 0.0
 
-    def _stop_run(self, message: StopRun, peer: bytes) -> None:
+    def _console_stops(self, message: StopRun, peer: bytes) -> None:
         del peer
-        if self._run is None or message.epoch < self._epoch:
+        if self._run is None:
             return
-        log.info("the run has ended", outcome=message.outcome)
-        for member in self._run.crew.members.values():
-            self._send(member.peer, Quit())
-        assert self._local is not None
-        self._run.end()
-        self._service.unwatch(self._local.socket)
-        self._local.close()
-        ephemeral = self._cluster_id == self._run.paths.run_id
-        self._run, self._local = None, None
+        if message.run_id != self._run.run.run_id:
+            raise InputError(
+                f"node {self.node} carries run {self._run.run.run_id}, not {message.run_id!r}",
+                remedy="name the run that the node carries",
+            )
+        self._end(message.outcome)
+
+    def _end(self, outcome: str) -> None:
+        """End the run on a thread of its own: its processes take seconds, the console's requests must not."""
+        if self._run is None or self._ending is not None:
+            return
+        run = self._run
+        log.info("the run has ended", outcome=outcome)
+        for peer in run.peers.values():
+            self._send(peer, Quit())
+        self._ending = threading.Thread(target=run.ending().run, name="end", daemon=True)
+        self._ending.start()
+        self._service.unwatch(run.hands.fd)
+        run.hands.close()
+        if self._uplink is not None:
+            self._uplink.close()
+        if self._local is not None:
+            self._service.unwatch(self._local.socket)
+
+    def _over(self) -> None:
+        """Nothing of the run is left on this node."""
+        run, local = self._run, self._local
+        self._run = self._uplink = self._local = self._ending = None
+        assert run is not None and local is not None
+        local.close()
         # who waits for the run to be over waits for this node to be clean: K.run goes last
-        if ephemeral:
+        if self._cluster_id == run.paths.run_id:
             self._service.stop()
         else:
             self.cluster.remove(f"nodes/{self.node}.run")
@@ -165,101 +204,122 @@ class Executor:
     def _watch(self) -> None:
         if self._run is None:
             return
-        now = time.monotonic()
+        if self._ending is None:
+            self._run.look()
+            self._tell_change()
+            return
         reap_children()
-        gone = self._run.poll(now)
-        for worker in gone:
-            self._to_driver(worker)
-        if gone:
-            self._beat()
-        limit = self._run.config.recovery.driver_silent_s + STAGGER_S * self.node
-        if self._driver is None:
-            limit += START_GRACE_S
-        if not self._run.hosts_driver and now - self._heard_at > limit:
-            log.warning("no driver is heard; starting one", silent_s=now - self._heard_at)
-            self._run.host_driver()
+        if not self._ending.is_alive():
+            self._over()
 
     def _watch_folder(self) -> None:
-        """End a run whose folder was removed: nobody could reach or find it any more."""
-        if self._run is None or self._run.run.config.exists():
-            self._folder_seen_at = time.monotonic()
-        elif time.monotonic() - self._folder_seen_at > FOLDER_LIMIT_S:
-            log.error("the run's folder is gone; ending the run", folder=str(self._run.run.path))
-            self._stop_run(StopRun(epoch=self._epoch, outcome="failed"), b"")
-
-    def _beat(self) -> None:
-        if self._run is None or self._driver is None or not self._run.crew.settled:
+        if self._run is None or self._ending is not None:
             return
-        self._to_driver(self._run.beat())
-        for report in list(self._run.reports)[:64]:
-            self._to_driver(report)
+        is_heard = self._run.guardian.driver_silent_s < CALM_LOOK_S
+        now = time.monotonic()
+        if not is_heard or now - self._looked_at >= CALM_LOOK_S:
+            self._looked_at = now
+            self._run.look_at_folder()
 
-    # ---- from the driver ----------------------------------------------------------------------
-    def _driver_beat(self, message: DriverBeat, peer: bytes) -> None:
-        if self._run is None or not self._obeys(message.epoch):
+    def _take_results(self) -> None:
+        if self._run is None or self._uplink is None or self._ending is not None:
             return
-        first = self._driver != peer
-        self._driver, self._heard_at = peer, time.monotonic()
-        self._run.obey(message)
-        if self._run.hosts_driver and message.host_node != self.node:
-            self._run.leave_driver()
-        if first:
+        self._run.take_results()
+        view = self._run.guardian.leading.view
+        if view is not None and self._ending is None and self._uplink.follow(view.holder):
+            self._run.guardian.known_version = -1
+            self._run.outbox.begin_again()
+            self._beat()
+        self._tell_change()
+
+    def _tell_change(self) -> None:
+        if self._run is not None and self._run.guardian.version != self._sent_version:
             self._beat()
 
-    def _obeys(self, epoch: int) -> bool:
-        if epoch < self._epoch:
-            log.warning("dropped a message of an older driver", epoch=epoch, current=self._epoch)
-            return False
-        self._epoch = epoch
-        return True
-
-    def _to_worker(self, message: ToWorker, peer: bytes) -> None:
-        del peer
-        if self._run is None or not self._obeys(message.epoch):
+    def _beat(self) -> None:
+        if self._run is None or self._uplink is None or self._ending is not None:
             return
-        identity = self._run.crew.peer(message.worker)
-        if identity is None:
+        self._sent_version = self._run.guardian.version
+        if self._uplink.send(self._run.beat()):
+            self._run.outbox.missed_beat()
+            self._run.outbox.send(self._uplink.send)
+
+    # ---- from the driver ----------------------------------------------------------------------
+    def _from_driver(self, message: Message) -> None:
+        run = self._run
+        if run is None or self._ending is not None:
+            return
+        run_id, epoch = getattr(message, "run_id", ""), getattr(message, "epoch", -1)
+        if not run.guardian.obeys(run_id, epoch):
+            held_back = self._throttle.admit(type(message).__name__)
+            if held_back is not None:
+                log.warning(
+                    "refused an order of another run or of an older driver",
+                    message=type(message).__name__,
+                    run_id=run_id,
+                    epoch=epoch,
+                    current=run.guardian.epoch,
+                    held_back=held_back,
+                )
+            return
+        match message:
+            case DriverBeat():
+                run.outbox.acknowledge(message.acknowledged)
+                run.handle(DriverSpoke(message))
+                self._tell_change()
+            case ToWorker():
+                self._to_worker(run, message)
+            case KillWorker():
+                run.handle(WorkerUnwanted(message.worker))
+            case ReadSeals():
+                self._to_driver(run.seals(message.generation))
+            case RestartService():
+                run.handle(ServiceBlamed(message.service, message.reason))
+            case StopRun():
+                self._end(message.outcome)
+            case Inject():
+                self._inject(run, message)
+            case _:
+                pass
+
+    def _to_worker(self, run: NodeRun, message: ToWorker) -> None:
+        peer = run.peers.get(message.worker)
+        if peer is None or message.worker not in run.guardian.crew.members:
             return
         if message.assign is not None:
-            self._send(identity, message.assign)
+            self._send(peer, message.assign)
         if message.store_generation >= 0:
-            self._send(
-                identity,
-                StoreAddress(
-                    generation=message.store_generation,
-                    host=message.store_host,
-                    port=message.store_port,
-                ),
+            address = StoreAddress(
+                generation=message.store_generation,
+                host=message.store_host,
+                port=message.store_port,
+                secret=message.store_secret,
             )
+            self._send(peer, address)
         if message.steer is not None:
-            self._send(identity, message.steer)
+            self._send(peer, message.steer)
         if message.abort_generation is not None:
-            self._send(identity, Abort(generation=message.abort_generation))
+            self._send(peer, Abort(generation=message.abort_generation))
 
-    def _kill_worker(self, message: KillWorker, peer: bytes) -> None:
-        del peer
-        if self._run is not None and self._obeys(message.epoch):
-            self._run.crew.kill(message.worker)
-
-    def _read_seals(self, message: ReadSeals, peer: bytes) -> None:
-        del peer
-        if self._run is not None and self._obeys(message.epoch):
-            self._to_driver(self._run.seals(message.generation))
-
-    def _inject(self, message: Inject, peer: bytes) -> None:
-        del peer
-        if self._run is not None and self._obeys(message.epoch):
-            hit = self._run.inject(message.target, message.fault, message.rank)
-            log.warning(
-                "injected", target=message.target, fault=message.fault, rank=message.rank, hit=hit
-            )
+    def _inject(self, run: NodeRun, message: Inject) -> None:
+        try:
+            log.warning("injected", hit=run.inject(message), rank=message.rank)
+        except InputError as error:
+            log.warning("nothing was injected", reason=str(error))
 
     # ---- from the node's own processes --------------------------------------------------------
     def _worker_beat(self, message: WorkerBeat, peer: bytes) -> None:
         assert self._run is not None
-        if self._run.crew.hear(message, peer):
-            self._beat()
-        self._send(peer, Acknowledged())
+        self._run.handle(WorkerSpoke(message))
+        self._run.peers[message.worker] = peer
+        stored = self._run.outbox.stored(message.worker)
+        self._send(peer, Acknowledged(stored=stored, incarnation=self._run.incarnation))
+        self._tell_change()
+
+    def _service_beat(self, message: ServiceBeat, peer: bytes) -> None:
+        del peer
+        assert self._run is not None
+        self._run.handle(ServiceSpoke(message))
 
     def _store_opened(self, message: StoreOpened, peer: bytes) -> None:
         del peer
@@ -269,23 +329,16 @@ class Executor:
         del peer
         self._to_driver(Relay(node=self.node, left=message))
 
-    def _metrics(self, message: StepMetrics, peer: bytes) -> None:
-        del peer
-        assert self._run is not None
-        self._to_driver(self._run.report(metrics=message))
-
-    def _evaluation(self, message: Evaluation, peer: bytes) -> None:
-        del peer
-        assert self._run is not None
-        self._to_driver(self._run.report(evaluation=message))
-
-    def _sample(self, message: Sample, peer: bytes) -> None:
-        del peer
-        assert self._run is not None
-        self._to_driver(self._run.report(sample=message))
-
-    def _quiet(self, message: ServiceBeat, peer: bytes) -> None:
-        """Not used yet: services are watched by pid."""
+    def _report(self, message: StepMetrics | Evaluation | Sample, peer: bytes) -> None:
+        assert self._run is not None and self._uplink is not None
+        outbox = self._run.outbox
+        lost = outbox.num_lost
+        outbox.add(peer.decode("ascii", "replace"), message)
+        if outbox.num_lost > lost and self._throttle.admit("lost") is not None:
+            text = f"{outbox.num_lost} metrics were dropped: no driver took them for too long"
+            log.error(text)
+            self._run.handle(NodeTrouble("metrics", text))
+        outbox.send(self._uplink.send)
 
     def _checkpoint(self, message: CheckpointComplete, peer: bytes) -> None:
         del peer
@@ -302,8 +355,8 @@ class Executor:
 
     # ---- sending ------------------------------------------------------------------------------
     def _to_driver(self, message: Message) -> None:
-        if self._driver is not None:
-            self._server.send(self._driver, message)
+        if self._uplink is not None:
+            self._uplink.send(message)
 
     def _send(self, peer: bytes, message: Message) -> None:
         if self._local is not None:

@@ -1,324 +1,339 @@
-"""One run on one node: its services, its workers, its reports; what the executor does between messages."""
+"""One run on one node: tells its guardian what happens, and carries out what the guardian decides.
+
+A failing action never keeps the others from being done: it comes back to the guardian as ``Failed``.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
+import socket
 import time
 from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-from headway.ckpt_store.config import StoreConfig
-from headway.common.config import diff, load
-from headway.common.errors import CorruptError, InputError
+from headway.common.config import load
+from headway.common.errors import HeadwayError, InputError
 from headway.common.log import get_logger
-from headway.common.node.arena import Arena
 from headway.common.node.failpoints import configure
 from headway.common.node.files import replace_json
-from headway.common.node.janitor import end_node, leave_run
-from headway.common.node.process import DEAD, ProcessId
+from headway.common.node.process import DEAD, GONE, ProcessId, reap_children
 from headway.common.node.run_dir import NodePaths, RunDir, RunLock
-from headway.common.polling import wait_until
-from headway.common.wire.messages.driver import NodeBeat, Report, Seals, WorkerGone
-from headway.common.wire.messages.executor import DriverBeat, Evaluation, Sample, StepMetrics
-from headway.health.client import FlightWindows
-from headway.health.config import HealthConfig
+from headway.common.wire.loop import Throttle
+from headway.common.wire.message import Message
+from headway.common.wire.messages.driver import NodeBeat, Seals
+from headway.common.wire.messages.executor import Inject
 from headway.launch.cluster import ClusterFolder
+from headway.launch.lease import FileLease, Lease
+from headway.trainer import zygote_beat
 from headway.trainer.config import RunConfig
-from headway.trainer.control.children import Children, Spec
-from headway.trainer.control.crew import Crew
-from headway.trainer.store_watch import StoreWatch
+from headway.trainer.control import node_files
+from headway.trainer.control.folder_look import FolderLook
+from headway.trainer.control.guardian import LEADER_SERVICES, SERVICES, Guardian, NodeFacts
+from headway.trainer.control.hands import Hands
+from headway.trainer.control.node_end import NodeEnd
+from headway.trainer.control.node_events import (
+    Action,
+    AskForFork,
+    Claim,
+    Claimed,
+    ClearAway,
+    Done,
+    EndRun,
+    Event,
+    Failed,
+    FolderSeen,
+    ForgetArenas,
+    Fork,
+    Kill,
+    Log,
+    Looked,
+    PassOnMonitor,
+    Remember,
+    Started,
+    StartService,
+    Tell,
+    ZygoteSeen,
+)
+from headway.trainer.control.node_services import NodeServices
+from headway.trainer.control.outbox import Outbox
 
-MAX_REPORTS = 20_000  # about a day of steps without a driver; the oldest are dropped first
-DRAIN_LIMIT_S = 8.0
-WORKERS_LIMIT_S = 2.0  # of it: SIGTERM ends a worker at once, unless it is frozen
-KILL_LIMIT_S = 1.0
+ZYGOTE_LOOK_S = 0.25
+FOLDER_HANGS_S = 5.0
+"""A look at the run's folder that takes longer is reported: its file system hangs."""
 FAULTS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
-MALLOC_ARENAS = os.environ.get("MALLOC_ARENA_MAX", "2")
-"""glibc gives threads heaps of their own, whose tops it never returns: workers would grow with each recovery."""
 
 log = get_logger("node")
 
+Job = StartService | Claim | ClearAway | None  # None: look at the folder
+
 
 class NodeRun:
-    """Made when a run is attached to the node, and again by a restarted executor, which finds all as it was."""
+    """Made when a run is attached to the node, and again by a restarted executor, which finds all as it was.
 
-    def __init__(self, cluster: ClusterFolder, node: int, run_dir: Path) -> None:
+    Args:
+        cluster: the cluster of the node.
+        node: its number.
+        run_dir: the run's folder.
+        is_fresh: the run was attached just now.
+        tell: sends a note to the driver.
+        end: ends the run on this node; gets the outcome.
+    """
+
+    def __init__(
+        self,
+        cluster: ClusterFolder,
+        node: int,
+        run_dir: Path,
+        *,
+        is_fresh: bool = False,
+        tell: Callable[[Message], object] = lambda _: None,
+        end: Callable[[str], object] = lambda _: None,
+    ) -> None:
         self.cluster, self.node = cluster, node
         self.run = RunDir(run_dir)
         self.config = load(RunConfig, files=[self.run.config])
         self.paths = NodePaths(self.run.run_id, node).create()
         self.lock = RunLock.hold(self.run.run_id)
         configure(self.paths.failpoints, node=node)
-        self.children = Children(self.paths.sock_dir / "children.json", self.run.logs, node)
-        self.crew = Crew(
-            node,
-            self.paths.sock_dir / "workers.json",
-            self.paths.socket("zygote"),
-            self.paths.shm_dir,
-        )
-        self.reports: deque[Report] = deque(maxlen=MAX_REPORTS)
-        self.active = node < self.config.launch.nodes
-        self.refill = True
-        self._sequence = 0
-        self._monitor = ("", "")
-        self._unreadable: set[Path] = set()
-        for spec in self._services():
-            self.children.keep(spec)
+        self.services = NodeServices(self.run, self.config, self.paths, cluster.path)
+        self._tell, self._end = tell, end
+        self._files = node_files.MemoryFiles(self.paths.sock_dir)
+        self.guardian = self._guardian(is_fresh=is_fresh)
+        self.outbox = Outbox(node, self.incarnation)
+        self.peers: dict[str, bytes] = {}
+        """Worker -> identity of its socket."""
+        self._lease: Lease = FileLease(run_dir)
+        self._look_at_folder = FolderLook(run_dir, self.run.config, self._lease)
+        self.hands: Hands[Job, Event] = Hands(self._work)
+        self._is_looking = False
+        self._killed: set[ProcessId] = set()
+        self._zygote_read_at = 0.0
+        self._throttle = Throttle()
 
-    # ---- what runs here -----------------------------------------------------------------------
-    def _services(self) -> list[Spec]:
-        paths, env = self.paths, self._env()
-        common = {
-            "run_id": self.run.run_id,
-            "node": self.node,
-            "executor": paths.endpoint("executor"),
-            "shm_dir": paths.shm_dir,
-        }
-        dataloader = _command(
-            "dataloader", "serve", endpoint=paths.endpoint("dataloader"), **common
-        )
-        ckpt_store = _command(
-            "ckpt_store",
-            "serve",
-            endpoint=paths.endpoint("ckpt_store"),
-            **common,
-            checkpoints=self.run.checkpoints,
-            world_size=self.config.parallel.world_size,
-        )
-        agent = _command(
-            "health",
-            "agent",
-            endpoint=paths.endpoint("agent"),
-            **common,
-            node_file=paths.sock_dir / "monitor.json",
-            logs=self.run.logs,
-            log_pattern=f"n{self.node}[-w]*.log",
-            events=self.run.events,
-        )
-        zygote = _command("trainer", "zygote", run=self.run.path, node=self.node)
-        threads = self._env(threads=self.config.launch.threads_per_rank)
-        return [
-            Spec("dataloader", dataloader, env),
-            Spec("ckpt_store", [*ckpt_store, *self._store_options()], env),
-            Spec("agent", [*agent, *self._health_options()], env),
-            Spec("zygote", zygote, {"MALLOC_ARENA_MAX": MALLOC_ARENAS, **threads}),
-        ]
-
-    def _health_options(self) -> list[str]:
-        """The run's ``[health]`` table, as far as it differs from the defaults."""
-        return _settings(HealthConfig(), self.config.health)
-
-    def _store_options(self) -> list[str]:
-        """The run's ``[ckpt]`` table in the same way."""
-        return _settings(StoreConfig(), self.config.ckpt)
-
-    def _env(self, threads: int = 1) -> dict[str, str]:
-        pools = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-        return {**self.paths.environment(), **dict.fromkeys(pools, str(threads))}
-
-    def host_driver(self) -> None:
-        """Run driver and monitor on this node, adopting those that already do."""
-        where = {"run": self.run.path, "cluster": self.cluster.path, "node": self.node}
-        driver = _command("trainer", "driver", **where)
-        monitor = _command(
-            "health",
-            "monitor",
-            bind="tcp://127.0.0.1:0",
-            keys=self.cluster.path / "keys",
+    def _guardian(self, *, is_fresh: bool) -> Guardian:
+        memory = self._files.load(ProcessId.current())
+        names = (*SERVICES, *LEADER_SERVICES)
+        living = {n: p for n, p in memory.services if not p.is_doomed()}
+        if not is_fresh:
+            living = {**node_files.running_services(self.paths, names), **living}
+        memory = replace(memory, services=tuple(living.items()))
+        free = node_files.next_worker(self.paths, self.run.logs)
+        facts = NodeFacts(
+            node=self.node,
             run_id=self.run.run_id,
-            run_dir=self.run.path,
-            announce=self.run.path / "monitor.json",
+            config=self.config,
+            incarnation=self._files.incarnation,
+            is_fresh=is_fresh,
+            is_alone=self.config.launch.nodes + self.config.launch.spares < 2,
         )
-        self.children.keep(Spec("driver", driver, self._env()))
-        self.children.keep(Spec("monitor", [*monitor, *self._health_options()], self._env()))
+        made = Guardian(facts, memory, living.values())
+        made.crew.next_worker = max(made.crew.next_worker, free)
+        return made
 
     @property
-    def hosts_driver(self) -> bool:
-        """Whether this node is the one that keeps the driver running."""
-        return "driver" in self.children.names()
+    def incarnation(self) -> int:
+        """Number of this executor process on its node; its successor's is higher."""
+        return self._files.incarnation
 
-    def leave_driver(self) -> None:
-        """Another node hosts the driver now."""
-        for name in ("driver", "monitor"):
-            process = self.children.drop(name)
-            if process is not None:
-                process.kill(signal.SIGTERM)
+    # ---- what happens -------------------------------------------------------------------------
+    def handle(self, event: Event) -> None:
+        """Let the guardian decide, and carry out what it decides, with all that follows from it."""
+        events = deque([event])
+        while events:
+            for action in self.guardian.handle(events.popleft(), time.monotonic()):
+                outcome = self._carry_out(action)
+                if outcome is not None:
+                    events.append(outcome)
 
-    def had_driver(self) -> bool:
-        """Whether the executor before this one hosted the driver."""
-        return self.children.was_known("driver")
+    def look(self) -> None:
+        """See how the node's processes are; to be called some 20 times a second."""
+        reap_children()
+        states = {process: self._state(process) for process in self.guardian.watched()}
+        self._killed &= states.keys()
+        words = {
+            worker: node_files.last_words(self.paths, worker)
+            for worker, process in self.guardian.crew.processes().items()
+            if states.get(process) in DEAD
+        }
+        self.handle(Looked(states, words, self._zygote()))
+        for worker in self.peers.keys() - self.guardian.crew.members.keys():
+            del self.peers[worker]
+            self.outbox.forget(worker)
 
-    # ---- between messages ---------------------------------------------------------------------
-    def obey(self, beat: DriverBeat) -> None:
-        """Take over what the driver's beat says about this node."""
-        if self.active and not beat.active:
-            self._forget_arenas()
-        self.active, self.refill = beat.active, beat.refill
-        while self.reports and self.reports[0].sequence <= beat.acknowledged:
-            self.reports.popleft()
-        if (beat.monitor_endpoint, beat.monitor_key) != self._monitor:
-            self._monitor = (beat.monitor_endpoint, beat.monitor_key)
-            facts = {"endpoint": beat.monitor_endpoint, "server_key": beat.monitor_key}
-            replace_json(self.paths.sock_dir / "monitor.json", facts)
+    def look_at_folder(self) -> None:
+        """Have the run's folder looked at, unless a look is under way. Never blocks."""
+        if not self._is_looking:
+            self._is_looking = True
+            self.hands.ask(None)
+        elif self.hands.busy_s() > FOLDER_HANGS_S:
+            self.handle(FolderSeen("unknown", detail="its file system does not answer"))
 
-    def poll(self, now: float) -> list[WorkerGone]:
-        """Look after services and workers; returns the workers found dead."""
-        if "zygote" in self.children.poll(now):
-            self.crew.zygote_died()
-        gone = self.crew.poll()
-        if self.refill:
-            launch = self.config.launch
-            self.crew.refill(launch.standbys + (launch.ranks_per_node if self.active else 0), now)
-        return gone
+    def take_results(self) -> None:
+        """Take in what is done on the thread that may hang."""
+        for event in self.hands.results():
+            if isinstance(event, FolderSeen):
+                self._is_looking = False
+            self.handle(event)
 
-    def report(self, **what: StepMetrics | Evaluation | Sample | None) -> Report:
-        """Keep a report until a driver acknowledges it. Sequence numbers grow over restarts: they are times."""
-        previous = self.reports[-1].sequence if self.reports else 0
-        self._sequence = max(time.time_ns(), self._sequence + 1)  # also when the clock is set back
-        report = Report(node=self.node, sequence=self._sequence, previous=previous, **what)  # type: ignore[arg-type]
-        self.reports.append(report)
-        return report
+    def _state(self, process: ProcessId) -> str:
+        state = process.state()
+        # in a frozen cgroup (state D) SIGKILL only waits: the process will never run again all the same
+        is_suspect = state == "D" or process in self._killed
+        return GONE if is_suspect and process.is_doomed() else state
 
+    def _zygote(self) -> ZygoteSeen | None:
+        now = time.monotonic()
+        if now < self._zygote_read_at:
+            return None
+        self._zygote_read_at = now + ZYGOTE_LOOK_S
+        found = zygote_beat.read(self.paths.shm_dir)
+        if found is None:
+            return None
+        process, turns, answers = found
+        forks = [
+            Fork(worker, ProcessId(pid, ticks) if pid else None, error)
+            for worker, pid, ticks, error in answers
+        ]
+        return ZygoteSeen(process, turns, tuple(forks))
+
+    # ---- what is to be done -------------------------------------------------------------------
+    def _carry_out(self, action: Action) -> Event | None:
+        try:
+            return self._do(action)
+        except Exception as error:
+            if self._throttle.admit(type(action).__name__) is not None:
+                log.warning("an action failed", action=str(action)[:300], reason=str(error))
+            return Failed(action, _reason(error))
+
+    def _do(self, action: Action) -> Event | None:
+        match action:
+            case StartService() | Claim() | ClearAway():
+                self.hands.ask(action)
+                return None
+            case Kill():
+                self._killed.add(action.process)
+                action.process.kill(action.signum)
+                log.info(
+                    "signal sent", pid=action.process.pid, signal=action.signum, why=action.why
+                )
+                return None
+            case Tell():
+                self._tell(action.message)
+                return None
+            case Log():
+                getattr(log, action.level)(action.event, **action.fields)
+                return None
+            case EndRun():
+                self._end(action.outcome)
+                return None
+            case AskForFork():
+                self._ask_zygote(action.worker)
+            case Remember():
+                self._files.save(action.memory)
+            case ForgetArenas():
+                node_files.forget_arenas(self.paths.segments("arena"))
+            case PassOnMonitor():
+                facts = {"endpoint": action.endpoint, "server_key": action.server_key}
+                replace_json(self.paths.sock_dir / "monitor.json", facts, mode=0o600)
+        return Done(action)
+
+    def _ask_zygote(self, worker: str) -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+            sock.setblocking(False)
+            sock.sendto(worker.encode(), str(self.paths.socket("zygote")))
+
+    def _work(self, job: Job) -> Event:
+        """On the thread that may hang; returns what came of the job, never raises."""
+        try:
+            match job:
+                case None:
+                    return self._look_at_folder()
+                case StartService():
+                    return Started(job, self.services.start(job.name, job.epoch))
+                case Claim():
+                    return Claimed(job, self._lease.claim(job.after))
+                case ClearAway():
+                    node_files.clear_away(self.paths, self.run.logs, job.living)
+                    return Done(job)
+        except Exception as error:
+            if job is None:
+                return FolderSeen("unknown", detail=_reason(error))
+            return Failed(job, _reason(error))
+
+    # ---- for the driver -----------------------------------------------------------------------
     def beat(self) -> NodeBeat:
-        """The whole truth of this node."""
+        """What the driver does not know yet: everything, or only that the node lives and its step."""
+        guardian = self.guardian
+        is_settled = guardian.crew.is_settled
+        is_full = is_settled and guardian.known_version != guardian.version
+        services = {n: p.pid for n, p in guardian.services.processes().items()}
         return NodeBeat(
             node=self.node,
             pid=os.getpid(),
-            workers=self.crew.beats(),
-            services=self.children.pids(),
+            workers=guardian.crew.beats() if is_full else None,
+            services=services if is_full else None,
+            # before it is settled, the node has no version that a driver could know
+            version=guardian.version if is_settled else 0,
+            incarnation=self.incarnation,
+            step=guardian.crew.step(),
+            trouble=guardian.trouble(),
+            run_id=self.run.run_id,
         )
 
     def seals(self, generation: int) -> Seals:
-        """Which snapshots the arenas of this node hold."""
-        sealed = {}
-        for path in self.paths.segments("arena"):
-            arena = Arena.open(path, writable=False)
-            sealed[int(path.stem.removeprefix("arena-"))] = tuple(
-                sorted(info.step for info in arena.sealed())
-            )
-            arena.close()
-        return Seals(node=self.node, generation=generation, sealed=sealed)
+        """Which snapshots the arenas of this node hold, and which arenas cannot be used."""
+        sealed, damaged = node_files.read_seals(self.paths.segments("arena"))
+        return Seals(
+            node=self.node,
+            generation=generation,
+            sealed=sealed,
+            damaged=damaged,
+            run_id=self.run.run_id,
+        )
 
-    def inject(self, target: str, fault: str, rank: int) -> bool:
-        """Break a worker or a service, for drills.
+    def inject(self, order: Inject) -> str:
+        """Break a worker or a service on purpose, for drills; says what was hit.
 
         Raises:
-            InputError: an unknown fault.
+            InputError: an unknown fault, or nothing of that name runs here.
         """
-        if fault not in FAULTS:
-            raise InputError(f"unknown fault {fault!r}", remedy=f"use {' or '.join(FAULTS)}")
-        number = FAULTS[fault]
-        if target == "executor":
-            return ProcessId.current().kill(number)
-        process = self.children.process(target)
-        if target == "worker":
-            name = self.crew.rank_worker(rank)
-            process = self.crew.members[name].process if name else None
-        return process is not None and process.kill(number)
+        if order.fault not in FAULTS:
+            raise InputError(f"unknown fault {order.fault!r}", remedy=f"use {' or '.join(FAULTS)}")
+        process = self._target(order)
+        if process is None or not process.kill(FAULTS[order.fault]):
+            raise InputError(f"no {order.target} to hit", remedy="see `headway status`")
+        return f"{order.fault} {order.target} (pid {process.pid})"
 
-    def _forget_arenas(self) -> None:
-        """A node that carries no rank any more must not offer what it once held."""
-        for path in self.paths.segments("arena"):
-            path.unlink(missing_ok=True)
+    def _target(self, order: Inject) -> ProcessId | None:
+        if order.target == "executor":
+            return ProcessId.current()
+        if order.target != "worker":
+            return self.guardian.services.process(order.target)
+        name = self.guardian.crew.rank_worker(order.rank)
+        return self.guardian.crew.members[name].process if name is not None else None
 
     # ---- the end ------------------------------------------------------------------------------
-    def end(self) -> None:
-        """Stop everything of the run on this node and remove what it left in memory.
-
-        Blocks some seconds, or for as long as the checkpoint store gets ahead with what is still
-        to be made durable.
-        """
-        deadline = time.monotonic() + DRAIN_LIMIT_S
-        found = {name: self.children.process(name) for name in self.children.names()}
-        services = {name: process for name, process in found.items() if process is not None}
-        driver = services.pop("driver", None)  # it ends by itself
-        store = services.pop("ckpt_store", None)
-        workers = self.crew.processes()
-        # All at once, so that each has the whole time; and services first: an agent that was told
-        # sends no beat any more, which would report ranks that end in order as crashed.
-        for process in [*services.values(), *workers]:
-            process.kill(signal.SIGTERM)
-        if not _wait_for(workers, WORKERS_LIMIT_S):
-            _kill(workers)  # a frozen rank takes no SIGTERM
-        if store is not None:
-            self._finish_store(store)
-            services["ckpt_store"] = store
-        others = [*services.values(), *([driver] if driver else [])]
-        if not _wait_for([*workers, *others], max(0.0, deadline - time.monotonic())):
-            _kill([*workers, *services.values()])
-            _wait_for([*workers, *services.values()], KILL_LIMIT_S)
-        self._save_last_records(services.get("agent"))
-        for line in end_node(self.paths.run_id, self.node):
-            log.info(line)
-        self.lock.release()
-        leave_run(self.paths.run_id)
-
-    def _finish_store(self, store: ProcessId) -> None:
-        """Let the store write what ranks want durable, then end it; each while it moves."""
-        watch = StoreWatch(self.paths.endpoint("ckpt_store"))
-        try:
-            is_done = watch.wait(lambda: not self._wanted() or not _can_run(store))
-            store.kill(signal.SIGTERM)
-            is_done = watch.wait(lambda: not _can_run(store)) and is_done
-            if self._wanted() or not is_done:
-                durable = watch.status.complete_step if watch.status is not None else None
-                log.warning(
-                    "the checkpoint store is ended before its work is done",
-                    undurable_steps=self._wanted(),
-                    durable_step=durable,
-                    checkpoints=str(self.run.checkpoints),
-                )
-        finally:
-            watch.close()
-        store.kill()
-
-    def _wanted(self) -> list[int]:
-        """The steps that ranks of this node still want durable, as far as their arenas can be read."""
-        steps: set[int] = set()
-        for path in set(self.paths.segments("arena")) - self._unreadable:
-            try:
-                with Arena.open(path, writable=False) as arena:
-                    steps.update(info.step for info in arena.wanted())
-            except FileNotFoundError:
-                continue
-            except (CorruptError, OSError) as error:
-                self._unreadable.add(path)
-                log.warning("an arena is not looked at", arena=str(path), reason=str(error))
-        return sorted(steps)
-
-    def _save_last_records(self, agent: ProcessId | None) -> None:
-        """Save what the agent did not: what its ranks had open, or all if it was dead or frozen."""
-        if agent is not None and agent.alive():  # stuck in the kernel; two would save records twice
-            log.warning("the agent does not end: the last flight records may not be saved")
-            return
-        FlightWindows(self.paths.shm_dir, self.run.events, self.node).save(final=True)
+    def ending(self) -> NodeEnd:
+        """What ends the run on this node; the guardian decides nothing any more."""
+        self.guardian.is_ending = True
+        crew, services = self.guardian.crew, self.guardian.services
+        found = {**services.processes()}
+        leaving = {f"leaving {process.pid}": process for process in services.leaving}
+        return NodeEnd(
+            self.run,
+            self.paths,
+            self.lock,
+            {**leaving, **found},
+            list(crew.processes().values()),
+        )
 
 
-def _settings(defaults: object, config: object) -> list[str]:
-    """``--set`` options for what differs from the defaults."""
-    changed = diff(defaults, config)
-    return [word for key, (_, value) in changed.items() for word in ("--set", f"{key}={value}")]
-
-
-def _can_run(process: ProcessId) -> bool:
-    return process.state() not in {*DEAD, "T"}
-
-
-def _kill(processes: list[ProcessId]) -> None:
-    for process in processes:
-        process.kill()
-
-
-def _wait_for(processes: list[ProcessId], limit_s: float) -> bool:
-    """Whether all of them ended in time."""
-    return wait_until(lambda: not any(process.alive() for process in processes), limit_s)
-
-
-def _command(part: str, verb: str, **options: object) -> list[str]:
-    """``python -m headway.PART VERB`` with its options: ``shm_dir=x`` becomes ``--shm-dir x``."""
-    command = [sys.executable, "-m", f"headway.{part}", verb]
-    for name, value in options.items():
-        command += [f"--{name.replace('_', '-')}", str(value)]
-    return command
+def _reason(error: Exception) -> str:
+    if isinstance(error, HeadwayError):
+        return error.message
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror} ({error.filename})" if error.filename else error.strerror
+    return f"{type(error).__name__}: {error}"

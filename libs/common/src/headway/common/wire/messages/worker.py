@@ -70,3 +70,5 @@ class Acknowledged(Message, tag="worker.acknowledged/1"):
     stored: tuple[int, int] = (-1, -1)
     """(generation, step) of the newest metrics of this worker that the driver has stored; what is newer is
     sent again to another executor."""
+    incarnation: int = 0
+    """Number of the executor process: another one does not know what was sent to the one before."""

@@ -1,0 +1,214 @@
+"""The services of a node: which should run, which do, and which are to be replaced.
+
+A service is replaced when its process has died, was stopped, or sends no beats any more, and when the
+driver blames it. Its successor starts only once it is certain that the process will never run again.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, field
+
+from headway.common.node.process import DEAD, ProcessId
+from headway.common.wire.messages.service import ServiceBeat
+from headway.trainer.control.backoff import Backoff
+from headway.trainer.control.node_events import Action, Kill, Log, StartService
+
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 5.0
+HEALTHY_AFTER_S = 10.0  # a service that ran for so long starts over with the first pause
+LEAVE_LIMIT_S = 2.0  # between SIGTERM and SIGKILL of a service that another node runs now
+KILL_AGAIN_S = 1.0
+
+
+@dataclass
+class Service:
+    """One service that should run, and its process."""
+
+    name: str
+    is_heard: bool = True
+    """It sends beats from its start on; another one is only watched once it has sent some."""
+    status: str = "down"
+    """``down``, ``asked`` (a start is under way), ``up`` or ``ending`` (SIGKILL was sent)."""
+    may_start: bool = True
+    """The driver is started only with an epoch that was claimed for it."""
+    epoch: int = -1
+    process: ProcessId | None = None
+    since: float = 0.0
+    heard_at: float | None = None
+    has_spoken: bool = False
+    """A process of this name has sent a beat; remembered over the executor's own death."""
+    turns: int = -1
+    killed_at: float = 0.0
+    restarts: int = 0
+    why: str = ""
+    """Why its last process ended, or its start failed."""
+    backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S))
+
+
+class Services:
+    """Times are those of the executor's own clock, see ``Guardian``."""
+
+    def __init__(self, silent_s: float, start_s: float) -> None:
+        self._silent_s, self._start_s = silent_s, start_s
+        self.kept: dict[str, Service] = {}
+        self.leaving: dict[ProcessId, tuple[str, float]] = {}
+        """Processes that were asked to end -> their service, and when they are killed."""
+        self._starting: set[str] = set()
+
+    # ---- which should run ---------------------------------------------------------------------
+    def keep(
+        self, name: str, now: float, process: ProcessId | None = None, *, is_heard: bool = True
+    ) -> Service:
+        """Keep a service running from now on; ``process`` is the one that already does."""
+        if name not in self.kept:
+            made = Service(name, is_heard=is_heard, since=now, process=process)
+            made.status = "up" if process is not None else "down"
+            self.kept[name] = made
+        return self.kept[name]
+
+    def retire(self, name: str, now: float) -> list[Action]:
+        """Keep a service no longer and ask its process to end."""
+        service = self.kept.pop(name, None)
+        if service is None or service.process is None:
+            return []
+        self.leaving[service.process] = (name, now + LEAVE_LIMIT_S)
+        return [Kill(service.process, signal.SIGTERM, f"{name} runs on another node now")]
+
+    def processes(self) -> dict[str, ProcessId]:
+        """Service -> its process, of those that run."""
+        return {n: s.process for n, s in self.kept.items() if s.process is not None}
+
+    def process(self, name: str) -> ProcessId | None:
+        """The process of a service, if it runs."""
+        service = self.kept.get(name)
+        return service.process if service is not None else None
+
+    def is_serving(self, name: str) -> bool:
+        """Whether the service's process has sent a beat."""
+        service = self.kept.get(name)
+        return service is not None and service.status == "up" and service.heard_at is not None
+
+    # ---- what happens -------------------------------------------------------------------------
+    def started(self, action: StartService, process: ProcessId, now: float) -> list[Action]:
+        """A start took effect; a service that is not kept any more is ended again."""
+        self._starting.discard(action.name)
+        service = self.kept.get(action.name)
+        if service is None or (service.status, service.epoch) != ("asked", action.epoch):
+            self.leaving[process] = (action.name, now + LEAVE_LIMIT_S)
+            return [Kill(process, signal.SIGTERM, f"{action.name} is not wanted here any more")]
+        service.status, service.process, service.since = "up", process, now
+        service.heard_at, service.turns = None, -1
+        return []
+
+    def not_started(self, action: StartService, error: str, now: float) -> list[Action]:
+        """A start failed: it is tried again after a pause that doubles."""
+        self._starting.discard(action.name)
+        service = self.kept.get(action.name)
+        if service is None or (service.status, service.epoch) != ("asked", action.epoch):
+            return []
+        return [self._fell(service, f"cannot be started: {error}", now)]
+
+    def hear(self, beat: ServiceBeat, now: float) -> None:
+        """Take a beat; one of another process than the kept one says nothing."""
+        self.moved(beat.name, ProcessId(beat.pid, beat.start_ticks), beat.alive_seq, now)
+
+    def moved(self, name: str, process: ProcessId, turns: int, now: float) -> None:
+        """A service's process has counted to ``turns``; standing still is silence."""
+        service = self.kept.get(name)
+        if service is not None and service.process == process and service.turns != turns:
+            service.heard_at, service.turns, service.has_spoken = now, turns, True
+
+    def blame(self, name: str, why: str, now: float) -> list[Action]:
+        """End a service so that it is started again."""
+        service = self.kept.get(name)
+        return self._end(service, why, now) if service is not None else []
+
+    # ---- time passes --------------------------------------------------------------------------
+    def look(self, states: dict[ProcessId, str], now: float) -> list[Action]:
+        """Take in how the processes are; returns what to do and to log."""
+        actions: list[Action] = []
+        for service in self.kept.values():
+            actions += self._look_at(service, states, now)
+        for process, (name, kill_at) in list(self.leaving.items()):
+            if states.get(process, "R") in DEAD:
+                del self.leaving[process]
+            elif now >= kill_at:
+                self.leaving[process] = (name, now + KILL_AGAIN_S)
+                actions.append(Kill(process, signal.SIGKILL, "it did not end when asked to"))
+        return actions
+
+    def _look_at(self, service: Service, states: dict[ProcessId, str], now: float) -> list[Action]:
+        if service.process is None:
+            return []
+        state = states.get(service.process, "R")
+        if state in DEAD:
+            return [self._fell(service, service.why if service.status == "ending" else "died", now)]
+        if service.status == "ending":
+            if now - service.killed_at < KILL_AGAIN_S:
+                return []
+            return self._end(service, service.why, now)
+        if state == "T":
+            return self._end(service, "it was stopped", now)
+        silent_s = self._silence(service, now)
+        if silent_s is not None:
+            return self._end(service, f"it sent no beat for {silent_s:.0f} s", now)
+        if service.backoff.failures and now - service.since > HEALTHY_AFTER_S:
+            service.backoff.succeed()
+        return []
+
+    def _silence(self, service: Service, now: float) -> float | None:
+        """How long the service has been silent, once that is too long."""
+        if service.heard_at is not None:
+            since, limit_s = service.heard_at, self._silent_s
+        elif service.has_spoken and service.restarts == 0:
+            # adopted: it spoke to the executor before this one, and needs only to reconnect
+            since, limit_s = service.since, 2 * self._silent_s
+        elif service.is_heard:
+            since, limit_s = service.since, self._start_s
+        else:
+            return None
+        return now - since if now - since > limit_s else None
+
+    def _end(self, service: Service, why: str, now: float) -> list[Action]:
+        if service.process is None:
+            return []
+        was_ending = service.status == "ending"
+        service.status, service.why, service.killed_at = "ending", why, now
+        kill = Kill(service.process, signal.SIGKILL, f"{service.name}: {why}")
+        if was_ending:
+            return [kill]
+        fields = {"child": service.name, "pid": service.process.pid, "reason": why}
+        return [kill, Log("warning", "ended a service to start it again", fields)]
+
+    def _fell(self, service: Service, why: str, now: float) -> Action:
+        if service.process is not None and now - service.since > HEALTHY_AFTER_S:
+            service.backoff.succeed()
+        retry_in_s = service.backoff.pause_s
+        service.backoff.fail(now)
+        service.status, service.process, service.why = "down", None, why
+        service.restarts += 1
+        if service.name == "driver":
+            service.may_start = False
+        fields = {"child": service.name, "reason": why, "retry_in_s": retry_in_s}
+        return Log("warning", "service is gone", {**fields, "restarts": service.restarts})
+
+    def due(self, now: float) -> list[Action]:
+        """The starts that are due."""
+        taken = self._starting | {name for name, _ in self.leaving.values()}
+        actions: list[Action] = []
+        for service in self.kept.values():
+            is_due = service.may_start and service.backoff.is_over(now)
+            if service.status == "down" and is_due and service.name not in taken:
+                service.status = "asked"
+                self._starting.add(service.name)
+                actions.append(StartService(service.name, service.epoch))
+        return actions
+
+    def trouble(self) -> list[str]:
+        """Sentences about services that do not run as they should; stable while nothing changes."""
+        return [
+            f"{service.name} does not run: {service.why}"
+            for service in self.kept.values()
+            if service.status in ("down", "ending") and service.why
+        ]

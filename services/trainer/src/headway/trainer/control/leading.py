@@ -1,0 +1,144 @@
+"""Whether this node should start a driver, and whether the one it has should go.
+
+An executor leads by claiming the next epoch of the lease; only the one that wins starts a driver. It
+does so when the lease has not been renewed for too long and no driver is heard, at once when its own
+driver has ended, and at once on the first node of a fresh run.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+
+from headway.launch.lease import LeaseView, LeaseWatch
+from headway.trainer.control.backoff import Backoff
+from headway.trainer.control.node_events import Claim
+
+START_GRACE_S = 20.0
+"""How long a driver that is being started may take to publish itself: machines may be busy."""
+JITTER_S = 1.0
+"""Nodes wait for up to so much longer, each for another time, so that they do not claim all at once."""
+UNHEARD_LIMIT_S = 10.0
+"""A driver that is heard but does not renew its lease is replaced after so much more."""
+CLAIM_PAUSE_S = (0.25, 5.0)  # first and longest pause after a claim that failed
+MAX_STARTS = 4
+"""A node whose driver has failed so often in a row lets another node try."""
+HANDICAP_S = 10.0
+"""How much longer such a node waits than others."""
+
+
+@dataclass
+class Standing:
+    """What ``Leading.next`` wants: one of these at a time."""
+
+    claim: Claim | None = None
+    kill_own: str = ""
+    """Why the node's own driver is to be killed."""
+    leave: bool = False
+    """Another node leads: end the node's own driver and monitor."""
+
+
+class Leading:
+    """Times are those of the executor's own clock, see ``Guardian``."""
+
+    def __init__(
+        self,
+        node: int,
+        driver_silent_s: float,
+        *,
+        epoch: int = 0,
+        is_fresh: bool = False,
+        is_alone: bool = False,
+    ) -> None:
+        self._node, self._silent_s, self._is_alone = node, driver_silent_s, is_alone
+        self._at_once = is_fresh and node == 0
+        self._is_first = is_fresh
+        """No driver of this run has been seen yet: the lease may be that of an earlier run."""
+        self._handicap_s = 0.0
+        self.epoch = epoch
+        """The epoch that this node has claimed, 0 while it does not lead."""
+        self.view: LeaseView | None = None
+        self._watch = LeaseWatch()
+        self._stale_s = 0.0
+        self._is_claiming = False
+        self._backoff = Backoff(*CLAIM_PAUSE_S)
+        self.why = ""
+        """Why the last claim failed."""
+
+    def see(self, view: LeaseView, now: float) -> None:
+        """Take in one look at the lease."""
+        if self.view is not None and view != self.view:
+            self._is_first = False
+        self.view = view
+        self._stale_s = self._watch.see(view, now)
+        if not self._stale_s:
+            self.why = ""  # somebody leads
+
+    def claimed(self, epoch: int | None) -> None:
+        """The answer to a claim; None: another executor was faster."""
+        self._is_claiming, self._at_once, self.why = False, False, ""
+        self._backoff.succeed()
+        self._stale_s = self._handicap_s = 0.0
+        self.epoch = epoch or 0
+
+    def not_claimed(self, error: str, now: float) -> None:
+        """A claim could not be made."""
+        self._is_claiming, self.why = False, error
+        self._backoff.fail(now)
+
+    def next(
+        self, now: float, *, own: str, failures: int, silent_s: float, is_readable: bool
+    ) -> Standing:
+        """What is to be done now.
+
+        Args:
+            now: the executor's own clock.
+            own: how the node's own driver is: ``up``, ``down`` (it has ended and may be started
+                again), ``waiting`` (it has ended, its pause is not over) or empty.
+            failures: how often in a row it has ended soon after its start.
+            silent_s: how long no driver was heard.
+            is_readable: the last look at the run's folder found it there.
+        """
+        view = self.view
+        if view is None or not is_readable or self._is_claiming:
+            return Standing()
+        if self.epoch and self._is_over(view, own, failures):
+            self.epoch = 0
+            return Standing(leave=True)
+        if not self._backoff.is_over(now) or own == "waiting":
+            return Standing()
+        if self._at_once or (self.epoch and own == "down"):
+            return self._claim(view)
+        limit_s = self._limit_s(view)
+        is_heard = silent_s < self._silent_s and self._stale_s < limit_s + UNHEARD_LIMIT_S
+        if self._stale_s <= limit_s or is_heard:
+            return Standing()
+        if own == "up":
+            return Standing(kill_own=f"it has not renewed its lease for {limit_s:.1f} s")
+        return self._claim(view)
+
+    def _is_over(self, view: LeaseView, own: str, failures: int) -> bool:
+        """Whether the epoch of this node has come to its end."""
+        if own != "up" and failures >= MAX_STARTS and not self._is_alone:
+            self._handicap_s = HANDICAP_S
+            return True
+        if own != "up" and view.claimed > self.epoch:
+            return True
+        holder = view.holder
+        return holder is not None and holder.epoch > self.epoch and holder.node != self._node
+
+    def _claim(self, view: LeaseView) -> Standing:
+        self._is_claiming = True
+        return Standing(claim=Claim(view.claimed))
+
+    def _limit_s(self, view: LeaseView) -> float:
+        """How long the lease may stay as it is before this node claims it."""
+        mixed = zlib.crc32(f"{self._node}:{view.claimed}".encode())
+        jitter_s = JITTER_S * mixed / 2**32
+        is_starting = view.is_starting or view.holder is None or not view.holder.endpoint
+        grace_s = START_GRACE_S if is_starting or self._is_first else 0.0
+        return self._silent_s + jitter_s + grace_s + self._handicap_s
+
+    def trouble(self) -> list[str]:
+        """A sentence when the lease cannot be claimed; stable while nothing changes."""
+        return [f"the driver's lease cannot be claimed: {self.why}"] if self.why else []

@@ -1,0 +1,181 @@
+"""The files of a node's run: what an executor leaves to its successor, and what workers leave behind."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from headway.common.errors import HeadwayError
+from headway.common.log import get_logger
+from headway.common.node.arena import Arena
+from headway.common.node.files import replace_json
+from headway.common.node.janitor import processes_of
+from headway.common.node.process import LastWords, ProcessId
+from headway.common.node.run_dir import NodePaths
+from headway.trainer import zygote_beat
+from headway.trainer.control.node_events import Memory
+
+KEPT_DEAD = 16
+"""Dead workers of a node whose logs and last words are kept, the newest."""
+
+log = get_logger("node")
+
+
+class MemoryFiles:
+    """``children.json``, ``workers.json`` and ``executor.json`` in the node's socket folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._written: dict[str, Any] = {}
+        self.incarnation = 0
+
+    def load(self, me: ProcessId) -> Memory:
+        """What the executor before left; unreadable files count as absent.
+
+        The number of this executor on the node is its predecessor's plus one, and never less than its
+        start time in ticks, so that it grows even where the files could not be written.
+        """
+        state, children = self._read("executor.json"), self._read("children.json")
+        workers = self._read("workers.json")
+        self.incarnation = max(_number(state, "incarnation") + 1, me.start_ticks)
+        return Memory(
+            epoch=_number(state, "epoch"),
+            leading=_number(state, "leading"),
+            heard=tuple(str(name) for name in state.get("heard", ())),
+            services=_processes(children),
+            workers=_processes(workers.get("workers")),
+            next_worker=_number(workers, "next"),
+        )
+
+    def save(self, memory: Memory) -> None:
+        """Write what has changed.
+
+        Raises:
+            OSError: a file cannot be written; it then is what it was.
+        """
+        facts = {"epoch": memory.epoch, "leading": memory.leading, "heard": list(memory.heard)}
+        files = {
+            "executor.json": {"incarnation": self.incarnation, **facts},
+            "children.json": {n: [p.pid, p.start_ticks] for n, p in memory.services},
+            "workers.json": {
+                "next": memory.next_worker,
+                "workers": {n: [p.pid, p.start_ticks] for n, p in memory.workers},
+            },
+        }
+        for name, data in files.items():
+            if self._written.get(name) != data:
+                replace_json(self._folder / name, data, mode=0o600)
+                self._written[name] = data
+
+    def _read(self, name: str) -> dict[str, Any]:
+        try:
+            data = json.loads((self._folder / name).read_text())
+        except (OSError, ValueError):
+            return {}
+        return data if isinstance(data, dict) else {}
+
+
+def _number(data: dict[str, Any], key: str) -> int:
+    value = data.get(key, 0)
+    return value if isinstance(value, int) else 0
+
+
+def _processes(data: Any) -> tuple[tuple[str, ProcessId], ...]:
+    rows = data.items() if isinstance(data, dict) else ()
+    return tuple((str(n), ProcessId(*p)) for n, p in rows if isinstance(p, list) and len(p) == 2)
+
+
+def running_services(paths: NodePaths, names: Collection[str]) -> dict[str, ProcessId]:
+    """Services of this node that run, by the environment they were started with: one that was started a
+    moment before the executor died, or while its files could not be written, is in no file.
+
+    Workers have the environment of the zygote that forked them, which therefore is known by its record.
+    """
+    found: dict[str, ProcessId] = {}
+    for process in processes_of(paths.run_id, paths.node):
+        role = _role(process)
+        if role in names and role != "zygote":
+            found[role] = process
+    record = zygote_beat.read(paths.shm_dir)
+    if record is not None and not record[0].is_doomed():
+        found["zygote"] = record[0]
+    return found
+
+
+def _role(process: ProcessId) -> str:
+    try:
+        words = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    prefix = b"HEADWAY_ROLE="
+    return next((w.removeprefix(prefix).decode() for w in words if w.startswith(prefix)), "")
+
+
+# ---- what workers leave behind ----------------------------------------------------------------
+def next_worker(paths: NodePaths, logs: Path) -> int:
+    """A number that no worker with a file left here has had."""
+    numbers = [number for number, _, _ in _left(paths, logs)]
+    return max(numbers, default=-1) + 1
+
+
+def clear_away(
+    paths: NodePaths, logs: Path, living: Collection[str], keep: int = KEPT_DEAD
+) -> None:
+    """Remove last words and logs of dead workers, but for the newest ``keep`` workers'."""
+    left = [found for found in _left(paths, logs) if found[1] not in living]
+    newest = sorted({number for number, _, _ in left})[-keep:]
+    for number, _, path in left:
+        if number not in newest:
+            path.unlink(missing_ok=True)
+
+
+def _left(paths: NodePaths, logs: Path) -> list[tuple[int, str, Path]]:
+    """(number, worker, file) of all last words and logs of this node's workers."""
+    name = re.compile(rf"(?:words-)?(n{paths.node}w(\d{{1,9}}))\.(?:bin|log)")
+    files = [*paths.shm_dir.glob("words-*.bin"), *logs.glob(f"n{paths.node}w*.log")]
+    matches = [(name.fullmatch(path.name), path) for path in files]
+    return [(int(match[2]), match[1], path) for match, path in matches if match is not None]
+
+
+def last_words(paths: NodePaths, worker: str) -> str:
+    """How a worker ended, by its own account; ``killed`` without one. Never raises."""
+    try:
+        words = LastWords(paths.segment("words", worker)).read()
+    except (HeadwayError, OSError, ValueError) as error:
+        log.warning("last words cannot be read", worker=worker, reason=str(error))
+        words = None
+    return f"{words.reason} (code {words.code})" if words is not None else "killed"
+
+
+# ---- arenas -----------------------------------------------------------------------------------
+def read_seals(files: Collection[Path]) -> tuple[dict[int, tuple[int, ...]], dict[int, str]]:
+    """(rank -> steps of its sealed snapshots, rank -> why its arena cannot be used). Never raises."""
+    sealed: dict[int, tuple[int, ...]] = {}
+    damaged: dict[int, str] = {}
+    for path in files:
+        text = path.stem.removeprefix("arena-")
+        if not text.isdecimal():
+            continue
+        try:
+            with Arena.open(path, writable=False) as arena:
+                sealed[int(text)] = tuple(sorted(info.step for info in arena.sealed()))
+        except FileNotFoundError:
+            continue
+        except (HeadwayError, OSError, ValueError) as error:
+            damaged[int(text)] = f"{path.name}: {error}"
+    return sealed, damaged
+
+
+def forget_arenas(files: Collection[Path]) -> None:
+    """Remove arenas. Raises OSError when one cannot be; the others are removed first."""
+    trouble: OSError | None = None
+    for path in files:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            trouble = error
+    if trouble is not None:
+        raise trouble
