@@ -84,12 +84,12 @@ class FakeRun:
     def evaluate(self, loss: float) -> None:
         """Report a validation loss after the steps so far."""
         said = Evaluation(generation=self.generation, step=self.step, loss=loss, tokens=TOKENS)
-        self._do(lambda: self._journal.store_report(0, time.time_ns(), None, said, None))
+        self._do(lambda: self._journal.store([said]))
 
     def sample(self, tokens: tuple[int, ...]) -> None:
         """Report the text sample of a run's end."""
         said = Sample(generation=self.generation, tokens=tokens, num_prompt_tokens=1)
-        self._do(lambda: self._journal.store_report(0, time.time_ns(), None, None, said))
+        self._do(lambda: self._journal.store([said]))
 
     def recover(self, reason: str = "rank 1 is lost: killed", back_to: int | None = None) -> None:
         """Leave the generation and go on from step ``back_to`` in the next."""
