@@ -5,7 +5,7 @@ keys/cluster.key  one CURVE key pair, mode 0600, held by every executor, driver 
 keys/ROLE.key     a CURVE key pair for each role, mode 0600: a server admits only the roles it serves
 nodes/K.json      where node K's executor listens, written by that executor
 nodes/K.run       the run that node K carries, absent while idle
-nodes/K.lock      held by node K's executor, so that there is only one
+nodes/K.lock      names node K's executor, so that there is only one
 nodes/K.lost      the emulated machine is gone and cannot be started again
 logs/             output of the executors
 """
@@ -13,15 +13,14 @@ logs/             output of the executors
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import os
 import secrets
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from headway.common.errors import InputError
+from headway.common.node.claim import ClaimedError, claim
 from headway.common.node.files import replace_json
 from headway.common.node.process import ProcessId
 from headway.common.wire.keys import KeyPair
@@ -160,9 +159,9 @@ class ClusterFolder:
         )
 
     def living(self, node: int) -> ProcessId | None:
-        """The node's executor, None unless it has announced itself and runs."""
+        """The node's executor, None unless it has announced itself and has not ended."""
         address = self.address(node)
-        return address.process if address is not None and address.process.alive() else None
+        return None if address is None or address.process.is_doomed() else address.process
 
     def carried(self, node: int) -> dict[str, object] | None:
         """``run_dir`` and ``run_id`` of the run that a node carries, None while it is idle."""
@@ -186,24 +185,21 @@ class ClusterFolder:
                     return True
         return False
 
-    def claim(self, node: int) -> int:
-        """Be the node's only executor until this process ends; returns the lock's file descriptor.
+    def claim(self, node: int) -> None:
+        """Be the node's only executor until this process ends.
+
+        One that is frozen while SIGKILL waits for it counts as gone.
 
         Raises:
             InputError: another process is. Two are started when the first is slow to announce itself.
         """
-        fd = os.open(
-            self.path / "nodes" / f"{node}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
-        )
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
+            claim(self.path / "nodes" / f"{node}.lock")
+        except ClaimedError as error:
             raise InputError(
-                f"node {node} of {self.path} already has an executor",
+                f"node {node} of {self.path} already has an executor, process {error.holder.pid}",
                 remedy="leave that one running",
             ) from None
-        return fd
 
     def lost(self, node: int) -> bool:
         """Whether the machine of this node is gone."""

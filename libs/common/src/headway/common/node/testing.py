@@ -92,11 +92,14 @@ def frozen(*pids: int) -> Iterator[None]:
     """Hold processes in a frozen cgroup (v1), where even SIGKILL waits; they run again at the end.
 
     Raises:
-        OSError: there is no such cgroup, or this user may not make one.
+        PermissionError: there is no such cgroup, or this user may not make one.
     """
     group = Path("/sys/fs/cgroup/freezer") / f"headway-test-{os.getpid()}-{pids[0]}"
     state = group / "freezer.state"
-    group.mkdir()
+    try:
+        group.mkdir()
+    except OSError as error:
+        raise PermissionError(f"no freezer cgroup can be made here: {error}") from error
     try:
         for pid in pids:
             (group / "cgroup.procs").write_text(str(pid))
@@ -117,7 +120,7 @@ def doomed(pid: int) -> Iterator[ProcessId]:
     """A process that SIGKILL waits for while it is frozen; it ends when the block does.
 
     Raises:
-        OSError: as ``frozen``.
+        PermissionError: as ``frozen``.
     """
     process = ProcessId.of(pid)
     assert process is not None

@@ -75,7 +75,7 @@ class Executor:
             StopRun: self._stop_run,
             Inject: self._inject,
         }
-        self._alone = cluster.claim(node)
+        cluster.claim(node)
         self._cluster_id = cluster.id  # read now: the folder may be removed under a living run
         self._lock = RunLock.hold(self._cluster_id)
         self._server = Server("tcp://127.0.0.1:0", handlers, keys=keys, allowed={keys.public})
