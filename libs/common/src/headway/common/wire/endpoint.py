@@ -9,7 +9,6 @@ import stat
 import struct
 from pathlib import Path
 
-import psutil
 import zmq
 from headway.common.errors import InputError
 from headway.common.node.process import ProcessId
@@ -184,6 +183,8 @@ def _listeners(path: Path) -> list[int]:
             credentials = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
             return [_UCRED.unpack(credentials)[0]]
     # its queue is full, as that of a frozen process becomes: look through the open files of all
+    import psutil  # takes long to import, and this is rare
+
     return [
         connection.pid
         for connection in psutil.net_connections("unix")

@@ -44,7 +44,7 @@ class Decisions(View):
         self.since = now
         self.outcome = ""
         self.restore = Restore(source="init", step=0)
-        self.store: tuple[str, int] | None = None
+        self.store: tuple[str, int, str] | None = None
         self.sealed: dict[int, dict[int, tuple[int, ...]]] = {}
         self.fenced_for = ""
         self.causes: dict[

@@ -229,6 +229,7 @@ class Executor:
                     generation=message.store_generation,
                     host=message.store_host,
                     port=message.store_port,
+                    secret=message.store_secret,
                 ),
             )
         if message.steer is not None:

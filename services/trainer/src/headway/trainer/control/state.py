@@ -58,7 +58,7 @@ class RunState(Decisions):
             case WorkerGone():
                 actions += self._lose(event.worker, event.reason, now)
             case Relay(store=opened) if opened is not None and opened.generation == self.generation:
-                self.store = (opened.host, opened.port)
+                self.store = (opened.host, opened.port, opened.secret)
             case Relay(left=left) if left is not None:
                 actions += self._on_left(left, now)
             case Seals() if event.generation == self.generation and self.phase == "reading":
@@ -274,6 +274,7 @@ class RunState(Decisions):
                             store_generation=self.generation,
                             store_host=self.store[0],
                             store_port=self.store[1],
+                            store_secret=self.store[2],
                         ),
                     )
                 )
