@@ -181,6 +181,7 @@ def test_the_values_have_a_bound_together(
     greedy = StoreClient(server.endpoint, 20.0)
     with pytest.raises(PeerLost):
         greedy.set("b", b"x" * 60)
+    greedy.close()
     assert client.num_keys() == 1
 
 

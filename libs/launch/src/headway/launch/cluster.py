@@ -1,5 +1,7 @@
 """The folder that describes a cluster: its nodes, their executors' addresses, the key they share.
 
+Only the user may look into it: folders are 0700, files 0600.
+
 cluster.json      {"id", "nodes"}
 keys/cluster.key  one CURVE key pair, mode 0600, held by every executor, driver and console
 keys/ROLE.key     a CURVE key pair for each role, mode 0600: a server admits only the roles it serves
@@ -21,7 +23,7 @@ from pathlib import Path
 
 from headway.common.errors import InputError
 from headway.common.node.claim import ClaimedError, claim
-from headway.common.node.files import replace_json
+from headway.common.node.files import make_private_folder, replace_json
 from headway.common.node.process import ProcessId
 from headway.common.wire.keys import KeyPair
 
@@ -57,14 +59,13 @@ class ClusterFolder:
                 remedy="use another folder, or `make down` first",
             )
         try:
-            for part in PARTS:
-                (path / part).mkdir(parents=True, exist_ok=True)
+            for part in ("", *PARTS):
+                make_private_folder(path / part)
         except OSError as error:
             raise InputError(
                 f"cannot make {path}: {error.strerror}",
                 remedy="use another folder",
             ) from error
-        (path / "keys").chmod(0o700)
         KeyPair.generate().save(path / "keys" / "cluster.key")
         for role in ROLES:
             KeyPair.generate().save(path / "keys" / f"{role}.key")

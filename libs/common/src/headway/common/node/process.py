@@ -22,6 +22,7 @@ from headway.common.errors import CorruptError, HeadwayError, InputError
 from headway.common.log import complain, get_logger
 from headway.common.node.segment import LINE_BYTES, Segment
 
+PRIVATE_UMASK = 0o077
 GONE = "X"
 DEAD = frozenset({GONE, "Z", "x"})
 """States of a process that will never run again."""
@@ -159,8 +160,8 @@ def spawn(
 
     Own session, no controlling terminal, stdin from /dev/null, stdout and stderr appended to ``log_path``
     (a file, not a pipe: the reader's death must not kill the writer) as ``open_log`` opens it, no other
-    file descriptor, exactly ``env`` as environment. The child is a zombie after its end until
-    ``reap_children`` lets go of it.
+    file descriptor, exactly ``env`` as environment, and a umask by which only the user can read its files.
+    The child is a zombie after its end until ``reap_children`` lets go of it.
 
     Raises:
         InputError: no such program or folder, or the log's path is wrong.
@@ -174,6 +175,7 @@ def spawn(
             stderr=log,
             close_fds=True,
             start_new_session=True,
+            umask=PRIVATE_UMASK,
             env=dict(env),
             cwd=cwd,
         )

@@ -51,6 +51,8 @@ class Journal:
             raise LockedError(
                 f"{path} is in use by another driver", remedy="wait for it or stop that run"
             ) from None
+        # made here, 0600, for SQLite would let others read it; its WAL gets the same rights
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         self._db = sqlite3.connect(path, isolation_level=None)
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=FULL")
