@@ -1,6 +1,7 @@
-"""A machine that vanishes without a word: whoever sends to it notices in about 10 s, and is back soon after.
+"""A machine that vanishes without a word: who sends to it notices in 10 s, and is back soon after.
 
-Two network namespaces with a cable between them; the far end forgets its address, so packets vanish silently.
+Two network namespaces with a cable between them; the far end forgets its address, so that packets
+vanish silently.
 """
 
 from __future__ import annotations
@@ -28,14 +29,18 @@ Service("far", server).run()
 NEAR = """
 import subprocess, sys, time
 from pathlib import Path
-import zmq, zmq.utils.monitor
+import zmq
+from zmq.utils.monitor import parse_monitor_message
 from headway.common.node.testing import wait_until
 from headway.common.wire.client import Client
 from headway.common.wire.keys import KeyPair
 from headway.common.wire.messages.service import Ping, Pong
 
 def ip(words): subprocess.run(["ip", *words.split()], check=True)
-def far_ip(words): subprocess.run(["nsenter", "-t", str(far.pid), "-n", "ip", *words.split()], check=True)
+
+def far_ip(words):
+    there = ["nsenter", "-t", str(far.pid), "-n"]
+    subprocess.run([*there, "ip", *words.split()], check=True)
 
 keys = KeyPair.generate()
 keys.save(Path(sys.argv[1]))
@@ -43,7 +48,8 @@ far = subprocess.Popen(["unshare", "-n", sys.executable, "-c", sys.argv[2], sys.
                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 try:
     here = Path("/proc/self/ns/net").readlink()
-    wait_until(lambda: Path(f"/proc/{far.pid}/ns/net").readlink() != here, what="a second namespace")
+    there = Path(f"/proc/{far.pid}/ns/net")
+    wait_until(lambda: there.readlink() != here, what="a second namespace")
     ip("link add near type veth peer name far")
     ip(f"link set far netns {far.pid}")
     for end, number, run in (("near", 1, ip), ("far", 2, far_ip)):
@@ -54,11 +60,11 @@ try:
     assert far.stdout.readline() == "up\\n"
     client = Client("tcp://10.9.0.2:7777", keys=keys, server_key=keys.public)
     assert client.call(Ping(), Pong, timeout_s=20).name == "far"
-    events = client.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+    events = client.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
 
     # the neighbour stays known, so that packets leave and vanish
-    lladdr = subprocess.run(["ip", "neigh", "show", "10.9.0.2"], capture_output=True, text=True).stdout
-    ip(f"neigh replace 10.9.0.2 lladdr {lladdr.split()[4]} dev near nud permanent")
+    lladdr = subprocess.check_output(["ip", "neigh", "show", "10.9.0.2"], text=True).split()[4]
+    ip(f"neigh replace 10.9.0.2 lladdr {lladdr} dev near nud permanent")
     far_ip("addr del 10.9.0.2/24 dev far")
 
     def ended():
@@ -66,7 +72,7 @@ try:
         return bool(events.poll(250))
 
     wait_until(ended, 30.0, "the end of the half-open connection")
-    assert zmq.utils.monitor.parse_monitor_message(events.recv_multipart())["event"] == zmq.EVENT_DISCONNECTED
+    assert parse_monitor_message(events.recv_multipart())["event"] == zmq.EVENT_DISCONNECTED
     far_ip("addr add 10.9.0.2/24 dev far")
     assert client.call(Ping(), Pong, timeout_s=10.0).pid == far.pid
     client.socket.disable_monitor()

@@ -1,4 +1,4 @@
-"""A log that cannot be written ends nothing: services serve and beat, lines are counted, exit codes stay."""
+"""A log that cannot be written ends nothing: services serve, lines are counted, exit codes stay."""
 
 from __future__ import annotations
 
@@ -118,8 +118,8 @@ def test_lost_lines_are_counted_in_the_log_once_it_can_be_written_again(tmp_path
     torn, notice, third, fourth = log.read_text().splitlines()
     assert len(torn) == 100
     assert json.loads(notice).items() >= {
-        "event": "log lines were lost", "num_lost": 2, "reason": "File too large", "service": "probe",
-        "level": "warning",
+        "event": "log lines were lost", "num_lost": 2, "reason": "File too large",
+        "service": "probe", "level": "warning",
     }.items()  # fmt: skip
     assert [json.loads(line)["event"] for line in (third, fourth)] == ["third", "fourth"]
 

@@ -1,4 +1,4 @@
-"""Claims: one holder at a time, taken over from one that is gone or will never run again, also on a full disk."""
+"""Claims: one holder at a time, taken over from one that is gone or will never run again."""
 
 from __future__ import annotations
 

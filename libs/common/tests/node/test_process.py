@@ -101,7 +101,8 @@ import json, os, sys
 print(json.dumps({
     "sid": os.getsid(0), "pid": os.getpid(), "cwd": os.getcwd(), "env": dict(os.environ),
     "fds": sorted(int(fd) for fd in os.listdir("/proc/self/fd")), "stdin": os.readlink("/proc/self/fd/0"),
-    "umask": os.umask(0), "stdout": os.readlink("/proc/self/fd/1"), "flags": open("/proc/self/fdinfo/1").read(),
+    "umask": os.umask(0),
+    "stdout": os.readlink("/proc/self/fd/1"), "flags": open("/proc/self/fdinfo/1").read(),
 }), flush=True)
 print("to stderr", file=sys.stderr)
 """

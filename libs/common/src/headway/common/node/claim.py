@@ -1,4 +1,4 @@
-"""One process at a time: a file names its holder, and a holder that will never run again has let go.
+"""One process at a time: a file names its holder; one that will never run again has let go.
 
 A lock held for a process's whole life would also be held by one that is frozen while SIGKILL waits
 for it, and its successor could never start. Here a lock is held only while the record is read and
@@ -39,7 +39,7 @@ def claim(path: Path) -> None:
 
     Raises:
         ClaimedError: another process is the holder, and is not doomed (``ProcessId.is_doomed``).
-        HeadwayError: another process keeps the file locked, which takes no time unless it is frozen.
+        HeadwayError: another process keeps the file locked, which is short unless it is frozen.
         OSError: the file cannot be opened or written.
     """
     me = ProcessId.current()

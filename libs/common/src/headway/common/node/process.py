@@ -73,9 +73,9 @@ class ProcessId:
         return found
 
     def state(self) -> str:
-        """R running, S sleeping, D in the kernel, T stopped, t held by a debugger, Z zombie, or ``GONE``.
+        """R running, S sleeping, D in the kernel, T stopped, t traced, Z zombie, ``GONE``.
 
-        A process in state t is being looked at (py-spy, gdb, strace) and continues by itself.
+        One in state t is being looked at by a debugger (py-spy, gdb, strace): it is not stopped.
         """
         found = kernel_state(self.pid) if self.pid > 0 else None
         if found is None or found[1] != self.start_ticks:
@@ -158,10 +158,11 @@ def spawn(
 ) -> ProcessId:
     """Start a program that may outlive this process; return once it has been executed.
 
-    Own session, no controlling terminal, stdin from /dev/null, stdout and stderr appended to ``log_path``
-    (a file, not a pipe: the reader's death must not kill the writer) as ``open_log`` opens it, no other
-    file descriptor, exactly ``env`` as environment, and a umask by which only the user can read its files.
-    The child is a zombie after its end until ``reap_children`` lets go of it.
+    Own session, no controlling terminal, stdin from /dev/null, stdout and stderr appended to
+    ``log_path`` (a file, not a pipe: the reader's death must not kill the writer) as ``open_log``
+    opens it, no other file descriptor, exactly ``env`` as environment, and a umask by which only
+    the user can read its files. The child is a zombie after its end until ``reap_children`` lets go
+    of it.
 
     Raises:
         InputError: no such program or folder, or the log's path is wrong.

@@ -168,8 +168,8 @@ class RingReader(RingFile):
         """Take the reader's place.
 
         Raises:
-            InputError: the ring has no such reader. RingHeldError: a living process has the place, one that is
-                not doomed (``ProcessId.is_doomed``).
+            InputError: the ring has no such reader. RingHeldError: a process that is not doomed
+                (``ProcessId.is_doomed``) has the place.
             FileNotFoundError, CorruptError: there is no ring.
         """
         self._holds_place = False

@@ -30,13 +30,14 @@ TCP_OPTIONS = {
 }
 """How long a peer is kept that has vanished without a word, and how soon a new attempt is made.
 
-An idle connection ends by keepalive after 5 + 2 x 3 s. One that sends has no keepalive, and the kernel would
-repeat its data for a quarter of an hour: ``TCP_MAXRT`` ends it once nothing was acknowledged for 10 s, which
-also ends one whose reader has left a full window unread for so long. ``CONNECT_TIMEOUT`` gives up an attempt
-whose first packet was lost before the kernel's own pauses (1, 2, 4 ... s) grow long.
+An idle connection ends by keepalive after 5 + 2 x 3 s. One that sends has no keepalive, and the
+kernel would repeat its data for a quarter of an hour: ``TCP_MAXRT`` ends it once nothing was
+acknowledged for 10 s, which also ends one whose reader has left a full window unread for so long.
+``CONNECT_TIMEOUT`` gives up an attempt whose first packet was lost before the kernel's own pauses
+(1, 2, 4 ... s) grow long.
 
-ZMTP's own heartbeats would abort the process: their timer meets a connection that was broken while its full
-queue held up the input (libzmq issues 3937 and 4364)."""
+ZMTP's own heartbeats would abort the process: their timer meets a connection that was broken while
+its full queue held up the input (libzmq issues 3937 and 4364)."""
 
 
 def set_options(opened: zmq.Socket[bytes], endpoint: str, high_water_mark: int) -> None:
@@ -152,10 +153,10 @@ def _bind_remedy(code: int | None) -> str:
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove a socket file that nobody serves; libzmq would also take over a live one, without a word.
+    """Remove a socket file that nobody serves; libzmq would take over a live one, without a word.
 
-    A listener that is frozen while SIGKILL waits for it still accepts connections, in the kernel, and
-    counts as gone.
+    A listener that is frozen while SIGKILL waits for it still accepts connections, in the kernel,
+    and counts as gone.
     """
     try:
         mode = path.lstat().st_mode

@@ -4,10 +4,10 @@ Not torch's TCPStore, for two reasons that were measured: its client asks for th
 each time it connects (in DNS, even for 127.0.0.1, because it maps it to IPv6), which stalls a rebuild by the
 resolver's timeout, 5 s, whenever an answer is lost; and as a server it listens on every address.
 
-One request at a time per connection: a frame of 4 bytes length and MessagePack. The first one shows the
-store's secret, which its server makes anew and the ranks get by way of their executors. Values are bytes; a
-``get`` or ``wait`` is answered once the keys are there. Whoever sends anything else, or no secret in time, is
-disconnected.
+One request at a time per connection: a frame of 4 bytes length and MessagePack. The first one shows
+the store's secret, which its server makes anew and the ranks get by way of their executors. Values
+are bytes; a ``get`` or ``wait`` is answered once the keys are there. Whoever sends anything else,
+or no secret in time, is disconnected.
 """
 
 from __future__ import annotations
@@ -249,8 +249,8 @@ class StoreClient(_dist.Store):  # type: ignore[misc]  # torch's stubs export no
     """One rank's connection, in the shape that process groups ask for; it blocks, so only on build threads.
 
     Raises:
-        PeerLost: from every call, once the server is gone, the connection cut, or time is up; at once where
-            the secret is not the server's.
+        PeerLost: from every call, once the server is gone, the connection cut, or time is up; at
+            once where the secret is not the server's.
     """
 
     def __init__(self, endpoint: StoreEndpoint, timeout_s: float) -> None:
