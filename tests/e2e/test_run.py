@@ -62,6 +62,9 @@ def test_a_run_ends_with_a_summary_and_leaves_nothing_behind(machine: Any) -> No
     assert listened, "executors and driver listen while the run lives"
     assert foreground.wait(120) == 0, machine.output.read_text()
     machine.assert_clean("tiny", listened=listened)
+    folder = machine.runs / "tiny"
+    for path in (folder, *folder.rglob("*")):
+        assert not path.stat().st_mode & 0o077, f"{path} is open to other users"
     text = machine.output.read_text()
     assert "run tiny: finished after step 20/20" in text
     for word in (

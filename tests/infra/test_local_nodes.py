@@ -53,7 +53,8 @@ def test_of_two_executors_started_by_strangers_one_gives_way(
     ]
     third = spawn(words, log, {**here.env, "HEADWAY_RUN_ID": cluster.id, "HEADWAY_NODE": "0"})
     here.wait_until(lambda: not third.alive(), "the third one ends")
-    assert "already has an executor; leave that one running" in log.read_text()
+    holder = f"already has an executor, process {address.process.pid}; leave that one running"
+    assert holder in log.read_text()
     assert cluster.address(0) == address
     assert address.process.alive()
 

@@ -83,6 +83,7 @@ def test_a_peer_is_followed_to_its_new_address_and_stays_when_the_file_goes(tmp_
     (first, first_address), (second, second_address) = server(), server()
     peer = FollowedPeer(path, 4, KeyPair.generate())
     announce(path, first_address)
+    assert path.stat().st_mode & 0o777 == 0o600
     assert peer.refresh() and not peer.refresh()
     announce(path, first_address)
     assert not peer.refresh(), "the same address written again is no new peer"

@@ -16,6 +16,7 @@ from headway.trainer.config import RunConfig
 from headway.trainer.link import WorkerStatus
 from headway.trainer.parallel.fence import Fence
 from headway.trainer.parallel.groups import Groups
+from headway.trainer.parallel.store import StoreEndpoint
 from headway.trainer.rank import Rank
 
 
@@ -44,7 +45,7 @@ class Context:
         self.view, self.commands, self.fence = WorkerStatus(), [], Fence()
         self.link: Any = None
 
-    def announce(self, generation: int, host: str, port: int) -> None:
+    def announce(self, generation: int, endpoint: StoreEndpoint) -> None:
         """Nobody asks a world of one."""
 
 

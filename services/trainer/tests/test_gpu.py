@@ -37,6 +37,7 @@ from headway.trainer.parallel.nccl import (
     take_device,
 )
 from headway.trainer.parallel.params import ParamSpec, Precision
+from headway.trainer.parallel.store import StoreEndpoint
 from headway.trainer.snapshot import Extra, Snapshots, layout, offsets
 
 pytestmark = [
@@ -198,14 +199,14 @@ def join(
 ) -> Groups:
     address = folder / f"store-{generation}"
 
-    def announce(host: str, port: int) -> None:
-        replace_file(address, f"{host} {port}")
+    def announce(endpoint: StoreEndpoint) -> None:
+        replace_file(address, f"{endpoint.host} {endpoint.port} {endpoint.secret}")
 
-    def lookup() -> tuple[str, int]:
+    def lookup() -> StoreEndpoint:
         while not address.exists():
             time.sleep(0.01)
-        host, port = address.read_text().split()
-        return host, int(port)
+        host, port, secret = address.read_text().split()
+        return StoreEndpoint(host, int(port), secret)
 
     return build(
         generation,

@@ -82,7 +82,7 @@ def test_gloo_takes_the_tags_of_a_pass_with_more_than_32768_micro_batches() -> N
 
     def member(rank: int) -> None:
         channels = Channels()
-        store: Any = StoreClient("127.0.0.1", server.port, 20.0)
+        store: Any = StoreClient(server.endpoint, 20.0)
         group = torch.distributed.ProcessGroupGloo(store, rank, 2, gloo_options("127.0.0.1", 20.0))
         comm = GlooComm(group, channels, "pair")
         for micro_batch in (32_767, 32_768, 40_000):
@@ -172,7 +172,7 @@ def test_an_error_of_the_store_or_of_an_operation_is_a_lost_peer_and_any_other_i
         channels.open("a").call(fail).wait()
     assert not isinstance(caught.value, PeerLost)
     server = StoreServer("127.0.0.1")
-    client = StoreClient("127.0.0.1", server.port, 20.0)
+    client = StoreClient(server.endpoint, 20.0)
     server.close()
     with pytest.raises(PeerLost, match="store is gone"):
         client.get("never")

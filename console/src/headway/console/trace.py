@@ -56,6 +56,7 @@ def write_trace(
     whole = steps == (0, None)
     slices = [*rank_slices(chosen), *(journal_slices(load_journal(run)) if whole else ())]
     try:
+        out.touch(mode=0o600)  # a new one; an old one keeps its rights
         out.write_bytes(_encoded(slices, out.name))
     except OSError as error:
         raise InputError(

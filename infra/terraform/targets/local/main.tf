@@ -35,11 +35,11 @@ locals {
   dir   = abspath(var.cluster_dir)
   names = { for i in range(var.nodes) : tostring(i) => i }
   fact  = { for n, _ in local.names : n => try(jsondecode(file("${local.dir}/nodes/${n}.json")), null) }
-  # Field 3 of stat is the state (Z and X are dead, T is stopped: both need a restart), field 22 the
-  # start time.
+  # Field 3 of stat is the state (Z and X are dead, T is stopped: both need a restart; t is held by
+  # a debugger), field 22 the start time.
   alive = {
     for n, f in local.fact : n => f != null && try(
-      can(regex("\\) [RSDI] (\\S+ ){18}${f.start_ticks} ", file("/proc/${f.pid}/stat"))), false
+      can(regex("\\) [RSDIt] (\\S+ ){18}${f.start_ticks} ", file("/proc/${f.pid}/stat"))), false
     )
   }
   incarnation = {

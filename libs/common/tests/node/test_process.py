@@ -101,6 +101,7 @@ import json, os, sys
 print(json.dumps({
     "sid": os.getsid(0), "pid": os.getpid(), "cwd": os.getcwd(), "env": dict(os.environ),
     "fds": sorted(int(fd) for fd in os.listdir("/proc/self/fd")), "stdin": os.readlink("/proc/self/fd/0"),
+    "umask": os.umask(0),
     "stdout": os.readlink("/proc/self/fd/1"), "flags": open("/proc/self/fdinfo/1").read(),
 }), flush=True)
 print("to stderr", file=sys.stderr)
@@ -131,6 +132,7 @@ def test_a_spawned_process_has_its_own_session_its_log_its_environment_and_nothi
     assert seen["sid"] == seen["pid"] == process.pid
     assert seen["cwd"] == str(tmp_path)
     assert seen["env"] == {"ONLY": "this", "LC_ALL": "C.UTF-8"}
+    assert seen["umask"] == 0o077
     # the fourth is the listing itself
     assert seen["fds"][:3] == [0, 1, 2] and len(seen["fds"]) == 4
     assert (seen["stdin"], seen["stdout"]) == ("/dev/null", str(log))

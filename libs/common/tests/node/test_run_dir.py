@@ -72,7 +72,10 @@ def test_a_run_folder_knows_its_id_and_refuses_a_second_run(tmp_path: Path) -> N
     record = json.loads(run.run_json.read_text())
     assert record["name"] == run.name == "first"
     assert record["created"].endswith("+00:00")
-    assert run.keys.stat().st_mode & 0o777 == 0o700
+    assert {folder.stat().st_mode & 0o777 for folder in path.iterdir() if folder.is_dir()} == {
+        0o700
+    }
+    assert (path.stat().st_mode & 0o777, run.run_json.stat().st_mode & 0o777) == (0o700, 0o600)
     with pytest.raises(InputError, match="already holds a run"):
         RunDir.create(path, run_id=new_run_id())
     assert RunDir(path).run_id == run_id

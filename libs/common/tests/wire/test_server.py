@@ -104,7 +104,7 @@ def test_a_socket_file_of_a_killed_server_is_replaced(sock_dir: Path) -> None:
     child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     assert child.stdout.readline() == "up\n"
-    with pytest.raises(InputError, match="in use by another process"):
+    with pytest.raises(InputError, match=f"in use by process {child.pid}"):
         Server(f"ipc://{path}", {})
     child.kill()
     child.wait()

@@ -128,7 +128,8 @@ def test_beats_go_on_without_an_executor_and_reach_the_next_one(sock_dir: Path) 
                 wait_until(lambda beats=beats: len(beats) >= 3)  # type: ignore[misc]
 
 
-def test_failing_timers_and_progress_do_not_end_a_service(sock_dir: Path) -> None:
+def test_failing_timers_and_progress_end_neither_a_service_nor_its_beats(sock_dir: Path) -> None:
+    beats: list[ServiceBeat] = []
     server = Server(f"ipc://{sock_dir}/a.sock", {})
     endpoint = f"ipc://{sock_dir}/executor.sock"
     service = Service(
@@ -139,10 +140,16 @@ def test_failing_timers_and_progress_do_not_end_a_service(sock_dir: Path) -> Non
         raise KeyError("oops")
 
     service.every(0.01, fail)
-    with running(service) as codes, Client(server.endpoint) as client:
+    with (
+        serving(Server(endpoint, {ServiceBeat: lambda beat, _: beats.append(beat)})),
+        running(service) as codes,
+        Client(server.endpoint) as client,
+    ):
         wait_until(
             lambda: min(service.errors.values(), default=0) >= 3 and len(service.errors) == 2
         )
+        wait_until(lambda: len(beats) >= 3, what="beats")
+        assert beats[-1].progress == 0
         assert client.call(Ping(), Pong).name == "x"
     assert codes == [0]
 

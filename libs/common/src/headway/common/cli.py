@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 from headway.common.errors import HeadwayError, RemoteError
+from headway.common.log_stream import tolerate_stderr
 
 INTERRUPTED = 130
 
@@ -28,8 +29,9 @@ def run(app: typer.Typer, prog: str, arguments: list[str] | None = None) -> int:
     """Run a command line; returns the exit code.
 
     0 is success, 2 bad input or usage, 130 interrupted, 1 anything else. What a user can fix is
-    one line on stderr.
+    one line on stderr, and a stderr that cannot be written does not change the code.
     """
+    tolerate_stderr()
     command = typer.main.get_command(app)
     try:
         result = command.main(args=arguments, prog_name=prog, standalone_mode=False)

@@ -1,12 +1,18 @@
-"""Structured logs: JSON lines in files, coloured lines on a terminal; every line says who wrote it."""
+"""Structured logs: JSON lines in files, coloured lines on a terminal; every line says who wrote it.
+
+Logging never raises ``OSError``: on a full disk lines are lost and counted (``log_stream``).
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import structlog
+from headway.common.log_stream import tolerate_stderr, tolerate_stdout, writer_of
 
 _who: dict[str, Any] = {}
 """On every line of this process. No context variable: those of one thread are unknown to the others."""
@@ -21,6 +27,8 @@ def setup(
     json: bool | None = None,
 ) -> None:
     """Configure this process's logs, on stderr. ``json`` None means: JSON unless stderr is a terminal."""
+    tolerate_stderr(_lost_line)
+    tolerate_stdout(_lost_line)
     as_json = not sys.stderr.isatty() if json is None else json
     renderer: Any = (
         structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer()
@@ -48,6 +56,29 @@ def identify(**who: Any) -> None:
     _who.update({key: value for key, value in who.items() if value not in ("", None)})
 
 
+def num_lines_lost() -> int:
+    """How many lines of this process's log could not be written so far."""
+    writer = writer_of(sys.stderr)
+    return 0 if writer is None else writer.num_lost_ever
+
+
+def trouble() -> str:
+    """Why the log cannot be written now, "" while it can."""
+    writer = writer_of(sys.stderr)
+    if writer is None or not writer.num_lost:
+        return ""
+    return f"{writer.num_lost} log lines lost: {writer.error}"
+
+
+def complain(log: Callable[..., Any], event: str, **fields: Any) -> None:
+    """Log what a loop must survive, by ``log`` (``logger.exception``, say); never raises.
+
+    A field or a traceback that cannot be rendered loses its line, not its caller.
+    """
+    with contextlib.suppress(Exception):
+        log(event, **fields)
+
+
 def get_logger(name: str) -> Any:
     """A logger whose lines carry ``component=name``."""
     return structlog.get_logger(component=name)
@@ -56,3 +87,16 @@ def get_logger(name: str) -> Any:
 def _add_who(logger: Any, method: str, event: dict[str, Any]) -> dict[str, Any]:
     del logger, method
     return {**_who, **event}
+
+
+def _lost_line(num_lost: int, reason: str) -> str:
+    """The line that stands in the log for those that are not there, in the log's own form."""
+    event: Any = {
+        "component": "log",
+        "event": "log lines were lost",
+        "num_lost": num_lost,
+        "reason": reason,
+    }
+    for processor in structlog.get_config()["processors"]:
+        event = processor(None, "warning", event)
+    return f"{event}\n"

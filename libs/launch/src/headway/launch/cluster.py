@@ -1,11 +1,13 @@
 """The folder that describes a cluster: its nodes, their executors' addresses, the key they share.
 
+Only the user may look into it: folders are 0700, files 0600.
+
 cluster.json      {"id", "nodes"}
 keys/cluster.key  one CURVE key pair, mode 0600, held by every executor, driver and console
 keys/ROLE.key     a CURVE key pair for each role, mode 0600: a server admits only the roles it serves
 nodes/K.json      where node K's executor listens, written by that executor
 nodes/K.run       the run that node K carries, absent while idle
-nodes/K.owner-N   a link that names node K's executor, so that there is only one; the highest N counts
+nodes/K.lock      names node K's executor, so that there is only one
 nodes/K.lost      the emulated machine is gone and cannot be started again
 logs/             output of the executors
 """
@@ -21,7 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headway.common.errors import InputError
-from headway.common.node.files import replace_json
+from headway.common.node.claim import ClaimedError, claim, holder_of
+from headway.common.node.files import make_private_folder, replace_json
 from headway.common.node.process import ProcessId
 from headway.common.wire.keys import KeyPair
 
@@ -57,14 +60,13 @@ class ClusterFolder:
                 remedy="use another folder, or `make down` first",
             )
         try:
-            for part in PARTS:
-                (path / part).mkdir(parents=True, exist_ok=True)
+            for part in ("", *PARTS):
+                make_private_folder(path / part)
         except OSError as error:
             raise InputError(
                 f"cannot make {path}: {error.strerror}",
                 remedy="use another folder",
             ) from error
-        (path / "keys").chmod(0o700)
         KeyPair.generate().save(path / "keys" / "cluster.key")
         for role in ROLES:
             KeyPair.generate().save(path / "keys" / f"{role}.key")
@@ -165,7 +167,7 @@ class ClusterFolder:
         )
 
     def living(self, node: int) -> ProcessId | None:
-        """The node's executor, None unless it has announced itself and runs."""
+        """The node's executor, None unless it has announced itself and has not ended."""
         address = self.address(node)
         if address is None or address.process.is_doomed():
             return None
@@ -196,62 +198,27 @@ class ClusterFolder:
     def claim(self, node: int) -> None:
         """Be the node's only executor until this process ends.
 
-        An owner that is frozen for good, with SIGKILL waiting for it, counts as ended: a lock would
-        stay with it. The claim is a link, which needs no room on a full disk.
+        One that is frozen while SIGKILL waits for it counts as gone.
 
         Raises:
             InputError: another process is. Two are started when the first is slow to announce itself.
             OSError: the folder cannot be written.
         """
-        me = ProcessId.current()
-        number, owner = self._owner(node)
-        if owner is not None and owner != me and not owner.is_doomed():
-            raise self._is_taken(node, owner)
-        mine = self.path / "nodes" / f"{node}.owner-{number + 1}"
         try:
-            mine.symlink_to(f"{me.pid}-{me.start_ticks}")
-        except FileExistsError:
-            raise self._is_taken(node, self._owner(node)[1]) from None
-        newest, owner = self._owner(node)
-        if owner != me:  # this one was slow: the number before was claimed and left meanwhile
-            mine.unlink(missing_ok=True)
-            raise self._is_taken(node, owner)
-        for path in self._owner_links(node):
-            if _number_of(path) < newest:
-                path.unlink(missing_ok=True)
+            claim(self.path / "nodes" / f"{node}.lock")
+        except ClaimedError as error:
+            raise InputError(
+                f"node {node} of {self.path} already has an executor, process {error.holder.pid}",
+                remedy="leave that one running",
+            ) from None
 
     def owner(self, node: int) -> ProcessId | None:
         """The process that claimed the node last, None before the first."""
-        return self._owner(node)[1]
-
-    def _owner(self, node: int) -> tuple[int, ProcessId | None]:
-        path = max(self._owner_links(node), key=_number_of, default=None)
-        if path is None:
-            return 0, None
-        try:
-            pid, _, ticks = str(path.readlink()).partition("-")
-            return _number_of(path), ProcessId(int(pid), int(ticks))
-        except (OSError, ValueError):
-            return _number_of(path), None
-
-    def _owner_links(self, node: int) -> list[Path]:
-        found = (self.path / "nodes").glob(f"{node}.owner-*")
-        return [path for path in found if path.name.rpartition("-")[2].isdecimal()]
-
-    def _is_taken(self, node: int, owner: ProcessId | None) -> InputError:
-        who = f" (pid {owner.pid})" if owner is not None else ""
-        return InputError(
-            f"node {node} of {self.path} already has an executor{who}",
-            remedy="leave that one running",
-        )
+        return holder_of(self.path / "nodes" / f"{node}.lock")
 
     def lost(self, node: int) -> bool:
         """Whether the machine of this node is gone."""
         return (self.path / f"nodes/{node}.lost").exists()
-
-
-def _number_of(path: Path) -> int:
-    return int(path.name.rpartition("-")[2])
 
 
 def _overwrite(path: Path, text: str) -> None:

@@ -6,7 +6,6 @@ Training never waits for it: a rank whose wanted snapshot is not yet released go
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from headway.ckpt_store.state import (
 )
 from headway.common.errors import HeadwayError, InputError
 from headway.common.node import failpoints
+from headway.common.node.claim import ClaimedError, claim, release
 from headway.common.wire.client import Client
 from headway.common.wire.message import Message
 from headway.common.wire.messages.ckpt_store import (
@@ -285,24 +285,22 @@ def serve(options: ServeOptions, config: StoreConfig) -> int:
         return service.run()
     finally:
         store.close()
-        os.close(lock)
+        release(lock)
 
 
-def _only_one(shm_dir: Path) -> int:
-    """A lock that the kernel lets go when this process ends, whatever way."""
+def _only_one(shm_dir: Path) -> Path:
+    """Claim ``shm_dir`` until this process ends; returns the file that says so."""
+    path = shm_dir / "ckpt_store.lock"
     try:
         shm_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        fd = os.open(shm_dir / "ckpt_store.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        claim(path)
+    except ClaimedError as error:
+        raise InputError(
+            f"another checkpoint store serves {shm_dir}: process {error.holder.pid}",
+            remedy="stop it first, or choose another --shm-dir",
+        ) from error
     except OSError as error:
         raise InputError(
             f"cannot use {shm_dir}: {error.strerror}", remedy="choose a writable --shm-dir"
         ) from error
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(fd)
-        raise InputError(
-            f"another checkpoint store serves {shm_dir}",
-            remedy="stop it first, or choose another --shm-dir",
-        ) from error
-    return fd
+    return path

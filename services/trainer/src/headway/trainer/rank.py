@@ -33,6 +33,7 @@ from headway.trainer.parallel.channel import Channels
 from headway.trainer.parallel.fence import Fence
 from headway.trainer.parallel.groups import build
 from headway.trainer.parallel.nccl import take_device
+from headway.trainer.parallel.store import StoreEndpoint
 from headway.trainer.sample import sample_text
 from headway.trainer.step import Directive, NoHooks, StepResult
 from headway.trainer.store_watch import StoreWatch
@@ -54,7 +55,7 @@ class RankContext(Protocol):
     fence: Fence
     link: Link
 
-    def announce(self, generation: int, host: str, port: int) -> None:
+    def announce(self, generation: int, endpoint: StoreEndpoint) -> None:
         """Called on the build thread of rank 0 once the generation's store listens."""
 
 
@@ -79,7 +80,7 @@ class Rank:
             store_moved=self._store.moved,
         )
 
-    def serve(self, assign: Assign, lookup: Callable[[int], tuple[str, int]]) -> None:
+    def serve(self, assign: Assign, lookup: Callable[[int], StoreEndpoint]) -> None:
         """Join the generation, restore, train to the end of the run; leaves the groups in every case.
 
         Raises:
@@ -95,7 +96,7 @@ class Rank:
                     self.config.parallel.grid,
                     self.rank,
                     host="127.0.0.1",
-                    announce=lambda host, port: context.announce(generation, host, port),
+                    announce=lambda endpoint: context.announce(generation, endpoint),
                     lookup=lambda: lookup(generation),
                     channels=channels,
                     timeout_s=self.config.recovery.group_timeout_s,

@@ -29,6 +29,7 @@ from headway.trainer.machine import settled
 from headway.trainer.parallel.channel import Channels
 from headway.trainer.parallel.groups import Groups, build
 from headway.trainer.parallel.nccl import take_device
+from headway.trainer.parallel.store import StoreEndpoint
 from headway.trainer.rank import replica_stream
 from headway.trainer.sample import sample_text
 from headway.trainer.step import NoHooks, StepResult
@@ -168,14 +169,14 @@ class _Meeting:
             place.address, place.port, is_master=False, timeout=timedelta(seconds=timeout_s)
         )
 
-    def announce(self, host: str, port: int) -> None:
+    def announce(self, endpoint: StoreEndpoint) -> None:
         """Rank 0 publishes."""
-        self._store.set(STORE_KEY, json.dumps([host, port]))
+        self._store.set(STORE_KEY, json.dumps([endpoint.host, endpoint.port, endpoint.secret]))
 
-    def lookup(self) -> tuple[str, int]:
+    def lookup(self) -> StoreEndpoint:
         """The others wait."""
-        host, port = json.loads(self._store.get(STORE_KEY))
-        return str(host), int(port)
+        host, port, secret = json.loads(self._store.get(STORE_KEY))
+        return StoreEndpoint(str(host), int(port), str(secret))
 
 
 def _data(config: RunConfig, rank: int) -> DataFactory:

@@ -27,6 +27,7 @@ from headway.trainer.failures import breaks_device, reason_of
 from headway.trainer.link import Link, WorkerStatus
 from headway.trainer.parallel.comm import Aborted
 from headway.trainer.parallel.fence import Fence
+from headway.trainer.parallel.store import StoreEndpoint
 from headway.trainer.rank import Rank
 
 log = get_logger("worker")
@@ -195,11 +196,18 @@ class Worker:
         )
         self.link.beat_now()
 
-    def announce(self, generation: int, host: str, port: int) -> None:
+    def announce(self, generation: int, endpoint: StoreEndpoint) -> None:
         """Rank 0, on its build thread: say where the generation's store listens."""
-        self.link.send(StoreOpened(generation=generation, host=host, port=port))
+        self.link.send(
+            StoreOpened(
+                generation=generation,
+                host=endpoint.host,
+                port=endpoint.port,
+                secret=endpoint.secret,
+            )
+        )
 
-    def _lookup(self, generation: int) -> tuple[str, int]:
+    def _lookup(self, generation: int) -> StoreEndpoint:
         """Other ranks, on their build thread: wait for the store's address."""
         deadline = time.monotonic() + self.config.recovery.join_timeout_s
         while time.monotonic() < deadline and not self.fence.is_fenced(generation):
@@ -208,7 +216,7 @@ class Worker:
             except queue.Empty:
                 continue
             if found.generation == generation:
-                return found.host, found.port
+                return StoreEndpoint(found.host, found.port, found.secret)
             if found.generation > generation:
                 self._stores.put(found)
                 break

@@ -17,7 +17,7 @@ from pathlib import Path
 from headway.common.config import load
 from headway.common.errors import HeadwayError
 from headway.common.log import get_logger, setup
-from headway.common.node.process import spawn
+from headway.common.node.process import open_log, spawn
 from headway.common.node.run_dir import NodePaths, RunDir
 from headway.trainer.config import RunConfig
 from headway.trainer.zygote_beat import PERIOD_S, ZygoteBeat
@@ -97,7 +97,7 @@ def _become_worker(run_dir: Path, name: str) -> None:
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    out = os.open(_log_path(run_dir, name), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    out = open_log(_log_path(run_dir, name))
     os.dup2(out, 1)
     os.dup2(out, 2)
     os.close(out)

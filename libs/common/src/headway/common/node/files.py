@@ -6,14 +6,18 @@ checkpoint store has a file layer of its own.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
 from pathlib import Path
 from typing import Any
 
+PRIVATE, PRIVATE_FOLDER = 0o600, 0o700
+"""Nobody but the user reads it: it may name an endpoint, a key, a run id or a configuration."""
 
-def replace_file(path: Path, data: bytes | str, *, mode: int = 0o666) -> None:
+
+def replace_file(path: Path, data: bytes | str, *, mode: int = PRIVATE) -> None:
     """Give ``path`` new content, through a scratch file beside it that no other writer shares.
 
     Only a process killed in the middle leaves the scratch file, ``.NAME.PID.RANDOM``.
@@ -21,7 +25,7 @@ def replace_file(path: Path, data: bytes | str, *, mode: int = 0o666) -> None:
     Args:
         path: its folder exists.
         data: text is written as UTF-8.
-        mode: rights of the file, less the process's umask; 0o600 for what others must not read.
+        mode: rights of the file, less the process's umask; 0o666 for what others may read.
 
     Raises:
         OSError: the file cannot be written. ``path`` then is what it was.
@@ -38,6 +42,18 @@ def replace_file(path: Path, data: bytes | str, *, mode: int = 0o666) -> None:
         raise
 
 
-def replace_json(path: Path, data: Any, *, mode: int = 0o666) -> None:
+def replace_json(path: Path, data: Any, *, mode: int = PRIVATE) -> None:
     """Give ``path`` new content as ``replace_file`` does: ``data`` as indented JSON."""
     replace_file(path, json.dumps(data, indent=1) + "\n", mode=mode)
+
+
+def make_private_folder(path: Path) -> None:
+    """Make ``path`` with its parents, or take it as it is; only the user may look into it, 0700.
+
+    Raises:
+        OSError: it cannot be made. One of somebody else's keeps its rights.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
+    with contextlib.suppress(PermissionError):
+        path.chmod(PRIVATE_FOLDER)

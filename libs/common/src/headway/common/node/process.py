@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import json
 import os
 import signal
@@ -18,12 +19,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from headway.common.errors import CorruptError, HeadwayError, InputError
+from headway.common.log import complain, get_logger
 from headway.common.node.segment import LINE_BYTES, Segment
 
+PRIVATE_UMASK = 0o077
 GONE = "X"
 DEAD = frozenset({GONE, "Z", "x"})
 """States of a process that will never run again."""
 
+_log = get_logger(__name__)
+
+_DISK_TROUBLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 _WORDS_MAGIC = b"HWWORDS\0"
 _WORDS_VERSION = 1
 _WORDS_BYTES = 16384
@@ -67,11 +73,14 @@ class ProcessId:
         return found
 
     def state(self) -> str:
-        """R running, S sleeping, D in the kernel, T stopped, Z zombie; ``GONE`` if it is no more."""
+        """R running, S sleeping, D in the kernel, T stopped, t traced, Z zombie, ``GONE``.
+
+        One in state t is being looked at by a debugger (py-spy, gdb, strace): it is not stopped.
+        """
         found = kernel_state(self.pid) if self.pid > 0 else None
         if found is None or found[1] != self.start_ticks:
             return GONE
-        return "T" if found[0] == "t" else found[0]
+        return found[0]
 
     def is_doomed(self) -> bool:
         """It will never run its own code again: gone, or frozen with SIGKILL waiting for it.
@@ -88,7 +97,7 @@ class ProcessId:
         return any(mask >> (signal.SIGKILL - 1) & 1 for mask in pending)
 
     def alive(self) -> bool:
-        """It exists and can still run; a zombie is dead, a stopped process is not."""
+        """It exists and has not ended; a zombie is dead, a stopped or frozen process is not."""
         return self.state() not in DEAD
 
     def pidfd(self) -> int:
@@ -123,24 +132,42 @@ class ProcessId:
         return True
 
 
+def open_log(path: Path) -> int:
+    """Open a process's log for appending, 0600; /dev/null where the disk does not allow it now.
+
+    A full, failing or read-only log disk must not keep a process from starting. The caller closes
+    the descriptor; that the log is missing stands in the caller's own log.
+
+    Raises:
+        InputError: the path is wrong: no such folder, no permission.
+    """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+    try:
+        return os.open(path, flags | os.O_CREAT, 0o600)
+    except OSError as error:
+        if error.errno not in _DISK_TROUBLE:
+            raise InputError(
+                f"cannot open log {path}: {error.strerror}", remedy="create its folder"
+            ) from error
+        complain(_log.warning, "no log can be opened", path=str(path), reason=error.strerror)
+        return os.open(os.devnull, flags)
+
+
 def spawn(
     argv: Sequence[str | Path], log_path: Path, env: Mapping[str, str], cwd: Path | None = None
 ) -> ProcessId:
     """Start a program that may outlive this process; return once it has been executed.
 
-    Own session, no controlling terminal, stdin from /dev/null, stdout and stderr appended to ``log_path``
-    (a file, not a pipe: the reader's death must not kill the writer), no other file descriptor, exactly
-    ``env`` as environment. The child is a zombie after its end until ``reap_children`` lets go of it.
+    Own session, no controlling terminal, stdin from /dev/null, stdout and stderr appended to
+    ``log_path`` (a file, not a pipe: the reader's death must not kill the writer) as ``open_log``
+    opens it, no other file descriptor, exactly ``env`` as environment, and a umask by which only
+    the user can read its files. The child is a zombie after its end until ``reap_children`` lets go
+    of it.
 
     Raises:
-        InputError: no such program or folder, or the log cannot be opened.
+        InputError: no such program or folder, or the log's path is wrong.
     """
-    try:
-        log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise InputError(
-            f"cannot open log {log_path}: {error.strerror}", remedy="create its folder"
-        ) from error
+    log = open_log(log_path)
     try:
         child = subprocess.Popen(
             [str(word) for word in argv],
@@ -149,6 +176,7 @@ def spawn(
             stderr=log,
             close_fds=True,
             start_new_session=True,
+            umask=PRIVATE_UMASK,
             env=dict(env),
             cwd=cwd,
         )

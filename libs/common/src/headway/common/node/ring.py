@@ -89,15 +89,15 @@ class RingWriter(RingFile):
 
     @classmethod
     def adopt(cls, path: Path) -> RingWriter:
-        """Go on at ``head`` where a dead writer stopped; a slot it had begun is begun anew.
+        """Continue at ``head`` where a dead writer stopped; a slot it had begun is begun anew.
 
         Raises:
-            HeadwayError: the recorded writer is alive.
+            HeadwayError: the recorded writer is alive, and not doomed (``ProcessId.is_doomed``).
             CorruptError: no ring. FileNotFoundError: no file.
         """
         with locked(path):  # two adopters at once: the second finds the first alive
             ring = cls(Segment.open(path, at.MAGIC, at.VERSION, writable=True))
-            if ring.writer.alive():
+            if not ring.writer.is_doomed():
                 pid = ring.writer.pid
                 ring._segment.close()
                 raise HeadwayError(
@@ -168,7 +168,8 @@ class RingReader(RingFile):
         """Take the reader's place.
 
         Raises:
-            InputError: the ring has no such reader. RingHeldError: a living process has the place.
+            InputError: the ring has no such reader. RingHeldError: a process that is not doomed
+                (``ProcessId.is_doomed``) has the place.
             FileNotFoundError, CorruptError: there is no ring.
         """
         self._holds_place = False
@@ -189,7 +190,7 @@ class RingReader(RingFile):
                 f"ring {self.path} has no reader {reader}", remedy=f"use 0..{num_readers - 1}"
             )
         holder = self.holder
-        if holder.alive():
+        if not holder.is_doomed():
             me = holder == ProcessId.current()
             self.close()
             raise RingHeldError(

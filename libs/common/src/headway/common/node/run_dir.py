@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headway.common.errors import CorruptError, InputError
-from headway.common.node.files import replace_json
+from headway.common.node.files import make_private_folder, replace_json
 
 ENV_RUN_ID = "HEADWAY_RUN_ID"
 ENV_NODE = "HEADWAY_NODE"
@@ -233,9 +233,8 @@ class RunDir:
         if run.run_json.exists():
             raise InputError(f"{path} already holds a run", remedy="choose another --name")
         try:
-            for folder in (run.path, run.events, run.checkpoints, run.logs):
-                folder.mkdir(parents=True, exist_ok=True)
-            run.keys.mkdir(mode=0o700, exist_ok=True)
+            for folder in (run.path, run.events, run.checkpoints, run.logs, run.keys):
+                make_private_folder(folder)
             created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
             record = {"run_id": check_run_id(run_id), "name": path.name, "created": created}
             replace_json(run.run_json, record)

@@ -87,6 +87,50 @@ def python_child(
         child.communicate()
 
 
+@contextlib.contextmanager
+def frozen(*pids: int) -> Iterator[None]:
+    """Hold processes in a frozen cgroup (v1), where even SIGKILL waits; they run again at the end.
+
+    Raises:
+        PermissionError: there is no such cgroup, or this user may not make one.
+    """
+    group = Path("/sys/fs/cgroup/freezer") / f"headway-test-{os.getpid()}-{pids[0]}"
+    state = group / "freezer.state"
+    try:
+        group.mkdir()
+    except OSError as error:
+        raise PermissionError(f"no freezer cgroup can be made here: {error}") from error
+    try:
+        for pid in pids:
+            (group / "cgroup.procs").write_text(str(pid))
+        state.write_text("FROZEN")
+        wait_until(lambda: state.read_text() == "FROZEN\n", what="frozen")
+        yield
+    finally:
+        state.write_text("THAWED")
+        for pid in map(int, (group / "cgroup.procs").read_text().split()):
+            with contextlib.suppress(OSError):  # it ends, now that it runs again
+                (group.parent / "cgroup.procs").write_text(str(pid))
+        wait_until(lambda: not (group / "cgroup.procs").read_text(), what="an empty cgroup")
+        group.rmdir()
+
+
+@contextlib.contextmanager
+def doomed(pid: int) -> Iterator[ProcessId]:
+    """A process that SIGKILL waits for while it is frozen; it ends when the block does.
+
+    Raises:
+        PermissionError: as ``frozen``.
+    """
+    process = ProcessId.of(pid)
+    assert process is not None
+    with frozen(pid):
+        process.kill()
+        wait_until(process.is_doomed, what="a signal that waits")
+        assert process.alive()
+        yield process
+
+
 def say(child: subprocess.Popen[str], line: str) -> None:
     """Write one line to the child's stdin."""
     assert child.stdin is not None

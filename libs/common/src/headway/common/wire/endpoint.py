@@ -6,23 +6,38 @@ import errno
 import os
 import socket
 import stat
+import struct
 from pathlib import Path
 
 import zmq
 from headway.common.errors import InputError
+from headway.common.node.process import ProcessId
 from headway.common.wire.codec import MAX_SOCKET_BYTES
 from headway.common.wire.keys import KeyPair, ipc_path, is_public_key
 
 HIGH_WATER_MARK = 256  # messages per peer and direction: at most 256 MiB of the largest ones
+_UCRED = struct.Struct("3i")  # pid, uid, gid, as in unix(7)
 HANDSHAKE_S = 3.0  # a connection that has not identified itself by then is closed
-KEEPALIVE = {
+UNACKNOWLEDGED_S = 10.0
+CONNECT_S = 2.0
+TCP_OPTIONS = {
     zmq.TCP_KEEPALIVE: 1,
     zmq.TCP_KEEPALIVE_IDLE: 5,
     zmq.TCP_KEEPALIVE_INTVL: 2,
     zmq.TCP_KEEPALIVE_CNT: 3,
+    zmq.TCP_MAXRT: int(UNACKNOWLEDGED_S * 1000),
+    zmq.CONNECT_TIMEOUT: int(CONNECT_S * 1000),
 }
-"""A peer whose machine is gone is forgotten after 5 + 2 x 3 s. ZMTP's own heartbeats would abort the process: their
-timer meets a connection that was broken while its full queue held up the input (libzmq issues 3937 and 4364)."""
+"""How long a peer is kept that has vanished without a word, and how soon a new attempt is made.
+
+An idle connection ends by keepalive after 5 + 2 x 3 s. One that sends has no keepalive, and the
+kernel would repeat its data for a quarter of an hour: ``TCP_MAXRT`` ends it once nothing was
+acknowledged for 10 s, which also ends one whose reader has left a full window unread for so long.
+``CONNECT_TIMEOUT`` gives up an attempt whose first packet was lost before the kernel's own pauses
+(1, 2, 4 ... s) grow long.
+
+ZMTP's own heartbeats would abort the process: their timer meets a connection that was broken while
+its full queue held up the input (libzmq issues 3937 and 4364)."""
 
 
 def set_options(opened: zmq.Socket[bytes], endpoint: str, high_water_mark: int) -> None:
@@ -33,7 +48,7 @@ def set_options(opened: zmq.Socket[bytes], endpoint: str, high_water_mark: int) 
     opened.setsockopt(zmq.RCVHWM, high_water_mark)
     opened.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S * 1000))
     if endpoint.startswith("tcp://"):
-        for option, value in KEEPALIVE.items():
+        for option, value in TCP_OPTIONS.items():
             opened.setsockopt(option, value)
     if endpoint.startswith("tcp://["):
         opened.setsockopt(zmq.IPV6, 1)
@@ -138,7 +153,11 @@ def _bind_remedy(code: int | None) -> str:
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove a socket file that nobody listens on; libzmq would also take over a live one, without a word."""
+    """Remove a socket file that nobody serves; libzmq would take over a live one, without a word.
+
+    A listener that is frozen while SIGKILL waits for it still accepts connections, in the kernel,
+    and counts as gone.
+    """
     try:
         mode = path.lstat().st_mode
     except OSError:
@@ -148,7 +167,32 @@ def _remove_stale(path: Path) -> None:
             f"{path} exists and is no socket", remedy="remove it, or choose another path"
         )
     if _answers(socket.AF_UNIX, os.fspath(path)):
-        raise InputError(
-            f"{path} is in use by another process", remedy="end it first, or choose another path"
-        )
+        living = [pid for pid in _listeners(path) if not _is_doomed(pid)]
+        if living:
+            raise InputError(
+                f"{path} is in use by process {living[0]}",
+                remedy="end it first, or choose another path",
+            )
     path.unlink(missing_ok=True)
+
+
+def _listeners(path: Path) -> list[int]:
+    """The processes that listen at a socket's path; those of other users are not seen."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(0.2)
+        if probe.connect_ex(os.fspath(path)) == 0:
+            credentials = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+            return [_UCRED.unpack(credentials)[0]]
+    # its queue is full, as that of a frozen process becomes: look through the open files of all
+    import psutil  # takes long to import, and this is rare
+
+    return [
+        connection.pid
+        for connection in psutil.net_connections("unix")
+        if connection.laddr == os.fspath(path) and connection.pid is not None
+    ]
+
+
+def _is_doomed(pid: int) -> bool:
+    process = ProcessId.of(pid)
+    return process is None or process.is_doomed()

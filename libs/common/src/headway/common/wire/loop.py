@@ -17,6 +17,7 @@ from typing import Any
 
 import structlog
 import zmq
+from headway.common.log import complain
 
 MIN_PERIOD_S = 0.001
 MAX_WAIT_S = 1.0
@@ -129,8 +130,9 @@ class Loop:
             self.errors[_name(callback)] += 1
             held_back = self._throttle.admit(_name(callback))
             if held_back is not None:
-                _log.exception(
-                    "callback failed, the service goes on",
+                complain(
+                    _log.exception,
+                    "callback failed, the service continues",
                     callback=_name(callback),
                     held_back=held_back,
                 )
@@ -207,7 +209,8 @@ class Loop:
         """Drop the sources that were closed before ``unwatch``; their number."""
         closed = [source for source in self._callbacks if _is_closed(source)]
         for source in closed:
-            _log.error("a watched source was closed", callback=_name(self._callbacks[source]))
+            name = _name(self._callbacks[source])
+            complain(_log.error, "a watched source was closed", callback=name)
             self.errors["closed_source"] += 1
             self.unwatch(source)
         return len(closed)

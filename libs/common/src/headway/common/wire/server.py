@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping
@@ -10,6 +11,7 @@ from typing import Any
 import structlog
 import zmq
 from headway.common.errors import HeadwayError, InputError, VersionError, WireError
+from headway.common.log import complain
 from headway.common.wire import codec
 from headway.common.wire.endpoint import HIGH_WATER_MARK, bind, set_options, set_server_keys
 from headway.common.wire.keys import KeyPair, check_endpoint, ipc_path, is_public_key
@@ -250,7 +252,7 @@ class Server:
         tag = tag_of(type(message))
         held_back = self._throttle.admit(tag)
         if held_back is not None:
-            _log.exception("handler failed", message=tag, held_back=held_back)
+            complain(_log.exception, "handler failed", message=tag, held_back=held_back)
 
     def _send(self, peer: bytes, frame: bytes) -> bool:
         try:
@@ -264,7 +266,9 @@ class Server:
         self.counts[kind] += 1
         held_back = self._throttle.admit(kind)
         if held_back is not None:
-            _log.warning("refused input", kind=kind, reason=reason[:300], held_back=held_back)
+            complain(
+                _log.warning, "refused input", kind=kind, reason=reason[:300], held_back=held_back
+            )
 
 
 class _ReplyCache:
@@ -314,6 +318,7 @@ class _InternalError(HeadwayError):
 
 
 def _internal(error: Exception) -> HeadwayError:
-    return _InternalError(
-        f"{type(error).__name__}: {error}", remedy="see the service's log for the traceback"
-    )
+    what = type(error).__name__
+    with contextlib.suppress(Exception):  # an exception whose own text fails is answered too
+        what = f"{what}: {error}"
+    return _InternalError(what, remedy="see the service's log for the traceback")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 import structlog
 import zmq
 from headway.common.errors import InputError
+from headway.common.log import complain
 from headway.common.node.process import ProcessId
 from headway.common.wire import codec
 from headway.common.wire.client import Client
@@ -113,7 +115,7 @@ class Service:
             )
             self._loop.watch(server.socket, server.handle_ready)
         self._beat = beat
-        self._alive_seq = 0
+        self._alive_seq = self._progress = 0
         if beat is not None:
             self._loop.every(beat.period_s, self._send_beat)
 
@@ -165,7 +167,8 @@ class Service:
 
     def run(self) -> int:
         """Serve until stopped, close everything; returns the exit code: 0, or 1 after an unfinished drain."""
-        _log.info(
+        complain(
+            _log.info,
             "service is up",
             service=self.name,
             endpoint=self._server.endpoint if self._server else None,
@@ -174,19 +177,20 @@ class Service:
             self._loop.run()
         finally:
             self.close()
-        _log.info("service ends", service=self.name, code=self._exit_code)
+        complain(_log.info, "service ends", service=self.name, code=self._exit_code)
         return self._exit_code
 
     def close(self) -> None:
         """Close everything, the server included; ``run`` has done so when it returns. May be repeated."""
-        if self._exporter is not None:
-            self._exporter.close()
-            self._exporter = None
-        if self._beat_client is not None:
-            self._beat_client.close()
-        if self._server is not None:
-            self._server.close(linger_s=EXIT_LINGER_S)
-        self._loop.close()
+        exporter, self._exporter = self._exporter, None
+        with contextlib.ExitStack() as stack:  # one that fails does not keep the others open
+            stack.callback(self._loop.close)
+            if self._server is not None:
+                stack.callback(self._server.close, linger_s=EXIT_LINGER_S)
+            if self._beat_client is not None:
+                stack.callback(self._beat_client.close)
+            if exporter is not None:
+                stack.callback(exporter.close)
 
     def _begin_drain(self, is_signal: bool) -> None:
         """The first request to end starts the drain; a further signal (a second Ctrl-C) cuts it short."""
@@ -204,7 +208,8 @@ class Service:
         if self._drain is None or self._loop.guard(self._drain) is not False:
             self._loop.end()
         elif time.monotonic() >= self._drain_until_s:
-            _log.error("drain not finished in time", service=self.name, limit_s=self._drain_limit_s)
+            limit_s = self._drain_limit_s
+            complain(_log.error, "drain not finished in time", service=self.name, limit_s=limit_s)
             self._exit_code = 1
             self._loop.end()
 
@@ -235,12 +240,15 @@ class Service:
         assert self._beat is not None and self._beat_client is not None
         self._alive_seq += 1
         slowest, slowest_s = self._take_slowest()
+        progress = self._loop.guard(self._beat.progress)
+        if isinstance(progress, int):  # else it failed, and was counted: that is not the loop's end
+            self._progress = progress
         beat = ServiceBeat(
             name=self.name,
             pid=os.getpid(),
             start_ticks=self._start_ticks,
             alive_seq=self._alive_seq,
-            progress=self._beat.progress(),
+            progress=self._progress,
             slowest=slowest,
             slowest_s=slowest_s,
         )

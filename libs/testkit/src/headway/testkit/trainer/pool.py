@@ -166,20 +166,21 @@ class FileRendezvous:
         self._generation = generation
         self._fence = fence
 
-    def announce(self, host: str, port: int) -> None:
+    def announce(self, endpoint: Any) -> None:
         """Publish the address."""
-        replace_file(self._path, f"{host} {port}")
+        replace_file(self._path, f"{endpoint.host} {endpoint.port} {endpoint.secret}", mode=0o600)
 
-    def lookup(self) -> tuple[str, int]:
+    def lookup(self) -> Any:
         """Wait for the address, or for the end of the generation."""
         from headway.trainer.parallel.comm import Aborted
+        from headway.trainer.parallel.store import StoreEndpoint
 
         while not self._path.exists():
             if self._fence.is_fenced(self._generation):
                 raise Aborted
             time.sleep(0.001)
-        host, port = self._path.read_text().split()
-        return host, int(port)
+        host, port, secret = self._path.read_text().split()
+        return StoreEndpoint(host, int(port), secret)
 
 
 def run_zygote(fd: int) -> None:

@@ -21,12 +21,12 @@ from headway.trainer.parallel.comm import Comm, PeerLost, Solo
 from headway.trainer.parallel.gloo import GlooComm, gloo_options
 from headway.trainer.parallel.nccl import JointAbort, NcclComm, NcclPipe, nccl_group
 from headway.trainer.parallel.p2p import Direction, PipeComm
-from headway.trainer.parallel.store import StoreClient, StoreServer
+from headway.trainer.parallel.store import StoreClient, StoreEndpoint, StoreServer
 
 _dist: Any = torch.distributed  # its stubs know neither the stores nor the methods of a bare group
 Backend = Literal["gloo", "nccl"]
-Announce = Callable[[str, int], None]
-Lookup = Callable[[], tuple[str, int]]
+Announce = Callable[[StoreEndpoint], None]
+Lookup = Callable[[], StoreEndpoint]
 
 
 @dataclass
@@ -136,12 +136,12 @@ class _Builder:
         if self._rank == 0:
             server = StoreServer(self._host)
             self._groups._held.append(_Closing(server))
-            host, port = self._host, server.port
-            announce(host, port)
+            endpoint = server.endpoint
+            announce(endpoint)
         else:
-            host, port = lookup()
+            endpoint = lookup()
             self._groups.channels.check()
-        store = StoreClient(host, port, self._timeout_s)
+        store = StoreClient(endpoint, self._timeout_s)
         self._groups._held.append(_Closing(store))
         return store
 

@@ -4,18 +4,24 @@ Not torch's TCPStore, for two reasons that were measured: its client asks for th
 each time it connects (in DNS, even for 127.0.0.1, because it maps it to IPv6), which stalls a rebuild by the
 resolver's timeout, 5 s, whenever an answer is lost; and as a server it listens on every address.
 
-One request at a time per connection: a frame of 4 bytes length and MessagePack. Values are bytes; a ``get``
-or ``wait`` is answered once the keys are there. Whoever sends anything else is disconnected.
+One request at a time per connection: a frame of 4 bytes length and MessagePack. The first one shows
+the store's secret, which its server makes anew and the ranks get by way of their executors. Values
+are bytes; a ``get`` or ``wait`` is answered once the keys are there. Whoever sends anything else,
+or no secret in time, is disconnected.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hmac
+import secrets
 import selectors
 import socket
 import struct
 import threading
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -24,12 +30,26 @@ import torch.distributed
 from headway.trainer.parallel.comm import PeerLost
 
 MAX_FRAME_BYTES = 1 << 20
+MAX_FIRST_FRAME_BYTES = 256
+MAX_STORED_BYTES = 1 << 30
+MAX_STRANGERS = 128
+"""Connections that have not shown the secret yet; of more, the oldest is closed."""
+SECRET_LIMIT_S = 5.0
 _LENGTH = struct.Struct("<I")
 _dist: Any = torch.distributed
 
 
+@dataclass(frozen=True)
+class StoreEndpoint:
+    """Where a store listens, and what it wants to see first."""
+
+    host: str
+    port: int
+    secret: str = field(repr=False)
+
+
 class _Request(msgspec.Struct, frozen=True, array_like=True):
-    op: Literal["set", "get", "add", "check", "wait", "delete", "count"]
+    op: Literal["open", "set", "get", "add", "check", "wait", "delete", "count"]
     keys: tuple[str, ...] = ()
     value: bytes = b""
     amount: int = 0
@@ -51,9 +71,15 @@ class StoreServer:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family, backlog=1024)
         self._listener.setblocking(False)
-        self.port = int(self._listener.getsockname()[1])
+        self.endpoint = StoreEndpoint(
+            host, int(self._listener.getsockname()[1]), secrets.token_urlsafe(24)
+        )
+        self.num_refused = 0
+        """Connections closed because they showed no secret in time, or a wrong one."""
         self._values: dict[str, bytes] = {}
+        self._num_bytes = 0
         self._peers: dict[socket.socket, _Peer] = {}
+        self._strangers: dict[socket.socket, float] = {}  # until when, oldest first
         self._wake, self._waker = socket.socketpair()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -68,7 +94,7 @@ class StoreServer:
     def _serve(self) -> None:
         with self._selector, self._listener, self._wake:
             while True:
-                for key, _ in self._selector.select():
+                for key, _ in self._selector.select(self._patience_s()):
                     if key.fileobj is self._wake:
                         for sock in self._peers:
                             sock.close()
@@ -78,49 +104,94 @@ class StoreServer:
                     elif isinstance(key.fileobj, socket.socket):
                         self._read(key.fileobj)
 
+    def _patience_s(self) -> float | None:
+        """Refuse the strangers whose time is up; returns how long to wait for the next one's."""
+        now = time.monotonic()
+        while self._strangers:
+            sock, until = next(iter(self._strangers.items()))
+            if until > now and len(self._strangers) <= MAX_STRANGERS:
+                return until - now
+            self._refuse(sock)
+        return None
+
     def _accept(self) -> None:
         with contextlib.suppress(OSError):  # gone again
             sock, _ = self._listener.accept()
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._peers[sock] = _Peer()
+            self._peers[sock] = _Peer(MAX_FIRST_FRAME_BYTES)
+            self._strangers[sock] = time.monotonic() + SECRET_LIMIT_S
             self._selector.register(sock, selectors.EVENT_READ)
 
     def _read(self, sock: socket.socket) -> None:
-        peer = self._peers[sock]
+        peer = self._peers.get(sock)
+        if peer is None:
+            return  # dropped earlier in this batch, by an answer that could not be sent to it
         try:
             data = sock.recv(65536)
             if not data:
                 raise ConnectionError
             peer.buffer += data
-            for frame in peer.frames():
-                self._take(sock, peer, _decode_request(frame))
+            while sock in self._peers and (frame := peer.next_frame()) is not None:
+                request = _decode_request(frame)
+                if sock in self._strangers:
+                    self._admit(sock, peer, request)
+                else:
+                    self._take(sock, peer, request)
         except (OSError, ValueError, msgspec.MsgspecError):
-            self._drop(sock)
+            if sock in self._strangers:
+                self._refuse(sock)
+            else:
+                self._drop(sock)
+
+    def _admit(self, sock: socket.socket, peer: _Peer, request: _Request) -> None:
+        if request.op != "open" or not hmac.compare_digest(
+            request.value, self.endpoint.secret.encode()
+        ):
+            return self._refuse(sock)
+        del self._strangers[sock]
+        peer.max_frame_bytes = MAX_FRAME_BYTES
+        return self._send(sock, _Reply())
 
     def _take(self, sock: socket.socket, peer: _Peer, request: _Request) -> None:
         keys = request.keys
         if not keys and request.op != "count":
             raise ValueError("a request without a key")
         match request.op:
+            case "open":
+                raise ValueError("a second secret")
             case "set":
-                self._values[keys[0]] = request.value
+                self._store(keys[0], request.value)
                 self._send(sock, _Reply())
                 self._answer_waiting()
             case "add":
                 number = int(self._values.get(keys[0], b"0")) + request.amount
-                self._values[keys[0]] = str(number).encode()
+                self._store(keys[0], str(number).encode())
                 self._send(sock, _Reply(number=number))
                 self._answer_waiting()
             case "check":
                 self._send(sock, _Reply(number=int(all(key in self._values for key in keys))))
             case "delete":
-                self._send(sock, _Reply(number=int(self._values.pop(keys[0], None) is not None)))
+                self._send(sock, _Reply(number=int(self._forget(keys[0]))))
             case "count":
                 self._send(sock, _Reply(number=len(self._values)))
             case "get" | "wait":
                 peer.waiting = request
                 self._answer(sock, peer)
+
+    def _store(self, key: str, value: bytes) -> None:
+        old = self._values.get(key)
+        freed = 0 if old is None else len(key) + len(old)
+        num_bytes = self._num_bytes - freed + len(key) + len(value)
+        if num_bytes > MAX_STORED_BYTES:
+            raise ValueError(f"more than {MAX_STORED_BYTES} bytes")
+        self._values[key], self._num_bytes = value, num_bytes
+
+    def _forget(self, key: str) -> bool:
+        value = self._values.pop(key, None)
+        if value is not None:
+            self._num_bytes -= len(key) + len(value)
+        return value is not None
 
     def _answer_waiting(self) -> None:
         for sock, peer in list(self._peers.items()):
@@ -140,7 +211,12 @@ class StoreServer:
         except OSError:
             self._drop(sock)
 
+    def _refuse(self, sock: socket.socket) -> None:
+        self.num_refused += 1
+        self._drop(sock)
+
     def _drop(self, sock: socket.socket) -> None:
+        self._strangers.pop(sock, None)
         if self._peers.pop(sock, None) is not None:
             self._selector.unregister(sock)
             sock.close()
@@ -149,34 +225,37 @@ class StoreServer:
 class _Peer:
     """What the server knows of one connection."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_frame_bytes: int) -> None:
+        self.max_frame_bytes = max_frame_bytes
         self.buffer = bytearray()
         self.waiting: _Request | None = None
 
-    def frames(self) -> list[bytes]:
-        """Take the complete frames; raises ValueError for one that is too long."""
-        found = []
-        while len(self.buffer) >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self.buffer)
-            if length > MAX_FRAME_BYTES:
-                raise ValueError(f"a frame of {length} bytes")
-            end = _LENGTH.size + length
-            if len(self.buffer) < end:
-                break
-            found.append(bytes(self.buffer[_LENGTH.size : end]))
-            del self.buffer[:end]
-        return found
+    def next_frame(self) -> bytes | None:
+        """Take the next complete frame; raises ValueError for one that is too long."""
+        if len(self.buffer) < _LENGTH.size:
+            return None
+        (length,) = _LENGTH.unpack_from(self.buffer)
+        if length > self.max_frame_bytes:
+            raise ValueError(f"a frame of {length} bytes")
+        end = _LENGTH.size + length
+        if len(self.buffer) < end:
+            return None
+        frame = bytes(self.buffer[_LENGTH.size : end])
+        del self.buffer[:end]
+        return frame
 
 
 class StoreClient(_dist.Store):  # type: ignore[misc]  # torch's stubs export no Store
     """One rank's connection, in the shape that process groups ask for; it blocks, so only on build threads.
 
     Raises:
-        PeerLost: from every call, once the server is gone, the connection cut, or time is up.
+        PeerLost: from every call, once the server is gone, the connection cut, or time is up; at
+            once where the secret is not the server's.
     """
 
-    def __init__(self, host: str, port: int, timeout_s: float) -> None:
+    def __init__(self, endpoint: StoreEndpoint, timeout_s: float) -> None:
         super().__init__()
+        host, port = endpoint.host, endpoint.port
         self._lock = threading.Lock()
         self.is_lost = False
         """A call has failed. NCCL wraps that in an error of its own, which does not say so."""
@@ -185,6 +264,11 @@ class StoreClient(_dist.Store):  # type: ignore[misc]  # torch's stubs export no
         except OSError as error:
             raise PeerLost(f"no store answers at {host}:{port}: {error}") from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            self._ask(_Request("open", value=endpoint.secret.encode()))
+        except PeerLost:
+            self._socket.close()
+            raise
 
     def set(self, key: str, value: str | bytes) -> None:
         """Store a value."""

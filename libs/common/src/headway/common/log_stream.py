@@ -1,0 +1,116 @@
+"""A text stream for logs that never raises: what cannot be written is counted, and reported later.
+
+A full disk, an I/O error or a reader that has gone must not end a process because it logs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+STDOUT, STDERR = 1, 2
+
+
+def _plain_notice(num_lost: int, reason: str) -> str:
+    return f"({num_lost} lines lost: {reason})\n"
+
+
+class LogWriter(io.RawIOBase):
+    """Writes to a descriptor, without a buffer of its own that a later flush could fail on.
+
+    ``notice`` makes the line that is written as soon as writing works again, from the number of
+    lines lost and the error that lost them.
+    """
+
+    def __init__(self, descriptor: int, notice: Callable[[int, str], str]) -> None:
+        self._descriptor, self.notice = descriptor, notice
+        self._is_torn = False
+        self.num_lost = 0
+        """Lines lost since a write last succeeded."""
+        self.num_lost_ever = 0
+        self.error = ""
+        """Why the last write failed, empty after one that succeeded."""
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def isatty(self) -> bool:
+        return os.isatty(self._descriptor)
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        """Write all of ``data`` or count its lines as lost; returns its length either way."""
+        content = bytes(data)
+        try:
+            if self._is_torn:  # the next line must not hang on to half of another one
+                self._write_all(b"\n")
+                self._is_torn = False
+            if self.num_lost:
+                self._write_all(self.notice(self.num_lost, self.error).encode())
+                self.num_lost, self.error = 0, ""
+            self._write_all(content)
+        except OSError as error:
+            num_lines = max(1, content.count(b"\n"))
+            self.num_lost += num_lines
+            self.num_lost_ever += num_lines
+            self.error = error.strerror or type(error).__name__
+        return len(content)
+
+    def _write_all(self, content: bytes) -> None:
+        rest = memoryview(content)
+        while rest:
+            rest = rest[os.write(self._descriptor, rest) :]
+            self._is_torn = bool(rest)
+
+
+def open_stream(descriptor: int, notice: Callable[[int, str], str]) -> io.TextIOWrapper:
+    """A stream on ``descriptor`` that hands whole lines to a ``LogWriter``, its ``buffer``."""
+    raw: Any = LogWriter(descriptor, notice)
+    return io.TextIOWrapper(raw, "utf-8", "backslashreplace", line_buffering=True)
+
+
+def writer_of(stream: Any) -> LogWriter | None:
+    """The writer behind a stream, None for one that may raise."""
+    writer = getattr(stream, "buffer", None)
+    return writer if isinstance(writer, LogWriter) else None
+
+
+def tolerate_stderr(notice: Callable[[int, str], str] = _plain_notice) -> None:
+    """Let ``sys.stderr`` never raise, so that no message can change how this process ends.
+
+    What the interpreter itself prints, as the traceback at its end, goes there too. A stream that
+    somebody else has put in its place (a test's capture) is left alone.
+    """
+    writer = writer_of(sys.stderr)
+    if writer is not None:
+        writer.notice = notice
+    elif _is_original(sys.stderr, sys.__stderr__, STDERR):
+        sys.stderr = open_stream(STDERR, notice)
+
+
+def tolerate_stdout(notice: Callable[[int, str], str]) -> None:
+    """The same for ``sys.stdout`` where it is the log too: the same file as stderr."""
+    if _is_original(sys.stdout, sys.__stdout__, STDOUT) and _are_same(STDOUT, STDERR):
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+        sys.stdout = open_stream(STDOUT, notice)
+
+
+def _is_original(stream: Any, original: Any, descriptor: int) -> bool:
+    try:
+        return stream is not None and stream is original and stream.fileno() == descriptor
+    except (OSError, ValueError):
+        return False
+
+
+def _are_same(one: int, other: int) -> bool:
+    try:
+        return os.path.sameopenfile(one, other)
+    except OSError:
+        return False

@@ -1,0 +1,107 @@
+"""One process at a time: a file names its holder; one that will never run again has let go.
+
+A lock held for a process's whole life would also be held by one that is frozen while SIGKILL waits
+for it, and its successor could never start. Here a lock is held only while the record is read and
+written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from headway.common.errors import HeadwayError, InputError
+from headway.common.node.process import ProcessId
+from headway.common.polling import wait_until
+
+LOCK_LIMIT_S = 5.0
+_RECORD_BYTES = 64
+
+
+class ClaimedError(InputError):
+    """Another process, ``holder``, has the claim."""
+
+    def __init__(self, path: Path, holder: ProcessId) -> None:
+        super().__init__(
+            f"{path} is claimed by process {holder.pid}", remedy="leave that one running, or end it"
+        )
+        self.holder = holder
+
+
+def claim(path: Path) -> None:
+    """Make this process the only holder of ``path``, until it ends or calls ``release``.
+
+    The file is made if needed, 0600, and overwritten in place, which works on a full disk too.
+    Repeating it is fine.
+
+    Raises:
+        ClaimedError: another process is the holder, and is not doomed (``ProcessId.is_doomed``).
+        HeadwayError: another process keeps the file locked, which is short unless it is frozen.
+        OSError: the file cannot be opened or written.
+    """
+    me = ProcessId.current()
+    with _locked(path) as file:
+        holder = _read(file)
+        if holder is not None and holder != me and not holder.is_doomed():
+            raise ClaimedError(path, holder)
+        _write(file, me)
+
+
+def release(path: Path) -> None:
+    """Give up this process's claim; nothing happens if it has none.
+
+    Raises:
+        HeadwayError: as ``claim``.
+    """
+    with contextlib.suppress(OSError), _locked(path) as file:
+        if _read(file) == ProcessId.current():
+            _write(file, ProcessId(0, 0))
+
+
+def holder_of(path: Path) -> ProcessId | None:
+    """The process that claimed ``path`` last, alive or not; None before the first."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    try:
+        return _read(file)
+    finally:
+        os.close(file)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[int]:
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+    def lock() -> bool:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    try:
+        if not wait_until(lock, LOCK_LIMIT_S):
+            raise HeadwayError(
+                f"{path} has been locked for {LOCK_LIMIT_S:g} s",
+                remedy="look for a frozen process that has it open (fuser), and end it",
+            )
+        yield file
+    finally:
+        os.close(file)
+
+
+def _read(file: int) -> ProcessId | None:
+    words = os.pread(file, _RECORD_BYTES, 0).split()
+    if len(words) != 2 or not all(word.isdigit() for word in words) or words[0] == b"0":
+        return None
+    return ProcessId(int(words[0]), int(words[1]))
+
+
+def _write(file: int, holder: ProcessId) -> None:
+    record = f"{holder.pid} {holder.start_ticks}\n".encode().rjust(_RECORD_BYTES)
+    os.pwrite(file, record, 0)
