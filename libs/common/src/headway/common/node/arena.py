@@ -35,7 +35,8 @@ import xxhash
 from headway.common.errors import HeadwayError, InputError
 from headway.common.node import arena_format as form
 from headway.common.node.arena_format import NUM_SLOTS, Shape, slot_word
-from headway.common.node.arena_reader import ArenaReader, Bytes, SlotInfo
+from headway.common.node.arena_reader import ArenaReader, Bytes
+from headway.common.node.arena_reader import SlotInfo as SlotInfo
 from headway.common.node.failpoints import failpoint
 from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import check_run_id

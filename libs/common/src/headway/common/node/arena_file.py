@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,16 +44,16 @@ def open_or_replace(
     except CorruptError as error:
         reason = error.message
     else:
+        try:
+            claim(arena)  # first: nobody replaces what another process still writes
+        except BaseException:
+            arena.close()
+            raise
         reason = _mismatch(arena, run_id, rank, slot_bytes)
         if not reason and arena.layout != layout:
             found = difference(layout, arena.layout) if difference else "another layout"
             reason = found and f"{path} holds another model's state: {found}"
         if not reason:
-            try:
-                claim(arena)
-            except BaseException:
-                arena.close()
-                raise
             return arena
         arena.close()
     if reason:
@@ -66,7 +67,7 @@ def open_or_replace(
 def remove(path: Path) -> None:
     """Take the name from whatever is there, which may be no file at all."""
     # Not ``.bin``: whoever looks for arenas by pattern must not meet it again.
-    aside = path.with_name(f".{path.name}.damaged")
+    aside = path.with_name(f".{path.name}.{time.monotonic_ns()}.damaged")
     with contextlib.suppress(FileNotFoundError):
         path.rename(aside)
     with contextlib.suppress(OSError):  # a folder stays until the run's memory is removed

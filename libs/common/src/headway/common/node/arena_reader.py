@@ -66,7 +66,7 @@ class ArenaReader:
         except OSError as error:
             if error.errno not in _NO_FILE:
                 raise
-            raise form.damaged(path, error.strerror) from error
+            raise form.damaged(path, str(error.strerror)) from error
         try:
             arena = cls(segment)
             arena._check_numbers()

@@ -34,8 +34,8 @@ def read_seals(
             with ArenaReader.open(path, writable=False) as arena:
                 if arena.rank != rank or arena.run_id != (run_id or arena.run_id):
                     raise damaged(path, f"it is of rank {arena.rank}, run {arena.run_id}")
-                sealed[rank] = tuple(info.step for info in arena.sealed())
-                reasons = arena.damage()
+                steps, reasons = tuple(info.step for info in arena.sealed()), arena.damage()
+                sealed[rank] = steps
         except FileNotFoundError:
             continue
         except HeadwayError as error:
