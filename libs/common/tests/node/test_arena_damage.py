@@ -132,6 +132,7 @@ HEADERS: dict[str, tuple[int, bytes]] = {
     "checksum": (LINE_BYTES + 56, b"\0" * 8),
     "committed": (word_at(form.COMMITTED), b"\x09"),
     "committed zero": (word_at(form.COMMITTED), b"\0" * 8),
+    "committed ones": (word_at(form.COMMITTED), b"\xff" * 8),
     "seals": (word_at(form.SEALS), b"\0" * 8),
     "layout": (PAGE_BYTES + 3, b"T"),
     "all": (0, b"\xff" * PAGE_BYTES),
@@ -237,6 +238,7 @@ def test_a_number_shows_any_flipped_bit(value: int, bit: int) -> None:
 
 def test_a_number_that_does_not_fit_is_refused() -> None:
     assert form.unpack_number(0) is None, "memory that was zeroed is no number"
+    assert form.unpack_number((1 << 64) - 1) is None
     for value in (-1, 1 << 32):
         with pytest.raises(OverflowError):
             form.pack_number(value)

@@ -198,14 +198,18 @@ class Snapshots:
         if not wanted:
             held = f"it holds no snapshot of that step, only {[info.step for info in infos]}"
             raise BadSnapshotError(step, arena.path, arena.replaced or held)
-        try:
-            arena.verify(wanted[-1])
-            data, extra = arena.read(wanted[-1])
-            return data, Extra.unpack(extra)
-        except CorruptError as error:
-            arena.mark_bad(wanted[-1])
-            _mark_others(arena)
-            raise BadSnapshotError(step, arena.path, error.message) from None
+        reasons = []
+        for info in reversed(wanted):  # the last step of a run is sealed twice
+            try:
+                arena.verify(info)
+                data, extra = arena.read(info)
+                return data, Extra.unpack(extra)
+            except CorruptError as error:
+                log.error("a snapshot in memory is damaged", reason=error.message)
+                reasons.append(error.message)
+                arena.mark_bad(info)
+        _mark_others(arena)
+        raise BadSnapshotError(step, arena.path, "; ".join(reasons))
 
     def close(self) -> None:
         """End the thread, after the snapshot under way; may be repeated."""

@@ -46,6 +46,7 @@ STATE, STEP, GENERATION, WANTED, EXTRA_USED, SEAL, DIGEST, CHECKSUM = range(_LIN
 RELEASED = _LINE
 
 _HALF = 32
+_SEED = 0x48574152
 _MAX_NUMBER = (1 << _HALF) - 1
 REMEDY = "remove the file: its rank makes a new one and continues from the newest checkpoint"
 
@@ -140,10 +141,11 @@ def pack_number(value: int) -> int:
     """``value`` and its checksum in one word, so that one store changes both.
 
     A CRC-32 of 32 bits is a bijection: no damage that is confined to either half goes unnoticed.
+    The seed makes words of all zeros and all ones damaged too.
     """
     if not 0 <= value <= _MAX_NUMBER:
         raise OverflowError(f"{value} does not fit into {_HALF} bits")
-    return value | zlib.crc32(value.to_bytes(4, "little")) << _HALF
+    return value | zlib.crc32(value.to_bytes(4, "little"), _SEED) << _HALF
 
 
 def unpack_number(word: int) -> int | None:
