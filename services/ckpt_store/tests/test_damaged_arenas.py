@@ -190,6 +190,7 @@ def test_a_wanted_slot_with_a_damaged_header_is_not_flushed(cluster: Any) -> Non
 @pytest.mark.parametrize("is_open", [True, False])
 def test_a_library_save_replaces_a_damaged_arena(cluster: Any, until: Until, is_open: bool) -> None:
     daemon = cluster.start()
+    daemon.status()
     state = {"w": np.arange(1000.0)}
     client = CheckpointClient(daemon.endpoint)
     client.save(1, state)
