@@ -15,7 +15,6 @@ from headway.common.config import from_dict
 from headway.common.errors import HeadwayError
 from headway.common.node.arena import Arena
 from headway.testkit.trainer.layouts import small_run
-from headway.testkit.trainer.sessions import RUN_ID
 from headway.trainer import rank as rank_module
 from headway.trainer.config import RunConfig
 from headway.trainer.parallel.channel import Channels
@@ -23,12 +22,12 @@ from headway.trainer.parallel.comm import Aborted
 from headway.trainer.parallel.fence import Fence
 from headway.trainer.rank import Rank
 
-PREDECESSOR = f"""
+PREDECESSOR = """
 import sys
 from pathlib import Path
 from headway.common.node.arena import Arena
 arena = Arena.create(
-    Path(sys.argv[1]), run_id={RUN_ID!r}, rank=0, slot_bytes=4096, layout=b"{{}}"
+    Path(sys.argv[1]), run_id=sys.argv[2], rank=0, slot_bytes=4096, layout=b"{}"
 )
 print("holds it", flush=True)
 sys.stdin.read()
@@ -38,9 +37,9 @@ sys.stdin.read()
 class Predecessor:
     """A process that has made the rank's arena and writes it until it is killed."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, run_id: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", PREDECESSOR, str(path)],
+            [sys.executable, "-c", PREDECESSOR, str(path), run_id],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -56,7 +55,8 @@ class Predecessor:
 
 @pytest.fixture
 def predecessor(rank: Rank) -> Iterator[Predecessor]:
-    process = Predecessor(rank._context.paths.segment("arena", 0))
+    context = rank._context
+    process = Predecessor(context.paths.segment("arena", 0), context.run_dir.run_id)
     yield process
     process.kill()
 
@@ -79,7 +79,7 @@ def test_an_arena_is_claimed_as_soon_as_its_predecessor_has_ended(
     monkeypatch.setattr(rank._context.fence, "check", check)
     arena = _open(rank)
     assert arena.writer.pid == os.getpid()
-    assert len(asked) == 3
+    assert (len(asked), arena.replaced) == (3, "")
 
 
 def test_an_abort_ends_the_wait_for_a_predecessor(rank: Rank, predecessor: Predecessor) -> None:
@@ -89,7 +89,8 @@ def test_an_abort_ends_the_wait_for_a_predecessor(rank: Rank, predecessor: Prede
     with pytest.raises(Aborted):
         _open(rank)
     fence.leave(broken=False)
-    assert rank._arena is not None and rank._arena.writer.pid == predecessor.pid
+    with Arena.open(rank._context.paths.segment("arena", 0), writable=False) as arena:
+        assert arena.writer.pid == predecessor.pid
 
 
 def test_a_predecessor_that_does_not_end_is_named(

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
+from typing import TypeAlias
 
 import structlog
 from headway.ckpt_store.flush import Snapshot, parse_layout
 from headway.ckpt_store.state import Slot
 from headway.common.errors import CorruptError
 from headway.common.node.arena import Arena, SlotInfo
+
+_FileId: TypeAlias = tuple[int, int]
+"""Inode and size in bytes: reading behind the end of a file that was cut would end the daemon."""
 
 _log = structlog.get_logger(__name__)
 
@@ -19,8 +24,8 @@ class Arenas:
     def __init__(self, shm_dir: Path, run_id: str) -> None:
         self._shm_dir = shm_dir
         self._run_id = run_id
-        self._open: dict[Path, tuple[int, Arena]] = {}
-        self._refused: dict[Path, int] = {}
+        self._open: dict[Path, tuple[_FileId, Arena]] = {}
+        self._refused: dict[Path, _FileId] = {}
         self._gone: list[Arena] = []
         self._slots: dict[Slot, tuple[Arena, SlotInfo]] = {}
 
@@ -34,14 +39,18 @@ class Arenas:
             self._gone.clear()
         self._slots = {
             Slot(info.step, info.generation, arena.rank, info.seal): (arena, info)
-            for _, arena in self._open.values()
-            for info in arena.wanted()
+            for path, (_, arena) in list(self._open.items())
+            for info in self._wanted(path, arena)
         }
         return frozenset(arena.rank for _, arena in self._open.values()), tuple(self._slots)
 
     def committed(self) -> dict[int, int]:
         """Newest committed step by rank, in order of ranks."""
-        return dict(sorted((arena.rank, arena.committed) for _, arena in self._open.values()))
+        steps = {}
+        for _, arena in self._open.values():
+            with contextlib.suppress(CorruptError):  # the next look drops it
+                steps[arena.rank] = arena.committed
+        return dict(sorted(steps.items()))
 
     def release(self, slot: Slot) -> None:
         """Let the rank use the slot again."""
@@ -63,6 +72,7 @@ class Arenas:
         return Snapshot(
             arena.run_id, info.step, info.generation, layout, data, extra,
             still_valid=lambda: arena.unchanged(info), incarnation=incarnation,
+            digest=info.digest, where=f"slot {info.index} of {arena.path}",
         )  # fmt: skip
 
     def close(self) -> None:
@@ -73,36 +83,48 @@ class Arenas:
 
     def _follow_files(self) -> None:
         found = {
-            path: inode for path in self._shm_dir.glob("arena-*.bin") if (inode := _inode(path))
+            path: file_id for path in self._shm_dir.glob("arena-*.bin") if (file_id := _id_of(path))
         }
-        for path, (inode, arena) in list(self._open.items()):
-            if found.get(path) != inode:
-                self._gone.append(arena)
-                del self._open[path]
-        for path, inode in found.items():
-            if path not in self._open and self._refused.get(path) != inode:
-                self._adopt(path, inode)
+        for path, (file_id, _) in list(self._open.items()):
+            if found.get(path) != file_id:
+                self._drop(path)
+        for path, file_id in found.items():
+            if path not in self._open and self._refused.get(path) != file_id:
+                self._adopt(path, file_id)
 
-    def _adopt(self, path: Path, inode: int) -> None:
+    def _wanted(self, path: Path, arena: Arena) -> list[SlotInfo]:
+        try:
+            return arena.wanted()
+        except CorruptError as error:
+            self._refused[path] = self._open[path][0]
+            self._drop(path)
+            _log.error("a damaged arena, left alone", path=str(path), error=str(error))
+            return []
+
+    def _drop(self, path: Path) -> None:
+        self._gone.append(self._open.pop(path)[1])
+
+    def _adopt(self, path: Path, file_id: _FileId) -> None:
         try:
             arena = Arena.open(path)
         except FileNotFoundError:
             return
         except (CorruptError, OSError) as error:
-            self._refused[path] = inode
+            self._refused[path] = file_id
             _log.error("not an arena, left alone", path=str(path), error=str(error))
             return
         if self._run_id and arena.run_id != self._run_id:
-            self._refused[path] = inode
+            self._refused[path] = file_id
             _log.error("arena of another run, left alone", path=str(path), run_id=arena.run_id)
             arena.close()
             return
-        self._open[path] = (inode, arena)
+        self._open[path] = (file_id, arena)
         _log.info("arena adopted", path=str(path), rank=arena.rank, committed=arena.committed)
 
 
-def _inode(path: Path) -> int | None:
+def _id_of(path: Path) -> _FileId | None:
     try:
-        return path.lstat().st_ino
+        found = path.lstat()
     except OSError:
         return None
+    return found.st_ino, found.st_size

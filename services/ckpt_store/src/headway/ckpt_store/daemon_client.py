@@ -10,11 +10,15 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from headway.common.errors import DeadlineError, InputError
+import structlog
+from headway.common.errors import CorruptError, DeadlineError, InputError
 from headway.common.node.arena import Arena
+from headway.common.node.arena_file import remove
 from headway.common.polling import HighWater
 from headway.common.wire.client import Client
 from headway.common.wire.messages.ckpt_store import Flush, StoreStatus, StoreStatusReply
+
+_log = structlog.get_logger(__name__)
 
 POLL_S = 0.005
 WAIT_POLL_S = 0.05
@@ -66,9 +70,7 @@ class DaemonArena:
                 "the daemon serves no run", remedy="start it with --run-id, 8 hex characters"
             )
         raw = json.dumps(layout, sort_keys=True, separators=(",", ":")).encode()
-        if self._arena is None and self._path.exists():
-            self._arena = Arena.open(self._path)
-            self._arena.claim()  # first: below an arena of another shape is replaced
+        self._arena = self._sound()
         if self._arena is not None and not self._is_free(self._arena):
             return f"the daemon has not written the snapshot before for {STALL_LIMIT_S:g} s"
         try:
@@ -107,6 +109,25 @@ class DaemonArena:
 
     def _status(self) -> StoreStatusReply:
         return self._client.call(StoreStatus(), StoreStatusReply)
+
+    def _sound(self) -> Arena | None:
+        """The arena, claimed: below one of another shape is replaced. None if there is none; a file
+        that is damaged is removed."""
+        try:
+            if self._arena is not None:
+                self._arena.check()
+                return self._arena
+            arena = Arena.open(self._path)
+        except FileNotFoundError:
+            return None
+        except CorruptError as error:
+            _log.error("the arena is damaged, a new one takes its place", error=error.message)
+            if self._arena is not None:
+                self._arena.close()
+            remove(self._path)
+            return None
+        arena.claim()
+        return arena
 
     def _fitting(self, layout: bytes, nbytes: int, extra_nbytes: int) -> Arena:
         """The arena, made or made again if the state's shape has changed; nothing in it is wanted.

@@ -34,6 +34,7 @@ from headway.ckpt_store.manifest import (
     step_dir_name,
 )
 from headway.common.errors import CorruptError, HeadwayError, InputError
+from headway.common.node.arena_format import content_digest
 from headway.common.node.failpoints import failpoint
 
 _DTYPES = {
@@ -51,6 +52,10 @@ class StaleSnapshotError(HeadwayError):
     """The snapshot, or the folder it was going to, was withdrawn during the flush; nothing is left of it."""
 
 
+class DamagedSnapshotError(CorruptError):
+    """The snapshot in memory is not what its rank sealed; nothing of it is left on the disk."""
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """One rank's state at one step, in memory."""
@@ -65,6 +70,10 @@ class Snapshot:
     """Asked after the last byte was read: may what was read be trusted?"""
     incarnation: str = ""
     """See ``Part.incarnation``."""
+    digest: int | None = None
+    """Of data and extra state when they were sealed (see ``arena_format``), None where nobody took it."""
+    where: str = "memory"
+    """What to call the place of the data when they do not match."""
 
     @property
     def mesh(self) -> Mesh:
@@ -145,6 +154,7 @@ def write_shard(
 
     Raises:
         StaleSnapshotError: the snapshot or its folder was withdrawn; nothing of it is left.
+        DamagedSnapshotError: what was read does not match the snapshot's digest; nothing of it is left.
         HeadwayError: a complete step of this name and other content is there already.
         OSError: from the disk (ENOSPC before any byte was written); no temporary file is left.
     """
@@ -228,6 +238,7 @@ def _write_blob(
             raise StaleSnapshotError(
                 f"the snapshot of step {snapshot.step}, rank {mesh.rank} was overwritten"
             )
+        _check_digest(snapshot, chunks)
         file.sync()
         file.close()
         if not snapshot.still_valid():  # an fsync may take its time
@@ -256,6 +267,18 @@ def _write_blob(
         extra=snapshot.extra,
         incarnation=snapshot.incarnation,
     )
+
+
+def _check_digest(snapshot: Snapshot, chunks: list[str]) -> None:
+    """The digests of the pieces that were written are those that the arena's digest was made of."""
+    if snapshot.digest is None:
+        return
+    if content_digest((int(chunk, 16) for chunk in chunks), snapshot.extra) != snapshot.digest:
+        raise DamagedSnapshotError(
+            f"the snapshot of step {snapshot.step}, rank {snapshot.mesh.rank} in {snapshot.where} "
+            "does not match its digest: it is not made durable",
+            remedy="the next durable step tries again; check the memory of this node",
+        )
 
 
 def _same_as_before(folder: Path, snapshot: Snapshot) -> Part | None:

@@ -25,9 +25,10 @@ from typing import Any
 
 import xxhash
 from headway.common.errors import CorruptError
+from headway.common.node import arena_format
 
 SCHEMA = 1
-CHUNK_BYTES = 8 << 20
+CHUNK_BYTES = arena_format.CHUNK_BYTES
 MANIFEST_NAME = "MANIFEST.json"
 KEEP_NAME = "KEEP"
 """An empty file of this name marks a step: retention leaves it alone."""

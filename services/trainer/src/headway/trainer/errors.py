@@ -3,10 +3,13 @@
 InputError (common)
 └── RefusedError         no restart mends it: the run ends with this text
 CorruptError (common)
-└── BadCheckpointError   a durable checkpoint cannot be read: an older one may be good
+├── BadCheckpointError   a durable checkpoint cannot be read: an older one may be good
+└── BadSnapshotError     a snapshot in memory cannot be trusted: the next good copy is used
 """
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from headway.common.errors import CorruptError, InputError
 
@@ -17,3 +20,14 @@ class RefusedError(InputError):
 
 class BadCheckpointError(CorruptError):
     """The durable checkpoint of the restore point is damaged, incomplete or gone."""
+
+
+class BadSnapshotError(CorruptError):
+    """The rank's arena is no source for ``step``: damaged, of another layout, or without that step."""
+
+    def __init__(self, step: int, path: Path, reason: str) -> None:
+        super().__init__(
+            f"the snapshot of step {step} in {path} cannot be used: {reason}",
+            remedy="an older snapshot or checkpoint is used",
+        )
+        self.step, self.path, self.reason = step, path, reason

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import torch
+from headway.common.errors import CorruptError
 from headway.common.log import get_logger
 from headway.common.node.arena import Arena
 from headway.common.node.flight import WAITING
@@ -31,7 +32,8 @@ from headway.trainer.steering import readers_of_other_data
 from headway.trainer.step import Parts, StepHooks, TrainStep
 
 ArenaFactory = Callable[[int, bytes], Arena]
-"""``(slot_bytes, layout)`` -> the rank's arena, made or opened; called once, when its size is known."""
+"""``(slot_bytes, layout)`` -> the rank's arena, made or opened; one that is damaged or of another
+layout is replaced by an empty one. Called when its size is known, and again if it is damaged later."""
 
 Source = Literal["init", "arena", "durable"]
 
@@ -71,6 +73,7 @@ class Session:
         self.flats: list[FlatChunk] = []
         self._open_arena = open_arena
         self._store_moved = store_moved
+        self._arena: Arena | None = None
         self._snapshots: Snapshots | None = None
         self._groups: Groups | None = None
         self._readers: dict[str, BatchReader] = {}
@@ -104,10 +107,11 @@ class Session:
         takes ``state``: data and extra as the checkpoint store's ``read_shard`` returns them.
 
         Raises:
-            HeadwayError: the arena holds no such snapshot. CorruptError: the state does not fit this model.
-            RefusedError: the arena belongs to another model.
+            BadSnapshotError: the arena holds no sound snapshot of that step; ``load`` may be called
+                again with another source.
+            CorruptError: ``state`` does not fit this model.
         """
-        snapshots = self.ready_snapshots()
+        snapshots = self._sound_snapshots()
         with self._recorder.record(Kind.RESTORE, step=step):
             if self._is_used:
                 for chunk, flat in zip(self.chunks, self.flats, strict=True):
@@ -230,22 +234,27 @@ class Session:
             self.flats.append(flat)
 
     def ready_snapshots(self) -> Snapshots:
-        """The way into the rank's arena, which is made or opened at the first call; after ``join``.
-
-        Raises:
-            RefusedError: the arena belongs to another model. CorruptError: it is none.
-        """
+        """The way into the rank's arena, which is made or opened at the first call; after ``join``."""
         if self._snapshots is None:
-            arena = None
             if self._open_arena is not None:
-                arena = self._open_arena(offsets(self.flats)[1], self._layout())
-                if unequal := difference(self._layout(), arena.layout):
-                    raise RefusedError(
-                        f"{arena.path} holds another model's state: {unequal}",
-                        remedy="remove it: it belongs to another configuration",
-                    )
-            self._snapshots = Snapshots(arena, self.flats)
+                self._arena = self._open_arena(offsets(self.flats)[1], self._layout())
+            self._snapshots = Snapshots(self._arena, self.flats)
         return self._snapshots
+
+    def _sound_snapshots(self) -> Snapshots:
+        """The same with another arena if this one was damaged since it was opened: a survivor that
+        sealed into it again would lose its state at every recovery to come."""
+        snapshots = self.ready_snapshots()
+        try:
+            snapshots.check()
+        except CorruptError as error:
+            log.error("this rank's arena is damaged, it takes another", reason=error.message)
+            snapshots.close()
+            if self._arena is not None:
+                self._arena.close()
+            self._snapshots = self._arena = None
+            snapshots = self.ready_snapshots()
+        return snapshots
 
     def _layout(self) -> bytes:
         return layout(self.flats, self.config.parallel.grid, self.rank)

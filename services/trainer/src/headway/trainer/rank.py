@@ -15,6 +15,7 @@ from headway.ckpt_store.client import newest, read_part, read_shard
 from headway.common.errors import CorruptError, HeadwayError
 from headway.common.log import get_logger
 from headway.common.node.arena import Arena
+from headway.common.node.arena_file import open_or_replace
 from headway.common.node.flight import FlightWriter
 from headway.common.node.process import return_free_memory
 from headway.common.node.run_dir import NodePaths, RunDir
@@ -28,6 +29,7 @@ from headway.trainer.batches import Split
 from headway.trainer.config import RunConfig
 from headway.trainer.errors import BadCheckpointError
 from headway.trainer.generation import Session
+from headway.trainer.layout_check import difference
 from headway.trainer.link import Link, WorkerStatus
 from headway.trainer.parallel.channel import Channels
 from headway.trainer.parallel.fence import Fence
@@ -153,19 +155,15 @@ class Rank:
         return read_shard(info, self.rank)
 
     def _open_arena(self, slot_bytes: int, layout: bytes) -> Arena:
-        """The rank's arena: the one that this rank's earlier process left, or a new one."""
-        path = self._context.paths.segment("arena", self.rank)
-        if path.exists():
-            self._arena = Arena.open(path)
-            self._claim(self._arena)
-        else:
-            self._arena = Arena.create(
-                path,
-                run_id=self._context.run_dir.run_id,
-                rank=self.rank,
-                slot_bytes=slot_bytes,
-                layout=layout,
-            )
+        self._arena = open_or_replace(
+            self._context.paths.segment("arena", self.rank),
+            run_id=self._context.run_dir.run_id,
+            rank=self.rank,
+            slot_bytes=slot_bytes,
+            layout=layout,
+            claim=self._claim,
+            difference=difference,
+        )
         return self._arena
 
     def _claim(self, arena: Arena) -> None:

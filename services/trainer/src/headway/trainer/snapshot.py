@@ -23,6 +23,7 @@ from headway.common.log import get_logger
 from headway.common.node.arena import Arena, ArenaSlot
 from headway.common.node.failpoints import failpoint
 from headway.common.plan.grid import Grid
+from headway.trainer.errors import BadSnapshotError
 from headway.trainer.parallel.flat import FlatChunk
 
 SLOT_ALIGNMENT = 64
@@ -147,19 +148,27 @@ class Snapshots:
             self._arena.commit(step)
 
     def restore(self, step: int) -> Extra:
-        """Load snapshot ``step`` from the arena and drop every newer one.
+        """Verify snapshot ``step`` of the arena, load it and drop every newer one.
+
+        A snapshot that does not match its digest is marked bad, and so are all others that do not,
+        so that the next restore point is one that can be had. The state is not touched then.
 
         Raises:
-            HeadwayError: the arena holds no sealed snapshot of that step.
+            BadSnapshotError: the arena holds no sound snapshot of that step.
         """
         assert self._arena is not None
-        data, extra = self._arena.view(step)
+        data, extra = self._verified(self._arena, step)
         self.load(data)
         self._arena.invalidate_newer(step)
         failpoint("snapshot.mid_restore", step=step)
         self._arena.commit(step)  # a recovery restores what every rank has sealed
         self._sealed = step
-        return Extra.unpack(extra)
+        return extra
+
+    def check(self) -> None:
+        """Raises CorruptError if the arena's file was damaged, removed or replaced."""
+        if self._arena is not None:
+            self._arena.check()
 
     def forget(self, step: int = -1) -> None:
         """Drop every snapshot after ``step`` of the arena: a start from elsewhere makes them wrong."""
@@ -182,6 +191,25 @@ class Snapshots:
                 np.copyto(flat.state.numpy().view(np.uint8), piece)
             else:  # torch knows no read-only tensors, so this takes a copy
                 flat.state.copy_(torch.from_numpy(piece.copy()).view(flat.state.dtype))
+
+    def _verified(self, arena: Arena, step: int) -> tuple[npt.NDArray[np.uint8], Extra]:
+        infos = arena.sealed()
+        wanted = [info for info in infos if info.step == step]
+        if not wanted:
+            held = f"it holds no snapshot of that step, only {[info.step for info in infos]}"
+            raise BadSnapshotError(step, arena.path, arena.replaced or held)
+        reasons = []
+        for info in reversed(wanted):  # the last step of a run is sealed twice
+            try:
+                arena.verify(info)
+                data, extra = arena.read(info)
+                return data, Extra.unpack(extra)
+            except CorruptError as error:
+                log.error("a snapshot in memory is damaged", reason=error.message)
+                reasons.append(error.message)
+                arena.mark_bad(info)
+        _mark_others(arena)
+        raise BadSnapshotError(step, arena.path, "; ".join(reasons))
 
     def close(self) -> None:
         """End the thread, after the snapshot under way; may be repeated."""
@@ -214,6 +242,15 @@ class Snapshots:
                 piece.copy_(flat.state, non_blocking=gpu is not None)
                 failpoint("snapshot.mid_seal", step=job.slot.step)
         self._arena.seal(job.slot, job.extra, job.durable)
+
+
+def _mark_others(arena: Arena) -> None:
+    for info in arena.sealed():
+        try:
+            arena.verify(info)
+        except CorruptError as error:
+            log.error("another snapshot is damaged too", reason=error.message)
+            arena.mark_bad(info)
 
 
 class _Job:

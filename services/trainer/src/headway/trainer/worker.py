@@ -22,7 +22,7 @@ from headway.common.wire.message import Message
 from headway.common.wire.messages.executor import LeftGeneration, StoreOpened, WorkerBeat
 from headway.common.wire.messages.worker import Abort, Assign, Quit, Steer, StoreAddress
 from headway.trainer.config import RunConfig
-from headway.trainer.errors import BadCheckpointError, RefusedError
+from headway.trainer.errors import BadCheckpointError, BadSnapshotError, RefusedError
 from headway.trainer.failures import breaks_device, reason_of
 from headway.trainer.link import Link, WorkerStatus
 from headway.trainer.parallel.comm import Aborted
@@ -136,7 +136,7 @@ class Worker:
         identify(rank=assign.rank)
         self.link.beat_now()
         reason, detail, broken = "aborted", "", True
-        bad_checkpoint = is_fatal = False
+        bad_checkpoint = bad_snapshot = is_fatal = False
         try:
             if self._rank is not None and self._rank.rank != assign.rank:
                 self._rank.close()
@@ -156,6 +156,7 @@ class Worker:
             log.error("this rank cannot continue", error=error.message, remedy=error.remedy)
         except Exception as error:
             bad_checkpoint = isinstance(error, BadCheckpointError)
+            bad_snapshot = isinstance(error, BadSnapshotError)
             reason, detail = reason_of(error), _one_line(error)
             if reason == "error":
                 log.exception("the step failed")
@@ -167,7 +168,7 @@ class Worker:
             self.fence.leave(broken=broken)
         self.left(
             assign.generation, assign.rank, reason, detail,
-            bad_checkpoint=bad_checkpoint, is_fatal=is_fatal,
+            bad_checkpoint=bad_checkpoint, bad_snapshot=bad_snapshot, is_fatal=is_fatal,
         )  # fmt: skip
 
     def left(
@@ -178,6 +179,7 @@ class Worker:
         detail: str,
         *,
         bad_checkpoint: bool = False,
+        bad_snapshot: bool = False,
         is_fatal: bool = False,
     ) -> None:
         """Tell the executor that this worker is outside of the generation."""
@@ -191,6 +193,7 @@ class Worker:
                 reason=reason,
                 detail=detail[:900],
                 bad_checkpoint=bad_checkpoint,
+                bad_snapshot=bad_snapshot,
                 is_fatal=is_fatal,
             )
         )

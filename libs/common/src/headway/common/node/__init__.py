@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from headway.common.lazy import lazy
 
 if TYPE_CHECKING:
-    from headway.common.node.arena import Arena, ArenaSlot, SlotInfo
+    from headway.common.node.arena import Arena, ArenaSlot
+    from headway.common.node.arena_reader import SlotInfo
     from headway.common.node.failpoints import failpoint
     from headway.common.node.flight import FlightReader, FlightWriter
     from headway.common.node.process import LastWords, ProcessId, reap_children, spawn
@@ -36,7 +37,8 @@ __all__ = [
 
 __getattr__, __dir__ = lazy(
     __name__,
-    arena="Arena ArenaSlot SlotInfo",
+    arena="Arena ArenaSlot",
+    arena_reader="SlotInfo",
     failpoints="failpoint",
     flight="FlightReader FlightWriter",
     process="LastWords ProcessId reap_children spawn",

@@ -17,6 +17,7 @@ import mmap
 import os
 import platform
 import re
+import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -55,8 +56,11 @@ def check_processor() -> None:
 class Segment:
     """A mapped file, from ``create`` or ``open``; as a context manager it closes, never unlinks."""
 
-    def __init__(self, path: Path, mapping: mmap.mmap, *, writable: bool) -> None:
+    def __init__(
+        self, path: Path, mapping: mmap.mmap, *, writable: bool, file_id: tuple[int, int]
+    ) -> None:
         self.path = path
+        self._file_id = file_id
         self.nbytes = len(mapping)
         self.writable = writable
         self._mapping: mmap.mmap | None = mapping
@@ -89,7 +93,8 @@ class Segment:
             raise ValueError(f"a segment needs >= {HEADER_BYTES} bytes and a magic of {WORD_BYTES}")
         check_processor()
         with _Draft(path) as draft:
-            segment = cls(path, _allocate(draft.fd, path, nbytes), writable=True)
+            mapping = _allocate(draft.fd, path, nbytes)
+            segment = cls(path, mapping, writable=True, file_id=_file_id(os.fstat(draft.fd)))
             try:
                 segment.words[_VERSION] = version
                 segment.words[_LENGTH] = nbytes
@@ -107,13 +112,19 @@ class Segment:
         """Map an existing segment.
 
         Raises:
-            CorruptError: other magic, other version, or a length that is not the recorded one.
+            CorruptError: other magic, other version, a length that is not the recorded one, or no
+                regular file.
             FileNotFoundError: there is no such file. InputError: the processor is not x86-64.
         """
         check_processor()
-        fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC | os.O_NOFOLLOW)
+        # Without O_NONBLOCK a named pipe under this name would block whoever only wants to read.
+        flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        fd = os.open(path, flags | (os.O_RDWR if writable else os.O_RDONLY))
         try:
-            nbytes = os.fstat(fd).st_size
+            found = os.fstat(fd)
+            nbytes = found.st_size
+            if not stat.S_ISREG(found.st_mode):
+                raise CorruptError(f"{path} is not a regular file", remedy="remove it")
             if nbytes < HEADER_BYTES:
                 raise CorruptError(
                     f"{path} has {nbytes} bytes, less than a header", remedy="remove the file"
@@ -122,13 +133,41 @@ class Segment:
             mapping = mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED, prot=prot)
         finally:
             os.close(fd)
-        segment = cls(path, mapping, writable=writable)
+        segment = cls(path, mapping, writable=writable, file_id=_file_id(found))
         try:
             segment._check(magic, version)
         except CorruptError:
             segment.close()
             raise
         return segment
+
+    @property
+    def is_cut(self) -> bool:
+        """The file has become shorter than the mapping: touching what is gone ends the process."""
+        try:
+            found = self.path.lstat()
+        except OSError:
+            return False  # a removed file keeps its length
+        return _file_id(found) == self._file_id and found.st_size < self.nbytes
+
+    def check(self, magic: bytes, version: int) -> None:
+        """Whether ``path`` still names this very file, whole, under a sound header.
+
+        Raises:
+            CorruptError: it was removed, replaced, cut or overwritten since it was mapped.
+        """
+        try:
+            found = self.path.lstat()
+        except OSError as error:
+            raise CorruptError(f"{self.path} was removed: {error.strerror}") from error
+        if _file_id(found) != self._file_id:
+            raise CorruptError(f"{self.path} was replaced by another file")
+        if found.st_size != self.nbytes:
+            raise CorruptError(
+                f"{self.path} has {found.st_size} bytes, it had {self.nbytes}",
+                remedy="remove the file",
+            )
+        self._check(magic, version)
 
     def _check(self, magic: bytes, version: int) -> None:
         found = self.words[_MAGIC].to_bytes(WORD_BYTES, sys.byteorder)
@@ -223,6 +262,10 @@ class _Draft:
         os.close(self.fd)
         if self._hidden is not None:
             self._hidden.unlink(missing_ok=True)
+
+
+def _file_id(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino
 
 
 def _allocate(fd: int, path: Path, nbytes: int) -> mmap.mmap:

@@ -7,9 +7,11 @@ from typing import Any
 
 from headway.common.config import from_dict
 from headway.common.node.arena import Arena
+from headway.common.node.arena_file import open_or_replace
 from headway.testkit.trainer.layouts import small_run
 from headway.trainer.config import RunConfig
 from headway.trainer.generation import ArenaFactory, Session
+from headway.trainer.layout_check import difference
 from headway.trainer.parallel.groups import Groups
 from headway.trainer.step import NoHooks, StepResult
 
@@ -29,12 +31,17 @@ def one_rank(data: Path | None = None, **train: Any) -> RunConfig:
 
 
 def arena_at(path: Path) -> ArenaFactory:
-    """Makes the arena of rank 0 at ``path``, or opens the one that is there."""
+    """Makes the arena of rank 0 at ``path``, or opens the one that is there, as a rank does."""
 
     def open_arena(slot_bytes: int, layout: bytes) -> Arena:
-        if path.exists():
-            return Arena.open(path)
-        return Arena.create(path, run_id=RUN_ID, rank=0, slot_bytes=slot_bytes, layout=layout)
+        return open_or_replace(
+            path,
+            run_id=RUN_ID,
+            rank=0,
+            slot_bytes=slot_bytes,
+            layout=layout,
+            difference=difference,
+        )
 
     return open_arena
 

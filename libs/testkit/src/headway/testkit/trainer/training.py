@@ -12,11 +12,13 @@ import numpy as np
 import numpy.typing as npt
 from headway.common.config import from_dict
 from headway.common.node.arena import Arena
+from headway.common.node.arena_file import open_or_replace
 from headway.common.node.failpoints import add_where, configure
 from headway.testkit.trainer.pool import FileRendezvous, WorkerContext, WorkerPool
 from headway.testkit.trainer.synthetic import synthetic
 from headway.trainer.config import RunConfig
 from headway.trainer.generation import ArenaFactory, Session, Source
+from headway.trainer.layout_check import difference
 from headway.trainer.parallel.channel import Channels
 from headway.trainer.parallel.comm import Aborted
 from headway.trainer.parallel.groups import Groups, build
@@ -271,10 +273,13 @@ def arena_opener(folder: Path, rank: int) -> ArenaFactory:
     path = arena_path(folder, rank)
 
     def open_arena(slot_bytes: int, layout: bytes) -> Arena:
-        if path.exists():
-            return Arena.open(path)
-        return Arena.create(
-            path, run_id="0123abcd", rank=rank, slot_bytes=slot_bytes, layout=layout
+        return open_or_replace(
+            path,
+            run_id="0123abcd",
+            rank=rank,
+            slot_bytes=slot_bytes,
+            layout=layout,
+            difference=difference,
         )
 
     return open_arena

@@ -1,0 +1,47 @@
+"""Which snapshots the arenas of a node hold: what an executor reports when a restore point is chosen."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from headway.common.errors import HeadwayError
+from headway.common.node.arena_format import damaged
+from headway.common.node.arena_reader import ArenaReader
+
+_NAME = re.compile(r"arena-(\d{1,9})\.bin")
+
+
+def read_seals(
+    paths: Iterable[Path], *, run_id: str = ""
+) -> tuple[dict[int, tuple[int, ...]], dict[int, str]]:
+    """(rank -> steps of its sealed snapshots, oldest first; rank -> what is damaged, naming the file).
+
+    Headers only: no content is read, so it takes well below a millisecond a file, and a worker
+    verifies what it restores. Never raises and never blocks, whatever lies under these names. A
+    rank whose file is damaged holds nothing; one of which only some slots are damaged stands in
+    both, and the steps given for it are sound. Files that have gone, and names that are of no
+    arena, are left out. ``run_id``: a file of any other run counts as damaged.
+    """
+    sealed: dict[int, tuple[int, ...]] = {}
+    wrong: dict[int, str] = {}
+    for path in paths:
+        if (name := _NAME.fullmatch(path.name)) is None:
+            continue
+        rank = int(name[1])
+        try:
+            with ArenaReader.open(path, writable=False) as arena:
+                if arena.rank != rank or arena.run_id != (run_id or arena.run_id):
+                    raise damaged(path, f"it is of rank {arena.rank}, run {arena.run_id}")
+                steps, reasons = tuple(info.step for info in arena.sealed()), arena.damage()
+                sealed[rank] = steps
+        except FileNotFoundError:
+            continue
+        except HeadwayError as error:
+            reasons = [error.message]
+        except Exception as error:  # one odd file must not keep the other ranks from recovery
+            reasons = [f"arena {path} cannot be read: {error!r}"]
+        if reasons:
+            wrong[rank] = "; ".join(reasons)
+    return sealed, wrong
