@@ -113,6 +113,8 @@ class Node:
             address = self.cluster.address(NODE)
             assert address is not None
             return keys, keys.public, address.endpoint
+        if service == "monitor":
+            keys = self.cluster.key_of("agent")
         if service in self.beside:
             facts = json.loads((self.run.path / f"{service}.json").read_text())
             return keys, facts["server_key"].encode(), facts["endpoint"]
