@@ -181,6 +181,8 @@ def test_a_port_in_use_is_told(place: Path, service: str) -> None:
             place,
             "--node-file",
             place / "m",
+            "--keys",
+            place / "keys",
             "--run-id",
             "0badcafe",
             "--node",

@@ -113,6 +113,8 @@ class Node:
             address = self.cluster.address(NODE)
             assert address is not None
             return keys, keys.public, address.endpoint
+        if service == "monitor":
+            keys = self.cluster.key_of("agent")
         if service in self.beside:
             facts = json.loads((self.run.path / f"{service}.json").read_text())
             return keys, facts["server_key"].encode(), facts["endpoint"]
@@ -222,7 +224,7 @@ def exporter(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Target]
             "dataloader": ["--shm-dir", memory],
             "ckpt_store": ["--shm-dir", memory, "--checkpoints", tmp_path],
             "agent": ["--shm-dir", memory, "--logs", tmp_path, "--node-file", tmp_path / "no.json",
-                      "--run-id", "0badcafe", "--node", "0"],
+                      "--keys", tmp_path / "keys", "--run-id", "0badcafe", "--node", "0"],
         }  # fmt: skip
         module = "health" if request.param == "agent" else request.param
         command = ["-m", f"headway.{module}", "agent" if module == "health" else "serve", "--endpoint",

@@ -30,8 +30,7 @@ COUNTS = pytest.mark.parametrize(
     ],
 )
 SOCKETS = ["dataloader", "ckpt_store", "agent", "monitor", "driver", "executor", "executor.ipc"]
-KEYED = ["driver.stranger", "executor.stranger"]
-"""The monitor admits every agent that knows its public key, which only the run's folders tell."""
+KEYED = ["monitor.stranger", "driver.stranger", "executor.stranger"]
 
 
 def _hold_out(target: Any, count: int, server_key: bytes | None) -> Any:
@@ -143,7 +142,7 @@ def _bad_name(draw: random.Random, number: int) -> bytes:
         ["headway.dataloader", "serve", "--shm-dir", "{shm}"],
         ["headway.ckpt_store", "serve", "--shm-dir", "{shm}", "--checkpoints", "{here}"],
         ["headway.health", "agent", "--shm-dir", "{shm}", "--logs", "{here}", "--node-file", "{here}/m.json",
-         "--run-id", "0badcafe", "--node", "0"],
+         "--keys", "{here}/keys", "--run-id", "0badcafe", "--node", "0"],
     ],
     ids=["dataloader", "ckpt_store", "agent"],
 )  # fmt: skip

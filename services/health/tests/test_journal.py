@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import resource
+import signal
 from pathlib import Path
 
 import pytest
@@ -52,6 +56,40 @@ def test_a_torn_last_line_costs_only_itself(tmp_path: Path, torn: bytes) -> None
     file.append(verdict(2))
     file.close()
     assert read_verdicts(path) == [verdict(1), verdict(2)]
+
+
+def test_a_full_disk_costs_lines_and_neither_the_writer_nor_later_ones(tmp_path: Path) -> None:
+    path = tmp_path / "verdicts.jsonl"
+    file = VerdictFile(path)
+    file.append(verdict(1))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:  # a limit of the file's size cuts the line short, as the last block of a disk does
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, before[1]))
+        with pytest.raises(OSError, match=r"space|large"):
+            file.append(verdict(2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    file.append(verdict(3))
+    file.close()
+    assert read_verdicts(path) == [verdict(1), verdict(3)]
+
+
+def test_on_a_full_disk_the_file_is_made_with_the_first_verdict_that_finds_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", full)
+        file = VerdictFile(tmp_path / "verdicts.jsonl")
+        with pytest.raises(OSError, match="No space"):
+            file.append(verdict(1))
+    file.append(verdict(2))
+    file.close()
+    assert verdicts_of(tmp_path) == [verdict(2)]
 
 
 def test_no_file_is_no_verdict_and_no_folder_is_bad_input(tmp_path: Path) -> None:

@@ -22,6 +22,10 @@ BAD = [
     ("nan_loss", "step 1412 loss: nan grad_norm: 3.41 lr: 3.00e-04"),
     ("nan_loss", '{"event": "step", "step": 88, "loss": NaN, "grad_norm": 1.2, "level": "info"}'),
     ("nan_loss", "iteration 500/1000 | grad_norm=inf | skipped"),
+    ("nan_loss", '{"event": "the step was skipped: the loss is nan", "step": 88, "level": "warning", "rank": 3}'),
+    ("nan_loss", '{"event": "the step was skipped: the loss is -inf", "step": 88, "level": "warning"}'),
+    ("nan_loss", '{"event": "the step was skipped: the gradient norm is inf", "step": 88, "level": "warning"}'),
+    ("nan_loss", "2026-11-21 [warning] the step was skipped: the gradient norm is nan rank=3 step=88"),
     ("disk_full", "OSError: [Errno 28] No space left on device: '/data/ckpt/step-00000400'"),
     ("disk_full", "safetensors_rust.SafetensorError: Error while serializing: IoError(Os { code: 28, kind: StorageFull, message: \"No space left on device\" })"),
     ("read_only_disk", "OSError: [Errno 30] Read-only file system: '/data/logs/rank-3.log'"),
@@ -56,6 +60,7 @@ GOOD = [
     "EXT4-fs (nvme0n1p1): re-mounted. Quota mode: none.",
     "Traceback tests: ImportError handling enabled",
     "loss scale 65536, finances dataset mounted",
+    "the step was skipped: the gradient norm is 1834.2, above the limit",
     "validation loss 3.21, information gain 0.04 nats",
 ]
 
@@ -84,6 +89,12 @@ def test_an_xid_is_advised_by_its_number(number: int, action: str) -> None:
     assert found is not None
     rule, detail = found
     assert (detail, advice(rule, detail).action) == (str(number), action)
+
+
+def test_neither_a_full_disk_nor_a_skipped_step_ends_anything() -> None:
+    for rule in LOG_RULES:
+        if rule.name in ("disk_full", "nan_loss"):
+            assert rule.advice.action == "observe"
 
 
 def test_a_victims_line_never_calls_for_action() -> None:

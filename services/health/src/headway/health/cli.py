@@ -6,7 +6,7 @@ Exit codes: 0 well, 1 a check failed, 2 bad usage; as a Slurm prolog expects the
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from headway.common.cli import AsJson, group
@@ -14,6 +14,12 @@ from headway.common.output import emit
 
 if TYPE_CHECKING:
     from headway.health.runner import CheckResult
+
+
+def _unread(**options: Any) -> Any:
+    """An option for a path that is not looked at: on a hung mount that look would never end."""
+    return typer.Option(parser=Path, metavar="<path>", **options)
+
 
 app = group("Check this node; agent and monitor of a run.", name="health")
 
@@ -70,7 +76,7 @@ def agent(
     shm_dir: Annotated[
         Path, typer.Option(help="Shared-memory folder of the node, with its flight rings.")
     ],
-    logs: Annotated[Path, typer.Option(help="Folder with the logs to follow.")],
+    logs: Annotated[Path, _unread(help="Folder with the logs to follow.")],
     run_id: RunId,
     node: Annotated[int, typer.Option(help="Number of this node.")],
     log_pattern: Annotated[
@@ -80,9 +86,7 @@ def agent(
     metrics_port: Annotated[
         int | None, typer.Option(help="Prometheus port on loopback; 0 takes a free one.")
     ] = None,
-    events: Annotated[
-        Path | None, typer.Option(help="Folder that flight records are saved to.")
-    ] = None,
+    events: Annotated[Path | None, _unread(help="Folder that flight records are saved to.")] = None,
     overrides: Set = None,
 ) -> None:
     """Watch this node for the monitor of a run."""

@@ -9,7 +9,7 @@ from headway.health.announce import read_address
 from headway.health.checks.base import CheckSettings
 from headway.health.flight_windows import FlightWindows
 from headway.health.journal import newest_revisions, read_verdicts
-from headway.health.responses import OBSERVE, RESPONSES, response
+from headway.health.responses import OBSERVE, RESPONSES, reason, response
 from headway.health.runner import CheckResult, run_suite
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "FlightWindows",
     "Verdict",
     "read_address",
+    "reason",
     "response",
     "run_checks",
     "verdicts_of",

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from headway.common.wire.messages.health import Verdict
 
-REPLACE_WORKER = "replace the worker"
-KILL_WORKER = "kill the worker"
-RESTART_SERVICE = "restart the service"
-REPLACE_NODE = "replace the node"
-STOP_RUN = "stop the run"
+REPLACE_WORKER = "replace_worker"
+KILL_WORKER = "kill_worker"
+RESTART_SERVICE = "restart_service"
+REPLACE_NODE = "replace_node"
+STOP_RUN = "stop_run"
 OBSERVE = "observe"
 
 
@@ -57,15 +57,19 @@ _ROWS = {(row.kind, row.action): row for row in RESPONSES}
 
 
 def response(verdict: Verdict) -> str:
-    """What to do about an open verdict: a ``does`` of the table, or ``observe: `` and the reason."""
+    """What to do about an open verdict: the action in its row, ``observe`` if it is not certain enough."""
+    row = _ROWS.get((verdict.kind, verdict.action))
+    if row is None or verdict.confidence < row.min_confidence:
+        return OBSERVE
+    return row.does
+
+
+def reason(verdict: Verdict) -> str:
+    """Why ``response`` says what it says, in one sentence without a full stop."""
     row = _ROWS.get((verdict.kind, verdict.action))
     if row is None:
-        return f"{OBSERVE}: nothing is laid down for {verdict.kind} with {verdict.action!r}"
-    if row.does == OBSERVE:
-        return f"{OBSERVE}: {row.why}"
+        return f"nothing is laid down for {verdict.kind} with {verdict.action!r}"
     if verdict.confidence < row.min_confidence:
-        return (
-            f"{OBSERVE}: confidence {verdict.confidence:.2f} is below {row.min_confidence:.2f}, "
-            f"at which it is to {row.does}"
-        )
-    return row.does
+        least = f"{row.min_confidence:.2f}, from which on the response is {row.does}"
+        return f"its confidence {verdict.confidence:.2f} is below {least}"
+    return row.why

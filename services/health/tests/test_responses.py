@@ -1,0 +1,80 @@
+"""One table says what the driver does about each kind, action and confidence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from headway.common.wire.messages.health import Verdict
+from headway.health.client import RESPONSES, reason, response
+from headway.health.policy import DATA_ADVICE, LOG_RULES, PROCESS_ADVICE, XID_ACTIONS
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+def verdict(kind: str, action: str, confidence: float) -> Verdict:
+    return Verdict(
+        id="a#1", revision=0, kind=kind, is_open=True, run_id="0badcafe", node=1,
+        action=action, confidence=confidence,
+    )  # fmt: skip
+
+
+def test_every_kind_and_action_that_the_monitor_gives_has_its_row_and_no_other() -> None:
+    given = {(kind, one.action) for kind, one in PROCESS_ADVICE.items()}
+    given |= {("data_stall", DATA_ADVICE.action)}
+    given |= {(rule.kind, rule.advice.action) for rule in LOG_RULES}
+    given |= {("gpu_fault", action) for action in XID_ACTIONS.values()}
+    assert given == {(row.kind, row.action) for row in RESPONSES}
+    assert len(given) == len(RESPONSES)
+
+
+@pytest.mark.parametrize(
+    ("kind", "action", "confidence", "expected"),
+    [
+        ("crash", "replace_worker", 0.99, "replace_worker"),
+        ("stopped", "kill_worker", 0.95, "kill_worker"),
+        ("silence", "kill_worker", 0.8, "kill_worker"),
+        ("silence", "kill_worker", 0.5, "observe"),
+        ("data_stall", "restart_service", 0.9, "restart_service"),
+        ("node_silent", "replace_node", 0.7, "observe"),
+        ("gpu_fault", "replace_node", 0.95, "replace_node"),
+        ("gpu_fault", "replace_node", 0.7, "observe"),
+        ("disk_fault", "replace_node", 0.8, "replace_node"),
+        ("disk_full", "observe", 0.95, "observe"),
+        ("out_of_memory", "stop_run", 0.9, "stop_run"),
+        ("nan_loss", "observe", 0.9, "observe"),
+        ("a kind of tomorrow", "replace_node", 1.0, "observe"),
+    ],
+)
+def test_what_is_done(kind: str, action: str, confidence: float, expected: str) -> None:
+    one = verdict(kind, action, confidence)
+    assert response(one) == expected
+    assert reason(one)
+
+
+def test_the_reason_names_the_confidence_that_is_missing() -> None:
+    said = reason(verdict("silence", "kill_worker", 0.5))
+    assert "0.50" in said and "0.80" in said and "kill_worker" in said
+
+
+def test_what_the_monitor_advises_at_its_own_confidence_is_done() -> None:
+    """But for a node whose agent alone is silent, and for what a log line says of a worker."""
+    for kind, one in PROCESS_ADVICE.items():
+        done = response(verdict(kind, one.action, one.confidence))
+        assert (done == "observe") == (kind == "node_silent")
+    for rule in LOG_RULES:
+        done = response(verdict(rule.kind, rule.advice.action, rule.advice.confidence))
+        assert (done == "observe") == (rule.advice.action in ("observe", "replace_worker"))
+
+
+def test_the_readme_shows_the_table() -> None:
+    lines = README.read_text().splitlines()
+    start = lines.index("| kind | action | from | the driver's response | because |")
+    shown = []
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            break
+        shown.append(tuple(cell.strip().strip("`") for cell in line.strip("|").split("|")))
+    assert shown == [
+        (row.kind, row.action, f"{row.min_confidence:.1f}", row.does, row.why) for row in RESPONSES
+    ]
