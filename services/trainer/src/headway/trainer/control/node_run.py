@@ -11,7 +11,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from headway.common.config import load
@@ -67,7 +67,13 @@ FAULTS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 log = get_logger("node")
 
-Job = StartService | Claim | ClearAway | None  # None: look at the folder
+
+@dataclass(frozen=True)
+class LookAtFolder:
+    """See whether the run's folder is there and how the lease in it stands."""
+
+
+Job = StartService | Claim | ClearAway | LookAtFolder
 
 
 class NodeRun:
@@ -167,7 +173,7 @@ class NodeRun:
         """Have the run's folder looked at, unless a look is under way. Never blocks."""
         if not self._is_looking:
             self._is_looking = True
-            self.hands.ask(None)
+            self.hands.ask(LookAtFolder())
         elif self.hands.busy_s() > FOLDER_HANGS_S:
             self.handle(FolderSeen("unknown", detail="its file system does not answer"))
 
@@ -249,7 +255,7 @@ class NodeRun:
         """On the thread that may hang; returns what came of the job, never raises."""
         try:
             match job:
-                case None:
+                case LookAtFolder():
                     return self._look_at_folder()
                 case StartService():
                     return Started(job, self.services.start(job.name, job.epoch))
@@ -259,7 +265,7 @@ class NodeRun:
                     node_files.clear_away(self.paths, self.run.logs, job.living)
                     return Done(job)
         except Exception as error:
-            if job is None:
+            if isinstance(job, LookAtFolder):
                 return FolderSeen("unknown", detail=_reason(error))
             return Failed(job, _reason(error))
 
