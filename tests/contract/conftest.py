@@ -112,11 +112,15 @@ class Node:
         if service == "executor":
             address = self.cluster.address(NODE)
             assert address is not None
-            return keys, keys.public, address.endpoint
+            return self.cluster.key_of("console"), self._executor_key, address.endpoint
         if service in self.beside:
             facts = json.loads((self.run.path / f"{service}.json").read_text())
             return keys, facts["server_key"].encode(), facts["endpoint"]
         return None, None, self.paths.endpoint(service)
+
+    @property
+    def _executor_key(self) -> bytes:
+        return self.cluster.key_of("executor").public
 
     def _beat(self) -> None:
         """A worker's beat is acknowledged."""
@@ -171,7 +175,9 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
         wait_until(lambda: cluster.address(NODE) is not None, what="the executor's address")
         address = cluster.address(NODE)
         assert address is not None
-        with Client(address.endpoint, keys=cluster.keys, server_key=cluster.keys.public) as client:
+        server_key = cluster.key_of("executor").public
+        console = cluster.key_of("console")
+        with Client(address.endpoint, keys=console, server_key=server_key) as client:
             client.call(AttachRun(run_dir=str(run.path)), Attached, timeout_s=30.0)
         beside = {
             name: stack.enter_context(_process(folder, *argv))
