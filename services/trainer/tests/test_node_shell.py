@@ -13,13 +13,16 @@ from pathlib import Path
 import pytest
 from headway.common.node.process import LastWords, ProcessId, spawn
 from headway.common.node.run_dir import RunDir, new_run_id
-from headway.common.node.testing import private_roots, python_child, wait_until
+from headway.common.node.testing import identity, private_roots, python_child, wait_until
+from headway.common.wire.message import Message
+from headway.common.wire.messages.driver import WorkerGone
+from headway.common.wire.messages.executor import WorkerBeat
 from headway.launch.cluster import ClusterFolder
 from headway.launch.lease import FileLease, Holder
 from headway.trainer import zygote_beat
-from headway.trainer.control import node_end, node_files
+from headway.trainer.control import node_end, node_files, node_run
 from headway.trainer.control.folder_look import FolderLook
-from headway.trainer.control.node_events import FolderSeen, Looked
+from headway.trainer.control.node_events import FolderSeen, Looked, WorkerSpoke
 from headway.trainer.control.node_run import NodeRun
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(100)"]
@@ -216,6 +219,31 @@ def test_a_zygote_that_cannot_fork_says_so_and_serves_on(nodes: Nodes) -> None:
         turns = found[1]
         wait_until(lambda: (zygote_beat.read(run.paths.shm_dir) or (0, 0))[1] > turns, what="turns")
         assert zygote.poll() is None
+
+
+def test_a_log_that_takes_no_line_hides_no_death(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Message] = []
+    run = nodes.add(1)
+    run._tell = told.append
+    wait_until(lambda: nodes.pump() and len(nodes.started) == 4, what="the services")
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    for name in ("info", "warning", "error"):
+        monkeypatch.setattr(node_run.log, name, fail, raising=False)
+    with python_child("import time; time.sleep(100)") as worker:
+        process = identity(worker)
+        beat = WorkerBeat(
+            worker="n1w0", pid=process.pid, start_ticks=process.start_ticks, status="running"
+        )
+        run.handle(WorkerSpoke(beat))
+        nodes.process(1, "dataloader").kill()
+    wait_until(lambda: nodes.pump() and bool(told), what="a note about the worker")
+    assert isinstance(told[0], WorkerGone) and told[0].worker == "n1w0"
+    wait_until(lambda: nodes.pump() and len(nodes.started) == 5, what="the service's successor")
 
 
 # ---- the end ----------------------------------------------------------------------------------

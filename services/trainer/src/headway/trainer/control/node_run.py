@@ -5,6 +5,7 @@ A failing action never keeps the others from being done: it comes back to the gu
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -63,6 +64,8 @@ from headway.trainer.control.outbox import Outbox
 ZYGOTE_LOOK_S = 0.25
 FOLDER_HANGS_S = 5.0
 """A look at the run's folder that takes longer is reported: its file system hangs."""
+NEVER_BACK = Log | Tell | Kill
+"""Their failure changes nothing: a signal is sent again while its process lives, beats make up for notes."""
 FAULTS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 log = get_logger("node")
@@ -210,9 +213,10 @@ class NodeRun:
         try:
             return self._do(action)
         except Exception as error:
-            if self._throttle.admit(type(action).__name__) is not None:
-                log.warning("an action failed", action=str(action)[:300], reason=str(error))
-            return Failed(action, _reason(error))
+            with contextlib.suppress(Exception):  # a disk that takes no line must not stop the next
+                if self._throttle.admit(type(action).__name__) is not None:
+                    log.warning("an action failed", action=str(action)[:300], reason=str(error))
+            return None if isinstance(action, NEVER_BACK) else Failed(action, _reason(error))
 
     def _do(self, action: Action) -> Event | None:
         match action:
