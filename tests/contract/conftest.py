@@ -36,12 +36,15 @@ from headway.common.wire.messages.executor import (
 from headway.common.wire.messages.service import Describe, Description, Ping, Pong, ServiceBeat
 from headway.common.wire.messages.worker import Acknowledged
 from headway.launch.cluster import ClusterFolder
+from headway.launch.lease import FileLease
 from headway.launch.local import LocalEngine
 from headway.testkit.wire import all_messages, example_of
 from headway.trainer.config import RunConfig
 
 NODE = 1  # the spare: it keeps services, and no rank trains on it
-NEVER_S = 1e6
+NEVER = {"driver_silent_s": 1e5, "node_silent_s": 1e6, "node_lost_s": 1e7}
+DIALS = {"driver": "executor", "monitor": "agent"}
+"""Whose key a service's own clients show; executors have the most to say to a driver."""
 ENDS = {"service.drain/1", "executor.stop_run/1", "executor.attach_run/1", "executor.driver_beat/1"}
 """Messages that do what they say when whoever holds the key sends them; mutations of them would too."""
 LOCAL = [tag_of(message) for message in (WorkerBeat, StoreOpened, LeftGeneration, StepMetrics, Evaluation,
@@ -108,17 +111,19 @@ class Node:
         return _described(endpoint, keys, server_key).messages
 
     def _address(self, service: str) -> tuple[KeyPair | None, bytes | None, str]:
-        keys = self.cluster.keys
         if service == "executor":
             address = self.cluster.address(NODE)
             assert address is not None
-            return keys, keys.public, address.endpoint
-        if service == "monitor":
-            keys = self.cluster.key_of("agent")
+            return self.cluster.key_of("console"), self._executor_key, address.endpoint
         if service in self.beside:
             facts = json.loads((self.run.path / f"{service}.json").read_text())
+            keys = self.cluster.key_of(DIALS[service])
             return keys, facts["server_key"].encode(), facts["endpoint"]
         return None, None, self.paths.endpoint(service)
+
+    @property
+    def _executor_key(self) -> bytes:
+        return self.cluster.key_of("executor").public
 
     def _beat(self) -> None:
         """A worker's beat is acknowledged."""
@@ -161,10 +166,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     with private_roots(), contextlib.ExitStack() as stack:
         cluster = ClusterFolder.create(folder / "cluster", nodes=2)
         run = RunDir.create(folder / "run", run_id=new_run_id())
-        silent = [
-            f"recovery.{name}={NEVER_S}"
-            for name in ("node_silent_s", "node_lost_s", "driver_silent_s")
-        ]
+        silent = [f"recovery.{name}={limit_s}" for name, limit_s in NEVER.items()]
         run.config.write_text(to_toml(load(RunConfig, overrides=[*silent, "launch.standbys=0"])))
         paths = NodePaths(run.run_id, NODE)
         engine = LocalEngine(cluster)
@@ -173,8 +175,11 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
         wait_until(lambda: cluster.address(NODE) is not None, what="the executor's address")
         address = cluster.address(NODE)
         assert address is not None
-        with Client(address.endpoint, keys=cluster.keys, server_key=cluster.keys.public) as client:
+        server_key = cluster.key_of("executor").public
+        console = cluster.key_of("console")
+        with Client(address.endpoint, keys=console, server_key=server_key) as client:
             client.call(AttachRun(run_dir=str(run.path)), Attached, timeout_s=30.0)
+        assert FileLease(run.path).claim(0) == 1
         beside = {
             name: stack.enter_context(_process(folder, *argv))
             for name, argv in _beside(cluster, run).items()
@@ -193,7 +198,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 def _beside(cluster: ClusterFolder, run: RunDir) -> dict[str, list[str]]:
     return {
         "driver": ["-m", "headway.trainer", "driver", "--run", str(run.path), "--cluster", str(cluster.path),
-                   "--node", "0"],
+                   "--node", "0", "--epoch", "1"],
         "monitor": ["-m", "headway.health", "monitor", "--keys", str(cluster.path / "keys"), "--run-id",
                     run.run_id, "--run-dir", str(run.path), "--announce", str(run.path / "monitor.json")],
     }  # fmt: skip

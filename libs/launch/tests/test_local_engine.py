@@ -156,3 +156,22 @@ def test_what_an_executor_says_goes_to_its_log(engine: LocalEngine) -> None:
     engine.start_node(0)
     wait_until(lambda: log.exists() and "no disk" in log.read_text(), what="the log line")
     assert engine.cluster.address(0) is None
+
+
+def test_an_executor_that_hangs_is_ended_when_it_is_to_be_fenced(engine: LocalEngine) -> None:
+    """One that lives is left alone without; a debugger's stop and every other state count as hanging."""
+    old = started(engine, 1)
+    engine.start_node(1)
+    assert old.alive() and processes(engine, 1) >= {old.pid}
+    engine.start_node(1, fence=True)
+    assert old.is_doomed()
+    wait_until(lambda: engine.cluster.living(1) not in (None, old), what="a successor")
+
+
+def test_one_that_was_started_a_moment_ago_is_not_fenced(engine: LocalEngine) -> None:
+    started(engine, 1)
+    engine.start_node(1, fence=True)
+    young = engine._started[1]
+    engine.start_node(1, fence=True)
+    assert engine._started[1] == young and young.alive()
+    wait_until(lambda: engine.cluster.living(1) == young, what="its announcement")

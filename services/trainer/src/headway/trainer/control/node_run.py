@@ -5,13 +5,14 @@ A failing action never keeps the others from being done: it comes back to the gu
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from headway.common.config import load
@@ -63,11 +64,19 @@ from headway.trainer.control.outbox import Outbox
 ZYGOTE_LOOK_S = 0.25
 FOLDER_HANGS_S = 5.0
 """A look at the run's folder that takes longer is reported: its file system hangs."""
+NEVER_BACK = Log | Tell | Kill
+"""Their failure changes nothing: a signal is sent again while its process lives, beats make up for notes."""
 FAULTS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 log = get_logger("node")
 
-Job = StartService | Claim | ClearAway | None  # None: look at the folder
+
+@dataclass(frozen=True)
+class LookAtFolder:
+    """See whether the run's folder is there and how the lease in it stands."""
+
+
+Job = StartService | Claim | ClearAway | LookAtFolder
 
 
 class NodeRun:
@@ -167,7 +176,7 @@ class NodeRun:
         """Have the run's folder looked at, unless a look is under way. Never blocks."""
         if not self._is_looking:
             self._is_looking = True
-            self.hands.ask(None)
+            self.hands.ask(LookAtFolder())
         elif self.hands.busy_s() > FOLDER_HANGS_S:
             self.handle(FolderSeen("unknown", detail="its file system does not answer"))
 
@@ -204,9 +213,10 @@ class NodeRun:
         try:
             return self._do(action)
         except Exception as error:
-            if self._throttle.admit(type(action).__name__) is not None:
-                log.warning("an action failed", action=str(action)[:300], reason=str(error))
-            return Failed(action, _reason(error))
+            with contextlib.suppress(Exception):  # a disk that takes no line must not stop the next
+                if self._throttle.admit(type(action).__name__) is not None:
+                    log.warning("an action failed", action=str(action)[:300], reason=str(error))
+            return None if isinstance(action, NEVER_BACK) else Failed(action, _reason(error))
 
     def _do(self, action: Action) -> Event | None:
         match action:
@@ -249,7 +259,7 @@ class NodeRun:
         """On the thread that may hang; returns what came of the job, never raises."""
         try:
             match job:
-                case None:
+                case LookAtFolder():
                     return self._look_at_folder()
                 case StartService():
                     return Started(job, self.services.start(job.name, job.epoch))
@@ -259,7 +269,7 @@ class NodeRun:
                     node_files.clear_away(self.paths, self.run.logs, job.living)
                     return Done(job)
         except Exception as error:
-            if job is None:
+            if isinstance(job, LookAtFolder):
                 return FolderSeen("unknown", detail=_reason(error))
             return Failed(job, _reason(error))
 
