@@ -10,6 +10,7 @@ from headway.testkit.trainer.cluster_model.cluster import FakeCluster
 from headway.trainer.control.events import EvictNode, ExecutorEnded
 
 NODES = 4
+STEPS = 150
 CALM_TICKS = 3000
 """Five minutes of the model's time: enough for every limit, one after the other."""
 Disturbance = Callable[[FakeCluster, random.Random], None]
@@ -142,7 +143,7 @@ def history(seed: int) -> FakeCluster:
             did not come to an end.
     """
     chance = random.Random(f"history {seed}")
-    cluster = FakeCluster(seed=seed, nodes=NODES)
+    cluster = FakeCluster(seed=seed, nodes=NODES, steps=STEPS)
     kinds = chance.sample(sorted(DISTURBANCES), chance.randrange(1, 7))
     done = []
     for _ in range(chance.randrange(2, 12)):

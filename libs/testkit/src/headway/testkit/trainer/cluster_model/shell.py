@@ -75,13 +75,14 @@ class Driver:
         send: Callable[[int, object], None],
         *,
         limits: RecoveryConfig = LIMITS,
+        steps: int = STEPS,
     ) -> None:
         self.disk, self.nodes, self.random, self._send = disk, nodes, chance, send
         disk.epoch += 1
         last = disk.journal[-1] if disk.journal else None
         self.start = Start(
             run_id="r",
-            steps=STEPS,
+            steps=steps,
             rank_nodes=dict(last.rank_nodes) if last else dict(RANKS),
             nodes=len(nodes),
             generation=last.generation if last else -1,
