@@ -3,8 +3,8 @@
 A run of ``--ranks`` ranks a node is put in the running phase at several sizes; then beats of one node after the
 other are handled, as they come at that size: pulses (the node lives), pulses with a new step, full beats without a
 change, full beats with a change; and ticks. Microseconds per event, the median of all. At 1 Hz a node,
-``core_at_1_hz`` is the share of one core that decisions take, pulses with a step and ticks together. The work of a beat is the same at
-every size, as ``test_control_scale.py`` counts; what grows here are the caches' misses.
+``core_at_1_hz`` is the share of one core that decisions take, pulses with a step and ticks together. The
+work of a beat is the same at every size, as ``test_control_scale.py`` counts; what grows are misses of the caches.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,6 @@ from headway.trainer.control.events import (
     BeginGeneration,
     Done,
     DurableFound,
-    Event,
     Start,
     Steered,
     Tick,

@@ -136,14 +136,18 @@ class Core:
         return min((view.applied for view in views if view is not None), default=0)
 
     # ---- workers --------------------------------------------------------------------------------
-    def lose_worker(self, name: str, reason: str) -> list[Action]:
-        """The worker is dead or as good as dead: it is killed where it still lives."""
+    def lose_worker(self, name: str, reason: str, *, is_blamed: bool = True) -> list[Action]:
+        """The worker is dead or as good as dead: it is killed where it still lives.
+
+        Args:
+            is_blamed: whether its loss is a cause that the brake counts, and not a consequence.
+        """
         if self.fleet.living(name) is None:
             return []
         self.fleet.condemn(name)
-        return self.lost_worker(name, reason)
+        return self.lost_worker(name, reason, is_blamed=is_blamed)
 
-    def lost_worker(self, name: str, reason: str) -> list[Action]:
+    def lost_worker(self, name: str, reason: str, *, is_blamed: bool = True) -> list[Action]:
         """The fleet knows already that this one is gone: draw the consequences."""
         rank = self.members.rank_of.get(name)
         actions: list[Action] = [
@@ -156,7 +160,7 @@ class Core:
             return actions
         self.members.update(rank, None)
         cause = f"rank {rank} is lost: {reason}"
-        if self.phase in ("joining", "running", "leaving"):
+        if is_blamed and self.phase in ("joining", "running", "leaving"):
             self.brake.blame(cause, cause)
             self.is_memory_stale = True
         return actions + self.interrupted(cause)

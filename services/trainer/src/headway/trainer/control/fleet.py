@@ -216,13 +216,13 @@ class Fleet:
             for table in (self.home, self.inside, self.doomed):
                 table.pop(name, None)
             return
-        self.home[name] = node.number
+        self.home[name] = number = node.number
         # who was in a generation on a node that carries no ranks any more holds memory for nothing
         if name not in node.gone and view.generation >= 0 and not node.ranks:
             node.gone[name] = view.pid
         is_gone = name in node.gone
-        _keep(self.doomed, name, node.number, is_gone)
-        _keep(self.inside, name, node.number, not is_gone and view.status in INSIDE)
+        _keep(self.doomed, name, number, is_gone)
+        _keep(self.inside, name, number, not is_gone and view.status in INSIDE)
 
     # ---- workers --------------------------------------------------------------------------------
     def condemn(self, name: str) -> None:

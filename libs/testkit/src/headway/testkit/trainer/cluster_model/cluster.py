@@ -103,7 +103,7 @@ class FakeCluster:
         """The driver is replaced; the older one may not know that for a while."""
         if old_for_s:
             self.driver.asleep_until = 0.0
-            self.driver.began_at = self.now + old_for_s
+            self.driver.ends_at = self.now + old_for_s
             self.old_drivers.append(self.driver)
         self.driver = self._new_driver()
 
@@ -139,7 +139,7 @@ class FakeCluster:
                     self._greet(driver, number)
         for driver in self.old_drivers:
             driver.tick(self.now, TICK_S)
-        self.old_drivers = [d for d in self.old_drivers if d.began_at > self.now]
+        self.old_drivers = [d for d in self.old_drivers if d.ends_at > self.now]
         self.driver.tick(self.now, TICK_S)
 
     def _tick_node(self, node: FakeNode) -> None:

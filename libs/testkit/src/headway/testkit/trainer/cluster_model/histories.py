@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from headway.testkit.trainer.cluster_model.cluster import FakeCluster
 from headway.trainer.control.events import EvictNode, ExecutorEnded
@@ -135,8 +135,12 @@ DISTURBANCES: dict[str, Disturbance] = {
 }
 
 
-def history(seed: int) -> FakeCluster:
+def history(seed: int, kinds: Sequence[str] | None = None) -> FakeCluster:
     """Disturb a run at random, then leave it alone until it is over.
+
+    Args:
+        seed: decides everything.
+        kinds: of disturbances, a random choice unless given.
 
     Raises:
         AssertionError: an invariant broke, a phase was silent for longer than its limit, or the run
@@ -144,7 +148,7 @@ def history(seed: int) -> FakeCluster:
     """
     chance = random.Random(f"history {seed}")
     cluster = FakeCluster(seed=seed, nodes=NODES, steps=STEPS)
-    kinds = chance.sample(sorted(DISTURBANCES), chance.randrange(1, 7))
+    kinds = kinds or chance.sample(sorted(DISTURBANCES), chance.randrange(1, 7))
     done = []
     for _ in range(chance.randrange(2, 12)):
         cluster.run(chance.choice((1, 3, 8, 20)))

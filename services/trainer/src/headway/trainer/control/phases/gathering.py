@@ -19,7 +19,12 @@ class Gathering(Phase):
         if core.phase != self.name:
             return actions
         if core.is_adopting:
-            return actions if core.fleet.unheard else [*actions, *_adopt(core)]
+            if core.fleet.unheard:
+                return actions
+            actions += _adopt(core)
+            node = None
+            if core.phase != self.name:
+                return actions
         if core.fleet.held():  # groups of an older generation, on a node that was silent meanwhile
             core.enter("leaving")
             return actions
@@ -45,7 +50,7 @@ class Gathering(Phase):
             if core.fleet.spare_for(number) is not None:
                 actions += core.lose_node(number, _no_worker(core, number), bar="trouble")
                 actions += core.replace_lost()
-            elif core.effects.tried_at(RestartNode, number) is None:
+            elif not core.effects.is_asked(RestartNode, number):
                 actions += core.effects.ask(RestartNode(number))
         return actions
 
