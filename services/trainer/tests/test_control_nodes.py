@@ -192,6 +192,22 @@ def test_a_node_that_cannot_fork_is_given_up_for_a_spare_and_returns_when_it_can
     assert "node_returned" in events(hand.hear(0))
 
 
+def test_a_node_whose_workers_die_one_after_the_other_is_given_up_too() -> None:
+    hand = Hand()
+    hand.gather()
+    logged: list[str] = []
+    for number in range(20):
+        for index in range(3):
+            view = hand.workers[0][index]
+            logged += events(hand.send(hand.gone(0, view.worker, view.pid)))
+        hand.workers[0] = []
+        logged += events(hand.hear(0) + hand.wait(0.5))
+        hand.workers[0] = [hand.idle(0, 10 * number + index) for index in range(3)]
+        logged += events(hand.hear(0) + hand.wait(0.5))
+    assert "node_replaced" in logged
+    assert set(hand.state.rank_nodes.values()) == {1, 2}
+
+
 def test_without_a_spare_a_node_that_cannot_fork_is_restarted_once_and_waited_for_aloud() -> None:
     hand = Hand(nodes=2)
     hand.workers[0] = []

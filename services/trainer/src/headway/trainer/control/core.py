@@ -63,7 +63,7 @@ class Core:
         self.store: tuple[str, int, str] | None = None
         """Host, port and secret of the store that rank 0 opened for this generation."""
         self.phase = "gathering"
-        self.since = self.waited_since = 0.0
+        self.since = self.waited_since = self.gathered_since = 0.0
         self.is_adopting = start.generation >= 0
         self.outcome = self.detail = ""
         self.furthest, self.progress_at = -1, 0.0
@@ -82,9 +82,18 @@ class Core:
 
     # ---- phases ---------------------------------------------------------------------------------
     def enter(self, phase: str) -> None:
-        """Begin a phase; its limit is counted from now on."""
+        """Begin a phase; its limit is counted from now on.
+
+        But gathering that is taken up again before a generation has begun continues to count: a node whose
+        workers die one after the other must not hold the run for ever.
+        """
+        is_again = phase == "gathering" and self.phase in ("reading", "choosing", "beginning")
         self.phase = phase
         self.since = self.waited_since = self.clock.now
+        if is_again:
+            self.waited_since = self.gathered_since
+        elif phase == "gathering":
+            self.gathered_since = self.clock.now
         self._sent.clear()
 
     def due(self, *key: object) -> bool:
