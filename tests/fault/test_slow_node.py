@@ -1,17 +1,46 @@
-"""A node that is slow to come back is given up only for a spare that is ready."""
+"""A node that is slow to come back is given up only when a restart did not help and a spare is ready."""
 
 from __future__ import annotations
 
 from headway.common.wire.messages.driver import NodeBeat
 from headway.trainer.config import RecoveryConfig
-from headway.trainer.control.events import Action, Finish, Log, RestartNode, Tick
+from headway.trainer.control.events import (
+    Action,
+    Done,
+    Failed,
+    Finish,
+    Log,
+    RestartNode,
+    Start,
+    Tick,
+)
 from headway.trainer.control.state import RunState
 
 LIMITS = RecoveryConfig(join_timeout_s=20, out_timeout_s=3, node_silent_s=1, node_lost_s=4)
 
 
 def _state(nodes: int) -> RunState:
-    return RunState(steps=9, rank_nodes={0: 0}, nodes=nodes, limits=LIMITS, now=0.0)
+    start = Start(run_id="r", steps=9, rank_nodes={0: 0}, nodes=nodes)
+    return RunState(start, LIMITS, now=0.0)
+
+
+def _drive(
+    state: RunState, seconds: int, *, beating: tuple[int, ...] = (), answer: str = "done"
+) -> list[Action]:
+    """Ticks, beats of these nodes, and an engine that answers."""
+    actions: list[Action] = []
+    for tenth in range(seconds * 10):
+        now = tenth / 10
+        for node in beating:
+            actions += state.handle(NodeBeat(node=node, pid=1, workers=(), services={}), now)
+        new = state.handle(Tick(), now)
+        actions += new
+        for action in new:
+            if isinstance(action, RestartNode) and answer:
+                done = Done(action) if answer == "done" else Failed(action, answer)
+                actions += state.handle(done, now)
+        state.validate()
+    return actions
 
 
 def _events(actions: list[Action]) -> set[str]:
@@ -19,23 +48,28 @@ def _events(actions: list[Action]) -> set[str]:
 
 
 def test_without_a_spare_the_start_is_asked_for_again_and_again() -> None:
-    state, actions = _state(1), []
-    for now in range(1, 60):
-        actions += state.handle(Tick(), float(now))
-    assert not any(isinstance(action, Finish) for action in actions)
-    assert sum(action == RestartNode(0) for action in actions) > 10
-    assert "node_lost" not in _events(actions)
+    for answer in ("done", "no more processes", ""):
+        actions = _drive(_state(1), 300, answer=answer)
+        assert not any(isinstance(action, Finish) for action in actions)
+        assert sum(action == RestartNode(0) for action in actions) >= 5
+        assert "node_lost" not in _events(actions)
 
 
 def test_with_a_spare_that_beats_the_silent_node_is_replaced() -> None:
+    for answer in ("done", "no more processes", ""):
+        state = _state(2)
+        actions = _drive(state, 30, beating=(1,), answer=answer)
+        assert {"node_lost", "node_replaced"} <= _events(actions)
+        assert state.rank_nodes == {0: 1}
+
+
+def test_a_node_is_not_given_up_before_a_restart_had_time_to_help() -> None:
     state = _state(2)
-    actions = state.handle(NodeBeat(node=1, pid=1, workers=(), services={}), 4.5)
-    assert {"node_lost", "node_replaced"} <= _events(actions)
-    assert state.rank_nodes == {0: 1}
+    actions = _drive(state, 8, beating=(1,), answer="")
+    assert RestartNode(0) in actions
+    assert "node_lost" not in _events(actions)
 
 
 def test_a_spare_that_is_silent_too_is_no_reason_to_give_up() -> None:
-    state = _state(2)
-    state.handle(NodeBeat(node=1, pid=1, workers=(), services={}), 0.5)
-    actions = [action for now in range(2, 30) for action in state.handle(Tick(), float(now))]
+    actions = _drive(_state(2), 60)
     assert "node_lost" not in _events(actions)

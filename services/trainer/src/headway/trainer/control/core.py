@@ -63,7 +63,7 @@ class Core:
         self.store: tuple[str, int, str] | None = None
         """Host, port and secret of the store that rank 0 opened for this generation."""
         self.phase = "gathering"
-        self.since = self.waited_since = 0.0
+        self.since = self.waited_since = self.gathered_since = 0.0
         self.is_adopting = start.generation >= 0
         self.outcome = self.detail = ""
         self.furthest, self.progress_at = -1, 0.0
@@ -82,9 +82,18 @@ class Core:
 
     # ---- phases ---------------------------------------------------------------------------------
     def enter(self, phase: str) -> None:
-        """Begin a phase; its limit is counted from now on."""
+        """Begin a phase; its limit is counted from now on.
+
+        But gathering that is taken up again before a generation has begun continues to count: a node whose
+        workers die one after the other must not hold the run for ever.
+        """
+        is_again = phase == "gathering" and self.phase in ("reading", "choosing", "beginning")
         self.phase = phase
         self.since = self.waited_since = self.clock.now
+        if is_again:
+            self.waited_since = self.gathered_since
+        elif phase == "gathering":
+            self.gathered_since = self.clock.now
         self._sent.clear()
 
     def due(self, *key: object) -> bool:
@@ -136,14 +145,18 @@ class Core:
         return min((view.applied for view in views if view is not None), default=0)
 
     # ---- workers --------------------------------------------------------------------------------
-    def lose_worker(self, name: str, reason: str) -> list[Action]:
-        """The worker is dead or as good as dead: it is killed where it still lives."""
+    def lose_worker(self, name: str, reason: str, *, is_blamed: bool = True) -> list[Action]:
+        """The worker is dead or as good as dead: it is killed where it still lives.
+
+        Args:
+            is_blamed: whether its loss is a cause that the brake counts, and not a consequence.
+        """
         if self.fleet.living(name) is None:
             return []
         self.fleet.condemn(name)
-        return self.lost_worker(name, reason)
+        return self.lost_worker(name, reason, is_blamed=is_blamed)
 
-    def lost_worker(self, name: str, reason: str) -> list[Action]:
+    def lost_worker(self, name: str, reason: str, *, is_blamed: bool = True) -> list[Action]:
         """The fleet knows already that this one is gone: draw the consequences."""
         rank = self.members.rank_of.get(name)
         actions: list[Action] = [
@@ -156,7 +169,7 @@ class Core:
             return actions
         self.members.update(rank, None)
         cause = f"rank {rank} is lost: {reason}"
-        if self.phase in ("joining", "running", "leaving"):
+        if is_blamed and self.phase in ("joining", "running", "leaving"):
             self.brake.blame(cause, cause)
             self.is_memory_stale = True
         return actions + self.interrupted(cause)

@@ -36,6 +36,9 @@ class Effect:
     tries: int
     answered_at: float | None = None
     error: str | None = None
+    """Why it failed; None while it is under way, or when it was done."""
+    last_error: str = ""
+    """Why the attempt before this one failed."""
 
 
 class Effects:
@@ -66,7 +69,8 @@ class Effects:
         """Note that the action is under way; returns it."""
         key = _key(action)
         known = self._effects.get(key)
-        self._effects[key] = Effect(action, self._clock.now, known.tries + 1 if known else 1)
+        tries, error = (known.tries, known.error or known.last_error) if known else (0, "")
+        self._effects[key] = Effect(action, self._clock.now, tries + 1, last_error=error)
         return [action]
 
     def settle(self, action: Action, error: str | None = None) -> bool:
@@ -74,17 +78,21 @@ class Effects:
         effect = self._effects.get(_key(action))
         if effect is None or effect.action != action:
             return False
-        effect.answered_at, effect.error = self._clock.now, error
+        effect.answered_at, effect.error, effect.last_error = self._clock.now, error, ""
         return True
 
     def settled(self, kind: type[Fallible], error: str | None) -> None:
         """Take in an answer that does not repeat its question."""
         if effect := self._effects.get((kind.__name__, -1)):
-            effect.answered_at, effect.error = self._clock.now, error
+            effect.answered_at, effect.error, effect.last_error = self._clock.now, error, ""
 
     def forget(self, kind: type[Fallible], node: int = -1) -> None:
         """It is not needed any more; the next time begins anew."""
         self._effects.pop((kind.__name__, node), None)
+
+    def is_asked(self, kind: type[Fallible], node: int = -1) -> bool:
+        """Whether it was asked for since it was last forgotten."""
+        return (kind.__name__, node) in self._effects
 
     def tried_at(self, kind: type[Fallible], node: int = -1) -> float | None:
         """When the newest attempt was answered, or given up as unanswered; None while it may still help."""
@@ -96,9 +104,9 @@ class Effects:
         return effect.answered_at
 
     def error(self, kind: type[Fallible], node: int = -1) -> str:
-        """Why the newest attempt failed; empty while it is under way or was done."""
+        """Why it failed the last time; empty when it has not failed, or was done since."""
         effect = self._effects.get((kind.__name__, node))
-        return (effect.error or "") if effect else ""
+        return (effect.error or effect.last_error) if effect else ""
 
 
 def _key(action: Action) -> Key:

@@ -168,21 +168,26 @@ class Fleet:
 
     def _take(self, node: Node, beat: NodeBeat, workers: tuple[WorkerBeat, ...]) -> list[Change]:
         """The whole truth about the node's workers."""
-        old, new, changes = node.workers, {}, []
+        old, home, number = node.workers, self.home, node.number
+        new: dict[str, WorkerBeat] = {}
+        changes: list[Change] = []
         generation, step = -1, 0
         for view in workers:
             name = view.worker
-            if self.home.get(name, node.number) != node.number:
-                continue  # a name that another node has
+            known = old.get(name)
+            if known is None:
+                if home.get(name, number) != number:
+                    continue  # a name that another node has
+                changes.append(Change(name, None, view))
+            elif not _is_as_before(known, view):
+                changes.append(Change(name, known, view))
             new[name] = view
             if view.generation > generation:
                 generation, step = view.generation, view.step
             elif view.generation == generation and view.step < step:
                 step = view.step
-            known = old.get(name)
-            if known is None or (known is not view and _state(known) != _state(view)):
-                changes.append(Change(name, known, view))
-        changes += [Change(name, view, None) for name, view in old.items() if name not in new]
+        if len(new) < len(old) + len(changes):
+            changes += [Change(name, view, None) for name, view in old.items() if name not in new]
         node.workers, node.generation, node.step = new, generation, step
         node.version, node.trouble = beat.version, beat.trouble
         if beat.services is not None:
@@ -211,13 +216,13 @@ class Fleet:
             for table in (self.home, self.inside, self.doomed):
                 table.pop(name, None)
             return
-        self.home[name] = node.number
+        self.home[name] = number = node.number
         # who was in a generation on a node that carries no ranks any more holds memory for nothing
         if name not in node.gone and view.generation >= 0 and not node.ranks:
             node.gone[name] = view.pid
         is_gone = name in node.gone
-        _keep(self.doomed, name, node.number, is_gone)
-        _keep(self.inside, name, node.number, not is_gone and view.status in INSIDE)
+        _keep(self.doomed, name, number, is_gone)
+        _keep(self.inside, name, number, not is_gone and view.status in INSIDE)
 
     # ---- workers --------------------------------------------------------------------------------
     def condemn(self, name: str) -> None:
@@ -302,15 +307,16 @@ def _keep(table: dict[Any, Any], key: object, value: object, is_in: bool) -> Non
         table.pop(key, None)
 
 
-def _state(view: WorkerBeat) -> tuple[object, ...]:
+def _is_as_before(old: WorkerBeat, new: WorkerBeat) -> bool:
+    """Whether the two differ in their step at most; written out because every full beat asks it."""
     return (
-        view.status,
-        view.generation,
-        view.rank,
-        view.pid,
-        view.command,
-        view.applied,
-        view.paused,
+        old.status == new.status
+        and old.generation == new.generation
+        and old.rank == new.rank
+        and old.pid == new.pid
+        and old.command == new.command
+        and old.applied == new.applied
+        and old.paused == new.paused
     )
 
 

@@ -65,10 +65,10 @@ def _check_members(fleet: Fleet, members: Members) -> None:
     vacant, num_paused = set(), 0
     for rank, home in fleet.rank_nodes.items():
         view = fleet.living(members.workers.get(rank))
-        counted = members.counted(view)
-        statuses[counted.status] += 1
-        current[counted.status] += counted.is_current
-        num_paused += counted.paused
+        status, is_current, paused = members.counted(view)
+        statuses[status] += 1
+        current[status] += is_current
+        num_paused += paused
         if view is None:
             vacant.add(rank)
         else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from headway.common.wire.messages.executor import WorkerBeat
 
@@ -12,17 +11,10 @@ MISSING = "missing"
 """Status of a rank without a living worker."""
 
 
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """How one rank is counted now."""
-
-    status: str = MISSING
-    is_current: bool = False
-    """Its worker is in the current generation."""
-    paused: bool = False
-
-
-_VACANT = Counted()
+Counted = tuple[str, bool, bool]
+"""How one rank is counted: its status, whether its worker is in the current generation, whether that waits in a
+pause."""
+_VACANT: Counted = (MISSING, False, False)
 
 
 class Members:
@@ -65,11 +57,10 @@ class Members:
         if new == old:
             return
         self._counted[rank] = new
-        self.statuses[old.status] -= 1
-        self.statuses[new.status] += 1
-        self.current[old.status] -= old.is_current
-        self.current[new.status] += new.is_current
-        self.num_paused += new.paused - old.paused
+        for (status, is_current, paused), sign in ((old, -1), (new, 1)):
+            self.statuses[status] += sign
+            self.current[status] += sign * is_current
+            self.num_paused += sign * paused
         if view is None:
             self.vacant[rank] = None
         else:
@@ -80,7 +71,7 @@ class Members:
         if view is None:
             return _VACANT
         is_current = view.generation == self.generation
-        return Counted(view.status, is_current, view.paused and is_current)
+        return view.status, is_current, view.paused and is_current
 
     def all(self, *statuses: str) -> bool:
         """Whether every rank is in the current generation, in one of these states."""

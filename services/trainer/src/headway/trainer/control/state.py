@@ -119,7 +119,7 @@ class RunState:
         core, phase = self._core, PHASES[self._core.phase]
         if core.clock.now - core.waited_since < phase.limit_s(core):
             return []
-        core.waited_since = core.clock.now
+        core.waited_since = core.gathered_since = core.clock.now
         waited_s = round(core.clock.now - core.since, 1)
         why = phase.why(core)
         log = Log("waiting", {"phase": phase.name, "waited_s": waited_s, "reason": why})
@@ -295,12 +295,12 @@ class RunState:
         return self._core.fleet.nodes[node].services
 
     def is_active(self, node: int) -> bool:
-        """Whether the node carries ranks."""
-        return bool(self._core.fleet.nodes[node].ranks)
+        """Whether the node carries ranks; False also for a number that the run does not know."""
+        return node in self._core.fleet.nodes and bool(self._core.fleet.nodes[node].ranks)
 
     def known_version(self, node: int) -> int:
-        """Version of the newest full beat of the node, -1 when one is needed."""
-        return self._core.fleet.nodes[node].version
+        """Version of the newest full beat of the node, -1 when one is needed or the node is not known."""
+        return self._core.fleet.nodes[node].version if node in self._core.fleet.nodes else -1
 
     def spare_for(self, node: int) -> int | None:
         """The spare that would take over from the node, None when none is ready."""

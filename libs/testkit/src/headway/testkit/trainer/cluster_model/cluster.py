@@ -33,13 +33,19 @@ class FakeCluster:
     """Nodes 0 and 1 carry two ranks each, the others are spares; a step takes one tick."""
 
     def __init__(
-        self, *, seed: int = 0, loss: float = 0.0, nodes: int = 3, limits: RecoveryConfig = LIMITS
+        self,
+        *,
+        seed: int = 0,
+        loss: float = 0.0,
+        nodes: int = 3,
+        limits: RecoveryConfig = LIMITS,
+        steps: int = STEPS,
     ) -> None:
         self.now = 0.0
         self.random = random.Random(seed)
         self.network = Network(self.random, loss=loss)
         self.nodes = {number: FakeNode(number) for number in range(nodes)}
-        self.disk, self.limits = Disk(), limits
+        self.disk, self.limits, self.steps = Disk(), limits, steps
         self.redone: list[int] = []
         self.furthest = 0
         self.frozen_at: dict[str, float] = {}
@@ -97,7 +103,7 @@ class FakeCluster:
         """The driver is replaced; the older one may not know that for a while."""
         if old_for_s:
             self.driver.asleep_until = 0.0
-            self.driver.began_at = self.now + old_for_s
+            self.driver.ends_at = self.now + old_for_s
             self.old_drivers.append(self.driver)
         self.driver = self._new_driver()
 
@@ -133,7 +139,7 @@ class FakeCluster:
                     self._greet(driver, number)
         for driver in self.old_drivers:
             driver.tick(self.now, TICK_S)
-        self.old_drivers = [d for d in self.old_drivers if d.began_at > self.now]
+        self.old_drivers = [d for d in self.old_drivers if d.ends_at > self.now]
         self.driver.tick(self.now, TICK_S)
 
     def _tick_node(self, node: FakeNode) -> None:
@@ -202,7 +208,7 @@ class FakeCluster:
         if step <= self.furthest:
             self.redone.append(step)
         self.furthest = max(self.furthest, step)
-        ends = step >= STEPS or "stop" in operations
+        ends = step >= self.steps or "stop" in operations
         for worker in ready:
             worker.step, worker.status = step, "finished" if ends else "running"
             home = self._home(worker)
@@ -232,7 +238,15 @@ class FakeCluster:
         def send(number: int, message: object) -> None:
             self.network.send(self.now, number, message, to_driver=False)
 
-        return Driver(self.disk, self.nodes, self.random, self.now, send, limits=self.limits)
+        return Driver(
+            self.disk,
+            self.nodes,
+            self.random,
+            self.now,
+            send,
+            limits=self.limits,
+            steps=self.steps,
+        )
 
     def _driver_of(self, epoch: int) -> Driver | None:
         drivers = [self.driver, *self.old_drivers]

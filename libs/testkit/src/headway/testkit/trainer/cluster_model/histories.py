@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from headway.testkit.trainer.cluster_model.cluster import FakeCluster
 from headway.trainer.control.events import EvictNode, ExecutorEnded
 
 NODES = 4
+STEPS = 150
 CALM_TICKS = 3000
 """Five minutes of the model's time: enough for every limit, one after the other."""
 Disturbance = Callable[[FakeCluster, random.Random], None]
@@ -134,16 +135,20 @@ DISTURBANCES: dict[str, Disturbance] = {
 }
 
 
-def history(seed: int) -> FakeCluster:
+def history(seed: int, kinds: Sequence[str] | None = None) -> FakeCluster:
     """Disturb a run at random, then leave it alone until it is over.
+
+    Args:
+        seed: decides everything.
+        kinds: of disturbances, a random choice unless given.
 
     Raises:
         AssertionError: an invariant broke, a phase was silent for longer than its limit, or the run
             did not come to an end.
     """
     chance = random.Random(f"history {seed}")
-    cluster = FakeCluster(seed=seed, nodes=NODES)
-    kinds = chance.sample(sorted(DISTURBANCES), chance.randrange(1, 7))
+    cluster = FakeCluster(seed=seed, nodes=NODES, steps=STEPS)
+    kinds = kinds or chance.sample(sorted(DISTURBANCES), chance.randrange(1, 7))
     done = []
     for _ in range(chance.randrange(2, 12)):
         cluster.run(chance.choice((1, 3, 8, 20)))

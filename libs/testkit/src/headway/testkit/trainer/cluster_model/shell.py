@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -75,13 +76,14 @@ class Driver:
         send: Callable[[int, object], None],
         *,
         limits: RecoveryConfig = LIMITS,
+        steps: int = STEPS,
     ) -> None:
         self.disk, self.nodes, self.random, self._send = disk, nodes, chance, send
         disk.epoch += 1
         last = disk.journal[-1] if disk.journal else None
         self.start = Start(
             run_id="r",
-            steps=STEPS,
+            steps=steps,
             rank_nodes=dict(last.rank_nodes) if last else dict(RANKS),
             nodes=len(nodes),
             generation=last.generation if last else -1,
@@ -89,12 +91,15 @@ class Driver:
             epoch=disk.epoch,
             memory=disk.memory,
         )
-        self.began_at = now
+        self.began_at, self.limits = now, limits
+        self.ends_at = math.inf
         self.state = RunState(self.start, limits, now)
         self.inbox: list[Event] = []
         self.answers: dict[str, str] = {}
         self.logs: list[Log] = []
         self.history: list[tuple[Event, float]] = []
+        self.decisions: list[list[Action]] = []
+        """What was decided on each event of ``history``."""
         self.asleep_until = 0.0
         self._awake_s = self._sign_s = 0.0
         self._phase = self.state.phase
@@ -118,6 +123,7 @@ class Driver:
         """Let the state decide, check every invariant, carry out."""
         self.history.append((event, now))
         actions = self.state.handle(event, now)
+        self.decisions.append(actions)
         self.state.validate()
         for action in actions:
             self._carry_out(action, now)

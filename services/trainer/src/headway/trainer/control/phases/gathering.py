@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headway.common.wire.messages.executor import WorkerBeat
-from headway.trainer.control.core import Core
+from headway.trainer.control.core import RESTART_GRACE_S, Core
 from headway.trainer.control.events import Action, Log, RestartNode
 from headway.trainer.control.fleet import names
 from headway.trainer.control.phases.base import Phase, ranks
@@ -19,7 +19,12 @@ class Gathering(Phase):
         if core.phase != self.name:
             return actions
         if core.is_adopting:
-            return actions if core.fleet.unheard else [*actions, *_adopt(core)]
+            if core.fleet.unheard:
+                return actions
+            actions += _adopt(core)
+            node = None
+            if core.phase != self.name:
+                return actions
         if core.fleet.held():  # groups of an older generation, on a node that was silent meanwhile
             core.enter("leaving")
             return actions
@@ -40,12 +45,12 @@ class Gathering(Phase):
 
     def overdue(self, core: Core) -> list[Action]:
         """A node that beats and has no worker: a spare instead, else its executor is started again, once."""
-        actions: list[Action] = []
+        actions = _last_resort(core)
         for number in [] if core.is_adopting else _short(core):
             if core.fleet.spare_for(number) is not None:
                 actions += core.lose_node(number, _no_worker(core, number), bar="trouble")
                 actions += core.replace_lost()
-            elif core.effects.tried_at(RestartNode, number) is None:
+            elif not core.effects.is_asked(RestartNode, number):
                 actions += core.effects.ask(RestartNode(number))
         return actions
 
@@ -60,6 +65,20 @@ class Gathering(Phase):
         for number in _short(core):
             return _no_worker(core, number)
         return "every rank has a worker"
+
+
+def _last_resort(core: Core) -> list[Action]:
+    """No spare is ready for a lost node: a suspected node is better than none, and a restart may mend one."""
+    if not core.lost_carriers():
+        return []
+    actions: list[Action] = []
+    for number in list(core.fleet.barred):
+        node = core.fleet.nodes[number]
+        if node.bar == "verdict":
+            core.fleet.set_bar(node, "")
+        if node.bar == "trouble" and core.effects.due(RestartNode, number, again_s=RESTART_GRACE_S):
+            actions += core.effects.ask(RestartNode(number))
+    return actions
 
 
 def _silence(core: Core, nodes: list[int]) -> str:

@@ -60,7 +60,7 @@ class Joining(Phase):
         silent = [rank for rank, view in late if view is None or view.generation < core.generation]
         actions = core.fence(f"{ranks([r for r, _ in late])} did not restore within {limit_s:g} s")
         for rank in silent:  # they never answered: no abort will reach them
-            actions += core.lose_worker(core.members.workers[rank], "did not join")
+            actions += core.lose_worker(core.members.workers[rank], "did not join", is_blamed=False)
         return actions
 
     def why(self, core: Core) -> str:
@@ -116,7 +116,9 @@ class Leaving(Phase):
         reason = f"did not leave within {core.limits.out_timeout_s:g} s"
         nodes = core.fleet.nodes
         late = [n for n, home in core.fleet.inside.items() if nodes[home].status != "silent"]
-        return [action for name in late for action in core.lose_worker(name, reason)]
+        return [
+            action for name in late for action in core.lose_worker(name, reason, is_blamed=False)
+        ]
 
     def why(self, core: Core) -> str:
         held = [core.members.rank_of.get(name, -1) for name in core.fleet.inside]

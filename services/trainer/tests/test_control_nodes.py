@@ -1,0 +1,283 @@
+"""Nodes that are slow, silent, lost, evicted, unable to fork, or back again; and a driver that slept."""
+
+from __future__ import annotations
+
+from headway.common.wire.messages.driver import NodeBeat, WorkerGone
+from headway.common.wire.messages.executor import KillWorker
+from headway.testkit.trainer.by_hand import Hand, events, only, told
+from headway.testkit.trainer.cluster_model.shell import LIMITS
+from headway.trainer.control.events import (
+    Done,
+    DurableFound,
+    EvictNode,
+    ExecutorEnded,
+    Failed,
+    Finish,
+    Log,
+    Memory,
+    ReleaseNode,
+    Remember,
+    RestartNode,
+    Tick,
+)
+
+
+def _lose(hand: Hand, node: int) -> None:
+    """Silence until the node is given up; its workers stay as they are. Nobody steps."""
+    hand.silent.add(node)
+    actions = hand.wait(LIMITS.node_silent_s + 0.2)
+    hand.send(Done(only(actions, RestartNode)))
+    hand.wait(LIMITS.node_lost_s + 2.0)
+    assert hand.state.status_of(node) == "lost"
+    hand.silent.discard(node)
+
+
+def test_a_driver_that_slept_holds_no_silence_against_the_nodes() -> None:
+    hand = Hand().run()
+    hand.wait(2.0)
+    hand.now += 60.0  # blocked: beats wait in its socket and are handled one after the other
+    actions = [action for node in hand.workers for action in hand.pulse(node)]
+    actions += hand.send(Tick())
+    assert actions == []
+    assert [hand.state.status_of(node) for node in hand.workers] == ["active", "active", "spare"]
+
+
+def test_a_driver_that_is_slow_at_every_beat_holds_no_silence_against_the_nodes() -> None:
+    hand = Hand(nodes=4).run()
+    actions = []
+    for _ in range(20):
+        for node in hand.workers:
+            hand.now += 1.0
+            actions += hand.pulse(node)
+    assert events(actions) == []
+
+
+def test_silence_of_a_node_whose_ranks_step_is_no_reason_to_give_it_up() -> None:
+    hand = Hand().run()
+    hand.silent.add(1)
+    actions = []
+    for _ in range(60):
+        hand.step += 1  # every rank takes part in a step
+        actions += hand.wait(0.5)
+        actions += hand.send(Done(RestartNode(1)))
+    assert "node_silent" in events(actions)
+    assert "node_lost" not in events(actions)
+    assert hand.state.phase == "running"
+
+
+def test_a_node_whose_executor_was_started_again_keeps_its_ranks_and_generation() -> None:
+    hand = Hand().run()
+    hand.silent.add(1)
+    hand.send(Done(only(hand.wait(LIMITS.node_silent_s + 0.2), RestartNode)))
+    assert hand.state.status_of(1) == "silent"
+    hand.silent.clear()
+    hand.incarnation[1] += 1
+    hand.versions[1] = 0
+    hand.hear(1)
+    hand.wait(20.0)
+    assert (hand.state.phase, hand.state.generation) == ("running", 0)
+    assert hand.state.status_of(1) == "active"
+
+
+def test_an_executor_that_is_known_to_have_ended_is_started_without_waiting_for_silence() -> None:
+    hand = Hand().run()
+    actions = hand.send(ExecutorEnded(1))
+    assert only(actions, RestartNode) == RestartNode(1)
+    assert [a for a in hand.send(ExecutorEnded(1)) if isinstance(a, RestartNode)] == []
+
+
+def test_a_lost_node_that_is_heard_again_becomes_a_spare_and_its_old_workers_are_killed() -> None:
+    hand = Hand().run()
+    old = [view.worker for view in hand.workers[1] if view.rank >= 0]
+    _lose(hand, 1)
+    assert set(hand.state.rank_nodes.values()) == {0, 2}
+    actions = hand.hear(1)
+    assert "node_returned" in events(actions)
+    assert hand.state.status_of(1) == "spare"
+    assert only(actions, Remember).memory.lost == ()
+    actions += hand.wait(1.0)
+    killed = {tell.message.worker for tell in told(actions, KillWorker) if tell.node == 1}
+    assert killed == set(old)
+    hand.workers[1] = [hand.idle(1, 7)]
+    actions = hand.hear(1) + hand.wait(2.0)
+    assert not [tell for tell in told(actions, KillWorker) if tell.node == 1]
+
+
+def test_a_name_that_is_used_again_on_a_new_machine_is_not_killed() -> None:
+    hand = Hand().run()
+    _lose(hand, 1)
+    hand.workers[1] = [hand.idle(1, index) for index in range(3)]
+    for index in range(3):
+        hand.change(1, index, pid=9000 + index)
+    actions = hand.hear(1) + hand.wait(1.0)
+    assert not [tell for tell in told(actions, KillWorker) if tell.node == 1]
+    assert hand.state.status_of(1) == "spare"
+
+
+def test_a_machine_that_is_gone_is_lost_at_once_and_without_a_spare_the_run_says_so() -> None:
+    hand = Hand(nodes=2).run()
+    hand.silent.add(1)
+    restart = only(hand.wait(LIMITS.node_silent_s + 0.2), RestartNode)
+    actions = hand.send(Failed(restart, "the machine was taken away", is_final=True))
+    assert {"node_lost", "fence"} <= set(events(actions))
+    hand.leave()
+    actions = hand.wait(1.0)
+    assert hand.state.outcome == "failed"
+    assert hand.state.detail == "node 1 is lost and no spare node is left"
+
+
+def test_beats_of_an_executor_that_has_ended_change_nothing() -> None:
+    hand = Hand().run()
+    hand.incarnation[1] = 2
+    hand.versions[1] = 0
+    hand.hear(1)
+    late = NodeBeat(node=1, pid=1, incarnation=1, version=99, workers=(), services={}, run_id="r")
+    assert hand.send(late) == []
+    assert hand.state.phase == "running"
+    assert hand.state.known_version(1) == 1
+
+
+def test_an_older_full_beat_that_was_overtaken_changes_nothing() -> None:
+    hand = Hand().run()
+    version = hand.versions[1]
+    hand.hear(1)
+    assert hand.hear(1, version=version, workers=()) == []
+    assert hand.state.phase == "running"
+
+
+def test_beats_of_another_run_change_nothing() -> None:
+    hand = Hand().run()
+    assert hand.hear(1, run_id="another", workers=()) == []
+    assert hand.state.phase == "running"
+
+
+def test_a_pulse_asks_for_a_full_beat_until_the_driver_holds_that_version() -> None:
+    hand = Hand()
+    assert hand.state.known_version(0) == -1
+    hand.pulse(0)
+    assert hand.state.known_version(0) == -1
+    hand.hear(0)
+    assert hand.state.known_version(0) == hand.versions[0]
+
+
+def test_a_worker_that_its_node_does_not_report_any_more_is_lost() -> None:
+    hand = Hand().run()
+    hand.workers[1] = hand.workers[1][1:]
+    assert {"worker_lost", "fence"} <= set(events(hand.hear(1)))
+
+
+def test_the_end_of_an_earlier_process_of_the_same_name_changes_nothing() -> None:
+    hand = Hand().run()
+    gone = WorkerGone(
+        node=0, worker=hand.state.members[0], pid=1, rank=0, generation=0, reason="killed"
+    )
+    assert hand.send(gone) == []
+    assert hand.state.phase == "running"
+
+
+def test_a_node_that_cannot_fork_is_given_up_for_a_spare_and_returns_when_it_can() -> None:
+    hand = Hand()
+    hand.workers[0] = []
+    hand.trouble[0] = "it cannot fork (the zygote restarts)"
+    hand.gather()
+    why = "node 0 has no worker for ranks 0, 1: it cannot fork (the zygote restarts)"
+    assert hand.state.why() == why
+    actions = hand.wait(LIMITS.gather_timeout_s + 0.5)
+    assert events(actions) == ["waiting", "node_lost", "node_replaced"]
+    assert only([a for a in actions if events([a]) == ["waiting"]], Log).fields["reason"] == why
+    assert hand.state.phase == "reading"
+    assert "node_returned" not in events(hand.hear(0))
+    hand.trouble.clear()
+    hand.workers[0] = [hand.idle(0, 5)]
+    assert "node_returned" in events(hand.hear(0))
+
+
+def test_a_node_whose_workers_die_one_after_the_other_is_given_up_too() -> None:
+    hand = Hand()
+    hand.gather()
+    logged: list[str] = []
+    for number in range(20):
+        for index in range(3):
+            view = hand.workers[0][index]
+            logged += events(hand.send(hand.gone(0, view.worker, view.pid)))
+        hand.workers[0] = []
+        logged += events(hand.hear(0) + hand.wait(0.5))
+        hand.workers[0] = [hand.idle(0, 10 * number + index) for index in range(3)]
+        logged += events(hand.hear(0) + hand.wait(0.5))
+    assert "node_replaced" in logged
+    assert set(hand.state.rank_nodes.values()) == {1, 2}
+
+
+def test_without_a_spare_a_node_that_cannot_fork_is_restarted_once_and_waited_for_aloud() -> None:
+    hand = Hand(nodes=2)
+    hand.workers[0] = []
+    hand.gather()
+    actions = hand.wait(4 * LIMITS.gather_timeout_s + 0.5)
+    assert only(actions, RestartNode) == RestartNode(0)
+    assert events(actions) == ["waiting"] * 4
+
+
+def test_an_evicted_node_is_released_until_done_and_returns_when_it_is_started_again() -> None:
+    hand = Hand().run()
+    actions = hand.send(EvictNode(1))
+    assert events(actions)[:2] == ["evicted", "node_lost"]
+    release = only(actions, ReleaseNode)
+    hand.send(Failed(release, "no answer"))
+    assert only(hand.wait(1.0), ReleaseNode) == release
+    assert hand.state.memory.evicted == (1,)
+    hand.hear(1)  # it has not ended yet
+    assert hand.state.status_of(1) == "lost"
+    hand.send(Done(release))
+    hand.hear(1)  # its last beat was still in the socket
+    assert hand.state.status_of(1) == "lost"
+    assert not [a for a in hand.wait(30.0) if a == RestartNode(1)]
+    hand.incarnation[1] += 1
+    hand.versions[1] = 0
+    hand.workers[1] = [hand.idle(1, 9)]
+    assert "node_returned" in events(hand.hear(1))
+    assert hand.state.status_of(1) == "spare"
+
+
+def test_an_eviction_without_a_spare_is_refused_by_name() -> None:
+    hand = Hand(nodes=2).run()
+    assert hand.state.eviction_refusal(1) == "no spare is ready for node 1"
+    assert events(hand.send(EvictNode(1))) == ["eviction_refused"]
+    assert hand.state.eviction_refusal(7) == "node 7 is not in the run"
+
+
+def test_a_successor_keeps_lost_and_evicted_nodes_out_and_releases_what_was_not() -> None:
+    memory = Memory(lost=(2,), evicted=(1, 3), released=(3,))
+    hand = Hand(nodes=5, rank_nodes={0: 0, 1: 0, 2: 4, 3: 4}, memory=memory)
+    assert [hand.state.status_of(n) for n in range(5)] == [
+        "silent",
+        "lost",
+        "lost",
+        "lost",
+        "silent",
+    ]
+    assert hand.state.memory == memory
+    hand.silent = {1, 2, 3}
+    assert {a for a in hand.wait(0.2) if isinstance(a, ReleaseNode)} == {ReleaseNode(1)}
+    assert "node_returned" in events(hand.hear(2))
+
+
+def test_a_worker_of_a_silent_node_is_not_ended_for_an_order_that_it_never_got() -> None:
+    hand = Hand(nodes=2).run()
+    hand.silent.add(1)
+    hand.send(Done(only(hand.wait(LIMITS.node_silent_s + 0.2), RestartNode)))
+    hand.send(hand.left(0, "peer"))
+    hand.change(0, 0, status="out")
+    hand.change(0, 1, status="out")
+    hand.hear(0)
+    hand.wait(3 * LIMITS.out_timeout_s)
+    hand.silent.clear()
+    hand.incarnation[1] += 1
+    hand.versions[1] = 0
+    actions = hand.hear(1) + hand.wait(0.5)
+    assert not told(actions, KillWorker)
+    assert hand.state.phase == "leaving", "now it is told"
+    hand.leave()
+    hand.read(1)
+    assert hand.send(DurableFound(None))
+    assert not hand.state.outcome
+    assert not [a for a in actions if isinstance(a, Finish)]
