@@ -6,7 +6,7 @@ Each table sits beside its owner: ``[data]``, ``[ckpt]`` and ``[health]`` are th
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from headway.ckpt_store.config import StoreConfig
@@ -14,6 +14,17 @@ from headway.common.errors import ConfigError
 from headway.common.plan.grid import Grid
 from headway.dataloader.config import DataConfig
 from headway.health.config import HealthConfig
+
+_IN_ORDER = (
+    ("driver_silent_s", "node_silent_s", "a driver must be back before its nodes look silent"),
+    ("node_silent_s", "node_lost_s", "a node is restarted before it is given up"),
+    ("node_lost_s", "orphan_limit_s", "workers must outlive the restart of their executor"),
+    ("group_timeout_s", "join_timeout_s", "joining builds groups and uses them"),
+    ("out_timeout_s", "join_timeout_s", "leaving is a part of the way back into a generation"),
+    ("fork_limit_s", "gather_timeout_s", "gathering waits for at least one fork"),
+    ("service_silent_s", "service_start_s", "a start takes longer than a beat"),
+)
+"""(smaller, larger, why): pairs of limits in ``[recovery]``, the first of which must be below the second."""
 
 
 @dataclass(frozen=True)
@@ -137,8 +148,16 @@ class TrainConfig:
     """Global batches of the validation split per evaluation."""
     sample_tokens: int = 64
     """Tokens of the text sample at the end; 0 for none."""
+    max_skipped_steps: int = 10
+    """Steps in a row with a loss or gradient norm that is not finite, each skipped, before the run
+    ends by name; 0 never ends it."""
 
     def __post_init__(self) -> None:
+        if self.max_skipped_steps < 0:
+            raise ConfigError(
+                f"train.max_skipped_steps={self.max_skipped_steps} is below 0",
+                remedy="use a number of steps, or 0 to never end the run",
+            )
         _positive(
             "train",
             steps=self.steps,
@@ -178,14 +197,23 @@ class OptimConfig:
 
 @dataclass(frozen=True)
 class RecoveryConfig:
-    """Time limits of detection and recovery, in seconds."""
+    """Time limits of detection and recovery, in seconds; docs/operations.md gives the source of each."""
 
     group_timeout_s: float = 20.0
     """Longest a collective may take before its own timeout ends it."""
+    gather_timeout_s: float = 60.0
+    """Longest a generation may wait for a worker for each rank before other nodes are used."""
+    read_timeout_s: float = 20.0
+    """Longest the nodes may take to report which snapshots are sealed."""
+    choose_timeout_s: float = 60.0
+    """Longest the search for the newest checkpoint may take."""
     join_timeout_s: float = 60.0
-    """Longest a generation may take from assignment until every rank has its state, before it is fenced."""
+    """Longest a generation may take from assignment until every rank has its state, before it is
+    fenced."""
     out_timeout_s: float = 8.0
     """Longest a survivor may take to leave a fenced generation before it is ended."""
+    stop_timeout_s: float = 60.0
+    """Longest a run that was asked to stop may make no progress before it is ended by force."""
     orphan_limit_s: float = 600.0
     """A worker without an executor for this long seals its state and exits."""
     node_silent_s: float = 3.0
@@ -194,8 +222,36 @@ class RecoveryConfig:
     """A node that neither answers nor can be started again for this long is replaced by a spare."""
     driver_silent_s: float = 2.0
     """A driver silent for this long is replaced by the next executor's."""
+    service_silent_s: float = 5.0
+    """A service without a beat, or whose loop has made no progress, for this long is replaced."""
+    service_start_s: float = 60.0
+    """Longest a service may take from its start to its first beat."""
+    fork_limit_s: float = 20.0
+    """Longest a new worker may take from its fork to its first message."""
+    folder_gone_s: float = 60.0
+    """A run whose folder has been gone for this long is ended on its nodes."""
     max_crashes: int = 5
     """Equal failures at one step before the run stops and names the culprit."""
+
+    def __post_init__(self) -> None:
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if entry.name.endswith("_s") and not 0 < value < math.inf:
+                raise ConfigError(
+                    f"recovery.{entry.name}={value} is not a time limit",
+                    remedy="use seconds above 0",
+                )
+        if self.max_crashes < 1:
+            raise ConfigError(
+                f"recovery.max_crashes={self.max_crashes} is below 1", remedy="use 1 or more"
+            )
+        for smaller, larger, why in _IN_ORDER:
+            low, high = getattr(self, smaller), getattr(self, larger)
+            if not low < high:
+                raise ConfigError(
+                    f"recovery.{smaller}={low:g} is not below recovery.{larger}={high:g}: {why}",
+                    remedy=f"lower recovery.{smaller} or raise recovery.{larger}",
+                )
 
 
 @dataclass(frozen=True)

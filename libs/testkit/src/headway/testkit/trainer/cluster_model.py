@@ -30,7 +30,13 @@ from headway.trainer.control.events import (
 from headway.trainer.control.state import RunState
 
 LIMITS = RecoveryConfig(
-    join_timeout_s=20.0, out_timeout_s=3.0, node_silent_s=1.0, node_lost_s=4.0, max_crashes=50
+    group_timeout_s=10.0,
+    join_timeout_s=20.0,
+    out_timeout_s=3.0,
+    driver_silent_s=0.5,
+    node_silent_s=1.0,
+    node_lost_s=4.0,
+    max_crashes=50,
 )
 RANKS = {0: 0, 1: 0, 2: 1, 3: 1}
 STEPS = 30

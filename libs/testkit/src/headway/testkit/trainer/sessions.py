@@ -10,8 +10,8 @@ from headway.common.node.arena import Arena
 from headway.testkit.trainer.layouts import small_run
 from headway.trainer.config import RunConfig
 from headway.trainer.generation import ArenaFactory, Session
+from headway.trainer.hooks import NoHooks, StepResult
 from headway.trainer.parallel.groups import Groups
-from headway.trainer.step import NoHooks, StepResult
 
 RUN_ID = "0123abcd"
 VOCABULARY = 320
