@@ -340,17 +340,17 @@ class Session:
 
         If all stores stand still for ``STILL_ROUNDS`` it stays undurable, in the arenas only.
         """
-        standing, num_still = trainer.control_round(self.step), 0
+        standing, num_still = trainer.control_round(self.step, look_at_state=True), 0
+        is_good = trainer.skipped_in_row == 0 and not standing.bad
         # counted, not timed: all ranks must end the loop together
         while standing.busy and num_still < STILL_ROUNDS:
             time.sleep(PAUSE_ROUND_S)
             standing = trainer.control_round(self.step, moved=self._store_moved())
             num_still = 0 if standing.moved else num_still + 1
-        is_good = trainer.skipped_in_row == 0
         self.is_last_wanted = is_good and not standing.busy
         if not is_good:
             log.warning(
-                "the last step is not made durable: its loss or gradient norm is not finite",
+                "the last step is not made durable: its loss or its state is not finite",
                 step=self.step,
                 skipped_in_row=trainer.skipped_in_row,
             )

@@ -131,16 +131,20 @@ class TrainStep:
             sums = self._add_up(0.0, pipeline.loss_sum, tokens)
         return sums.mean_loss
 
-    def control_round(self, step: int, *, moved: bool = False) -> Standing:
+    def control_round(
+        self, step: int, *, moved: bool = False, look_at_state: bool = False
+    ) -> Standing:
         """Agree outside of a step: commits what is sealed and receives new commands.
 
-        ``moved``: this rank's store got ahead since the last round.
+        ``moved``: this rank's store got ahead since the last round. ``look_at_state``: the standing
+        is bad if the state is not finite, which no step can show any more.
         """
         parts = self._parts
         parts.snapshots.finish()
         with parts.recorder.record(Kind.NORM, step=step, flags=WAITING):
-            # no step has used this state yet: what no step proves is looked at
-            is_bad = parts.snapshots.awaits_commit and not self._is_state_finite()
+            # nor has a step used a state that is about to be committed while the run is paused
+            look_at_state = look_at_state or parts.snapshots.awaits_commit
+            is_bad = look_at_state and not self._is_state_finite()
             standing = agree(
                 parts.groups.world,
                 parts.groups.channels,
