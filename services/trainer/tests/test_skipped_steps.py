@@ -51,6 +51,7 @@ class _Store(NoHooks):
         return int(0 <= self.ask_at < len(self.results))
 
     def apply(self, step: int, applied: int, agreed: int) -> Directive:
+        del step
         return Directive(checkpoint=agreed > applied)
 
     def on_doubtful_checkpoint(self, step: int, first_skipped: int) -> None:

@@ -26,7 +26,7 @@ CREATE TABLE IF NOT EXISTS generations (generation INTEGER PRIMARY KEY, unix_s R
 CREATE TABLE IF NOT EXISTS commands (sequence INTEGER PRIMARY KEY, id TEXT UNIQUE NOT NULL, unix_s REAL NOT NULL,
     operation TEXT NOT NULL, name TEXT NOT NULL, value REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS metrics (generation INTEGER, step INTEGER, loss REAL, grad_norm REAL, lr REAL,
-    tokens INTEGER, duration_s REAL, unix_s REAL, PRIMARY KEY (generation, step));
+    tokens INTEGER, duration_s REAL, unix_s REAL, skipped INTEGER DEFAULT 0, PRIMARY KEY (generation, step));
 CREATE TABLE IF NOT EXISTS evaluations (generation INTEGER, step INTEGER, loss REAL, tokens INTEGER,
     PRIMARY KEY (generation, step));
 CREATE TABLE IF NOT EXISTS reports (node INTEGER PRIMARY KEY, sequence INTEGER NOT NULL);
@@ -55,6 +55,9 @@ class Journal:
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=FULL")
         self._db.executescript(_SCHEMA)
+        columns = [row[1] for row in self._db.execute("PRAGMA table_info(metrics)")]
+        if "skipped" not in columns:  # a journal of an older version
+            self._db.execute("ALTER TABLE metrics ADD COLUMN skipped INTEGER DEFAULT 0")
         self.epoch = int(self.fact("epoch", "0")) + 1
         self.set_fact("epoch", str(self.epoch))
 
@@ -155,8 +158,18 @@ class Journal:
         if metrics is not None:
             m = metrics
             self._db.execute(
-                "INSERT OR REPLACE INTO metrics VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                (m.generation, m.step, m.loss, m.grad_norm, m.lr, m.tokens, m.duration_s, m.unix_s),
+                "INSERT OR REPLACE INTO metrics VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    m.generation,
+                    m.step,
+                    m.loss,
+                    m.grad_norm,
+                    m.lr,
+                    m.tokens,
+                    m.duration_s,
+                    m.unix_s,
+                    m.skipped,
+                ),
             )
         if evaluation is not None:
             e = evaluation

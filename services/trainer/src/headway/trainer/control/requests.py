@@ -14,7 +14,7 @@ from headway.trainer.control.events import Action, Log, NodeUnavailable
 from headway.trainer.control.journal import Journal
 from headway.trainer.control.state import Event, RunState
 
-STEERED = frozenset({"pause", "resume", "stop", "checkpoint", "set"})
+STEERED = frozenset({"pause", "resume", "stop", "checkpoint", "set", "unset"})
 
 
 class Requests:
@@ -50,7 +50,7 @@ class Requests:
         """
         del peer
         if message.operation in STEERED:
-            if message.operation == "set" and message.name != "lr":
+            if message.operation in ("set", "unset") and message.name != "lr":
                 raise InputError(
                     f"cannot set {message.name!r}", remedy="only lr can be set while a run is live"
                 )
