@@ -110,15 +110,16 @@ class Run:
                 raise
 
     def status(
-        self, timeout_s: float = 5.0, *, first_rank: int = 0, num_ranks: int = PAGE_RANKS
+        self, timeout_s: float = 5.0, *, first_rank: int = 0, num_ranks: int | None = None
     ) -> Status:
-        """Ask the driver; the answer lists ``num_ranks`` ranks from ``first_rank`` on, and counts all.
+        """Ask the driver; the answer counts all ranks, and lists ``num_ranks`` from ``first_rank`` on.
 
         Raises:
             DeadlineError: no driver answers; it may be starting, or the run is over.
         """
         with self._driver() as client:
-            question = GetStatus(first_rank=first_rank, num_ranks=num_ranks)
+            page = PAGE_RANKS if num_ranks is None else num_ranks
+            question = GetStatus(first_rank=first_rank, num_ranks=page)
             return client.call(question, Status, timeout_s=timeout_s)
 
     def ranks(self, timeout_s: float = 5.0) -> list[RankStatus]:
