@@ -88,7 +88,8 @@ def end(
     reason = "ended at once, as asked" if now else _stop(run, limit_s, tell)
     if not reason:
         return Ending(run.name, run.state, _newest(run))
-    tell(f"run {run.name}: {reason}; ending its processes by force")
+    if not now:
+        tell(f"run {run.name}: {reason}; ending its processes by force")
     ended, left = _force(run)
     return Ending(run.name, run.outcome or "interrupted", _newest(run), reason, ended, left)
 
