@@ -160,8 +160,10 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
         cluster = ClusterFolder.create(folder / "cluster", nodes=2)
         run = RunDir.create(folder / "run", run_id=new_run_id())
         silent = [
-            f"recovery.{name}={NEVER_S}"
-            for name in ("node_silent_s", "node_lost_s", "driver_silent_s")
+            f"recovery.{name}={NEVER_S * number}"  # in the order that is asked for
+            for number, name in enumerate(
+                ("driver_silent_s", "node_silent_s", "node_lost_s", "orphan_limit_s"), 1
+            )
         ]
         run.config.write_text(to_toml(load(RunConfig, overrides=[*silent, "launch.standbys=0"])))
         paths = NodePaths(run.run_id, NODE)

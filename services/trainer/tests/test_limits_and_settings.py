@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from headway.common.errors import ConfigError, InputError
 from headway.common.wire.messages.worker import Steer
-from headway.trainer.config import RecoveryConfig, RunConfig
+from headway.trainer.config import RecoveryConfig, RunConfig, check_name, check_setting
 from headway.trainer.control_hooks import ControlHooks
 from headway.trainer.hooks import StepResult
-from headway.trainer.settings import check_name, check_setting
 from structlog.testing import capture_logs
 
 

@@ -27,8 +27,7 @@ from headway.common.wire.messages.driver import (
 from headway.console.hints import hint
 from headway.console.peak import Peak, cached_peak
 from headway.launch.cluster import ClusterFolder
-from headway.trainer.config import RunConfig
-from headway.trainer.settings import check_name, check_setting
+from headway.trainer.config import RunConfig, check_name, check_setting
 
 OVER = frozenset({"finished", "stopped", "failed"})
 PAGE_RANKS = 1024

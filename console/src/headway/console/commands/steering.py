@@ -80,7 +80,7 @@ def set_(
     as_json: AsJson = False,
 ) -> None:
     """Change a setting of a live run from the next step on; `headway unset` takes it back."""
-    from headway.trainer.settings import check_setting
+    from headway.trainer.config import check_setting
 
     given = "=".join(setting)
     key, _, text = given.partition("=")
@@ -103,7 +103,7 @@ def unset(
     as_json: AsJson = False,
 ) -> None:
     """Take a `headway set` back: from the next step on the schedule decides again."""
-    from headway.trainer.settings import check_name
+    from headway.trainer.config import check_name
 
     check_name(name)
     _send("unset", run, runs_dir, wait, as_json, name=name)

@@ -17,7 +17,7 @@ from headway.common.errors import InputError
 from headway.common.plan.schedule.actions import Kind
 from headway.console.run import Run
 from headway.console.widgets.session import Picture, Session
-from headway.trainer.settings import check_setting
+from headway.trainer.config import check_setting
 
 try:
     import anywidget
