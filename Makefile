@@ -80,7 +80,7 @@ fuzz: setup-test ## 100,000 hostile inputs against every socket: the slow marker
 up: setup ## start the executors of NODES nodes through Terraform (TARGET=local)
 	PATH="$(abspath $(BIN)):$$PATH" infra/terraform/up.sh $(TARGET) $(NODES)
 
-down: setup ## stop their runs with a checkpoint, then the executors
+down: setup ## stop their runs with a checkpoint, then the executors (YES=1: without a question)
 	PATH="$(abspath $(BIN)):$$PATH" infra/terraform/down.sh $(TARGET)
 
 clean: ## remove the virtual environment and caches; runs/ and data/ stay

@@ -8,16 +8,14 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from headway.common.errors import DeadlineError
-from headway.common.wire.client import Client
+from headway.console import run as run_module
 from headway.console.cli import main
-from headway.console.run import Run
+from headway.console.commands import watching
 from headway.console.testing import FakeRun
 
 REPOSITORY = Path(__file__).parents[2]
@@ -179,7 +177,41 @@ def test_a_long_name_moves_the_column_for_all_rows(fake: FakeRun, fake_call: Cal
     )
 
 
-@pytest.mark.parametrize("operation", ["pause", "resume", "stop", "checkpoint"])
+def test_status_counts_ranks_and_lists_them_on_request(
+    fake: FakeRun, fake_call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "FEW_RANKS", 1)
+    monkeypatch.setattr(run_module, "PAGE_RANKS", 1)  # each page holds one of the two
+    for fake.is_old in (False, True):
+        _, out, _ = fake_call("status", "fake")
+        assert "pid" not in out
+        assert fake.is_old or "2 ranks: 2 running; --ranks lists them" in out
+        _, out, _ = fake_call("status", "fake", "--ranks", "--json")
+        assert [rank["rank"] for rank in json.loads(out)["status"]["ranks"]] == [0, 1]
+        assert [rank.rank for rank in fake.run.ranks()] == [0, 1]
+
+
+def test_status_says_what_the_run_waits_for_and_which_steps_were_skipped(
+    fake: FakeRun, fake_call: Call
+) -> None:
+    fake.advance(2)
+    fake.skip()
+    _, out, _ = fake_call("status", "fake")
+    assert "1 step skipped, last at step 2" in out
+    fake.advance(1)
+    fake.skip(float("inf"))
+    fake.waiting = "rank 1 has no worker yet"
+    _, out, _ = fake_call("status", "fake")
+    assert "2 steps skipped, last at step 4" in out
+    assert "running: rank 1 has no worker yet" in out
+    fake.advance(1)
+    fake.recover(back_to=2)  # the steps are done again, and this time they are finite
+    fake.advance(4)
+    told = json.loads(fake_call("status", "fake", "--json")[1])
+    assert (told["skipped"], told["last_skipped"]) == (0, None)
+
+
+@pytest.mark.parametrize("operation", ["pause", "resume", "checkpoint"])
 def test_a_steering_command_reaches_the_driver(
     operation: str, fake: FakeRun, fake_call: Call
 ) -> None:
@@ -196,11 +228,16 @@ def test_a_steering_command_reaches_the_driver(
 
 def test_set_and_inject_carry_their_values(fake: FakeRun, fake_call: Call) -> None:
     assert fake_call("set", "fake", "lr=3e-4")[0] == 0
+    assert fake_call("set", "fake", "lr", "1.0", "--force")[0] == 0
+    assert fake_call("unset", "fake", "lr")[0] == 0
     assert fake_call("inject", "fake", "kill", "--rank", "1")[0] == 0
     assert fake_call("inject", "fake", "stop", "--service", "dataloader", "--node", "0")[0] == 0
+    assert [command.force for command in fake.commands[:2]] == [False, True]
     sent = [(c.operation, c.name, c.value, c.fault, c.rank, c.node) for c in fake.commands]
     assert sent == [
         ("set", "lr", 3e-4, "", -1, -1),
+        ("set", "lr", 1.0, "", -1, -1),
+        ("unset", "lr", 0.0, "", -1, -1),
         ("inject", "worker", 0.0, "kill", 1, -1),
         ("inject", "dataloader", 0.0, "stop", -1, 0),
     ]
@@ -213,7 +250,11 @@ def test_set_and_inject_carry_their_values(fake: FakeRun, fake_call: Call) -> No
         ["set", "fake", "lr=fast"],
         ["set", "fake", "lr=-1"],
         ["set", "fake", "lr=nan"],
+        ["set", "fake", "lr=inf"],
+        ["set", "fake", "lr=0.11"],
+        ["set", "fake", "lr", "0"],
         ["set", "fake", "colour=3"],
+        ["unset", "fake", "colour"],
         ["inject", "fake", "kill"],
         ["inject", "fake", "kill", "--rank", "0", "--service", "agent"],
         ["inject", "fake", "kill", "--rank", "7"],
@@ -254,20 +295,6 @@ def test_a_second_stop_says_that_the_run_is_stopped(fake: FakeRun, fake_call: Ca
     assert code == 2 and "run fake is stopped" in err
 
 
-def test_a_stop_while_the_run_ends_says_that_it_is_stopped(
-    fake: FakeRun, fake_call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The driver is gone, the executors are not yet, and the outcome comes while the command waits for an answer."""
-
-    def no_answer(run: Run) -> Client:
-        fake._do(lambda: fake._finish("stopped"))
-        raise DeadlineError(f"no answer from {run.name}")
-
-    monkeypatch.setattr(Run, "_driver", no_answer)
-    code, _, err = fake_call("stop", "fake")
-    assert code == 2 and "run fake is stopped" in err and "no answer" not in err
-
-
 def test_status_of_a_run_whose_cluster_was_removed_says_interrupted(
     fake: FakeRun, fake_call: Call
 ) -> None:
@@ -278,37 +305,6 @@ def test_status_of_a_run_whose_cluster_was_removed_says_interrupted(
     (fake.cluster.path / "keys" / "console.key").unlink()
     code, out, err = fake_call("status", "fake")
     assert (code, err) == (0, "") and "step 2/40" in out and "interrupted" in out
-
-
-def test_a_drained_cluster_has_stopped_its_runs_with_a_checkpoint(
-    fake: FakeRun, call: Call
-) -> None:
-    ending = threading.Thread(
-        target=lambda: (_until(lambda: bool(fake.commands)), fake.finish("stopped"))
-    )
-    ending.start()
-    code, out, _ = call("cluster", "drain", str(fake.cluster.path))
-    ending.join()
-    assert code == 0 and [command.operation for command in fake.commands] == ["stop"]
-    assert out.splitlines() == [
-        "stopping run fake with a checkpoint",
-        "run fake is stopped; its next `headway run` resumes there",
-    ]
-    assert call("cluster", "drain", str(fake.cluster.path)) == (0, "", ""), (
-        "nothing is carried any more"
-    )
-
-
-def test_draining_gives_up_at_its_limit(fake: FakeRun, call: Call) -> None:
-    code, out, _ = call("cluster", "drain", str(fake.cluster.path), "--limit", "0.1")
-    assert code == 0 and "run fake was not stopped: run fake is not over after 0.1 s" in out
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30.0
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("verb", ["ls", "verify", "gc", "show"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,3 +53,19 @@ def test_make_down_drains_the_cluster_before_it_destroys_anything(tmp_path: Path
     drained = calls.index(f"headway cluster drain {cluster}")
     destroyed = [number for number, call in enumerate(calls) if " destroy " in call]
     assert destroyed and drained < destroyed[0]
+
+
+def test_earlier_configurations_stay_and_the_difference_is_told(fake: FakeRun) -> None:
+    folder, first = fake.folder.path, fake.folder.config.read_text()
+    assert launch.keep_config(fake.run, fake.config) == []
+    assert not (folder / "config-1.toml").exists(), "nothing has changed"
+    longer = replace(fake.config, train=replace(fake.config.train, steps=80, dtype="bf16"))
+    (line,) = launch.keep_config(fake.run, longer)
+    told, _, where = line.partition("; ")
+    assert told == "resuming with train.dtype fp32 -> bf16, train.steps 40 -> 80"
+    assert where == "the configuration before is in config-1.toml"
+    fake.folder.config.write_text("no_such_table = 1\n")  # as another version may have written it
+    (line,) = launch.keep_config(fake.run, fake.config)
+    assert "config-2.toml" in line
+    assert (folder / "config-1.toml").read_text() == first == fake.folder.config.read_text()
+    assert (folder / "config-2.toml").read_text() == "no_such_table = 1\n"

@@ -64,8 +64,8 @@ def test_pictures_come_by_themselves_and_show_what_happened(
     assert picture.metrics["step"].to_list() == [0, 1, 2]
     assert set(picture.events["rank"]) == {0, 1}
     fake.recover()
-    picture = session.wait_for(lambda p: any("recovered" in line for line in p.news))
-    assert any("rank 1 is lost" in line for line in picture.news)
+    picture = session.wait_for(lambda p: any("back after" in line for line in p.news))
+    assert any("rank 1 was killed" in line for line in picture.news)
     (start, end, reason) = picture.bands[0]
     assert end is not None and start <= end and "rank 1" in reason
     restore = picture.events.filter(picture.events["action"] == "RESTORE")["start_ns"].min()
@@ -173,7 +173,7 @@ def test_traits_hold_the_picture_as_the_page_draws_it(
     fake.advance(4)
     fake.recover()
     session.wait_for(
-        lambda _: console.facts.get("step") == 5 and "recovered" in "".join(console.news)
+        lambda _: console.facts.get("step") == 5 and "back after" in "".join(console.news)
     )
     curve = table(console.curve, 3)
     assert curve[:, 0].tolist() == [0, 1, 2, 3, 4]
@@ -190,7 +190,7 @@ def test_traits_hold_the_picture_as_the_page_draws_it(
     assert band[0] <= restore[0, 1] + 1e-3 and restore[0, 1] <= band[1] + 1e-3
     assert [rank["rank"] for rank in console.ranks] == [0, 1]
     assert console.facts["step"] == 5 and "generation 1" in console.facts["line"]
-    assert any("rank 1 is lost" in line for line in console.news)
+    assert any("rank 1 was killed" in line for line in console.news)
 
 
 def test_a_pressed_button_becomes_one_command_and_shows_its_shell_line(

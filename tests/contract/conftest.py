@@ -42,7 +42,12 @@ from headway.testkit.wire import all_messages, example_of
 from headway.trainer.config import RunConfig
 
 NODE = 1  # the spare: it keeps services, and no rank trains on it
-NEVER = {"driver_silent_s": 1e5, "node_silent_s": 1e6, "node_lost_s": 1e7}
+NEVER = {
+    "driver_silent_s": 1e5,
+    "node_silent_s": 1e6,
+    "node_lost_s": 1e7,
+    "orphan_limit_s": 1e8,
+}
 DIALS = {"driver": "executor", "monitor": "agent"}
 """Whose key a service's own clients show; executors have the most to say to a driver."""
 ENDS = {"service.drain/1", "executor.stop_run/1", "executor.attach_run/1", "executor.driver_beat/1"}

@@ -11,6 +11,7 @@ import pytest
 from headway.ckpt_store.client import newest
 from headway.console.run import Run
 from headway.console.summary import recovery_rows
+from headway.trainer.optim.schedule import learning_rate
 
 NAME = "verbs"
 SHAPE = ("parallel.tp=1", "parallel.pp=2", "parallel.dp=1", "launch.nodes=2", "launch.ranks_per_node=1",
@@ -60,8 +61,8 @@ def live(make_machine: Any) -> Iterator[Live]:
     found = Live(make_machine())
     yield found
     if not found.run.outcome:
-        found.headway("stop", NAME, "--wait")
-        assert found.run.wait(timeout_s=60) == "stopped"
+        found.headway("stop", NAME)
+        assert found.run.outcome == "stopped"
     found.machine.assert_clean(NAME)
 
 
@@ -90,7 +91,7 @@ def test_a_paused_run_makes_no_step_until_it_is_resumed(live: Live) -> None:
     assert not live.status()["paused"]
 
 
-def test_a_set_learning_rate_is_that_of_the_following_steps(live: Live) -> None:
+def test_a_set_learning_rate_is_that_of_the_following_steps_until_it_is_unset(live: Live) -> None:
     live.headway("set", NAME, "lr=0.000321", "--wait")
     after = live.step()
     rates = live.wait_until(
@@ -98,6 +99,14 @@ def test_a_set_learning_rate_is_that_of_the_following_steps(live: Live) -> None:
         "a step was reported",
     )
     assert {row[0] for row in rates} == {0.000321}
+    live.headway("unset", NAME, "lr", "--wait")
+    after, optim = live.step(), live.run.config.optim
+    rates = live.wait_until(
+        lambda: live.run.query("SELECT step, lr FROM metrics WHERE step > ?", (after,)),
+        "a step was reported",
+    )
+    steps = live.run.config.train.steps
+    assert rates == [(step, learning_rate(optim, step, steps)) for step, _ in rates]
 
 
 def test_checkpoint_makes_the_present_state_durable(live: Live) -> None:
@@ -175,7 +184,8 @@ def test_a_trace_holds_slices_of_every_rank(live: Live) -> None:
 
 
 @pytest.mark.parametrize("words", [
-    ("set", NAME, "lr=-1"), ("set", NAME, "batch=4"), ("inject", NAME, "kill", "--rank", "9"),
+    ("set", NAME, "lr=-1"), ("set", NAME, "lr=99"), ("unset", NAME, "batch"),
+    ("set", NAME, "batch=4"), ("inject", NAME, "kill", "--rank", "9"),
     ("inject", NAME, "burn", "--rank", "0"), ("inject", NAME, "kill"), ("evict", NAME, "7"),
     ("inject", NAME, "kill", "--service", "nope", "--node", "0"),
     ("inject", NAME, "kill", "--service", "worker"),
@@ -192,7 +202,7 @@ def test_a_wrong_verb_is_one_line_with_a_remedy_and_code_2(
 def test_stop_ends_the_run_with_a_checkpoint_and_later_commands_are_refused(live: Live) -> None:
     asked_at = live.step()
     live.headway("stop", NAME)
-    assert live.run.wait(timeout_s=60) == "stopped"
+    assert live.run.outcome == "stopped" and not live.run.live
     found = newest(live.run.folder.checkpoints)
     assert found is not None
     assert found.step >= asked_at

@@ -16,7 +16,14 @@ from headway.trainer.control.events import (
 )
 from headway.trainer.control.state import RunState
 
-LIMITS = RecoveryConfig(join_timeout_s=20, out_timeout_s=3, node_silent_s=1, node_lost_s=4)
+LIMITS = RecoveryConfig(
+    group_timeout_s=10,
+    join_timeout_s=20,
+    out_timeout_s=3,
+    driver_silent_s=0.5,
+    node_silent_s=1,
+    node_lost_s=4,
+)
 
 
 def _state(nodes: int) -> RunState:

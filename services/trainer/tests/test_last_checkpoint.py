@@ -17,9 +17,9 @@ from headway.testkit.wire.server_thread import serving
 from headway.trainer import generation as generation_module
 from headway.trainer import store_watch
 from headway.trainer.generation import Session
+from headway.trainer.hooks import NoHooks
 from headway.trainer.parallel.groups import Groups
 from headway.trainer.rank import Rank
-from headway.trainer.step import NoHooks
 from structlog.testing import capture_logs
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -19,6 +19,7 @@ from headway.testkit.trainer.models import Part, random_batch, tiny_model
 from headway.testkit.trainer.synthetic import synthetic
 from headway.trainer.config import RunConfig
 from headway.trainer.generation import Session
+from headway.trainer.hooks import NoHooks
 from headway.trainer.model.tape import Tape
 from headway.trainer.parallel.channel import Channels
 from headway.trainer.parallel.comm import PeerLost
@@ -26,7 +27,6 @@ from headway.trainer.parallel.gloo import GlooComm, gloo_options
 from headway.trainer.parallel.groups import Groups
 from headway.trainer.parallel.pipeline import TAG_MICRO_BATCHES, _tag
 from headway.trainer.parallel.store import StoreClient, StoreServer
-from headway.trainer.step import NoHooks
 
 
 @pytest.fixture

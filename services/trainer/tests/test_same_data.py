@@ -27,13 +27,13 @@ from headway.trainer.batches import BatchSource, Split
 from headway.trainer.config import RunConfig
 from headway.trainer.errors import RefusedError
 from headway.trainer.generation import Session
+from headway.trainer.hooks import NoHooks
 from headway.trainer.parallel.channel import Channels
 from headway.trainer.parallel.comm import Aborted
 from headway.trainer.parallel.groups import Groups
 from headway.trainer.rank import Rank
 from headway.trainer.snapshot import Extra
 from headway.trainer.steering import readers_of_other_data
-from headway.trainer.step import NoHooks
 from headway.trainer.torchrun import _data
 
 pytestmark = pytest.mark.usefixtures("one_thread")

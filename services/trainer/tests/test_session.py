@@ -21,6 +21,7 @@ from headway.testkit.trainer.sessions import arena_at
 from headway.testkit.trainer.synthetic import synthetic
 from headway.trainer.config import RunConfig
 from headway.trainer.generation import Session
+from headway.trainer.hooks import Directive, NoHooks, StepResult
 from headway.trainer.optim.adamw import AdamW
 from headway.trainer.optim.schedule import learning_rate
 from headway.trainer.parallel.comm import Aborted
@@ -28,7 +29,6 @@ from headway.trainer.parallel.flat import FlatChunk
 from headway.trainer.parallel.groups import Groups
 from headway.trainer.sample import sample_text
 from headway.trainer.snapshot import Extra, Snapshots
-from headway.trainer.step import Directive, NoHooks, StepResult
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

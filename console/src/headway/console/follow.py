@@ -16,11 +16,14 @@ from typing import Any, TextIO
 
 from headway.common.errors import DeadlineError, HeadwayError
 from headway.common.output import to_json
+from headway.console.news import Teller
 from headway.console.peak import Peak
-from headway.console.progress import Progress, Teller, read_progress
+from headway.console.progress import Progress, read_progress
 from headway.console.run import OVER, Run
 
 POLL_S = 0.25
+TOGETHER_S = 1.0
+"""Two signals within this time count as one: ``timeout`` and ``make`` both pass a SIGTERM on."""
 STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -53,6 +56,7 @@ class Follower:
         else:
             self._view = _LineView(self._out)
         self._interrupts = 0
+        self._interrupted_s = float("-inf")
         self._stop_sent = self._stop_accepted = False
 
     def follow(self, *, stop_on_interrupt: bool = False) -> str:
@@ -103,7 +107,10 @@ class Follower:
     def _counting(self) -> Iterator[None]:
         def count(number: int, frame: FrameType | None) -> None:
             del number, frame
-            self._interrupts += 1
+            now = time.monotonic()
+            if now - self._interrupted_s > TOGETHER_S:
+                self._interrupts += 1
+            self._interrupted_s = now
 
         before = {number: signal.signal(number, count) for number in STOPS}
         # what came since a start held them back counts
@@ -221,5 +228,7 @@ class _BarView(_View):
             description=progress.name,
             total=progress.steps,
             completed=progress.step,
-            facts=" · ".join([progress.state, *progress.facts()]),
+            facts=" · ".join(
+                [progress.state, *progress.facts(), *([progress.waiting] * bool(progress.waiting))]
+            ),
         )

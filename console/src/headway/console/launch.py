@@ -80,7 +80,8 @@ def launch(
         end_run(run.folder.run_id)
         if run.outcome:
             reopen(run.folder.database)
-        replace_file(run.folder.config, to_toml(config))
+        for line in keep_config(run, config):
+            tell(line)
         cluster = _cluster_for(run, folder, config.launch.nodes + config.launch.spares)
         start(run, cluster, config.launch, tell)
     return run
@@ -189,6 +190,33 @@ def check_resumable(run: Run, config: RunConfig) -> None:
             f"run {run.name} is unfinished and has {key}={old!r}, not {new!r}",
             remedy="give the new run a --name, or resume with the same value",
         )
+
+
+def keep_config(run: Run, config: RunConfig) -> list[str]:
+    """Write the configuration; another one that is there stays as ``config-N.toml``.
+
+    Returns what changed, as lines to print.
+    """
+    path, text = run.folder.config, to_toml(config)
+    lines: list[str] = []
+    if path.exists() and (old := path.read_text()) != text:
+        number = 1
+        while (kept := path.with_name(f"config-{number}.toml")).exists():
+            number += 1
+        replace_file(kept, old)
+        try:
+            changed = diff(run.config, config)
+        except HeadwayError:  # written by another version
+            changed = {}
+        values = [f"{key} {_shown(a)} -> {_shown(b)}" for key, (a, b) in changed.items()]
+        what = f"resuming with {', '.join(values)}" if values else "resuming with another config"
+        lines.append(f"{what}; the configuration before is in {kept.name}")
+    replace_file(path, text)
+    return lines
+
+
+def _shown(value: object) -> str:
+    return value if isinstance(value, str) else repr(value)
 
 
 # ---- 3. the peak, for MFU -----------------------------------------------------------------

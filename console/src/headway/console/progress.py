@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -10,7 +9,12 @@ from typing import Any
 from headway.common.errors import DeadlineError
 from headway.common.plan.model_shape import mfu
 from headway.common.wire.messages.driver import Status
-from headway.console.analysis.metrics import load_metrics, seconds_per_step, throughput
+from headway.console.analysis.metrics import (
+    load_metrics,
+    seconds_per_step,
+    skipped_steps,
+    throughput,
+)
 from headway.console.peak import Peak
 from headway.console.preflight import model_shape
 from headway.console.run import OVER, Run
@@ -38,6 +42,12 @@ class Progress:
     eta_s: float | None = None
     generation: int = -1
     paused: bool = False
+    skipped: int = 0
+    """Steps skipped because their loss or gradient norm was not finite."""
+    last_skipped: int | None = None
+    """The newest of them, None without any."""
+    waiting: str = ""
+    """Why the run does not step now, as the driver says it; empty while it steps."""
     applied: int = 0
     """Newest steering command that all ranks applied."""
     detail: str = ""
@@ -59,6 +69,10 @@ class Progress:
         parts = []
         if self.loss is not None:
             parts.append(f"loss {self.loss:.4f}")
+        if self.skipped:
+            steps = "1 step" if self.skipped == 1 else f"{self.skipped} steps"
+            last = "" if self.last_skipped is None else f", last at step {self.last_skipped}"
+            parts.append(f"{steps} skipped{last}")
         if self.tokens_per_s:
             parts.append(f"{self.tokens_per_s:,.0f} tokens/s")
         if self.mfu is not None:
@@ -71,16 +85,27 @@ class Progress:
 
     def line(self) -> str:
         """All of it on one line."""
-        return "  ".join([f"step {self.step}/{self.steps}", *self.facts(), self.state])
+        return "  ".join([f"step {self.step}/{self.steps}", *self.facts(), self.doing])
+
+    @property
+    def doing(self) -> str:
+        """The state, and why it does not step."""
+        return f"{self.state}: {self.waiting}" if self.waiting else self.state
 
     def record(self) -> dict[str, Any]:
         """Plain values for JSON, without the driver's own answer."""
         return {**asdict(replace(self, status=None)), "unix_s": time.time()}
 
 
-def read_progress(run: Run, peak: Peak | None = None, *, timeout_s: float = 1.0) -> Progress:
-    """Where ``run`` stands now; waits at most ``timeout_s`` for its driver."""
+def read_progress(
+    run: Run, peak: Peak | None = None, *, timeout_s: float = 1.0, num_ranks: int = 0
+) -> Progress:
+    """Where ``run`` stands now; waits at most ``timeout_s`` for its driver.
+
+    ``num_ranks``: so many ranks are listed in ``status``; their counts are there in any case.
+    """
     config, metrics = run.config, load_metrics(run)
+    skipped = skipped_steps(run)
     newest = metrics.tail(1).to_dicts()[0] if len(metrics) else {}
     rate, per_step = throughput(metrics), seconds_per_step(metrics)
     progress = Progress(
@@ -94,10 +119,12 @@ def read_progress(run: Run, peak: Peak | None = None, *, timeout_s: float = 1.0)
         tokens_per_s=rate or None,
         generation=int(newest.get("generation", -1)),
         detail=run.fact("detail"),
+        skipped=len(skipped),
+        last_skipped=skipped[-1] if skipped else None,
         mfu=utilisation(config, peak, rate),
     )
     if not progress.is_over:
-        progress = _ask_driver(run, progress, timeout_s)
+        progress = _ask_driver(run, progress, timeout_s, num_ranks)
     if per_step and not progress.is_over and progress.phase != "interrupted":
         progress = replace(progress, eta_s=max(0, progress.steps - progress.step) * per_step)
     return progress
@@ -112,9 +139,9 @@ def utilisation(config: RunConfig, peak: Peak | None, tokens_per_s: float) -> fl
     return mfu(tokens_per_s=tokens_per_s, flops_per_token=flops_per_token, peak_flops=flops)
 
 
-def _ask_driver(run: Run, progress: Progress, timeout_s: float) -> Progress:
+def _ask_driver(run: Run, progress: Progress, timeout_s: float, num_ranks: int) -> Progress:
     try:
-        status = run.status(timeout_s)
+        status = run.status(timeout_s, num_ranks=num_ranks)
     except DeadlineError:
         return progress
     return replace(
@@ -126,6 +153,8 @@ def _ask_driver(run: Run, progress: Progress, timeout_s: float) -> Progress:
         paused=status.paused,
         applied=status.applied,
         detail=status.detail,
+        waiting=status.waiting,
+        skipped=max(progress.skipped, status.skipped),
     )
 
 
@@ -134,61 +163,3 @@ def clock(seconds: float) -> str:
     whole = round(seconds)
     hours, minutes = divmod(whole // 60, 60)
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
-
-
-_TOLD = {
-    "injected": "injected: {fault} of {target} (rank {rank}, node {node})",
-    "evicted": "node {node} was evicted",
-    "worker_lost": "lost worker {worker} (rank {rank}): {reason}",
-    "worker_failed": "rank {rank} failed: {reason}",
-    "node_silent": "node {node} is silent; starting it again",
-    "node_lost": "node {node} is lost: {reason}",
-    "node_replaced": "node {spare} takes over ranks {ranks} of node {node}",
-    "fence": "recovery: generation {generation} left at step {step}: {reason}",
-    "generation": "generation {generation} resumes from step {step} ({source})",
-    "adopted": "a new driver took over generation {generation}",
-    "verdict": "verdict: {kind} on node {node}, rank {rank}; {remedy}",
-    "command": "command {sequence}: {operation} {name}",
-    "run_over": "the run is over: {outcome} {detail}",
-}
-"""Journal events that a person wants to read; the others are left to `headway logs`."""
-
-
-class Teller:
-    """Turns journal events after number ``since``, or after now, into lines, each once."""
-
-    def __init__(self, run: Run, *, since: int | None = None) -> None:
-        self._run = run
-        newest = run.query("SELECT MAX(id) FROM events")
-        self._seen = since if since is not None else int((newest[0][0] if newest else 0) or 0)
-        self._fenced_s: float | None = None
-
-    def news(self) -> list[tuple[float, str]]:
-        """(Unix time, line) of what happened since the last call."""
-        sql = "SELECT id, unix_s, monotonic_s, name, fields FROM events WHERE id > ? ORDER BY id"
-        lines = []
-        for number, at, now, name, text in self._run.query(sql, (self._seen,)):
-            self._seen = int(number)
-            line = self._line(str(name), json.loads(text), float(now))
-            if line:
-                lines.append((float(at), line))
-        return lines
-
-    def _line(self, name: str, fields: dict[str, Any], now: float) -> str:
-        if name == "fence" and self._fenced_s is None:
-            self._fenced_s = now
-        if name == "run_over":
-            self._fenced_s = None
-        if name == "stepping":
-            fenced, self._fenced_s = self._fenced_s, None
-            return (
-                ""
-                if fenced is None
-                else f"recovered: all ranks step again after {now - fenced:.2f} s"
-            )
-        if name not in _TOLD or (name == "verdict" and not fields.get("is_open", True)):
-            return ""
-        try:
-            return _TOLD[name].format(**fields).strip()
-        except KeyError:  # written by another version
-            return f"{name}: {fields}"

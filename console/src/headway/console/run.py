@@ -16,14 +16,22 @@ from headway.common.node.run_dir import RunDir
 from headway.common.polling import wait_until
 from headway.common.wire.client import Client
 from headway.common.wire.keys import KeyPair
-from headway.common.wire.messages.driver import Accepted, Command, GetStatus, Status
+from headway.common.wire.messages.driver import (
+    Accepted,
+    Command,
+    GetStatus,
+    RankStatus,
+    Status,
+)
 from headway.console.hints import hint
 from headway.console.peak import Peak, cached_peak
 from headway.launch.cluster import ClusterFolder
 from headway.launch.lease import FileLease
-from headway.trainer.config import RunConfig
+from headway.trainer.config import RunConfig, check_name, check_setting
 
 OVER = frozenset({"finished", "stopped", "failed"})
+PAGE_RANKS = 1024
+"""Ranks in one answer of the driver, at most."""
 
 
 class Run:
@@ -100,14 +108,32 @@ class Run:
                     return []
                 raise
 
-    def status(self, timeout_s: float = 5.0) -> Status:
-        """Ask the driver.
+    def status(
+        self, timeout_s: float = 5.0, *, first_rank: int = 0, num_ranks: int | None = None
+    ) -> Status:
+        """Ask the driver; the answer counts all ranks, and lists ``num_ranks`` from ``first_rank`` on.
 
         Raises:
             DeadlineError: no driver answers; it may be starting, or the run is over.
         """
         with self._driver() as client:
-            return client.call(GetStatus(), Status, timeout_s=timeout_s)
+            page = PAGE_RANKS if num_ranks is None else num_ranks
+            question = GetStatus(first_rank=first_rank, num_ranks=page)
+            return client.call(question, Status, timeout_s=timeout_s)
+
+    def ranks(self, timeout_s: float = 5.0) -> list[RankStatus]:
+        """Every rank of the run, asked for page by page.
+
+        Raises:
+            DeadlineError: as ``status``.
+        """
+        found: dict[int, RankStatus] = {}
+        while True:
+            page = self.status(timeout_s, first_rank=len(found))
+            new = {rank.rank: rank for rank in page.ranks if rank.rank not in found}
+            found |= new
+            if not new or len(found) >= page.num_ranks:  # 0: a driver that always lists all
+                return [found[rank] for rank in sorted(found)]
 
     def wait(self, timeout_s: float | None = None) -> str:
         """Block until the run is over; returns its outcome.
@@ -150,9 +176,19 @@ class Run:
         """Make the next snapshot durable."""
         return self.command("checkpoint")
 
-    def set(self, *, lr: float) -> int:
-        """Hold the learning rate at ``lr`` from the next step on."""
-        return self.command("set", name="lr", value=lr)
+    def set(self, *, lr: float, force: bool = False) -> int:
+        """Hold the learning rate at ``lr`` from the next step on, until ``unset``.
+
+        Raises:
+            InputError: ``lr`` is not above 0, or so far above ``optim.lr`` that it takes ``force``.
+        """
+        check_setting("lr", lr, self.config, force=force)
+        return self.command("set", name="lr", value=lr, force=force)
+
+    def unset(self, name: str = "lr") -> int:
+        """Take a ``set`` back: from the next step on the schedule decides again."""
+        check_name(name)
+        return self.command("unset", name=name)
 
     def evict(self, node: int) -> int:
         """Take a node out of the run; its ranks move to a spare."""
@@ -171,6 +207,7 @@ class Run:
         fault: str = "",
         rank: int = -1,
         node: int = -1,
+        force: bool = False,
     ) -> int:
         """Send one command; retried over a driver's restart and carried out once.
 
@@ -188,16 +225,25 @@ class Run:
             fault=fault,
             rank=rank,
             node=node,
+            force=force,
         )
         for attempt in range(4):
             try:
-                with self._driver() as client:
-                    return client.call(command, Accepted, timeout_s=4.0).sequence
+                return self.send(command, timeout_s=4.0)
             except DeadlineError:
                 self._refuse_over()  # it may have ended meanwhile
                 if attempt == 3:
                     raise
         raise AssertionError("unreachable")
+
+    def send(self, command: Command, *, timeout_s: float) -> int:
+        """Send one command once; the same ``id`` again is carried out once.
+
+        Raises:
+            RemoteError: the driver refused it. DeadlineError: no driver took it.
+        """
+        with self._driver() as client:
+            return client.call(command, Accepted, timeout_s=timeout_s).sequence
 
     def _refuse_over(self) -> None:
         if self.outcome in OVER:

@@ -54,6 +54,9 @@ class FakeRun:
         )
         self.step, self.generation, self.paused, self.outcome = 0, 0, False, ""
         self.commands: list[Command] = []
+        self.waiting = ""
+        self.is_old = False
+        """A driver from before status came in pages: it lists every rank."""
         paths = NodePaths(self.folder.run_id, 0)
         paths.shm_dir.mkdir(parents=True)
         self._flights = [
@@ -80,6 +83,10 @@ class FakeRun:
     def advance(self, steps: int = 1) -> None:
         """Complete some steps on all ranks."""
         self._do(lambda: self._advance(steps))
+
+    def skip(self, loss: float = math.nan) -> None:
+        """Complete a step that is skipped because its loss is not finite."""
+        self._do(lambda: self._step(loss))
 
     def evaluate(self, loss: float) -> None:
         """Report a validation loss after the steps so far."""
@@ -161,7 +168,7 @@ class FakeRun:
         for _ in range(steps):
             self._step()
 
-    def _step(self) -> None:
+    def _step(self, loss: float | None = None) -> None:
         for flight in self._flights:
             with flight.record(Kind.STEP, step=self.step):
                 for micro_batch in range(2):
@@ -171,9 +178,17 @@ class FakeRun:
                         pass
                 with flight.record(Kind.SNAPSHOT, step=self.step):
                     pass
-        said = StepMetrics(generation=self.generation, step=self.step, loss=6.0 * math.exp(-self.step / 50),
-                           grad_norm=1.0, lr=1e-3, tokens=TOKENS, duration_s=STEP_S,
-                           unix_s=time.time())  # fmt: skip
+        said = StepMetrics(
+            generation=self.generation,
+            step=self.step,
+            loss=6.0 * math.exp(-self.step / 50) if loss is None else loss,
+            grad_norm=1.0,
+            lr=1e-3,
+            tokens=TOKENS,
+            duration_s=STEP_S,
+            unix_s=time.time(),
+            skipped=loss is not None and not math.isfinite(loss),
+        )
         self._journal.store([said])
         self.step += 1
 
@@ -220,7 +235,7 @@ class FakeRun:
         return Accepted(sequence=steer.sequence)
 
     def _status(self, message: GetStatus, peer: bytes) -> Status:
-        del message, peer
+        del peer
         me, commands = ProcessId.current(), len(self._journal.commands())
         ranks = tuple(
             RankStatus(
@@ -228,8 +243,12 @@ class FakeRun:
             )
             for rank in range(self.config.parallel.world_size)
         )
+        if not self.is_old:
+            ranks = ranks[message.first_rank : message.first_rank + message.num_ranks]
+        num_ranks = 0 if self.is_old else self.config.parallel.world_size
         return Status(
             name=self.folder.name, phase=self.outcome or "running", epoch=1, generation=self.generation,
             step=self.step, steps=self.config.train.steps, paused=self.paused, commands=commands,
             applied=commands, ranks=ranks, nodes={0: "active"}, services={0: {"dataloader": me.pid}},
+            waiting=self.waiting, num_ranks=num_ranks, statuses={"running": num_ranks},
         )  # fmt: skip

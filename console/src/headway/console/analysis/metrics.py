@@ -24,6 +24,21 @@ def load_metrics(run: Run) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=METRICS, orient="row")
 
 
+def skipped_steps(run: Run) -> list[int]:
+    """Steps whose update was skipped for a loss or norm that was not finite, in order.
+
+    A step that was done again counts as its newest generation did it. Journals of an older version
+    do not know; then there are none.
+    """
+    if not any(row[1] == "skipped" for row in run.query("PRAGMA table_info(metrics)")):
+        return []
+    sql = (
+        "SELECT step FROM metrics AS m WHERE skipped AND NOT EXISTS (SELECT 1 FROM metrics AS n "
+        "WHERE n.step = m.step AND n.generation > m.generation) ORDER BY step"
+    )
+    return [int(row[0]) for row in run.query(sql)]
+
+
 def load_evaluations(run: Run) -> pl.DataFrame:
     """One row per validation loss, nats per token; ``step`` counts the steps completed before it."""
     rows = run.query(f"SELECT {', '.join(EVALUATIONS)} FROM evaluations ORDER BY generation, step")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -76,12 +78,26 @@ def run(
 
 @contextlib.contextmanager
 def _terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM raises KeyboardInterrupt, so that a start which it cuts short is taken back."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """SIGTERM raises KeyboardInterrupt too, so that a start which it cuts short cleans up.
+
+    Repeated signals within a moment count as one: they must not cut the cleaning short as well.
+    """
+    from headway.console.follow import STOPS, TOGETHER_S
+
+    last_s = float("-inf")
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal last_s
+        before_s, last_s = last_s, time.monotonic()
+        if last_s - before_s > TOGETHER_S:
+            signal.default_int_handler(number, frame)
+
+    before = {number: signal.signal(number, interrupt) for number in STOPS}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _launch(

@@ -9,6 +9,7 @@ import typer
 from headway.common.cli import AsJson, group
 from headway.common.errors import HeadwayError
 from headway.common.output import emit
+from headway.console.commands.options import Yes, confirm
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The cluster's folder.")]
 ClusterOption = Annotated[Path, typer.Option("--cluster", help="The cluster's folder.")]
@@ -51,35 +52,44 @@ def create(
 
 def drain(
     folder: Folder,
-    limit: Annotated[float, typer.Option(help="Seconds to wait for each run.", min=0)] = 60.0,
+    limit: Annotated[
+        float,
+        typer.Option(help="Seconds without progress after which a run is ended by force.", min=0),
+    ] = 60.0,
+    yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Stop the runs that the cluster carries, with a checkpoint, and wait until they are over. Always exits 0."""
+    """Stop the runs that the cluster carries, with a checkpoint, and wait until they have ended.
+
+    A run that cannot stop is ended by force. Exits 0 whatever becomes of the runs.
+    """
+    from headway.console.ending import end
     from headway.console.run import Run
     from headway.launch.cluster import ClusterFolder
 
     carried = {Path(str(run["run_dir"])) for run in ClusterFolder(folder).runs().values()}
     ended = []
-    for path in sorted(path for path in carried if (path / "run.json").exists()):
-        run = Run(path)
-        typer.echo(f"stopping run {run.name} with a checkpoint", err=as_json)
+    runs = [Run(path) for path in sorted(carried) if (path / "run.json").exists()]
+    if runs:
+        confirm(f"stop {', '.join(run.name for run in runs)} on {folder}?", yes)
+    for run in runs:
         try:
-            if not run.outcome:
-                run.stop()
-            done = run.wait(limit)
-            line = f"run {run.name} is {done}; its next `headway run` resumes there"
+            done = end(run, limit_s=limit, tell=lambda line: typer.echo(line, err=as_json))
+            outcome, line = done.outcome, done.line()
         except HeadwayError as error:
-            done, line = "", f"run {run.name} was not stopped: {error.message}"
+            outcome, line = run.outcome, f"run {run.name}: {error.message}"
         typer.echo(line, err=as_json)
-        ended.append({"run": run.name, "outcome": done})
+        ended.append({"run": run.name, "outcome": outcome})
     emit(ended, as_json, [])
 
 
-def remove(folder: Folder, as_json: AsJson = False) -> None:
+def remove(folder: Folder, yes: Yes = False, as_json: AsJson = False) -> None:
     """Stop all nodes and remove the cluster's folder. An absent one is fine."""
     from headway.launch.cluster import ClusterFolder
     from headway.launch.local import LocalEngine
 
+    if ClusterFolder(folder).exists:
+        confirm(f"stop all nodes of {folder} and remove it?", yes)
     LocalEngine(ClusterFolder(folder)).remove()
     emit({"cluster": str(folder), "removed": True}, as_json, [f"{folder}: removed"])
 
@@ -97,13 +107,15 @@ def start(cluster: ClusterOption, node: Node, as_json: AsJson = False) -> None:
     emit(facts, as_json, [f"node {node} is up, pid {pid}, {endpoint}"])
 
 
-def stop(cluster: ClusterOption, node: Node, as_json: AsJson = False) -> None:
+def stop(cluster: ClusterOption, node: Node, yes: Yes = False, as_json: AsJson = False) -> None:
     """End everything that runs on the node. An absent cluster or node is fine."""
     from headway.launch.cluster import ClusterFolder
     from headway.launch.local import LocalEngine
 
     folder = ClusterFolder(cluster)
     if folder.exists:
+        if folder.carried(node) is not None:
+            confirm(f"end all of the run that node {node} of {cluster} carries there?", yes)
         LocalEngine(folder).stop_node(node)
     done = {"cluster": str(cluster), "node": node, "stopped": True}
     emit(done, as_json, [f"node {node} is stopped"])

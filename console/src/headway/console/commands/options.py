@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,8 +20,24 @@ ClusterDir = Annotated[
 AnyRun = Annotated[
     str | None, typer.Argument(metavar="[RUN]", help="Name of the run; else the newest.")
 ]
+Yes = Annotated[
+    bool, typer.Option("--yes", "-y", help="Do not ask; without a terminal nothing is asked.")
+]
 NamedRun = Annotated[str, typer.Argument(metavar="RUN", help="Name of the run.")]
 RUNS = Path("runs")
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Ask once before something is ended or broken, if a person sits at a terminal.
+
+    Raises:
+        typer.Exit: the answer was not yes; the code is 1.
+    """
+    if yes or not sys.stdin.isatty():
+        return
+    if not typer.confirm(question, default=False, err=True):
+        typer.echo("nothing was done", err=True)
+        raise typer.Exit(1)
 
 
 def find_run(name: str | None, runs_dir: Path) -> Run:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from headway.common.cli import AsJson
@@ -15,7 +15,9 @@ from headway.console.commands.options import (
     AnyRun,
     NamedRun,
     RunsDir,
+    Yes,
     check_rank,
+    confirm,
     find_run,
 )
 
@@ -27,11 +29,12 @@ def register(app: typer.Typer) -> None:
     for operation, help_ in (
         ("pause", "Hold all ranks at their next step."),
         ("resume", "Resume a paused run."),
-        ("stop", "End the run at its next step, with a checkpoint."),
         ("checkpoint", "Make the state after the next step durable."),
     ):
         app.command(operation, help=help_)(_steer(operation))
+    app.command("stop")(stop)
     app.command("set")(set_)
+    app.command("unset")(unset)
     app.command("evict")(evict)
     app.command("inject")(inject)
 
@@ -52,49 +55,107 @@ def _send(
     runs_dir: Path,
     wait: bool,
     as_json: bool,
-    name: str = "",
-    value: float = 0.0,
+    **setting: Any,
 ) -> None:
     found = find_run(run, runs_dir)
-    sequence = found.command(operation, name=name, value=value)
+    sequence = found.command(operation, **setting)
     if wait:
         found.wait_applied(sequence)
     done = {"run": found.name, "operation": operation, "sequence": sequence, "applied": wait}
-    setting = f" {name}={value:g}" if name else ""
-    emit(done, as_json, [f"{operation}{setting}: {'applied' if wait else 'sent'} to {found.name}"])
+    what = operation
+    if "name" in setting:
+        value = f"={setting['value']:g}" if "value" in setting else ""
+        what += f" {setting['name']}{value}"
+    emit(done, as_json, [f"{what}: {'applied' if wait else 'sent'} to {found.name}"])
 
 
 def set_(
     run: NamedRun,
-    setting: Annotated[str, typer.Argument(help="lr=VALUE.")],
+    setting: Annotated[list[str], typer.Argument(metavar="lr=VALUE", help="Or: lr VALUE.")],
+    force: Annotated[
+        bool, typer.Option("--force", help="Take a value far above the configured one.")
+    ] = False,
     wait: Wait = False,
     runs_dir: RunsDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
-    """Change a setting of a living run from the next step on."""
-    key, _, text = setting.partition("=")
+    """Change a setting of a live run from the next step on; `headway unset` takes it back."""
+    from headway.trainer.config import check_setting
+
+    given = "=".join(setting)
+    key, _, text = given.partition("=")
     try:
         value = float(text)
     except ValueError:
         raise InputError(
-            f"expected KEY=VALUE, got {setting!r}",
+            f"expected KEY=VALUE, got {given!r}",
             remedy="for example lr=3e-4",
         ) from None
-    if key != "lr":
-        raise InputError(f"cannot set {key!r}", remedy="only lr can be set while a run is live")
-    if not 0 < value < float("inf"):
-        raise InputError(f"cannot set lr to {text}", remedy="set lr to a number above 0")
-    _send("set", run, runs_dir, wait, as_json, key, value)
+    check_setting(key, value, find_run(run, runs_dir).config, force=force)
+    _send("set", run, runs_dir, wait, as_json, name=key, value=value, force=force)
+
+
+def unset(
+    run: NamedRun,
+    name: Annotated[str, typer.Argument(metavar="lr", help="The setting: lr.")],
+    wait: Wait = False,
+    runs_dir: RunsDir = RUNS,
+    as_json: AsJson = False,
+) -> None:
+    """Take a `headway set` back: from the next step on the schedule decides again."""
+    from headway.trainer.config import check_name
+
+    check_name(name)
+    _send("unset", run, runs_dir, wait, as_json, name=name)
+
+
+def stop(
+    run: AnyRun = None,
+    limit: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds without progress after which its processes are ended by force; "
+            "else recovery.stop_timeout_s.",
+            min=0,
+        ),
+    ] = None,
+    now: Annotated[
+        bool, typer.Option("--now", help="End its processes at once, without a checkpoint.")
+    ] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Return only when the run has ended.")
+    ] = True,
+    yes: Yes = False,
+    runs_dir: RunsDir = RUNS,
+    as_json: AsJson = False,
+) -> None:
+    """End the run at its next step, with a checkpoint, and wait until it has ended.
+
+    A run that cannot stop is ended by force; its checkpoints stay. Exit code 0: it stopped by
+    itself, or by --now. 3: it was ended by force. 1: a process could not be ended.
+    """
+    from headway.console.ending import end
+
+    found = find_run(run, runs_dir)
+    confirm(f"stop run {found.name}?", yes)
+    if not wait and not now:
+        _send("stop", found.name, runs_dir, False, as_json)
+        return
+    ending = end(found, limit_s=limit, now=now, tell=lambda line: typer.echo(line, err=as_json))
+    emit(ending, as_json, [ending.line()])
+    raise typer.Exit(ending.exit_code(now=now))
 
 
 def evict(
     run: NamedRun,
     node: Annotated[int, typer.Argument(help="Number of the node.")],
+    yes: Yes = False,
     runs_dir: RunsDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
     """Take a node out of the run for good; a spare takes over its ranks."""
     found = find_run(run, runs_dir)
+    confirm(f"take node {node} out of run {found.name} for good?", yes)
     found.evict(node)
     emit(
         {"run": found.name, "operation": "evict", "node": node},
@@ -116,6 +177,7 @@ def inject(
     node: Annotated[
         int | None, typer.Option(help="The node of that service; else the driver's.")
     ] = None,
+    yes: Yes = False,
     runs_dir: RunsDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
@@ -126,11 +188,14 @@ def inject(
     found = find_run(run, runs_dir)
     if rank is not None:
         check_rank(found, rank)
-        found.inject(fault, rank=rank)
         what = f"the worker of rank {rank}"
     else:
-        found.inject(fault, target=service or "", node=-1 if node is None else node)
         what = f"{service} of " + ("the driver's node" if node is None else f"node {node}")
+    confirm(f"inject {fault} into {what} of run {found.name}?", yes)
+    if rank is not None:
+        found.inject(fault, rank=rank)
+    else:
+        found.inject(fault, target=service or "", node=-1 if node is None else node)
     done = {
         "run": found.name,
         "operation": "inject",

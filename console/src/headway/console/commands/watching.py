@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from headway.common.cli import AsJson
+from headway.common.errors import DeadlineError
 from headway.common.output import Table, emit, to_json
 from headway.console.commands.options import RUNS, AnyRun, RunsDir, check_rank, find_run
 
 if TYPE_CHECKING:
+    from headway.common.wire.messages.driver import RankStatus
     from headway.console.progress import Progress
     from headway.console.run import Run
+
+
+FEW_RANKS = 64
+"""A table of so many ranks still fits on a screen or two."""
 
 
 def register(app: typer.Typer) -> None:
@@ -60,12 +68,22 @@ def completed_steps(run: Run) -> int:
     return 0 if not newest or newest[0][0] is None else int(newest[0][0]) + 1
 
 
-def status(run: AnyRun = None, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
+def status(
+    run: AnyRun = None,
+    ranks: Annotated[
+        bool, typer.Option("--ranks", help=f"List every rank; else only up to {FEW_RANKS} ranks.")
+    ] = False,
+    runs_dir: RunsDir = RUNS,
+    as_json: AsJson = False,
+) -> None:
     """Show progress, ranks, nodes and services of a run."""
     from headway.console.progress import read_progress
 
     found = find_run(run, runs_dir)
-    progress = read_progress(found, found.peak)
+    few = found.config.parallel.world_size <= FEW_RANKS
+    progress = read_progress(found, found.peak, num_ranks=FEW_RANKS if few else 0)
+    if ranks or not few:  # a driver of an older version lists all of them unasked
+        progress = _with_ranks(progress, _all(found) if ranks else ())
     lines: list[str | Table] = [f"run {progress.name}: {progress.line()}"]
     if progress.detail:
         lines.append(progress.detail)
@@ -74,10 +92,29 @@ def status(run: AnyRun = None, runs_dir: RunsDir = RUNS, as_json: AsJson = False
     emit(progress, as_json, lines)
 
 
+def _all(run: Run) -> tuple[RankStatus, ...]:
+    with contextlib.suppress(DeadlineError):
+        return tuple(run.ranks())
+    return ()
+
+
+def _with_ranks(progress: Progress, ranks: tuple[RankStatus, ...]) -> Progress:
+    if progress.status is None:
+        return progress
+    fields = {name: getattr(progress.status, name) for name in progress.status.__struct_fields__}
+    return replace(progress, status=type(progress.status)(**{**fields, "ranks": ranks}))
+
+
 def _status_lines(progress: Progress) -> list[str | Table]:
     assert progress.status is not None
     ranks = [(r.rank, r.node, r.pid, r.status, r.step) for r in progress.status.ranks]
-    lines: list[str | Table] = [Table(ranks, ("rank", "node", "pid", "status", "step"))]
+    lines: list[str | Table] = []
+    if progress.status.num_ranks > len(ranks):
+        counts = sorted(progress.status.statuses.items(), key=lambda item: (-item[1], item[0]))
+        summary = ", ".join(f"{number} {status}" for status, number in counts)
+        lines.append(f"{progress.status.num_ranks} ranks: {summary}; --ranks lists them")
+    if ranks:
+        lines.append(Table(ranks, ("rank", "node", "pid", "status", "step")))
     for node, state in sorted(progress.status.nodes.items()):
         services = progress.status.services.get(node, {})
         pids = ", ".join(f"{name} {pid}" for name, pid in sorted(services.items()))

@@ -162,8 +162,9 @@ function render({ model, el }) {
   lr.placeholder = "lr"; lr.setAttribute("aria-label", "learning rate");
   button("set lr", () => {
     const value = Number(lr.value);
-    if (value > 0) send("set", { name: "lr", value });
+    send("set", { name: "lr", value: Number.isFinite(value) ? value : 0 });
   }, "headway set RUN lr=VALUE");
+  button("unset lr", () => send("unset", { name: "lr" }), "headway unset RUN lr");
   button("kill rank", () => send("inject", { name: "worker", fault: "kill", rank: selected }), "headway inject RUN kill --rank R");
   button("stop rank (SIGSTOP)", () => send("inject", { name: "worker", fault: "stop", rank: selected }), "headway inject RUN stop --rank R");
 

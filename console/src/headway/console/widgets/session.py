@@ -20,8 +20,9 @@ import polars as pl
 from headway.common.errors import DeadlineError, HeadwayError
 from headway.console.analysis.episodes import load_journal, recoveries
 from headway.console.analysis.metrics import current, load_evaluations, load_metrics
-from headway.console.progress import Progress, Teller, read_progress
-from headway.console.run import Run
+from headway.console.news import Teller
+from headway.console.progress import Progress, read_progress
+from headway.console.run import PAGE_RANKS, Run
 from headway.console.widgets.tail import FlightTail
 
 NEWS = 50
@@ -62,7 +63,7 @@ class Session:
 
     def __init__(self, run: Run, *, period_s: float = 0.5, window_s: float = 20.0) -> None:
         self._path: Path = run.path
-        self.name = run.name
+        self.name, self.config = run.name, run.config
         self._period_s, self._window_s = period_s, window_s
         self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
         self._subscribers: list[Callable[[Picture], None]] = []
@@ -103,7 +104,7 @@ class Session:
     def submit(self, operation: str, **options: Any) -> Future[int]:
         """Hand a command to the pump; the future holds its sequence number or the driver's refusal.
 
-        ``options`` are those of ``Run.command``: name, value, fault, rank, node.
+        ``options`` are those of ``Run.command``: name, value, fault, rank, node, force.
         """
         order = _Order(operation, options)
         if self._is_closed:
@@ -169,7 +170,7 @@ class Session:
 
 
 def _take(run: Run, tail: FlightTail, news: tuple[str, ...]) -> Picture:
-    progress = read_progress(run, run.peak)
+    progress = read_progress(run, run.peak, num_ranks=PAGE_RANKS)
     # what progress tells is in them
     metrics, journal, events = (load_metrics(run), load_journal(run), tail.read())
     return Picture(

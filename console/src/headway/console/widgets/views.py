@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+from headway.common.errors import InputError
 from headway.common.plan.schedule.actions import Kind
 from headway.console.run import Run
 from headway.console.widgets.session import Picture, Session
+from headway.trainer.config import check_setting
 
 try:
     import anywidget
@@ -26,7 +28,7 @@ except ModuleNotFoundError as error:
         "run `make setup-lab` in the checkout, or `pip install './console[notebooks]'`"
     ) from None
 
-OPERATIONS = frozenset({"pause", "resume", "checkpoint", "stop", "set", "inject"})
+OPERATIONS = frozenset({"pause", "resume", "checkpoint", "stop", "set", "unset", "inject"})
 MAX_BARS = 40_000
 MAX_POINTS = 4_000
 HIDDEN = (Kind.STEP.name,)
@@ -129,8 +131,23 @@ class RunConsole(anywidget.AnyWidget):  # type: ignore[misc]
         known = {
             key: order[key] for key in ("name", "value", "fault", "rank", "node") if key in order
         }
+        if refusal := self._refusal(operation, known):
+            self.answer = {"id": number, "text": refusal, "is_error": True, "cli": cli}
+            return
         done = self.session.submit(operation, **known)
         done.add_done_callback(lambda future: self._answer(number, operation, cli, future))
+
+    def _refusal(self, operation: str, options: dict[str, Any]) -> str:
+        """Why a setting is not sent, "" if it is."""
+        if operation != "set":
+            return ""
+        try:
+            check_setting(
+                str(options.get("name", "")), float(options.get("value", 0.0)), self.session.config
+            )
+        except (InputError, ValueError) as error:
+            return f"set: {error}"
+        return ""
 
     def _answer(self, number: str, operation: str, cli: str, done: Future[int]) -> None:
         if done.cancelled():
@@ -147,6 +164,8 @@ def as_cli(run: str, operation: str, options: dict[str, Any]) -> str:
     words = ["headway", operation, run]
     if operation == "set":
         words.append(f"{options.get('name', 'lr')}={options.get('value', 0.0):g}")
+    if operation == "unset":
+        words.append(str(options.get("name", "lr")))
     if operation == "inject":
         words += [str(options.get("fault", "kill")), "--rank", str(options.get("rank", 0))]
     return shlex.join(words)

@@ -238,6 +238,15 @@ def forget_damage(info: CheckpointInfo) -> None:
             entry.unlink(missing_ok=True)
 
 
+def keep(info: CheckpointInfo) -> None:
+    """Mark a checkpoint: retention neither removes nor counts it.
+
+    Raises:
+        OSError: the folder cannot be written, or the checkpoint is gone.
+    """
+    (info.path / KEEP_NAME).touch()
+
+
 def mark_generation(
     checkpoints: Path, generation: int, restart_step: int, files: Files | None = None
 ) -> None:

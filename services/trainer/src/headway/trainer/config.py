@@ -6,14 +6,29 @@ Each table sits beside its owner: ``[data]``, ``[ckpt]`` and ``[health]`` are th
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from headway.ckpt_store.config import StoreConfig
-from headway.common.errors import ConfigError
+from headway.common.errors import ConfigError, InputError
 from headway.common.plan.grid import Grid
 from headway.dataloader.config import DataConfig
 from headway.health.config import HealthConfig
+
+SETTINGS = ("lr",)
+MAX_LR_RATIO = 100.0
+"""A learning rate above this many times ``optim.lr`` is taken for a slip of the keyboard."""
+
+_IN_ORDER = (
+    ("driver_silent_s", "node_silent_s", "a driver must be back before its nodes look silent"),
+    ("node_silent_s", "node_lost_s", "a node is restarted before it is given up"),
+    ("node_lost_s", "orphan_limit_s", "workers must outlive the restart of their executor"),
+    ("group_timeout_s", "join_timeout_s", "joining builds groups and uses them"),
+    ("out_timeout_s", "join_timeout_s", "leaving is a part of the way back into a generation"),
+    ("fork_limit_s", "gather_timeout_s", "gathering waits for at least one fork"),
+    ("service_silent_s", "service_start_s", "a start takes longer than a beat"),
+)
+"""(smaller, larger, why): pairs of limits in ``[recovery]``, the first of which must be below the second."""
 
 
 @dataclass(frozen=True)
@@ -137,8 +152,16 @@ class TrainConfig:
     """Global batches of the validation split per evaluation."""
     sample_tokens: int = 64
     """Tokens of the text sample at the end; 0 for none."""
+    max_skipped_steps: int = 10
+    """Steps in a row with a loss or gradient norm that is not finite, each skipped, before the run
+    ends by name; 0 never ends it."""
 
     def __post_init__(self) -> None:
+        if self.max_skipped_steps < 0:
+            raise ConfigError(
+                f"train.max_skipped_steps={self.max_skipped_steps} is below 0",
+                remedy="use a number of steps, or 0 to never end the run",
+            )
         _positive(
             "train",
             steps=self.steps,
@@ -178,14 +201,23 @@ class OptimConfig:
 
 @dataclass(frozen=True)
 class RecoveryConfig:
-    """Time limits of detection and recovery, in seconds."""
+    """Time limits of detection and recovery, in seconds; docs/operations.md gives the source of each."""
 
     group_timeout_s: float = 20.0
     """Longest a collective may take before its own timeout ends it."""
+    gather_timeout_s: float = 60.0
+    """Longest a generation may wait for a worker for each rank before other nodes are used."""
+    read_timeout_s: float = 20.0
+    """Longest the nodes may take to report which snapshots are sealed."""
+    choose_timeout_s: float = 60.0
+    """Longest the search for the newest checkpoint may take."""
     join_timeout_s: float = 60.0
-    """Longest a generation may take from assignment until every rank has its state, before it is fenced."""
+    """Longest a generation may take from assignment until every rank has its state, before it is
+    fenced."""
     out_timeout_s: float = 8.0
     """Longest a survivor may take to leave a fenced generation before it is ended."""
+    stop_timeout_s: float = 60.0
+    """Longest a run that was asked to stop may make no progress before it is ended by force."""
     orphan_limit_s: float = 600.0
     """A worker without an executor for this long seals its state and exits."""
     node_silent_s: float = 3.0
@@ -204,14 +236,26 @@ class RecoveryConfig:
     """A run whose folder was removed for certain, for this long, ends."""
     max_crashes: int = 5
     """Equal failures at one step before the run stops and names the culprit."""
-    gather_timeout_s: float = 60.0
-    """Longest a node may take to provide workers for its ranks before a spare takes them over."""
-    read_timeout_s: float = 20.0
-    """Longest to wait for the list of a node's snapshots; without it the node counts as having none."""
-    choose_timeout_s: float = 60.0
-    """Longest to wait for the checkpoints folder when no snapshot is left, before the run fails."""
-    stop_timeout_s: float = 60.0
-    """Longest a stop command may make no progress before the run is ended by force."""
+
+    def __post_init__(self) -> None:
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if entry.name.endswith("_s") and not 0 < value < math.inf:
+                raise ConfigError(
+                    f"recovery.{entry.name}={value} is not a time limit",
+                    remedy="use seconds above 0",
+                )
+        if self.max_crashes < 1:
+            raise ConfigError(
+                f"recovery.max_crashes={self.max_crashes} is below 1", remedy="use 1 or more"
+            )
+        for smaller, larger, why in _IN_ORDER:
+            low, high = getattr(self, smaller), getattr(self, larger)
+            if not low < high:
+                raise ConfigError(
+                    f"recovery.{smaller}={low:g} is not below recovery.{larger}={high:g}: {why}",
+                    remedy=f"lower recovery.{smaller} or raise recovery.{larger}",
+                )
 
 
 @dataclass(frozen=True)
@@ -287,6 +331,28 @@ class RunConfig:
                     f"{name}={value} is not divisible by parallel.tp={tp}",
                     remedy=f"use a multiple of {tp}",
                 )
+
+
+def check_name(name: str) -> None:
+    """Raises InputError unless ``name`` is a setting of a live run."""
+    if name not in SETTINGS:
+        raise InputError(
+            f"cannot set {name!r}",
+            remedy=f"only {', '.join(SETTINGS)} can be set while a run is live",
+        )
+
+
+def check_setting(name: str, value: float, config: RunConfig, *, force: bool = False) -> None:
+    """Raises InputError for an unknown setting or an absurd value; ``force`` takes any above 0."""
+    check_name(name)
+    if not 0 < value < math.inf:
+        raise InputError(f"cannot set lr to {value:g}", remedy="set lr to a number above 0")
+    limit = MAX_LR_RATIO * config.optim.lr
+    if value > limit > 0 and not force:
+        raise InputError(
+            f"lr={value:g} is more than {MAX_LR_RATIO:g} times optim.lr={config.optim.lr:g}",
+            remedy=f"set lr to {limit:g} or less, or repeat it with --force",
+        )
 
 
 def _within(table: str, low: float, high: float, **values: float) -> None:

@@ -1,7 +1,8 @@
 """Errors that decide how a run goes on after a rank has left its generation.
 
 InputError (common)
-└── RefusedError         no restart mends it: the run ends with this text
+└── RefusedError         no restart helps: the run ends with this text
+    └── DivergedError    too many steps in a row whose loss or norm was not finite
 CorruptError (common)
 ├── BadCheckpointError   a durable checkpoint cannot be read: an older one may be good
 └── BadSnapshotError     a snapshot in memory cannot be trusted: the next good copy is used
@@ -16,6 +17,30 @@ from headway.common.errors import CorruptError, InputError
 
 class RefusedError(InputError):
     """The run was given other data, or another model's state, than it began with."""
+
+
+class DivergedError(RefusedError):
+    """``train.max_skipped_steps`` steps in a row were skipped: training has diverged."""
+
+    def __init__(
+        self, first_step: int, last_step: int, loss: float, grad_norm: float, way_back: str = ""
+    ) -> None:
+        """``way_back``: which checkpoint to go back to, as a clause; empty where that is not known."""
+        self.first_step, self.last_step = first_step, last_step
+        self.loss, self.grad_norm = loss, grad_norm
+        count = last_step + 1 - first_step
+        super().__init__(
+            f"training has diverged: {count} steps in a row were skipped, {first_step} to "
+            f"{last_step}, the last with loss {loss:g} and gradient norm {grad_norm:g}",
+            remedy="lower optim.lr and go back to a checkpoint before step "
+            f"{first_step}{way_back}; train.max_skipped_steps sets the limit",
+        )
+
+    def with_way_back(self, clause: str) -> DivergedError:
+        """The same error, which names the checkpoint to go back to."""
+        return DivergedError(
+            self.first_step, self.last_step, self.loss, self.grad_norm, way_back=f" ({clause})"
+        )
 
 
 class BadCheckpointError(CorruptError):

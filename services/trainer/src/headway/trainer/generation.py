@@ -18,7 +18,8 @@ from headway.common.plan.schedule.actions import Kind
 from headway.dataloader.client import ChangedDataError
 from headway.trainer.batches import BatchReader, BatchSource, DataFactory, Split
 from headway.trainer.config import RunConfig
-from headway.trainer.errors import RefusedError
+from headway.trainer.errors import DivergedError, RefusedError
+from headway.trainer.hooks import StepHooks, StepResult
 from headway.trainer.layout_check import difference
 from headway.trainer.model.gpt import Chunk
 from headway.trainer.parallel.comm import Aborted
@@ -29,7 +30,7 @@ from headway.trainer.parallel.tensor import TensorParallel
 from headway.trainer.recorder import NoRecorder, Recorder
 from headway.trainer.snapshot import Extra, Snapshots, layout, offsets
 from headway.trainer.steering import readers_of_other_data
-from headway.trainer.step import Parts, StepHooks, TrainStep
+from headway.trainer.step import Parts, TrainStep
 
 ArenaFactory = Callable[[int, bytes], Arena]
 """``(slot_bytes, layout)`` -> the rank's arena, made or opened; one that is damaged or of another
@@ -151,12 +152,14 @@ class Session:
         Raises:
             Aborted: the generation was fenced. RuntimeError: a peer failed.
             RefusedError: the data are not those that the run began with, or differ between ranks.
+            DivergedError: ``train.max_skipped_steps`` steps in a row were not finite.
         """
         total = self.config.train.steps if until is None else until
         trainer = TrainStep(self._parts(), hooks, self._reader("train"))
         trainer.applied, trainer.durable_due = self._extra.command, self._extra.durable_due
         trainer.samples = self.samples
         trainer.skipped = self._extra.skipped
+        trainer.skipped_in_row = self._extra.skipped_in_row
         if self.ready_snapshots().sealed < self.step:
             trainer.snapshot(self.step, durable=False)
         trainer.directive = hooks.apply(self.step, trainer.applied, trainer.applied)
@@ -169,6 +172,7 @@ class Session:
             result = trainer.run(self.step)
             self.step, self.samples = self.step + 1, trainer.samples
             hooks.on_step(result)
+            self._check_divergence(result)
         if self.step >= self.config.train.steps:
             hooks.on_eval(self.step, trainer.evaluate(self.step, self._reader("validation")))
         self._make_last_durable(trainer)
@@ -325,6 +329,14 @@ class Session:
         every = self.config.train.eval_every
         return self.step == 0 or (every > 0 and self.step % every == 0)
 
+    def _check_divergence(self, result: StepResult) -> None:
+        """All ranks know the same counts, so all of them end here together."""
+        limit, skipped = self.config.train.max_skipped_steps, result.skipped_in_row
+        if limit and skipped >= limit:
+            raise DivergedError(
+                result.step + 1 - skipped, result.step, result.loss, result.grad_norm
+            )
+
     def _pause(self, trainer: TrainStep, hooks: StepHooks) -> None:
         hooks.on_pause(True)
         while trainer.directive.pause and not trainer.directive.stop:
@@ -337,18 +349,29 @@ class Session:
 
         If all stores stand still for ``STILL_ROUNDS`` it stays undurable, in the arenas only.
         """
-        standing, num_still = trainer.control_round(self.step), 0
+        standing, num_still = trainer.control_round(self.step, look_at_state=True), 0
+        is_good = trainer.skipped_in_row == 0 and not standing.bad
         # counted, not timed: all ranks must end the loop together
         while standing.busy and num_still < STILL_ROUNDS:
             time.sleep(PAUSE_ROUND_S)
             standing = trainer.control_round(self.step, moved=self._store_moved())
             num_still = 0 if standing.moved else num_still + 1
-        self.is_last_wanted = not standing.busy
-        if standing.busy:
+        self.is_last_wanted = is_good and not standing.busy
+        if not is_good:
+            log.warning(
+                "the last step is not made durable: its loss or its state is not finite",
+                step=self.step,
+                skipped_in_row=trainer.skipped_in_row,
+            )
+        elif standing.busy:
             log.warning(
                 "the last step is not made durable: a store stands still with an earlier one",
                 step=self.step,
                 waited_s=STILL_ROUNDS * PAUSE_ROUND_S,
             )
         trainer.snapshot(self.step, durable=self.is_last_wanted)
-        trainer.control_round(self.step)
+        if trainer.control_round(self.step).bad:
+            self.is_last_wanted = False
+            log.warning(
+                "the last step is not made durable: its state is not finite", step=self.step
+            )

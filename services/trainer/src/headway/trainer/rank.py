@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,47 +18,28 @@ from headway.common.node.arena import Arena
 from headway.common.node.arena_file import open_or_replace
 from headway.common.node.flight import FlightWriter
 from headway.common.node.process import return_free_memory
-from headway.common.node.run_dir import NodePaths, RunDir
 from headway.common.plan.placement import Placement
 from headway.common.wire.messages.dataloader import StreamSpec
-from headway.common.wire.messages.executor import Evaluation, Sample, StepMetrics
-from headway.common.wire.messages.worker import Assign, Steer
+from headway.common.wire.messages.executor import Sample
+from headway.common.wire.messages.worker import Assign
 from headway.dataloader.client import DataClient
 from headway.dataloader.config import stream_spec
 from headway.trainer.batches import Split
 from headway.trainer.config import RunConfig
-from headway.trainer.errors import BadCheckpointError
+from headway.trainer.control_hooks import REPORTING_RANK, ControlHooks, RankContext
+from headway.trainer.errors import BadCheckpointError, DivergedError
 from headway.trainer.generation import Session
 from headway.trainer.layout_check import difference
-from headway.trainer.link import Link, WorkerStatus
 from headway.trainer.parallel.channel import Channels
-from headway.trainer.parallel.fence import Fence
 from headway.trainer.parallel.groups import build
 from headway.trainer.parallel.nccl import take_device
 from headway.trainer.parallel.store import StoreEndpoint
 from headway.trainer.sample import sample_text
-from headway.trainer.step import Directive, NoHooks, StepResult
 from headway.trainer.store_watch import StoreWatch
 
-REPORTING_RANK = 0  # every rank knows the same numbers; one reports them
 CLAIM_LIMIT_S = 5.0  # who had the rank before was killed; the kernel may take a moment
 
 log = get_logger("rank")
-
-
-class RankContext(Protocol):
-    """What a rank needs from its process; ``worker.Worker`` provides it."""
-
-    run_dir: RunDir
-    config: RunConfig
-    paths: NodePaths
-    view: WorkerStatus
-    commands: list[Steer]
-    fence: Fence
-    link: Link
-
-    def announce(self, generation: int, endpoint: StoreEndpoint) -> None:
-        """Called on the build thread of rank 0 once the generation's store listens."""
 
 
 class Rank:
@@ -87,6 +68,7 @@ class Rank:
 
         Raises:
             Aborted: the generation was fenced. RuntimeError: a peer failed.
+            RefusedError: the run cannot continue, for example because it has diverged.
         """
         channels = Channels()
         generation, context = assign.generation, self._context
@@ -109,8 +91,10 @@ class Rank:
             self._restore(assign)
             context.view.status = "restored"
             context.link.beat_now()
-            hooks = ControlHooks(context, generation)
-            self._session.run(hooks)
+            try:
+                self._session.run(ControlHooks(context, generation))
+            except DivergedError as error:
+                raise error.with_way_back(self._way_back(error.first_step)) from None
             if self._session.step >= self.config.train.steps and self.config.train.sample_tokens:
                 self._sample(generation)
             self._wait_for_store()
@@ -142,6 +126,20 @@ class Rank:
             self._session.load(source, restore.step)
         return_free_memory()
         log.info("restored", generation=assign.generation, source=source, step=restore.step)
+
+    def _way_back(self, first_skipped: int) -> str:
+        """Which checkpoint a diverged run can go back to."""
+        try:
+            found = newest(
+                self._context.run_dir.checkpoints,
+                self.config.parallel.world_size,
+                max_step=first_skipped - 1,
+            )
+        except (OSError, HeadwayError) as error:
+            return f"which is the newest cannot be read: {error}"
+        if found is None:
+            return "there is none yet"
+        return f"the newest is of step {found.step}"
 
     def _read_checkpoint(self, step: int, folder: str) -> tuple[npt.NDArray[np.uint8], bytes]:
         info = newest(
@@ -258,76 +256,3 @@ def replica_stream(
         num_readers=readers,
         fingerprint=fingerprint,
     )
-
-
-class ControlHooks(NoHooks):
-    """Steering and reports, between a step and the worker's link."""
-
-    def __init__(self, context: RankContext, generation: int) -> None:
-        self._context, self._generation = context, generation
-        self._reports = context.view.rank == REPORTING_RANK
-
-    def command_seq(self) -> int:
-        """Newest command held."""
-        return len(self._context.commands)
-
-    def apply(self, step: int, applied: int, agreed: int) -> Directive:
-        """What the first ``agreed`` commands of the run add up to."""
-        del step
-        lr: float | None = None
-        pause = stop = checkpoint = False
-        for command in self._context.commands[:agreed]:
-            match command.operation:
-                case "pause" | "resume":
-                    pause = command.operation == "pause"
-                case "stop":
-                    stop = True
-                case "set":
-                    lr = command.value
-                case "checkpoint":
-                    checkpoint = checkpoint or command.sequence > applied
-                case _:
-                    pass
-        self._context.view.applied = agreed
-        return Directive(lr=lr, pause=pause, stop=stop, checkpoint=checkpoint)
-
-    def on_step(self, result: StepResult) -> None:
-        """Tell the executor; the first step of a generation at once."""
-        context = self._context
-        context.view.step = result.step + 1
-        if context.view.status != "running":
-            context.view.status = "running"
-            context.link.beat_now()
-        if self._reports:
-            context.link.send(
-                StepMetrics(
-                    generation=self._generation,
-                    step=result.step,
-                    loss=result.loss,
-                    grad_norm=result.grad_norm,
-                    lr=result.lr,
-                    tokens=result.num_tokens,
-                    duration_s=result.duration_s,
-                    unix_s=time.time(),
-                )
-            )
-
-    def on_eval(self, step: int, loss: float) -> None:
-        """Report a validation loss."""
-        if self._reports:
-            train, seq = self._context.config.train, self._context.config.model.seq_len
-            self._context.link.send(
-                Evaluation(
-                    generation=self._generation,
-                    step=step,
-                    loss=loss,
-                    tokens=train.eval_batches * train.global_batch_size * seq,
-                )
-            )
-
-    def on_pause(self, paused: bool) -> None:
-        """Report that the run stands still on purpose: a run that recovers while paused counts as
-        healthy although it makes no steps."""
-        self._context.view.status = "running"
-        self._context.view.paused = paused
-        self._context.link.beat_now()

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from headway.common.errors import CorruptError
 from headway.common.log import get_logger
-from headway.common.node.arena import Arena, ArenaSlot
+from headway.common.node.arena import Arena, ArenaSlot, SlotInfo
 from headway.common.node.failpoints import failpoint
 from headway.common.plan.grid import Grid
 from headway.trainer.errors import BadSnapshotError
@@ -49,6 +49,8 @@ class Extra:
     """Of the validation data, in the same way."""
     skipped: int = 0
     """Steps so far whose update was skipped: the optimizer's count is ``step - skipped``."""
+    skipped_in_row: int = 0
+    """Those of them directly before ``step``."""
 
     def pack(self) -> bytes:
         """MessagePack."""
@@ -141,6 +143,29 @@ class Snapshots:
         if job.error is not None:
             raise job.error
         self._sealed = job.slot.step
+
+    @property
+    def awaits_commit(self) -> bool:
+        """A snapshot is marked durable and not committed yet: no store has seen it."""
+        return bool(self._unseen())
+
+    def withdraw(self) -> bool:
+        """Take back the durable mark of the snapshot that is not committed yet; False without one."""
+        unseen = self._unseen()
+        for info in unseen:
+            assert self._arena is not None
+            self._arena.release(info)
+        return bool(unseen)
+
+    def _unseen(self) -> list[SlotInfo]:
+        if self._arena is None:
+            return []
+        committed = self._arena.committed
+        return [
+            info
+            for info in self._arena.sealed()
+            if info.wanted and not info.released and info.step > committed
+        ]
 
     def commit(self, step: int) -> None:
         """All ranks have sealed ``step``."""

@@ -10,7 +10,6 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from headway.common.node.failpoints import failpoint
@@ -20,6 +19,7 @@ from headway.common.plan.schedule.generate import forward_only, generate
 from headway.common.plan.schedule.lower import lower
 from headway.trainer.batches import BatchReader, MicroBatch, Split
 from headway.trainer.config import RunConfig
+from headway.trainer.hooks import Directive, StepHooks, StepResult
 from headway.trainer.model.gpt import Chunk
 from headway.trainer.optim.adamw import AdamW
 from headway.trainer.optim.schedule import clip_scale, learning_rate
@@ -31,86 +31,6 @@ from headway.trainer.parallel.tensor import TensorParallel
 from headway.trainer.recorder import Recorder
 from headway.trainer.snapshot import Extra, Snapshots
 from headway.trainer.steering import Standing, Sums, add_up, agree
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """What every rank knows after step ``step``, equal on all."""
-
-    step: int
-    loss: float
-    """Mean over the step's tokens, in nats, before the update."""
-    grad_norm: float
-    lr: float
-    num_tokens: int
-    skipped: bool
-    """Norm or loss was not finite, so the optimizer left the state as it was."""
-    duration_s: float
-    """This rank's time for the step."""
-
-
-@dataclass(frozen=True)
-class Directive:
-    """What the commands agreed on so far ask for, from this step's end on."""
-
-    lr: float | None = None
-    """Replaces the schedule's learning rate from the next step on."""
-    pause: bool = False
-    stop: bool = False
-    checkpoint: bool = False
-    """Make the snapshot that follows durable."""
-
-
-class StepHooks(Protocol):
-    """The control side, asked on the main thread; nothing here may block."""
-
-    def command_seq(self) -> int:
-        """Newest steering command held, 0 for none."""
-
-    def apply(self, step: int, applied: int, agreed: int) -> Directive:
-        """What commands 1..``agreed`` ask for; those up to ``applied`` have had their one-time effects.
-
-        Called with every step's agreement, also if nothing is new. A function of the commands alone, so
-        that a step done again after a recovery comes to the same.
-        """
-
-    def stop_requested(self) -> bool:
-        """This rank wants the run to end, whatever the commands say."""
-
-    def on_step(self, result: StepResult) -> None:
-        """A step is complete."""
-
-    def on_eval(self, step: int, loss: float) -> None:
-        """Validation loss after ``step`` completed steps."""
-
-    def on_pause(self, paused: bool) -> None:
-        """The run was paused or resumed."""
-
-
-class NoHooks:
-    """Nobody steers; a base for hooks that need little."""
-
-    def command_seq(self) -> int:
-        """No commands."""
-        return 0
-
-    def apply(self, step: int, applied: int, agreed: int) -> Directive:
-        """Nothing is asked for."""
-        del step, applied, agreed
-        return Directive()
-
-    def stop_requested(self) -> bool:
-        """Never."""
-        return False
-
-    def on_step(self, result: StepResult) -> None:
-        """No effect."""
-
-    def on_eval(self, step: int, loss: float) -> None:
-        """No effect."""
-
-    def on_pause(self, paused: bool) -> None:
-        """No effect."""
 
 
 @dataclass
@@ -163,6 +83,9 @@ class TrainStep:
         """Global samples consumed before the next step."""
         self.skipped = 0
         """Steps before the next one that left the state as it was."""
+        self.skipped_in_row = 0
+        """Those of them directly before the next one."""
+        self._is_asked_for = False
         self._busy = False
 
     def run(self, step: int) -> StepResult:
@@ -187,6 +110,7 @@ class TrainStep:
             lr=run.lr,
             num_tokens=int(run.sums.num_tokens),
             skipped=not run.is_finite,
+            skipped_in_row=self.skipped_in_row,
             duration_s=time.monotonic() - started_s,
         )
 
@@ -207,18 +131,24 @@ class TrainStep:
             sums = self._add_up(0.0, pipeline.loss_sum, tokens)
         return sums.mean_loss
 
-    def control_round(self, step: int, *, moved: bool = False) -> Standing:
+    def control_round(
+        self, step: int, *, moved: bool = False, look_at_state: bool = False
+    ) -> Standing:
         """Agree outside of a step: commits what is sealed and receives new commands.
 
-        ``moved``: this rank's store got ahead since the last round.
+        ``moved``: this rank's store got ahead since the last round. ``look_at_state``: the standing
+        is bad if the state is not finite, which no step can show any more.
         """
         parts = self._parts
         parts.snapshots.finish()
         with parts.recorder.record(Kind.NORM, step=step, flags=WAITING):
+            # nor has a step used a state that is about to be committed while the run is paused
+            look_at_state = look_at_state or parts.snapshots.awaits_commit
+            is_bad = look_at_state and not self._is_state_finite()
             standing = agree(
                 parts.groups.world,
                 parts.groups.channels,
-                replace(self._standing(False), moved=moved),
+                replace(self._standing(is_bad), moved=moved),
                 parts.device,
             )
         self._take_over(step, standing)
@@ -234,6 +164,7 @@ class TrainStep:
             fingerprint=self._parts.fingerprints["train"],
             validation_fingerprint=self._parts.fingerprints["validation"],
             skipped=self.skipped,
+            skipped_in_row=self.skipped_in_row,
         )
         with self._parts.recorder.record(Kind.SNAPSHOT, step=step - 1):
             self._parts.snapshots.begin(step, self._parts.groups.generation, extra, durable=durable)
@@ -297,6 +228,8 @@ class TrainStep:
             mine = self._standing(not run.is_finite)
             standing = agree(parts.groups.world, parts.groups.channels, mine, parts.device)
         run.is_finite = not standing.bad
+        self.skipped += standing.bad
+        self.skipped_in_row = self.skipped_in_row + 1 if standing.bad else 0
         self._take_over(run.step, standing)
 
     def _add_up(
@@ -322,11 +255,21 @@ class TrainStep:
         )
 
     def _take_over(self, step: int, standing: Standing) -> None:
-        """Commit what all have sealed, and apply the commands that all hold."""
-        self._parts.snapshots.commit(standing.sealed)
+        """Commit what all have sealed, and apply the commands that all hold.
+
+        A state whose own step was not finite is kept in memory, where recovery needs it, but does
+        not become a checkpoint; the next good one does.
+        """
+        snapshots = self._parts.snapshots
+        if standing.bad and not self._is_asked_for and snapshots.withdraw():
+            self.durable_due = True
+        snapshots.commit(standing.sealed)
         directive = self._hooks.apply(step, self.applied, standing.command)
         self.applied = max(self.applied, standing.command)
         self.durable_due |= directive.checkpoint
+        self._is_asked_for = self.skipped_in_row > 0 and (
+            directive.checkpoint or (self._is_asked_for and self.durable_due)
+        )
         self._busy = standing.busy
         if standing.stop:
             directive = replace(directive, stop=True)
@@ -334,7 +277,6 @@ class TrainStep:
 
     def _optimize(self, run: _Run) -> None:
         if not run.is_finite:
-            self.skipped += 1
             return
         with self._parts.recorder.record(Kind.OPTIMIZER, step=run.step):
             for chunk, flat in enumerate(self._parts.flats):
@@ -346,10 +288,21 @@ class TrainStep:
         self.samples += self._parts.config.train.global_batch_size
         every = self._parts.config.ckpt.durable_every
         self.durable_due |= (step + 1) % every == 0
+        is_doubtful = self.skipped_in_row > 0
         durable = self.durable_due and not self._busy
+        if is_doubtful:
+            durable = durable and self._is_asked_for
         if durable:
             self.durable_due = False
+            if is_doubtful:
+                first = step + 1 - self.skipped_in_row
+                self._hooks.on_doubtful_checkpoint(step + 1, first)
         self.snapshot(step + 1, durable=durable)
+
+    def _is_state_finite(self) -> bool:
+        return all(
+            math.isfinite(float(flat.state.sum(dtype=torch.float64))) for flat in self._parts.flats
+        )
 
     def _take(self, reader: BatchReader, start: int, steps: int) -> list[MicroBatch]:
         """Micro-batches of ``steps`` steps from global sample ``start`` on.

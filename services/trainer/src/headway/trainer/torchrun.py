@@ -25,6 +25,7 @@ from headway.dataloader.client import DataClient
 from headway.trainer.batches import DataFactory, Split
 from headway.trainer.config import RunConfig
 from headway.trainer.generation import Session
+from headway.trainer.hooks import NoHooks, StepResult
 from headway.trainer.machine import settled
 from headway.trainer.parallel.channel import Channels
 from headway.trainer.parallel.groups import Groups, build
@@ -32,7 +33,6 @@ from headway.trainer.parallel.nccl import take_device
 from headway.trainer.parallel.store import StoreEndpoint
 from headway.trainer.rank import replica_stream
 from headway.trainer.sample import sample_text
-from headway.trainer.step import NoHooks, StepResult
 
 GENERATION = 0
 STORE_KEY = "headway/store"

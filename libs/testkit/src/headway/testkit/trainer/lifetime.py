@@ -21,10 +21,10 @@ from headway.testkit.trainer.synthetic import synthetic
 from headway.testkit.trainer.training import arena_opener, run_generation
 from headway.trainer.config import RunConfig
 from headway.trainer.generation import Session, Source
+from headway.trainer.hooks import NoHooks, StepResult
 from headway.trainer.model.gpt import Forward
 from headway.trainer.model.tape import Tape
 from headway.trainer.parallel.pipeline import Pipeline
-from headway.trainer.step import NoHooks, StepResult
 
 TIMEOUT_S = 5.0
 """gloo's own limit, which frees a thread that began an operation as its connection was cut."""

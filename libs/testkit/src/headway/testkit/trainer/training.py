@@ -18,11 +18,11 @@ from headway.testkit.trainer.pool import FileRendezvous, WorkerContext, WorkerPo
 from headway.testkit.trainer.synthetic import synthetic
 from headway.trainer.config import RunConfig
 from headway.trainer.generation import ArenaFactory, Session, Source
+from headway.trainer.hooks import NoHooks, StepHooks, StepResult
 from headway.trainer.layout_check import difference
 from headway.trainer.parallel.channel import Channels
 from headway.trainer.parallel.comm import Aborted
 from headway.trainer.parallel.groups import Groups, build
-from headway.trainer.step import NoHooks, StepHooks, StepResult
 
 TIMEOUT_S = 20.0
 Array = npt.NDArray[Any]

@@ -10,7 +10,7 @@ from headway.common.errors import HeadwayError, InputError
 from headway.common.wire.messages.driver import Accepted, Command, GetStatus, RankStatus, Status
 from headway.common.wire.messages.executor import Inject
 from headway.common.wire.messages.worker import Steer
-from headway.trainer.config import RunConfig
+from headway.trainer.config import RunConfig, check_name, check_setting
 from headway.trainer.control.events import Event, EvictNode, Steered, Tick
 from headway.trainer.control.lines import Lines
 from headway.trainer.control.state import RunState
@@ -74,8 +74,10 @@ class Requests:
 
     # ---- steering -----------------------------------------------------------------------------
     def _steer(self, message: Command) -> int:
-        if message.operation in ("set", "unset"):
-            check_setting(message.name, message.value, self._config, message.operation)
+        if message.operation == "set":
+            check_setting(message.name, message.value, self._config, force=message.force)
+        elif message.operation == "unset":
+            check_name(message.name)
         steer, is_new = self._durable(message)
         if is_new:
             self._handle(Tick())
@@ -183,15 +185,6 @@ class Requests:
                 remedy="see `headway status`; add a node or stop the run",
             )
         self._handle(EvictNode(message.node))
-
-
-def check_setting(name: str, value: float, config: RunConfig, operation: str) -> None:
-    """Raises InputError for what cannot be set, or not to this value. Replaced when merged."""
-    del config
-    if name != "lr":
-        raise InputError(f"cannot set {name!r}", remedy="only lr can be set while a run is live")
-    if operation == "set" and not 0 < value < float("inf"):
-        raise InputError(f"cannot set lr to {value}", remedy="set lr to a number above 0")
 
 
 def check_fault(fault: str, target: str, services: set[str]) -> None:

@@ -97,6 +97,8 @@ class Command(Message, tag="driver.command/1"):
     name: str = ""
     """With ``set`` and ``unset`` the setting (``lr``); with ``inject`` the target (``worker`` or a service)."""
     value: float = 0.0
+    force: bool = False
+    """With ``set``: take a value that looks like a slip of the keyboard."""
     fault: str = ""
     """With ``inject``: one of ``headway.trainer.control.faults.FAULTS``."""
     rank: int = -1

@@ -24,9 +24,9 @@ class Steer(Message, tag="worker.steer/1"):
     sequence: int
     """Position in the run's command list, from 1; ranks apply commands in this order."""
     operation: str
-    """``pause``, ``resume``, ``stop``, ``checkpoint`` or ``set``."""
+    """``pause``, ``resume``, ``stop``, ``checkpoint``, ``set`` or ``unset``."""
     name: str = ""
-    """With ``set``: the setting, today ``lr``."""
+    """With ``set`` and ``unset``: the setting, today ``lr``."""
     value: float = 0.0
 
 

@@ -1,0 +1,230 @@
+"""Ending a run for certain: by its driver for as long as that gets ahead, then by force.
+
+Force is SIGKILL to every process that was started with the run's id, as the janitor finds them; it
+needs nobody's help and leaves all checkpoints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from headway.common.errors import DeadlineError, HeadwayError, InputError
+from headway.common.node.janitor import end_run, processes_of
+from headway.common.node.process import ProcessId
+from headway.common.wire.messages.driver import Command
+from headway.console.run import Run
+from headway.launch.cluster import ClusterFolder
+from headway.launch.local import LocalEngine
+
+KILL_LIMIT_S = 10.0  # as in the janitor: a process with much memory takes seconds to end
+LOOK_S = 0.2
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a run came to its end, and what is left of it."""
+
+    run: str
+    outcome: str
+    """``stopped``, ``finished`` or ``failed``; ``interrupted`` after force."""
+    checkpoint: int | None
+    """Step of the newest checkpoint, None without one."""
+    reason: str = ""
+    """Why it was ended by force; empty if it ended by itself."""
+    ended: int = 0
+    """Processes that were ended by force."""
+    left: tuple[str, ...] = ()
+    """Processes that could not be ended, each with the reason."""
+
+    def line(self) -> str:
+        """All of it in one line."""
+        kept = (
+            "there is no checkpoint"
+            if self.checkpoint is None
+            else f"the newest checkpoint is of step {self.checkpoint}"
+        )
+        if not self.reason:
+            return f"run {self.run} is {self.outcome}; {kept}"
+        line = f"run {self.run}: {self.reason}; ended {self.ended} processes by force; {kept}"
+        return f"{line}; could not end {', '.join(self.left)}" if self.left else line
+
+    def exit_code(self, *, now: bool = False) -> int:
+        """0: by itself, or by force as asked for with ``now``; 3: by force; 1: something is left."""
+        if self.left:
+            return 1
+        return 3 if self.reason and not now else 0
+
+
+def end(
+    run: Run,
+    *,
+    limit_s: float | None = None,
+    now: bool = False,
+    tell: Callable[[str], None] = lambda _line: None,
+) -> Ending:
+    """End ``run`` and return when nothing of it is left; its checkpoints stay.
+
+    Args:
+        limit_s: longest it may make no progress; None takes ``recovery.stop_timeout_s``.
+        now: by force at once, without a clean stop.
+        tell: called with one line per stage.
+
+    Raises:
+        InputError: the run has ended and none of its processes is left.
+        RemoteError: the driver refused the stop.
+    """
+    if not _remains(run):
+        raise InputError(
+            f"run {run.name} is {run.state}, not live", remedy=f"see {run.hint('status')}"
+        )
+    limit_s = run.config.recovery.stop_timeout_s if limit_s is None else limit_s
+    reason = "ended at once, as asked" if now else _stop(run, limit_s, tell)
+    if not reason:
+        return Ending(run.name, run.state, _newest(run))
+    if not now:
+        tell(f"run {run.name}: {reason}; ending its processes by force")
+    ended, left = _force(run)
+    return Ending(run.name, run.outcome or "interrupted", _newest(run), reason, ended, left)
+
+
+# ---- the clean stop -----------------------------------------------------------------------------
+def _stop(run: Run, limit_s: float, tell: Callable[[str], None]) -> str:
+    """Ask for a stop and wait for the end; returns why that did not work, "" if it did."""
+    command = Command(id=uuid.uuid4().hex, operation="stop")
+    progress, accepted = _Progress(run), False
+    while _remains(run):
+        if not accepted and not run.outcome:
+            with contextlib.suppress(DeadlineError):
+                run.send(command, timeout_s=2.0)
+                accepted = True
+                progress.note()
+                tell(f"stopping run {run.name} with a checkpoint")
+        if progress.stale_s() > limit_s:
+            if run.outcome:
+                return f"it is {run.outcome}, but its processes have not ended in {limit_s:g} s"
+            if not accepted:
+                return f"no driver has answered for {limit_s:g} s"
+            return f"it did not stop: no progress for {limit_s:g} s{progress.waiting}"
+        time.sleep(LOOK_S)
+    return ""
+
+
+class _Progress:
+    """Whether a run gets ahead: steps, bytes of checkpoints, processes that end, an outcome."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._step = -1
+        self._seen: tuple[object, ...] = ()
+        self._processes = 1 << 30
+        self._moved_at = time.monotonic()
+        self.waiting = ""
+        """What the driver says that it waits for."""
+
+    def note(self) -> None:
+        """Something happened."""
+        self._moved_at = time.monotonic()
+
+    def stale_s(self) -> float:
+        """Seconds since the last sign of progress."""
+        run, step = self._run, -1
+        with contextlib.suppress(HeadwayError):
+            status = run.status(0.5, num_ranks=0)
+            step = status.step
+            self.waiting = f" ({status.waiting})" if status.waiting else ""
+        rows = run.query("SELECT MAX(step) FROM metrics")
+        step = max(step, int(rows[0][0] or 0) if rows else 0)
+        seen = (run.outcome, _bytes_below(run.folder.checkpoints))
+        processes = len(processes_of(run.folder.run_id))
+        if step > self._step or seen != self._seen or processes < self._processes:
+            self.note()
+        self._step, self._seen = max(step, self._step), seen
+        self._processes = min(processes, self._processes)
+        return time.monotonic() - self._moved_at
+
+
+def _bytes_below(folder: Path) -> int:
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += (Path(parent) / name).stat().st_size
+    return total
+
+
+def _remains(run: Run) -> bool:
+    """Whether a process of the run is there, or an executor that would start one."""
+    return run.live or bool(processes_of(run.folder.run_id))
+
+
+def _newest(run: Run) -> int | None:
+    from headway.ckpt_store.client import newest
+
+    with contextlib.suppress(HeadwayError, OSError):
+        found = newest(run.folder.checkpoints)
+        return None if found is None else found.step
+    return None
+
+
+# ---- force --------------------------------------------------------------------------------------
+def _force(run: Run) -> tuple[int, tuple[str, ...]]:
+    """End every process of the run; on a cluster that outlives it, give its nodes new executors."""
+    run_id, cluster = run.folder.run_id, ClusterFolder(run.cluster_folder)
+    shared = cluster.exists and cluster.id != run_id
+    nodes = [k for k, carried in cluster.runs().items() if carried["run_id"] == run_id]
+
+    def find() -> list[ProcessId]:
+        # an executor that lives would start again what is ended here
+        executors = [p for k in nodes for p in processes_of(cluster.id, k)] if shared else []
+        return [p for p in (*executors, *processes_of(run_id)) if p.pid != os.getpid()]
+
+    ended, left = _kill(find)
+    for node in nodes:
+        cluster.remove(f"nodes/{node}.json")
+        cluster.remove(f"nodes/{node}.run")
+    if not left:
+        end_run(run_id)
+    if shared:
+        engine = LocalEngine(cluster)
+        for node in nodes:
+            if not processes_of(cluster.id, node):
+                engine.start_node(node)
+    return ended, tuple(left)
+
+
+def _kill(find: Callable[[], list[ProcessId]]) -> tuple[int, list[str]]:
+    """SIGKILL, again and again, to what ``find`` finds: the number that ended, and what did not."""
+    victims: set[ProcessId] = set()
+    deadline = time.monotonic() + KILL_LIMIT_S
+    while living := find():
+        for process in living:
+            process.kill()
+        victims.update(living)
+        if time.monotonic() > deadline or all(frozen_by(process.pid) for process in living):
+            return len(victims) - len(living), [_why(process) for process in living]
+        time.sleep(0.02)
+    return len(victims), []
+
+
+def _why(process: ProcessId) -> str:
+    if cgroup := frozen_by(process.pid):
+        return f"pid {process.pid} (frozen by cgroup {cgroup}; it ends when that is thawed)"
+    return f"pid {process.pid} (state {process.state()}: it waits in the kernel)"
+
+
+def frozen_by(pid: int) -> str:
+    """The cgroup that keeps a process frozen, "" if none does. Of v1 only: one of v2 can be killed."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if "freezer" in controllers.split(","):
+                state = CGROUPS / "freezer" / path.lstrip("/") / "freezer.state"
+                return path if state.read_text().strip() != "THAWED" else ""
+    return ""

@@ -1,0 +1,240 @@
+"""Turns the journal into lines for people: one line for each fault, with its cause and what it cost.
+
+A recovery is printed when all ranks step again. What belongs to it (the loss itself, verdicts about
+it, survivors that lost a peer, nodes that moved) is not printed on its own.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from headway.console.run import Run
+
+HOLD_S = 5.0
+"""A cause is held back this long for the recovery that it explains, then printed by itself."""
+ACTED_ON = frozenset({"crash", "stopped", "silence"})
+"""Verdicts that the driver answers by replacing a worker."""
+
+_LINES = {
+    "node_silent": "node {node} is silent; starting it again",
+    "node_replaced": "node {spare} takes over ranks {ranks} of node {node}",
+    "adopted": "a new driver took over generation {generation}",
+    "verdict": "verdict: {kind} on node {node}, rank {rank}; {remedy}",
+    "command": "command {sequence}: {operation} {name}",
+    "run_over": "the run is over: {outcome} {detail}",
+}
+"""Journal events that are a line by themselves; others are left to `headway logs`."""
+
+_PHRASES = {
+    "killed": "was killed",
+    "stopped": "was stopped",
+    "crash": "crashed",
+    "silence": "hung",
+    "evicted": "was evicted",
+}
+_NODE, _RANK, _VERDICT, _SYMPTOM = range(4)
+"""What names the cause of a recovery, the best first."""
+
+
+@dataclass(frozen=True)
+class _Event:
+    name: str
+    fields: dict[str, Any]
+    unix_s: float
+    monotonic_s: float
+
+
+@dataclass(frozen=True)
+class _Cause:
+    order: int
+    subject: str
+    """``rank`` or ``node``; empty if ``phrase`` is a whole sentence."""
+    number: int
+    phrase: str
+    event: _Event
+    line: str
+    """What is printed if no recovery follows."""
+
+
+@dataclass
+class _Recovery:
+    begun: _Event
+    causes: list[_Cause] = field(default_factory=list)
+    moves: list[str] = field(default_factory=list)
+    generation: int = -1
+    step: int = -1
+    source: str = ""
+
+    def cause(self) -> str:
+        """The best that is known, several of the same kind together."""
+        best = min((cause.order for cause in self.causes), default=_SYMPTOM)
+        groups: dict[tuple[str, str], set[int]] = {}
+        for cause in self.causes:
+            if cause.order == best:
+                groups.setdefault((cause.subject, cause.phrase), set()).add(cause.number)
+        parts = [_sentence(*key, sorted(numbers)) for key, numbers in groups.items()]
+        return "; ".join([*dict.fromkeys(parts), *self.moves])
+
+
+class Teller:
+    """The lines of a run's journal after event number ``since``, or after now; each once."""
+
+    def __init__(self, run: Run, *, since: int | None = None) -> None:
+        self._run = run
+        newest = run.query("SELECT MAX(id) FROM events")
+        self._seen = since if since is not None else int((newest[0][0] if newest else 0) or 0)
+        self._held: list[_Cause] = []
+        self._recovery: _Recovery | None = None
+        self._recovered: dict[tuple[str, int], float] = {}
+
+    def news(self) -> list[tuple[float, str]]:
+        """(Unix time, line) of what happened since the last call."""
+        sql = "SELECT id, unix_s, monotonic_s, name, fields FROM events WHERE id > ? ORDER BY id"
+        lines: list[tuple[float, str]] = []
+        for number, at, now, name, text in self._run.query(sql, (self._seen,)):
+            self._seen = int(number)
+            event = _Event(str(name), json.loads(text), float(at), float(now))
+            lines += self._release(event.unix_s)
+            try:
+                lines += [(event.unix_s, line) for line in self._lines(event)]
+            except (KeyError, ValueError, TypeError):  # written by another version
+                lines.append((event.unix_s, f"{event.name}: {event.fields}"))
+        return lines + self._release(time.time())
+
+    def _release(self, now_unix_s: float) -> list[tuple[float, str]]:
+        """Causes that no recovery has followed."""
+        due = [cause for cause in self._held if now_unix_s - cause.event.unix_s >= HOLD_S]
+        self._held = [cause for cause in self._held if cause not in due]
+        return [(cause.event.unix_s, cause.line) for cause in due if cause.line]
+
+    def _lines(self, event: _Event) -> Iterator[str]:
+        if (cause := _cause_of(event)) is not None:
+            self._take(cause)
+        elif event.name == "generation":
+            yield from self._begin(event)
+        elif event.name == "stepping":
+            yield from self._end(event)
+        elif event.name == "run_over":
+            yield from self._over(event)
+        elif event.name == "node_replaced" and self._recovery is not None:
+            f = event.fields
+            self._recovery.moves.append(f"node {f['spare']} took over from node {f['node']}")
+        elif event.name == "node_silent" and self._recovery is not None:
+            pass
+        elif event.name in _LINES and event.fields.get("is_open", True):
+            if event.name == "adopted":  # what became of a driver that was killed on purpose
+                self._held = [c for c in self._held if c.event.fields.get("target") != "driver"]
+            yield _LINES[event.name].format(**event.fields).strip()
+
+    def _take(self, cause: _Cause) -> None:
+        if cause.event.name == "fence":
+            if self._recovery is None:
+                self._recovery = _Recovery(cause.event, self._held)
+                self._held = []
+            if cause.phrase:
+                self._recovery.causes.append(cause)
+        elif self._recovery is not None:
+            self._recovery.causes.append(cause)
+        elif cause.order != _VERDICT or not self._is_late(cause):
+            self._held.append(cause)
+
+    def _is_late(self, verdict: _Cause) -> bool:
+        """About a rank that the driver had replaced before the monitor noticed."""
+        at = self._recovered.get((verdict.subject, verdict.number), float("-inf"))
+        return verdict.event.unix_s - at < 2 * HOLD_S
+
+    def _begin(self, event: _Event) -> Iterator[str]:
+        step, source = int(event.fields["step"]), str(event.fields["source"])
+        if self._recovery is None:
+            yield "starting" if source == "init" else f"resuming from step {step} ({source})"
+            return
+        self._recovery.generation = int(event.fields["generation"])
+        self._recovery.step, self._recovery.source = step, source
+
+    def _end(self, event: _Event) -> Iterator[str]:
+        recovery, self._recovery = self._recovery, None
+        if recovery is None:
+            return
+        known = [cause.event for cause in recovery.causes] + [recovery.begun]
+        first = min(known, key=lambda e: e.monotonic_s)
+        back_s = event.monotonic_s - first.monotonic_s
+        if back_s < 0:  # another host's clock
+            back_s = max(0.0, event.unix_s - first.unix_s)
+        for cause in recovery.causes:
+            self._recovered[cause.subject, cause.number] = event.unix_s
+        where = f" from the checkpoint of step {recovery.step}" * (recovery.source == "durable")
+        repeated = self._num_repeated(recovery)
+        steps = "no step" if not repeated else "1 step" if repeated == 1 else f"{repeated} steps"
+        yield f"{recovery.cause()}; back after {back_s:.1f} s{where}, {steps} repeated"
+
+    def _over(self, event: _Event) -> Iterator[str]:
+        recovery, self._recovery, self._held = self._recovery, None, []
+        if recovery is not None and event.fields.get("outcome") != "failed":
+            yield f"{recovery.cause()}; the run ended before all ranks were back"
+        yield _LINES["run_over"].format(**event.fields).strip()
+
+    def _num_repeated(self, recovery: _Recovery) -> int:
+        sql = "SELECT COUNT(DISTINCT step) FROM metrics WHERE generation < ? AND step >= ?"
+        rows = self._run.query(sql, (recovery.generation, recovery.step))
+        return int(rows[0][0]) if rows else 0
+
+
+def _cause_of(event: _Event) -> _Cause | None:
+    """The event as the cause of a recovery; None if it cannot be one."""
+    f, name = event.fields, event.name
+
+    def cause(order: int, subject: str, number: int, phrase: str, line: str = "") -> _Cause:
+        line = line or _sentence(subject, phrase, [number])
+        return _Cause(order, subject, number, phrase, event, line)
+
+    match name:
+        case "fence":
+            reason = str(f["reason"])
+            order = _SYMPTOM
+            for subject in ("rank", "node"):
+                head, _, what = reason.partition(" is lost: ")
+                if what and head.startswith(f"{subject} ") and head.split()[-1].isdigit():
+                    order = _NODE if subject == "node" else _RANK
+                    return cause(order, subject, int(head.split()[-1]), _phrase(what))
+            return cause(order if f.get("is_symptom") else _RANK, "", -1, reason)
+        case "worker_lost" if f["rank"] is not None:
+            weak = str(f["reason"]).startswith("did not")  # a survivor that hung because of another
+            return cause(_SYMPTOM if weak else _RANK, "rank", int(f["rank"]), _phrase(f["reason"]))
+        case "worker_lost":
+            line = f"standby worker {f['worker']} {_phrase(f['reason'])}"
+            return cause(_SYMPTOM, "", -1, line)
+        case "worker_failed":
+            return cause(_RANK, "rank", int(f["rank"]), f"failed: {f['reason']}")
+        case "node_lost":
+            return cause(_NODE, "node", int(f["node"]), _phrase(f["reason"]))
+        case "evicted":
+            return cause(_NODE, "node", int(f["node"]), _phrase("evicted"))
+        case "injected":
+            where = f"rank {f['rank']}" if f["target"] == "worker" else f"node {f['node']}"
+            line = f"injected: {f['fault']} of {f['target']} ({where})"
+            # it says when, not what became of it
+            return cause(_SYMPTOM, "", -1, line, line)
+        case "verdict" if f.get("is_open", True) and f.get("kind") in ACTED_ON:
+            line = _LINES["verdict"].format(**f)
+            return cause(_VERDICT, "rank", int(f["rank"]), _phrase(f["kind"]), line)
+        case "verdict" if f.get("kind") in ACTED_ON:
+            return None
+        case _:
+            return None
+
+
+def _phrase(reason: str) -> str:
+    return _PHRASES.get(reason, f"was lost ({reason})")
+
+
+def _sentence(subject: str, phrase: str, numbers: list[int]) -> str:
+    if not subject:
+        return phrase
+    if len(numbers) == 1:
+        return f"{subject} {numbers[0]} {phrase}"
+    listed = f"{', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+    return f"{subject}s {listed} {phrase.replace('was ', 'were ', 1)}"

@@ -1,0 +1,108 @@
+"""One fault is one line: the cause, not the symptoms, and what it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from headway.console import news
+from headway.console.news import Teller
+from headway.console.testing import FakeRun
+
+Lines = Callable[..., list[str]]
+
+
+@pytest.fixture
+def lines(fake: FakeRun) -> Lines:
+    """What is printed after these journal events, some of them with their fields."""
+    teller = Teller(fake.run)
+
+    def told(*events: tuple[str, dict[str, object]]) -> list[str]:
+        for name, fields in events:
+            fake._do(lambda name=name, fields=fields: fake._log(name, **fields))  # type: ignore[misc]
+        return [line.partition("; back after")[0] for _, line in teller.news()]
+
+    return told
+
+
+def _fence(reason: str, *, is_symptom: bool = False) -> tuple[str, dict[str, object]]:
+    return "fence", {"generation": 0, "step": 3, "reason": reason, "is_symptom": is_symptom}
+
+
+def _lost(rank: int | None, reason: str = "killed") -> tuple[str, dict[str, object]]:
+    return "worker_lost", {"worker": "w7", "rank": rank, "reason": reason, "generation": 0}
+
+
+def _verdict(kind: str, rank: int = 1) -> tuple[str, dict[str, object]]:
+    fields = {"kind": kind, "node": 0, "rank": rank, "remedy": "wait", "is_open": True}
+    return "verdict", fields
+
+
+BACK: tuple[tuple[str, dict[str, object]], ...] = (
+    ("generation", {"generation": 1, "source": "arena", "step": 3}),
+    ("stepping", {"generation": 1, "step": 4}),
+)
+INJECTED = ("injected", {"target": "worker", "fault": "kill", "rank": 1, "node": 0})
+
+
+def test_a_symptom_that_comes_first_is_replaced_by_its_cause(lines: Lines) -> None:
+    peer = _fence("rank 0 lost a peer: connection reset", is_symptom=True)
+    assert lines(INJECTED, peer, _lost(1), *BACK) == ["rank 1 was killed"]
+
+
+def test_a_symptom_is_told_when_nothing_better_is_known(lines: Lines) -> None:
+    peer = _fence("rank 0 lost a peer: connection reset", is_symptom=True)
+    assert lines(peer, *BACK) == ["rank 0 lost a peer: connection reset"]
+
+
+def test_ranks_that_fall_together_are_one_line(lines: Lines) -> None:
+    events = (_lost(1), _fence("rank 1 is lost: killed"), _lost(3), _lost(0, "did not leave"))
+    assert lines(*events, *BACK) == ["ranks 1 and 3 were killed"]
+
+
+def test_a_lost_node_is_the_cause_not_its_ranks(lines: Lines) -> None:
+    events = (
+        ("evicted", {"node": 1}),
+        ("node_lost", {"node": 1, "reason": "evicted"}),
+        _fence("node 1 is lost: evicted"),
+        _lost(2, "gone"),
+        ("node_replaced", {"node": 1, "spare": 2, "ranks": [2, 3]}),
+    )
+    assert lines(*events, *BACK) == ["node 1 was evicted; node 2 took over from node 1"]
+
+
+def test_a_verdict_before_or_after_a_recovery_belongs_to_it(lines: Lines) -> None:
+    hang = (_verdict("silence"), _lost(1, "silence"), _fence("rank 1 is lost: silence"))
+    assert lines(*hang, *BACK, _verdict("crash")) == ["rank 1 hung"]
+
+
+def test_what_no_recovery_follows_is_a_line_of_its_own(
+    lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert lines(_verdict("slow")) == ["verdict: slow on node 0, rank 1; wait"]
+    assert lines(_lost(None)) == [], "it may belong to a recovery that is about to begin"
+    monkeypatch.setattr(news, "HOLD_S", 0.0)
+    assert lines() == ["standby worker w7 was killed"]
+
+
+def test_a_driver_that_was_killed_on_purpose_is_one_line(lines: Lines) -> None:
+    kill = ("injected", {"target": "driver", "fault": "kill", "rank": -1, "node": 0})
+    assert lines(kill, ("adopted", {"generation": 0})) == ["a new driver took over generation 0"]
+
+
+def test_a_recovery_that_the_end_cuts_short_is_told_once(lines: Lines) -> None:
+    over = ("run_over", {"outcome": "failed", "detail": "rank 1 failed: bug (5 times at step 3)"})
+    assert lines(_fence("rank 1 failed: bug"), over) == [
+        "the run is over: failed rank 1 failed: bug (5 times at step 3)"
+    ]
+    stopped = ("run_over", {"outcome": "stopped", "detail": ""})
+    assert lines(_fence("rank 1 failed: bug"), stopped) == [
+        "rank 1 failed: bug; the run ended before all ranks were back",
+        "the run is over: stopped",
+    ]
+
+
+def test_an_event_of_another_version_is_shown_as_it_is(lines: Lines) -> None:
+    assert lines(("verdict", {"text": "new", "kind": "slow"})) == [
+        "verdict: {'kind': 'slow', 'text': 'new'}"
+    ]

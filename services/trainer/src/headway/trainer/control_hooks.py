@@ -1,0 +1,156 @@
+"""What a rank receives from its worker and reports to it: steering in, metrics and skipped steps out."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Protocol
+
+from headway.ckpt_store.client import keep, newest
+from headway.common.errors import HeadwayError
+from headway.common.log import get_logger
+from headway.common.node.run_dir import NodePaths, RunDir
+from headway.common.wire.messages.executor import Evaluation, StepMetrics
+from headway.common.wire.messages.worker import Steer
+from headway.trainer.config import RunConfig
+from headway.trainer.hooks import Directive, NoHooks, StepResult
+from headway.trainer.link import Link, WorkerStatus
+from headway.trainer.parallel.fence import Fence
+from headway.trainer.parallel.store import StoreEndpoint
+
+REPORTING_RANK = 0  # every rank knows the same numbers; one reports them
+
+log = get_logger("rank")
+
+
+class RankContext(Protocol):
+    """What a rank needs from its process; ``worker.Worker`` provides it."""
+
+    run_dir: RunDir
+    config: RunConfig
+    paths: NodePaths
+    view: WorkerStatus
+    commands: list[Steer]
+    fence: Fence
+    link: Link
+
+    def announce(self, generation: int, endpoint: StoreEndpoint) -> None:
+        """Called on the build thread of rank 0 once the generation's store listens."""
+
+
+class ControlHooks(NoHooks):
+    """Steering and reports, between a step and the worker's link."""
+
+    def __init__(self, context: RankContext, generation: int) -> None:
+        self._context, self._generation = context, generation
+        self._reports = context.view.rank == REPORTING_RANK
+        self._num_skipped = 0
+
+    def command_seq(self) -> int:
+        """Newest command held."""
+        return len(self._context.commands)
+
+    def apply(self, step: int, applied: int, agreed: int) -> Directive:
+        """What the first ``agreed`` commands of the run add up to."""
+        del step
+        lr: float | None = None
+        pause = stop = checkpoint = False
+        for command in self._context.commands[:agreed]:
+            match command.operation:
+                case "pause" | "resume":
+                    pause = command.operation == "pause"
+                case "stop":
+                    stop = True
+                case "set" if command.name == "lr":
+                    lr = command.value
+                case "unset" if command.name == "lr":
+                    lr = None  # the schedule is a function of the step: as if it was never set
+                case "checkpoint":
+                    checkpoint = checkpoint or command.sequence > applied
+                case _:
+                    pass
+        self._context.view.applied = agreed
+        return Directive(lr=lr, pause=pause, stop=stop, checkpoint=checkpoint)
+
+    def on_step(self, result: StepResult) -> None:
+        """Tell the executor; the first step of a generation at once."""
+        context = self._context
+        context.view.step = result.step + 1
+        if context.view.status != "running":
+            context.view.status = "running"
+            context.link.beat_now()
+        if self._reports:
+            if result.skipped:
+                self._log_skipped(result)
+            context.link.send(
+                StepMetrics(
+                    generation=self._generation,
+                    step=result.step,
+                    loss=result.loss,
+                    grad_norm=result.grad_norm,
+                    lr=result.lr,
+                    tokens=result.num_tokens,
+                    duration_s=result.duration_s,
+                    unix_s=time.time(),
+                    skipped=result.skipped,
+                )
+            )
+
+    def _log_skipped(self, result: StepResult) -> None:
+        """A line for the steps 1 to 10, 20, 30 ... 100, 200 ... that this generation has skipped."""
+        self._num_skipped += 1
+        count = self._num_skipped
+        if count % 10 ** (len(str(count)) - 1):
+            return
+        what, value = (
+            ("the gradient norm", result.grad_norm)
+            if math.isfinite(result.loss)
+            else ("the loss", result.loss)
+        )
+        log.warning(
+            f"the step was skipped: {what} is {value:g}",
+            step=result.step,
+            skipped_in_row=result.skipped_in_row,
+            lr=result.lr,
+        )
+
+    def on_doubtful_checkpoint(self, step: int, first_skipped: int) -> None:
+        """Mark the newest checkpoint from before, so that retention leaves it."""
+        if not self._reports:
+            return
+        context = self._context
+        log.warning(
+            "a checkpoint is made although the last steps were skipped, because it was asked for",
+            step=step,
+            first_skipped=first_skipped,
+        )
+        try:
+            found = newest(
+                context.run_dir.checkpoints,
+                context.config.parallel.world_size,
+                max_step=first_skipped,
+            )
+            if found is not None:
+                keep(found)
+        except (OSError, HeadwayError) as error:
+            log.warning("the checkpoint before it could not be marked", error=str(error))
+
+    def on_eval(self, step: int, loss: float) -> None:
+        """Report a validation loss."""
+        if self._reports:
+            train, seq = self._context.config.train, self._context.config.model.seq_len
+            self._context.link.send(
+                Evaluation(
+                    generation=self._generation,
+                    step=step,
+                    loss=loss,
+                    tokens=train.eval_batches * train.global_batch_size * seq,
+                )
+            )
+
+    def on_pause(self, paused: bool) -> None:
+        """Report that the run stands still on purpose: a run that recovers while paused counts as
+        healthy although it makes no steps."""
+        self._context.view.status = "running"
+        self._context.view.paused = paused
+        self._context.link.beat_now()
