@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,3 +53,22 @@ def test_make_down_drains_the_cluster_before_it_destroys_anything(tmp_path: Path
     drained = calls.index(f"headway cluster drain {cluster}")
     destroyed = [number for number, call in enumerate(calls) if " destroy " in call]
     assert destroyed and drained < destroyed[0]
+
+
+@pytest.mark.parametrize(
+    ("changed", "same"),
+    [
+        ({}, True),
+        ({"standbys": 3}, True),
+        ({"spares": 5}, False),
+        ({"nodes": 2, "ranks_per_node": 1}, False),
+    ],
+)
+def test_snapshots_in_memory_are_kept_only_where_the_same_nodes_start_again(
+    fake: FakeRun, changed: dict[str, int], same: bool
+) -> None:
+    old = fake.run.config
+    new = replace(old, launch=replace(old.launch, **changed))
+    assert launch.has_same_nodes(fake.run, new) is same
+    fake.folder.config.unlink()
+    assert not launch.has_same_nodes(fake.run, old)

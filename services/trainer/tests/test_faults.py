@@ -51,12 +51,14 @@ def start() -> Iterator[Start]:
 
     def make(code: str) -> tuple[ProcessId, subprocess.Popen[str]]:
         child = subprocess.Popen(
-            [sys.executable, "-c", code],
+            [sys.executable, "-c", f"print('up', flush=True)\n{code}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
         children.append(child)
+        assert child.stdout is not None
+        assert child.stdout.readline() == "up\n"
         found = ProcessId.of(child.pid)
         assert found is not None
         return found, child
