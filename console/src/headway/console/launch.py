@@ -202,8 +202,11 @@ def has_same_nodes(run: Run, config: RunConfig) -> bool:
         old, new = run.config.launch, config.launch
     except HeadwayError:  # written by another version
         return False
-    shape = lambda one: (one.nodes, one.ranks_per_node, one.spares)  # noqa: E731 - said twice
-    return shape(old) == shape(new)
+    return (old.nodes, old.ranks_per_node, old.spares) == (
+        new.nodes,
+        new.ranks_per_node,
+        new.spares,
+    )
 
 
 # ---- 3. the peak, for MFU -----------------------------------------------------------------
