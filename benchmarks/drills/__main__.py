@@ -10,35 +10,18 @@ import argparse
 import json
 import os
 import random
-import subprocess
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from headway.trainer.control import cgroups
-
-from benchmarks.drills import clock, judge, leaders, processes, state
+from benchmarks.drills import clock, judge, leaders, means, processes, state
 from benchmarks.drills.judge import Judge, Report
 from benchmarks.drills.rig import Rig
 
 SKIPPED = "SKIP"
-
-
-def _no_freezer() -> str:
-    return "" if cgroups.root("freezer") is not None else "no freezer can be used here"
-
-
-def _no_mount() -> str:
-    with tempfile.TemporaryDirectory() as folder:
-        words = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", folder]
-        if subprocess.run(words, capture_output=True, check=False).returncode:
-            return "a tmpfs cannot be mounted here"
-        subprocess.run(["umount", folder], check=True)
-    return ""
 
 
 @dataclass(frozen=True)
@@ -49,19 +32,19 @@ class Drill:
     judge: Judge
     why_not: Callable[[], str] = lambda: ""
     own_clock: bool = False
-    disk_bytes: int = 0
+    own_disk: bool = False
 
 
 DRILLS = {
     "D1": Drill(leaders.d1, judge.d1),
     "D2": Drill(leaders.d2, judge.d2),
-    "D3": Drill(state.d3, judge.d3, _no_mount, disk_bytes=state.START_DISK_BYTES),
+    "D3": Drill(state.d3, judge.d3, means.no_mount, own_disk=True),
     "D4": Drill(state.d4, judge.d4),
     "D5": Drill(state.d5, judge.d5),
-    "D6": Drill(processes.d6, judge.d6, _no_freezer),
+    "D6": Drill(processes.d6, judge.d6, means.no_freezer),
     "D7": Drill(processes.d7, judge.d7),
-    "D8": Drill(processes.d8, judge.d8, _no_freezer),
-    "D9": Drill(leaders.d9, judge.d9, _no_freezer),
+    "D8": Drill(processes.d8, judge.d8, means.no_freezer),
+    "D9": Drill(leaders.d9, judge.d9, means.no_freezer),
     "D10": Drill(leaders.d10, judge.d10, clock.why_not, own_clock=True),
     "D11": Drill(state.d11, judge.d11),
     "D12": Drill(processes.d12, judge.d12),
@@ -71,7 +54,7 @@ DRILLS = {
 def perform(name: str, seed: int, *, control: bool = False) -> tuple[Report, list[str]]:
     """One drill in a place of its own; returns its report and what is wrong."""
     drill = DRILLS[name]
-    with Rig(own_clock=drill.own_clock, disk_bytes=drill.disk_bytes) as rig:
+    with Rig(own_clock=drill.own_clock, own_disk=drill.own_disk) as rig:
         folder, mounts = rig.folder, Path("/proc/mounts")
         report = {**drill.act(rig, random.Random(seed), not control), "faulty": not control}
     wrong = drill.judge(report) + judge.left(report)

@@ -17,7 +17,7 @@ from headway.console.run import Run
 from headway.trainer.control import faults
 
 from benchmarks.drills.judge import Report
-from benchmarks.drills.place import members
+from benchmarks.drills.place import events_of, members, status_of
 from benchmarks.drills.rig import Rig
 
 
@@ -45,12 +45,12 @@ def d1(rig: Rig, rng: random.Random, faulty: bool) -> Report:
         for process in stopped:
             process.kill(signal.SIGCONT)
     time.sleep(5.0)  # whoever woke up has had time to act
-    status = rig.status(run)
+    status = status_of(run)
     return {
         "recovered_s": recovered,
         "epoch_before": before.epoch,
         "epoch_after": status.epoch if status is not None else 0,
-        "epochs": [row["epoch"] for row in rig.events(run)],
+        "epochs": [row["epoch"] for row in events_of(run)],
         "left": rig.finish(run),
     }
 
@@ -65,13 +65,13 @@ def d2(rig: Rig, rng: random.Random, faulty: bool) -> Report:
     else:
         time.sleep(15.0)
     recovered = rig.steps_on(run, 30.0, lambda _: True)
-    after = rig.status(run)
+    after = status_of(run)
     return {
         "recovered_s": recovered,
         "generation_before": before.generation,
         "generation_after": after.generation if after is not None else None,
         "nodes": after.nodes if after is not None else {-1: "no status"},
-        "lost": [row for row in rig.events(run, begun) if row["name"] == "node_lost"],
+        "lost": [row for row in events_of(run, begun) if row["name"] == "node_lost"],
         "monitors": len(monitors(run)),
         "listens": any(listens(file) for file in announcements(run)),
         "left": rig.finish(run),
@@ -82,7 +82,7 @@ def d9(rig: Rig, rng: random.Random, faulty: bool) -> Report:
     """Freeze an executor for 30 s while a spare is ready."""
     run = rig.launch("d9")
     before = rig.healthy(run, 10 + rng.randrange(40))
-    rig.wait(lambda: "spare" in (rig.status(run) or before).nodes.values(), 20.0)
+    rig.wait(lambda: "spare" in (status_of(run) or before).nodes.values(), 20.0)
     away = next(row for row in before.ranks if row.node != rig.home(before))
     old = rig.worker(before, away.rank)
     if faulty:
@@ -91,9 +91,9 @@ def d9(rig: Rig, rng: random.Random, faulty: bool) -> Report:
     else:
         time.sleep(30.0)
     recovered = rig.steps_on(run, 45.0, lambda s: set(s.nodes.values()) <= {"active", "spare"})
-    if not same_generation(rig, run, before.generation):
+    if not same_generation(run, before.generation):
         rig.wait(lambda: not old.alive(), 15.0)
-    after = rig.status(run)
+    after = status_of(run)
     return {
         "recovered_s": recovered,
         "generation_before": before.generation,
@@ -127,9 +127,9 @@ def d10(rig: Rig, rng: random.Random, faulty: bool) -> Report:
     }
 
 
-def same_generation(rig: Rig, run: Run, generation: int) -> bool:
+def same_generation(run: Run, generation: int) -> bool:
     """Whether the run says that it is still in that generation."""
-    status = rig.status(run)
+    status = status_of(run)
     return status is not None and status.generation == generation
 
 

@@ -1,15 +1,19 @@
-"""What a drill finds on a machine: processes by the run in their environment, and a corpus to train on."""
+"""What a drill finds: processes by the run in their environment, what driver and journal say, a corpus."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
+from headway.common.errors import HeadwayError
 from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import ENV_NODE, ENV_RUN_ID
+from headway.common.wire.messages.driver import Status
 from headway.console.run import Run
 from headway.dataloader.config import DataConfig
 from headway.dataloader.prepare import prepare
@@ -54,3 +58,28 @@ def members(run: Run) -> list[tuple[ProcessId, str, int]]:
         for process, env in environments()
         if env.get(ENV_RUN_ID) in wanted
     ]
+
+
+def status_of(run: Run) -> Status | None:
+    """What the driver says, None when none answers within a second."""
+    with contextlib.suppress(HeadwayError, OSError):
+        return run.status(timeout_s=1.0)
+    return None
+
+
+def events_of(run: Run, since_s: float = 0.0) -> list[dict[str, Any]]:
+    """The journal's events since a moment of the monotonic clock, in their order."""
+    sql = (
+        "SELECT id, epoch, monotonic_s, name, fields FROM events WHERE monotonic_s >= ? ORDER BY id"
+    )
+    keys = ("id", "epoch", "at_s", "name", "fields")
+    return [
+        {**dict(zip(keys, row, strict=True)), "fields": json.loads(row[4])}
+        for row in run.query(sql, (since_s,))
+    ]
+
+
+def last_generation(run: Run) -> dict[str, Any]:
+    """The newest ``generation`` event's fields, such as ``source`` and ``step``."""
+    rows = run.query("SELECT fields FROM events WHERE name = 'generation' ORDER BY id DESC LIMIT 1")
+    return dict(json.loads(rows[0][0])) if rows else {}

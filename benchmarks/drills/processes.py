@@ -16,6 +16,7 @@ from headway.common.wire.messages.driver import Status
 from headway.console.run import OVER
 
 from benchmarks.drills.judge import Report
+from benchmarks.drills.place import events_of, status_of
 from benchmarks.drills.rig import Rig
 
 MAX_CRASHES = 3
@@ -69,7 +70,7 @@ def d7(rig: Rig, rng: random.Random, faulty: bool) -> Report:
     return {
         "attached": attached,
         "recovered_s": recovered,
-        **_before_and_after(before, rig.status(run)),
+        **_before_and_after(before, status_of(run)),
         "left": rig.finish(run),
     }
 
@@ -87,8 +88,8 @@ def d8(rig: Rig, rng: random.Random, faulty: bool) -> Report:
     recovered = rig.steps_on(run, 45.0, lambda _: True)
     return {
         "recovered_s": recovered,
-        **_before_and_after(before, rig.status(run)),
-        "events": rig.events(run, begun),
+        **_before_and_after(before, status_of(run)),
+        "events": events_of(run, begun),
         "left": rig.finish(run),
     }
 

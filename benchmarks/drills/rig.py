@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -26,7 +25,7 @@ from headway.trainer.control import cgroups, faults
 from headway.trainer.control.fault_effects import wait_frozen
 
 from benchmarks.drills import clock
-from benchmarks.drills.place import environments, identity, members, tiny_corpus
+from benchmarks.drills.place import environments, identity, members, status_of, tiny_corpus
 from benchmarks.faults import healthy
 
 CONFIG = "examples/tiny.toml"
@@ -39,6 +38,12 @@ SHAPE = (
 )  # fmt: skip
 """2 nodes x 1 rank and a spare, hidden 64: on two cores some 20 steps a second."""
 STOP_LIMIT_S = 60.0
+LEFT_LIMIT_S = 10.0
+"""The last processes of a run end a moment after it is over."""
+START_DISK_BYTES = 4 << 30
+"""A start is refused with less than 2 GiB of room."""
+ROOM_BYTES = 400 << 20
+"""What a run on a disk of its own has left once it has started: quickly filled."""
 ROOTS = (
     ENV_SOCK_ROOT,
     ENV_SHM_ROOT,
@@ -52,11 +57,11 @@ ROOTS = (
 class Rig:
     """``with Rig() as rig``: everything that was started, frozen, mounted or made is gone after it.
 
-    ``own_clock`` gives the runs a wall clock that ``clock_step`` can move; ``disk_bytes`` puts them
-    on a file system of that size.
+    ``own_clock`` gives the runs a wall clock that ``clock_step`` can move; ``own_disk`` puts them
+    on a small file system that can be filled.
     """
 
-    def __init__(self, *, own_clock: bool = False, disk_bytes: int = 0) -> None:
+    def __init__(self, *, own_clock: bool = False, own_disk: bool = False) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="hw-drill-", dir="/tmp"))
         self._shm = Path(tempfile.mkdtemp(prefix="hw-drill-", dir="/dev/shm"))
         self.runs = self.folder / "runs"
@@ -72,8 +77,8 @@ class Rig:
             "OMP_NUM_THREADS": "1",
         }
         try:
-            if disk_bytes:
-                self._mount(disk_bytes)
+            if own_disk:
+                self._mount(START_DISK_BYTES)
             if own_clock:
                 wanted |= clock.environment(self.folder)
             self.data = tiny_corpus(self.folder / "corpus")
@@ -92,7 +97,15 @@ class Rig:
     def launch(self, name: str, *overrides: str, steps: int = 1_000_000) -> Run:
         """Start a run, or resume the one of that name."""
         settings = [*SHAPE, f"train.steps={steps}", f"data.path={self.data}", *overrides]
-        run = Cluster(self.runs).launch(CONFIG, settings, name=name)
+        return self.start(name, CONFIG, settings)
+
+    def start(self, name: str, config: str, settings: Sequence[str]) -> Run:
+        """Start a run of any configuration."""
+        if self._mounted:
+            self._remount(START_DISK_BYTES)
+        run = Cluster(self.runs).launch(config, settings, name=name)
+        if self._mounted:
+            self._remount(shutil.disk_usage(self.runs).used + ROOM_BYTES)
         if run.name not in [known.name for known in self._started]:
             self._started.append(run)
         return run
@@ -106,6 +119,7 @@ class Rig:
             left["outcome"] = run.wait(STOP_LIMIT_S)
         except HeadwayError as error:
             left["outcome"] = f"does not stop: {error.message}"
+        self.wait(lambda: not processes_of(run.folder.run_id), LEFT_LIMIT_S)
         left["processes"] = [str(process.pid) for process in processes_of(run.folder.run_id)]
         left["holders"] = [str(process.pid) for process in self.holders()]
         left["frozen"] = [path.name for path in cgroups.groups()]
@@ -194,8 +208,7 @@ class Rig:
         ids = {run.folder.run_id for run in self._started}
         return [found for found, env in environments() if env.get(faults.ENV_FAULT) in ids]
 
-    def shrink_disk(self, nbytes: int) -> None:
-        """A start wants more room than a drill wants to fill."""
+    def _remount(self, nbytes: int) -> None:
         words = ["mount", "-o", f"remount,size={nbytes}", str(self.runs)]
         subprocess.run(words, check=True, capture_output=True)
 
@@ -222,7 +235,7 @@ class Rig:
         first: list[int] = []
 
         def stepping() -> bool:
-            status = self.status(run)
+            status = status_of(run)
             if status is None or status.phase != "running" or not accept(status):
                 return False
             if any(row.status != "running" for row in status.ranks):
@@ -231,28 +244,3 @@ class Rig:
             return status.step >= first[0] + more
 
         return self.wait(stepping, limit_s)
-
-    @staticmethod
-    def status(run: Run) -> Status | None:
-        """What the driver says, None when none answers within a second."""
-        with contextlib.suppress(HeadwayError, OSError):
-            return run.status(timeout_s=1.0)
-        return None
-
-    @staticmethod
-    def events(run: Run, since_s: float = 0.0) -> list[dict[str, Any]]:
-        """The journal's events since a moment of the monotonic clock, in their order."""
-        sql = "SELECT id, epoch, monotonic_s, name, fields FROM events WHERE monotonic_s >= ? ORDER BY id"
-        keys = ("id", "epoch", "at_s", "name", "fields")
-        return [
-            {**dict(zip(keys, row, strict=True)), "fields": json.loads(row[4])}
-            for row in run.query(sql, (since_s,))
-        ]
-
-    @staticmethod
-    def last_generation(run: Run) -> dict[str, Any]:
-        """The newest ``generation`` event's fields, such as ``source`` and ``step``."""
-        rows = run.query(
-            "SELECT fields FROM events WHERE name = 'generation' ORDER BY id DESC LIMIT 1"
-        )
-        return dict(json.loads(rows[0][0])) if rows else {}

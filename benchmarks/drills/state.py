@@ -13,13 +13,11 @@ from headway.common.wire.messages.driver import Status
 from headway.console.run import Run
 from headway.trainer.control import faults
 
-from benchmarks.drill import final_digest
+from benchmarks.digest import final_digest
 from benchmarks.drills.judge import Report
+from benchmarks.drills.place import events_of, last_generation, status_of
 from benchmarks.drills.rig import Rig
 
-START_DISK_BYTES = 3 << 30
-"""A start is refused with less than 2 GiB of room."""
-DISK_BYTES = 400 << 20
 FULL_S = 60.0
 DAMAGE_WORDS = ("corrupt", "damaged", "digest", "flipped", "arena-")
 
@@ -27,7 +25,6 @@ DAMAGE_WORDS = ("corrupt", "damaged", "digest", "flipped", "arena-")
 def d3(rig: Rig, rng: random.Random, faulty: bool) -> Report:
     """The runs' disk is full for 60 s; KILL an executor and its rank meanwhile."""
     run = rig.launch("d3")
-    rig.shrink_disk(DISK_BYTES)
     before = rig.healthy(run, 10)
     away = next(row for row in before.ranks if row.node != rig.home(before))
     executor, worker = rig.executor(run, away.node), rig.worker(before, away.rank)
@@ -57,9 +54,9 @@ def d4(rig: Rig, rng: random.Random, faulty: bool) -> Report:
     recovered = rig.steps_on(run, 45.0, lambda s: s.generation > before.generation)
     return {
         "recovered_s": recovered,
-        "source": rig.last_generation(run).get("source"),
+        "source": last_generation(run).get("source"),
         "file": f"arena-{rank}.bin",
-        "events": rig.events(run, begun),
+        "events": events_of(run, begun),
         "left": rig.finish(run),
     }
 
@@ -74,7 +71,7 @@ def d5(rig: Rig, rng: random.Random, faulty: bool) -> Report:
     if faulty:
         faults.inject("flipped_snapshot_bit", [], rig.places(run, node), rank=rank)
     rig.worker(before, rank).kill()
-    rig.wait(lambda: _generation(rig.status(run)) > before.generation, 45.0)
+    rig.wait(lambda: _generation(status_of(run)) > before.generation, 45.0)
     run.resume()
     run.wait(180.0)
     left, digest = rig.finish(run), final_digest(run) if run.outcome == "finished" else ""
@@ -84,7 +81,7 @@ def d5(rig: Rig, rng: random.Random, faulty: bool) -> Report:
         "digest": digest,
         "reference": final_digest(other),
         "words": DAMAGE_WORDS,
-        "events": rig.events(run, begun),
+        "events": events_of(run, begun),
         "outcomes": ("finished",),
         "left": left,
     }
@@ -110,7 +107,7 @@ def d11(rig: Rig, rng: random.Random, faulty: bool) -> Report:
         reached = found.step if found is not None else -1
     rig.launch("d11")
     recovered = rig.steps_on(run, 60.0, lambda s: s.epoch > before.epoch)
-    last = rig.last_generation(run)
+    last = last_generation(run)
     return {
         "recovered_s": recovered,
         "source": last.get("source"),
