@@ -120,7 +120,7 @@ class Rig:
         except HeadwayError as error:
             left["outcome"] = f"does not stop: {error.message}"
         self.wait(lambda: not processes_of(run.folder.run_id), LEFT_LIMIT_S)
-        left["processes"] = [str(process.pid) for process in processes_of(run.folder.run_id)]
+        left["processes"] = [f"{role} {node} ({p.pid})" for p, role, node in members(run)]
         left["holders"] = [str(process.pid) for process in self.holders()]
         left["frozen"] = [path.name for path in cgroups.groups()]
         return left
