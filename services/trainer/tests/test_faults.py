@@ -19,6 +19,7 @@ from headway.common.node.arena import Arena
 from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import RunDir
 from headway.common.node.testing import wait_until
+from headway.common.wire.messages.executor import Inject
 from headway.trainer.control import cgroups, faults
 from headway.trainer.control import fault_effects as effects
 from headway.trainer.control.faults import FAULTS, Parts, Places, check, chosen, hold, inject
@@ -116,6 +117,21 @@ def test_a_node_that_is_silent_is_its_executor_and_agent_but_not_its_ranks() -> 
     for target, rank in (("worker", 1), ("dataloader", -1)):
         with pytest.raises(InputError, match="this node runs no"):
             chosen("kill", target, rank, parts)
+
+
+def test_only_what_the_node_runs_can_be_broken() -> None:
+    assert check("kill", "executor", {"agent"}) is FAULTS["kill"]
+    with pytest.raises(InputError, match="does not run 'monitor'") as error:
+        check("kill", "monitor", {"agent"})
+    assert "agent, executor, worker" in str(error.value.remedy)
+
+
+def test_an_executor_does_what_the_driver_ordered(start: Start, places: Places) -> None:
+    victim, child = start(COUNTING)
+    parts = Parts({"executor": ProcessId.current()}, {3: victim})
+    order = Inject(epoch=1, target="worker", fault="kill", rank=3)
+    assert str(victim.pid) in faults.carry_out(order, parts, places)
+    assert child.wait(10) == -signal.SIGKILL
 
 
 # ---- processes ----------------------------------------------------------------------------------

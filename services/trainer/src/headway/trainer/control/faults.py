@@ -13,13 +13,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from headway.common.errors import InputError
 from headway.common.node.process import ProcessId, spawn
 from headway.common.node.run_dir import ENV_NODE, ENV_RUN_ID, RunDir
+from headway.common.wire.messages.executor import Inject
 from headway.trainer.control import cgroups
 from headway.trainer.control import fault_effects as effects
 
@@ -88,8 +89,13 @@ class Parts:
     standbys: Sequence[ProcessId] = ()
 
 
-def check(fault: str, target: str) -> Fault:
+def check(fault: str, target: str, services: Collection[str] | None = None) -> Fault:
     """The fault, if it can be done to ``target``: ``worker``, ``node``, ``run`` or a service's name.
+
+    Args:
+        fault: one of ``FAULTS``.
+        target: what is to be broken.
+        services: what runs on the node beside its executor; None when that is not known here.
 
     Raises:
         InputError: unknown, or not to be done to that; with what there is.
@@ -102,6 +108,12 @@ def check(fault: str, target: str) -> Fault:
         raise InputError(
             f"{fault!r} cannot be done to {target!r}",
             remedy="its target can be " + " or ".join(sorted(found.targets)),
+        )
+    names = {"executor", *(services or ())}
+    if kind == "service" and services is not None and target not in names:
+        raise InputError(
+            f"the node does not run {target!r}",
+            remedy=f"use one of {', '.join(sorted({'worker', *names}))}",
         )
     return found
 
@@ -130,6 +142,16 @@ def chosen(fault: str, target: str, rank: int, parts: Parts) -> list[ProcessId]:
             remedy=f"it runs {', '.join(sorted(parts.services))} and ranks {sorted(parts.workers)}",
         )
     return found
+
+
+def carry_out(order: Inject, parts: Parts, places: Places) -> str:
+    """What an executor does with the driver's ``Inject``; returns what was done.
+
+    Raises:
+        InputError, OSError, HeadwayError: as ``chosen`` and ``inject``.
+    """
+    processes = chosen(order.fault, order.target, order.rank, parts)
+    return inject(order.fault, processes, places, order.duration_s, rank=order.rank)
 
 
 def inject(
