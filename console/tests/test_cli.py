@@ -206,21 +206,6 @@ def test_set_and_inject_carry_their_values(fake: FakeRun, fake_call: Call) -> No
     ]
 
 
-def test_inject_knows_every_fault_and_how_long_it_lasts(fake: FakeRun, fake_call: Call) -> None:
-    from headway.console.commands.steering import FAULT_HELP
-    from headway.trainer.control.faults import FAULTS
-
-    assert ", ".join(list(FAULTS)[:-1]) + f" or {list(FAULTS)[-1]}." == FAULT_HELP
-    assert (
-        fake_call("inject", "fake", "silent_node", "--target", "node", "--node", "0", "--for", "7")[
-            0
-        ]
-        == 0
-    )
-    (sent,) = fake.commands
-    assert (sent.fault, sent.name, sent.node, sent.duration_s) == ("silent_node", "node", 0, 7.0)
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
