@@ -35,7 +35,8 @@ class Places:
             return home[fault.ranks[0]]
         if fault.target in ("driver", "monitor", "leader", "run"):
             return next(n for n, services in status.services.items() if "driver" in services)
-        nodes = set(home.values()) - ({home[self._witness]} if fault.target == "node" else set())
+        is_spared = fault.target == "node" or fault.may_lose_its_node
+        nodes = set(home.values()) - ({home[self._witness]} if is_spared else set())
         return self._random.choice(sorted(nodes))
 
     def parts(self, status: Status, node: int) -> faults.Parts:
@@ -74,7 +75,7 @@ def strike_alive(places: Places, fault: Fault, status: Status) -> ProcessId | No
         parts = places.parts(status, node)
         processes = faults.chosen(fault.kind, fault.target, rank, parts)
     hit = fault.ranks
-    if fault.kind == "returning_node":
+    if fault.may_lose_its_node:
         hit = tuple(row.rank for row in status.ranks if row.node == node)
     victims = {row.pid for row in status.ranks if row.rank in hit}
     shm = NodePaths(run.folder.run_id, node).shm_dir

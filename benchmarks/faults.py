@@ -51,14 +51,19 @@ class Fault:
     @property
     def goes_back(self) -> bool:
         """Whether more than the step under way may be done again: the snapshots in memory are lost."""
-        return self.kind in LOSSES | DAMAGE or self.target == "node"
+        return self.kind in LOSSES | DAMAGE or self.target == "node" or self.may_lose_its_node
+
+    @property
+    def may_lose_its_node(self) -> bool:
+        """Whether a spare may take over meanwhile: the node is silent for longer than ``node_lost_s``."""
+        return self.kind == "returning_node" or (self.kind, self.target) == ("freeze", "executor")
 
     @property
     def spares_the_generation(self) -> bool:
         """Whether no generation may begin by it: no rank is hit, and no node silent for long."""
         if self.ranks or self.kind in LOSSES | DAMAGE or self.target in ("node", "leader"):
             return self.kind in ("debugger", "silent_node")
-        return not (self.kind == "freeze" and self.target == "executor")
+        return not self.may_lose_its_node
 
 
 def witness(seed: int, world: int) -> int:
@@ -138,7 +143,7 @@ def _all(rng: random.Random, others: list[int]) -> tuple[list[Fault], ...]:
         Fault("freeze", "zygote", seconds=12.0),
         Fault("slow_disk", "driver", seconds=10.0),
         Fault("freeze", "ckpt_store", seconds=12.0),
-        Fault("freeze", "leader", seconds=15.0),
+        Fault("freeze", "leader", seconds=8.0),
         Fault("freeze", "monitor", seconds=12.0),
         Fault("freeze", "agent", seconds=12.0),
         Fault("returning_node", "node", seconds=25.0),

@@ -24,7 +24,8 @@ from benchmarks.faults import SIGNALS, Fault, healthy, witness
 
 FIRE_LIMIT_S = 60.0
 LOST_LIMIT_S = 60.0
-STOPPED_LEADER_S = 15.0
+STOPPED_LEADER_S = 8.0
+"""Shorter than ``node_lost_s``, so that the leader's node keeps its ranks."""
 
 
 class Striker:

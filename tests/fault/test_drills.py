@@ -13,7 +13,7 @@ from benchmarks.drills import clock, judge
 from benchmarks.drills.__main__ import DRILLS, perform
 
 ROOT = Path(__file__).resolve().parents[2]
-QUICK = ("D2", "D4", "D7")
+QUICK = ("D4", "D7")
 INFINITY = float("inf")
 
 LEFT = {"outcome": "stopped", "processes": [], "holders": [], "frozen": []}
