@@ -7,6 +7,7 @@ BIN := $(VENV)/bin
 CONFIG ?= examples/tiny.toml
 TARGET ?= local
 NODES ?= 3
+TIMES ?= 1
 SRC := $(wildcard libs/*/src services/*/src console/src)
 INSTALL := VENV="$(VENV)" PYTHON="$(PYTHON)" TORCH="$(TORCH)" infra/setup/setup.sh
 export OMP_NUM_THREADS ?= 1
@@ -61,8 +62,10 @@ lock-check: setup-test ## fail if constraints.txt and the pyproject files disagr
 matrix: setup-test ## every layout, schedule and block against one process
 	"$(PY)" -m benchmarks.matrix --out benchmarks/results/matrix.json
 
-drill: setup-test ## 3 runs x 10 seeded faults, with times of each recovery
-	"$(PY)" -m benchmarks.drill --out benchmarks/results/drill.json
+drill: setup-test ## the twelve drills (TIMES=1), then 60 seeded faults over 3 runs
+	"$(PY)" -m benchmarks.drills --all --times $(TIMES) --out benchmarks/results/drills.json; \
+	    code=$$?; "$(PY)" -m benchmarks.drill --faults 60 --out benchmarks/results/drill.json \
+	    && exit $$code
 
 mutations: setup-test ## break the source in chosen places and see that the named tests notice
 	"$(PY)" -m benchmarks.mutations --out benchmarks/results/mutations.json

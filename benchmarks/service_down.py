@@ -28,7 +28,8 @@ from headway.console.cluster import Cluster
 from headway.console.run import Run
 
 from benchmarks.drill import CONFIG, SMALL
-from benchmarks.faults import SERVICES, Fault, Striker, healthy
+from benchmarks.faults import SERVICES, Fault, healthy
+from benchmarks.striker import Striker
 
 LIMIT = 2.0
 """Times the quiet p99 that the p99 with a service down may reach."""

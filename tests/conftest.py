@@ -162,7 +162,7 @@ class Machine:
 
     def digest(self, name: str) -> str:
         """Of the parameters in the last checkpoint of a finished run."""
-        from benchmarks.drill import final_digest
+        from benchmarks.digest import final_digest
 
         return final_digest(Run(self.runs / name))
 

@@ -69,3 +69,22 @@ def test_earlier_configurations_stay_and_the_difference_is_told(fake: FakeRun) -
     assert "config-2.toml" in line
     assert (folder / "config-1.toml").read_text() == first == fake.folder.config.read_text()
     assert (folder / "config-2.toml").read_text() == "no_such_table = 1\n"
+
+
+@pytest.mark.parametrize(
+    ("changed", "same"),
+    [
+        ({}, True),
+        ({"standbys": 3}, True),
+        ({"spares": 5}, False),
+        ({"nodes": 2, "ranks_per_node": 1}, False),
+    ],
+)
+def test_snapshots_in_memory_are_kept_only_where_the_same_nodes_start_again(
+    fake: FakeRun, changed: dict[str, int], same: bool
+) -> None:
+    old = fake.run.config
+    new = replace(old, launch=replace(old.launch, **changed))
+    assert launch.has_same_nodes(fake.run, new) is same
+    fake.folder.config.unlink()
+    assert not launch.has_same_nodes(fake.run, old)

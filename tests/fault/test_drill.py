@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
+import xxhash
+from headway.ckpt_store.client import newest, read_shard
+from headway.console.analysis.events import load_events, redone_steps
 
-SHAPE = ("model.layers=2", "model.hidden=64", "model.heads=4", "model.seq_len=64", "model.vocab_size=512",
-         "train.dtype=fp32", "train.eval_batches=1", "train.eval_every=0", "train.sample_tokens=0",
-         "parallel.pp=2", "parallel.dp=1", "launch.nodes=2", "launch.ranks_per_node=1", "launch.spares=1",
-         "launch.standbys=1", "train.global_batch_size=8", "ckpt.durable_every=5",
-         "optim.lr=1e-3", "optim.min_lr=1e-3", "optim.warmup_steps=1")  # fmt: skip
+from benchmarks import aftermath
+from benchmarks.digest import final_digest
+from benchmarks.drill import strike_and_recover
+from benchmarks.drill_judge import judge
+from benchmarks.drills.rig import Rig
+from benchmarks.faults import Fault, healthy
+from benchmarks.striker import Striker
+
+ROOT = Path(__file__).resolve().parents[2]
 SEED = 3
-GOOD = {
-    "run": "drill", "outcome": "finished", "digest": "aa", "redone_steps": {"1": 1},
+ROW: dict[str, Any] = {
+    "survivors_with_new_pid": [], "nodes": {"0": "active", "1": "spare"},
+    "goes_back": False, "spares_the_generation": False,
+}  # fmt: skip
+GOOD: dict[str, Any] = {
+    "run": "drill", "outcome": "finished", "stopped_by": "", "digest": "aa", "redone_steps": {"1": 1},
     "faults": [
-        {"fault": "kill worker [1]", "target": "worker", "survivors_with_new_pid": [], "generations": [1]},
-        {"fault": "kill driver", "target": "driver", "survivors_with_new_pid": [], "generations": []},
-        {"fault": "double workers [1, 2]", "target": "workers", "survivors_with_new_pid": [], "generations": [2, 3]}],
+        {**ROW, "fault": "kill worker [1]", "generations": [1]},
+        {**ROW, "fault": "kill driver", "generations": [], "spares_the_generation": True},
+        {**ROW, "fault": "double workers [1, 2]", "generations": [2, 3]}],
+    "num_faults": 3, "degraded": [], "missing_steps": [],
     "witness": "rank 0",
     "resources": {"rank 0": [{"age_s": 9.0, "fds": 30, "threads": 9, "anonymous_kib": 100 << 10}] * 8},
 }  # fmt: skip
@@ -26,16 +39,10 @@ GOOD = {
 
 @pytest.mark.timeout(600)
 def test_a_run_recovers_from_every_kind_of_fault_to_the_bits_of_an_undisturbed_one(
-    here: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The disturbed run goes on until the last fault is mended; then an undisturbed one makes as many steps."""
-    from headway.ckpt_store.client import newest
-    from headway.console.analysis.events import load_events, redone_steps
-    from headway.console.cluster import Cluster
-
-    from benchmarks.drill import CONFIG, judge, strike_and_recover, undisturbed_run
-    from benchmarks.faults import Fault, Striker, healthy
-
+    monkeypatch.chdir(ROOT)
     faults = [
         Fault("kill", "worker", "snapshot.mid_seal", (1,)),
         Fault("kill", "ckpt_store", "store.mid_manifest"),
@@ -44,38 +51,45 @@ def test_a_run_recovers_from_every_kind_of_fault_to_the_bits_of_an_undisturbed_o
         Fault("double", "executor", ranks=(1,)),
         Fault("lose", "node"),
     ]
-    cluster, overrides = Cluster(here.runs), [*SHAPE, f"data.path={here.corpus}"]
-    run = cluster.launch(CONFIG, [*overrides, "train.steps=1000000"], name="drill")
-    healthy(run, beyond_step=2)
-    striker = Striker(run, SEED)
-    rows = [strike_and_recover(run, striker, fault) for fault in faults]
-    redone = {
-        str(row["generation"]): row["num_steps"]
-        for row in redone_steps(load_events(run.folder.path)).to_dicts()
-    }
-    run.stop()
-    assert run.wait(timeout_s=120) == "stopped"
-    found = newest(run.folder.checkpoints)
-    assert found is not None
-    reference = undisturbed_run(cluster, "undisturbed", [*overrides, f"train.steps={found.step}"])
-
-    report = {**GOOD, "faults": rows, "redone_steps": redone, "digest": _digest(run)}
-    assert judge(report, reference) == []
-    assert [row["fault"] for row in rows] == [str(fault) for fault in faults]
+    config = {"nodes": 3, "standbys": 1}
+    with Rig() as rig:
+        run = rig.launch("drill")
+        healthy(run, beyond_step=2)
+        striker = Striker(run, SEED)
+        rows = [strike_and_recover(run, striker, fault) for fault in faults]
+        seen, degraded = aftermath.settle(run, config, faults)
+        redone = {
+            str(row["generation"]): row["num_steps"]
+            for row in redone_steps(load_events(run.folder.path)).to_dicts()
+        }
+        left = rig.finish(run)
+        missing = aftermath.missing_steps(run)
+        found = newest(run.folder.checkpoints)
+        assert found is not None
+        other = rig.launch("undisturbed", steps=found.step)
+        assert other.wait(timeout_s=300) == "finished"
+        report = {
+            **GOOD,
+            "faults": rows,
+            "num_faults": len(faults),
+            "redone_steps": redone,
+            "degraded": degraded,
+            "missing_steps": missing,
+            "digest": _digest(run),
+        }
+        assert judge(report, final_digest(other)) == [], seen
+        assert left["outcome"] == "stopped"
+        assert left["processes"] == []
     generations = [row["generations"] for row in rows]
     assert generations[0] == [1]
     assert generations[1] == generations[3] == [], (
         "the death of a daemon or the driver begins no generation"
     )
     assert all(generations[k] for k in (2, 4, 5))
-    here.assert_clean("undisturbed", "drill")
 
 
 def _digest(run: Any) -> str:
     """As ``final_digest``, of a run that was stopped before its configured end."""
-    import xxhash
-    from headway.ckpt_store.client import newest, read_shard
-
     digest = xxhash.xxh3_128()
     for rank in range(run.config.parallel.world_size):
         digest.update(read_shard(newest(run.folder.checkpoints), rank)[0])
@@ -83,8 +97,6 @@ def _digest(run: Any) -> str:
 
 
 def _judge(change: dict[str, Any], reference: str = "aa") -> list[str]:
-    from benchmarks.drill import judge
-
     return judge({**copy.deepcopy(GOOD), **change}, reference)
 
 
@@ -97,7 +109,7 @@ def test_the_judge_refuses_another_digest() -> None:
 
 
 def test_the_judge_refuses_a_survivor_with_a_new_pid() -> None:
-    rows: list[dict[str, Any]] = copy.deepcopy(GOOD["faults"])  # type: ignore[arg-type]
+    rows = copy.deepcopy(GOOD["faults"])
     rows[1]["survivors_with_new_pid"] = [0]
     assert _judge({"faults": rows}) == ["kill driver: ranks [0] changed pid"]
 
@@ -108,38 +120,61 @@ def test_the_judge_refuses_two_steps_done_again() -> None:
 
 
 def test_the_judge_allows_only_the_loss_of_a_node_a_longer_way_back() -> None:
-    lost = {
-        "fault": "lose node",
-        "target": "node",
-        "survivors_with_new_pid": [],
-        "generations": [4],
-    }
-    rows = [*GOOD["faults"], lost]  # type: ignore[misc]
-    assert _judge({"faults": rows, "redone_steps": {"1": 1, "4": 4}}) == []
-    assert _judge({"faults": rows, "redone_steps": {"1": 2, "4": 4}}) != []
+    lost = {**ROW, "fault": "lose node", "generations": [4], "goes_back": True}
+    change = {"faults": [*GOOD["faults"], lost], "num_faults": 4}
+    assert _judge({**change, "redone_steps": {"1": 1, "4": 4}}) == []
+    assert _judge({**change, "redone_steps": {"1": 2, "4": 4}}) != []
+
+
+def test_the_judge_refuses_a_generation_begun_by_the_death_of_a_service() -> None:
+    rows = copy.deepcopy(GOOD["faults"])
+    rows[1]["generations"] = [2]
+    assert _judge({"faults": rows}) == ["kill driver: generations [2] began"]
+
+
+def test_the_judge_refuses_a_node_that_is_not_back_after_a_fault() -> None:
+    rows = copy.deepcopy(GOOD["faults"])
+    rows[0]["nodes"] = {"0": "active", "1": "lost"}
+    assert _judge({"faults": rows}) == ["kill worker [1]: nodes {'1': 'lost'} afterwards"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"degraded": ["2 processes of monitor"]}, "2 processes of monitor"),
+        ({"missing_steps": [7]}, "no metrics of 1 steps at the end"),
+        ({"num_faults": 4}, "only 3 of 4 faults"),
+        ({"stopped_by": "freeze driver: not healthy"}, "stopped by freeze driver"),
+    ],
+)
+def test_the_judge_refuses_what_is_degraded_or_was_not_done(
+    change: dict[str, Any], words: str
+) -> None:
+    (line,) = _judge(change)
+    assert words in line
 
 
 @pytest.mark.parametrize(("key", "step"), [("fds", 1), ("threads", 1), ("anonymous_kib", 5 << 10)])
 def test_the_judge_refuses_a_witness_that_grows_a_little_with_every_fault(
     key: str, step: int
 ) -> None:
-    good = GOOD["resources"]["rank 0"][0]  # type: ignore[index]
+    good = GOOD["resources"]["rank 0"][0]
     rows = [{**good, key: good[key] + step * number} for number in range(11)]
     (line,) = _judge({"resources": {"rank 0": rows}})
     assert f"rank 0: {key} grew" in line
 
 
 def test_the_judge_lets_a_service_open_what_it_needs_while_it_starts() -> None:
-    good = GOOD["resources"]["rank 0"][0]  # type: ignore[index]
+    good = GOOD["resources"]["rank 0"][0]
     starting = [{"age_s": 2.0, "fds": 3, "threads": 1, "anonymous_kib": 9 << 10}] * 3
-    resources = {**GOOD["resources"], "ckpt_store 1": [*starting, *[good] * 5]}  # type: ignore[dict-item]
+    resources = {**GOOD["resources"], "ckpt_store 1": [*starting, *[good] * 5]}
     assert _judge({"resources": resources}) == []
     resources["ckpt_store 1"] = [{**row, "age_s": 9.0} for row in resources["ckpt_store 1"]]
     assert "ckpt_store 1: fds grew from 3 to 30" in _judge({"resources": resources})
 
 
 def test_the_judge_wants_the_witness_watched_to_the_end() -> None:
-    few = GOOD["resources"]["rank 0"][:3]  # type: ignore[index]
+    few = GOOD["resources"]["rank 0"][:3]
     (line,) = _judge({"resources": {"rank 0": few}})
     assert "not watched" in line
 

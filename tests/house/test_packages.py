@@ -101,7 +101,7 @@ def test_no_file_is_longer_than_400_lines(root: Path, sources: list[Any]) -> Non
         *root.glob("*/*/tests/**/*.py"),
         *root.glob("tests/**/*.py"),
     ]
-    paths = [*tests, *root.glob("benchmarks/*.py"), *(source.path for source in sources)]
+    paths = [*tests, *root.glob("benchmarks/**/*.py"), *(source.path for source in sources)]
     lengths = {str(path): len(path.read_text().splitlines()) for path in paths}
     assert {path: length for path, length in lengths.items() if length > MAX_LINES} == {}
 

@@ -69,15 +69,18 @@ def launch(
     tell(line)
     check_machine(config, runs_dir)
     prepare_corpus(config, tell)
-    for line in sweep(sock_root(), shm_root()):
-        tell(line)
     with claimed(_choose(runs_dir, base, name)) as (run, resumed):
+        for line in sweep(sock_root(), shm_root(), spare=run.folder.run_id):
+            tell(line)
         if resumed:
             check_resumable(run, config)
         if measure:
             measure_peak(config.train.device, tell)
         tell(f"{'resuming' if resumed else 'starting'} run {run.name}")
-        end_run(run.folder.run_id)
+        end_run(
+            run.folder.run_id,
+            keep_arenas=folder is None and resumed and has_same_nodes(run, config),
+        )
         if run.outcome:
             reopen(run.folder.database)
         for line in keep_config(run, config):
@@ -217,6 +220,21 @@ def keep_config(run: Run, config: RunConfig) -> list[str]:
 
 def _shown(value: object) -> str:
     return value if isinstance(value, str) else repr(value)
+
+
+def has_same_nodes(run: Run, config: RunConfig) -> bool:
+    """Whether ranks stay on the nodes that hold their snapshots in shared memory."""
+    if not run.folder.config.exists():
+        return False
+    try:
+        old, new = run.config.launch, config.launch
+    except HeadwayError:  # written by another version
+        return False
+    return (old.nodes, old.ranks_per_node, old.spares) == (
+        new.nodes,
+        new.ranks_per_node,
+        new.spares,
+    )
 
 
 # ---- 3. the peak, for MFU -----------------------------------------------------------------

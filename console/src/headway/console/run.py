@@ -194,9 +194,27 @@ class Run:
         """Take a node out of the run; its ranks move to a spare."""
         return self.command("evict", node=node)
 
-    def inject(self, fault: str, *, target: str = "worker", rank: int = -1, node: int = -1) -> int:
-        """Break something on purpose: ``kill`` or ``stop`` a worker by rank, or a service of a node."""
-        return self.command("inject", name=target, fault=fault, rank=rank, node=node)
+    def inject(
+        self,
+        fault: str,
+        *,
+        target: str = "worker",
+        rank: int = -1,
+        node: int = -1,
+        duration_s: float = 0.0,
+    ) -> int:
+        """Break something on purpose: a worker by rank, a service of a node, ``node`` or ``run``.
+
+        Args:
+            fault: one of ``headway.trainer.control.faults.FAULTS``.
+            target: ``worker``, the name of a service, ``node``, or ``run``.
+            rank: of the worker.
+            node: of the service; -1 for the driver's.
+            duration_s: how long a fault that ends by itself lasts, 0 for its default.
+        """
+        return self.command(
+            "inject", name=target, fault=fault, rank=rank, node=node, duration_s=duration_s
+        )
 
     def command(
         self,
@@ -208,6 +226,7 @@ class Run:
         rank: int = -1,
         node: int = -1,
         force: bool = False,
+        duration_s: float = 0.0,
     ) -> int:
         """Send one command; retried over a driver's restart and carried out once.
 
@@ -226,6 +245,7 @@ class Run:
             rank=rank,
             node=node,
             force=force,
+            duration_s=duration_s,
         )
         for attempt in range(4):
             try:

@@ -339,3 +339,21 @@ def test_sweeping_leaves_no_file_descriptor(roots: tuple[Path, Path]) -> None:
         for _ in range(3):
             furnish(new_run_id())
             assert janitor.sweep(*roots)
+
+
+def test_a_run_that_is_started_again_keeps_its_snapshots_and_nothing_else(
+    roots: tuple[Path, Path],
+) -> None:
+    run_id, other = new_run_id(), new_run_id()
+    for node in (0, 1):
+        furnish(run_id, node).segment("arena", node).touch()
+    furnish(other).segment("arena", 0).touch()
+    done = janitor.sweep(*roots, spare=run_id)
+    assert done and all(other in line for line in done)
+    with member(run_id) as worker:
+        janitor.end_run(run_id, keep_arenas=True)
+        wait_until(lambda: gone(worker), what="the worker has ended")
+    left = {path for root in roots for path in root.rglob("*") if not path.is_dir()}
+    assert left == {NodePaths(run_id, node).segment("arena", node) for node in (0, 1)}
+    janitor.end_run(run_id)
+    assert [path for root in roots for path in root.rglob("*")] == []

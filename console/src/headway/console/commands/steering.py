@@ -23,6 +23,15 @@ from headway.console.commands.options import (
 
 Wait = Annotated[bool, typer.Option("--wait", help="Return when all ranks have applied it.")]
 
+FAULT_HELP = (
+    "kill, stop, freeze, debugger, slow_disk, full_disk, locked_journal, damaged_arena_header, "
+    "flipped_snapshot_bit, spawn_failure, silent_node, returning_node or clock_step."
+)
+TARGET_HELP = (
+    "A service instead: dataloader, ckpt_store, agent, zygote, executor, monitor, driver; "
+    "or a whole `node`; or `run` for what all nodes share."
+)
+
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
@@ -166,17 +175,18 @@ def evict(
 
 def inject(
     run: NamedRun,
-    fault: Annotated[str, typer.Argument(help="kill (SIGKILL) or stop (SIGSTOP).")],
+    fault: Annotated[str, typer.Argument(help=FAULT_HELP)],
     rank: Annotated[int | None, typer.Option(help="The worker of this rank.")] = None,
     service: Annotated[
         str | None,
-        typer.Option(
-            help="A service instead: dataloader, ckpt_store, agent, zygote, executor, monitor, driver."
-        ),
+        typer.Option("--service", "--target", help=TARGET_HELP),
     ] = None,
     node: Annotated[
         int | None, typer.Option(help="The node of that service; else the driver's.")
     ] = None,
+    duration_s: Annotated[
+        float, typer.Option("--for", help="Seconds that a fault lasts; 0: its default.", min=0)
+    ] = 0.0,
     yes: Yes = False,
     runs_dir: RunsDir = RUNS,
     as_json: AsJson = False,
@@ -193,9 +203,10 @@ def inject(
         what = f"{service} of " + ("the driver's node" if node is None else f"node {node}")
     confirm(f"inject {fault} into {what} of run {found.name}?", yes)
     if rank is not None:
-        found.inject(fault, rank=rank)
+        found.inject(fault, rank=rank, duration_s=duration_s)
     else:
-        found.inject(fault, target=service or "", node=-1 if node is None else node)
+        home = -1 if node is None else node
+        found.inject(fault, target=service or "", node=home, duration_s=duration_s)
     done = {
         "run": found.name,
         "operation": "inject",
@@ -203,5 +214,6 @@ def inject(
         "rank": rank,
         "service": service,
         "node": node,
+        "duration_s": duration_s,
     }
     emit(done, as_json, [f"{fault} sent to {what} of {found.name}"])

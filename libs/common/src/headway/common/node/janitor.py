@@ -48,15 +48,24 @@ def processes_of(run_id: str, node: int | None = None) -> list[ProcessId]:
     return sorted(p.process for p in _scan() if p.run_id == run_id and node in (None, p.node))
 
 
-def end_run(run_id: str) -> list[str]:
+def end_run(run_id: str, *, keep_arenas: bool = False) -> list[str]:
     """End all processes of the run but the caller, remove its shared memory and sockets; say what was done.
+
+    Args:
+        run_id: 8 hex characters.
+        keep_arenas: leave the ranks' snapshots in shared memory, for a run that is started again.
 
     Raises:
         HeadwayError: a process did not end (it hangs in the kernel).
     """
     check_run_id(run_id)
     done = _end(run_id, lambda p: p.run_id == run_id)
-    return done + _remove(run_id, [shm_root() / run_id, sock_root() / run_id])
+    if not keep_arenas:
+        return done + _remove(run_id, [shm_root() / run_id, sock_root() / run_id])
+    for path in (shm_root() / run_id).rglob("*"):
+        if not path.is_dir() and not path.match("n[0-9]*/arena-*.bin"):
+            path.unlink(missing_ok=True)
+    return done + _remove(run_id, [sock_root() / run_id])
 
 
 def end_node(run_id: str, node: int) -> list[str]:
@@ -80,8 +89,8 @@ def leave_run(run_id: str) -> list[str]:
         return done + _remove(run_id, [shm_root() / run_id, sock_root() / run_id])
 
 
-def sweep(sock_root: Path, shm_root: Path) -> list[str]:
-    """End and remove every dead run under these two roots; say what was done, one line each.
+def sweep(sock_root: Path, shm_root: Path, *, spare: str = "") -> list[str]:
+    """End and remove every dead run but ``spare`` under these two roots; say what was done, one line each.
 
     A run that starts at the same time waits for the sweep of its id, or is found live.
     """
@@ -90,7 +99,7 @@ def sweep(sock_root: Path, shm_root: Path) -> list[str]:
         if root.is_dir() and not root.is_symlink():
             ids |= {child.name for child in root.iterdir() if RUN_ID.fullmatch(child.name)}
     done: list[str] = []
-    for run_id in sorted(ids):
+    for run_id in sorted(ids - {spare}):
         done += _sweep_run(run_id, sock_root, shm_root)
     return done
 

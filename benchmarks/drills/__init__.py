@@ -1,0 +1,1 @@
+"""Twelve drills, D1 to D12: each breaks one thing that is not a clean death, and judges what is true after."""
