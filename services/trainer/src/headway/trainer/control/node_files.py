@@ -10,7 +10,6 @@ from typing import Any
 
 from headway.common.errors import HeadwayError
 from headway.common.log import get_logger
-from headway.common.node.arena import Arena
 from headway.common.node.files import replace_json
 from headway.common.node.janitor import processes_of
 from headway.common.node.process import LastWords, ProcessId
@@ -151,24 +150,6 @@ def last_words(paths: NodePaths, worker: str) -> str:
 
 
 # ---- arenas -----------------------------------------------------------------------------------
-def read_seals(files: Collection[Path]) -> tuple[dict[int, tuple[int, ...]], dict[int, str]]:
-    """(rank -> steps of its sealed snapshots, rank -> why its arena cannot be used). Never raises."""
-    sealed: dict[int, tuple[int, ...]] = {}
-    damaged: dict[int, str] = {}
-    for path in files:
-        text = path.stem.removeprefix("arena-")
-        if not text.isdecimal():
-            continue
-        try:
-            with Arena.open(path, writable=False) as arena:
-                sealed[int(text)] = tuple(sorted(info.step for info in arena.sealed()))
-        except FileNotFoundError:
-            continue
-        except (HeadwayError, OSError, ValueError) as error:
-            damaged[int(text)] = f"{path.name}: {error}"
-    return sealed, damaged
-
-
 def forget_arenas(files: Collection[Path]) -> None:
     """Remove arenas. Raises OSError when one cannot be; the others are removed first."""
     trouble: OSError | None = None

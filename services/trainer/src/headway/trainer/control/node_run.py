@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import time
 from collections import deque
@@ -16,12 +15,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from headway.common.config import load
-from headway.common.errors import HeadwayError, InputError
+from headway.common.errors import HeadwayError
 from headway.common.log import get_logger
 from headway.common.node.failpoints import configure
 from headway.common.node.files import replace_json
 from headway.common.node.process import DEAD, GONE, ProcessId, reap_children
 from headway.common.node.run_dir import NodePaths, RunDir, RunLock
+from headway.common.node.seals import read_seals
 from headway.common.wire.loop import Throttle
 from headway.common.wire.message import Message
 from headway.common.wire.messages.driver import NodeBeat, Seals
@@ -30,7 +30,7 @@ from headway.launch.cluster import ClusterFolder
 from headway.launch.lease import FileLease, Lease
 from headway.trainer import zygote_beat
 from headway.trainer.config import RunConfig
-from headway.trainer.control import node_files
+from headway.trainer.control import faults, node_files
 from headway.trainer.control.folder_look import FolderLook
 from headway.trainer.control.guardian import LEADER_SERVICES, SERVICES, Guardian, NodeFacts
 from headway.trainer.control.hands import Hands
@@ -66,7 +66,6 @@ FOLDER_HANGS_S = 5.0
 """A look at the run's folder that takes longer is reported: its file system hangs."""
 NEVER_BACK = Log | Tell | Kill
 """Their failure changes nothing: a signal is sent again while its process lives, beats make up for notes."""
-FAULTS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 log = get_logger("node")
 
@@ -295,7 +294,8 @@ class NodeRun:
 
     def seals(self, generation: int) -> Seals:
         """Which snapshots the arenas of this node hold, and which arenas cannot be used."""
-        sealed, damaged = node_files.read_seals(self.paths.segments("arena"))
+        arenas = self.paths.segments("arena")
+        sealed, damaged = read_seals(arenas, run_id=self.paths.run_id)
         return Seals(
             node=self.node,
             generation=generation,
@@ -305,25 +305,20 @@ class NodeRun:
         )
 
     def inject(self, order: Inject) -> str:
-        """Break a worker or a service on purpose, for drills; says what was hit.
+        """Break something on purpose, for drills; returns what was done.
 
         Raises:
-            InputError: an unknown fault, or nothing of that name runs here.
+            InputError: an unknown fault or target, or the node does not run that.
+            OSError, HeadwayError: it failed.
         """
-        if order.fault not in FAULTS:
-            raise InputError(f"unknown fault {order.fault!r}", remedy=f"use {' or '.join(FAULTS)}")
-        process = self._target(order)
-        if process is None or not process.kill(FAULTS[order.fault]):
-            raise InputError(f"no {order.target} to hit", remedy="see `headway status`")
-        return f"{order.fault} {order.target} (pid {process.pid})"
-
-    def _target(self, order: Inject) -> ProcessId | None:
-        if order.target == "executor":
-            return ProcessId.current()
-        if order.target != "worker":
-            return self.guardian.services.process(order.target)
-        name = self.guardian.crew.rank_worker(order.rank)
-        return self.guardian.crew.members[name].process if name is not None else None
+        members = self.guardian.crew.members.values()
+        parts = faults.Parts(
+            services={"executor": ProcessId.current(), **self.guardian.services.processes()},
+            workers={one.beat.rank: one.process for one in members if one.beat.rank >= 0},
+            standbys=[one.process for one in members if one.beat.rank < 0],
+        )
+        places = faults.Places(self.run.path, self.paths.shm_dir, self.cluster.path)
+        return faults.carry_out(order, parts, places)
 
     # ---- the end ------------------------------------------------------------------------------
     def ending(self) -> NodeEnd:

@@ -11,6 +11,7 @@ from headway.common.wire.messages.driver import Accepted, Command, GetStatus, Ra
 from headway.common.wire.messages.executor import Inject
 from headway.common.wire.messages.worker import Steer
 from headway.trainer.config import RunConfig, check_name, check_setting
+from headway.trainer.control import faults
 from headway.trainer.control.events import Event, EvictNode, Steered, Tick
 from headway.trainer.control.lines import Lines
 from headway.trainer.control.state import RunState
@@ -162,7 +163,7 @@ class Requests:
         node = message.node if message.node >= 0 else home
         if node not in self.lines.nodes:
             raise InputError(f"node {node} is not there", remedy="see `headway status`")
-        check_fault(message.fault, message.name, set(self._state.services(node)))
+        faults.check(message.fault, message.name, self._state.services(node))
         fields = {"target": message.name, "fault": message.fault, "rank": message.rank}
         self._note("injected", {**fields, "node": node})
         self.lines.tell(
@@ -185,14 +186,3 @@ class Requests:
                 remedy="see `headway status`; add a node or stop the run",
             )
         self._handle(EvictNode(message.node))
-
-
-def check_fault(fault: str, target: str, services: set[str]) -> None:
-    """Raises InputError for what cannot be injected. Replaced when merged."""
-    if fault not in ("kill", "stop"):
-        raise InputError(f"unknown fault {fault!r}", remedy="use kill or stop")
-    targets = {"worker", "executor", *services}
-    if target not in targets:
-        raise InputError(
-            f"the node does not run {target!r}", remedy=f"use one of {', '.join(sorted(targets))}"
-        )
