@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from headway.common.config import load
-from headway.common.errors import InputError
+from headway.common.errors import HeadwayError, InputError
 from headway.common.log import get_logger
 from headway.common.node.janitor import leave_run
 from headway.common.node.process import ProcessId, reap_children
@@ -304,7 +304,7 @@ class Executor:
     def _inject(self, run: NodeRun, message: Inject) -> None:
         try:
             log.warning("injected", hit=run.inject(message), rank=message.rank)
-        except InputError as error:
+        except (HeadwayError, OSError) as error:
             log.warning("nothing was injected", reason=str(error))
 
     # ---- from the node's own processes --------------------------------------------------------
