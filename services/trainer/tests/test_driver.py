@@ -53,7 +53,7 @@ from headway.trainer.config import RecoveryConfig
 
 LIMIT_S = 90.0
 QUIET = dataclasses.replace(  # no node is missed, and so none is started
-    one_rank(), recovery=RecoveryConfig(node_silent_s=300.0, node_lost_s=600.0)
+    one_rank(), recovery=RecoveryConfig(node_silent_s=300.0, node_lost_s=500.0)
 )
 NOTES = (DriverBeat, ToWorker, KillWorker, ReadSeals, StopRun)
 M = TypeVar("M", bound=Message)
