@@ -115,6 +115,15 @@ def test_a_rank_that_a_debugger_holds_is_neither_stopped_nor_silent() -> None:
     assert [(one.kind, one.rank) for one in given] == [("silence", 3)], "it is really hung"
 
 
+def test_while_a_debugger_holds_a_rank_nobody_that_waits_for_it_is_guessed_at() -> None:
+    timelines = lockstep(4, 100, lambda _: 0.4)
+    for timeline in timelines:
+        timeline.hang(20.0, "NORM")
+    nodes = [SimulatedNode(index, timelines[2 * index : 2 * index + 2]) for index in range(2)]
+    nodes[1].states[3] = "t"
+    assert play(MonitorState(CONFIG, RUN_ID), nodes, 600.0) == []
+
+
 TRACER = """
 import ctypes, os, sys
 libc, pid = ctypes.CDLL(None, use_errno=True), int(sys.argv[1])
