@@ -22,6 +22,7 @@ def test_any_history_ends_with_a_finished_run_or_a_refusal_with_a_reason() -> No
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_five_thousand_histories_end_so() -> None:
     assert outcomes(range(300, 5300))["finished"] > 4500
 

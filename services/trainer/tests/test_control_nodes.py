@@ -35,9 +35,10 @@ def _lose(hand: Hand, node: int) -> None:
 def test_a_driver_that_slept_holds_no_silence_against_the_nodes() -> None:
     hand = Hand().run()
     hand.wait(2.0)
-    hand.now += 60.0  # blocked: beats wait in its socket and are handled one after the other
-    actions = [action for node in hand.workers for action in hand.pulse(node)]
-    actions += hand.send(Tick())
+    hand.now += 60.0  # blocked: beats wait in its socket, and its timers come first
+    actions = hand.send(Tick())
+    for node in hand.workers:
+        actions += hand.pulse(node) + hand.send(Tick())
     assert actions == []
     assert [hand.state.status_of(node) for node in hand.workers] == ["active", "active", "spare"]
 
@@ -47,8 +48,9 @@ def test_a_driver_that_is_slow_at_every_beat_holds_no_silence_against_the_nodes(
     actions = []
     for _ in range(20):
         for node in hand.workers:
-            hand.now += 1.0
+            hand.now += 5.0
             actions += hand.pulse(node)
+        actions += hand.send(Tick())
     assert events(actions) == []
 
 
@@ -58,11 +60,22 @@ def test_silence_of_a_node_whose_ranks_step_is_no_reason_to_give_it_up() -> None
     actions = []
     for _ in range(60):
         hand.step += 1  # every rank takes part in a step
-        actions += hand.wait(0.5)
-        actions += hand.send(Done(RestartNode(1)))
+        new = hand.wait(0.5)
+        for restart in [action for action in new if isinstance(action, RestartNode)]:
+            hand.send(Done(restart))
+        actions += new
     assert "node_silent" in events(actions)
     assert "node_lost" not in events(actions)
     assert hand.state.phase == "running"
+
+
+def test_a_node_that_was_started_late_has_time_to_report_before_it_is_given_up() -> None:
+    hand = Hand().run()
+    hand.silent.add(1)
+    restart = only(hand.wait(LIMITS.node_lost_s + 3.0), RestartNode)
+    hand.send(Done(restart))
+    assert "node_lost" not in events(hand.wait(LIMITS.node_silent_s - 0.5))
+    assert "node_lost" in events(hand.wait(1.0))
 
 
 def test_a_node_whose_executor_was_started_again_keeps_its_ranks_and_generation() -> None:

@@ -74,9 +74,9 @@ class Effects:
         return [action]
 
     def settle(self, action: Action, error: str | None = None) -> bool:
-        """Take in an answer; False when the action is not the newest of its kind."""
+        """Take in an answer; False when the action is not the newest of its kind, or was answered before."""
         effect = self._effects.get(_key(action))
-        if effect is None or effect.action != action:
+        if effect is None or effect.action != action or effect.answered_at is not None:
             return False
         effect.answered_at, effect.error, effect.last_error = self._clock.now, error, ""
         return True
