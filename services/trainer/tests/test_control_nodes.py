@@ -92,6 +92,18 @@ def test_a_node_whose_executor_was_started_again_keeps_its_ranks_and_generation(
     assert hand.state.status_of(1) == "active"
 
 
+def test_after_a_silence_a_full_beat_is_asked_for_although_all_numbers_are_as_before() -> None:
+    """A new machine may count incarnation and version, and even pids, as the one before did."""
+    hand = Hand().run()
+    hand.silent.add(1)
+    hand.wait(LIMITS.node_silent_s + 0.2)
+    hand.pulse(1)
+    assert hand.state.known_version(1) == -1
+    hand.workers[1] = [hand.idle(1, 7)]
+    hand.versions[1] -= 1
+    assert "fence" in events(hand.hear(1))
+
+
 def test_an_executor_that_is_known_to_have_ended_is_started_without_waiting_for_silence() -> None:
     hand = Hand().run()
     actions = hand.send(ExecutorEnded(1))
