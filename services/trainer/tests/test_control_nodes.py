@@ -306,3 +306,24 @@ def test_a_worker_of_a_silent_node_is_not_ended_for_an_order_that_it_never_got()
     assert hand.send(DurableFound(None))
     assert not hand.state.outcome
     assert not [a for a in actions if isinstance(a, Finish)]
+
+
+def test_who_was_told_is_ended_while_a_silent_nodes_workers_are_not() -> None:
+    hand = Hand(nodes=2).run()
+    hand.silent.add(1)
+    hand.wait(LIMITS.node_silent_s + 0.2)
+    actions = hand.send(hand.left(0, "peer")) + hand.wait(LIMITS.out_timeout_s + 1.0)
+    lost = [a.fields["worker"] for a in actions if isinstance(a, Log) and a.event == "worker_lost"]
+    assert lost == ["n0w1"]
+
+
+def test_a_successor_ends_workers_that_hold_groups_of_an_older_generation() -> None:
+    hand = Hand(generation=3)
+    for rank in range(4):
+        how = {"status": "running", "generation": 3, "rank": rank, "step": 9}
+        hand.change(rank // 2, rank % 2, **how)
+    hand.change(1, 2, status="running", generation=2, rank=3)
+    hand.gather()
+    assert hand.state.phase == "running"
+    assert {t.message.worker for t in told(hand.wait(0.5), KillWorker)} == {"n1w2"}
+    assert hand.state.phase == "running"
