@@ -92,6 +92,18 @@ def test_a_node_whose_executor_was_started_again_keeps_its_ranks_and_generation(
     assert hand.state.status_of(1) == "active"
 
 
+def test_after_a_silence_a_full_beat_is_asked_for_although_all_numbers_are_as_before() -> None:
+    """A new machine may count incarnation and version, and even pids, as the one before did."""
+    hand = Hand().run()
+    hand.silent.add(1)
+    hand.wait(LIMITS.node_silent_s + 0.2)
+    hand.pulse(1)
+    assert hand.state.known_version(1) == -1
+    hand.workers[1] = [hand.idle(1, 7)]
+    hand.versions[1] -= 1
+    assert "fence" in events(hand.hear(1))
+
+
 def test_an_executor_that_is_known_to_have_ended_is_started_without_waiting_for_silence() -> None:
     hand = Hand().run()
     actions = hand.send(ExecutorEnded(1))
@@ -294,3 +306,24 @@ def test_a_worker_of_a_silent_node_is_not_ended_for_an_order_that_it_never_got()
     assert hand.send(DurableFound(None))
     assert not hand.state.outcome
     assert not [a for a in actions if isinstance(a, Finish)]
+
+
+def test_who_was_told_is_ended_while_a_silent_nodes_workers_are_not() -> None:
+    hand = Hand(nodes=2).run()
+    hand.silent.add(1)
+    hand.wait(LIMITS.node_silent_s + 0.2)
+    actions = hand.send(hand.left(0, "peer")) + hand.wait(LIMITS.out_timeout_s + 1.0)
+    lost = [a.fields["worker"] for a in actions if isinstance(a, Log) and a.event == "worker_lost"]
+    assert lost == ["n0w1"]
+
+
+def test_a_successor_ends_workers_that_hold_groups_of_an_older_generation() -> None:
+    hand = Hand(generation=3)
+    for rank in range(4):
+        how = {"status": "running", "generation": 3, "rank": rank, "step": 9}
+        hand.change(rank // 2, rank % 2, **how)
+    hand.change(1, 2, status="running", generation=2, rank=3)
+    hand.gather()
+    assert hand.state.phase == "running"
+    assert {t.message.worker for t in told(hand.wait(0.5), KillWorker)} == {"n1w2"}
+    assert hand.state.phase == "running"

@@ -246,8 +246,8 @@ class Fleet:
 
     # ---- nodes ----------------------------------------------------------------------------------
     def miss(self, node: Node) -> None:
-        """Nothing is heard of the node."""
-        node.is_missed = True
+        """Nothing is heard of the node. What comes next may be a new machine that counts as the old one did."""
+        node.is_missed, node.version = True, -1
         if node.status != "lost":
             self._set_status(node, "silent")
 

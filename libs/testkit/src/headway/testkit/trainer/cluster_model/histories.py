@@ -178,7 +178,11 @@ def outcomes(seeds: range) -> Counter[str]:
     """How the histories of these seeds end: the outcome, and for refusals the kind of reason."""
     ends: Counter[str] = Counter()
     for seed in seeds:
-        end = history(seed).finished
+        try:
+            end = history(seed).finished
+        except AssertionError as error:
+            error.add_note(f"in the history of seed {seed}")
+            raise
         assert end is not None
         words = "" if end.outcome == "finished" else ": " + end.detail
         ends[end.outcome + "".join(c for c in words if not c.isdigit())] += 1

@@ -67,6 +67,7 @@ class FakeNode:
     epoch: int = 0
     """Newest driver that the executor has heard of."""
     incarnation: int = 1
+    pid: int = 1
     version: int = 0
     known: int = -1
     """The driver's known version, from its newest beat."""
@@ -91,7 +92,7 @@ class FakeNode:
         """A started executor is up, and counts its versions anew."""
         if self.starts_at is not None and self.starts_at <= now and not self.lost:
             self.executor, self.starts_at = True, None
-            self.incarnation += 1
+            self.incarnation, self.pid = self.incarnation + 1, self.pid + 1
             self.version, self.known, self._last = 0, -1, ()
 
     def beat(self, now: float) -> NodeBeat | None:
@@ -110,7 +111,7 @@ class FakeNode:
         steps = (w.step for w in self.workers.values() if w.generation == newest)
         beat = NodeBeat(
             node=self.number,
-            pid=self.incarnation,
+            pid=self.pid,
             version=self.version,
             incarnation=self.incarnation,
             step=min(steps, default=0),
@@ -120,7 +121,7 @@ class FakeNode:
             return beat
         return NodeBeat(
             node=self.number,
-            pid=self.incarnation,
+            pid=self.pid,
             version=self.version,
             incarnation=self.incarnation,
             workers=tuple(w.beat() for w in self.workers.values()),
