@@ -24,7 +24,7 @@ from headway.common.wire.messages.driver import NodeBeat, Seals
 from headway.common.wire.messages.executor import WorkerBeat
 from headway.common.wire.messages.worker import Steer
 from headway.trainer.config import RecoveryConfig
-from headway.trainer.control.events import (
+from headway.trainer.control.decisions.events import (
     BeginGeneration,
     Done,
     DurableFound,
@@ -32,7 +32,7 @@ from headway.trainer.control.events import (
     Steered,
     Tick,
 )
-from headway.trainer.control.state import RunState
+from headway.trainer.control.decisions.state import RunState
 
 LIMIT_US = 50.0
 """Highest cost of a beat that the driver has to bear."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headway.common.wire.messages.driver import NodeBeat
 from headway.trainer.config import RecoveryConfig
-from headway.trainer.control.events import (
+from headway.trainer.control.decisions.events import (
     Action,
     Done,
     Failed,
@@ -14,7 +14,7 @@ from headway.trainer.control.events import (
     Start,
     Tick,
 )
-from headway.trainer.control.state import RunState
+from headway.trainer.control.decisions.state import RunState
 
 LIMITS = RecoveryConfig(
     group_timeout_s=10,

@@ -11,8 +11,8 @@ from headway.common.wire.messages.executor import ToWorker
 from headway.common.wire.messages.worker import Steer
 from headway.testkit.trainer.by_hand import Hand, events, only, told
 from headway.testkit.trainer.cluster_model.shell import LIMITS
-from headway.trainer.control.brake import MAX_COUNTS, Brake
-from headway.trainer.control.events import (
+from headway.trainer.control.decisions.brake import MAX_COUNTS, Brake
+from headway.trainer.control.decisions.events import (
     Action,
     BeginGeneration,
     Done,

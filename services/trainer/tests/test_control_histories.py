@@ -9,8 +9,8 @@ import sys
 import pytest
 from headway.testkit.trainer.cluster_model.cluster import FakeCluster
 from headway.testkit.trainer.cluster_model.histories import DISTURBANCES, history, outcomes
-from headway.trainer.control.events import Failed, Remember
-from headway.trainer.control.state import PHASES, RunState
+from headway.trainer.control.decisions.events import Failed, Remember
+from headway.trainer.control.decisions.state import PHASES, RunState
 
 HISTORIES = int(os.environ.get("HEADWAY_HISTORIES", "300"))
 

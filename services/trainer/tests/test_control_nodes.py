@@ -6,7 +6,7 @@ from headway.common.wire.messages.driver import NodeBeat, WorkerGone
 from headway.common.wire.messages.executor import KillWorker
 from headway.testkit.trainer.by_hand import Hand, events, only, told
 from headway.testkit.trainer.cluster_model.shell import LIMITS
-from headway.trainer.control.events import (
+from headway.trainer.control.decisions.events import (
     Done,
     DurableFound,
     EvictNode,

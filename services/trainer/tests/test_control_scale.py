@@ -9,7 +9,7 @@ import pytest
 from headway.common.wire.messages.driver import NodeBeat, Seals
 from headway.common.wire.messages.executor import WorkerBeat
 from headway.trainer.config import RecoveryConfig
-from headway.trainer.control.events import (
+from headway.trainer.control.decisions.events import (
     BeginGeneration,
     Done,
     DurableFound,
@@ -17,7 +17,7 @@ from headway.trainer.control.events import (
     Start,
     Tick,
 )
-from headway.trainer.control.state import RunState
+from headway.trainer.control.decisions.state import RunState
 
 RANKS = 8
 

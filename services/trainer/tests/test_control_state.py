@@ -12,7 +12,7 @@ from headway.common.wire.messages.worker import Restore, Steer
 from headway.testkit.trainer.by_hand import Hand, events, only, told
 from headway.testkit.trainer.cluster_model.cluster import FakeCluster
 from headway.testkit.trainer.cluster_model.shell import LIMITS
-from headway.trainer.control.events import (
+from headway.trainer.control.decisions.events import (
     Action,
     BeginGeneration,
     DurableFound,
@@ -22,7 +22,7 @@ from headway.trainer.control.events import (
     Remember,
     Steered,
 )
-from headway.trainer.control.restore import choose_restore
+from headway.trainer.control.decisions.restore import choose_restore
 
 
 def test_an_undisturbed_run_needs_one_generation_and_finishes() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from headway.common.wire.messages.executor import KillWorker, RestartService
 from headway.testkit.trainer.by_hand import Hand, events, only, told
-from headway.trainer.control.events import Action, Answer, DurableFound, Finish, Judged
+from headway.trainer.control.decisions.events import Action, Answer, DurableFound, Finish, Judged
 
 
 def _verdict(response: str, node: int = 0, **more: Any) -> Judged:

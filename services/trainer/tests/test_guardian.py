@@ -7,8 +7,8 @@ from headway.common.errors import InputError
 from headway.common.node.process import ProcessId
 from headway.common.wire.messages.executor import WorkerBeat
 from headway.testkit.trainer.node_model import RUN_ID, Node
-from headway.trainer.control import node_events as on
-from headway.trainer.control.guardian import SERVICES
+from headway.trainer.control.node import node_events as on
+from headway.trainer.control.node.guardian import SERVICES
 
 START_S = 15.0
 

@@ -15,7 +15,7 @@ from headway.common.polling import wait_until
 from headway.common.wire.messages.driver import Report
 from headway.common.wire.messages.executor import Sample, StepMetrics
 from headway.launch.lease import SupersededError
-from headway.trainer.control.events import Memory
+from headway.trainer.control.decisions.events import Memory
 from headway.trainer.control.journal import Journal
 from headway.trainer.control.reports import Reports
 from headway.trainer.control.writer import JournalWriter

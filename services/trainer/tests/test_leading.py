@@ -9,8 +9,8 @@ import pytest
 from headway.common.node.process import ProcessId
 from headway.launch.lease import Holder, LeaseView
 from headway.testkit.trainer.node_model import Node
-from headway.trainer.control import node_events as on
-from headway.trainer.control.leading import HANDICAP_S, MAX_STARTS, START_GRACE_S, Leading
+from headway.trainer.control.node import node_events as on
+from headway.trainer.control.node.leading import HANDICAP_S, MAX_STARTS, START_GRACE_S, Leading
 
 SILENT_S = 2.0
 

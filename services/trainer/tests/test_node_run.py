@@ -31,9 +31,9 @@ from headway.launch.cluster import ClusterFolder
 from headway.testkit import snapshots
 from headway.testkit.hanging_rank import hanging_rank
 from headway.trainer import store_watch
-from headway.trainer.control import node_end
-from headway.trainer.control.node_events import Looked
-from headway.trainer.control.node_run import NodeRun
+from headway.trainer.control.node import node_end
+from headway.trainer.control.node.node_events import Looked
+from headway.trainer.control.node.node_run import NodeRun
 from structlog.testing import capture_logs
 
 

@@ -20,10 +20,10 @@ from headway.common.wire.messages.executor import WorkerBeat
 from headway.launch.cluster import ClusterFolder
 from headway.launch.lease import FileLease, Holder
 from headway.trainer import zygote_beat
-from headway.trainer.control import node_end, node_files, node_run
-from headway.trainer.control.folder_look import FolderLook
-from headway.trainer.control.node_events import FolderSeen, Looked, WorkerSpoke
-from headway.trainer.control.node_run import NodeRun
+from headway.trainer.control.node import node_end, node_files, node_run
+from headway.trainer.control.node.folder_look import FolderLook
+from headway.trainer.control.node.node_events import FolderSeen, Looked, WorkerSpoke
+from headway.trainer.control.node.node_run import NodeRun
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(100)"]
 
@@ -127,7 +127,7 @@ def test_a_folder_that_hangs_freezes_nothing_and_is_reported(
         return FolderSeen("there")
 
     run._look_at_folder = hang  # type: ignore[assignment]
-    monkeypatch.setattr("headway.trainer.control.node_run.FOLDER_HANGS_S", 0.1)
+    monkeypatch.setattr("headway.trainer.control.node.node_run.FOLDER_HANGS_S", 0.1)
     wait_until(
         lambda: nodes.pump() and "does not answer" in run.guardian.trouble(), what="a sentence"
     )

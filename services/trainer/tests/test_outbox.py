@@ -7,7 +7,7 @@ import time
 import pytest
 from headway.common.wire.messages.driver import Report
 from headway.common.wire.messages.executor import Evaluation, StepMetrics
-from headway.trainer.control.outbox import PATIENCE, Outbox
+from headway.trainer.control.node.outbox import PATIENCE, Outbox
 
 
 def metrics(step: int, generation: int = 0) -> StepMetrics:

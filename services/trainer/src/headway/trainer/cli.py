@@ -35,7 +35,7 @@ def executor(cluster: CLUSTER, node: NODE) -> None:
     """Guard one node: start, watch and restart what runs on it."""
     from headway.common.log import setup
     from headway.launch.cluster import ClusterFolder
-    from headway.trainer.control.executor import Executor
+    from headway.trainer.control.node.executor import Executor
 
     setup("executor", node=node)
     raise typer.Exit(Executor(ClusterFolder(cluster), node).run())

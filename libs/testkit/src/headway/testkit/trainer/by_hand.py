@@ -10,7 +10,7 @@ from headway.common.wire.messages.driver import NodeBeat, Relay, Seals, WorkerGo
 from headway.common.wire.messages.executor import LeftGeneration, WorkerBeat
 from headway.testkit.trainer.cluster_model.shell import LIMITS, RANKS
 from headway.trainer.config import RecoveryConfig
-from headway.trainer.control.events import (
+from headway.trainer.control.decisions.events import (
     Action,
     BeginGeneration,
     Done,
@@ -22,7 +22,7 @@ from headway.trainer.control.events import (
     Tell,
     Tick,
 )
-from headway.trainer.control.state import RunState
+from headway.trainer.control.decisions.state import RunState
 
 T = TypeVar("T")
 

@@ -42,7 +42,7 @@ from headway.launch.lease import FileLease, Holder, SupersededError, Tenure
 from headway.launch.local import LocalEngine
 from headway.trainer.config import RunConfig
 from headway.trainer.control.background import Background
-from headway.trainer.control.events import (
+from headway.trainer.control.decisions.events import (
     Action,
     Answer,
     BeginGeneration,
@@ -62,12 +62,12 @@ from headway.trainer.control.events import (
     Tell,
     Tick,
 )
+from headway.trainer.control.decisions.state import RunState
 from headway.trainer.control.inputs import InputRecorder, encode
 from headway.trainer.control.journal import Journal
 from headway.trainer.control.lines import Lines
 from headway.trainer.control.reports import Reports
 from headway.trainer.control.requests import Requests
-from headway.trainer.control.state import RunState
 from headway.trainer.control.writer import JournalWriter
 
 TICK_S = 0.1

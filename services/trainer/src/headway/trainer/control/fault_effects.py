@@ -28,7 +28,7 @@ MOST_FILLED_BYTES = 4 << 30
 """A larger file system is the machine's own, not one that was made for a drill."""
 SLOW_RUNS_S, SLOW_WAITS_S = 0.05, 0.45
 """A process with a slow disk runs for the first, then waits for the second, and so on."""
-CLOCK_STEP_S = -120.0
+CLOCK_BACK_S = 120.0
 CLOCK_ENV = "HEADWAY_CLOCK"
 _LOCK_LIMIT_S = 10.0
 _SMALLEST = 4096
@@ -218,7 +218,7 @@ def clock_file(process: ProcessId) -> Path:
     return Path(os.fsdecode(found[0]))
 
 
-def step_clock(file: Path, seconds: float = CLOCK_STEP_S) -> str:
+def step_clock(file: Path, seconds: float = -CLOCK_BACK_S) -> str:
     """Move the run's wall clock; its monotonic clock stays."""
     with file.open("r+b") as opened:
         (offset,) = struct.unpack("=q", opened.read(8))

@@ -20,10 +20,10 @@ from headway.common.wire import codec
 from headway.common.wire.message import Message, by_tag
 from headway.common.wire.messages.driver import NodeBeat, Relay, Seals, WorkerGone
 from headway.trainer.config import RecoveryConfig
-from headway.trainer.control import events
-from headway.trainer.control.events import Action, Event, Start, Tell, Tick
+from headway.trainer.control.decisions import events
+from headway.trainer.control.decisions.events import Action, Event, Start, Tell, Tick
+from headway.trainer.control.decisions.state import RunState
 from headway.trainer.control.journal import Journal
-from headway.trainer.control.state import RunState
 
 MAX_TEXT = 2000
 """Characters of one decision in the journal: those about all ranks of a large run are longer."""

@@ -22,7 +22,7 @@ from headway.common.node.failpoints import failpoint
 from headway.common.wire.messages.executor import Evaluation, Sample, StepMetrics
 from headway.common.wire.messages.worker import Steer
 from headway.launch.lease import SupersededError
-from headway.trainer.control.events import Memory
+from headway.trainer.control.decisions.events import Memory
 
 BUSY_S = 1.0
 """How long a write waits for another process's lock before it fails; it is then tried again."""

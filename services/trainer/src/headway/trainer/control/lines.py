@@ -6,8 +6,8 @@ from headway.common.wire.message import Message
 from headway.common.wire.messages.driver import MonitorBeat, NodeBeat
 from headway.common.wire.messages.executor import DriverBeat
 from headway.common.wire.server import Server
+from headway.trainer.control.decisions.state import RunState
 from headway.trainer.control.reports import Reports
-from headway.trainer.control.state import RunState
 
 
 class Lines:

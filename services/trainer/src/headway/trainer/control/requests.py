@@ -12,9 +12,9 @@ from headway.common.wire.messages.executor import Inject
 from headway.common.wire.messages.worker import Steer
 from headway.trainer.config import RunConfig, check_name, check_setting
 from headway.trainer.control import faults
-from headway.trainer.control.events import Event, EvictNode, Steered, Tick
+from headway.trainer.control.decisions.events import Event, EvictNode, Steered, Tick
+from headway.trainer.control.decisions.state import RunState
 from headway.trainer.control.lines import Lines
-from headway.trainer.control.state import RunState
 from headway.trainer.control.writer import JournalWriter
 
 STEERED = frozenset({"pause", "resume", "stop", "checkpoint", "set", "unset"})

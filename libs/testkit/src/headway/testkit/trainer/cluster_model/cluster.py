@@ -19,8 +19,8 @@ from headway.testkit.trainer.cluster_model.network import Network
 from headway.testkit.trainer.cluster_model.node import FakeNode, FakeWorker
 from headway.testkit.trainer.cluster_model.shell import LIMITS, RANKS, STEPS, Disk, Driver
 from headway.trainer.config import RecoveryConfig
-from headway.trainer.control.events import BeginGeneration, Finish, Judged, Steered
-from headway.trainer.control.state import RunState
+from headway.trainer.control.decisions.events import BeginGeneration, Finish, Judged, Steered
+from headway.trainer.control.decisions.state import RunState
 
 TICK_S = 0.1
 FROZEN_S = 2.0

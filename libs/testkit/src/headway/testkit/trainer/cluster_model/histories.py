@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from headway.testkit.trainer.cluster_model.cluster import FakeCluster
-from headway.trainer.control.events import EvictNode, ExecutorEnded
+from headway.trainer.control.decisions.events import EvictNode, ExecutorEnded
 
 NODES = 4
 STEPS = 150

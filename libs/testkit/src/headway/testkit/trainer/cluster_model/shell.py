@@ -11,7 +11,7 @@ from typing import Any
 from headway.common.wire.messages.worker import Steer
 from headway.testkit.trainer.cluster_model.node import FakeNode
 from headway.trainer.config import RecoveryConfig
-from headway.trainer.control.events import (
+from headway.trainer.control.decisions.events import (
     Action,
     Answer,
     BeginGeneration,
@@ -30,7 +30,7 @@ from headway.trainer.control.events import (
     Tell,
     Tick,
 )
-from headway.trainer.control.state import PHASES, RunState
+from headway.trainer.control.decisions.state import PHASES, RunState
 
 SLACK_S = 1.5
 STEPS = 30

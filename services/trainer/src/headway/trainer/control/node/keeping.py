@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from headway.common.node.process import DEAD, ProcessId
 from headway.common.wire.messages.service import ServiceBeat
-from headway.trainer.control.backoff import Backoff
-from headway.trainer.control.node_events import Action, Kill, Log, StartService
+from headway.trainer.control.node.backoff import Backoff
+from headway.trainer.control.node.node_events import Action, Kill, Log, StartService
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 5.0

@@ -15,7 +15,7 @@ from headway.common.node.janitor import processes_of
 from headway.common.node.process import LastWords, ProcessId
 from headway.common.node.run_dir import NodePaths
 from headway.trainer import zygote_beat
-from headway.trainer.control.node_events import Memory
+from headway.trainer.control.node.node_events import Memory
 
 KEPT_DEAD = 16
 """Dead workers of a node whose logs and last words are kept, the newest."""

@@ -11,8 +11,8 @@ import zlib
 from dataclasses import dataclass
 
 from headway.launch.lease import LeaseView, LeaseWatch
-from headway.trainer.control.backoff import Backoff
-from headway.trainer.control.node_events import Claim
+from headway.trainer.control.node.backoff import Backoff
+from headway.trainer.control.node.node_events import Claim
 
 START_GRACE_S = 20.0
 """How long a driver that is being started may take to publish itself: machines may be busy."""

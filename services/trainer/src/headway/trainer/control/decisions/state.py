@@ -19,9 +19,9 @@ from headway.common.wire.messages.driver import NodeBeat, Relay, Seals, WorkerGo
 from headway.common.wire.messages.executor import WorkerBeat
 from headway.common.wire.messages.worker import Restore, Steer
 from headway.trainer.config import RecoveryConfig
-from headway.trainer.control import reactions
-from headway.trainer.control.core import Core
-from headway.trainer.control.events import (
+from headway.trainer.control.decisions import reactions
+from headway.trainer.control.decisions.core import Core
+from headway.trainer.control.decisions.events import (
     Action,
     Done,
     DurableFound,
@@ -37,13 +37,13 @@ from headway.trainer.control.events import (
     Steered,
     Tick,
 )
-from headway.trainer.control.invariants import check
-from headway.trainer.control.phases.base import Phase
-from headway.trainer.control.phases.choosing import Beginning, Choosing, Reading, found
-from headway.trainer.control.phases.gathering import Gathering
-from headway.trainer.control.phases.generation import Joining, Leaving, Over, Running
-from headway.trainer.control.stop import StopWatch
-from headway.trainer.control.verdicts import Verdicts
+from headway.trainer.control.decisions.invariants import check
+from headway.trainer.control.decisions.phases.base import Phase
+from headway.trainer.control.decisions.phases.choosing import Beginning, Choosing, Reading, found
+from headway.trainer.control.decisions.phases.gathering import Gathering
+from headway.trainer.control.decisions.phases.generation import Joining, Leaving, Over, Running
+from headway.trainer.control.decisions.stop import StopWatch
+from headway.trainer.control.decisions.verdicts import Verdicts
 
 PHASES: dict[str, Phase] = {
     phase.name: phase

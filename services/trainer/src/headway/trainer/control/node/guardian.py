@@ -14,10 +14,10 @@ import msgspec
 from headway.common.node.process import ProcessId
 from headway.common.wire.messages.executor import DriverBeat, WorkerBeat
 from headway.trainer.config import RunConfig
-from headway.trainer.control.crew import Crew
-from headway.trainer.control.keeping import Service, Services
-from headway.trainer.control.leading import Leading
-from headway.trainer.control.node_events import (
+from headway.trainer.control.node.crew import Crew
+from headway.trainer.control.node.keeping import Service, Services
+from headway.trainer.control.node.leading import Leading
+from headway.trainer.control.node.node_events import (
     Action,
     AskForFork,
     Claim,

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from headway.launch.lease import Lease
-from headway.trainer.control.node_events import FolderSeen
+from headway.trainer.control.node.node_events import FolderSeen
 
 
 class FolderLook:

@@ -11,8 +11,16 @@ from headway.common.errors import InputError
 from headway.common.node.process import DEAD, ProcessId
 from headway.common.wire.messages.driver import WorkerGone
 from headway.common.wire.messages.executor import WorkerBeat
-from headway.trainer.control.backoff import Backoff
-from headway.trainer.control.node_events import Action, AskForFork, ClearAway, Fork, Kill, Log, Tell
+from headway.trainer.control.node.backoff import Backoff
+from headway.trainer.control.node.node_events import (
+    Action,
+    AskForFork,
+    ClearAway,
+    Fork,
+    Kill,
+    Log,
+    Tell,
+)
 
 # a worker beats twice a second; ten beats missed after a restart mean that it hangs
 ORPHAN_LIMIT_S = 5.0

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 from headway.common.wire.messages.executor import WorkerBeat
 from headway.common.wire.messages.worker import Assign
-from headway.trainer.control.core import Core
-from headway.trainer.control.events import Action, Finish, Log
-from headway.trainer.control.phases.base import Phase, ranks, seconds
+from headway.trainer.control.decisions.core import Core
+from headway.trainer.control.decisions.events import Action, Finish, Log
+from headway.trainer.control.decisions.phases.base import Phase, ranks, seconds
 
 HOLDING = ("restored", "running", "finished")
 """Statuses of a worker that has its state."""

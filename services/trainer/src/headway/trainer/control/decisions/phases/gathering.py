@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from headway.common.wire.messages.executor import WorkerBeat
-from headway.trainer.control.core import RESTART_GRACE_S, Core
-from headway.trainer.control.events import Action, Log, RestartNode
-from headway.trainer.control.fleet import names
-from headway.trainer.control.phases.base import Phase, ranks
+from headway.trainer.control.decisions.core import RESTART_GRACE_S, Core
+from headway.trainer.control.decisions.events import Action, Log, RestartNode
+from headway.trainer.control.decisions.fleet import names
+from headway.trainer.control.decisions.phases.base import Phase, ranks
 
 
 class Gathering(Phase):

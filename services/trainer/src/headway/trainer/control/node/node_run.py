@@ -30,12 +30,13 @@ from headway.launch.cluster import ClusterFolder
 from headway.launch.lease import FileLease, Lease
 from headway.trainer import zygote_beat
 from headway.trainer.config import RunConfig
-from headway.trainer.control import faults, node_files
-from headway.trainer.control.folder_look import FolderLook
-from headway.trainer.control.guardian import LEADER_SERVICES, SERVICES, Guardian, NodeFacts
-from headway.trainer.control.hands import Hands
-from headway.trainer.control.node_end import NodeEnd
-from headway.trainer.control.node_events import (
+from headway.trainer.control import faults
+from headway.trainer.control.node import node_files
+from headway.trainer.control.node.folder_look import FolderLook
+from headway.trainer.control.node.guardian import LEADER_SERVICES, SERVICES, Guardian, NodeFacts
+from headway.trainer.control.node.hands import Hands
+from headway.trainer.control.node.node_end import NodeEnd
+from headway.trainer.control.node.node_events import (
     Action,
     AskForFork,
     Claim,
@@ -58,8 +59,8 @@ from headway.trainer.control.node_events import (
     Tell,
     ZygoteSeen,
 )
-from headway.trainer.control.node_services import NodeServices
-from headway.trainer.control.outbox import Outbox
+from headway.trainer.control.node.node_services import NodeServices
+from headway.trainer.control.node.outbox import Outbox
 
 ZYGOTE_LOOK_S = 0.25
 FOLDER_HANGS_S = 5.0

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from headway.common.wire.messages.executor import ReadSeals
-from headway.trainer.control.core import Core
-from headway.trainer.control.events import Action, BeginGeneration, FindDurable, Log, Tell
-from headway.trainer.control.fleet import names
-from headway.trainer.control.phases.base import Phase, seconds
+from headway.trainer.control.decisions.core import Core
+from headway.trainer.control.decisions.events import Action, BeginGeneration, FindDurable, Log, Tell
+from headway.trainer.control.decisions.fleet import names
+from headway.trainer.control.decisions.phases.base import Phase, seconds
 
 
 class Reading(Phase):

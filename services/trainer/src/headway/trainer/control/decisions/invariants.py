@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from headway.trainer.control.core import Core
-from headway.trainer.control.fleet import INSIDE, Fleet
-from headway.trainer.control.members import Members
+from headway.trainer.control.decisions.core import Core
+from headway.trainer.control.decisions.fleet import INSIDE, Fleet
+from headway.trainer.control.decisions.members import Members
 
 AFTER_BEGIN = ("joining", "running")
 

@@ -45,16 +45,16 @@ from headway.common.wire.server import Server
 from headway.common.wire.service import Service
 from headway.launch.cluster import ClusterFolder
 from headway.trainer.config import RunConfig
-from headway.trainer.control.node_events import (
+from headway.trainer.control.node.node_events import (
     DriverSpoke,
     ServiceBlamed,
     ServiceSpoke,
     WorkerSpoke,
     WorkerUnwanted,
 )
-from headway.trainer.control.node_events import Trouble as NodeTrouble
-from headway.trainer.control.node_run import NodeRun
-from headway.trainer.control.uplink import Uplink
+from headway.trainer.control.node.node_events import Trouble as NodeTrouble
+from headway.trainer.control.node.node_run import NodeRun
+from headway.trainer.control.node.uplink import Uplink
 
 WATCH_S = 0.05  # 20 Hz: a stopped worker is found within one period
 BEAT_S = 0.5

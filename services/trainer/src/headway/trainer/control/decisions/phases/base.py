@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from headway.trainer.control.core import Core
-from headway.trainer.control.events import Action
+from headway.trainer.control.decisions.core import Core
+from headway.trainer.control.decisions.events import Action
 
 
 class Phase:

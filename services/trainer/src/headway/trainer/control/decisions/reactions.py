@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from headway.common.wire.messages.driver import NodeBeat, Seals, WorkerGone
 from headway.common.wire.messages.executor import LeftGeneration
-from headway.trainer.control.core import NOT_RESTARTED, Core
-from headway.trainer.control.events import (
+from headway.trainer.control.decisions.core import NOT_RESTARTED, Core
+from headway.trainer.control.decisions.events import (
     Action,
     BeginGeneration,
     Failed,
@@ -14,7 +14,7 @@ from headway.trainer.control.events import (
     Remember,
     RestartNode,
 )
-from headway.trainer.control.phases.choosing import begun
+from headway.trainer.control.decisions.phases.choosing import begun
 
 
 def on_beat(core: Core, beat: NodeBeat) -> tuple[int | None, list[Action]]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from headway.common.wire.messages.executor import RestartService
-from headway.trainer.control.core import Core
-from headway.trainer.control.events import Action, Answer, Judged, Tell
+from headway.trainer.control.decisions.core import Core
+from headway.trainer.control.decisions.events import Action, Answer, Judged, Tell
 
 MAX_ANSWERS = 1024
 RESTART_AGAIN_S = 2.0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headway.trainer.control.clock import Clock
-from headway.trainer.control.events import (
+from headway.trainer.control.decisions.clock import Clock
+from headway.trainer.control.decisions.events import (
     Action,
     BeginGeneration,
     FindDurable,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from headway.common.wire.messages.executor import KillWorker, ToWorker, WorkerBeat
 from headway.common.wire.messages.worker import Restore, Steer
 from headway.trainer.config import RecoveryConfig
-from headway.trainer.control.brake import Brake
-from headway.trainer.control.clock import Clock
-from headway.trainer.control.effects import Effects
-from headway.trainer.control.events import (
+from headway.trainer.control.decisions.brake import Brake
+from headway.trainer.control.decisions.clock import Clock
+from headway.trainer.control.decisions.effects import Effects
+from headway.trainer.control.decisions.events import (
     Action,
     Finish,
     Log,
@@ -17,9 +17,9 @@ from headway.trainer.control.events import (
     Start,
     Tell,
 )
-from headway.trainer.control.fleet import Fleet, Node, names
-from headway.trainer.control.members import Members
-from headway.trainer.control.restore import Copies
+from headway.trainer.control.decisions.fleet import Fleet, Node, names
+from headway.trainer.control.decisions.members import Members
+from headway.trainer.control.decisions.restore import Copies
 
 RESEND_S = 0.5
 """An answer takes one beat at most; to repeat an order sooner would only repeat what is under way."""

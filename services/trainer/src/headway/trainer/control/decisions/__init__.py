@@ -1,0 +1,1 @@
+"""What the driver decides, pure: (state, event, now) -> actions."""
