@@ -32,7 +32,7 @@ def test_a_new_cluster_has_an_id_its_nodes_and_a_key_that_only_its_owner_reads(
     cluster = ClusterFolder.create(tmp_path / "c", nodes=3)
     assert RUN_ID.fullmatch(cluster.id) and cluster.nodes == 3
     keys = sorted((tmp_path / "c" / "keys").iterdir())
-    assert [key.stem for key in keys] == sorted([*ROLES, "cluster"])
+    assert [key.stem for key in keys] == sorted(ROLES)
     assert {key.stat().st_mode & 0o777 for key in keys} == {0o600}
     assert len({cluster.key_of(role).secret for role in ROLES}) == len(ROLES)
     for path in ((tmp_path / "c"), *(tmp_path / "c").rglob("*")):
@@ -42,23 +42,23 @@ def test_a_new_cluster_has_an_id_its_nodes_and_a_key_that_only_its_owner_reads(
 def test_two_clusters_share_neither_id_nor_key(tmp_path: Path) -> None:
     first, second = (ClusterFolder.create(tmp_path / name, nodes=1) for name in "ab")
     assert first.id != second.id
-    assert first.keys.public != second.keys.public
+    assert first.public_of(*ROLES).isdisjoint(second.public_of(*ROLES))
 
 
 def test_a_folder_that_holds_a_cluster_is_not_made_again(tmp_path: Path) -> None:
     cluster = ClusterFolder.create(tmp_path, nodes=1, cluster_id="0badcafe")
-    key = cluster.keys
+    keys = cluster.public_of(*ROLES)
     with pytest.raises(InputError, match=r"already holds a cluster; use another folder"):
         ClusterFolder.create(tmp_path, nodes=2)
-    assert (cluster.id, cluster.nodes, cluster.keys) == ("0badcafe", 1, key)
+    assert (cluster.id, cluster.nodes, cluster.public_of(*ROLES)) == ("0badcafe", 1, keys)
 
 
 def test_resizing_changes_the_number_of_nodes_and_nothing_else(tmp_path: Path) -> None:
     cluster = ClusterFolder.create(tmp_path, nodes=1)
-    before = (cluster.id, cluster.keys)
+    before = (cluster.id, cluster.public_of(*ROLES))
     cluster.resize(4)
     assert ClusterFolder(tmp_path).nodes == 4
-    assert (cluster.id, cluster.keys) == before
+    assert (cluster.id, cluster.public_of(*ROLES)) == before
 
 
 def test_a_folder_without_a_cluster_says_how_to_get_one(tmp_path: Path) -> None:

@@ -300,7 +300,7 @@ class Run:
 
     def _has_driver(self) -> bool:
         holder = FileLease(self.path).look().holder
-        return holder is not None and holder.process.alive()
+        return holder is not None and not holder.process.is_doomed()
 
     def _driver(self) -> Client:
         holder = FileLease(self.path).look().holder

@@ -3,7 +3,6 @@
 Only the user may look into it: folders are 0700, files 0600.
 
 cluster.json      {"id", "nodes"}
-keys/cluster.key  one CURVE key pair, mode 0600, held by every executor, driver and console
 keys/ROLE.key     a CURVE key pair for each role, mode 0600: a server admits only the roles it serves
 nodes/K.json      where node K's executor listens, written by that executor
 nodes/K.run       the run that node K carries, absent while idle
@@ -67,7 +66,6 @@ class ClusterFolder:
                 f"cannot make {path}: {error.strerror}",
                 remedy="use another folder",
             ) from error
-        KeyPair.generate().save(path / "keys" / "cluster.key")
         for role in ROLES:
             KeyPair.generate().save(path / "keys" / f"{role}.key")
         folder.write("cluster.json", {"id": cluster_id or secrets.token_hex(4), "nodes": nodes})
@@ -126,11 +124,6 @@ class ClusterFolder:
     def nodes(self) -> int:
         """Number of nodes, spares included."""
         return int(str(self._facts()["nodes"]))
-
-    @property
-    def keys(self) -> KeyPair:
-        """The key pair that all parts of the cluster hold."""
-        return KeyPair.load(self.path / "keys" / "cluster.key")
 
     def key_of(self, role: str) -> KeyPair:
         """The key pair of one of ``ROLES``; a cluster of an older version gets it now."""

@@ -118,7 +118,7 @@ class FileLease:
 
     def has_ended(self, holder: Holder) -> bool:
         """Whether the holder's process is gone from this machine."""
-        return not holder.process.alive()
+        return holder.process.is_doomed()
 
     def claim(self, after: int) -> int | None:
         """Claim the epoch after ``after``; None when it is taken.

@@ -22,7 +22,7 @@ def reopen(database: Path) -> None:
         InputError: a driver leads the run: it is live.
     """
     holder = FileLease(database.parent).look().holder
-    if holder is not None and holder.process.alive():
+    if holder is not None and not holder.process.is_doomed():
         raise InputError(
             f"{database} is in use by the driver {holder.pid}",
             remedy="wait for it or stop that run",
