@@ -73,8 +73,9 @@ from headway.trainer.control.writer import JournalWriter
 TICK_S = 0.1
 RENEW_S = 0.25
 FLUSH_S = 0.1
-ENDED_S = 0.5
-"""How often the engine is asked for executors that have ended, without waiting for their silence."""
+ENDED_S = 0.25
+"""How often the engine is asked whether executors that were not heard for ``UNHEARD_S`` have ended."""
+UNHEARD_S = 0.6  # a little longer than a beat
 LINGER_S = 3.0
 """How long a driver whose run is over keeps answering, so that every executor hears of the end."""
 CLOSE_LIMIT_S = 10.0
@@ -341,7 +342,9 @@ class Driver:
             for node in ended or ():
                 self.handle(ExecutorEnded(node))
 
-        nodes = [node for node in self.state.nodes if self.state.status_of(node) != "lost"]
+        nodes = self.lines.unheard(UNHEARD_S)
+        if not nodes:
+            return
         self._background.start(
             "look for ended executors",
             lambda: [node for node in nodes if self.engine.has_ended(node)],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from headway.common.wire.message import Message
 from headway.common.wire.messages.driver import MonitorBeat, NodeBeat
 from headway.common.wire.messages.executor import DriverBeat
@@ -20,6 +22,8 @@ class Lines:
         self._run_id, self.home = run_id, home
         self._peers: dict[int, bytes] = {}
         self._incarnations: dict[int, int] = {}
+        self._heard_at: dict[int, float] = {}
+        self._began_at = time.monotonic()
         self._monitor = ("", "")
         self.monitor_peer: bytes | None = None
         self._shared: tuple[object, ...] = ()
@@ -36,6 +40,17 @@ class Lines:
         ):
             self._peers[message.node] = peer
             self._incarnations[message.node] = message.incarnation
+            self._heard_at[message.node] = time.monotonic()
+
+    def unheard(self, limit_s: float) -> list[int]:
+        """Nodes that are not lost and have sent no beat for this long."""
+        then = time.monotonic() - limit_s
+        return [
+            node
+            for node in self._state.nodes
+            if self._heard_at.get(node, self._began_at) < then
+            and self._state.status_of(node) != "lost"
+        ]
 
     def answer(self, beat: NodeBeat, peer: bytes) -> None:
         """Answer a node's beat."""
