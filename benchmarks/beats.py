@@ -1,0 +1,221 @@
+"""What do the beats of many nodes cost their driver, sockets included? ``python -m benchmarks.beats``.
+
+A real driver process gets a run of ``--nodes`` nodes with 8 ranks each. This process plays all their
+executors over CURVE: it answers what a generation needs until every rank runs, then sends one beat a
+second for each node. Reported is the processor time of the driver in that time, as cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+import zmq
+from headway.common.config import load, to_toml
+from headway.common.node.run_dir import NodePaths, RunDir, new_run_id
+from headway.common.node.testing import private_roots
+from headway.common.polling import wait_until
+from headway.common.wire.client import Client
+from headway.common.wire.message import Message
+from headway.common.wire.messages.driver import GetStatus, NodeBeat, Relay, Seals, Status
+from headway.common.wire.messages.executor import (
+    DriverBeat,
+    KillWorker,
+    ReadSeals,
+    StopRun,
+    StoreOpened,
+    ToWorker,
+    WorkerBeat,
+)
+from headway.launch.cluster import ClusterFolder
+from headway.launch.lease import FileLease, Holder
+from headway.trainer.config import RunConfig
+
+RANKS = 8
+LIMIT_CORES = 0.2
+ORDERS = (DriverBeat, ToWorker, KillWorker, ReadSeals, StopRun)
+
+
+class Node:
+    """One executor and its ranks."""
+
+    def __init__(self, number: int, run_id: str, holder: Holder, cluster: ClusterFolder) -> None:
+        self.number, self.run_id = number, run_id
+        self.generation, self.status, self.version, self.known, self.step = -1, "idle", 1, -1, 0
+        self.client = Client(
+            holder.endpoint,
+            keys=cluster.key_of("executor"),
+            server_key=holder.server_key.encode(),
+            identity=f"n{number}-1".encode(),
+            accept=ORDERS,
+        )
+
+    def beat(self) -> None:
+        """Full if the driver does not hold the newest version, else only that the node lives."""
+        workers = None
+        if self.known != self.version:
+            workers = tuple(self._worker(index) for index in range(RANKS))
+        self.client.notify(
+            NodeBeat(
+                run_id=self.run_id,
+                node=self.number,
+                pid=1,
+                incarnation=1,
+                version=self.version,
+                workers=workers,
+                services={} if workers else None,
+                step=self.step,
+            )
+        )
+
+    def _worker(self, index: int) -> WorkerBeat:
+        return WorkerBeat(
+            worker=f"n{self.number}w{index}",
+            pid=self.number * RANKS + index + 1,
+            start_ticks=1,
+            status=self.status,
+            generation=self.generation,
+            rank=self.number * RANKS + index if self.generation >= 0 else -1,
+            step=self.step,
+        )
+
+    def answer(self) -> None:
+        """Do what the driver asks for."""
+        before = self.status
+        for message in self.client.receive():
+            self._take(message)
+        if self.status != before:
+            self.version += 1
+            self.beat()
+
+    def _take(self, message: Message) -> None:
+        match message:
+            case DriverBeat():
+                self.known = message.known_version
+            case ReadSeals():
+                found = Seals(
+                    run_id=self.run_id, node=self.number, generation=message.generation, sealed={}
+                )
+                self.client.notify(found)
+            case ToWorker(assign=assign) if assign is not None:
+                self.generation, self.status = assign.generation, "joining"
+                if assign.rank == 0:
+                    opened = StoreOpened(generation=assign.generation, host="h", port=1)
+                    self.client.notify(Relay(node=self.number, store=opened))
+            case ToWorker() if message.store_generation >= 0:
+                self.status, self.step = "running", 1
+            case _:
+                pass
+
+
+def configuration(nodes: int) -> RunConfig:
+    """A run of so many ranks; nothing of it is ever trained."""
+    world = nodes * RANKS
+    return load(
+        RunConfig,
+        overrides=[
+            f"parallel.tp={RANKS}", "parallel.pp=1", f"parallel.dp={nodes}", "model.heads=8",
+            f"launch.nodes={nodes}", f"launch.ranks_per_node={RANKS}", "launch.spares=0",
+            f"train.global_batch_size={nodes}", "train.micro_batch_size=1",
+            "recovery.join_timeout_s=600", "recovery.node_silent_s=100", "recovery.node_lost_s=200",
+            f"train.steps={world}",
+        ],
+    )  # fmt: skip
+
+
+def measure(folder: Path, nodes: int, seconds: float) -> dict[str, float | int]:
+    """Cores that a driver of so many nodes needs at one beat a second each."""
+    run = RunDir.create(folder / "run", run_id=new_run_id())
+    run.config.write_text(to_toml(configuration(nodes)))
+    NodePaths(run.run_id, 0).create()
+    cluster = ClusterFolder.create(folder / "cluster", nodes=nodes)
+    lease = FileLease(run.path)
+    assert lease.claim(0) == 1
+    command = [sys.executable, "-m", "headway.trainer", "driver", "--run", str(run.path)]
+    command += ["--cluster", str(cluster.path), "--node", "0", "--epoch", "1"]
+    with (folder / "driver.log").open("wb") as log:
+        driver = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        assert wait_until(lambda: lease.look().holder is not None, 60.0)
+        holder = lease.look().holder
+        assert holder is not None
+        zmq.Context.instance().set(zmq.MAX_SOCKETS, 16384)
+        executors = [Node(number, run.run_id, holder, cluster) for number in range(nodes)]
+        start_s = time.monotonic()
+        _until_running(executors, holder, cluster)
+        started_s = time.monotonic() - start_s
+        used = _cores(psutil.Process(driver.pid), executors, seconds)
+    finally:
+        driver.kill()
+        driver.wait()
+    return {"nodes": nodes, "ranks": nodes * RANKS, "cores": used, "until_running_s": started_s}
+
+
+def _until_running(executors: list[Node], holder: Holder, cluster: ClusterFolder) -> None:
+    keys = cluster.key_of("console")
+    with Client(holder.endpoint, keys=keys, server_key=holder.server_key.encode()) as console:
+
+        def is_running() -> bool:
+            _turn(executors)
+            status = console.call(GetStatus(num_ranks=0), Status, timeout_s=60.0)
+            return status.phase == "running"
+
+        assert wait_until(is_running, 300.0, every_s=0.01), "the run does not begin"
+
+
+def _turn(executors: list[Node]) -> None:
+    for executor in executors:
+        executor.answer()
+        if executor.known != executor.version:
+            executor.beat()
+
+
+def _cores(driver: psutil.Process, executors: list[Node], seconds: float) -> float:
+    """Beats spread evenly over each second, as those of real nodes are."""
+    begin_s, before, sent = time.monotonic(), driver.cpu_times(), 0
+    while (elapsed := time.monotonic() - begin_s) < seconds:
+        while sent < elapsed * len(executors):
+            executor = executors[sent % len(executors)]
+            executor.step += 1
+            executor.beat()
+            executor.answer()
+            sent += 1
+        time.sleep(0.001)
+    after = driver.cpu_times()
+    return (after.user + after.system - before.user - before.system) / elapsed
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure; returns 0 when the largest run needs no more than ``LIMIT_CORES``."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--nodes", type=int, nargs="+", default=[128, 1536])
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args(argv)
+    rows = []
+    for nodes in options.nodes:
+        with private_roots(), tempfile.TemporaryDirectory(prefix="headway-beats-") as folder:
+            rows.append(measure(Path(folder), nodes, options.seconds))
+        print(", ".join(f"{key} {value:.3g}" for key, value in rows[-1].items()), flush=True)
+    if options.out:
+        facts = {
+            "command": "python -m benchmarks.beats",
+            "date": time.strftime("%Y-%m-%d"),
+            "hardware": f"{platform.machine()}, {os.cpu_count()} cores",
+            "rows": rows,
+        }
+        options.out.write_text(json.dumps(facts, indent=1) + "\n")
+    return 0 if max(row["cores"] for row in rows) <= LIMIT_CORES else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
