@@ -121,7 +121,8 @@ class Node:
             assert address is not None
             return self.cluster.key_of("console"), self._executor_key, address.endpoint
         if service in self.beside:
-            facts = json.loads((self.run.path / f"{service}.json").read_text())
+            folder = self.run.path if service == "driver" else self.paths.sock_dir
+            facts = json.loads((folder / f"{service}.json").read_text())
             keys = self.cluster.key_of(DIALS[service])
             return keys, facts["server_key"].encode(), facts["endpoint"]
         return None, None, self.paths.endpoint(service)
@@ -191,7 +192,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
         }
         worker = stack.enter_context(_process(folder, "-c", "import time; time.sleep(3600)"))
         sockets = [paths.socket(name) for name in ("dataloader", "ckpt_store", "agent", "zygote")]
-        announced = [run.path / "driver.json", run.path / "monitor.json"]
+        announced = [run.path / "driver.json", paths.sock_dir / "monitor.json"]
         wait_until(
             lambda: all(p.exists() for p in [*sockets, *announced]),
             60.0,
@@ -205,7 +206,7 @@ def _beside(cluster: ClusterFolder, run: RunDir) -> dict[str, list[str]]:
         "driver": ["-m", "headway.trainer", "driver", "--run", str(run.path), "--cluster", str(cluster.path),
                    "--node", "0", "--epoch", "1"],
         "monitor": ["-m", "headway.health", "monitor", "--keys", str(cluster.path / "keys"), "--run-id",
-                    run.run_id, "--run-dir", str(run.path), "--announce", str(run.path / "monitor.json")],
+                    run.run_id, "--run-dir", str(run.path), "--node", "0"],
     }  # fmt: skip
 
 

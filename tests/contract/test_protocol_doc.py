@@ -92,7 +92,7 @@ def test_the_files_that_parts_leave_are_those_that_the_page_names(node: Any) -> 
         node.run.config,
         node.run.database,
         node.run.path / "driver.json",
-        node.run.path / "monitor.json",
+        node.paths.sock_dir / "monitor.json",
     ):
         assert path.exists() and f"{path.name}`" in page, path
     assert (node.paths.sock_dir / "children.json").exists() and "`children.json`" in page

@@ -45,7 +45,7 @@ def replay(run: AnyRun = None, runs_dir: RunsDir = RUNS, as_json: AsJson = False
     from headway.trainer.client import replay as decisions
 
     found = find_run(run, runs_dir)
-    rows = list(decisions(found.folder.database, found.config.recovery))
+    rows = list(decisions(found.folder.database))
     differing = [row for row in rows if row.then != row.now]
     lines = [f"epoch {row.epoch}  {row.clock:.3f} s  {row.event}: {row.then}" for row in rows]
     lines += [f"DIFFERS at {row.clock:.3f} s, today: {row.now or 'nothing'}" for row in differing]

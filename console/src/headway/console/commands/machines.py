@@ -35,14 +35,18 @@ def register(app: typer.Typer) -> None:
 def create(
     folder: Folder,
     nodes: Annotated[int, typer.Option(help="Number of nodes, spares included.", min=1)],
+    yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make the cluster's folder and key, or change its number of nodes."""
+    """Make the cluster's folder and keys, or change its number of nodes."""
     from headway.launch.cluster import ClusterFolder
     from headway.launch.local import LocalEngine
 
     cluster = ClusterFolder(folder)
     if cluster.exists:
+        if nodes < (old := cluster.nodes):
+            ended = f"node {nodes}" if old == nodes + 1 else f"nodes {nodes} to {old - 1}"
+            confirm(f"end {ended} of {folder}?", yes)
         LocalEngine(cluster).resize(nodes)
     else:
         cluster = ClusterFolder.create(folder, nodes=nodes)

@@ -7,6 +7,7 @@ HeadwayError
 │   └── VersionError  ... because its sender speaks another version
 ├── RemoteError       the other side answered with an error
 ├── DeadlineError     the other side did not answer in time
+│   └── BusyError     ... or cannot do it now; the same request may be repeated
 └── CorruptError      bytes on disk or in memory fail their digest or format
 """
 
@@ -62,6 +63,10 @@ class RemoteError(HeadwayError):
 
 class DeadlineError(HeadwayError):
     """No answer within the deadline. The request may or may not have been carried out."""
+
+
+class BusyError(DeadlineError):
+    """The other side cannot do it now and has changed nothing; the same request may be repeated."""
 
 
 class CorruptError(HeadwayError):

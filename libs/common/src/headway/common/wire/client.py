@@ -12,7 +12,14 @@ from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 import zmq
-from headway.common.errors import DeadlineError, InputError, RemoteError, VersionError, WireError
+from headway.common.errors import (
+    BusyError,
+    DeadlineError,
+    InputError,
+    RemoteError,
+    VersionError,
+    WireError,
+)
 from headway.common.wire import codec
 from headway.common.wire.endpoint import (
     HIGH_WATER_MARK,
@@ -90,6 +97,7 @@ class Client:
         Raises:
             CallAbortedError: ``abort`` returned true.
             DeadlineError: no reply in time; the request may or may not have been carried out.
+            BusyError: the server cannot do it now; the same may be asked again.
             RemoteError: the server refused.
             VersionError: the server speaks another protocol version.
             WireError: ``message`` is too large, or the reply is of another type.
@@ -275,6 +283,8 @@ def _result(envelope: codec.Envelope, reply: type[T]) -> T:
     failure = codec.decode(envelope.body, by_tag([Failure]))
     if failure.code == "version":
         raise VersionError(failure.message, remedy=failure.remedy)
+    if failure.code == "busy":
+        raise BusyError(failure.message, remedy=failure.remedy)
     raise RemoteError(failure.message, remedy=failure.remedy, remote_code=failure.code)
 
 

@@ -53,7 +53,6 @@ class Background:
             result = work()
         except Exception as caught:
             error = caught
-            log.warning("an action failed", action=kind, error=str(caught))
 
         def deliver() -> None:
             self._running.discard(kind)

@@ -1,9 +1,11 @@
-"""One per run: hears every executor, lets ``RunState`` decide, and carries the actions out.
+"""One per run: receives what every executor reports, lets ``RunState`` decide, and carries the actions out.
 
 It holds the run's lease and renews it from its loop, so a driver that hangs loses it. It keeps
 nothing that a successor could not find again: generations, commands, reports and ``Memory`` are in
-the journal, the rest is in the executors' beats. Nothing slow is done on the loop's thread: the
-journal, the checkpoint folder and the engine have threads of their own.
+the journal, the rest is in the executors' beats. The journal, the checkpoint
+folder and the engine have threads of their own. Two things hold the loop up: a command waits up to
+``JOURNAL_LIMIT_S`` for the journal, and renewing the lease writes ``driver.json``, so that a driver
+whose folder hangs loses its lease.
 """
 
 from __future__ import annotations
@@ -63,7 +65,7 @@ from headway.trainer.control.decisions.events import (
     Tick,
 )
 from headway.trainer.control.decisions.state import RunState
-from headway.trainer.control.inputs import InputRecorder, encode
+from headway.trainer.control.inputs import InputRecorder, begin_text, encode
 from headway.trainer.control.journal import Journal
 from headway.trainer.control.lines import Lines
 from headway.trainer.control.reports import Reports
@@ -100,15 +102,15 @@ class Driver:
         self._background, self.engine = Background(), self._make_engine()
         journal = Journal(self.run_dir.database, epoch=epoch)
         start = self._start(journal)
-        self._outcome = journal.fact("outcome", "")
+        self._outcome, skipped = journal.fact("outcome", ""), journal.skipped()
         self._detail = journal.fact("detail", "")
         self.state = RunState(start, self.config.recovery, time.monotonic())
         self._records = journal  # only makes records here: its thread alone writes
         self._journal = JournalWriter(journal, self._superseded)
         self._noted: dict[str, int] = {}
         self._recorder = InputRecorder(self.state, self._keep_input)
-        self._keep_input(self.state.clock_s, encode(start), "")
-        self._reports = Reports(self._journal)
+        self._keep_input(self.state.clock_s, encode(start), begin_text(self.config.recovery))
+        self._reports = Reports(self._journal, skipped)
         self._requests = Requests(
             self.run_dir.name,
             self.config,
@@ -117,6 +119,7 @@ class Driver:
             handle=self.handle,
             note=self.note,
             over=lambda: (self._outcome, self._detail),
+            num_skipped=lambda: len(self._reports.skipped),
         )
         handlers = dict.fromkeys((NodeBeat, Relay, Seals, WorkerGone, Report), self._heard)
         self._server = Server(
@@ -253,7 +256,7 @@ class Driver:
                 rank=message.rank,
                 generation=message.generation,
                 service=message.service,
-                detail=f"{message.kind}: {message.remedy}; see {self.run_dir.logs}",
+                detail=f"{message.remedy}; see {self.run_dir.logs}",
             )
         )
 
@@ -355,14 +358,13 @@ class Driver:
         self._journal.append(self._records.input_record(clock, event, decided))
 
     def _finish(self, action: Finish) -> None:
-        log.info("the run is over", outcome=action.outcome, detail=action.detail)
         fields = {"outcome": action.outcome, "detail": action.detail, "step": self.state.step}
-        self.note("run_over", fields)
 
         def then(_result: object, error: str) -> None:
             if error:
                 self.handle(Failed(action, error))
                 return
+            self.note("run_over", fields)
             self._outcome, self._detail = action.outcome, action.detail
             self.tick()
             self._service.after(LINGER_S, self._service.stop)

@@ -7,6 +7,8 @@ same decisions as the whole stream.
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,7 +25,6 @@ from headway.trainer.config import RecoveryConfig
 from headway.trainer.control.decisions import events
 from headway.trainer.control.decisions.events import Action, Event, Start, Tell, Tick
 from headway.trainer.control.decisions.state import RunState
-from headway.trainer.control.journal import Journal
 
 MAX_TEXT = 2000
 """Characters of one decision in the journal: those about all ranks of a large run are longer."""
@@ -132,30 +133,46 @@ class Replayed:
     now: str
 
 
-def replay(database: Path, limits: RecoveryConfig) -> Iterator[Replayed]:
-    """Make every decision of a run again from its recorded inputs.
+def begin_text(limits: RecoveryConfig) -> str:
+    """What is kept beside ``Start``: the limits that the decisions were made under."""
+    return msgspec.json.encode(limits).decode()
+
+
+def replay(database: Path) -> Iterator[Replayed]:
+    """Make every decision of a run again from its recorded inputs, which are only read.
 
     Raises:
         InputError: the run has no recorded inputs, or another version's.
     """
-    journal = Journal(database)
-    try:
-        rows = journal.inputs()
-    finally:
-        journal.close()
-    if not rows:
-        raise InputError(
-            f"{database} has no recorded inputs", remedy="replay a run of this version"
-        )
     state: RunState | None = None
-    for epoch, clock, data, then in rows:
+    for epoch, clock, data, then in _recorded(database):
         event = decode(data)
         if isinstance(event, Start):
-            state = RunState(event, limits, 0.0)
+            state = RunState(event, msgspec.json.decode(then, type=RecoveryConfig), 0.0)
             continue
         if state is None:
-            raise InputError(f"{database} lacks the first input", remedy="its events are in `logs`")
+            raise InputError(
+                f"{database} lacks the first input of epoch {epoch}",
+                remedy="the run's events are in `headway logs` and in the table `events`",
+            )
         state.clock_s = clock
         now = decided(state.handle(event, 0.0))
         if then or now:
             yield Replayed(epoch, clock, type(event).__name__, then, now)
+
+
+def _recorded(database: Path) -> list[tuple[int, float, bytes, str]]:
+    sql = "SELECT epoch, clock_s, event, decided FROM inputs ORDER BY id"
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as journal:
+            rows = journal.execute(sql).fetchall()
+    except sqlite3.Error as error:
+        raise InputError(
+            f"the inputs in {database} cannot be read: {error}",
+            remedy="replay a run of this version",
+        ) from error
+    if not rows:
+        raise InputError(
+            f"{database} has no recorded inputs", remedy="replay a run of this version"
+        )
+    return rows

@@ -155,11 +155,6 @@ class Journal:
         """Write what happened."""
         self.append([self.event_record(name, fields, now)])
 
-    def inputs(self) -> list[tuple[int, float, bytes, str]]:
-        """(epoch, clock, event, decided) of every input, in order."""
-        rows = self._db.execute("SELECT epoch, clock_s, event, decided FROM inputs ORDER BY id")
-        return rows.fetchall()
-
     def begin_generation(self, generation: int, rank_nodes: dict[int, int]) -> None:
         """Reserve a generation's number; it is durable before any worker hears of it."""
         with self._transaction() as db:
@@ -252,7 +247,6 @@ class Journal:
                 shown = {"tokens": one.tokens, "num_prompt_tokens": one.num_prompt_tokens}
                 self._put("sample", json.dumps(shown))
 
-    def num_skipped(self) -> int:
-        """Steps that were skipped for a loss or norm that was not finite, repeated ones once."""
-        row = self._db.execute("SELECT COUNT(DISTINCT step) FROM metrics WHERE skipped").fetchone()
-        return int(row[0])
+    def skipped(self) -> set[int]:
+        """The steps that were skipped for a loss or norm that was not finite."""
+        return {row[0] for row in self._db.execute("SELECT step FROM metrics WHERE skipped")}

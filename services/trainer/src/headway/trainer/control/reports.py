@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from headway.common.log import get_logger
@@ -29,8 +30,10 @@ class _Line:
 class Reports:
     """``take`` each report, ``flush`` a few times a second."""
 
-    def __init__(self, writer: JournalWriter) -> None:
+    def __init__(self, writer: JournalWriter, skipped: Iterable[int] = ()) -> None:
         self._writer = writer
+        self.skipped = set(skipped)
+        """The steps that were skipped for a loss or norm that was not finite."""
         self._lines: dict[int, _Line] = {}
         self._waiting: list[tuple[int, Report]] = []
         self._is_writing = False
@@ -47,6 +50,8 @@ class Reports:
         if report.sequence == line.expected and len(self._waiting) < MAX_WAITING:
             line.expected += 1
             self._waiting.append((report.node, report))
+            if report.metrics is not None and report.metrics.skipped:
+                self.skipped.add(report.metrics.step)
 
     def acknowledged(self, node: int, incarnation: int) -> int:
         """The newest report of this executor process that is in the journal."""

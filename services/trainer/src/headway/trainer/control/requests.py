@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from headway.common.errors import HeadwayError, InputError
+from headway.common.errors import BusyError, InputError
 from headway.common.wire.messages.driver import Accepted, Command, GetStatus, RankStatus, Status
 from headway.common.wire.messages.executor import Inject
 from headway.common.wire.messages.worker import Steer
@@ -34,6 +34,7 @@ class Requests:
         handle: lets the state decide on an event, and acts.
         note: keeps an event in the journal.
         over: outcome and reason of a run that is over, else two empty texts.
+        num_skipped: steps skipped so far.
     """
 
     lines: Lines
@@ -49,16 +50,18 @@ class Requests:
         handle: Callable[[Event], None],
         note: Callable[[str, dict[str, Any]], None],
         over: Callable[[], tuple[str, str]],
+        num_skipped: Callable[[], int],
     ) -> None:
         self._name, self._config, self._state, self._journal = name, config, state, journal
         self._handle, self._note, self._over = handle, note, over
+        self._num_skipped = num_skipped
 
     def take(self, message: Command, peer: bytes) -> Accepted:
         """Carry a command out, or note it for the workers; a repeated id changes nothing.
 
         Raises:
             InputError: an unknown operation, fault, target or node; a value that cannot be set.
-            HeadwayError: the journal cannot be written now.
+            BusyError: the journal cannot be written now.
         """
         del peer
         if message.operation in STEERED:
@@ -102,9 +105,11 @@ class Requests:
 
         self._journal.submit(add, then)
         if not is_there.wait(JOURNAL_LIMIT_S):
-            raise HeadwayError(
-                f"the command cannot be noted: {self._journal.trouble or 'the journal is slow'}",
-                remedy="free the disk of the run's folder; the command is tried again",
+            why = self._journal.trouble or "the journal does not answer"
+            raise BusyError(
+                f"cannot record the command within {JOURNAL_LIMIT_S:g} s: {why}",
+                remedy="free space in the run's folder, or end the process that locks run.sqlite; "
+                "`headway stop --now` needs no journal",
             )
         self._journal.run_callbacks()
         return found[0]
@@ -139,6 +144,7 @@ class Requests:
             waiting=self._waiting(),
             num_ranks=len(state.rank_nodes),
             statuses=dict(state.statuses),
+            skipped=self._num_skipped(),
         )
 
     def _waiting(self) -> str:
@@ -162,7 +168,10 @@ class Requests:
         home = self._state.rank_nodes.get(message.rank, self.lines.home)
         node = message.node if message.node >= 0 else home
         if node not in self.lines.nodes:
-            raise InputError(f"node {node} is not there", remedy="see `headway status`")
+            raise InputError(
+                f"node {node} is not connected to the driver",
+                remedy=f"connected are {sorted(self.lines.nodes)}",
+            )
         faults.check(message.fault, message.name, self._state.services(node))
         fields = {"target": message.name, "fault": message.fault, "rank": message.rank}
         self._note("injected", {**fields, "node": node})

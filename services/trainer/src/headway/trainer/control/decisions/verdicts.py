@@ -67,7 +67,7 @@ class Verdicts:
         node = core.fleet.nodes[verdict.node]
         if node.status == "lost":
             return f"none: node {node.number} is lost", []
-        reason = f"{verdict.kind}: {verdict.detail}" if verdict.detail else verdict.kind
+        reason = _reason(verdict)
         pid = node.services.get(verdict.service, 0)
         self._restarts[node.number, verdict.service] = (pid, reason, core.clock.now, 1)
         order = _restart_order(core, node.number, verdict.service, reason)
@@ -105,20 +105,24 @@ def _end_worker(core: Core, verdict: Judged) -> tuple[str, list[Action]]:
     return f"none: pid {verdict.pid} on node {verdict.node} holds no rank", []
 
 
+def _reason(verdict: Judged) -> str:
+    return f"{verdict.kind}: {verdict.detail}" if verdict.detail else verdict.kind
+
+
 def _replace_node(core: Core, verdict: Judged) -> tuple[str, list[Action]]:
     node = core.fleet.nodes[verdict.node]
     if node.status == "lost":
         return f"none: node {node.number} is lost already", []
     if not node.ranks:
-        lost = core.lose_node(node.number, f"{verdict.kind}: {verdict.detail}", bar="verdict")
+        lost = core.lose_node(node.number, _reason(verdict), bar="verdict")
         return f"gave up node {node.number}, which carried no ranks", lost
     if core.fleet.spare_for(node.number) is None:
         return "observe: no spare is ready", []
-    lost = core.lose_node(node.number, f"{verdict.kind}: {verdict.detail}", bar="verdict")
+    lost = core.lose_node(node.number, _reason(verdict), bar="verdict")
     return f"gave up node {node.number}", lost
 
 
 def _stop_run(core: Core, verdict: Judged) -> tuple[str, list[Action]]:
     if core.generation >= 0:
         return "none: the rank that fails reports it, and the crash brake counts", []
-    return "stopped the run", core.finish("failed", verdict.detail)
+    return "stopped the run", core.finish("failed", _reason(verdict))

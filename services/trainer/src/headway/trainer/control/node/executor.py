@@ -265,6 +265,8 @@ class Executor:
         match message:
             case DriverBeat():
                 run.outbox.acknowledge(message.acknowledged)
+                if not len(run.outbox):
+                    run.handle(NodeTrouble("metrics", ""))
                 run.handle(DriverSpoke(message))
                 self._tell_change()
             case ToWorker():

@@ -5,7 +5,6 @@ A failing action never keeps the others from being done: it comes back to the gu
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import time
@@ -213,10 +212,11 @@ class NodeRun:
         try:
             return self._do(action)
         except Exception as error:
-            with contextlib.suppress(Exception):  # a disk that takes no line must not stop the next
-                if self._throttle.admit(type(action).__name__) is not None:
-                    log.warning("an action failed", action=str(action)[:300], reason=str(error))
-            return None if isinstance(action, NEVER_BACK) else Failed(action, _reason(error))
+            if not isinstance(action, NEVER_BACK):
+                return Failed(action, _reason(error))
+            if self._throttle.admit(type(action).__name__) is not None:
+                log.warning("an action failed", action=str(action)[:300], reason=str(error))
+            return None
 
     def _do(self, action: Action) -> Event | None:
         match action:
