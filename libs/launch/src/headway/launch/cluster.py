@@ -89,7 +89,7 @@ class ClusterFolder:
         except ValueError as error:
             raise InputError(
                 f"{self.path / name} is not valid JSON: {error}",
-                remedy="remove the cluster's folder",
+                remedy="remove this file; what it says is written again when the node starts",
             ) from error
         return dict(data)
 
@@ -151,13 +151,15 @@ class ClusterFolder:
             _overwrite(self.path / name, json.dumps(facts))
 
     def address(self, node: int) -> NodeAddress | None:
-        """Where a node's executor listens, None before its first start."""
-        data = self.read(f"nodes/{node}.json")
-        if data is None:
+        """Where a node's executor listens; None before its first start, and for a damaged file."""
+        try:
+            data = self.read(f"nodes/{node}.json")
+            if data is None:
+                return None
+            process = ProcessId(int(str(data["pid"])), int(str(data["start_ticks"])))
+            return NodeAddress(str(data["endpoint"]), process)
+        except (InputError, KeyError, ValueError):  # an executor writes it again when it starts
             return None
-        return NodeAddress(
-            str(data["endpoint"]), ProcessId(int(str(data["pid"])), int(str(data["start_ticks"])))
-        )
 
     def living(self, node: int) -> ProcessId | None:
         """The node's executor, None unless it has announced itself and has not ended."""
@@ -167,7 +169,11 @@ class ClusterFolder:
         return address.process
 
     def carried(self, node: int) -> dict[str, object] | None:
-        """``run_dir`` and ``run_id`` of the run that a node carries, None while it is idle."""
+        """``run_dir`` and ``run_id`` of the run that a node carries, None while it is idle.
+
+        Raises:
+            InputError: the file is damaged.
+        """
         return self.read(f"nodes/{node}.run")
 
     def runs(self) -> dict[int, dict[str, object]]:

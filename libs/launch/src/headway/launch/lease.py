@@ -96,7 +96,8 @@ class FileLease:
 
     def look(self) -> LeaseView:
         """How the lease stands now; no holder while its record cannot be read."""
-        return LeaseView(self._claimed(), self._holder())
+        holder = self._holder()
+        return LeaseView(max(self._claimed(), holder.epoch if holder is not None else 0), holder)
 
     def _holder(self) -> Holder | None:
         for attempt in range(_READ_TRIES):
@@ -112,9 +113,16 @@ class FileLease:
         return None
 
     def _claimed(self) -> int:
-        names = [path.name for path in self._folder.glob("driver.claim-*")]
-        numbers = [int(name.rpartition("-")[2]) for name in names if name[-1:].isdigit()]
-        return max(numbers, default=0)
+        return max(self._claims(), default=0)
+
+    def _claims(self) -> dict[int, Path]:
+        """Epoch -> file; what has another name is somebody else's."""
+        found = {}
+        for path in self._folder.glob("driver.claim-*"):
+            number = path.name.removeprefix("driver.claim-")
+            if number.isascii() and number.isdecimal():
+                found[int(number)] = path
+        return found
 
     def has_ended(self, holder: Holder) -> bool:
         """Whether the holder's process is gone from this machine."""
@@ -133,8 +141,8 @@ class FileLease:
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         except FileExistsError:
             return None
-        for old in self._folder.glob("driver.claim-*"):
-            if old.name[-1:].isdigit() and int(old.name.rpartition("-")[2]) <= after:
+        for epoch, old in self._claims().items():
+            if epoch <= after:
                 old.unlink(missing_ok=True)
         return after + 1
 

@@ -34,16 +34,26 @@ class Background:
             self._hand_back(lambda: then(None, TimeoutError(f"the last {kind} has not ended yet")))
             return
         self._running.add(kind)
-        threading.Thread(
+        thread = threading.Thread(
             target=self._do, args=(kind, work, then), name=f"effect {kind}", daemon=True
-        ).start()
+        )
+        try:
+            thread.start()
+        except RuntimeError as caught:  # the system allows no further thread now
+            self._running.discard(kind)
+            error = caught
+            self._hand_back(lambda: then(None, error))
 
     def run_callbacks(self) -> None:
         """Deliver the outcomes that wait."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.done_fd)
         while not self._outcomes.empty():
-            self._outcomes.get()()
+            callback = self._outcomes.get()
+            try:
+                callback()
+            except Exception:  # the others must not wait for the next outcome
+                log.exception("an outcome could not be taken")
 
     def _do(
         self, kind: str, work: Callable[[], Any], then: Callable[[Any, Exception | None], None]

@@ -226,7 +226,8 @@ class Driver:
             return
         self.lines.heard(message, peer)
         if isinstance(message, Report):
-            self._reports.take(message)
+            if message.incarnation == self.lines.incarnation(message.node):
+                self._reports.take(message)
         elif isinstance(message, (NodeBeat, Relay, Seals, WorkerGone)):
             self.handle(message)
         if isinstance(message, NodeBeat):
@@ -313,9 +314,20 @@ class Driver:
     def _begin(self, action: BeginGeneration) -> None:
         def begin(journal: Journal) -> None:
             journal.begin_generation(action.generation, action.rank_nodes)
+
+        def numbered(_result: object, error: str) -> None:
+            if error:
+                self.handle(Failed(action, error))
+            else:
+                self._background.start("mark the generation in the checkpoints folder", mark, then)
+
+        def mark() -> None:
             mark_generation(self.run_dir.checkpoints, action.generation, action.restored_step)
 
-        self._write(action, begin)
+        def then(_result: object, error: Exception | None) -> None:
+            self.handle(Done(action) if error is None else Failed(action, str(error)))
+
+        self._journal.submit(begin, numbered)
 
     def _find_durable(self, action: FindDurable) -> None:
         def find() -> DurableFound:
@@ -350,9 +362,15 @@ class Driver:
             return
         self._background.start(
             "look for ended executors",
-            lambda: [node for node in nodes if self.engine.has_ended(node)],
+            lambda: [node for node in nodes if self._has_ended(node)],
             then,
         )
+
+    def _has_ended(self, node: int) -> bool:
+        try:
+            return self.engine.has_ended(node)
+        except (HeadwayError, OSError):
+            return False  # then only its silence shows it
 
     def _keep_input(self, clock: float, event: bytes, decided: str) -> None:
         self._journal.append(self._records.input_record(clock, event, decided))

@@ -1,8 +1,7 @@
 """The inputs of the driver's decisions, kept in the journal so that the decisions can be made again.
 
-What changes nothing is left out: of a node's beats that led to no decision, only the newest before
-the next one is kept. Together with the time of each, in the core's own clock, that determines the
-same decisions as the whole stream.
+What no decision rests on is left out, see ``InputRecorder``. Together with the time of each, in the
+core's own clock, the rest determines the same decisions as the whole stream.
 """
 
 from __future__ import annotations
@@ -23,7 +22,15 @@ from headway.common.wire.message import Message, by_tag
 from headway.common.wire.messages.driver import NodeBeat, Relay, Seals, WorkerGone
 from headway.trainer.config import RecoveryConfig
 from headway.trainer.control.decisions import events
-from headway.trainer.control.decisions.events import Action, Event, Start, Tell, Tick
+from headway.trainer.control.decisions.events import (
+    Action,
+    Answer,
+    Event,
+    Judged,
+    Start,
+    Tell,
+    Tick,
+)
 from headway.trainer.control.decisions.state import RunState
 
 MAX_TEXT = 2000
@@ -83,11 +90,17 @@ def _own(row: dict[str, Any]) -> Any:
 
 
 class InputRecorder:
-    """Hands the inputs that matter to ``write(clock, event, decided)``, in the order of their times."""
+    """Hands the inputs that matter to ``write(clock, event, decided)``, in the order of their times.
+
+    Left out are ticks and pulses that decided nothing, but for those that later decisions rest on: of
+    each node the first pulse of its newest step (progress is timed by it) and the newest pulse
+    (silence is), and all ticks while a stop is awaited. A verdict that repeats until it can be decided
+    is left out too.
+    """
 
     def __init__(self, state: RunState, write: Callable[[float, bytes, str], None]) -> None:
         self._state, self._write = state, write
-        self._beats: dict[int, tuple[float, NodeBeat]] = {}
+        self._pulses: dict[int, list[tuple[float, NodeBeat]]] = {}
         self._phase = state.phase
 
     def handle(self, event: Event, now: float) -> list[Action]:
@@ -95,17 +108,34 @@ class InputRecorder:
         actions = self._state.handle(event, now)
         is_quiet = not actions and self._state.phase == self._phase
         self._phase = self._state.phase
-        if is_quiet and isinstance(event, Tick):
+        if is_quiet and isinstance(event, Tick) and not self._awaits_stop():
             return actions
         if is_quiet and isinstance(event, NodeBeat) and event.workers is None:
-            self._beats.pop(event.node, None)
-            self._beats[event.node] = (self._state.clock_s, event)
+            self._keep(event)
             return actions
-        for clock, beat in self._beats.values():
-            self._write(clock, encode(beat), "")
-        self._beats.clear()
+        if isinstance(event, Judged) and all(_is_put_off(action) for action in actions):
+            return actions
+        pulses = [pulse for kept in self._pulses.values() for pulse in kept]
+        for clock, pulse in sorted(pulses, key=lambda one: one[0]):
+            self._write(clock, encode(pulse), "")
+        self._pulses.clear()
         self._write(self._state.clock_s, encode(event), decided(actions))
         return actions
+
+    def _awaits_stop(self) -> bool:
+        return any(command.operation == "stop" for command in self._state.commands[-8:])
+
+    def _keep(self, pulse: NodeBeat) -> None:
+        kept = self._pulses.setdefault(pulse.node, [])
+        newest = (self._state.clock_s, pulse)
+        if kept and kept[0][1].step == pulse.step:
+            kept[1:] = [newest]
+        else:
+            kept[:] = [newest]
+
+
+def _is_put_off(action: Action) -> bool:
+    return isinstance(action, Answer) and not action.taken
 
 
 def decided(actions: list[Action]) -> str:

@@ -11,6 +11,9 @@ from headway.common.wire.server import Server
 from headway.trainer.control.decisions.state import RunState
 from headway.trainer.control.reports import Reports
 
+FORMER_S = 2.0
+"""An executor that was silent for this long is followed by one of a lower number, too."""
+
 
 class Lines:
     """Executors dial the driver; each message of a node tells where the node is reached now."""
@@ -35,12 +38,20 @@ class Lines:
 
     def heard(self, message: Message, peer: bytes) -> None:
         """Note where a node is reached. Of two executors of one node the newer one counts."""
-        if isinstance(message, NodeBeat) and message.incarnation >= self._incarnations.get(
-            message.node, 0
-        ):
+        if isinstance(message, NodeBeat) and self._is_newest(message):
             self._peers[message.node] = peer
             self._incarnations[message.node] = message.incarnation
             self._heard_at[message.node] = time.monotonic()
+
+    def _is_newest(self, beat: NodeBeat) -> bool:
+        """Incarnations only grow, unless the machine was wiped: then the former one is silent."""
+        if beat.incarnation >= self._incarnations.get(beat.node, 0):
+            return True
+        return time.monotonic() - self._heard_at[beat.node] > FORMER_S
+
+    def incarnation(self, node: int) -> int:
+        """The executor process of the node that counts now, 0 before the first beat."""
+        return self._incarnations.get(node, 0)
 
     def unheard(self, limit_s: float) -> list[int]:
         """Nodes that are not lost and have sent no beat for this long."""

@@ -39,13 +39,14 @@ class Reports:
         self._is_writing = False
 
     def take(self, report: Report) -> None:
-        """Take the next report of its executor; one that is early comes again, a repeated one is known."""
+        """Take the next report of its executor; one that is early comes again, a repeated one is known.
+
+        Only those of the node's newest executor process are to be given.
+        """
         line = self._lines.get(report.node)
-        if line is None or report.incarnation > line.incarnation:
+        if line is None or report.incarnation != line.incarnation:
             line = _Line(report.incarnation, max(1, report.oldest))
             self._lines[report.node] = line
-        elif report.incarnation < line.incarnation:
-            return
         line.expected = max(line.expected, report.oldest)
         if report.sequence == line.expected and len(self._waiting) < MAX_WAITING:
             line.expected += 1

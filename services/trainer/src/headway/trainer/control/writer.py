@@ -9,14 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import sqlite3
 import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from headway.common.errors import HeadwayError
 from headway.common.log import get_logger
 from headway.launch.lease import SupersededError
 from headway.trainer.control.journal import Journal, Record
@@ -81,7 +79,11 @@ class JournalWriter:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.done_fd)
         while not self._done.empty():
-            self._done.get()()
+            callback = self._done.get()
+            try:
+                callback()
+            except Exception:  # the others must not wait for the next result
+                log.exception("a result of the journal could not be taken")
 
     def close(self, limit_s: float) -> bool:
         """Write what waits, for at most ``limit_s``; True when all was written."""
@@ -124,7 +126,7 @@ class JournalWriter:
     def _do(self, job: _Job) -> None:
         try:
             result, error = job.work(self._journal), ""
-        except (sqlite3.Error, OSError, ValueError, OverflowError, HeadwayError) as caught:
+        except Exception as caught:
             result, error = None, f"{type(caught).__name__}: {caught}"
             self._notice(caught)
         self._hand_back(lambda: job.then(result, error))
@@ -132,7 +134,7 @@ class JournalWriter:
     def _write(self, batch: list[Record]) -> None:
         try:
             self._journal.append(batch)
-        except (sqlite3.Error, OSError, HeadwayError) as error:
+        except Exception as error:  # whatever it is, this thread must live
             with self._changed:
                 self._records.extendleft(reversed(batch))
             self._failed(error)

@@ -110,7 +110,7 @@ class RunState:
         if core.phase != "over":
             actions += core.watch_nodes() + reactions.release(core) + core.kills()
             actions += self._verdicts.repeat(core)
-            actions += self._stop.look(core, self.why())
+            actions += self._stop.look(core, self.why)
             actions += self._advance(None)
         return actions
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from headway.trainer.control.decisions.core import Core
 from headway.trainer.control.decisions.events import Action
 
@@ -14,11 +16,11 @@ class StopWatch:
         self._moved_at = 0.0
         self._best = (-1, -1, -1)
 
-    def look(self, core: Core, why: str) -> list[Action]:
+    def look(self, core: Core, why: Callable[[], str]) -> list[Action]:
         """Called at each tick; ends a run that does not stop.
 
         Args:
-            why: why the run does not step now.
+            why: tells why the run does not step now.
         """
         if not any(command.operation == "stop" for command in core.commands):
             return []
@@ -32,5 +34,5 @@ class StopWatch:
             self._best = tuple(map(max, progress, self._best))  # type: ignore[assignment]
         if now - self._moved_at < core.limits.stop_timeout_s:
             return []
-        because = why or "its ranks step no more"
+        because = why() or "its ranks step no more"
         return core.finish("stopped", f"ended by force after {now - self._since:.0f} s: {because}")

@@ -69,6 +69,8 @@ class Verdicts:
             return f"none: node {node.number} is lost", []
         reason = _reason(verdict)
         pid = node.services.get(verdict.service, 0)
+        if verdict.pid and pid and verdict.pid != pid:
+            return f"none: {verdict.service} on node {node.number} is another process by now", []
         self._restarts[node.number, verdict.service] = (pid, reason, core.clock.now, 1)
         order = _restart_order(core, node.number, verdict.service, reason)
         return f"restarted {verdict.service} on node {node.number}", [order]

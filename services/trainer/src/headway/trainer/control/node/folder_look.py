@@ -21,7 +21,7 @@ class FolderLook:
         try:
             self._config.stat()
             if self._device is None:
-                self._device = self._folder.parent.stat().st_dev
+                self._device = self._folder.stat().st_dev
         except FileNotFoundError:
             return self._is_gone()
         except OSError as error:
@@ -32,8 +32,14 @@ class FolderLook:
             return FolderSeen("unknown", detail=_reason(error))
 
     def _is_gone(self) -> FolderSeen:
-        """The folder beside it must be readable and on the same device: else it is not mounted now."""
+        """The folder itself must be absent, and its parent be on the device that it was on.
+
+        A folder without its configuration was damaged, not removed; a parent on another device means
+        that the folder's file system is not mounted now.
+        """
         parent = self._folder.parent
+        if self._folder.exists():
+            return FolderSeen("unknown", detail=f"{self._config} is missing")
         try:
             os.listdir(parent)
             device = parent.stat().st_dev

@@ -187,7 +187,10 @@ class NodeRun:
             self.handle(event)
 
     def _state(self, process: ProcessId) -> str:
-        state = process.state()
+        try:
+            state = process.state()
+        except OSError:  # no descriptor is left for /proc: not known, and the others are looked at
+            return "S"
         # in a frozen cgroup (state D) SIGKILL only waits: the process will never run again all the same
         is_suspect = state == "D" or process in self._killed
         return GONE if is_suspect and process.is_doomed() else state

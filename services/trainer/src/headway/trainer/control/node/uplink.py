@@ -49,7 +49,6 @@ class Uplink:
         if to == self._to:
             return False
         self.close()
-        self._to = to
         try:
             client = Client(
                 holder.endpoint,
@@ -61,7 +60,7 @@ class Uplink:
         except HeadwayError as error:
             log.error("the lease names no usable address", holder=str(to), reason=str(error))
             return False
-        self._client = client
+        self._client, self._to = client, to
         self._service.watch(client.socket, self._receive)
         log.info("connected to the driver", epoch=holder.epoch, endpoint=holder.endpoint)
         return True

@@ -19,7 +19,7 @@ class Gathering(Phase):
         if core.phase != self.name:
             return actions
         if core.is_adopting:
-            if core.fleet.unheard:
+            if core.fleet.unheard or not _are_all_known(core):
                 return actions
             actions += _adopt(core)
             node = None
@@ -83,7 +83,7 @@ def _last_resort(core: Core) -> list[Action]:
 
 def _silence(core: Core, nodes: list[int]) -> str:
     longest_s = max(core.clock.now - core.fleet.nodes[number].heard_at for number in nodes)
-    return f"{longest_s:.0f} s"
+    return f"{max(0.0, longest_s):.0f} s"
 
 
 def _short(core: Core) -> list[int]:
@@ -113,6 +113,12 @@ def _fill(core: Core, rank: int) -> None:
 def _is_free(core: Core, view: WorkerBeat) -> bool:
     is_outside = view.status in ("idle", "out") and not core.fleet.is_gone(view.worker)
     return is_outside and view.worker not in core.members.rank_of
+
+
+def _are_all_known(core: Core) -> bool:
+    """Whether every node with ranks has reported its workers: an executor that was restarted too beats
+    before its workers have spoken."""
+    return all(core.fleet.nodes[number].version >= 0 for number in core.fleet.carriers())
 
 
 def _adopt(core: Core) -> list[Action]:
