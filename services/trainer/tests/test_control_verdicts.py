@@ -128,8 +128,9 @@ def test_a_suspected_spare_carries_no_ranks() -> None:
 
 def test_a_fault_of_the_users_ends_the_run_only_before_the_first_generation() -> None:
     fresh = Hand()
-    actions = fresh.send(_verdict("stop_run", detail="user_error: install numpy"))
-    assert only(actions, Finish) == Finish("failed", "user_error: install numpy")
+    verdict = _verdict("stop_run", detail="install numpy")
+    actions = fresh.send(verdict)
+    assert only(actions, Finish) == Finish("failed", f"{verdict.kind}: install numpy")
     running = Hand().run()
     actions = running.send(_verdict("stop_run", detail="late"))
     assert _taken(actions) == "none: the rank that fails reports it, and the crash brake counts"

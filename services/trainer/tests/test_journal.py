@@ -225,7 +225,6 @@ def test_reports_that_the_executor_had_to_drop_wedge_nothing(
 
     _until(writer, stored)
     reports.take(_report(1, incarnation=2))  # the next executor counts anew
-    reports.take(_report(501, oldest=500))  # and the one before it is not heard any more
 
     def stored_anew() -> bool:
         reports.flush()

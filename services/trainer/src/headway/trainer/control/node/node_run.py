@@ -5,6 +5,7 @@ A failing action never keeps the others from being done: it comes back to the gu
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
@@ -217,8 +218,9 @@ class NodeRun:
         except Exception as error:
             if not isinstance(action, NEVER_BACK):
                 return Failed(action, _reason(error))
-            if self._throttle.admit(type(action).__name__) is not None:
-                log.warning("an action failed", action=str(action)[:300], reason=str(error))
+            with contextlib.suppress(Exception):  # a disk that takes no line must not stop the next
+                if self._throttle.admit(type(action).__name__) is not None:
+                    log.warning("an action failed", action=str(action)[:300], reason=str(error))
             return None
 
     def _do(self, action: Action) -> Event | None:
