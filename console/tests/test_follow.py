@@ -91,7 +91,7 @@ def test_following_ends_with_the_run_and_tells_its_outcome(fake: FakeRun) -> Non
     out = Output(("step 2/40", fake.finish))
     assert Follower(fake.run, out=out, every_s=0.1).follow() == "finished"
     lines = out.getvalue().splitlines()
-    assert lines[-1].endswith("finished") and "the run is over: finished" in lines[-2]
+    assert lines[-1].endswith("finished") and "run finished" in lines[-2]
 
 
 def test_a_recovery_is_one_line_with_its_cause_duration_and_cost(fake: FakeRun) -> None:

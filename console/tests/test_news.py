@@ -93,12 +93,40 @@ def test_a_driver_that_was_killed_on_purpose_is_one_line(lines: Lines) -> None:
 def test_a_recovery_that_the_end_cuts_short_is_told_once(lines: Lines) -> None:
     over = ("run_over", {"outcome": "failed", "detail": "rank 1 failed: bug (5 times at step 3)"})
     assert lines(_fence("rank 1 failed: bug"), over) == [
-        "the run is over: failed rank 1 failed: bug (5 times at step 3)"
+        "run failed: rank 1 failed: bug (5 times at step 3)"
     ]
     stopped = ("run_over", {"outcome": "stopped", "detail": ""})
     assert lines(_fence("rank 1 failed: bug"), stopped) == [
         "rank 1 failed: bug; the run ended before all ranks were back",
-        "the run is over: stopped",
+        "run stopped",
+    ]
+
+
+def test_commands_are_lines_with_what_they_set(lines: Lines) -> None:
+    def command(operation: str, name: str, value: float) -> tuple[str, dict[str, object]]:
+        fields = {"sequence": 3, "operation": operation, "name": name, "value": value}
+        return "command", fields
+
+    sent = (command("set", "lr", 3e-4), command("unset", "lr", 0.0), command("pause", "", 0.0))
+    assert lines(*sent) == ["command 3: set lr=0.0003", "command 3: unset lr", "command 3: pause"]
+
+
+def test_a_verdict_about_a_service_names_no_rank(lines: Lines) -> None:
+    assert lines(_verdict("data_stall", rank=-1)) == ["verdict: data_stall on node 0; wait"]
+
+
+def test_what_becomes_of_nodes_and_snapshots_is_told(lines: Lines) -> None:
+    events: tuple[tuple[str, dict[str, object]], ...] = (
+        ("executor_ended", {"node": 1}),
+        ("node_returned", {"node": 1, "killed": []}),
+        ("snapshot_damaged", {"node": 0, "rank": 1, "reason": "bad digest"}),
+        ("run_over", {"outcome": "finished", "detail": "", "step": 9}),
+    )
+    assert lines(*events) == [
+        "the executor of node 1 has ended; restarting it",
+        "node 1 is back as a spare",
+        "snapshot of rank 1 on node 0 is damaged and not used: bad digest",
+        "run finished",
     ]
 
 

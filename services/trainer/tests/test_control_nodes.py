@@ -148,7 +148,7 @@ def test_a_machine_that_is_gone_is_lost_at_once_and_without_a_spare_the_run_says
     hand.leave()
     actions = hand.wait(1.0)
     assert hand.state.outcome == "failed"
-    assert hand.state.detail == "node 1 is lost and no spare node is left"
+    assert hand.state.detail.startswith("node 1 is lost and no spare node is left; start it again")
 
 
 def test_beats_of_an_executor_that_has_ended_change_nothing() -> None:
@@ -327,3 +327,16 @@ def test_a_successor_ends_workers_that_hold_groups_of_an_older_generation() -> N
     assert hand.state.phase == "running"
     assert {t.message.worker for t in told(hand.wait(0.5), KillWorker)} == {"n1w2"}
     assert hand.state.phase == "running"
+
+
+def test_lost_nodes_that_wait_for_a_silent_spare_are_named_in_one_sentence() -> None:
+    hand = Hand().run()
+    hand.silent |= {0, 1, 2}
+    actions = hand.wait(LIMITS.node_silent_s + 0.2)
+    restarts = {a.node: a for a in actions if isinstance(a, RestartNode)}
+    hand.send(Failed(restarts[1], "the machine was taken away", is_final=True))
+    hand.leave()
+    hand.wait(0.2)
+    assert hand.state.why() == "node 1 is lost and no spare is ready"
+    hand.send(Failed(restarts[0], "the machine was taken away", is_final=True))
+    assert hand.state.why() == "nodes 0, 1 are lost and no spare is ready"

@@ -21,11 +21,14 @@ ACTED_ON = frozenset({"crash", "stopped", "silence"})
 
 _LINES = {
     "node_silent": "node {node} is silent; starting it again",
+    "executor_ended": "the executor of node {node} has ended; restarting it",
+    "node_returned": "node {node} is back as a spare",
+    "snapshot_damaged": "snapshot of rank {rank} on node {node} is damaged and not used: {reason}",
     "node_replaced": "node {spare} takes over ranks {ranks} of node {node}",
     "adopted": "a new driver took over generation {generation}",
-    "verdict": "verdict: {kind} on node {node}, rank {rank}; {remedy}",
-    "command": "command {sequence}: {operation} {name}",
-    "run_over": "the run is over: {outcome} {detail}",
+    "verdict": "verdict: {kind} on {where}; {remedy}",
+    "command": "command {sequence}: {operation} {setting}",
+    "run_over": "run {outcome}{because}",
 }
 """Journal events that are a line by themselves; others are left to `headway logs`."""
 
@@ -123,12 +126,12 @@ class Teller:
         elif event.name == "node_replaced" and self._recovery is not None:
             f = event.fields
             self._recovery.moves.append(f"node {f['spare']} took over from node {f['node']}")
-        elif event.name == "node_silent" and self._recovery is not None:
+        elif event.name in ("node_silent", "executor_ended") and self._recovery is not None:
             pass
         elif event.name in _LINES and event.fields.get("is_open", True):
             if event.name == "adopted":  # what became of a driver that was killed on purpose
                 self._held = [c for c in self._held if c.event.fields.get("target") != "driver"]
-            yield _LINES[event.name].format(**event.fields).strip()
+            yield _line(event)
 
     def _take(self, cause: _Cause) -> None:
         if cause.event.name == "fence":
@@ -175,7 +178,7 @@ class Teller:
         recovery, self._recovery, self._held = self._recovery, None, []
         if recovery is not None and event.fields.get("outcome") != "failed":
             yield f"{recovery.cause()}; the run ended before all ranks were back"
-        yield _LINES["run_over"].format(**event.fields).strip()
+        yield _line(event)
 
     def _num_repeated(self, recovery: _Recovery) -> int:
         sql = "SELECT COUNT(DISTINCT step) FROM metrics WHERE generation < ? AND step >= ?"
@@ -219,12 +222,26 @@ def _cause_of(event: _Event) -> _Cause | None:
             # it says when, not what became of it
             return cause(_SYMPTOM, "", -1, line, line)
         case "verdict" if f.get("is_open", True) and f.get("kind") in ACTED_ON:
-            line = _LINES["verdict"].format(**f)
-            return cause(_VERDICT, "rank", int(f["rank"]), _phrase(f["kind"]), line)
+            return cause(_VERDICT, "rank", int(f["rank"]), _phrase(f["kind"]), _line(event))
         case "verdict" if f.get("kind") in ACTED_ON:
             return None
         case _:
             return None
+
+
+def _line(event: _Event) -> str:
+    f = event.fields
+    more: dict[str, str] = {}
+    match event.name:
+        case "verdict":
+            rank = f", rank {f['rank']}" if f["rank"] >= 0 else ""
+            more["where"] = f"node {f['node']}{rank}"
+        case "command":
+            value = f"={f['value']:g}" if f["operation"] == "set" else ""
+            more["setting"] = f"{f['name']}{value}"
+        case "run_over":
+            more["because"] = f": {f['detail']}" if f["detail"] else ""
+    return _LINES[event.name].format(**f, **more).strip()
 
 
 def _phrase(reason: str) -> str:

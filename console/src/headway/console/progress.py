@@ -27,8 +27,8 @@ class Progress:
 
     name: str
     phase: str
-    """The driver's phase, the outcome of an ended run, ``unheard`` while no driver answers, ``interrupted`` when
-    an unfinished run has no process."""
+    """The driver's phase, the outcome of an ended run, ``unreachable`` while no driver answers,
+    ``interrupted`` when an unfinished run has no process."""
     step: int
     """Completed steps."""
     steps: int
@@ -110,7 +110,7 @@ def read_progress(
     rate, per_step = throughput(metrics), seconds_per_step(metrics)
     progress = Progress(
         name=run.name,
-        phase=run.state.replace("live", "unheard"),
+        phase=run.state.replace("live", "unreachable"),
         step=int(newest.get("step", -1)) + 1,
         steps=config.train.steps,
         loss=newest.get("loss"),

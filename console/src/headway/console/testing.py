@@ -231,7 +231,13 @@ class FakeRun:
         steer, _ = self._journal.add_command(
             message.id, message.operation, message.name, message.value
         )
-        self._log("command", sequence=steer.sequence, operation=steer.operation, name=steer.name)
+        self._log(
+            "command",
+            sequence=steer.sequence,
+            operation=steer.operation,
+            name=steer.name,
+            value=steer.value,
+        )
         return Accepted(sequence=steer.sequence)
 
     def _status(self, message: GetStatus, peer: bytes) -> Status:

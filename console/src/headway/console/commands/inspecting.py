@@ -41,7 +41,7 @@ def trace(
 
 
 def replay(run: AnyRun = None, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
-    """Make the driver's decisions again from the journal. Exits 1 when one differs today."""
+    """Replay the driver's decisions from the journal. Exits 1 when one differs today."""
     from headway.trainer.client import replay as decisions
 
     found = find_run(run, runs_dir)

@@ -88,7 +88,7 @@ def set_(
     runs_dir: RunsDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
-    """Change a setting of a live run from the next step on; `headway unset` takes it back."""
+    """Change a setting of a live run from the next step on; undo with `headway unset`."""
     from headway.trainer.config import check_setting
 
     given = "=".join(setting)

@@ -1,4 +1,4 @@
-"""The folder that describes a cluster: its nodes, their executors' addresses, the key they share.
+"""The folder that describes a cluster: its nodes, their executors' addresses, a key for each role.
 
 Only the user may look into it: folders are 0700, files 0600.
 
@@ -6,9 +6,12 @@ cluster.json      {"id", "nodes"}
 keys/ROLE.key     a CURVE key pair for each role, mode 0600: a server admits only the roles it serves
 nodes/K.json      where node K's executor listens, written by that executor
 nodes/K.run       the run that node K carries, absent while idle
-nodes/K.lock      names node K's executor, so that there is only one
+nodes/K.lock      pid and start time of node K's executor, so that there is only one
 nodes/K.lost      the emulated machine is gone and cannot be started again
 logs/             output of the executors
+
+Writes are renames, except nodes/K.lock and, on a full disk, nodes/K.json, which are overwritten in
+place.
 """
 
 from __future__ import annotations
@@ -40,14 +43,14 @@ class NodeAddress:
 
 
 class ClusterFolder:
-    """Reads and writes the folder; every write is a rename, so a reader never sees half a file."""
+    """Reads and writes the folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @classmethod
     def create(cls, path: Path, *, nodes: int, cluster_id: str | None = None) -> ClusterFolder:
-        """Make a new folder with a fresh key.
+        """Make a new folder with a new key for each role.
 
         Raises:
             InputError: the folder already describes a cluster, or it cannot be made.

@@ -89,7 +89,8 @@ class LocalEngine:
         if not wait_until(process.is_doomed, END_LIMIT_S, every_s=0.002):
             raise HeadwayError(
                 f"the executor of node {node} (pid {process.pid}) does not end",
-                remedy="it is stuck in the kernel: look at /proc/PID/stack, or restart the machine",
+                remedy=f"it is stuck in the kernel: look at /proc/{process.pid}/stack, "
+                "or restart the machine",
             )
 
     def has_ended(self, node: int) -> bool:

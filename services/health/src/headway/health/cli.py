@@ -120,7 +120,9 @@ def monitor(
     node: Annotated[int, typer.Option(help="Number of the node that the monitor runs on.")] = 0,
     announce: Annotated[
         Path | None,
-        typer.Option(help="JSON file that gets endpoint and key too, for agents without driver."),
+        typer.Option(
+            help="JSON file for endpoint and key, for the agents of a run without a driver."
+        ),
     ] = None,
     bind: Annotated[str, typer.Option(help="tcp:// address to listen on.")] = "tcp://127.0.0.1:0",
     executor: Executor = None,

@@ -35,7 +35,7 @@ RESPONSES: tuple[Response, ...] = (
     Response("stopped", "kill_worker", KILL_WORKER, 0.9, "it cannot leave by itself"),
     Response("silence", "kill_worker", KILL_WORKER, 0.8, "a guess (0.5) gets there when repeated"),
     Response("data_stall", "restart_service", RESTART_SERVICE, 0.8, "the ranks only wait for it"),
-    Response("node_silent", "replace_node", REPLACE_NODE, 0.8, "0.7: only the agent is silent"),
+    Response("node_silent", "replace_node", REPLACE_NODE, 0.8, "always given with 0.7"),
     Response("gpu_fault", "replace_node", REPLACE_NODE, 0.8, "the hardware needs a person"),
     Response("disk_fault", "replace_node", REPLACE_NODE, 0.8, "the disk takes no more writes"),
     Response("out_of_memory", "stop_run", STOP_RUN, 0.9, "a restart meets the same limit"),
@@ -48,7 +48,7 @@ RESPONSES: tuple[Response, ...] = (
     Response("collective_timeout", "observe", OBSERVE, 0.0, "whoever writes it is a victim"),
     Response("peer_lost", "observe", OBSERVE, 0.0, "whoever writes it is a victim"),
     Response("network_fault", "observe", OBSERVE, 0.0, "a hang that follows has its own verdict"),
-    Response("nan_loss", "observe", OBSERVE, 0.0, "the driver counts skipped steps itself"),
+    Response("nan_loss", "observe", OBSERVE, 0.0, "the ranks count skipped steps themselves"),
 )
 """Every kind and action that the monitor gives (a test holds them together). A log line alone never costs a
 worker: the process itself shows whether it lives."""

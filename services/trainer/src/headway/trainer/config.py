@@ -219,7 +219,7 @@ class RecoveryConfig:
     stop_timeout_s: float = 60.0
     """Longest a run that was asked to stop may make no progress before it is ended by force."""
     orphan_limit_s: float = 600.0
-    """A worker without an executor for this long seals its state and exits."""
+    """A worker without an executor for this long exits; its newest sealed snapshot stays in the arena."""
     node_silent_s: float = 3.0
     """An executor silent for this long is taken for dead and started again."""
     node_lost_s: float = 10.0
@@ -227,7 +227,7 @@ class RecoveryConfig:
     driver_silent_s: float = 2.0
     """A driver silent for this long is replaced by the next executor's."""
     service_silent_s: float = 5.0
-    """A service or standby of a node that sends no beats for this long is killed and started again."""
+    """A service that sends no beats for this long is killed and started again."""
     service_start_s: float = 60.0
     """Longest a service may take from its start to its first beat."""
     fork_limit_s: float = 20.0

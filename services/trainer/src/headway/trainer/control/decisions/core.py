@@ -17,7 +17,7 @@ from headway.trainer.control.decisions.events import (
     Start,
     Tell,
 )
-from headway.trainer.control.decisions.fleet import Fleet, Node, names
+from headway.trainer.control.decisions.fleet import Fleet, Node
 from headway.trainer.control.decisions.members import Members
 from headway.trainer.control.decisions.restore import Copies
 
@@ -232,10 +232,11 @@ class Core:
                 fields = {"node": number, "spare": spare, "ranks": list(ranks)}
                 actions.append(Log("node_replaced", fields))
             elif not self.fleet.can_wait_for(number):
-                return [
-                    *actions,
-                    *self.finish("failed", f"node {number} is lost and no spare node is left"),
-                ]
+                detail = (
+                    f"node {number} is lost and no spare node is left; start it again "
+                    "(`headway node start`) or raise launch.spares, then `headway run` again"
+                )
+                return [*actions, *self.finish("failed", detail)]
         return actions
 
     def watch_nodes(self) -> list[Action]:
@@ -272,10 +273,9 @@ class Core:
         is_tried = tried_at is not None and now - tried_at >= self.limits.node_silent_s
         return is_tried and self.fleet.spare_for(node.number) is not None
 
-    def lost_carriers(self) -> str:
-        """Names of the lost nodes that carry ranks, for sentences; empty if there are none."""
-        lost = [n for n in self.fleet.unheard if self.fleet.nodes[n].status == "lost"]
-        return names(sorted(lost)) if lost else ""
+    def lost_carriers(self) -> list[int]:
+        """Numbers of the lost nodes that carry ranks, sorted."""
+        return sorted(n for n in self.fleet.unheard if self.fleet.nodes[n].status == "lost")
 
     # ---- memory ---------------------------------------------------------------------------------
     def memory(self) -> Memory:

@@ -179,9 +179,11 @@ class RunState:
         """Why the node cannot be evicted now; empty when it can."""
         return reactions.eviction_refusal(self._core, node)
 
-    def why(self, now: float | None = None) -> str:
-        """Why the run does not step now, as a sentence; empty while it steps."""
-        del now  # waits are counted on the driver's own clock, up to the newest event
+    def why(self) -> str:
+        """Why the run does not step now, as a sentence; empty while it steps.
+
+        Waits are counted on the driver's own clock, up to the newest event.
+        """
         return PHASES[self._core.phase].why(self._core)
 
     def validate(self) -> None:
@@ -281,10 +283,6 @@ class RunState:
     def worker(self, name: str | None) -> WorkerBeat | None:
         """The newest beat of a worker, None if its node reports none."""
         return self._core.fleet.worker(name)
-
-    def node_of(self, worker: str) -> int | None:
-        """The node of a worker, None if no node reports it."""
-        return self._core.fleet.home.get(worker)
 
     def status_of(self, node: int) -> str:
         """``active``, ``spare``, ``silent`` or ``lost``."""

@@ -23,7 +23,7 @@ from headway.trainer.control.node.node_events import (
 )
 
 # a worker beats twice a second; ten beats missed after a restart mean that it hangs
-ORPHAN_LIMIT_S = 5.0
+REJOIN_LIMIT_S = 5.0
 IDLE_SILENT_S = 15.0
 """A standby that sends no beats for so long hangs; of a rank that is for the monitor to judge."""
 YOUNG_S = 10.0
@@ -91,10 +91,6 @@ class Crew:
         asked = {n: a.process for n, a in self.asked.items() if a.process is not None}
         return {**asked, **self.orphans, **{n: m.process for n, m in self.members.items()}}
 
-    def rank_worker(self, rank: int) -> str | None:
-        """The worker that holds a rank."""
-        return next((n for n, m in self.members.items() if m.beat.rank == rank), None)
-
     def step(self) -> int:
         """Completed steps: the least of the workers in the newest generation."""
         newest = max((m.beat.generation for m in self.members.values()), default=-1)
@@ -112,7 +108,7 @@ class Crew:
         if match is None or int(match[1]) != self._node:
             raise InputError(
                 f"{beat.worker[:40]!r} is not a worker of node {self._node}",
-                remedy="let the node's zygote start workers",
+                remedy="workers are started by the node's zygote only; end that process",
             )
         self.asked.pop(beat.worker, None)
         self.orphans.pop(beat.worker, None)
@@ -171,7 +167,7 @@ class Crew:
             state = states.get(process, "R")
             if state in DEAD:
                 del self.orphans[name]
-            elif state == "T" or now > ORPHAN_LIMIT_S:
+            elif state == "T" or now > REJOIN_LIMIT_S:
                 why = f"{name}: it did not speak to a new executor"
                 actions.append(Kill(process, signal.SIGKILL, why))
         return actions + self._watch_forks(states, words, now)

@@ -200,7 +200,7 @@ class Guardian:
             case FolderSeen():
                 return self._folder_seen(event, now)
             case WorkerUnwanted():
-                return self.crew.kill(event.worker, "the driver wants it to end")
+                return self.crew.kill(event.worker, "the driver ordered it")
             case ServiceBlamed():
                 return self.services.blame(event.service, event.reason, now)
             case Trouble():

@@ -25,7 +25,6 @@ class Hands(Generic[Job, Result]):
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[Result] = queue.SimpleQueue()
         self._busy_since: float | None = None
-        self._waiting = 0
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._is_closed = False
         self._lock = threading.Lock()
@@ -34,13 +33,7 @@ class Hands(Generic[Job, Result]):
 
     def ask(self, job: Job) -> None:
         """Have a job done, after those that wait."""
-        self._waiting += 1
         self._jobs.put(job)
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether every job's result has been taken."""
-        return self._waiting == 0
 
     def busy_s(self) -> float:
         """How long the job at hand has taken so far; 0.0 without one."""
@@ -55,7 +48,6 @@ class Hands(Generic[Job, Result]):
         with contextlib.suppress(queue.Empty):
             while True:
                 found.append(self._results.get_nowait())
-        self._waiting -= len(found)
         return found
 
     def close(self) -> None:

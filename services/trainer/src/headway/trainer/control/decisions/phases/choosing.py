@@ -62,14 +62,18 @@ class Choosing(Phase):
         """Snapshots will do; but a run never starts over beside checkpoints that may be good."""
         if _in_arenas(core):
             return decide(core, None)
-        return core.finish("failed", f"no snapshot is left and {_trouble(core)}")
+        detail = (
+            "no node has a usable snapshot and the checkpoints cannot be read: "
+            f"{_trouble(core)}; repair the checkpoints folder, then `headway run` resumes"
+        )
+        return core.finish("failed", detail)
 
     def why(self, core: Core) -> str:
         return f"looking for the newest checkpoint for {seconds(core)}: {_trouble(core)}"
 
 
 class Beginning(Phase):
-    """The generation's number must be on the disk before any worker hears of it."""
+    """The generation's number must be on the disk before it is sent to any worker."""
 
     name = "beginning"
 

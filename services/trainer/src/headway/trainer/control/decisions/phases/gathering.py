@@ -56,7 +56,7 @@ class Gathering(Phase):
 
     def why(self, core: Core) -> str:
         if lost := core.lost_carriers():
-            return f"{lost} is lost and no spare is ready"
+            return f"{names(lost)} {'are' if len(lost) > 1 else 'is'} lost and no spare is ready"
         if silent := sorted(core.fleet.unheard):
             has = "have" if len(silent) > 1 else "has"
             return f"{names(silent)} {has} not reported for {_silence(core, silent)}"
