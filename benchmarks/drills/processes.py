@@ -7,6 +7,7 @@ import random
 import shutil
 import subprocess
 import time
+from pathlib import Path
 
 from headway.common.errors import HeadwayError
 from headway.common.node.failpoints import arm, fired
@@ -131,7 +132,7 @@ def d12(rig: Rig, rng: random.Random, faulty: bool) -> Report:
 
 def _is_traced(process: ProcessId) -> bool:
     with contextlib.suppress(OSError, StopIteration):
-        lines = open(f"/proc/{process.pid}/status").read().splitlines()  # noqa: PTH123, SIM115
+        lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
         return next(line for line in lines if line.startswith("TracerPid:")).split()[1] != "0"
     return False
 

@@ -86,6 +86,6 @@ def test_a_damaged_newest_checkpoint_is_passed_over_for_the_one_before(machine: 
         file.write(b"\x5a" * 50)
     steps = (f"train.steps={damaged.step + 3}", "ckpt.durable_every=5")
     text = machine.headway(*_command(machine, *steps))
-    assert f"resumes from step {older.step} (durable)" in text
+    assert f"from the checkpoint of step {older.step}" in text
     assert f"finished after step {damaged.step + 3}" in text
     machine.assert_clean("tiny")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -116,7 +117,7 @@ def test_ctrl_c_stops_with_a_checkpoint_and_the_next_run_goes_on_to_the_same_bit
 
     text = machine.headway(*_run(machine, LONG))
     assert "resuming run tiny" in text
-    assert f"resumes from step {stopped_at} (durable)" in text
+    assert f"resuming from step {stopped_at} (durable)" in text
     assert not (machine.runs / "tiny-2").exists()
     assert _steps_logged(run) == list(range(STEPS)), "no step is missing and none was done twice"
     assert machine.digest("tiny") == uninterrupted
@@ -140,17 +141,19 @@ def test_after_sigkill_of_everything_the_next_run_cleans_up_and_goes_on_to_the_s
     assert kept is not None
 
     text = machine.headway(*_run(machine, LONG))
-    assert f"removed {machine.shm_root / run.folder.run_id}" in text, "the janitor says what it did"
     assert "resuming run tiny" in text
-    assert f"resumes from step {kept.step} (durable)" in text
-    assert sorted(set(_steps_logged(run))) == list(range(STEPS))
+    found = re.search(r"resuming from step (\d+) \(arena\)", text)
+    assert found is not None and int(found[1]) >= kept.step, "the snapshots in memory are newer"
+    # what was on its way to the journal when everything died is not measured again
+    lost = set(range(STEPS)) - set(_steps_logged(run))
+    assert len(lost) <= 8 and all(step < int(found[1]) for step in lost), lost
     assert machine.digest("tiny") == uninterrupted
     machine.assert_clean("tiny", listened=listened)
 
 
 @pytest.mark.timeout(180)
 def test_a_run_whose_folder_was_removed_ends_by_itself(machine: Any) -> None:
-    machine.headway(*_run(machine, LONG), "--detach")
+    machine.headway(*_run(machine, LONG), "--set", "recovery.folder_gone_s=3", "--detach")
     _wait_for_step(machine, "tiny", 3)
     assert machine.processes()
     shutil.rmtree(machine.runs / "tiny")

@@ -32,13 +32,14 @@ class FolderLook:
             return FolderSeen("unknown", detail=_reason(error))
 
     def _is_gone(self) -> FolderSeen:
-        """The folder itself must be absent, and its parent be on the device that it was on.
+        """What makes the folder a run must be absent, and its parent on the device that it was on.
 
-        A folder without its configuration was damaged, not removed; a parent on another device means
-        that the folder's file system is not mounted now.
+        A run without its configuration was damaged, not removed (a service may have made the folder
+        of its own files again since); a parent on another device means that the folder's file system
+        is not mounted now.
         """
         parent = self._folder.parent
-        if self._folder.exists():
+        if (self._folder / "run.json").exists():
             return FolderSeen("unknown", detail=f"{self._config} is missing")
         try:
             os.listdir(parent)
