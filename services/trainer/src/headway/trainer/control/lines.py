@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import time
 
 from headway.common.wire.message import Message
@@ -11,6 +12,8 @@ from headway.common.wire.server import Server
 from headway.trainer.control.decisions.state import RunState
 from headway.trainer.control.reports import Reports
 
+MAX_ASKED = 32
+"""Nodes that the engine is asked about at a time: each costs it a look at a file and a process."""
 FORMER_S = 2.0
 """An executor that was silent for this long is followed by one of a lower number, too."""
 
@@ -54,14 +57,15 @@ class Lines:
         return self._incarnations.get(node, 0)
 
     def unheard(self, limit_s: float) -> list[int]:
-        """Nodes that are not lost and have sent no beat for this long."""
+        """Nodes that are not lost and have sent no beat for this long, at most the 32 longest silent."""
         then = time.monotonic() - limit_s
-        return [
-            node
+        silent = [
+            (heard_at, node)
             for node in self._state.nodes
-            if self._heard_at.get(node, self._began_at) < then
+            if (heard_at := self._heard_at.get(node, self._began_at)) < then
             and self._state.status_of(node) != "lost"
         ]
+        return [node for _, node in heapq.nsmallest(MAX_ASKED, silent)]
 
     def answer(self, beat: NodeBeat, peer: bytes) -> None:
         """Answer a node's beat."""
