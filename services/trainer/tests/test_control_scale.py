@@ -6,8 +6,8 @@ import sys
 from typing import Any
 
 import pytest
-from headway.common.wire.messages.driver import NodeBeat, Seals
-from headway.common.wire.messages.executor import WorkerBeat
+from headway.common.wire.messages.driver import NodeBeat, Relay, Seals, WorkerGone
+from headway.common.wire.messages.executor import LeftGeneration, StoreOpened, WorkerBeat
 from headway.trainer.config import RecoveryConfig
 from headway.trainer.control.decisions.events import (
     BeginGeneration,
@@ -15,6 +15,7 @@ from headway.trainer.control.decisions.events import (
     DurableFound,
     Event,
     Start,
+    Tell,
     Tick,
 )
 from headway.trainer.control.decisions.state import RunState
@@ -46,7 +47,7 @@ def _beat(node: int, version: int, *, full: bool = True, **how: Any) -> NodeBeat
     )
 
 
-def _running(nodes: int) -> RunState:
+def _joining(nodes: int) -> RunState:
     rank_nodes = {rank: rank // RANKS for rank in range(nodes * RANKS)}
     start = Start(run_id="r", steps=100, rank_nodes=rank_nodes, nodes=nodes)
     state = RunState(start, RecoveryConfig(), now=0.0)
@@ -56,6 +57,12 @@ def _running(nodes: int) -> RunState:
         state.handle(Seals(node=node, generation=-1, sealed={}), 0.1)
     actions = state.handle(DurableFound(None), 0.1)
     state.handle(Done(next(a for a in actions if isinstance(a, BeginGeneration))), 0.1)
+    assert state.phase == "joining"
+    return state
+
+
+def _running(nodes: int) -> RunState:
+    state = _joining(nodes)
     for node in range(nodes):
         state.handle(_beat(node, 2), 0.2)
     assert state.phase == "running"
@@ -110,3 +117,45 @@ def test_gathering_and_joining_cost_the_same_for_each_node_at_any_size() -> None
         state.handle(Done(next(a for a in actions if isinstance(a, BeginGeneration))), 0.3)
         costs.append((gathering, _calls(state, _beat(1, 2))))
     assert costs[0] == costs[1]
+
+
+def test_an_answer_that_comes_late_costs_the_same_at_any_size() -> None:
+    """Each node is asked for its snapshots until it answers, so many answers come twice."""
+    late = Seals(node=1, generation=-1, sealed={})
+    small, large = _calls(_joining(4), late), _calls(_joining(200), late)
+    assert small == large < 200
+
+
+def test_a_worker_that_ends_while_others_leave_costs_the_same_at_any_size() -> None:
+    """A switch that dies ends many at once."""
+    costs = []
+    for nodes in (4, 200):
+        state = _running(nodes)
+        state.handle(WorkerGone(node=0, worker="n0w0", rank=0, pid=1, generation=0, reason=""), 0.3)
+        assert state.phase == "leaving"
+        gone = WorkerGone(
+            node=1, worker=f"n1w{RANKS}", rank=RANKS, pid=RANKS + 1, generation=0, reason=""
+        )
+        costs.append(_calls(state, gone))
+    assert costs[0] == costs[1] < 200
+
+
+def test_a_generation_that_is_left_is_left_by_all_at_once() -> None:
+    """The first sign of a failure may come from one node; the others are told in the same moment."""
+    state = _running(3)
+    left = LeftGeneration(worker="n0w0", rank=0, generation=0, reason="error", detail="broken")
+    told = {a.node for a in state.handle(Relay(node=0, left=left), 0.3) if isinstance(a, Tell)}
+    assert told == {0, 1, 2}
+    state = _running(3)
+    told = {a.node for a in state.handle(_beat(0, 3, status="out"), 0.3) if isinstance(a, Tell)}
+    assert told == {1, 2}
+
+
+def test_the_address_of_the_store_is_sent_to_all_at_once() -> None:
+    state = _joining(3)
+    for node in range(3):
+        state.handle(_beat(node, 2, status="joining"), 0.2)
+    opened = Relay(node=0, store=StoreOpened(generation=0, host="h", port=1))
+    told = [a for a in state.handle(opened, 0.2) if isinstance(a, Tell)]
+    assert len(told) == 3 * RANKS
+    assert not [a for a in state.handle(Tick(), 0.3) if isinstance(a, Tell)]  # not due again yet

@@ -228,3 +228,34 @@ def test_the_first_complaint_of_each_kind_passes_then_one_a_period_with_the_numb
     assert complaints.admit("a") == 3
     now[0] += 10.0
     assert complaints.admit("a") == 0
+
+
+def test_messages_that_arrive_close_together_are_served_in_one_turn() -> None:
+    """With ``gather_s`` many senders cost a turn of the loop now and then, not one a message."""
+    loop = Loop(on_stop=lambda _is_signal: loop.end(), gather_s=0.05)
+    loop.after(60.0, loop.end)
+    reader, writer = socket.socketpair()
+    turns: list[int] = []
+
+    def read() -> None:
+        turns.append(len(reader.recv(4096)))
+        if sum(turns) == 100:
+            loop.end()
+
+    def write() -> None:
+        for _ in range(100):
+            writer.send(b"x")
+            time.sleep(0.001)
+
+    loop.watch(reader.fileno(), read)
+    sender = threading.Thread(target=write)
+    sender.start()
+    begin_s = time.monotonic()
+    loop.run()
+    lasted_s = time.monotonic() - begin_s
+    sender.join()
+    loop.close()
+    reader.close()
+    writer.close()
+    assert sum(turns) == 100
+    assert len(turns) <= lasted_s / 0.05 + 1

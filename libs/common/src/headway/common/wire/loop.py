@@ -73,11 +73,16 @@ class Timer:
 class Loop:
     """``run`` polls until ``end``; ``stop`` (from any thread), SIGTERM and SIGINT call ``on_stop`` in it.
 
+    ``gather_s``: turns that serve a source begin at least this far apart, so that what arrives
+    meanwhile is served together. Waking up for each message costs more than handling it. A turn
+    that takes longer, because much has arrived, is followed by the next one at once.
+
     ``on_stop`` gets True for a signal. Signals are taken over only when ``run`` is called in the main
     thread, and given back when it returns.
     """
 
-    def __init__(self, on_stop: Callable[[bool], None]) -> None:
+    def __init__(self, on_stop: Callable[[bool], None], gather_s: float = 0.0) -> None:
+        self._gather_s = gather_s
         self.errors: Counter[str] = Counter()
         self.is_ending = False
         self._on_stop = on_stop
@@ -145,9 +150,13 @@ class Loop:
     def run(self) -> None:
         with self._signals():
             while not self.is_ending:
-                for source, events in self._poll():
+                ready = self._poll()
+                begin_s = time.monotonic()
+                for source, events in ready:
                     self._serve(source, events)
                 self._run_due_timers()
+                if ready and self._gather_s and not self.is_ending:
+                    time.sleep(max(0.0, begin_s + self._gather_s - time.monotonic()))
 
     def close(self) -> None:
         self._callbacks.clear()

@@ -63,7 +63,8 @@ class Service:
 
     Everything shares one thread, so a callback that blocks stops the beats: ``alive_seq`` stands still, and
     the next beat names the callback and its seconds. ``describe`` returns the facts that
-    ``Description.state`` shows.
+    ``Description.state`` shows. ``gather_s`` makes a service of many clients serve together what arrives
+    within so many seconds.
 
     Raises:
         InputError: the metrics port is in use; the beat's endpoint is malformed.
@@ -79,6 +80,7 @@ class Service:
         describe: Callable[[], State] | None = None,
         run_id: str | None = None,
         drain_limit_s: float = DRAIN_LIMIT_S,
+        gather_s: float = 0.0,
     ) -> None:
         self.name = name
         self.run_id = os.environ.get("HEADWAY_RUN_ID", "") if run_id is None else run_id
@@ -102,7 +104,7 @@ class Service:
         self._drain: Callable[[], bool | None] | None = None
         self._drain_until_s: float | None = None
         self._exit_code = 0
-        self._loop = Loop(on_stop=self._begin_drain)
+        self._loop = Loop(on_stop=self._begin_drain, gather_s=gather_s)
         self.metrics.register(
             counts_collector("headway_service_callback_errors", self._loop.errors, "callback")
         )

@@ -73,6 +73,7 @@ from headway.trainer.control.requests import Requests
 from headway.trainer.control.writer import JournalWriter
 
 TICK_S = 0.1
+GATHER_S = 0.002  # 1,536 nodes send a message every 0.65 ms
 RENEW_S = 0.25
 FLUSH_S = 0.1
 ENDED_S = 0.25
@@ -97,8 +98,8 @@ class Driver:
         self.config = load(RunConfig, files=[self.run_dir.config])
         self._lease = FileLease(self.run_dir.path)
         self._fence_former(epoch)
-        configure(NodePaths(self.run_dir.run_id, node).failpoints, node=node)
-        self._epoch = epoch
+        self._epoch, self._run_id = epoch, self.run_dir.run_id  # a look at a file: once only
+        configure(NodePaths(self._run_id, node).failpoints, node=node)
         self._background, self.engine = Background(), self._make_engine()
         journal = Journal(self.run_dir.database, epoch=epoch)
         start = self._start(journal)
@@ -134,13 +135,13 @@ class Driver:
             keys=cluster.key_of("driver"),
             allowed=cluster.public_of("executor", "monitor", "console"),
         )
-        self.lines = Lines(self._server, self.state, self._reports, self.run_dir.run_id, node)
+        self.lines = Lines(self._server, self.state, self._reports, self._run_id, node)
         self._requests.lines = self.lines
         me = ProcessId.current()
         public = cluster.key_of("driver").public.decode()
         holder = Holder(epoch, node, me.pid, me.start_ticks, self._server.endpoint, public)
         self._tenure = Tenure(self._lease, holder)
-        self._service = Service("driver", server=self._server)
+        self._service = Service("driver", server=self._server, gather_s=GATHER_S)
         for source, callback in (
             (self._journal.done_fd, self._journal.run_callbacks),
             (self._background.done_fd, self._background.run_callbacks),
@@ -175,7 +176,7 @@ class Driver:
         if set(rank_nodes) != set(planned) or max(rank_nodes.values()) >= self.cluster.nodes:
             rank_nodes = planned
         return Start(
-            run_id=self.run_dir.run_id,
+            run_id=self._run_id,
             steps=self.config.train.steps,
             rank_nodes=rank_nodes,
             nodes=self.cluster.nodes,
@@ -215,14 +216,14 @@ class Driver:
         """Let time pass for the state; say that the run is over while it is."""
         if self._outcome:
             self.lines.tell_all(
-                StopRun(epoch=self._epoch, outcome=self._outcome, run_id=self.run_dir.run_id)
+                StopRun(epoch=self._epoch, outcome=self._outcome, run_id=self._run_id)
             )
             return
         self.handle(Tick())
         self.lines.refresh()
 
     def _heard(self, message: Message, peer: bytes) -> None:
-        if getattr(message, "run_id", self.run_dir.run_id) not in ("", self.run_dir.run_id):
+        if getattr(message, "run_id", self._run_id) not in ("", self._run_id):
             return
         self.lines.heard(message, peer)
         if isinstance(message, Report):
@@ -234,7 +235,7 @@ class Driver:
             self.lines.answer(message, peer)
 
     def _monitor_beat(self, message: MonitorBeat, peer: bytes) -> None:
-        if message.run_id == self.run_dir.run_id and message.node == self.node:
+        if message.run_id == self._run_id and message.node == self.node:
             self.lines.set_monitor(message, peer)
 
     def _verdict(self, message: Verdict, peer: bytes) -> None:

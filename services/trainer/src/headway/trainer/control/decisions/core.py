@@ -30,6 +30,7 @@ NOT_RESTARTED = ("gone", "evicted", "verdict")
 """Bars of nodes whose executor is not started again: a person or the engine must provide another machine."""
 
 Key = tuple[object, ...]
+_ROUND: Key = ("round",)
 
 
 class Core:
@@ -103,6 +104,14 @@ class Core:
             return False
         self._sent[key] = self.clock.now
         return True
+
+    def begin_round(self) -> None:
+        """Something new must be sent to many workers: look at all of them now."""
+        self._sent.pop(_ROUND, None)
+
+    def is_round_due(self) -> bool:
+        """Whether to look at all workers again for orders to repeat; beats make each node looked at."""
+        return self.due(*_ROUND)
 
     def fence(
         self, reason: str, *, is_symptom: bool = False, is_counted: bool = True

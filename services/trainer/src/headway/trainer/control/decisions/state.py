@@ -77,27 +77,29 @@ class RunState:
     # ---- the one entry ------------------------------------------------------------------------
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take in one event; returns what to do, in order."""
-        core = self._core
+        core, phase = self._core, self._core.phase
         is_tick = isinstance(event, Tick)
         core.clock.advance(now, is_tick=is_tick)
         if isinstance(event, NodeBeat):
-            if core.phase == "over":
+            if phase == "over":
                 return []
             node, actions = reactions.on_beat(core, event)
             if node is None and not actions:
                 return actions
-            actions += self._advance(node)
         else:
-            actions = self._take(event)
-            actions += self._advance(None)
-        if is_tick:
-            actions += self._on_tick()
+            node, actions = _only_node(event), self._take(event)
+        actions += self._on_tick() if is_tick else self._advance(phase, node)
         return self._remember() + actions
 
-    def _advance(self, node: int | None) -> list[Action]:
-        """Let the phase look at the run, and each phase that is entered thereby."""
+    def _advance(self, phase: str, node: int | None) -> list[Action]:
+        """Let the phase look at the run, and each phase that is entered thereby.
+
+        ``phase`` is the one before the event: if it was left, the next one looks at the whole run,
+        else only at ``node`` when the event concerns no other.
+        """
         core = self._core
-        phase = core.phase
+        if core.phase != phase or node not in core.fleet.nodes:
+            node, phase = None, core.phase
         actions = PHASES[phase].look(core, node)
         while core.phase != phase:
             phase = core.phase
@@ -111,8 +113,7 @@ class RunState:
             actions += core.watch_nodes() + reactions.release(core) + core.kills()
             actions += self._verdicts.repeat(core)
             actions += self._stop.look(core, self.why)
-            actions += self._advance(None)
-        return actions
+        return actions + self._advance(core.phase, None)
 
     def _overdue(self) -> list[Action]:
         """Say why a phase takes longer than its limit, and take its next rung."""
@@ -123,7 +124,7 @@ class RunState:
         waited_s = round(core.clock.now - core.since, 1)
         why = phase.why(core)
         log = Log("waiting", {"phase": phase.name, "waited_s": waited_s, "reason": why})
-        return [log, *phase.overdue(core), *self._advance(None)]
+        return [log, *phase.overdue(core)]
 
     def _remember(self) -> list[Action]:
         core = self._core
@@ -160,6 +161,7 @@ class RunState:
             case Relay(store=opened) if opened is not None:
                 if opened.generation == core.generation:
                     core.store = (opened.host, opened.port, opened.secret)
+                    core.begin_round()
             case Seals() if event.generation == core.generation and core.phase == "reading":
                 return reactions.on_seals(core, event)
             case ExecutorEnded():
@@ -168,6 +170,7 @@ class RunState:
                 if event.steer.sequence > len(core.commands):
                     core.commands.append(event.steer)
                     core.is_steering = True
+                    core.begin_round()
             case EvictNode():
                 return reactions.evict(core, event.node)
             case _:
@@ -317,3 +320,14 @@ class RunState:
     @clock_s.setter
     def clock_s(self, now: float) -> None:
         self._core.clock.now = now
+
+
+def _only_node(event: Event) -> int | None:
+    """The node that alone is concerned, None when the event may concern several."""
+    match event:
+        case Seals(node=node) | WorkerGone(node=node):
+            return node
+        case Relay(node=node, left=left) if left is not None:
+            return node
+        case _:
+            return None

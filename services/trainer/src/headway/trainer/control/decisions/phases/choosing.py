@@ -15,13 +15,13 @@ class Reading(Phase):
     name = "reading"
 
     def look(self, core: Core, node: int | None) -> list[Action]:
-        del node
         if core.members.vacant or core.fleet.unheard:
             core.enter("gathering")
             return []
         if core.copies.unread:
             order = ReadSeals(run_id=core.run_id, epoch=core.epoch, generation=core.generation)
-            return [Tell(n, order) for n in core.copies.unread if core.due("seals", n)]
+            asked = core.copies.unread if node is None else {node} & core.copies.unread.keys()
+            return [Tell(n, order) for n in asked if core.due("seals", n)]
         core.enter("choosing")
         core.effects.forget(FindDurable)
         return []

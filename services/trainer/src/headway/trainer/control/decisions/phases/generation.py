@@ -25,6 +25,8 @@ class Joining(Phase):
             core.enter("running")
             core.is_memory_stale |= core.copies.renewed()
             return [Log("stepping", {"generation": core.generation, "step": core.step})]
+        if node is None and not core.is_round_due():
+            return []
         workers = _members(core, node)
         actions = [a for rank, view in workers for a in self._lead(core, rank, view)]
         return actions + kill_strays(core, node) + steer(core, node)
@@ -86,6 +88,8 @@ class Running(Phase):
             return core.fence(f"{ranks(left)} left and did not say why")
         if core.copies.max_durable is not None and node is None:
             core.is_memory_stale |= core.copies.superseded(core.step)
+        if node is None and not core.is_round_due():
+            return []
         return kill_strays(core, node) + steer(core, node)
 
     def why(self, core: Core) -> str:
@@ -100,6 +104,8 @@ class Leaving(Phase):
     def look(self, core: Core, node: int | None) -> list[Action]:
         if not core.fleet.held():
             core.enter("gathering")
+            return []
+        if node is None and not core.is_round_due():
             return []
         newest = max(core.numbered, core.generation, core.fleet.newest)
         return [
