@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -163,3 +164,40 @@ def test_a_full_disk_does_not_change_the_exit_code(
             check=False,
         )
     assert done.returncode == expected
+
+
+HUNG = """
+import os, sys
+from headway.common.log import get_logger, num_lines_lost, setup
+
+setup("probe", in_background=True)
+log = get_logger("part")
+for number in range(12_000):  # far more than a pipe holds
+    log.info("a line", number=number)
+assert num_lines_lost() == 0  # not known before the pipe takes something
+os.write(3, b"all are logged")
+sys.exit(7)
+"""
+
+
+def test_a_log_whose_reader_does_not_read_stops_nothing_and_says_what_was_lost() -> None:
+    """A pipe that nobody reads blocks a writer, as a file system that hangs does."""
+    reader, writer = os.pipe()
+    done_reader, done_writer = os.pipe()
+    command = f"exec 3>&{done_writer}; exec {sys.executable} -c '{HUNG}' 2>&{writer}"
+    process = subprocess.Popen(
+        ["bash", "-c", command],
+        pass_fds=(writer, done_writer),
+        env=child_environment(),
+    )
+    os.close(writer)
+    os.close(done_writer)
+    assert os.read(done_reader, 100) == b"all are logged"
+    with os.fdopen(reader, "rb") as log:
+        lines = [json.loads(line) for line in log.read().splitlines()]
+    assert process.wait(60) == 7
+    os.close(done_reader)
+    numbers = [line["number"] for line in lines if line["event"] == "a line"]
+    assert numbers == list(range(len(numbers)))
+    (lost,) = [line for line in lines if line["event"] == "log lines were lost"]
+    assert lost["num_lost"] + len(numbers) == 12_000

@@ -6,12 +6,15 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import msgspec
 import pytest
+from headway.common.node.flight import FlightWriter
 from headway.common.node.testing import hear, python_child, say, wait_until
 from headway.common.wire.messages.health import AgentBeat, Verdict
 from headway.health.config import HealthConfig
+from headway.health.sources.flight import FlightSource
 from headway.health.sources.proc import read_process
 from headway.health.state import MonitorState
 from headway.testkit.beats import RUN_ID, SimulatedNode, beat_times, lockstep, stall_others
@@ -167,3 +170,19 @@ def test_a_debugger_at_a_real_worker_causes_no_verdict_and_a_stop_does() -> None
             os.kill(child.pid, signal.SIGSTOP)
             bench.wait(lambda: bool(bench.verdicts), "a verdict")
             assert bench.kinds() == [("stopped", 0, True)]
+
+
+def test_the_ring_shows_whether_its_process_runs_at_all(tmp_path: Path) -> None:
+    now_ns = [0]
+    source = FlightSource(tmp_path, clock_ns=lambda: now_ns[0])
+    writer = FlightWriter.create(tmp_path / "flight-0.bin", 0)
+    ages = []
+    for does_live in (False, True, True, False, False, True):
+        now_ns[0] += 10**9
+        if does_live:
+            writer.count_life()
+        ages.append(source.read()[0].alive_age_s)
+    writer.close()
+    writer.count_life()  # a beat in the moment in which the rank is given up
+    source.close()
+    assert ages == [-1.0, 0.0, 0.0, 1.0, 2.0, 0.0]

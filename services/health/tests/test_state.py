@@ -100,6 +100,16 @@ def test_victims_that_began_to_wait_first_are_not_blamed() -> None:
     assert [(one.kind, one.rank) for _, one in told] == [("silence", 2)]
 
 
+def test_a_frozen_rank_is_named_wherever_it_stands_and_not_who_has_waited_the_longest() -> None:
+    timelines = lockstep(4, 100, lambda _: 0.7)
+    for timeline in timelines[1:]:
+        timeline.hang(19.7, "RECV_BACKWARD")
+    timelines[0].freeze(19.8, "NORM")
+    told = play(MonitorState(CONFIG, RUN_ID), nodes_of(timelines), 40.0)
+    assert [(one.kind, one.rank) for _, one in told] == [("silence", 0)]
+    assert told[0][1].confidence >= 0.8
+
+
 def test_a_run_in_which_one_rank_still_moves_is_slow_and_not_hung() -> None:
     timelines = lockstep(4, 200, lambda _: 0.4)
     for timeline in timelines[:3]:

@@ -104,6 +104,18 @@ def test_a_survivors_report_is_a_symptom_and_a_later_failure_of_another_rank_is_
     assert (failed.fields["rank"], failed.fields["reason"]) == (1, "ValueError: labels")
 
 
+def test_a_bad_copy_that_is_found_after_a_peers_report_is_no_failure_of_the_code() -> None:
+    hand = Hand().run(8)
+    hand.send(hand.left(0, "peer"))
+    hand.leave()
+    hand.read(7, 8)
+    hand.begin(hand.send(DurableFound((5, "f"))))
+    hand.send(hand.left(0, "peer", detail="connection reset"))
+    found = only(hand.send(hand.left(1, bad_snapshot=True, detail="arena-1.bin: digest")), Log)
+    assert found.event == "snapshot_damaged"
+    assert (found.fields["node"], found.fields["rank"]) == (0, 1)
+
+
 def _from_durable(step: int, folder: str = "f") -> Hand:
     """A run that restored a checkpoint."""
     hand = Hand()
@@ -316,6 +328,22 @@ def test_who_does_not_restore_in_time_is_left_behind_by_name() -> None:
     assert "ranks 0, 1, 2, 3 did not restore within 8 s" in str(actions)
     killed = {tell.message.worker for tell in told(actions, KillWorker)}
     assert killed == members, "who never answered takes no abort"
+
+
+def test_a_pause_lets_nobody_wait_for_a_rank_that_does_not_restore() -> None:
+    hand = Hand()
+    hand.gather()
+    hand.read()
+    hand.begin(hand.send(DurableFound(None)))
+    hand.join(0, status="restored")
+    hand.change(0, 0, paused=True)
+    hand.change(1, 0, status="joining", generation=0, rank=2)
+    hand.hear(0)
+    hand.hear(1)
+    assert hand.state.paused and hand.state.phase == "joining"
+    actions = hand.wait(LIMITS.join_timeout_s + 0.2)
+    assert {"waiting", "fence"} <= set(events(actions))
+    assert "rank 2 did not restore within 8 s" in str(actions)
 
 
 def test_commands_reach_a_worker_in_order_until_it_holds_them_all() -> None:

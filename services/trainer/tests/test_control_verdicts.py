@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 from headway.common.wire.messages.executor import KillWorker, RestartService
 from headway.testkit.trainer.by_hand import Hand, events, only, told
-from headway.trainer.control.decisions.events import Action, Answer, DurableFound, Finish, Judged
+from headway.trainer.control.decisions.events import (
+    Action,
+    Answer,
+    DurableFound,
+    Finish,
+    Judged,
+    Remember,
+)
 
 
 def _verdict(response: str, node: int = 0, **more: Any) -> Judged:
@@ -109,6 +116,27 @@ def test_a_suspected_node_is_given_up_for_a_spare_and_stays_out_until_it_is_rest
     hand.incarnation[1] += 1
     hand.versions[1] = 0
     assert "node_returned" in events(hand.hear(1))
+
+
+def test_a_suspected_node_stays_out_under_the_next_driver_too() -> None:
+    hand = Hand().run()
+    actions = hand.send(_verdict("replace_node", 1, kind="xid"))
+    memory = [a.memory for a in actions if isinstance(a, Remember)][-1]
+    assert memory.lost == (1,) and memory.losses == ((1, 1),)
+    successor = Hand(memory=memory, rank_nodes={0: 0, 1: 0, 2: 2, 3: 2})
+    successor.hear(1)
+    assert successor.state.status_of(1) == "lost"
+    successor.incarnation[1] += 1
+    successor.versions[1] = 0
+    assert "node_returned" in events(successor.hear(1))
+    assert successor.state.status_of(1) == "spare"
+
+
+def test_an_order_to_restart_a_service_names_the_process_that_is_meant() -> None:
+    hand = Hand().run()
+    hand.hear(1, services={"dataloader": 77})
+    (order,) = told(hand.send(_verdict("restart_service", 1, service="dataloader")), RestartService)
+    assert order.message.pid == 77
 
 
 def test_without_a_spare_a_suspected_node_is_only_observed() -> None:

@@ -130,6 +130,30 @@ def test_a_stopped_worker_is_ended_and_a_traced_one_is_left_alone() -> None:
     assert first not in members and second in members
 
 
+def test_a_worker_under_a_debugger_is_left_alone_by_the_next_executor_too() -> None:
+    node = up()
+    held = next(iter(node.guardian.crew.members.values())).process
+    node.processes[held].state = "t"
+    node.restart_executor()
+    node.run(30.0)
+    assert held in node.processes
+    node.processes[held].state = "S"
+    node.run(5.0)
+    assert held in {m.process for m in node.guardian.crew.members.values()} and node.is_whole
+
+
+def test_an_order_to_restart_a_service_that_comes_late_leaves_its_successor_alone() -> None:
+    node = up()
+    service = node.guardian.services.process("dataloader")
+    assert service is not None
+    node.tell(on.ServiceBlamed("dataloader", "no batch", service.pid - 1))
+    node.run(5.0)
+    assert node.guardian.services.process("dataloader") == service
+    node.tell(on.ServiceBlamed("dataloader", "no batch", service.pid))
+    node.run(START_S)
+    assert node.is_whole and node.guardian.services.process("dataloader") != service
+
+
 def test_a_hung_standby_is_replaced() -> None:
     node = up()
     hung = next(iter(node.guardian.crew.members.values())).process
@@ -188,6 +212,27 @@ def test_orders_of_another_run_or_of_an_older_driver_are_refused_after_a_restart
     node.run(1.0)
     node.restart_executor()
     assert not node.guardian.obeys(RUN_ID, 6) and node.guardian.obeys(RUN_ID, 7)
+
+
+def test_a_driver_that_cannot_renew_is_kept_while_nobody_can_claim_and_replaced_once_one_can() -> (
+    None
+):
+    """A folder that takes no writes: the driver that is heard is better than none."""
+    node = up()
+    node.driver_beats, node.claim_fails = False, True
+    node.run(30.0)
+    node.claim_fails = False
+    node.run(30.0)
+    (driver,) = [p for p in node.processes.values() if p.name == "driver"]
+    claims, starts = len(node.claims), len(node.starts["driver"])
+    node.claim_fails = True
+    node.run(60.0)
+    assert len(node.claims) > claims and driver.id in node.processes
+    assert "the driver's lease cannot be claimed" in node.guardian.trouble()
+    node.claim_fails = False
+    node.run(10.0)
+    assert driver.id not in node.processes and len(node.starts["driver"]) == starts + 1
+    assert [p.name for p in node.processes.values()].count("driver") == 1
 
 
 @pytest.mark.parametrize(("state", "ends"), [("gone", True), ("unknown", False)])

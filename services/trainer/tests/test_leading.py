@@ -29,7 +29,6 @@ class Observer:
     own: str = ""
     failures: int = 0
     claims: list[int] = field(default_factory=list)
-    kills: int = 0
     leaves: int = 0
 
     def watch(self, seconds: float, view: Any, heard: bool = False) -> None:
@@ -45,7 +44,6 @@ class Observer:
                 is_readable=True,
             )
             self.claims += [standing.claim.after] if standing.claim else []
-            self.kills += bool(standing.kill_own)
             self.leaves += standing.leave
 
 
@@ -114,13 +112,11 @@ def test_the_end_of_the_own_driver_is_answered_at_once() -> None:
     assert seen.claims == [4]
 
 
-def test_an_own_driver_that_hangs_is_killed_before_its_lease_is_claimed() -> None:
+def test_the_lease_of_an_own_driver_that_hangs_is_claimed_too() -> None:
+    """The claim comes first: where it cannot be made, the driver there is is better than none."""
     seen = observer(epoch=1)
     seen.own = "up"
     seen.watch(5.0, held(node=3))
-    assert seen.kills and seen.claims == []
-    seen.own = "down"
-    seen.watch(1.0, held(node=3))
     assert seen.claims == [1]
 
 

@@ -23,6 +23,7 @@ _LINES = {
     "node_silent": "node {node} is silent; starting it again",
     "executor_ended": "the executor of node {node} has ended; restarting it",
     "node_returned": "node {node} is back as a spare",
+    "checkpoint_damaged": "checkpoint of rank {rank} is damaged and not used: {reason}",
     "snapshot_damaged": "snapshot of rank {rank} on node {node} is damaged and not used: {reason}",
     "node_replaced": "node {spare} takes over ranks {ranks} of node {node}",
     "adopted": "a new driver took over generation {generation}",

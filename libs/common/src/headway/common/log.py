@@ -25,10 +25,17 @@ def setup(
     node: int | None = None,
     rank: int | None = None,
     json: bool | None = None,
+    in_background: bool = False,
 ) -> None:
-    """Configure this process's logs, on stderr. ``json`` None means: JSON unless stderr is a terminal."""
-    tolerate_stderr(_lost_line)
-    tolerate_stdout(_lost_line)
+    """Configure this process's logs, on stderr.
+
+    Args:
+        json: None means JSON unless stderr is a terminal.
+        in_background: a thread writes the lines, so that a file system that hangs cannot stop this
+            process; for those that others depend on.
+    """
+    tolerate_stderr(_lost_line, in_background=in_background)
+    tolerate_stdout(_lost_line, in_background=in_background)
     as_json = not sys.stderr.isatty() if json is None else json
     renderer: Any = (
         structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer()

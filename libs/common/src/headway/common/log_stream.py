@@ -1,18 +1,28 @@
 """A text stream for logs that never raises: what cannot be written is counted, and reported later.
 
-A full disk, an I/O error or a reader that has gone must not end a process because it logs.
+A full disk, an I/O error or a reader that has gone must not end a process because it logs. Nor may
+a file system that hangs stop a loop on which others depend: such a process lets a thread write.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import io
 import os
+import queue
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
+from headway.common.polling import wait_until
+
 STDOUT, STDERR = 1, 2
+MAX_WAITING = 10_000
+"""Lines that wait for a file system which does not answer; further ones are lost, and counted."""
+EXIT_WAIT_S = 1.0
+"""How long a process that ends waits for its last lines to be written."""
 
 
 def _plain_notice(num_lost: int, reason: str) -> str:
@@ -69,9 +79,49 @@ class LogWriter(io.RawIOBase):
             self._is_torn = bool(rest)
 
 
-def open_stream(descriptor: int, notice: Callable[[int, str], str]) -> io.TextIOWrapper:
+class BackgroundLogWriter(LogWriter):
+    """Never blocks: a thread writes. Lines that wait when the process is killed are lost."""
+
+    def __init__(self, descriptor: int, notice: Callable[[int, str], str]) -> None:
+        super().__init__(descriptor, notice)
+        self._waiting: queue.Queue[bytes] = queue.Queue(MAX_WAITING)
+        self._num_dropped, self._lock = 0, threading.Lock()
+        threading.Thread(target=self._serve, name="log", daemon=True).start()
+        atexit.register(self.drain)
+
+    def write(self, data: Any) -> int:
+        """Hand ``data`` to the thread, or count it as lost when too much waits."""
+        content = bytes(data)
+        try:
+            self._waiting.put_nowait(content)
+        except queue.Full:
+            with self._lock:
+                self._num_dropped += max(1, content.count(b"\n"))
+        return len(content)
+
+    def drain(self, limit_s: float = EXIT_WAIT_S) -> None:
+        """Wait until all is written, for at most ``limit_s``."""
+        wait_until(lambda: not self._waiting.unfinished_tasks, limit_s, every_s=0.005)
+
+    def _serve(self) -> None:
+        while True:
+            content = self._waiting.get()
+            with self._lock:
+                num_dropped, self._num_dropped = self._num_dropped, 0
+            if num_dropped:
+                self.num_lost += num_dropped
+                self.num_lost_ever += num_dropped
+                self.error = "its file system did not answer"
+            super().write(content)
+            self._waiting.task_done()
+
+
+def open_stream(
+    descriptor: int, notice: Callable[[int, str], str], *, in_background: bool = False
+) -> io.TextIOWrapper:
     """A stream on ``descriptor`` that hands whole lines to a ``LogWriter``, its ``buffer``."""
-    raw: Any = LogWriter(descriptor, notice)
+    make = BackgroundLogWriter if in_background else LogWriter
+    raw: Any = make(descriptor, notice)
     return io.TextIOWrapper(raw, "utf-8", "backslashreplace", line_buffering=True)
 
 
@@ -81,7 +131,9 @@ def writer_of(stream: Any) -> LogWriter | None:
     return writer if isinstance(writer, LogWriter) else None
 
 
-def tolerate_stderr(notice: Callable[[int, str], str] = _plain_notice) -> None:
+def tolerate_stderr(
+    notice: Callable[[int, str], str] = _plain_notice, *, in_background: bool = False
+) -> None:
     """Let ``sys.stderr`` never raise, so that no message can change how this process ends.
 
     What the interpreter itself prints, as the traceback at its end, goes there too. A stream that
@@ -91,15 +143,15 @@ def tolerate_stderr(notice: Callable[[int, str], str] = _plain_notice) -> None:
     if writer is not None:
         writer.notice = notice
     elif _is_original(sys.stderr, sys.__stderr__, STDERR):
-        sys.stderr = open_stream(STDERR, notice)
+        sys.stderr = open_stream(STDERR, notice, in_background=in_background)
 
 
-def tolerate_stdout(notice: Callable[[int, str], str]) -> None:
+def tolerate_stdout(notice: Callable[[int, str], str], *, in_background: bool = False) -> None:
     """The same for ``sys.stdout`` where it is the log too: the same file as stderr."""
     if _is_original(sys.stdout, sys.__stdout__, STDOUT) and _are_same(STDOUT, STDERR):
         with contextlib.suppress(OSError):
             sys.stdout.flush()
-        sys.stdout = open_stream(STDOUT, notice)
+        sys.stdout = open_stream(STDOUT, notice, in_background=in_background)
 
 
 def _is_original(stream: Any, original: Any, descriptor: int) -> bool:

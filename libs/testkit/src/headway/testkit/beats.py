@@ -34,6 +34,8 @@ class Timeline:
     steps: list[tuple[float, float, int]] = field(default_factory=list)
     """Begin, end and index of each finished step."""
     now_s: float = 0.0
+    frozen_at_s: float = float("inf")
+    """When its process stopped running, as in a frozen control group."""
 
     def do(self, kind: str, duration_s: float, step: int = -1) -> None:
         """Appends an action right behind the one before."""
@@ -60,6 +62,11 @@ class Timeline:
                 return
         raise ValueError(f"nothing is done at {at_s} s")
 
+    def freeze(self, at_s: float, kind: str) -> None:
+        """Its process does not run any more from the next such action on."""
+        self.hang(at_s, kind)
+        self.frozen_at_s = self.actions[-1][0]
+
     def sample(self, now_s: float, generation: int = 0) -> WorkerSignals:
         """The worker as an agent's flight source would show it at ``now_s``."""
         head = bisect.bisect_right(self.actions, now_s, key=lambda action: action[0])
@@ -83,6 +90,7 @@ class Timeline:
             num_steps=finished,
             median_step_s=statistics.median(durations_s) if durations_s else 0.0,
             age_s=now_s - (began_s if is_open else ended_s),
+            alive_age_s=max(0.2, now_s - self.frozen_at_s),
             open_kind=kind if is_open else "",
             phase={"JOIN": "join", "EVAL": "eval", "RESTORE": "restore"}.get(kind, "step")
             if is_open

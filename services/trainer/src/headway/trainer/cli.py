@@ -37,7 +37,7 @@ def executor(cluster: CLUSTER, node: NODE) -> None:
     from headway.launch.cluster import ClusterFolder
     from headway.trainer.control.node.executor import Executor
 
-    setup("executor", node=node)
+    setup("executor", node=node, in_background=True)
     raise typer.Exit(Executor(ClusterFolder(cluster), node).run())
 
 
@@ -54,7 +54,7 @@ def driver(
     from headway.launch.lease import SupersededError
     from headway.trainer.control.driver import Driver
 
-    setup("driver", node=node)
+    setup("driver", node=node, in_background=True)
     try:
         raise typer.Exit(Driver(run, ClusterFolder(cluster), node, epoch).run())
     except SupersededError as error:

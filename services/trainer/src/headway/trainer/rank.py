@@ -53,6 +53,7 @@ class Rank:
         )
         self._store = StoreWatch(context.paths.endpoint("ckpt_store"))
         flight = FlightWriter.create(context.paths.segment("flight", rank), rank)
+        self.count_life = flight.count_life
         self._session = Session(
             self.config,
             rank,

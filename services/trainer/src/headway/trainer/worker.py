@@ -57,8 +57,11 @@ class Worker:
 
     # ---- the link's thread --------------------------------------------------------------------
     def beat(self) -> WorkerBeat:
-        """What this worker is and does now."""
-        v = self.view
+        """What this worker is and does now. Sent from a thread that no collective holds up, which
+        the flight ring shows, too."""
+        v, rank = self.view, self._rank
+        if rank is not None:
+            rank.count_life()
         return WorkerBeat(
             worker=self.name,
             pid=self._me.pid,

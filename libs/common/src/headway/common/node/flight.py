@@ -52,7 +52,7 @@ assert RECORD.itemsize == _PACK.size == LINE_BYTES
 
 _LINE = LINE_BYTES // WORD_BYTES
 _RANK, _CAPACITY, _PID, _START, _GENERATION = range(_LINE, _LINE + 5)
-_HEAD, _PROGRESS = range(2 * _LINE, 2 * _LINE + 2)
+_HEAD, _PROGRESS, _ALIVE = range(2 * _LINE, 2 * _LINE + 3)
 _RECORDS = PAGE_BYTES // WORD_BYTES
 _END = 5  # word of end_ns in a record
 _FLAGS_AT = 2  # byte of flags in a record
@@ -60,7 +60,11 @@ _FLAGS_AT = 2  # byte of flags in a record
 
 @dataclass(frozen=True, slots=True)
 class FlightHeader:
-    """``head`` counts records begun, ``progress`` records ended, both over all processes of the rank."""
+    """``head`` counts records begun, ``progress`` records ended, both over all processes of the rank.
+
+    ``alive`` counts the turns of another thread of the process, 0 while it has none that counts: a
+    process in which it stops cannot run, whatever its rank waits for.
+    """
 
     rank: int
     process: ProcessId
@@ -68,6 +72,7 @@ class FlightHeader:
     capacity: int
     head: int
     progress: int
+    alive: int = 0
 
 
 class FlightWriter:
@@ -157,8 +162,15 @@ class FlightWriter:
         """``begin`` and ``end`` around a with block, which an exception ends as BROKEN. Keywords as for ``begin``."""
         return _Record(self, kind, fields)
 
+    def count_life(self) -> None:
+        """Show that the process runs; from a thread that never waits for other ranks."""
+        with self._lock:
+            if len(self._words):  # else it was closed meanwhile
+                self._words[_ALIVE] += 1
+
     def close(self) -> None:
-        self._buffer = self._words = memoryview(b"").cast("B")
+        with self._lock:
+            self._buffer = self._words = memoryview(b"").cast("B")
         self._segment.close()
 
 
@@ -196,6 +208,7 @@ class FlightReader:
             capacity=self._capacity,
             head=words[_HEAD],
             progress=words[_PROGRESS],
+            alive=words[_ALIVE],
         )
 
     def snapshot(self, since: int = 0) -> npt.NDArray[Any]:

@@ -3,6 +3,7 @@
 In synchronous training one hung rank soon stops all others, which wait for it. So silence is a property of a
 whole generation, and a rank that still moves proves that the run is slow, not hung. Among the silent ranks
 those that wait in communication are victims; the one that computes, or is between actions, is the culprit.
+A rank whose process does not run at all, as in a frozen control group, is the culprit wherever it stands.
 While a rank waits for data no rank is blamed at all: see ``data``.
 """
 
@@ -47,6 +48,10 @@ class RankView:
         return signals.open_kind in WAITING or (
             signals.open_kind == "DATA" and signals.data_wait == "readers"
         )
+
+    def is_frozen(self, config: HealthConfig) -> bool:
+        """Whether its process as a whole does not run, although nothing says that it was stopped."""
+        return self.signals.alive_age_s > config.silence_floor_s
 
     @property
     def silence_s(self) -> float:
@@ -106,7 +111,8 @@ def find_culprit(views: Sequence[RankView], config: HealthConfig) -> tuple[RankV
         return None
     if any(view.signals.age_s < view.stall_s(config) for view in views):
         return None
-    active = [view for view in views if not view.waits_for_others]
+    active = [view for view in views if view.is_frozen(config)]
+    active = active or [view for view in views if not view.waits_for_others]
     culprit = max(active or views, key=lambda view: view.signals.age_s)
     if culprit.beats_over < config.confirm_beats:
         return None  # such as one that a debugger has just let go

@@ -42,6 +42,8 @@ class Progress:
     open_kind: str
     open_micro_batch: int
     phase: str
+    alive_age_s: float = -1.0
+    """Time since the process last showed that it runs, -1 while it shows nothing."""
 
 
 @dataclass(slots=True)
@@ -57,6 +59,9 @@ class _Follower:
     """Records below this sequence number were read, the open ones among them are kept in ``open``."""
     counters: tuple[int, int, int] = (-1, -1, -1)
     changed_ns: int = 0
+    alive: tuple[int, int] = (0, -1)
+    """Its turns and its process at the last reading, and since when they are so:"""
+    alive_ns: int = 0
     open: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Sequence -> (kind, micro-batch) of records that were open at the last reading."""
     step: int = -1
@@ -107,6 +112,9 @@ class FlightSource:
                 now_ns if is_new_process or not moved_ns else min(moved_ns, now_ns)
             )
             follower.counters = counters
+        alive = (header.alive, header.process.pid)
+        if alive != follower.alive:
+            follower.alive, follower.alive_ns = alive, now_ns
         kinds = [kind for kind, _ in follower.open.values()]
         newest = follower.open[max(follower.open)] if follower.open else None
         return Progress(
@@ -122,6 +130,7 @@ class FlightSource:
             open_kind=_name(newest[0]) if newest else "",
             open_micro_batch=newest[1] if newest else -1,
             phase=next((phase for kind, phase in PHASES.items() if kind in kinds), "step"),
+            alive_age_s=(now_ns - follower.alive_ns) / 1e9 if header.alive else -1.0,
         )
 
     def _follower(self, path: Path) -> _Follower:

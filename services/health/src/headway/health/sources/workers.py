@@ -79,6 +79,7 @@ class WorkerSource:
             data_wait=feed.wait,
             data_age_s=feed.age_s,
             data_pid=feed.writer_pid,
+            alive_age_s=progress.alive_age_s,
         )
 
     def _cpu_fraction(self, process: ProcessId, signals: ProcessSignals) -> float:

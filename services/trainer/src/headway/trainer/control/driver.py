@@ -2,10 +2,9 @@
 
 It holds the run's lease and renews it from its loop, so a driver that hangs loses it. It keeps
 nothing that a successor could not find again: generations, commands, reports and ``Memory`` are in
-the journal, the rest is in the executors' beats. The journal, the checkpoint
-folder and the engine have threads of their own. Two things hold the loop up: a command waits up to
-``JOURNAL_LIMIT_S`` for the journal, and renewing the lease writes ``driver.json``, so that a driver
-whose folder hangs loses its lease.
+the journal, the rest is in the executors' beats. What may hang with the run's file system (journal, lease,
+checkpoints, log) and the engine have threads of their own; only a command waits up to
+``JOURNAL_LIMIT_S`` for the journal.
 """
 
 from __future__ import annotations
@@ -81,7 +80,8 @@ ENDED_S = 0.25
 UNHEARD_S = 0.6  # a little longer than a beat
 LINGER_S = 3.0
 """How long a driver whose run is over keeps answering, so that every executor hears of the end."""
-CLOSE_LIMIT_S = 10.0
+CLOSE_LIMIT_S = 4.0
+"""How long its last records may take; with ``LINGER_S`` less than executors leave it for its end."""
 
 log = get_logger("driver")
 
@@ -140,7 +140,7 @@ class Driver:
         me = ProcessId.current()
         public = cluster.key_of("driver").public.decode()
         holder = Holder(epoch, node, me.pid, me.start_ticks, self._server.endpoint, public)
-        self._tenure = Tenure(self._lease, holder)
+        self._tenure, self._renew_trouble = Tenure(self._lease, holder), ""
         self._service = Service("driver", server=self._server, gather_s=GATHER_S)
         for source, callback in (
             (self._journal.done_fd, self._journal.run_callbacks),
@@ -199,13 +199,18 @@ class Driver:
 
     # ---- leadership ---------------------------------------------------------------------------
     def _renew(self) -> None:
-        try:
-            self._tenure.renew()
-        except SupersededError as error:
-            log.warning("another driver leads the run; leaving", reason=str(error))
-            self._service.stop()
-        except OSError as error:
-            log.error("cannot renew the lease", error=str(error))
+        """Show that this loop turns. The writing itself may hang with the run's file system."""
+
+        def then(_result: object, error: Exception | None) -> None:
+            trouble = "" if error is None else str(error)
+            if isinstance(error, SupersededError):
+                log.warning("another driver leads the run; leaving", reason=trouble)
+                self._service.stop()
+            elif trouble and trouble != self._renew_trouble:
+                log.error("the lease cannot be renewed", reason=trouble)
+            self._renew_trouble = trouble
+
+        self._background.start("renewal of the lease", self._tenure.renew, then)
 
     def _superseded(self) -> None:
         log.warning("another driver has written the journal; leaving", epoch=self._epoch)

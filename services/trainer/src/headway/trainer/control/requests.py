@@ -145,6 +145,7 @@ class Requests:
             num_ranks=len(state.rank_nodes),
             statuses=dict(state.statuses),
             skipped=self._num_skipped(),
+            troubles=state.troubles(),
         )
 
     def _waiting(self) -> str:

@@ -172,3 +172,5 @@ class Status(Message, tag="driver.status/1"):
     """Status of a rank -> number of ranks, over the whole run."""
     skipped: int = 0
     """Steps skipped for a loss or norm that was not finite, since the run began."""
+    troubles: dict[int, str] = msgspec.field(default_factory=dict)
+    """Node -> what its executor cannot do now, as sentences; only of nodes that have some."""

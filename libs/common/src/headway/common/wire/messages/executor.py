@@ -159,6 +159,8 @@ class RestartService(Message, tag="executor.restart_service/1"):
     epoch: int
     service: str
     reason: str
+    pid: int = 0
+    """The process to end; an order that comes late must not end its successor. 0: whichever runs."""
 
 
 class StopRun(Message, tag="executor.stop_run/1"):

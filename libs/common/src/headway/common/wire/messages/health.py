@@ -52,6 +52,9 @@ class WorkerSignals(Message, tag="health.worker_signals/1"):
     """Time since data last arrived in that ring, -1 while no ring is known."""
     data_pid: int = 0
     """The process that fills the ring, 0 while there is none."""
+    alive_age_s: float = -1.0
+    """Time since the process last showed, by a thread that waits for no other rank, that it runs; -1 where
+    it shows nothing."""
 
 
 class HostSignals(Message, tag="health.host_signals/1"):

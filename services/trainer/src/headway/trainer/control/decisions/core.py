@@ -75,11 +75,21 @@ class Core:
         self._sent: dict[Key, float] = {}
         for node in self.fleet.nodes.values():  # executors need that long to find a new driver
             node.heard_at = limits.driver_silent_s
-        for number in (*memory.lost, *memory.evicted):
-            if number in self.fleet.nodes:
-                bar = "evicted" if number in memory.evicted else ""
-                self.fleet.lose(self.fleet.nodes[number], bar)
-                self.fleet.nodes[number].is_released = number in memory.released
+        self._recall(memory)
+
+    def _recall(self, memory: Memory) -> None:
+        """Take over what the driver before knew of nodes."""
+        nodes = self.fleet.nodes
+        for number in {*memory.lost, *memory.evicted} & nodes.keys():
+            self.fleet.lose(nodes[number], "evicted" if number in memory.evicted else "")
+            nodes[number].is_released = number in memory.released
+        for number, bar, *process in memory.barred:
+            if number in nodes and nodes[number].status == "lost":
+                self.fleet.set_bar(nodes[number], bar)
+                nodes[number].barred_process = (process[0], process[1])
+        for number, losses in memory.losses:
+            if number in nodes:
+                nodes[number].losses = losses
 
     # ---- phases ---------------------------------------------------------------------------------
     def enter(self, phase: str) -> None:
@@ -300,4 +310,6 @@ class Core:
             ),
             max_durable=self.copies.max_durable,
             bad_snapshots=tuple(sorted(self.copies.bad_snapshots)),
+            barred=tuple((n.number, n.bar, *n.barred_process) for n in lost if n.bar),
+            losses=tuple((n.number, n.losses) for n in self.fleet.nodes.values() if n.losses),
         )

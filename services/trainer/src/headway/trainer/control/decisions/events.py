@@ -184,6 +184,11 @@ class Memory:
     """Evicted nodes whose machine the engine has taken away; the others are asked for again."""
     causes: tuple[tuple[str, str], ...] = ()
     """(signature, sentence) of failures that the brake counts when the next generation begins."""
+    barred: tuple[tuple[int, str, int, int], ...] = ()
+    """(node, bar, incarnation and pid of its executor then) of lost nodes that may not return at
+    their next beat."""
+    losses: tuple[tuple[int, int], ...] = ()
+    """(node, how often it was given up)."""
 
 
 @dataclass(frozen=True)

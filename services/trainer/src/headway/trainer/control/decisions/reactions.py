@@ -71,14 +71,23 @@ def on_left(core: Core, left: LeftGeneration) -> list[Action]:
         return core.finish("failed", f"rank {left.rank}: {left.detail}")
     is_counted = _note_cause(core, left)
     if core.phase not in ("joining", "running"):
-        fields = {"worker": left.worker, "rank": left.rank, "reason": left.detail}
-        return [Log("worker_failed", fields)] if left.reason == "error" else []
+        return [_failure(core, left, is_counted)] if left.reason == "error" else []
     happened = {"error": "failed", "peer": "lost a peer"}.get(left.reason, left.reason)
     return core.fence(
         f"rank {left.rank} {happened}: {left.detail}",
         is_symptom=left.reason == "peer",
         is_counted=is_counted,
     )
+
+
+def _failure(core: Core, left: LeftGeneration, is_counted: bool) -> Log:
+    """What a rank reports that failed while its generation was left already."""
+    if is_counted:
+        fields = {"worker": left.worker, "rank": left.rank, "reason": left.detail}
+        return Log("worker_failed", fields)
+    what = "snapshot" if left.bad_snapshot else "checkpoint"
+    node = core.fleet.rank_nodes[left.rank]
+    return Log(f"{what}_damaged", {"node": node, "rank": left.rank, "reason": left.detail})
 
 
 def _note_cause(core: Core, left: LeftGeneration) -> bool:

@@ -295,6 +295,11 @@ class RunState:
         """Service -> pid, of those that are up on the node."""
         return self._core.fleet.nodes[node].services
 
+    def troubles(self) -> dict[int, str]:
+        """Node -> what its executor cannot do now, of those that have said so in their newest beat."""
+        nodes = self._core.fleet.nodes.items()
+        return {n: node.trouble for n, node in nodes if node.trouble and node.status != "lost"}
+
     def is_active(self, node: int) -> bool:
         """Whether the node carries ranks; False also for a number that the run does not know."""
         return node in self._core.fleet.nodes and bool(self._core.fleet.nodes[node].ranks)

@@ -72,7 +72,7 @@ class Verdicts:
         if verdict.pid and pid and verdict.pid != pid:
             return f"none: {verdict.service} on node {node.number} is another process by now", []
         self._restarts[node.number, verdict.service] = (pid, reason, core.clock.now, 1)
-        order = _restart_order(core, node.number, verdict.service, reason)
+        order = _restart_order(core, node.number, verdict.service, pid, reason)
         return f"restarted {verdict.service} on node {node.number}", [order]
 
     def repeat(self, core: Core) -> list[Action]:
@@ -84,13 +84,17 @@ class Verdicts:
                 del self._restarts[key]
             elif core.clock.now - told_at >= RESTART_AGAIN_S:
                 self._restarts[key] = (pid, reason, core.clock.now, times + 1)
-                actions.append(_restart_order(core, number, service, reason))
+                actions.append(_restart_order(core, number, service, pid, reason))
         return actions
 
 
-def _restart_order(core: Core, node: int, service: str, reason: str) -> Tell:
-    order = RestartService(run_id=core.run_id, epoch=core.epoch, service=service, reason=reason)
-    return Tell(node, order)
+def _restart_order(core: Core, node: int, service: str, pid: int, reason: str) -> Tell:
+    return Tell(
+        node,
+        RestartService(
+            run_id=core.run_id, epoch=core.epoch, service=service, reason=reason, pid=pid
+        ),
+    )
 
 
 def _end_worker(core: Core, verdict: Judged) -> tuple[str, list[Action]]:

@@ -167,7 +167,7 @@ class Crew:
             state = states.get(process, "R")
             if state in DEAD:
                 del self.orphans[name]
-            elif state == "T" or now > REJOIN_LIMIT_S:
+            elif state == "T" or (now > REJOIN_LIMIT_S and state != "t"):  # t: under a debugger
                 why = f"{name}: it did not speak to a new executor"
                 actions.append(Kill(process, signal.SIGKILL, why))
         return actions + self._watch_forks(states, words, now)

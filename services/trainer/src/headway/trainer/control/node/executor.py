@@ -276,7 +276,7 @@ class Executor:
             case ReadSeals():
                 self._to_driver(run.seals(message.generation))
             case RestartService():
-                run.handle(ServiceBlamed(message.service, message.reason))
+                run.handle(ServiceBlamed(message.service, message.reason, message.pid))
             case StopRun():
                 self._end(message.outcome)
             case Inject():

@@ -127,7 +127,8 @@ class Guardian:
     def _keep(self, name: str, epoch: int, process: ProcessId | None) -> Service:
         service = self.services.keep(name, self._clock_s, process, is_heard=name != "driver")
         if name == "driver":
-            service.epoch, service.may_start = epoch, process is not None
+            service.epoch = service.started_epoch = epoch
+            service.may_start = process is not None
         return service
 
     # ---- what others ask ----------------------------------------------------------------------
@@ -202,6 +203,9 @@ class Guardian:
             case WorkerUnwanted():
                 return self.crew.kill(event.worker, "the driver ordered it")
             case ServiceBlamed():
+                process = self.services.process(event.service)
+                if event.pid and (process is None or process.pid != event.pid):
+                    return []  # the order was late: another process serves by now
                 return self.services.blame(event.service, event.reason, now)
             case Trouble():
                 self._troubles[event.kind] = event.text
@@ -276,7 +280,12 @@ class Guardian:
             service = self._keep(name, epoch, None)
             if name == "driver":
                 service.epoch, service.may_start = epoch, True
-        return [Log("info", "this node leads the run", {"epoch": epoch})]
+                if service.status == "asked":  # for an epoch that is over
+                    service.status = "down"
+        actions: list[Action] = [Log("info", "this node leads the run", {"epoch": epoch})]
+        if self.services.process("driver") is not None:
+            actions += self.services.blame("driver", "it did not renew its lease", now)
+        return actions
 
     def _leave(self, now: float) -> list[Action]:
         return [action for name in LEADER_SERVICES for action in self.services.retire(name, now)]
@@ -340,8 +349,6 @@ class Guardian:
         )
         if standing.leave:
             return [Log("info", "another node leads the run"), *self._leave(now)]
-        if standing.kill_own:
-            return self.services.blame("driver", standing.kill_own, now)
         return [standing.claim] if standing.claim is not None else []
 
     def _own_driver(self, driver: Service | None, now: float) -> str:

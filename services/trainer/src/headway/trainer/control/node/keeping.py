@@ -33,6 +33,8 @@ class Service:
     may_start: bool = True
     """The driver is started only with an epoch that was claimed for it."""
     epoch: int = -1
+    started_epoch: int = -1
+    """The epoch that its process was started with."""
     process: ProcessId | None = None
     since: float = 0.0
     heard_at: float | None = None
@@ -98,6 +100,7 @@ class Services:
             self.leaving[process] = (action.name, now + LEAVE_LIMIT_S)
             return [Kill(process, signal.SIGTERM, f"{action.name} is not wanted here any more")]
         service.status, service.process, service.since = "up", process, now
+        service.started_epoch = action.epoch
         service.heard_at, service.turns = None, -1
         return []
 
@@ -189,7 +192,7 @@ class Services:
         service.status, service.process, service.why = "down", None, why
         service.restarts += 1
         if service.name == "driver":
-            service.may_start = False
+            service.may_start = service.epoch > service.started_epoch
         fields = {"service": service.name, "reason": why, "retry_in_s": retry_in_s}
         return Log("warning", "service is gone", {**fields, "restarts": service.restarts})
 

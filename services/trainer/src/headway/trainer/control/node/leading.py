@@ -32,8 +32,6 @@ class Standing:
     """What ``Leading.next`` wants: one of these at a time."""
 
     claim: Claim | None = None
-    kill_own: str = ""
-    """Why the node's own driver is to be killed."""
     leave: bool = False
     """Another node leads: end the node's own driver and monitor."""
 
@@ -113,8 +111,8 @@ class Leading:
         is_heard = silent_s < self._silent_s and self._stale_s < limit_s + UNHEARD_LIMIT_S
         if self._stale_s <= limit_s or is_heard:
             return Standing()
-        if own == "up":
-            return Standing(kill_own=f"it has not renewed its lease for {limit_s:.1f} s")
+        # a driver of this node that is still up is ended once the claim is made, not before: where
+        # nobody can claim, as in a folder that takes no writes, it is the only one there can be
         return self._claim(view)
 
     def _is_over(self, view: LeaseView, own: str, failures: int) -> bool:

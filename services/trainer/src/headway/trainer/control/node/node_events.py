@@ -99,6 +99,8 @@ class ServiceBlamed:
 
     service: str
     reason: str
+    pid: int = 0
+    """Of the process that is meant, 0 for whichever runs."""
 
 
 @dataclass(frozen=True)

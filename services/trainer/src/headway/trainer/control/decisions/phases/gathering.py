@@ -76,6 +76,7 @@ def _last_resort(core: Core) -> list[Action]:
         node = core.fleet.nodes[number]
         if node.bar == "verdict":
             core.fleet.set_bar(node, "")
+            core.is_memory_stale = True
         if node.bar == "trouble" and core.effects.due(RestartNode, number, again_s=RESTART_GRACE_S):
             actions += core.effects.ask(RestartNode(number))
     return actions

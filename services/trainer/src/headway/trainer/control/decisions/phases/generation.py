@@ -51,7 +51,8 @@ class Joining(Phase):
         return []
 
     def limit_s(self, core: Core) -> float:
-        return math.inf if core.members.num_paused else core.limits.join_timeout_s
+        is_restored = core.members.all(*HOLDING)
+        return math.inf if core.members.num_paused and is_restored else core.limits.join_timeout_s
 
     def overdue(self, core: Core) -> list[Action]:
         """Who has its state may wait for a pause or a long evaluation; who has none holds the others up."""
