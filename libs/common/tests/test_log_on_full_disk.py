@@ -170,6 +170,9 @@ HUNG = """
 import os, sys
 from headway.common.log import get_logger, num_lines_lost, setup
 
+from headway.common.log_stream import tolerate_stderr
+
+tolerate_stderr()  # as each command does before it knows what it is to be
 setup("probe", in_background=True)
 log = get_logger("part")
 for number in range(12_000):  # far more than a pipe holds

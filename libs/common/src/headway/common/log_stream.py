@@ -140,9 +140,9 @@ def tolerate_stderr(
     somebody else has put in its place (a test's capture) is left alone.
     """
     writer = writer_of(sys.stderr)
-    if writer is not None:
+    if writer is not None and isinstance(writer, BackgroundLogWriter) >= in_background:
         writer.notice = notice
-    elif _is_original(sys.stderr, sys.__stderr__, STDERR):
+    elif writer is not None or _is_original(sys.stderr, sys.__stderr__, STDERR):
         sys.stderr = open_stream(STDERR, notice, in_background=in_background)
 
 

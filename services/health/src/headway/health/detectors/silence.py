@@ -51,7 +51,7 @@ class RankView:
 
     def is_frozen(self, config: HealthConfig) -> bool:
         """Whether its process as a whole does not run, although nothing says that it was stopped."""
-        return self.signals.alive_age_s > config.silence_floor_s
+        return self.signals.alive_age_s > self.limit_s(config)
 
     @property
     def silence_s(self) -> float:
