@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import itertools
 import re
 import textwrap
 import typing
@@ -21,7 +22,7 @@ from headway.trainer.config import SETTINGS, RunConfig
 PAGE = Path(__file__).with_name("configuration.md")
 WIDTH = 100
 
-INTRO = f"""
+INTRO = """
 # Configuration
 
 *Written by `make docs` from the dataclasses in `services/*/src/headway/*/config.py`. Change a
@@ -103,7 +104,7 @@ def docstrings(cls: type[Any]) -> dict[str, str]:
         if isinstance(node, ast.ClassDef)
     )
     found = {field.name: "" for field in dataclasses.fields(cls)}
-    for field, below in zip(body, body[1:], strict=False):
+    for field, below in itertools.pairwise(body):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
             match below:
                 case ast.Expr(value=ast.Constant(value=str() as text)):
