@@ -12,7 +12,7 @@ SRC := $(wildcard libs/*/src services/*/src console/src)
 INSTALL := VENV="$(VENV)" PYTHON="$(PYTHON)" TORCH="$(TORCH)" infra/setup/setup.sh
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup setup-lab setup-test run lab test check lint types fmt lock lock-check matrix \
+.PHONY: help setup setup-lab setup-test run lab test check lint types fmt lock lock-check docs matrix \
         drill mutations mutants down-time fuzz up down clean
 
 help: ## this list
@@ -47,7 +47,7 @@ lint: setup-test ## ruff
 	"$(BIN)/ruff" format --check .
 
 types: setup-test ## mypy --strict on every src
-	"$(BIN)/mypy" $(SRC) infra/setup
+	"$(BIN)/mypy" $(SRC) infra/setup docs
 
 fmt: setup-test ## format and sort
 	"$(BIN)/ruff" check --fix -q .
@@ -58,6 +58,9 @@ lock: setup-test ## make constraints.txt again from the pyproject files (UPGRADE
 
 lock-check: setup-test ## fail if constraints.txt and the pyproject files disagree
 	"$(PY)" infra/setup/lock.py --check
+
+docs: setup-test ## make docs/configuration.md again from the docstrings
+	"$(PY)" docs/configuration.py
 
 matrix: setup-test ## every layout, schedule and block against one process
 	"$(PY)" -m benchmarks.matrix --out benchmarks/results/matrix.json

@@ -36,16 +36,23 @@ class ModelConfig:
     """A GPT: pre-norm LayerNorm blocks, GELU, rotary positions, untied head, no biases in linears."""
 
     layers: int = 4
+    """Transformer blocks; a multiple of ``pp * vp``."""
     hidden: int = 384
+    """Width of the residual stream."""
     heads: int = 6
+    """Attention heads; ``hidden / heads`` is even, and ``tp`` divides ``heads``."""
     ffn: int | None = None
     """Width of the MLP; None means ``4 * hidden``."""
     vocab_size: int = 8192
+    """Rows of the embedding and of the head; at least the tokens of the corpus."""
     seq_len: int = 512
+    """Tokens of one sequence."""
     block: Literal["serial", "parallel"] = "serial"
     """``parallel``: y = x + mlp(norm(x)) + attn(norm(x)) (MegaScale, arXiv 2402.15627, section 3.1)."""
     rope_theta: float = 10_000.0
+    """Base of the rotary position embedding."""
     init_std: float = 0.02
+    """Standard deviation of the initial weights."""
 
     def __post_init__(self) -> None:
         _positive(
@@ -78,11 +85,15 @@ class ParallelConfig:
     """How the model spreads over ranks; ``tp * pp * dp`` is the world size."""
 
     tp: int = 1
+    """Tensor-parallel ranks, with sequence parallelism."""
     pp: int = 1
+    """Pipeline stages."""
     dp: int = 1
+    """Data-parallel replicas; each keeps a part of the optimizer state."""
     vp: int = 1
     """Model chunks per pipeline rank; above 1 only with the interleaved schedule."""
     schedule: Literal["gpipe", "1f1b", "interleaved", "zb-h1"] = "1f1b"
+    """Order of a pipeline rank's forward and backward passes."""
     overlap_grad_reduce: bool = True
     """Start a chunk's gradient reduction at its last weight gradient; off waits for it at once."""
     overlap_param_gather: bool = True
@@ -109,7 +120,9 @@ class LaunchConfig:
     """Where the ranks run."""
 
     nodes: int = 1
+    """Nodes that train, emulated on this machine."""
     ranks_per_node: int = 1
+    """Worker processes on each node."""
     spares: int = 0
     """Idle nodes that take over a lost one."""
     standbys: int = 1
@@ -136,10 +149,13 @@ class TrainConfig:
     """The loop: how long, how much a step, in which precision."""
 
     steps: int = 200
+    """Optimizer steps of the whole run, those before a resume included."""
     global_batch_size: int = 8
     """Sequences per optimizer step, over all data-parallel replicas."""
     micro_batch_size: int = 1
+    """Sequences in one forward pass."""
     seed: int = 1234
+    """Of the initial weights."""
     dtype: Literal["auto", "bf16", "fp32", "fp64"] = "auto"
     """Compute type, bf16 with an fp32 master. ``auto`` is settled at launch: bf16 where the machine has units for
     it, else fp32. fp64 is for equality tests."""
@@ -176,12 +192,19 @@ class OptimConfig:
     """AdamW with decoupled weight decay (arXiv 1711.05101), warm-up and cosine decay."""
 
     lr: float = 1e-3
+    """Peak learning rate, at the end of the warm-up."""
     min_lr: float = 1e-4
+    """Learning rate at the last step."""
     warmup_steps: int = 20
+    """Steps over which the rate rises linearly from 0."""
     beta1: float = 0.9
+    """Decay of the first moment."""
     beta2: float = 0.95
+    """Decay of the second moment."""
     eps: float = 1e-8
+    """Added to the root of the second moment."""
     weight_decay: float = 0.1
+    """Decoupled decay, multiplied by the learning rate."""
     clip_grad: float = 1.0
     """Largest global gradient norm; 0 turns clipping off."""
 
