@@ -18,6 +18,7 @@ from headway.common.errors import DeadlineError, HeadwayError, InputError
 from headway.common.node.janitor import end_run, processes_of
 from headway.common.node.process import ProcessId
 from headway.common.wire.messages.driver import Command
+from headway.console.outputs import bytes_below, newest_checkpoint
 from headway.console.run import Run
 from headway.launch.cluster import ClusterFolder
 from headway.launch.local import LocalEngine
@@ -87,11 +88,13 @@ def end(
     limit_s = run.config.recovery.stop_timeout_s if limit_s is None else limit_s
     reason = "ended at once, as asked" if now else _stop(run, limit_s, tell)
     if not reason:
-        return Ending(run.name, run.state, _newest(run))
+        return Ending(run.name, run.state, newest_checkpoint(run))
     if not now:
         tell(f"run {run.name}: {reason}; ending its processes by force")
     ended, left = _force(run)
-    return Ending(run.name, run.outcome or "interrupted", _newest(run), reason, ended, left)
+    return Ending(
+        run.name, run.outcome or "interrupted", newest_checkpoint(run), reason, ended, left
+    )
 
 
 # ---- the clean stop -----------------------------------------------------------------------------
@@ -141,7 +144,7 @@ class _Progress:
             self.waiting = f" ({status.waiting})" if status.waiting else ""
         rows = run.query("SELECT MAX(step) FROM metrics")
         step = max(step, int(rows[0][0] or 0) if rows else 0)
-        seen = (run.outcome, _bytes_below(run.folder.checkpoints))
+        seen = (run.outcome, bytes_below(run.folder.checkpoints))
         processes = len(processes_of(run.folder.run_id))
         if step > self._step or seen != self._seen or processes < self._processes:
             self.note()
@@ -150,27 +153,9 @@ class _Progress:
         return time.monotonic() - self._moved_at
 
 
-def _bytes_below(folder: Path) -> int:
-    total = 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):
-                total += (Path(parent) / name).stat().st_size
-    return total
-
-
 def _remains(run: Run) -> bool:
     """Whether a process of the run is there, or an executor that would start one."""
     return run.live or bool(processes_of(run.folder.run_id))
-
-
-def _newest(run: Run) -> int | None:
-    from headway.ckpt_store.client import newest
-
-    with contextlib.suppress(HeadwayError, OSError):
-        found = newest(run.folder.checkpoints)
-        return None if found is None else found.step
-    return None
 
 
 # ---- force --------------------------------------------------------------------------------------

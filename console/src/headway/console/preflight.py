@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
+import re
 import shutil
 import subprocess
 import sys
@@ -72,14 +74,32 @@ def model_shape(config: RunConfig) -> ModelShape:
     )
 
 
+def own_corpus_folder(config: RunConfig) -> RunConfig:
+    """The configuration with a folder of its own for a source that was given without ``data.path``.
+
+    ``data.source=/home/me/novels`` is prepared in ``data/novels``: the default folder holds the
+    default source.
+    """
+    data = config.data
+    if data.source == DataConfig.source or data.path != DataConfig.path:
+        return config
+    source = Path(data.source).resolve()
+    name = source.stem if source.is_file() else source.name
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.") or "corpus"
+    path = Path(DataConfig.path).with_name(name)
+    if path.resolve() == source:  # never among the texts
+        path = path.with_name(f"{name}-prepared")
+    return dataclasses.replace(config, data=dataclasses.replace(data, path=str(path)))
+
+
 def prepare_corpus(config: RunConfig, tell: Callable[[str], None]) -> None:
     """Make the corpus if it is absent, then check that it can be read and fits the model.
 
     With the default source only the default folder is made: a path that was given must be there.
 
     Raises:
-        InputError: the corpus cannot be made, is damaged, comes from another source than the one asked for, or has
-            more tokens than the model knows.
+        InputError: the corpus cannot be made, is damaged, comes from another source than the one
+            asked for, or has more tokens than the model knows.
     """
     path = Path(config.data.path)
     if not _is_there(path):
