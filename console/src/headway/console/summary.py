@@ -107,6 +107,9 @@ def _figures(s: Summary) -> list[tuple[str, str]]:
     if s.mfu is not None and s.peak_flops:
         peak = f"{s.peak_flops / 1e9:,.0f} GFLOP/s ({s.dtype}, measured)"
         speed += f", MFU {s.mfu:.1%} of this machine's {peak}"
+    elif s.tokens_per_s:
+        busy = "its peak was measured while it was busy"
+        speed += f", MFU unknown: {busy if s.peak_flops else 'its peak has not been measured'}"
     return [
         ("validation loss", f"{before} before, {after} after; {unigrams}"),
         ("speed", speed),

@@ -49,20 +49,31 @@ def complete_nodes(ctx: typer.Context, incomplete: str) -> list[str]:
     return [str(node) for node in range(size) if str(node).startswith(incomplete)]
 
 
+def complete_logs(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The log files of that run."""
+    logs = (_runs_dir(ctx) / _run(ctx) / "logs").glob("*.log")
+    return sorted(path.stem for path in logs if path.stem.startswith(incomplete))
+
+
 def _runs_dir(ctx: typer.Context) -> Path:
     return Path(ctx.params.get("runs_dir") or RUNS)
 
 
 def _table(ctx: typer.Context, name: str) -> dict[str, Any]:
     """One table of the run's resolved configuration, empty where there is none."""
-    folder = _runs_dir(ctx)
-    typed = [ctx.params.get("run"), *(ctx.params.get("words") or ())]
-    known = run_names(folder)
-    run = next((word for word in typed if word in known), known[0] if known else "")
     try:
-        return dict(tomllib.loads((folder / run / "config.toml").read_text()).get(name, {}))
+        text = (_runs_dir(ctx) / _run(ctx) / "config.toml").read_text()
+        return dict(tomllib.loads(text).get(name, {}))
     except (OSError, ValueError):
         return {}
+
+
+def _run(ctx: typer.Context) -> str:
+    """The run that the line names so far, else the newest; empty without any."""
+    # words are left in args while the last option still lacks its value
+    typed = [ctx.params.get("run"), *(ctx.params.get("words") or ()), *ctx.args]
+    known = run_names(_runs_dir(ctx))
+    return next((word for word in typed if word in known), known[0] if known else "")
 
 
 RunsDir = Annotated[

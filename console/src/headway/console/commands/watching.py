@@ -15,6 +15,7 @@ from headway.console.commands.options import (
     RUNS,
     AnyRun,
     RunsDir,
+    complete_logs,
     complete_ranks,
     find_run,
 )
@@ -161,7 +162,12 @@ def watch(
 def logs(
     run: AnyRun = None,
     name: Annotated[
-        str, typer.Option(metavar="PART", help="Part of the file's name: driver, n0, n1-zygote...")
+        str,
+        typer.Option(
+            metavar="PART",
+            help="Part of the file's name: driver, n0, n1-agent...",
+            autocompletion=complete_logs,
+        ),
     ] = "",
     rank: Annotated[
         int | None,
