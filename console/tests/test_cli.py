@@ -149,34 +149,6 @@ def test_status_shows_ranks_and_progress_of_the_newest_run(fake: FakeRun, fake_c
     assert [rank["rank"] for rank in told["status"]["ranks"]] == [0, 1]
 
 
-def test_runs_lists_every_state(fake: FakeRun, fake_call: Call) -> None:
-    fake.advance(2)
-    states = []
-    for _ in range(2):
-        _, out, _ = fake_call("runs", "--json")
-        (row,) = json.loads(out)
-        states.append((row["state"], row["step"]))
-        fake.close()
-    assert states == [("live", 2), ("interrupted", 2)]
-
-
-def test_a_long_name_moves_the_column_for_all_rows(fake: FakeRun, fake_call: Call) -> None:
-    other = FakeRun(fake.folder.path.parent, name="learning-rate-sweep-of-all-widths-at-3e-4")
-    other.close()
-    _, out, _ = fake_call("runs")
-    lines = out.partition("\n\n")[0].splitlines()
-    assert len(lines) == 3
-    assert (
-        len(
-            {
-                line.index(word)
-                for line, word in zip(lines, ("state", "live", "interr"), strict=True)
-            }
-        )
-        == 1
-    )
-
-
 def test_status_counts_ranks_and_lists_them_on_request(
     fake: FakeRun, fake_call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:

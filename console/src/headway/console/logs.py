@@ -16,7 +16,7 @@ COLUMNS = ("timestamp", "level", "rank", "file", "event", "fields")
 """Of a data frame of log lines; ``fields`` holds the other fields as JSON."""
 _SHOWN = ("timestamp", "level", "event", "file", "service", "component", "run_id")
 _AGO = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
-_UNIT_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def since_unix_s(since: float | str, now_unix_s: float) -> float:
@@ -30,7 +30,7 @@ def since_unix_s(since: float | str, now_unix_s: float) -> float:
         raise InputError(
             f"{since!r} is not a length of time", remedy="use for example 90s, 5m, 2h or 1d"
         )
-    return now_unix_s - float(found[1]) * _UNIT_S[found[2]]
+    return now_unix_s - float(found[1]) * _UNITS[found[2]]
 
 
 class LogReader:
