@@ -1,4 +1,4 @@
-"""Where each setting of a run comes from: a default, a file, the command line or the launch itself."""
+"""Where each setting of a run comes from: default, file, command line or the launch itself."""
 
 from __future__ import annotations
 

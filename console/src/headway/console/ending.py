@@ -1,7 +1,7 @@
-"""Ending a run for certain: by its driver for as long as that gets ahead, then by force.
+"""Ends a run for certain: through its driver while that makes progress, then by force.
 
-Force is SIGKILL to every process that was started with the run's id, as the janitor finds them; it
-needs nobody's help and leaves all checkpoints.
+Force is SIGKILL to every process that was started with the run's id, as the janitor finds them. It
+depends on no other process, and all checkpoints stay.
 """
 
 from __future__ import annotations
@@ -53,14 +53,18 @@ class Ending:
         )
         if not self.reason:
             return f"run {self.run} is {self.outcome}; {kept}"
-        line = f"run {self.run}: {self.reason}; ended {self.ended} processes by force; {kept}"
+        line = f"run {self.run}: {self.reason}; ended {_processes(self.ended)} by force; {kept}"
         return f"{line}; could not end {', '.join(self.left)}" if self.left else line
 
     def exit_code(self, *, now: bool = False) -> int:
-        """0: by itself, or by force as asked for with ``now``; 3: by force; 1: something is left."""
+        """0: by itself, or by force as ``now`` requested; 3: by force; 1: something is left."""
         if self.left:
             return 1
         return 3 if self.reason and not now else 0
+
+
+def _processes(number: int) -> str:
+    return "1 process" if number == 1 else f"{number} processes"
 
 
 def end(
@@ -70,7 +74,7 @@ def end(
     now: bool = False,
     tell: Callable[[str], None] = lambda _line: None,
 ) -> Ending:
-    """End ``run`` and return when nothing of it is left; its checkpoints stay.
+    """End ``run`` and return when none of its processes is left; its checkpoints stay.
 
     Args:
         limit_s: longest it may make no progress; None takes ``recovery.stop_timeout_s``.
@@ -120,7 +124,7 @@ def _stop(run: Run, limit_s: float, tell: Callable[[str], None]) -> str:
 
 
 class _Progress:
-    """Whether a run gets ahead: steps, bytes of checkpoints, processes that end, an outcome."""
+    """Whether a run makes progress: steps, bytes of checkpoints, processes that end, an outcome."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -185,7 +189,7 @@ def _force(run: Run) -> tuple[int, tuple[str, ...]]:
 
 
 def _kill(find: Callable[[], list[ProcessId]]) -> tuple[int, list[str]]:
-    """SIGKILL, again and again, to what ``find`` finds: the number that ended, and what did not."""
+    """SIGKILL whatever ``find`` finds until nothing is left: how many ended, and what did not."""
     victims: set[ProcessId] = set()
     deadline = time.monotonic() + KILL_LIMIT_S
     while living := find():
@@ -205,7 +209,7 @@ def _why(process: ProcessId) -> str:
 
 
 def frozen_by(pid: int) -> str:
-    """The cgroup that keeps a process frozen, "" if none does. Of v1 only: one of v2 can be killed."""
+    """The v1 cgroup that keeps a process frozen, "" if none does; one of v2 can be killed."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)

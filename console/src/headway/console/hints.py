@@ -1,4 +1,4 @@
-"""Command lines to paste: they find the run from the working folder of whoever reads them."""
+"""Command lines to paste: they find the run from the present working folder."""
 
 from __future__ import annotations
 

@@ -261,9 +261,7 @@ def measure_peak(device: str, tell: Callable[[str], None]) -> None:
             tell(str(error))
             return
         if not measured.is_idle:
-            tell(
-                "the machine is busy: MFU is left out until the peak has been measured on an idle one"
-            )
+            tell("the machine is busy: MFU is left out until its peak has been measured while idle")
 
 
 # ---- 4. the processes ---------------------------------------------------------------------

@@ -123,8 +123,10 @@ def prepare_corpus(config: RunConfig, tell: Callable[[str], None]) -> None:
         _refuse_other_source(config, path, data.meta.source, data.meta.corpus_sha256)
     if data.vocab_size is not None and data.vocab_size > config.model.vocab_size:
         raise InputError(
-            f"the corpus {path} has {data.vocab_size} tokens, model.vocab_size={config.model.vocab_size}",
-            remedy=f"set model.vocab_size={data.vocab_size} or prepare with --vocab-size",
+            f"the corpus {path} has {data.vocab_size} tokens, "
+            f"but model.vocab_size={config.model.vocab_size}",
+            remedy=f"set model.vocab_size={data.vocab_size}, or data.path to another folder, which is "
+            "then prepared for this model",
         )
 
 
@@ -147,7 +149,7 @@ def _refuse_other_source(config: RunConfig, path: Path, source: str, sha256: str
         return
     raise InputError(
         f"{path} was prepared from {source!r} (corpus {sha256[:16]}), but data.source is {asked!r}",
-        remedy="set data.path to another folder, or replace it with `headway data prepare --force`",
+        remedy="leave data.path out, or set it to a folder that does not exist yet",
     )
 
 

@@ -286,7 +286,7 @@ def words_after_run(name: str, arguments: Mapping[str, Any]) -> list[str]:
 def as_cli(run: Path, name: str, arguments: Mapping[str, Any]) -> str:
     """The command line that calls method ``name`` with ``arguments`` on the run at ``run``.
 
-    It finds the run from the working folder of whoever reads it now.
+    It finds the run from the present working folder.
     """
     words = ["headway", name, run.name, *words_after_run(name, arguments), *runs_dir_option(run)]
     return shlex.join(words)

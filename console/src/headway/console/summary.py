@@ -120,7 +120,7 @@ def _figures(s: Summary) -> list[tuple[str, str]]:
 
 
 def _not_durable(s: Summary) -> list[tuple[str, str]]:
-    """What an ended run did not get to disk, because its store failed or stood still."""
+    """What an ended run did not get to disk, because its store failed or hung."""
     newest = max((int(row["step"]) for row in s.checkpoints), default=-1)
     if s.outcome not in ("finished", "stopped") or newest >= s.step:
         return []

@@ -1,4 +1,4 @@
-"""``headway config``: what a run or a file is configured to do, where that comes from, and diffs."""
+"""``headway config``: resolved configurations, the origin of each setting, differences."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def register(app: typer.Typer) -> None:
         config,
         show,
         examples=("headway config show", "headway config show tiny --origin"),
-        json="one object: the tables of the configuration; with --origin a list: key, value, origin",
+        json="one object: the configuration's tables; with --origin a list: key, value, origin",
     )
     add(
         config,

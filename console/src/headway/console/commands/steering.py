@@ -1,4 +1,4 @@
-"""Commands that steer a live run, derived from ``console.steering``: a new operation needs none here.
+"""Commands that steer a live run, derived from the operations of ``console.steering``.
 
 Each is one message to the run's driver, carried out once. Only ``stop`` is written out: it also
 waits for the end, and ends by force what cannot stop.
@@ -154,7 +154,7 @@ def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 
 
 def _positional(row: Operation) -> list[inspect.Parameter]:
-    """RUN alone, or RUN and the words of the operation as one list: only their number tells them apart."""
+    """RUN alone, or RUN and the words of the operation as one list, distinguished by their number."""
     if not row.words and not row.settings:
         return [_parameter("run", AnyRun, None)]
     rows = [("RUN", RUN_HELP)]
@@ -203,7 +203,8 @@ def stop(
         float | None,
         typer.Option(
             metavar="SECONDS",
-            help="End it by force after so long without progress; recovery.stop_timeout_s by default.",
+            help="End it by force after so long without progress; "
+            "recovery.stop_timeout_s by default.",
             min=0,
         ),
     ] = None,
