@@ -31,7 +31,7 @@ TERRAFORM = "1.9"
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """One finding; ``level`` is ``ok``, ``note`` (less would work) or ``bad`` (a run would fail)."""
+    """One finding; ``level`` is ``ok``, ``note`` (something is limited) or ``bad``."""
 
     name: str
     level: str

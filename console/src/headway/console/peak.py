@@ -60,7 +60,7 @@ flops = {"bf16": rate(torch.bfloat16), "fp32": rate(torch.float32)}
 waited = (waited_s() - waited) / (time.perf_counter() - began)
 print(json.dumps({"flops": flops, "waited": waited}))
 """
-"""Square products of growing size; growth ends early without bf16 units, as large ones take minutes."""
+"""Square products of growing size; without bf16 units growth ends early."""
 
 
 @dataclass(frozen=True)

@@ -122,11 +122,12 @@ def prepare_corpus(config: RunConfig, tell: Callable[[str], None]) -> None:
     if data.meta is not None:
         _refuse_other_source(config, path, data.meta.source, data.meta.corpus_sha256)
     if data.vocab_size is not None and data.vocab_size > config.model.vocab_size:
+        wanted = config.model.vocab_size
         raise InputError(
-            f"the corpus {path} has {data.vocab_size} tokens, "
-            f"but model.vocab_size={config.model.vocab_size}",
-            remedy=f"set model.vocab_size={data.vocab_size}, or data.path to another folder, which is "
-            "then prepared for this model",
+            f"the corpus {path} has {data.vocab_size} tokens, but model.vocab_size={wanted}",
+            remedy=f"set model.vocab_size={data.vocab_size}, or prepare another folder for data.path "
+            f"with `headway data prepare --source {config.data.source} --vocab-size {wanted} "
+            "--out DIR`",
         )
 
 
@@ -147,9 +148,12 @@ def _refuse_other_source(config: RunConfig, path: Path, source: str, sha256: str
     # spelled in another way
     if Path(asked).exists() and Path(asked).resolve() == Path(source).resolve():
         return
+    remedy = "leave data.path out, or set it to a folder that does not exist yet"
+    if asked == DataConfig.source:
+        remedy = f"replace it with `headway data prepare --force --out {path}`"
     raise InputError(
         f"{path} was prepared from {source!r} (corpus {sha256[:16]}), but data.source is {asked!r}",
-        remedy="leave data.path out, or set it to a folder that does not exist yet",
+        remedy=remedy,
     )
 
 

@@ -40,7 +40,7 @@ SMALL = RunConfig(
 
 
 class FakeRun:
-    """``FakeRun(runs_dir)`` is live until ``finish`` or ``close``; steps happen only by ``advance``.
+    """``FakeRun(runs_dir)`` is live until ``finish`` or ``close``; only ``advance`` makes steps.
 
     Set HEADWAY_SHM_ROOT first: it is where the flight rings are kept.
     """

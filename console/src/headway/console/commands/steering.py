@@ -154,7 +154,7 @@ def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 
 
 def _positional(row: Operation) -> list[inspect.Parameter]:
-    """RUN alone, or RUN and the words of the operation as one list, distinguished by their number."""
+    """RUN alone, or RUN and the words of the operation as one list, by their number."""
     if not row.words and not row.settings:
         return [_parameter("run", AnyRun, None)]
     rows = [("RUN", RUN_HELP)]

@@ -72,7 +72,11 @@ def register(app: typer.Typer) -> None:
 
 
 def runs(runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
-    """List the runs: state, step, age, size, how to resume."""
+    """List the runs: state, step, age, size, how to resume.
+
+    A run is live, finished, stopped or failed; interrupted means that its processes ended without
+    an outcome, as in a power cut.
+    """
     from headway.console import run_list
     from headway.console.cluster import Cluster
 
@@ -94,7 +98,12 @@ def status(
     runs_dir: RunsDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
-    """Show progress, ranks, nodes and services of a run."""
+    """Show progress, ranks, nodes and services of a run.
+
+    The phase is running while the run trains. While it starts or recovers it is gathering,
+    reading, choosing, beginning, joining or leaving, with a sentence that says what it waits for.
+    It is unreachable while no driver answers; another one takes over then.
+    """
     from headway.console.progress import read_progress
 
     found = find_run(run, runs_dir)
