@@ -289,6 +289,7 @@ def test_ckpt_verbs_take_the_name_of_a_run(
     CheckpointClient(fake.folder.checkpoints).save(7, {"w": np.full(8, 1)})
     monkeypatch.chdir(own_roots)
     assert call("ckpt", verb, "fake", "--json") == call("ckpt", verb, "runs/fake", "--json")
+    assert call("ckpt", verb, "--json") == call("ckpt", verb, "runs/fake", "--json"), "the newest"
     code, _, err = call("ckpt", verb, "absent")
     assert code == 2 and "absent is not a folder" in err
 

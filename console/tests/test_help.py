@@ -98,6 +98,18 @@ def test_examples_only_use_options_that_the_page_lists(
             assert re.search(rf"(?<![\w-]){option}\b", options), option
 
 
+@pytest.mark.parametrize("service", ["ckpt", "data", "health"])
+def test_a_service_lists_its_commands_in_the_same_form(
+    service: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = page(capsys, service)
+    assert text.index("\nCommands:\n") < text.index("\nOptions:\n")
+    assert "..." not in text.partition("Options:")[0].partition("\nCommands:\n")[2]
+    for verb in listed(text):
+        if verb in ("ls", "verify", "prepare", "check"):
+            assert "<" not in page(capsys, service, verb)
+
+
 NEEDS_NONE = {"run", "runs", "doctor", "cluster", "node", "config"}
 
 

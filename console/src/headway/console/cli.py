@@ -25,7 +25,9 @@ from headway.console.commands.options import RUNS, run_names
 from headway.console.commands.pages import (
     SERVICES,
     PageGroup,
+    described,
     epilog,
+    write_commands,
     write_epilog,
     write_parameters,
 )
@@ -69,11 +71,23 @@ class LazyGroup(PageGroup):
             return None
         command: Any = typer.main.get_command(point.load())
         command.name = cmd_name
+        _as_list(command)
         for verb in command.commands.values():
             _as_page(verb)
             if cmd_name == "ckpt":
                 _accept_run_names(verb)
         return command
+
+
+def _as_list(service: Any) -> None:
+    """Have a service's group list its commands as ours do."""
+
+    def write(ctx: Any, formatter: Any) -> None:
+        commands = {name: described(verb) for name, verb in service.commands.items()}
+        write_commands(commands, formatter)
+        write_parameters(service, ctx, formatter)
+
+    service.format_options = write
 
 
 def _as_page(verb: Any) -> None:

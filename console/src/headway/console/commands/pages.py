@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import typer
@@ -56,7 +56,8 @@ def add_group(app: typer.Typer, name: str, help_: str, heading: str) -> typer.Ty
 
 def one_line(text: str) -> str:
     """The first sentence, as a list of commands shows it."""
-    return " ".join(text.partition("\n\n")[0].split()).removesuffix(".")
+    paragraph = " ".join(text.partition("\n\n")[0].split())
+    return paragraph.partition(". ")[0].removesuffix(".")
 
 
 def epilog(examples: Sequence[str], json: str = "") -> str:
@@ -97,24 +98,33 @@ class PageGroup(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """One line per command."""
-        by_heading: dict[str, list[tuple[str, str]]] = {heading: [] for heading in HEADINGS}
-        for name in self.list_commands(ctx):
-            heading, line = self.described(ctx, name)
-            by_heading[heading].append((name.ljust(WIDTH), line))
-        for heading, rows in by_heading.items():
-            if rows:
-                with formatter.section(heading):
-                    formatter.write_dl(rows)
+        described = {name: self.described(ctx, name) for name in self.list_commands(ctx)}
+        write_commands(described, formatter)
 
     def described(self, ctx: Any, name: str) -> tuple[str, str]:
         """Heading and line of a command."""
-        command: Any = self.get_command(ctx, name)
-        return command.rich_help_panel or "Commands", one_line(command.help or "")
+        return described(self.get_command(ctx, name))
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Examples, never wrapped."""
         del ctx
         write_epilog(self, formatter)
+
+
+def described(command: Any) -> tuple[str, str]:
+    """Heading and line of a command in a list."""
+    return command.rich_help_panel or "Commands", one_line(command.help or "")
+
+
+def write_commands(commands: Mapping[str, tuple[str, str]], formatter: Any) -> None:
+    """A list of commands: name -> heading and line."""
+    by_heading: dict[str, list[tuple[str, str]]] = {heading: [] for heading in HEADINGS}
+    for name, (heading, line) in commands.items():
+        by_heading[heading].append((name.ljust(WIDTH), line))
+    for heading, rows in by_heading.items():
+        if rows:
+            with formatter.section(heading):
+                formatter.write_dl(rows)
 
 
 def write_parameters(command: Any, ctx: Any, formatter: Any) -> None:
