@@ -107,7 +107,7 @@ def test_a_service_lists_its_commands_in_the_same_form(
     assert "..." not in text.partition("Options:")[0].partition("\nCommands:\n")[2]
     for verb in listed(text):
         if verb in ("ls", "verify", "prepare", "check"):
-            assert "<" not in page(capsys, service, verb)
+            assert not re.search(r"<(str|int|path|float)", page(capsys, service, verb))
 
 
 NEEDS_NONE = {"run", "runs", "doctor", "cluster", "node", "config"}

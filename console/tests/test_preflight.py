@@ -66,7 +66,7 @@ def test_every_setting_of_the_data_changes_what_a_run_does(
     [
         ("stdlib", "data/stdlib"),
         ("debian-docs", "data/debian-docs"),
-        ("my texts", "data/my-texts"),
+        ("my texts", "data/my texts"),
         ("novel.txt", "data/novel"),
         ("data/here", "data/here-prepared"),
         ("..", None),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import re
 import shutil
 import subprocess
 import sys
@@ -84,8 +83,7 @@ def own_corpus_folder(config: RunConfig) -> RunConfig:
     if data.source == DataConfig.source or data.path != DataConfig.path:
         return config
     source = Path(data.source).resolve()
-    name = source.stem if source.is_file() else source.name
-    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.") or "corpus"
+    name = source.stem or "corpus"  # the name that `headway data prepare` gives it
     path = Path(DataConfig.path).with_name(name)
     if path.resolve() == source:  # never among the texts
         path = path.with_name(f"{name}-prepared")
