@@ -285,7 +285,7 @@ def test_without_torch_every_command_has_its_help(
         ("pause fake", "pause: sent to fake"),
         ("set fake lr=3e-4 --wait", "set lr=0.0003: applied to fake"),
         ("checkpoint fake", "checkpoint: sent to fake"),
-        ("inject fake kill --rank 1", "kill sent to the worker of rank 1"),
+        ("inject fake kill --rank 1", "inject kill --rank 1: sent to fake"),
         ("stop fake --no-wait", "stop: sent to fake"),
     ],
 )

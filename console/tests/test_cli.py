@@ -78,11 +78,11 @@ def test_a_services_commands_are_mounted_as_its_own_module_has_them(
         (["run", TINY, "--set", "train.steps=many"], "train.steps", "int"),
         (["run", "absent.toml"], "absent.toml", "path"),
         (["status"], "no run", "headway run"),
-        (["status", "nothing"], "nothing", "headway runs"),
+        (["status", "nothing"], "nothing", "headway run"),
         (["logs", "--level", "loud"], "no run", "headway run"),
         (["node", "start", "--cluster", "nowhere", "--node", "0"], "nowhere", "make up"),
         (["frobnicate"], "frobnicate", "--help"),
-        (["run"], "config", "--help"),
+        (["run"], "CONFIG", "--help"),
         (["run", TINY, "--frobnicate"], "--frobnicate", "--help"),
     ],
 )
@@ -147,34 +147,6 @@ def test_status_shows_ranks_and_progress_of_the_newest_run(fake: FakeRun, fake_c
     told = json.loads(out)
     assert (told["step"], told["paused"]) == (3, False)
     assert [rank["rank"] for rank in told["status"]["ranks"]] == [0, 1]
-
-
-def test_runs_lists_every_state(fake: FakeRun, fake_call: Call) -> None:
-    fake.advance(2)
-    states = []
-    for _ in range(2):
-        _, out, _ = fake_call("runs", "--json")
-        (row,) = json.loads(out)
-        states.append((row["state"], row["step"]))
-        fake.close()
-    assert states == [("live", 2), ("interrupted", 2)]
-
-
-def test_a_long_name_moves_the_column_for_all_rows(fake: FakeRun, fake_call: Call) -> None:
-    other = FakeRun(fake.folder.path.parent, name="learning-rate-sweep-of-all-widths-at-3e-4")
-    other.close()
-    _, out, _ = fake_call("runs")
-    lines = out.splitlines()
-    assert len(lines) == 3
-    assert (
-        len(
-            {
-                line.index(word)
-                for line, word in zip(lines, ("state", "live", "interr"), strict=True)
-            }
-        )
-        == 1
-    )
 
 
 def test_status_counts_ranks_and_lists_them_on_request(
@@ -317,6 +289,7 @@ def test_ckpt_verbs_take_the_name_of_a_run(
     CheckpointClient(fake.folder.checkpoints).save(7, {"w": np.full(8, 1)})
     monkeypatch.chdir(own_roots)
     assert call("ckpt", verb, "fake", "--json") == call("ckpt", verb, "runs/fake", "--json")
+    assert call("ckpt", verb, "--json") == call("ckpt", verb, "runs/fake", "--json"), "the newest"
     code, _, err = call("ckpt", verb, "absent")
     assert code == 2 and "absent is not a folder" in err
 

@@ -11,8 +11,8 @@ import pytest
 from headway.common.config import load, to_toml
 from headway.common.errors import InputError
 from headway.common.node.run_dir import RunDir, new_run_id
+from headway.console import config_origins, preflight
 from headway.console import launch as launch_module
-from headway.console import preflight
 from headway.console.cluster import Cluster
 from headway.console.run import Run
 from headway.console.testing import SMALL, FakeRun
@@ -253,5 +253,18 @@ def test_runs_are_listed_in_order_and_the_newest_is_the_default(own_roots: Path)
         folder.config.write_text(to_toml(SMALL))
     assert {run.name for run in cluster.runs()} == {"a", "b"}
     assert repr(cluster.run("a")) == "Run('a', interrupted)"
-    with pytest.raises(InputError, match="holds no run"):
-        cluster.run("c")
+    for name, remedy in (("c", "the newest is [ab]"), ("aa", "did you mean a?")):
+        with pytest.raises(InputError, match=rf"holds no run '{name}'; .*{remedy}"):
+            cluster.run(name)
+
+
+def test_a_launch_from_a_file_remembers_where_each_setting_comes_from(
+    launch: Launch, config: RunConfig, tmp_path: Path
+) -> None:
+    file = tmp_path / "my model.toml"
+    file.write_text(to_toml(config))
+    run = launch(file, ["train.steps=7"])
+    assert run.name == "my-model"
+    origins = config_origins.of_run(run)
+    assert origins["train.steps"] == "command line"
+    assert origins["data.path"] == str(file)

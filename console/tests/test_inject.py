@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from headway.console.cli import main
-from headway.console.commands.steering import FAULT_HELP
+from headway.console.steering import FAULTS as KNOWN
 from headway.console.testing import FakeRun
 from headway.trainer.control.faults import FAULTS
 
 
 def test_inject_knows_every_fault_and_how_long_it_lasts(fake: FakeRun) -> None:
     names = list(FAULTS)
-    assert f"{', '.join(names[:-1])} or {names[-1]}." == FAULT_HELP
+    assert f"{', '.join(names[:-1])} or {names[-1]}" == KNOWN
     words = ("inject", "fake", "silent_node", "--target", "node", "--node", "0", "--for", "7")
     assert main([*words, "--runs-dir", str(fake.folder.path.parent)]) == 0
     (sent,) = fake.commands

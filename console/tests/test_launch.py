@@ -8,7 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from headway.common.errors import HeadwayError
 from headway.console import launch
+from headway.console.peak import Peak
 from headway.console.testing import FakeRun
 from headway.trainer.config import LaunchConfig
 
@@ -88,3 +90,43 @@ def test_snapshots_in_memory_are_kept_only_where_the_same_nodes_start_again(
     assert launch.has_same_nodes(fake.run, new) is same
     fake.folder.config.unlink()
     assert not launch.has_same_nodes(fake.run, old)
+
+
+def test_a_measurement_of_the_peak_says_why_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    idle = Peak("cpu", "x", 2, {"fp32": 1.0}, waited=0.0)
+    busy = replace(idle, waited=0.5)
+    said: list[str] = []
+
+    def measure(known: Peak | None, found: Peak) -> list[str]:
+        monkeypatch.setattr(launch, "cached_peak", lambda _: known)
+        monkeypatch.setattr(launch, "machine_peak", lambda _: found)
+        said.clear()
+        launch.measure_peak("cpu", said.append)
+        return said
+
+    assert measure(idle, idle) == []
+    assert measure(None, idle) == ["measuring this machine's peak for MFU"]
+    again, left_out = measure(busy, busy)
+    assert again.endswith("peak for MFU again: it was busy the last time")
+    assert left_out.startswith("the machine is busy: MFU is left out")
+
+
+def test_a_peak_that_cannot_be_measured_is_said_and_does_not_stop_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(_: str) -> Peak:
+        raise HeadwayError("no torch", remedy="install it")
+
+    monkeypatch.setattr(launch, "cached_peak", lambda _: None)
+    monkeypatch.setattr(launch, "machine_peak", fail)
+    said: list[str] = []
+    launch.measure_peak("cpu", said.append)
+    assert said[1:] == ["no torch; install it"]
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("tiny", "tiny"), ("my model", "my-model"), ("a=b (2)", "a-b-2"), ("...", "run")],
+)
+def test_a_run_is_called_after_its_file_as_a_folder_can_be(text: str, name: str) -> None:
+    assert launch.run_name(text) == name

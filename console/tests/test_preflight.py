@@ -11,6 +11,8 @@ import pytest
 from headway.common.config import from_dict
 from headway.common.node.run_dir import NodePaths
 from headway.console import preflight
+from headway.console.preflight import own_corpus_folder
+from headway.console.testing import SMALL
 from headway.dataloader.config import DataConfig
 from headway.trainer import rank as rank_module
 from headway.trainer.config import RunConfig
@@ -57,3 +59,29 @@ def test_every_setting_of_the_data_changes_what_a_run_does(
     plain = effects()
     for key, value in others.items():
         assert effects(**{key: value}) != plain, f"data.{key} has no effect"
+
+
+@pytest.mark.parametrize(
+    ("source", "folder"),
+    [
+        ("stdlib", "data/stdlib"),
+        ("debian-docs", "data/debian-docs"),
+        ("my texts", "data/my texts"),
+        ("novel.txt", "data/novel"),
+        ("data/here", "data/here-prepared"),
+        ("..", None),
+    ],
+)
+def test_a_source_that_is_given_alone_gets_a_folder_of_its_own(
+    source: str, folder: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "novel.txt").write_text("once upon a time")
+    data = own_corpus_folder(dataclasses.replace(SMALL, data=DataConfig(source=source))).data
+    expected = folder or f"data/{tmp_path.parent.name}"
+    assert (data.source, data.path) == (source, expected)
+
+
+def test_a_folder_that_is_given_is_kept(tmp_path: Path) -> None:
+    given = dataclasses.replace(SMALL, data=DataConfig(source="x", path=str(tmp_path)))
+    assert own_corpus_folder(given) == given

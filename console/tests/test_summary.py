@@ -7,8 +7,9 @@ import json
 from pathlib import Path
 
 import pytest
+from headway.console.outputs import checkpoints
 from headway.console.peak import Peak, cache_file, cached_peak, machine_peak
-from headway.console.summary import checkpoints, render, summarise
+from headway.console.summary import render, summarise
 from headway.console.testing import SMALL, STEP_S, TOKENS, FakeRun
 from headway.dataloader import DataConfig, Dataset
 from headway.dataloader.prepare import prepare
@@ -104,11 +105,11 @@ def test_a_run_without_anything_says_so_and_invents_nothing(
     assert "- before, - after" in "\n".join(render(summary))
 
 
-def test_a_stopped_run_says_how_to_go_on(
+def test_a_stopped_run_says_how_to_resume(
     fake: FakeRun, own_roots: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(own_roots)
-    assert summarise(fake.run).go_on == "", "it is live"
+    assert summarise(fake.run).resume == "", "it is live"
     fake.finish("stopped")
     assert (
         render(summarise(fake.run))[-1]
@@ -117,7 +118,7 @@ def test_a_stopped_run_says_how_to_go_on(
     monkeypatch.chdir("/")
     record = json.loads(fake.folder.run_json.read_text())
     fake.folder.run_json.write_text(json.dumps({**record, "cluster": str(own_roots / "cluster")}))
-    command = summarise(fake.run).go_on
+    command = summarise(fake.run).resume
     runs = str(own_roots / "runs").lstrip("/")
     assert command.endswith(
         f"--name fake --runs-dir {runs} --cluster {str(own_roots / 'cluster').lstrip('/')}"

@@ -8,8 +8,9 @@ from headway.common.lazy import lazy
 
 if TYPE_CHECKING:
     from headway.console.cluster import Cluster
+    from headway.console.compare import compare
     from headway.console.run import Run
 
-__all__ = ["Cluster", "Run"]
+__all__ = ["Cluster", "Run", "compare"]
 
-__getattr__, __dir__ = lazy(__name__, cluster="Cluster", run="Run")
+__getattr__, __dir__ = lazy(__name__, cluster="Cluster", compare="compare", run="Run")

@@ -1,40 +1,65 @@
 """The ``headway`` command: its own commands, and those that installed services bring along.
 
-Nothing heavy is imported before a command runs, so that ``--help`` answers at once. A service's commands are
-found by the entry-point group ``headway.commands`` and imported only when used.
+Nothing heavy is imported before a command runs, so that ``--help`` answers at once. A service's
+commands are found by the entry-point group ``headway.commands`` and imported only when used.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
-from headway.common.cli import group, run
-from headway.console.commands import inspecting, launching, machines, steering, watching
-from headway.console.commands.options import RUNS
-from typer.core import TyperGroup
+from headway.common.cli import fail, group, run
+from headway.console.commands import (
+    configuration,
+    inspecting,
+    launching,
+    machines,
+    steering,
+    watching,
+)
+from headway.console.commands.options import RUNS, run_names
+from headway.console.commands.pages import (
+    SERVICES,
+    PageGroup,
+    described,
+    epilog,
+    write_commands,
+    write_epilog,
+    write_parameters,
+)
 
 GROUP = "headway.commands"
+SERVICE_HELP = {
+    "ckpt": "List, verify and clear up checkpoints",
+    "data": "Prepare and inspect training data",
+    "health": "Check this machine's health",
+}
+"""Lines of the services' groups in the list, which is printed without importing them."""
+EXAMPLES = (
+    "headway run examples/tiny.toml        # train; Ctrl-C stops with a checkpoint",
+    "headway watch                         # in a second shell: progress and events",
+    "headway inject kill --rank 2          # break it, and watch it recover",
+    "headway set lr=3e-4                   # steer it",
+    "headway runs                          # every run, and how to resume it",
+)
 
 
-class LazyGroup(TyperGroup):
-    """A group that knows the services' command groups by name and imports one only to run it."""
-
-    _is_listing = False
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """The list in the help, which asks each command for one line; no service is imported for that."""
-        self._is_listing = True
-        try:
-            super().format_commands(ctx, formatter)
-        finally:
-            self._is_listing = False
+class LazyGroup(PageGroup):
+    """Knows the services' command groups by name and imports one only to run it."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Own commands in their order, then the services'."""
         return [*super().list_commands(ctx), *sorted(_services())]
+
+    def described(self, ctx: Any, name: str) -> tuple[str, str]:
+        """Of a service, without importing it."""
+        if name in _services():
+            return SERVICES, SERVICE_HELP.get(name, f"Commands of {_services()[name].module}")
+        return super().described(ctx, name)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """An own command, or a service's group."""
@@ -44,26 +69,50 @@ class LazyGroup(TyperGroup):
         point = _services().get(cmd_name)
         if point is None:
             return None
-        if self._is_listing:
-            return _placeholder(cmd_name, point.value)
         command: Any = typer.main.get_command(point.load())
         command.name = cmd_name
-        if cmd_name == "ckpt":
-            for verb in command.commands.values():
+        _as_list(command)
+        for verb in command.commands.values():
+            _as_page(verb)
+            if cmd_name == "ckpt":
                 _accept_run_names(verb)
         return command
 
 
+def _as_list(service: Any) -> None:
+    """Have a service's group list its commands as ours do."""
+
+    def write(ctx: Any, formatter: Any) -> None:
+        commands = {name: described(verb) for name, verb in service.commands.items()}
+        write_commands(commands, formatter)
+        write_parameters(service, ctx, formatter)
+
+    service.format_options = write
+
+
+def _as_page(verb: Any) -> None:
+    """Have a service's command print its help as ours do."""
+    verb.format_options = functools.partial(write_parameters, verb)
+    verb.format_epilog = lambda _context, formatter: write_epilog(verb, formatter)
+
+
 def _accept_run_names(verb: Any) -> None:
-    """Let ``path``, the argument of the ``ckpt`` verbs, be the name of a run in ``runs``; a path that exists wins."""
+    """Let ``path`` of the ``ckpt`` verbs be the name of a run in ``runs``; a path that exists wins.
+
+    Left out, it is the working folder if that holds checkpoints, else the newest run.
+    """
     for parameter in verb.params:
         if parameter.name == "path":
             parameter.callback = lambda _context, _parameter, value: _run_folder(value)
 
 
 def _run_folder(value: Any) -> Any:
-    folder = RUNS / str(value)
-    return folder if not Path(value).exists() and (folder / "run.json").exists() else value
+    path = Path(value)
+    if path == Path() and not (path / "run.json").exists() and not list(path.glob("step-*")):
+        newest = run_names(RUNS)
+        return RUNS / newest[0] if newest else value
+    folder = RUNS / path
+    return folder if not path.exists() and (folder / "run.json").exists() else value
 
 
 @functools.cache
@@ -73,28 +122,41 @@ def _services() -> dict[str, Any]:
     return {point.name: point for point in entry_points(group=GROUP)}
 
 
-def _placeholder(name: str, value: str) -> Any:
-    module = value.partition(":")[0].rpartition(".")[0]
-    stand_in = group("", name=name)
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
 
-    @stand_in.command(name=name, help=f"Commands of {module}.")
-    def nothing() -> None: ...
+        typer.echo(f"headway {version('headway-console')}")
+        raise typer.Exit
 
-    command = typer.main.get_command(stand_in)
-    command.name = name
-    return command
+
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    del version
 
 
 app = group(
-    "Train large language models: launch, watch and steer runs that recover by themselves.",
+    "Train language models in runs that recover from faults by themselves.\n\n"
+    "A command that takes RUN means the newest run in ./runs when it is left out.",
     name="headway",
     cls=LazyGroup,
     add_completion=True,
+    epilog=epilog(EXAMPLES),
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (launching, watching, steering, inspecting, machines):
+app.callback()(_root)
+for module in (launching, watching, inspecting, configuration, steering, machines):
     module.register(app)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code, see ``common.cli.run``."""
+    if not sys.platform.startswith("linux"):
+        return fail(f"Headway needs Linux, this is {sys.platform}; use a Linux machine or VM", 2)
     return run(app, "headway", arguments)

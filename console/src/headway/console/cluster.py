@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from headway.common.config import load
 from headway.common.errors import InputError
-from headway.console.launch import launch, runs_below
+from headway.console import run_list
+from headway.console.config_origins import given
+from headway.console.html import table_html
+from headway.console.launch import launch, run_name, runs_below
 from headway.console.run import Run
 from headway.trainer.config import RunConfig
 
@@ -23,6 +27,12 @@ class Cluster:
         self.runs_dir = Path(runs).resolve()
         self.folder = Path(folder).resolve() if folder is not None else None
 
+    def __repr__(self) -> str:
+        return f"Cluster({str(self.runs_dir)!r}, {len(self.runs())} runs)"
+
+    def _repr_html_(self) -> str:
+        return table_html(run_list.HEADER, run_list.rows(run_list.entries(self.runs())))
+
     def runs(self) -> list[Run]:
         """Every run, the oldest first."""
         return runs_below(self.runs_dir)
@@ -33,9 +43,13 @@ class Cluster:
         Raises:
             InputError: there is none.
         """
-        if name is not None:
-            return Run(self.runs_dir / name)
         runs = self.runs()
+        if name is not None:
+            if (self.runs_dir / name / "run.json").exists():
+                return Run(self.runs_dir / name)
+            raise InputError(
+                f"{self.runs_dir} holds no run {name!r}", remedy=_suggestion(name, runs)
+            )
         if not runs:
             raise InputError(
                 f"no run in {self.runs_dir}",
@@ -68,9 +82,11 @@ class Cluster:
                 folder behind.
         """
         if isinstance(config, RunConfig):
-            resolved, default = config, "run"
+            resolved, default, origins = config, "run", {}
         else:
-            resolved, default = load(RunConfig, [Path(config)], overrides), Path(config).stem
+            file = Path(config)
+            resolved, default = load(RunConfig, [file], overrides), run_name(file.stem)
+            origins = given(file, overrides)
         return launch(
             self.runs_dir,
             resolved,
@@ -78,5 +94,16 @@ class Cluster:
             base=base or default,
             folder=self.folder,
             measure=measure,
+            origins=origins,
             tell=tell,
         )
+
+
+def _suggestion(name: str, runs: Sequence[Run]) -> str:
+    """What may have been meant by the name of a run that is not there."""
+    if not runs:
+        return "start one with `headway run examples/tiny.toml`"
+    close = difflib.get_close_matches(name, [run.name for run in runs], n=1)
+    if close:
+        return f"did you mean {close[0]}?"
+    return f"see `headway runs`; the newest is {runs[-1].name}"

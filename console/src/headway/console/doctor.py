@@ -22,7 +22,7 @@ from headway.console.preflight import INSTALL_TORCH, MIN_FREE_BYTES, SHM
 
 PYTHONS = ((3, 11), (3, 13))
 MIN_SHM_BYTES = 1 << 30
-"""Rings and three snapshots of a GPT of 10 M parameters take 0.7 GiB; containers come with 64 MiB."""
+"""Rings and snapshots of a GPT of 10 M parameters take 0.7 GiB; containers come with 64 MiB."""
 MIN_FILES = 1024
 MIN_PROCESSES = 512
 MIN_THREADS = 2
@@ -31,7 +31,7 @@ TERRAFORM = "1.9"
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """One finding. ``level``: ``ok``, ``note`` (something is left out) or ``bad`` (a run would fail)."""
+    """One finding; ``level`` is ``ok``, ``note`` (something is limited) or ``bad``."""
 
     name: str
     level: str
@@ -42,9 +42,18 @@ class Diagnosis:
 def examine(runs_dir: Path = Path("runs")) -> list[Diagnosis]:
     """Every finding, in the order of the checks below."""
     checks: tuple[Callable[[], Diagnosis], ...] = (
-        python, packages, torch, shared_memory, lambda: disk(runs_dir), limits, processors, ports, leftovers,
-        terraform, gpus,
-    )  # fmt: skip
+        python,
+        packages,
+        torch,
+        shared_memory,
+        lambda: disk(runs_dir),
+        limits,
+        processors,
+        ports,
+        leftovers,
+        terraform,
+        gpus,
+    )
     return [check() for check in checks]
 
 
@@ -60,7 +69,7 @@ def python() -> Diagnosis:
 def packages(constraints: Path | None = None) -> Diagnosis:
     """Installed versions against ``constraints.txt``; the parts of Headway against each other.
 
-    pip is left out: it comes with the virtual environment, `make setup` does not change it and no run needs it.
+    pip is left out: it comes with the virtual environment, and no run needs it.
     """
     installed = {_plain(dist.name): dist.version for dist in distributions() if dist.name}
     ours = {name: v for name, v in installed.items() if name.startswith("headway-")}
@@ -113,8 +122,12 @@ def shared_memory(path: Path = SHM, least_bytes: int = MIN_SHM_BYTES) -> Diagnos
     message = f"{path}: {free >> 20} MiB free"
     if free >= least_bytes:
         return Diagnosis("shm", "ok", message)
-    return Diagnosis("shm", "bad", f"{message}, a small run needs {least_bytes >> 20}",
-                     "enlarge it (mount -o remount,size=2G /dev/shm; docker --shm-size 2g)")  # fmt: skip
+    return Diagnosis(
+        "shm",
+        "bad",
+        f"{message}, a small run needs {least_bytes >> 20}",
+        "enlarge it (mount -o remount,size=2G /dev/shm; docker --shm-size 2g)",
+    )
 
 
 def disk(folder: Path, least_bytes: int = MIN_FREE_BYTES) -> Diagnosis:
@@ -176,13 +189,17 @@ def ports() -> Diagnosis:
 
 
 def leftovers() -> Diagnosis:
-    """What dead runs left in memory; the next start removes it."""
+    """What ended runs have left in memory; the next start removes it."""
     dead = [run_id for run_id in _known_runs() if _is_dead(run_id)]
     if not dead:
-        return Diagnosis("leftovers", "ok", "none of dead runs")
+        return Diagnosis("leftovers", "ok", "nothing of ended runs")
     num = sum(len(processes_of(run_id)) for run_id in dead)
-    return Diagnosis("leftovers", "note", f"dead runs {', '.join(dead)}: {num} processes, sockets, memory",
-                     "the next `headway run` removes them")  # fmt: skip
+    return Diagnosis(
+        "leftovers",
+        "note",
+        f"of ended runs {', '.join(dead)}: {num} processes, sockets, shared memory",
+        "the next `headway run` removes them",
+    )
 
 
 def _known_runs() -> Iterator[str]:
@@ -207,8 +224,12 @@ def terraform() -> Diagnosis:
     found = shutil.which("terraform")
     if found:
         return Diagnosis("terraform", "ok", found)
-    return Diagnosis("terraform", "note", "no terraform on the PATH",
-                     f"`make up` needs Terraform {TERRAFORM} or newer; `headway run` does not")  # fmt: skip
+    return Diagnosis(
+        "terraform",
+        "note",
+        "no terraform on the PATH",
+        f"`make up` needs Terraform {TERRAFORM} or newer; `headway run` does not",
+    )
 
 
 def gpus() -> Diagnosis:

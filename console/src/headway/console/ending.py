@@ -1,7 +1,7 @@
-"""Ending a run for certain: by its driver for as long as that gets ahead, then by force.
+"""Ends a run for certain: through its driver while that makes progress, then by force.
 
-Force is SIGKILL to every process that was started with the run's id, as the janitor finds them; it
-needs nobody's help and leaves all checkpoints.
+Force is SIGKILL to every process that was started with the run's id, as the janitor finds them. It
+depends on no other process, and all checkpoints stay.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from headway.common.errors import DeadlineError, HeadwayError, InputError
 from headway.common.node.janitor import end_run, processes_of
 from headway.common.node.process import ProcessId
 from headway.common.wire.messages.driver import Command
+from headway.console.outputs import bytes_below, newest_checkpoint
 from headway.console.run import Run
 from headway.launch.cluster import ClusterFolder
 from headway.launch.local import LocalEngine
@@ -52,14 +53,18 @@ class Ending:
         )
         if not self.reason:
             return f"run {self.run} is {self.outcome}; {kept}"
-        line = f"run {self.run}: {self.reason}; ended {self.ended} processes by force; {kept}"
+        line = f"run {self.run}: {self.reason}; ended {_processes(self.ended)} by force; {kept}"
         return f"{line}; could not end {', '.join(self.left)}" if self.left else line
 
     def exit_code(self, *, now: bool = False) -> int:
-        """0: by itself, or by force as asked for with ``now``; 3: by force; 1: something is left."""
+        """0: by itself, or by force as ``now`` requested; 3: by force; 1: something is left."""
         if self.left:
             return 1
         return 3 if self.reason and not now else 0
+
+
+def _processes(number: int) -> str:
+    return "1 process" if number == 1 else f"{number} processes"
 
 
 def end(
@@ -69,7 +74,7 @@ def end(
     now: bool = False,
     tell: Callable[[str], None] = lambda _line: None,
 ) -> Ending:
-    """End ``run`` and return when nothing of it is left; its checkpoints stay.
+    """End ``run`` and return when none of its processes is left; its checkpoints stay.
 
     Args:
         limit_s: longest it may make no progress; None takes ``recovery.stop_timeout_s``.
@@ -87,11 +92,13 @@ def end(
     limit_s = run.config.recovery.stop_timeout_s if limit_s is None else limit_s
     reason = "ended at once, as asked" if now else _stop(run, limit_s, tell)
     if not reason:
-        return Ending(run.name, run.state, _newest(run))
+        return Ending(run.name, run.state, newest_checkpoint(run))
     if not now:
         tell(f"run {run.name}: {reason}; ending its processes by force")
     ended, left = _force(run)
-    return Ending(run.name, run.outcome or "interrupted", _newest(run), reason, ended, left)
+    return Ending(
+        run.name, run.outcome or "interrupted", newest_checkpoint(run), reason, ended, left
+    )
 
 
 # ---- the clean stop -----------------------------------------------------------------------------
@@ -117,7 +124,7 @@ def _stop(run: Run, limit_s: float, tell: Callable[[str], None]) -> str:
 
 
 class _Progress:
-    """Whether a run gets ahead: steps, bytes of checkpoints, processes that end, an outcome."""
+    """Whether a run makes progress: steps, bytes of checkpoints, processes that end, an outcome."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -141,7 +148,7 @@ class _Progress:
             self.waiting = f" ({status.waiting})" if status.waiting else ""
         rows = run.query("SELECT MAX(step) FROM metrics")
         step = max(step, int(rows[0][0] or 0) if rows else 0)
-        seen = (run.outcome, _bytes_below(run.folder.checkpoints))
+        seen = (run.outcome, bytes_below(run.folder.checkpoints))
         processes = len(processes_of(run.folder.run_id))
         if step > self._step or seen != self._seen or processes < self._processes:
             self.note()
@@ -150,27 +157,9 @@ class _Progress:
         return time.monotonic() - self._moved_at
 
 
-def _bytes_below(folder: Path) -> int:
-    total = 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):
-                total += (Path(parent) / name).stat().st_size
-    return total
-
-
 def _remains(run: Run) -> bool:
     """Whether a process of the run is there, or an executor that would start one."""
     return run.live or bool(processes_of(run.folder.run_id))
-
-
-def _newest(run: Run) -> int | None:
-    from headway.ckpt_store.client import newest
-
-    with contextlib.suppress(HeadwayError, OSError):
-        found = newest(run.folder.checkpoints)
-        return None if found is None else found.step
-    return None
 
 
 # ---- force --------------------------------------------------------------------------------------
@@ -200,7 +189,7 @@ def _force(run: Run) -> tuple[int, tuple[str, ...]]:
 
 
 def _kill(find: Callable[[], list[ProcessId]]) -> tuple[int, list[str]]:
-    """SIGKILL, again and again, to what ``find`` finds: the number that ended, and what did not."""
+    """SIGKILL whatever ``find`` finds until nothing is left: how many ended, and what did not."""
     victims: set[ProcessId] = set()
     deadline = time.monotonic() + KILL_LIMIT_S
     while living := find():
@@ -220,7 +209,7 @@ def _why(process: ProcessId) -> str:
 
 
 def frozen_by(pid: int) -> str:
-    """The cgroup that keeps a process frozen, "" if none does. Of v1 only: one of v2 can be killed."""
+    """The v1 cgroup that keeps a process frozen, "" if none does; one of v2 can be killed."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)

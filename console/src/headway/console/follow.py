@@ -32,7 +32,7 @@ class Follower:
 
     Args:
         peak: what MFU is measured against; None leaves MFU out.
-        as_json: one JSON object a time on stdout instead of text; with a summary to come, on stderr.
+        as_json: one JSON object per line instead of text.
         every_s: seconds between lines without a terminal.
     """
 

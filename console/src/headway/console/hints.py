@@ -1,4 +1,4 @@
-"""Command lines to paste: they find the run from the reader's working folder."""
+"""Command lines to paste: they find the run from the present working folder."""
 
 from __future__ import annotations
 
@@ -22,3 +22,15 @@ def seen_from_here(path: Path) -> str:
     """Relative to the working folder if it is below it."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def resume_command(path: Path, cluster: Path) -> str:
+    """The command that resumes the run at ``path`` with its present configuration.
+
+    ``cluster`` is the folder of its nodes; one outside the run's own folder has to be named.
+    """
+    command = ["headway", "run", seen_from_here(path / "config.toml"), "--name", path.name]
+    command += runs_dir_option(path)
+    if path not in cluster.parents:
+        command += ["--cluster", seen_from_here(cluster)]
+    return shlex.join(command)

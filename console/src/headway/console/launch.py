@@ -12,7 +12,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,9 +22,10 @@ from headway.common.node.files import replace_file, replace_json
 from headway.common.node.janitor import end_run, sweep
 from headway.common.node.run_dir import RunDir, new_run_id, shm_root, sock_root
 from headway.common.polling import wait_until
+from headway.console import config_origins
 from headway.console.hints import hint
 from headway.console.peak import cached_peak, machine_peak
-from headway.console.preflight import check_machine, check_torch, prepare_corpus
+from headway.console.preflight import check_machine, check_torch, own_corpus_folder, prepare_corpus
 from headway.console.run import Run
 from headway.launch.cluster import ClusterFolder
 from headway.launch.engine import Engine
@@ -57,15 +58,19 @@ def launch(
     base: str,
     folder: Path | None = None,
     measure: bool = False,
+    origins: Mapping[str, str],
     tell: Callable[[str], None],
 ) -> Run:
-    """Start a run below ``runs_dir``, or resume one; ``Cluster.launch`` says what the rest means.
+    """Start a run below ``runs_dir``, or resume one; ``Cluster.launch`` explains the arguments.
+
+    ``origins``: where the settings that are not defaults come from, for ``headway config show``.
 
     Raises:
         InputError: anything wrong that can be found before step 0. A new run then leaves no folder.
     """
     check_torch()
-    config, line = settled(config, ranks=config.parallel.world_size)
+    asked = config
+    config, line = settled(own_corpus_folder(config), ranks=config.parallel.world_size)
     tell(line)
     check_machine(config, runs_dir)
     prepare_corpus(config, tell)
@@ -85,6 +90,7 @@ def launch(
             reopen(run.folder.database)
         for line in keep_config(run, config):
             tell(line)
+        config_origins.keep(run, origins, asked, config)
         cluster = _cluster_for(run, folder, config.launch.nodes + config.launch.spares)
         start(run, cluster, config.launch, tell)
     return run
@@ -94,6 +100,11 @@ def runs_below(runs_dir: Path) -> list[Run]:
     """Every run in ``runs_dir``, the oldest first."""
     found = [path.parent for path in runs_dir.glob("*/run.json")]
     return [Run(path) for path in sorted(found, key=lambda p: (p / "run.json").stat().st_mtime)]
+
+
+def run_name(text: str) -> str:
+    """A name for a run after a file or a title: what a folder's name may not hold becomes "-"."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-.") or "run"
 
 
 # ---- 1. the folder ------------------------------------------------------------------------
@@ -242,11 +253,15 @@ def measure_peak(device: str, tell: Callable[[str], None]) -> None:
     """Measure this machine's peak unless it is known; a failure only costs the run its MFU."""
     known = cached_peak(device)
     if known is None or not known.is_idle:
-        tell("measuring this machine's peak")
+        busy = " again: it was busy the last time" * (known is not None)
+        tell(f"measuring this machine's peak for MFU{busy}")
         try:
-            machine_peak(device)
+            measured = machine_peak(device)
         except HeadwayError as error:
             tell(str(error))
+            return
+        if not measured.is_idle:
+            tell("the machine is busy: MFU is left out until its peak has been measured while idle")
 
 
 # ---- 4. the processes ---------------------------------------------------------------------

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,14 +12,42 @@ from typing import Any
 from headway.common.errors import InputError
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
+COLUMNS = ("timestamp", "level", "rank", "file", "event", "fields")
+"""Of a data frame of log lines; ``fields`` holds the other fields as JSON."""
 _SHOWN = ("timestamp", "level", "event", "file", "service", "component", "run_id")
+_AGO = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def since_unix_s(since: float | str, now_unix_s: float) -> float:
+    """The moment ``since`` before now: seconds, or text such as ``90s``, ``5m``, ``2h`` or ``1d``.
+
+    Raises:
+        InputError: it is neither.
+    """
+    found = _AGO.fullmatch(str(since))
+    if found is None:
+        raise InputError(
+            f"{since!r} is not a length of time", remedy="use for example 90s, 5m, 2h or 1d"
+        )
+    return now_unix_s - float(found[1]) * _UNITS[found[2]]
 
 
 class LogReader:
     """Reads what is new in the folders' ``*.log`` files at each ``read``.
 
-    A line is JSON as services write it, or plain text (a traceback, torch's own words), which takes the time
-    and level of the line before it in its file.
+    A line is JSON as services write it, or plain text (a traceback, torch's own output), which
+    takes the time and level of the line before it in its file.
+
+    Args:
+        folders: where the files are.
+        name: part of the file's name.
+        rank: lines of this rank only.
+        level: the lowest level.
+        since_unix_s: only lines from this moment on.
+
+    Raises:
+        InputError: ``level`` is unknown.
     """
 
     def __init__(
@@ -27,13 +57,14 @@ class LogReader:
         name: str = "",
         rank: int | None = None,
         level: str = "debug",
+        since_unix_s: float | None = None,
     ) -> None:
         if level not in LEVELS:
             raise InputError(
                 f"level {level!r} is unknown", remedy=f"use one of {', '.join(LEVELS)}"
             )
         self._folders, self._name, self._rank = folders, name, rank
-        self._least = LEVELS.index(level)
+        self._least, self._since_unix_s = LEVELS.index(level), since_unix_s
         self._offsets: dict[Path, int] = {}
         self._last: dict[Path, dict[str, Any]] = {}
 
@@ -41,8 +72,11 @@ class LogReader:
         """Raises InputError when no log file has the name's part."""
         names = sorted({path.stem for folder in self._folders for path in folder.glob("*.log")})
         if self._name and not any(self._name in name for name in names):
-            raise InputError(f"no log has {self._name!r} in its name",
-                             remedy=f"use a part of {', '.join(names) or 'a name; there is no log yet'}")  # fmt: skip
+            known = ", ".join(names)
+            raise InputError(
+                f"no log has {self._name!r} in its name",
+                remedy=f"use a part of {known}" if known else "there is no log yet; try again",
+            )
 
     def read(self) -> list[dict[str, Any]]:
         """New lines, oldest first; each has ``file``, ``timestamp``, ``level`` and ``event``."""
@@ -88,12 +122,37 @@ class LogReader:
         return self._last[path]
 
     def _wanted(self, line: dict[str, Any]) -> bool:
-        known = line["level"] in LEVELS and LEVELS.index(line["level"]) < self._least
-        return not known and (self._rank is None or line.get("rank") == self._rank)
+        if line["level"] in LEVELS and LEVELS.index(line["level"]) < self._least:
+            return False
+        if self._rank is not None and line.get("rank") != self._rank:
+            return False
+        return self._since_unix_s is None or self._since_unix_s <= _unix_s(line["timestamp"])
+
+
+def _unix_s(timestamp: object) -> float:
+    """Of an ISO timestamp; 0 for what has none."""
+    try:
+        return datetime.datetime.fromisoformat(str(timestamp)).timestamp()
+    except ValueError:
+        return 0.0
 
 
 def as_text(line: dict[str, Any]) -> str:
     """One line for people: time, file, level, event and the other fields."""
-    rest = " ".join(f"{key}={value}" for key, value in line.items() if key not in _SHOWN)
+    rest = "".join(f" {key}={value}" for key, value in line.items() if key not in _SHOWN)
     clock = str(line["timestamp"])[11:23]
-    return f"{clock:<12} {line['file']:<16} {line['level']:<7} {line['event']}{' ' + rest if rest else ''}"
+    return f"{clock:<12} {line['file']:<16} {line['level']:<7} {line['event']}{rest}"
+
+
+def as_row(line: dict[str, Any]) -> tuple[Any, ...]:
+    """One line as a row of ``COLUMNS``."""
+    rank = line.get("rank")
+    rest = {key: value for key, value in line.items() if key not in COLUMNS}
+    return (
+        line["timestamp"],
+        line["level"],
+        rank if isinstance(rank, int) else None,
+        line["file"],
+        str(line["event"]),
+        json.dumps(rest, default=str),
+    )

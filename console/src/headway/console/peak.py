@@ -1,7 +1,8 @@
 """This machine's highest matrix-product rate, which MFU is measured against.
 
 Measured once with torch in a process of its own (the console never imports torch) and kept in
-``~/.cache/headway/peak.json`` by processor, torch version and threads. ``HEADWAY_CACHE`` moves the folder.
+``~/.cache/headway/peak.json`` by processor, torch version and threads. ``HEADWAY_CACHE`` sets
+another folder.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from headway.common.node.files import replace_json
 
 MEASURE_LIMIT_S = 120.0
 IDLE = 0.05
-"""Share of the time spent waiting for a processor, up to which figures count as taken on an idle machine."""
+"""Up to this share of time spent waiting for a processor, the machine counts as idle."""
 
 _PROGRAM = """
 import glob, json, sys, time, torch
@@ -59,12 +60,12 @@ flops = {"bf16": rate(torch.bfloat16), "fp32": rate(torch.float32)}
 waited = (waited_s() - waited) / (time.perf_counter() - began)
 print(json.dumps({"flops": flops, "waited": waited}))
 """
-"""Square products of growing size; without bf16 units large ones take minutes, so growth ends early."""
+"""Square products of growing size; without bf16 units growth ends early."""
 
 
 @dataclass(frozen=True)
 class Peak:
-    """Matrix-product rates in FLOP/s: of one GPU, or of all ``threads`` of the processor together."""
+    """Matrix-product rates in FLOP/s: of one GPU, or of all ``threads`` of the processor."""
 
     device: str
     """``gpu`` or ``cpu``, as ``train.device`` says."""
@@ -74,25 +75,29 @@ class Peak:
     flops: dict[str, float]
     """By compute type: ``bf16``, ``fp32``."""
     waited: float = 1.0
-    """Share of the time that the products were ready to run and waited for a processor; above ``IDLE`` somebody else
-    ran and the figures may be too low. 0 where the kernel keeps no such account (``/proc/*/schedstat``)."""
+    """Share of the time that the products were ready to run and waited for a processor.
+
+    Above ``IDLE`` other programs ran and the figures may be too low. 0 where the kernel does not
+    record it (``/proc/*/schedstat``).
+    """
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody else ran meanwhile."""
+        """Whether no other program took the processor meanwhile."""
         return self.waited <= IDLE
 
     def of_run(self, dtype: str, world_size: int) -> float:
         """The peak that a run of ``world_size`` ranks has at its disposal, FLOP/s.
 
-        On GPUs each rank has one; on the processor all ranks share all threads. fp64 counts against fp32.
+        On GPUs each rank has one; on the processor all ranks share all threads. fp64 is measured
+        against fp32.
         """
         one = self.flops[dtype if dtype in self.flops else "fp32"]
         return one * world_size if self.device == "gpu" else one
 
 
 def cached_peak(device: str = "cpu") -> Peak | None:
-    """The figures measured earlier on such a machine's GPU or processor, None before the first time."""
+    """Figures measured earlier on such a GPU or processor; None before the first time."""
     found = _read().get(_key(device))
     try:
         return msgspec.convert(found, Peak) if found else None
@@ -101,7 +106,9 @@ def cached_peak(device: str = "cpu") -> Peak | None:
 
 
 def machine_peak(device: str = "cpu", least_s: float = 0.4) -> Peak:
-    """The figures of this machine, measured now (some seconds) unless known from an idle moment; the best are kept.
+    """Figures of this machine, measured now (some seconds) unless known from an idle moment.
+
+    Of several measurements the best figures are kept.
 
     Args:
         device: ``gpu`` or ``cpu``.

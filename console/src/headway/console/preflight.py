@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import shutil
 import subprocess
@@ -72,14 +73,31 @@ def model_shape(config: RunConfig) -> ModelShape:
     )
 
 
+def own_corpus_folder(config: RunConfig) -> RunConfig:
+    """The configuration with a folder of its own for a source that was given without ``data.path``.
+
+    ``data.source=/home/me/novels`` is prepared in ``data/novels``: the default folder holds the
+    default source.
+    """
+    data = config.data
+    if data.source == DataConfig.source or data.path != DataConfig.path:
+        return config
+    source = Path(data.source).resolve()
+    name = source.stem or "corpus"  # the name that `headway data prepare` gives it
+    path = Path(DataConfig.path).with_name(name)
+    if path.resolve() == source:  # never among the texts
+        path = path.with_name(f"{name}-prepared")
+    return dataclasses.replace(config, data=dataclasses.replace(data, path=str(path)))
+
+
 def prepare_corpus(config: RunConfig, tell: Callable[[str], None]) -> None:
     """Make the corpus if it is absent, then check that it can be read and fits the model.
 
     With the default source only the default folder is made: a path that was given must be there.
 
     Raises:
-        InputError: the corpus cannot be made, is damaged, comes from another source than the one asked for, or has
-            more tokens than the model knows.
+        InputError: the corpus cannot be made, is damaged, comes from another source than the one
+            asked for, or has more tokens than the model knows.
     """
     path = Path(config.data.path)
     if not _is_there(path):
@@ -102,9 +120,12 @@ def prepare_corpus(config: RunConfig, tell: Callable[[str], None]) -> None:
     if data.meta is not None:
         _refuse_other_source(config, path, data.meta.source, data.meta.corpus_sha256)
     if data.vocab_size is not None and data.vocab_size > config.model.vocab_size:
+        wanted = config.model.vocab_size
         raise InputError(
-            f"the corpus {path} has {data.vocab_size} tokens, model.vocab_size={config.model.vocab_size}",
-            remedy=f"set model.vocab_size={data.vocab_size} or prepare with --vocab-size",
+            f"the corpus {path} has {data.vocab_size} tokens, but model.vocab_size={wanted}",
+            remedy=f"set model.vocab_size={data.vocab_size}, or prepare another folder for data.path "
+            f"with `headway data prepare --source {config.data.source} --vocab-size {wanted} "
+            "--out DIR`",
         )
 
 
@@ -125,9 +146,12 @@ def _refuse_other_source(config: RunConfig, path: Path, source: str, sha256: str
     # spelled in another way
     if Path(asked).exists() and Path(asked).resolve() == Path(source).resolve():
         return
+    remedy = "leave data.path out, or set it to a folder that does not exist yet"
+    if asked == DataConfig.source:
+        remedy = f"replace it with `headway data prepare --force --out {path}`"
     raise InputError(
         f"{path} was prepared from {source!r} (corpus {sha256[:16]}), but data.source is {asked!r}",
-        remedy="set data.path to another folder, or replace it with `headway data prepare --force`",
+        remedy=remedy,
     )
 
 

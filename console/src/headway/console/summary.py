@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headway.ckpt_store.client import newest
-from headway.common.errors import HeadwayError
 from headway.common.output import Table, mebibytes
 from headway.console.analysis.episodes import load_journal, recoveries
 from headway.console.analysis.events import load_events, redone_steps
 from headway.console.analysis.metrics import load_evaluations, load_metrics, throughput
-from headway.console.hints import runs_dir_option, seen_from_here
+from headway.console.hints import resume_command
+from headway.console.outputs import checkpoints, corpus, sample_text
 from headway.console.progress import read_progress, utilisation
 from headway.console.run import Run
-from headway.dataloader import Dataset
 
 TRACED_STEPS = 50
 """The trace written by itself shows this many steps at the end and around each recovery."""
@@ -49,7 +44,7 @@ class Summary:
     sample: str = ""
     trace: str = ""
     notebook: str = ""
-    go_on: str = ""
+    resume: str = ""
     """The command that resumes a stopped or failed run."""
 
 
@@ -58,7 +53,7 @@ def summarise(run: Run, *, write_trace: bool = False) -> Summary:
     config, peak, metrics = run.config, run.peak, load_metrics(run)
     progress, rate = read_progress(run), throughput(metrics, window=len(metrics))
     losses = load_evaluations(run).sort("step", "generation")["loss"].to_list()
-    data = _dataset(config.data.path)
+    data = corpus(run)
     return Summary(
         name=run.name,
         outcome=run.outcome or progress.phase,
@@ -78,7 +73,7 @@ def summarise(run: Run, *, write_trace: bool = False) -> Summary:
         sample=sample_text(run, data),
         trace=_trace(run) if write_trace else "",
         notebook=_notebook(),
-        go_on=_go_on(run) if run.outcome in ("stopped", "failed") else "",
+        resume=_resume(run),
     )
 
 
@@ -100,8 +95,8 @@ def report(summary: Summary) -> list[str | Table]:
         lines.append(f"trace            {s.trace} (open it in https://ui.perfetto.dev)")
     if s.notebook:
         lines.append(f"notebook         {s.notebook} (`make lab`)")
-    if s.go_on:
-        lines.append(f"resume           {s.go_on}")
+    if s.resume:
+        lines.append(f"resume           {s.resume}")
     return lines
 
 
@@ -112,6 +107,9 @@ def _figures(s: Summary) -> list[tuple[str, str]]:
     if s.mfu is not None and s.peak_flops:
         peak = f"{s.peak_flops / 1e9:,.0f} GFLOP/s ({s.dtype}, measured)"
         speed += f", MFU {s.mfu:.1%} of this machine's {peak}"
+    elif s.tokens_per_s:
+        busy = "its peak was measured while it was busy"
+        speed += f", MFU unknown: {busy if s.peak_flops else 'its peak has not been measured'}"
     return [
         ("validation loss", f"{before} before, {after} after; {unigrams}"),
         ("speed", speed),
@@ -122,23 +120,12 @@ def _figures(s: Summary) -> list[tuple[str, str]]:
 
 
 def _not_durable(s: Summary) -> list[tuple[str, str]]:
-    """What an ended run did not get to disk, because its store failed or stood still."""
+    """What an ended run did not get to disk, because its store failed or hung."""
     newest = max((int(row["step"]) for row in s.checkpoints), default=-1)
     if s.outcome not in ("finished", "stopped") or newest >= s.step:
         return []
     where = f"the newest is of step {newest}" if newest >= 0 else "there is none"
     return [("not durable", f"no checkpoint of the last step {s.step}: {where}; see the logs")]
-
-
-def checkpoints(run: Run) -> list[dict[str, Any]]:
-    """Complete checkpoints, the oldest first: step, generation, total_bytes, path."""
-    rows: list[dict[str, Any]] = []
-    found = newest(run.folder.checkpoints)
-    while found is not None:
-        rows.append({"step": found.step, "generation": found.generation, "total_bytes": found.total_bytes,
-                     "path": str(found.path)})  # fmt: skip
-        found = newest(run.folder.checkpoints, max_step=found.step - 1) if found.step else None
-    return rows[::-1]
 
 
 def recovery_rows(run: Run) -> list[dict[str, Any]]:
@@ -150,21 +137,6 @@ def recovery_rows(run: Run) -> list[dict[str, Any]]:
     again = dict(redone_steps(events).select("generation", "num_steps").iter_rows())
     rows = recoveries(journal, events).to_dicts()
     return [{**row, "redone": int(again.get(row["generation"], 0))} for row in rows]
-
-
-def sample_text(run: Run, data: Dataset | None) -> str:
-    """The text that the model wrote at the end, empty if it wrote none."""
-    raw = run.fact("sample")
-    if not raw or data is None or data.meta is None:
-        return ""
-    tokens = [token for token in json.loads(raw)["tokens"] if token != data.meta.eod_id]
-    return data.tokenizer.decode(tokens).strip("\n")
-
-
-def _dataset(path: str) -> Dataset | None:
-    with contextlib.suppress(HeadwayError):
-        return Dataset(path)
-    return None
 
 
 def _trace(run: Run) -> str:
@@ -182,19 +154,10 @@ def _notebook() -> str:
     return ""
 
 
-def _go_on(run: Run) -> str:
-    """With the configuration that the run has now; the folders as seen from here."""
-    command = [
-        "headway",
-        "run",
-        seen_from_here(run.folder.config),
-        "--name",
-        run.name,
-        *runs_dir_option(run.path),
-    ]
-    if run.path not in run.cluster_folder.parents:
-        command += ["--cluster", seen_from_here(run.cluster_folder)]
-    return shlex.join(command)
+def _resume(run: Run) -> str:
+    if run.outcome not in ("stopped", "failed"):
+        return ""
+    return resume_command(run.path, run.cluster_folder)
 
 
 def _nats(value: float | None) -> str:

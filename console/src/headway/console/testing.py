@@ -1,7 +1,7 @@
-"""A run without training: a folder, a journal and a driver that answers, for tests of whoever watches runs.
+"""A run without training, for tests of programs that watch runs: folder, journal, a live driver.
 
-``FakeRun`` keeps the real journal, the real messages over a real socket and real flight rings; only the
-training is made up. Its driver lives in a thread of this process.
+``FakeRun`` keeps the real journal, the real messages over a real socket and real flight rings; only
+the training is made up. Its driver lives in a thread of this process.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ SMALL = RunConfig(
 
 
 class FakeRun:
-    """``FakeRun(runs_dir)`` is live until ``finish`` or ``close``; steps happen only by ``advance``.
+    """``FakeRun(runs_dir)`` is live until ``finish`` or ``close``; only ``advance`` makes steps.
 
-    Set HEADWAY_SHM_ROOT before: the flight rings lie there.
+    Set HEADWAY_SHM_ROOT first: it is where the flight rings are kept.
     """
 
     def __init__(self, runs_dir: Path, name: str = "fake", config: RunConfig = SMALL) -> None:
@@ -99,11 +99,11 @@ class FakeRun:
         self._do(lambda: self._journal.store([said]))
 
     def recover(self, reason: str = "rank 1 is lost: killed", back_to: int | None = None) -> None:
-        """Leave the generation and go on from step ``back_to`` in the next."""
+        """Leave the generation and resume from step ``back_to`` in the next."""
         self._do(lambda: self._recover(reason, self.step if back_to is None else back_to))
 
     def verdict(self, kind: str, *, is_open: bool) -> None:
-        """Journal what the monitor holds of rank 1, or that it does so no longer."""
+        """Journal a verdict of the monitor about rank 1, or that it is withdrawn."""
         self._do(
             lambda: self._log("verdict", kind=kind, node=0, rank=1, remedy="wait", is_open=is_open)
         )
@@ -114,7 +114,7 @@ class FakeRun:
         self.close()
 
     def close(self) -> None:
-        """Take everything away without an outcome, as a power cut does."""
+        """End without an outcome, as in a power cut."""
         if not self._ended.is_set():
             self._ended.set()
             self._thread.join()
@@ -253,8 +253,19 @@ class FakeRun:
             ranks = ranks[message.first_rank : message.first_rank + message.num_ranks]
         num_ranks = 0 if self.is_old else self.config.parallel.world_size
         return Status(
-            name=self.folder.name, phase=self.outcome or "running", epoch=1, generation=self.generation,
-            step=self.step, steps=self.config.train.steps, paused=self.paused, commands=commands,
-            applied=commands, ranks=ranks, nodes={0: "active"}, services={0: {"dataloader": me.pid}},
-            waiting=self.waiting, num_ranks=num_ranks, statuses={"running": num_ranks},
-        )  # fmt: skip
+            name=self.folder.name,
+            phase=self.outcome or "running",
+            epoch=1,
+            generation=self.generation,
+            step=self.step,
+            steps=self.config.train.steps,
+            paused=self.paused,
+            commands=commands,
+            applied=commands,
+            ranks=ranks,
+            nodes={0: "active"},
+            services={0: {"dataloader": me.pid}},
+            waiting=self.waiting,
+            num_ranks=num_ranks,
+            statuses={"running": num_ranks},
+        )

@@ -18,14 +18,14 @@ from headway.common.errors import InputError
 from headway.common.plan.schedule.actions import Kind
 from headway.console.analysis.episodes import load_journal
 from headway.console.analysis.events import load_events
-from headway.console.run import Run
+from headway.console.records import RunRecords
 from headway.console.slices import Slice, journal_slices, rank_slices
 
 STEPS = re.compile(r"(\d*):(\d*)")
 
 
 def write_trace(
-    run: Run,
+    run: RunRecords,
     out: Path,
     *,
     steps: tuple[int, int | None] = (0, None),

@@ -32,7 +32,7 @@ def encode(slices: list[Slice]) -> bytes:
 
 
 def _edges(slices: list[Slice]) -> list[tuple[int, int, Slice, int]]:
-    """(time, order at equal times, slice, kind): of one track an end comes before the next begin."""
+    """(time, order at equal times, slice, kind): a track's end comes before its next begin."""
     edges: list[tuple[int, int, Slice, int]] = []
     for s in slices:
         if s.end_ns is None:

@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 from headway.common.plan.schedule.actions import Kind
 from headway.console.analysis.events import completed_steps
-from headway.console.run import Run
+from headway.console.records import RunRecords
 
 JOURNAL = {
     "epoch": pl.Int64,
@@ -75,7 +75,7 @@ SCHEMA = {
 }
 
 
-def load_journal(run: Run) -> pl.DataFrame:
+def load_journal(run: RunRecords) -> pl.DataFrame:
     """The journal's events in order, columns ``JOURNAL``; ``fields`` is JSON."""
     rows = run.query(f"SELECT {', '.join(JOURNAL)} FROM events ORDER BY id")
     return pl.DataFrame(rows, schema=JOURNAL, orient="row")

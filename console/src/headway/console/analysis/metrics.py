@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import polars as pl
-from headway.console.run import Run
+from headway.console.records import RunRecords
 
 METRICS = {
     "generation": pl.Int64,
@@ -18,13 +18,13 @@ METRICS = {
 EVALUATIONS = {"generation": pl.Int64, "step": pl.Int64, "loss": pl.Float64, "tokens": pl.Int64}
 
 
-def load_metrics(run: Run) -> pl.DataFrame:
+def load_metrics(run: RunRecords) -> pl.DataFrame:
     """One row per (generation, completed step), in the order they were done; columns ``METRICS``."""
     rows = run.query(f"SELECT {', '.join(METRICS)} FROM metrics ORDER BY generation, step")
     return pl.DataFrame(rows, schema=METRICS, orient="row")
 
 
-def skipped_steps(run: Run) -> list[int]:
+def skipped_steps(run: RunRecords) -> list[int]:
     """Steps whose update was skipped for a loss or norm that was not finite, in order.
 
     A step that was done again counts as its newest generation did it. Journals of an older version
@@ -39,7 +39,7 @@ def skipped_steps(run: Run) -> list[int]:
     return [int(row[0]) for row in run.query(sql)]
 
 
-def load_evaluations(run: Run) -> pl.DataFrame:
+def load_evaluations(run: RunRecords) -> pl.DataFrame:
     """One row per validation loss, nats per token; ``step`` counts the steps completed before it."""
     rows = run.query(f"SELECT {', '.join(EVALUATIONS)} FROM evaluations ORDER BY generation, step")
     return pl.DataFrame(rows, schema=EVALUATIONS, orient="row")

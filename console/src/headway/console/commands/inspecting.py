@@ -9,29 +9,52 @@ import typer
 from headway.common.cli import AsJson
 from headway.common.output import Table, emit
 from headway.console.commands.options import RUNS, AnyRun, RunsDir, find_run
+from headway.console.commands.pages import LOOK, MACHINES, add
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    app.command("trace")(trace)
-    app.command("replay")(replay)
-    app.command("doctor")(doctor)
+    add(
+        app,
+        trace,
+        heading=LOOK,
+        examples=("headway trace", "headway trace tiny --steps 10:20 -o tiny.pftrace"),
+        json="one object: run, path, slices",
+    )
+    add(
+        app,
+        replay,
+        heading=LOOK,
+        examples=("headway replay",),
+        json="list: epoch, clock, event, then, now",
+    )
+    add(
+        app,
+        doctor,
+        heading=MACHINES,
+        examples=("headway doctor",),
+        json="list: name, level, message, remedy",
+    )
 
 
 def trace(
     run: AnyRun = None,
     out: Annotated[
         Path,
-        typer.Option("-o", "--out", help="trace.json, trace.json.gz, or trace.pftrace (protobuf)."),
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="FILE",
+            help="trace.json (the default), trace.json.gz, or trace.pftrace for protobuf.",
+        ),
     ] = Path("trace.json"),
-    steps: Annotated[str, typer.Option(help="Only these steps, FIRST:LAST, both included.")] = "",
+    steps: Annotated[
+        str, typer.Option(metavar="FIRST:LAST", help="Only these steps, both included.")
+    ] = "",
     runs_dir: RunsDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
-    """Write a trace of all ranks on one clock.
-
-    Open it in https://ui.perfetto.dev.
-    """
+    """Write a trace of all ranks for ui.perfetto.dev."""
     from headway.console.trace import parse_steps, write_trace
 
     found = find_run(run, runs_dir)
@@ -41,7 +64,10 @@ def trace(
 
 
 def replay(run: AnyRun = None, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
-    """Replay the driver's decisions from the journal. Exits 1 when one differs today."""
+    """Make the driver's recorded decisions again.
+
+    Exits 1 if this version decides differently.
+    """
     from headway.trainer.client import replay as decisions
 
     found = find_run(run, runs_dir)
@@ -55,7 +81,10 @@ def replay(run: AnyRun = None, runs_dir: RunsDir = RUNS, as_json: AsJson = False
 
 
 def doctor(runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
-    """Look for what would keep a run from working here. Exits 1 when something would."""
+    """Check whether this machine can run Headway.
+
+    Exits 1 if something would keep a run from working.
+    """
     from headway.console.doctor import examine
 
     findings = examine(runs_dir)

@@ -14,40 +14,63 @@ import typer
 from headway.common.cli import AsJson
 from headway.common.output import emit, to_json
 from headway.console.commands.options import RUNS, ClusterDir, RunsDir
+from headway.console.commands.pages import START, add
 
 if TYPE_CHECKING:
     from headway.console.run import Run
-    from headway.trainer.config import RunConfig
 
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("run")(run)
+    add(
+        app,
+        run,
+        heading=START,
+        examples=(
+            "headway run examples/tiny.toml",
+            "headway run examples/tiny.toml --set train.steps=50 --set optim.lr=1e-3",
+            "headway run my.toml --set data.source=./texts --name novels",
+        ),
+        json="one object per line, as `watch`; the last one is the summary",
+    )
 
 
 def run(
-    config: Annotated[Path, typer.Argument(help="TOML file, e.g. examples/tiny.toml.")],
+    config: Annotated[
+        Path, typer.Argument(metavar="CONFIG", help="TOML file, for example examples/tiny.toml.")
+    ],
     overrides: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="KEY=VALUE", help="One setting, e.g. train.steps=50; repeatable."
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change one setting, e.g. train.steps=50; repeatable.",
         ),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the run; else after the file.")] = None,
-    nodes: Annotated[int | None, typer.Option(help="Sets launch.nodes.")] = None,
-    ranks_per_node: Annotated[int | None, typer.Option(help="Sets launch.ranks_per_node.")] = None,
-    spares: Annotated[int | None, typer.Option(help="Sets launch.spares.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Name of the run; the file's name by default."),
+    ] = None,
+    nodes: Annotated[
+        int | None, typer.Option(metavar="N", help="The same as --set launch.nodes=N.")
+    ] = None,
+    ranks_per_node: Annotated[
+        int | None, typer.Option(metavar="N", help="The same as --set launch.ranks_per_node=N.")
+    ] = None,
+    spares: Annotated[
+        int | None, typer.Option(metavar="N", help="The same as --set launch.spares=N.")
+    ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the configuration and stop.")
+        bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")
     ] = False,
     detach: Annotated[
-        bool, typer.Option("--detach", help="Return as soon as the run is up.")
+        bool, typer.Option("--detach", "-d", help="Return as soon as the run is up.")
     ] = False,
     runs_dir: RunsDir = RUNS,
     cluster: ClusterDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Start a training run, or resume an unfinished one of the same name.
+    """Start a run, or resume the unfinished one of that name.
 
     Ctrl-C or SIGTERM stops the run with a checkpoint (exit code 0). A second one returns at once
     while the run keeps stopping: `headway watch` and `headway status` show it. During start-up
@@ -58,14 +81,18 @@ def run(
 
     shortcuts = {"nodes": nodes, "ranks_per_node": ranks_per_node, "spares": spares}
     given = [f"launch.{key}={value}" for key, value in shortcuts.items() if value is not None]
-    resolved = load(RunConfig, [config], [*given, *(overrides or [])])
+    settings = [*given, *(overrides or [])]
+    resolved = load(RunConfig, [config], settings)
     if dry_run:
+        from headway.console.preflight import own_corpus_folder
+
+        resolved = own_corpus_folder(resolved)
         typer.echo(to_json(to_dict(resolved)) if as_json else to_toml(resolved).rstrip())
         return
     from headway.console.follow import STOPS
 
     with _terminated_as_interrupted():
-        started = _launch(resolved, name, config.stem, runs_dir, cluster, as_json)
+        started = _launch(config, settings, name, runs_dir, cluster, as_json)
         if not detach:
             # until it is followed by who stops it with a checkpoint
             signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
@@ -101,9 +128,9 @@ def _terminated_as_interrupted() -> Iterator[None]:
 
 
 def _launch(
-    config: RunConfig,
+    config: Path,
+    settings: list[str],
     name: str | None,
-    stem: str,
     runs_dir: Path,
     cluster: Path | None,
     as_json: bool,
@@ -115,7 +142,7 @@ def _launch(
 
     try:
         return Cluster(runs_dir, folder=cluster).launch(
-            config, name=name, base=stem, measure=True, tell=tell
+            config, settings, name=name, measure=True, tell=tell
         )
     except KeyboardInterrupt:
         typer.echo("interrupted: launch cancelled, nothing left running", err=True)

@@ -1,4 +1,4 @@
-"""``headway cluster`` and ``headway node``: executors on this machine, as Terraform and people start them."""
+"""``headway cluster`` and ``headway node``: nodes on this machine, as Terraform starts them."""
 
 from __future__ import annotations
 
@@ -6,39 +6,68 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from headway.common.cli import AsJson, group
+from headway.common.cli import AsJson
 from headway.common.errors import HeadwayError
 from headway.common.output import emit
 from headway.console.commands.options import Yes, confirm
+from headway.console.commands.pages import MACHINES, add, add_group
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The cluster's folder.")]
-ClusterOption = Annotated[Path, typer.Option("--cluster", help="The cluster's folder.")]
-Node = Annotated[int, typer.Option("--node", help="Number of the node, from 0.", min=0)]
+ClusterOption = Annotated[
+    Path, typer.Option("--cluster", metavar="DIR", help="The cluster's folder.")
+]
+Node = Annotated[
+    int, typer.Option("--node", metavar="NODE", help="Number of the node, from 0.", min=0)
+]
 
 
 def register(app: typer.Typer) -> None:
     """Add the two groups."""
-    for name, help_, commands in (
-        (
-            "cluster",
-            "Make or remove the folder of a cluster, or stop the runs on it.",
-            (create, drain, remove),
-        ),
-        ("node", "Start or stop one node of a cluster.", (start, stop)),
-    ):
-        machines = group(help_, name=name)
-        for command in commands:
-            machines.command()(command)
-        app.add_typer(machines)
+    cluster = add_group(
+        app, "cluster", "Create or remove a cluster, or stop the runs on it.", MACHINES
+    )
+    add(
+        cluster,
+        create,
+        examples=("headway cluster create clusters/mine --nodes 3",),
+        json="one object: cluster, id, nodes",
+    )
+    add(
+        cluster,
+        drain,
+        examples=("headway cluster drain clusters/mine",),
+        json="list: run, outcome",
+    )
+    add(
+        cluster,
+        remove,
+        examples=("headway cluster remove clusters/mine",),
+        json="one object: cluster, removed",
+    )
+    node = add_group(app, "node", "Start or stop one node of a cluster.", MACHINES)
+    add(
+        node,
+        start,
+        examples=("headway node start --cluster clusters/mine --node 0",),
+        json="one object: cluster, node, pid, endpoint",
+    )
+    add(
+        node,
+        stop,
+        examples=("headway node stop --cluster clusters/mine --node 0",),
+        json="one object: cluster, node, stopped",
+    )
 
 
 def create(
     folder: Folder,
-    nodes: Annotated[int, typer.Option(help="Number of nodes, spares included.", min=1)],
+    nodes: Annotated[
+        int, typer.Option(metavar="N", help="Number of nodes, spares included.", min=1)
+    ],
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make the cluster's folder and keys, or change its number of nodes."""
+    """Create a cluster, or change its number of nodes."""
     from headway.launch.cluster import ClusterFolder
     from headway.launch.local import LocalEngine
 
@@ -58,14 +87,19 @@ def drain(
     folder: Folder,
     limit: Annotated[
         float,
-        typer.Option(help="Seconds without progress after which a run is ended by force.", min=0),
+        typer.Option(
+            metavar="SECONDS",
+            help="End a run by force after so long without progress; 60 by default.",
+            min=0,
+        ),
     ] = 60.0,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Stop the runs that the cluster carries, with a checkpoint, and wait until they have ended.
+    """Stop all runs on a cluster, with a checkpoint.
 
-    A run that cannot stop is ended by force. Exits 0 whatever becomes of the runs.
+    Returns when they have ended. A run that cannot stop is ended by force. The exit code is 0
+    whatever becomes of the runs.
     """
     from headway.console.ending import end
     from headway.console.run import Run
@@ -88,7 +122,10 @@ def drain(
 
 
 def remove(folder: Folder, yes: Yes = False, as_json: AsJson = False) -> None:
-    """Stop all nodes and remove the cluster's folder. An absent one is fine."""
+    """Stop all nodes and remove the cluster's folder.
+
+    Does nothing if the folder is absent.
+    """
     from headway.launch.cluster import ClusterFolder
     from headway.launch.local import LocalEngine
 
@@ -99,7 +136,10 @@ def remove(folder: Folder, yes: Yes = False, as_json: AsJson = False) -> None:
 
 
 def start(cluster: ClusterOption, node: Node, as_json: AsJson = False) -> None:
-    """Start the node's executor unless it runs; returns when it listens."""
+    """Start a node, unless it runs already.
+
+    Returns when the node can be reached.
+    """
     from headway.launch.cluster import ClusterFolder
     from headway.launch.local import LocalEngine
     from headway.launch.nodes import bring_up
@@ -112,14 +152,17 @@ def start(cluster: ClusterOption, node: Node, as_json: AsJson = False) -> None:
 
 
 def stop(cluster: ClusterOption, node: Node, yes: Yes = False, as_json: AsJson = False) -> None:
-    """End everything that runs on the node. An absent cluster or node is fine."""
+    """End everything that runs on a node.
+
+    Does nothing if the cluster or the node is absent.
+    """
     from headway.launch.cluster import ClusterFolder
     from headway.launch.local import LocalEngine
 
     folder = ClusterFolder(cluster)
     if folder.exists:
         if folder.carried(node) is not None:
-            confirm(f"end all of the run that node {node} of {cluster} carries there?", yes)
+            confirm(f"end the processes of the run on node {node} of {cluster}?", yes)
         LocalEngine(folder).stop_node(node)
     done = {"cluster": str(cluster), "node": node, "stopped": True}
     emit(done, as_json, [f"node {node} is stopped"])

@@ -1,34 +1,98 @@
-"""Options that many commands share, and the run that they name."""
+"""Options that many commands share, the run that they name, and the one question they may ask."""
 
 from __future__ import annotations
 
 import sys
+import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from headway.common.errors import InputError
 
 if TYPE_CHECKING:
     from headway.console.run import Run
 
-RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Folder that holds the runs.")]
+RUNS = Path("runs")
+RUN_HELP = "Name of the run; the newest by default."
+
+
+def run_names(runs_dir: Path) -> list[str]:
+    """Names of the runs in a folder, the newest first; nothing heavy is imported."""
+    found = list(runs_dir.glob("*/run.json"))
+    return [path.parent.name for path in sorted(found, key=_mtime, reverse=True)]
+
+
+def _mtime(path: Path) -> float:
+    return path.stat().st_mtime if path.exists() else 0.0
+
+
+def complete_runs(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Names for the shell's completion."""
+    return [name for name in run_names(_runs_dir(ctx)) if name.startswith(incomplete)]
+
+
+def complete_ranks(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The ranks of the run that the line names so far, or of the newest."""
+    parallel = _table(ctx, "parallel")
+    size = 1
+    for axis in ("tp", "pp", "dp"):
+        size *= int(parallel.get(axis, 1))
+    return [
+        str(rank) for rank in range(size if parallel else 0) if str(rank).startswith(incomplete)
+    ]
+
+
+def complete_nodes(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The nodes of that run, spares included."""
+    launch = _table(ctx, "launch")
+    size = int(launch.get("nodes", 0)) + int(launch.get("spares", 0))
+    return [str(node) for node in range(size) if str(node).startswith(incomplete)]
+
+
+def complete_logs(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The log files of that run."""
+    logs = (_runs_dir(ctx) / _run(ctx) / "logs").glob("*.log")
+    return sorted(path.stem for path in logs if path.stem.startswith(incomplete))
+
+
+def _runs_dir(ctx: typer.Context) -> Path:
+    return Path(ctx.params.get("runs_dir") or RUNS)
+
+
+def _table(ctx: typer.Context, name: str) -> dict[str, Any]:
+    """One table of the run's resolved configuration, empty where there is none."""
+    try:
+        text = (_runs_dir(ctx) / _run(ctx) / "config.toml").read_text()
+        return dict(tomllib.loads(text).get(name, {}))
+    except (OSError, ValueError):
+        return {}
+
+
+def _run(ctx: typer.Context) -> str:
+    """The run that the line names so far, else the newest; empty without any."""
+    # words are left in args while the last option still lacks its value
+    typed = [ctx.params.get("run"), *(ctx.params.get("words") or ()), *ctx.args]
+    known = run_names(_runs_dir(ctx))
+    return next((word for word in typed if word in known), known[0] if known else "")
+
+
+RunsDir = Annotated[
+    Path, typer.Option("--runs-dir", metavar="DIR", help="Folder of the runs; ./runs by default.")
+]
 ClusterDir = Annotated[
     Path | None,
-    typer.Option("--cluster", help="Folder of a cluster made by `make up`; else own nodes."),
+    typer.Option("--cluster", metavar="DIR", help="Use the nodes of a cluster from `make up`."),
 ]
 AnyRun = Annotated[
-    str | None, typer.Argument(metavar="[RUN]", help="Name of the run; else the newest.")
+    str | None, typer.Argument(metavar="RUN", help=RUN_HELP, autocompletion=complete_runs)
 ]
-Yes = Annotated[
-    bool, typer.Option("--yes", "-y", help="Do not ask; without a terminal nothing is asked.")
-]
-NamedRun = Annotated[str, typer.Argument(metavar="RUN", help="Name of the run.")]
-RUNS = Path("runs")
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
 def confirm(question: str, yes: bool) -> None:
     """Ask once before something is ended or broken, if a person sits at a terminal.
+
+    Without a terminal nothing is asked: scripts say what they mean.
 
     Raises:
         typer.Exit: the answer was not yes; the code is 1.
@@ -45,10 +109,3 @@ def find_run(name: str | None, runs_dir: Path) -> Run:
     from headway.console.cluster import Cluster
 
     return Cluster(runs_dir).run(name)
-
-
-def check_rank(run: Run, rank: int) -> None:
-    """Raises InputError when the run has no such rank."""
-    world = run.config.parallel.world_size
-    if not 0 <= rank < world:
-        raise InputError(f"rank {rank} is not in the run", remedy=f"use 0 to {world - 1}")

@@ -1,130 +1,210 @@
-"""Commands that steer a living run: each is one message to its driver, carried out once."""
+"""Commands that steer a live run, derived from the operations of ``console.steering``.
+
+Each is one message to the run's driver, carried out once. Only ``stop`` is written out: it also
+waits for the end, and ends by force what cannot stop.
+"""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 from headway.common.cli import AsJson
 from headway.common.errors import InputError
 from headway.common.output import emit
 from headway.console.commands.options import (
+    RUN_HELP,
     RUNS,
     AnyRun,
-    NamedRun,
     RunsDir,
     Yes,
-    check_rank,
+    complete_nodes,
+    complete_ranks,
+    complete_runs,
     confirm,
     find_run,
 )
+from headway.console.commands.pages import STEER, add
+from headway.console.steering import OPERATIONS, Operation, word_of, words_after_run
 
+SENT = ("run", "operation", "sequence", "applied")
+"""Keys of the JSON of every operation; its own arguments follow."""
 Wait = Annotated[bool, typer.Option("--wait", help="Return when all ranks have applied it.")]
-
-FAULT_HELP = (
-    "kill, stop, freeze, debugger, slow_disk, full_disk, locked_journal, damaged_arena_header, "
-    "flipped_snapshot_bit, spawn_failure, silent_node, returning_node or clock_step."
-)
-TARGET_HELP = (
-    "A service instead: dataloader, ckpt_store, agent, zygote, executor, monitor, driver; "
-    "or a whole `node`; or `run` for what all nodes share."
-)
+COMPLETION = {"rank": complete_ranks, "node": complete_nodes}
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    for operation, help_ in (
-        ("pause", "Hold all ranks at their next step."),
-        ("resume", "Resume a paused run."),
-        ("checkpoint", "Make the state after the next step durable."),
-    ):
-        app.command(operation, help=help_)(_steer(operation))
-    app.command("stop")(stop)
-    app.command("set")(set_)
-    app.command("unset")(unset)
-    app.command("evict")(evict)
-    app.command("inject")(inject)
+    for name, row in OPERATIONS.items():
+        keys = ", ".join((*SENT, *(parameter.name for parameter in row.parameters)))
+        json = OWN_KEYS.get(name, keys)
+        function = OWN[name] if row.has_own_command else command_of(row)
+        add(
+            app,
+            function,
+            name=name,
+            heading=STEER,
+            examples=row.examples,
+            json=f"one object: {json}",
+        )
 
 
-def _steer(operation: str) -> Callable[..., None]:
-    def command(
-        run: AnyRun = None, wait: Wait = False, runs_dir: RunsDir = RUNS, as_json: AsJson = False
-    ) -> None:
-        _send(operation, run, runs_dir, wait, as_json)
+def command_of(row: Operation) -> Callable[..., None]:
+    """The function that typer turns into the command of an operation."""
 
-    command.__name__ = operation
+    def command(runs_dir: Path, as_json: bool, **given: Any) -> None:
+        name: str | None = given.pop("run", None)
+        arguments: dict[str, Any] = {}
+        if "words" in given:
+            name, arguments = read_words(row, given.pop("words") or [])
+        wait, yes = given.pop("wait", False), given.pop("yes", False)
+        _send(row, name, {**arguments, **given}, runs_dir, wait=wait, yes=yes, as_json=as_json)
+
+    parameters = [*_positional(row), *(_option(parameter) for parameter in row.options)]
+    if row.is_step:
+        parameters.append(_parameter("wait", Wait, False))
+    if row.asks is not None:
+        parameters.append(_parameter("yes", Yes, False))
+    parameters.append(_parameter("runs_dir", RunsDir, RUNS))
+    parameters.append(_parameter("as_json", AsJson, False))
+    command.__name__, command.__doc__ = row.name, row.summary
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return command
 
 
 def _send(
-    operation: str,
-    run: str | None,
+    row: Operation,
+    name: str | None,
+    arguments: dict[str, Any],
     runs_dir: Path,
+    *,
     wait: bool,
+    yes: bool,
     as_json: bool,
-    **setting: Any,
 ) -> None:
-    found = find_run(run, runs_dir)
-    sequence = found.command(operation, **setting)
+    run = find_run(name, runs_dir)
+    if arguments.get("rank") is not None:
+        run.check_rank(arguments["rank"])
+    if row.asks is not None:
+        confirm(row.asks({"run": run.name, **arguments}), yes)
+    sequence = row.method(run, **arguments)
     if wait:
-        found.wait_applied(sequence)
-    done = {"run": found.name, "operation": operation, "sequence": sequence, "applied": wait}
-    what = operation
-    if "name" in setting:
-        value = f"={setting['value']:g}" if "value" in setting else ""
-        what += f" {setting['name']}{value}"
-    emit(done, as_json, [f"{what}: {'applied' if wait else 'sent'} to {found.name}"])
+        run.wait_applied(sequence)
+    done = dict(zip(SENT, (run.name, row.name, sequence, wait), strict=True))
+    what = " ".join((row.name, *words_after_run(row.name, arguments)))
+    lines = [f"{what}: {'applied' if wait else 'sent'} to {run.name}"]
+    emit({**done, **arguments}, as_json, lines)
 
 
-def set_(
-    run: NamedRun,
-    setting: Annotated[list[str], typer.Argument(metavar="lr=VALUE", help="Or: lr VALUE.")],
-    force: Annotated[
-        bool, typer.Option("--force", help="Take a value far above the configured one.")
-    ] = False,
-    wait: Wait = False,
-    runs_dir: RunsDir = RUNS,
-    as_json: AsJson = False,
-) -> None:
-    """Change a setting of a live run from the next step on; undo with `headway unset`."""
-    from headway.trainer.config import check_setting
+def read_words(row: Operation, words: list[str]) -> tuple[str | None, dict[str, Any]]:
+    """The run's name, None for the newest, and the arguments that the words stand for.
 
-    given = "=".join(setting)
-    key, _, text = given.partition("=")
-    try:
-        value = float(text)
-    except ValueError:
+    Raises:
+        InputError: there are too few or too many words, or one has the wrong form.
+    """
+    settings = {parameter.name: parameter for parameter in row.settings}
+    words = _joined(words, settings)
+    needed = len(row.words) + len(row.settings)
+    if not needed <= len(words) <= needed + 1:
         raise InputError(
-            f"expected KEY=VALUE, got {given!r}",
-            remedy="for example lr=3e-4",
+            f"expected [RUN] {_usage(row)}, got {' '.join(words) or 'nothing'!r}",
+            remedy=f"for example `{row.examples[0]}`",
+        )
+    name = words.pop(0) if len(words) > needed else None
+    arguments = {p.name: _value(p, word) for p, word in zip(row.words, words, strict=False)}
+    for word in words[len(row.words) :]:
+        key, equals, text = word.partition("=")
+        if not equals or not text:
+            raise InputError(
+                f"expected KEY=VALUE, got {word!r}", remedy=f"for example `{row.examples[0]}`"
+            )
+        if key not in settings:
+            known = ", ".join(settings)
+            raise InputError(f"cannot set {key!r}", remedy=f"only {known} can be set on a live run")
+        arguments[key] = _value(settings[key], text)
+    return name, arguments
+
+
+def _joined(words: list[str], settings: dict[str, Any]) -> list[str]:
+    """``lr 3e-4`` is the same as ``lr=3e-4``."""
+    if settings and len(words) >= 2 and words[-2] in settings and "=" not in words[-1]:
+        return [*words[:-2], f"{words[-2]}={words[-1]}"]
+    return list(words)
+
+
+def _value(parameter: inspect.Parameter, text: str) -> Any:
+    kind = get_args(parameter.annotation)[0]
+    try:
+        return kind(text)
+    except ValueError:
+        wanted = "a whole number" if kind is int else "a number"
+        raise InputError(
+            f"{parameter.name} is {wanted}, not {text!r}", remedy="see --help for an example"
         ) from None
-    check_setting(key, value, find_run(run, runs_dir).config, force=force)
-    _send("set", run, runs_dir, wait, as_json, name=key, value=value, force=force)
 
 
-def unset(
-    run: NamedRun,
-    name: Annotated[str, typer.Argument(metavar="lr", help="The setting: lr.")],
-    wait: Wait = False,
-    runs_dir: RunsDir = RUNS,
-    as_json: AsJson = False,
-) -> None:
-    """Take a `headway set` back: from the next step on the schedule decides again."""
-    from headway.trainer.config import check_name
-
-    check_name(name)
-    _send("unset", run, runs_dir, wait, as_json, name=name)
+# ---- the signature that typer reads -------------------------------------------------------------
+def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, default=default, annotation=annotation)
 
 
+def _positional(row: Operation) -> list[inspect.Parameter]:
+    """RUN alone, or RUN and the words of the operation as one list, by their number."""
+    if not row.words and not row.settings:
+        return [_parameter("run", AnyRun, None)]
+    rows = [("RUN", RUN_HELP)]
+    rows += [(word_of(p).metavar, word_of(p).help) for p in row.words]
+    rows += [(f"{p.name}=VALUE", f"{p.name}: {word_of(p).help}.") for p in row.settings]
+    argument = typer.Argument(
+        metavar=f"[RUN] {_usage(row)}",
+        help="\n".join("\t".join(row) for row in rows),
+        autocompletion=_completion(row),
+    )
+    return [_parameter("words", Annotated[list[str] | None, argument], None)]
+
+
+def _usage(row: Operation) -> str:
+    words = [word_of(p).metavar for p in row.words]
+    return " ".join([*words, *(f"{p.name}=VALUE" for p in row.settings)])
+
+
+def _completion(row: Operation) -> Callable[[typer.Context, str], list[str]]:
+    def complete(ctx: typer.Context, incomplete: str) -> list[str]:
+        found = complete_runs(ctx, incomplete)
+        for parameter in row.words:
+            if parameter.name in COMPLETION:
+                found += COMPLETION[parameter.name](ctx, incomplete)
+        return [*found, *(f"{p.name}=" for p in row.settings if p.name.startswith(incomplete))]
+
+    return complete
+
+
+def _option(parameter: inspect.Parameter) -> inspect.Parameter:
+    word, kind = word_of(parameter), get_args(parameter.annotation)[0]
+    is_flag = kind is bool
+    option = typer.Option(
+        *word.flags,
+        help=word.help,
+        metavar=None if is_flag else word.metavar,
+        autocompletion=COMPLETION.get(parameter.name),
+    )
+    return _parameter(parameter.name, Annotated[kind, option], parameter.default)
+
+
+# ---- stop ---------------------------------------------------------------------------------------
 def stop(
     run: AnyRun = None,
     limit: Annotated[
         float | None,
         typer.Option(
-            help="Seconds without progress after which its processes are ended by force; "
-            "else recovery.stop_timeout_s.",
+            metavar="SECONDS",
+            help="End it by force after so long without progress; "
+            "recovery.stop_timeout_s by default.",
             min=0,
         ),
     ] = None,
@@ -132,13 +212,13 @@ def stop(
         bool, typer.Option("--now", help="End its processes at once, without a checkpoint.")
     ] = False,
     wait: Annotated[
-        bool, typer.Option("--wait/--no-wait", help="Return only when the run has ended.")
+        bool, typer.Option("--wait/--no-wait", help="Wait until the run has ended (the default).")
     ] = True,
     yes: Yes = False,
     runs_dir: RunsDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
-    """End the run at its next step, with a checkpoint, and wait until it has ended.
+    """Stop a run with a checkpoint, and wait until it has ended.
 
     A run that cannot stop is ended by force; its checkpoints stay. Exit code 0: it stopped by
     itself, or by --now. 3: it was ended by force. 1: a process could not be ended.
@@ -148,72 +228,14 @@ def stop(
     found = find_run(run, runs_dir)
     confirm(f"stop run {found.name}?", yes)
     if not wait and not now:
-        _send("stop", found.name, runs_dir, False, as_json)
+        row = OPERATIONS["stop"]
+        _send(row, found.name, {}, runs_dir, wait=False, yes=True, as_json=as_json)
         return
     ending = end(found, limit_s=limit, now=now, tell=lambda line: typer.echo(line, err=as_json))
     emit(ending, as_json, [ending.line()])
     raise typer.Exit(ending.exit_code(now=now))
 
 
-def evict(
-    run: NamedRun,
-    node: Annotated[int, typer.Argument(help="Number of the node.")],
-    yes: Yes = False,
-    runs_dir: RunsDir = RUNS,
-    as_json: AsJson = False,
-) -> None:
-    """Take a node out of the run for good; a spare takes over its ranks."""
-    found = find_run(run, runs_dir)
-    confirm(f"take node {node} out of run {found.name} for good?", yes)
-    found.evict(node)
-    emit(
-        {"run": found.name, "operation": "evict", "node": node},
-        as_json,
-        [f"node {node} is out of {found.name}"],
-    )
-
-
-def inject(
-    run: NamedRun,
-    fault: Annotated[str, typer.Argument(help=FAULT_HELP)],
-    rank: Annotated[int | None, typer.Option(help="The worker of this rank.")] = None,
-    service: Annotated[
-        str | None,
-        typer.Option("--service", "--target", help=TARGET_HELP),
-    ] = None,
-    node: Annotated[
-        int | None, typer.Option(help="The node of that service; else the driver's.")
-    ] = None,
-    duration_s: Annotated[
-        float, typer.Option("--for", help="Seconds that a fault lasts; 0: its default.", min=0)
-    ] = 0.0,
-    yes: Yes = False,
-    runs_dir: RunsDir = RUNS,
-    as_json: AsJson = False,
-) -> None:
-    """Break something on purpose, to see the run recover."""
-    if (rank is None) == (service is None):
-        raise InputError("nothing to break" if rank is None else "two things to break",
-                         remedy="give --rank R, or --service NAME with --node N")  # fmt: skip
-    found = find_run(run, runs_dir)
-    if rank is not None:
-        check_rank(found, rank)
-        what = f"the worker of rank {rank}"
-    else:
-        what = f"{service} of " + ("the driver's node" if node is None else f"node {node}")
-    confirm(f"inject {fault} into {what} of run {found.name}?", yes)
-    if rank is not None:
-        found.inject(fault, rank=rank, duration_s=duration_s)
-    else:
-        home = -1 if node is None else node
-        found.inject(fault, target=service or "", node=home, duration_s=duration_s)
-    done = {
-        "run": found.name,
-        "operation": "inject",
-        "fault": fault,
-        "rank": rank,
-        "service": service,
-        "node": node,
-        "duration_s": duration_s,
-    }
-    emit(done, as_json, [f"{fault} sent to {what} of {found.name}"])
+OWN = {"stop": stop}
+"""Commands that are written out, by operation."""
+OWN_KEYS = {"stop": "run, outcome, checkpoint, reason, ended, left"}

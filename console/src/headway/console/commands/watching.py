@@ -11,7 +11,15 @@ import typer
 from headway.common.cli import AsJson
 from headway.common.errors import DeadlineError
 from headway.common.output import Table, emit, to_json
-from headway.console.commands.options import RUNS, AnyRun, RunsDir, check_rank, find_run
+from headway.console.commands.options import (
+    RUNS,
+    AnyRun,
+    RunsDir,
+    complete_logs,
+    complete_ranks,
+    find_run,
+)
+from headway.console.commands.pages import LOOK, add
 
 if TYPE_CHECKING:
     from headway.common.wire.messages.driver import RankStatus
@@ -21,62 +29,81 @@ if TYPE_CHECKING:
 
 FEW_RANKS = 64
 """A table of so many ranks still fits on a screen or two."""
+LEVELS = ("debug", "info", "warning", "error", "critical")
+NEWEST_LINES = 50
+FEW_RESUMED = 3
+"""Of so many runs, the newest, the list shows how to resume them; --json has all."""
+PROGRESS_KEYS = (
+    "name, phase, step, steps, loss, grad_norm, lr, tokens_per_s, mfu, eta_s, generation, paused, "
+    "skipped, last_skipped, waiting, applied, detail, status"
+)
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    app.command("runs")(runs)
-    app.command("status")(status)
-    app.command("watch")(watch)
-    app.command("logs")(logs)
+    add(
+        app,
+        runs,
+        heading=LOOK,
+        examples=("headway runs", "headway runs --json | jq -r '.[].name'"),
+        json="list: name, state, step, steps, checkpoint, started_unix_s, size_bytes, resume",
+    )
+    add(
+        app,
+        status,
+        heading=LOOK,
+        examples=("headway status", "headway status tiny --ranks"),
+        json=f"one object: {PROGRESS_KEYS}",
+    )
+    add(
+        app,
+        watch,
+        heading=LOOK,
+        examples=("headway watch", "headway watch tiny --json"),
+        json="one object per line: the keys of `status` and unix_s; or event, unix_s",
+    )
+    add(
+        app,
+        logs,
+        heading=LOOK,
+        examples=("headway logs -f", "headway logs --rank 2 --since 5m --level warning"),
+        json="one object per line: timestamp, level, event, file, and the fields of that event",
+    )
 
 
 def runs(runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
-    """List the runs: state, step, newest checkpoint."""
+    """List the runs: state, step, age, size, how to resume.
+
+    A run is live, finished, stopped or failed; interrupted means that its processes ended without
+    an outcome, as in a power cut.
+    """
+    from headway.console import run_list
     from headway.console.cluster import Cluster
-    from headway.console.summary import checkpoints
 
-    rows = []
-    for run in Cluster(runs_dir).runs():
-        kept = checkpoints(run)
-        rows.append(
-            {
-                "name": run.name,
-                "state": run.state,
-                "step": completed_steps(run),
-                "steps": run.config.train.steps,
-                "checkpoint": kept[-1]["step"] if kept else None,
-            }
-        )
-    cells = [
-        (
-            row["name"],
-            row["state"],
-            f"{row['step']}/{row['steps']}",
-            None if row["checkpoint"] is None else f"step {row['checkpoint']}",
-        )
-        for row in rows
-    ]
-    table = Table(cells, ("run", "state", "step", "checkpoint"))
-    none = f"no run in {runs_dir}; start one with `headway run`"
-    emit(rows, as_json, [table if rows else none])
-
-
-def completed_steps(run: Run) -> int:
-    """Completed steps, by the journal."""
-    newest = run.query("SELECT MAX(step) FROM metrics")
-    return 0 if not newest or newest[0][0] is None else int(newest[0][0]) + 1
+    found = run_list.entries(Cluster(runs_dir).runs())
+    lines: list[str | Table] = [f"no run in {runs_dir}; start one with `headway run`"]
+    if found:
+        lines = [Table(run_list.rows(found), run_list.HEADER)]
+        resumable = [entry for entry in found if entry.resume][-FEW_RESUMED:]
+        lines += [""] * bool(resumable)
+        lines += [f"resume {entry.name}:  {entry.resume}" for entry in resumable]
+    emit(found, as_json, lines)
 
 
 def status(
     run: AnyRun = None,
     ranks: Annotated[
-        bool, typer.Option("--ranks", help=f"List every rank; else only up to {FEW_RANKS} ranks.")
+        bool, typer.Option("--ranks", help=f"List every rank; by default only up to {FEW_RANKS}.")
     ] = False,
     runs_dir: RunsDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
-    """Show progress, ranks, nodes and services of a run."""
+    """Show progress, ranks, nodes and services of a run.
+
+    The phase is running while the run trains. While it starts or recovers it is gathering,
+    reading, choosing, beginning, joining or leaving, with a sentence that says what it waits for.
+    It is unreachable while no driver answers; another one takes over then.
+    """
     from headway.console.progress import read_progress
 
     found = find_run(run, runs_dir)
@@ -125,12 +152,15 @@ def _status_lines(progress: Progress) -> list[str | Table]:
 def watch(
     run: AnyRun = None,
     every: Annotated[
-        float, typer.Option(help="Seconds between lines without a terminal.", min=0.1)
+        float,
+        typer.Option(
+            metavar="SECONDS", help="Time between lines without a terminal; 5 by default.", min=0.1
+        ),
     ] = 5.0,
     runs_dir: RunsDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
-    """Follow a run to its end. Ctrl-C only ends the watching; --json prints one object a time."""
+    """Follow a run to its end; Ctrl-C only ends the watching."""
     from headway.console.follow import Follower
 
     found = find_run(run, runs_dir)
@@ -141,35 +171,56 @@ def watch(
 def logs(
     run: AnyRun = None,
     name: Annotated[
-        str, typer.Option(help="Part of the file's name: driver, n0, n1-zygote...")
+        str,
+        typer.Option(
+            metavar="PART",
+            help="Part of the file's name: driver, n0, n1-agent...",
+            autocompletion=complete_logs,
+        ),
     ] = "",
-    rank: Annotated[int | None, typer.Option(help="Lines of this rank only.")] = None,
+    rank: Annotated[
+        int | None,
+        typer.Option(metavar="RANK", help="Lines of this rank.", autocompletion=complete_ranks),
+    ] = None,
     level: Annotated[
-        str, typer.Option(help="Lowest level: debug, info, warning, error, critical.")
+        str,
+        typer.Option(
+            metavar="LEVEL",
+            help="Lowest level: debug (the default), info, warning, error, critical.",
+            autocompletion=lambda: list(LEVELS),
+        ),
     ] = "debug",
+    since: Annotated[
+        str, typer.Option(metavar="AGO", help="Lines of the newest 90s, 5m, 2h or 1d.")
+    ] = "",
     tail: Annotated[
-        int, typer.Option("-n", "--tail", help="Newest lines to begin with.", min=0)
-    ] = 50,
+        int | None,
+        typer.Option(
+            "-n",
+            "--tail",
+            metavar="LINES",
+            help="Newest lines to begin with; 50 by default, all with --since.",
+            min=0,
+        ),
+    ] = None,
     follow: Annotated[
-        bool, typer.Option("-f", "--follow", help="Go on as new lines come.")
+        bool, typer.Option("-f", "--follow", help="Print new lines as they come.")
     ] = False,
     runs_dir: RunsDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
-    """Print the newest log lines of all processes.
-
-    Lines of all files of the run, in order of time.
-    """
-    from headway.console.logs import LogReader
+    """Print log lines of all processes, in order of time."""
+    from headway.console.logs import LogReader, since_unix_s
 
     found = find_run(run, runs_dir)
     if rank is not None:
-        check_rank(found, rank)
-    reader = LogReader(
-        [found.folder.logs, found.cluster_folder / "logs"], name=name, rank=rank, level=level
-    )
+        found.check_rank(rank)
+    begin = since_unix_s(since, time.time()) if since else None
+    reader = LogReader(found.log_folders, name=name, rank=rank, level=level, since_unix_s=begin)
     reader.check_name()
-    _print_lines(reader.read()[-tail:] if tail else [], as_json)
+    lines, newest = reader.read(), NEWEST_LINES if tail is None else tail
+    is_all = bool(since) and tail is None
+    _print_lines(lines if is_all else lines[max(0, len(lines) - newest) :], as_json)
     while follow:
         live = found.live
         _print_lines(reader.read(), as_json)

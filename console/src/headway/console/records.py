@@ -1,0 +1,119 @@
+"""A run as its folder shows it, live or ended: configuration, journal, processes. Sends nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+from headway.common.config import load
+from headway.common.errors import InputError
+from headway.common.node.run_dir import RunDir
+from headway.console.hints import hint
+from headway.console.peak import Peak, cached_peak
+from headway.launch.cluster import ClusterFolder
+from headway.launch.lease import FileLease
+from headway.trainer.config import RunConfig
+
+OVER = frozenset({"finished", "stopped", "failed"})
+"""Outcomes of a run that has ended."""
+
+
+class RunRecords:
+    """What analysis needs of a run; ``Run`` adds the driver's answers and its commands.
+
+    Every call opens the journal anew, so an object may be used from any thread.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.folder = RunDir(path)
+        if not self.folder.run_json.exists():
+            raise InputError(f"{path} holds no run", remedy="see `headway runs`")
+        self._parsed: tuple[tuple[int, int], RunConfig] | None = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, {self.state})"
+
+    def hint(self, verb: str) -> str:
+        """The command line of ``verb`` for this run."""
+        return hint(verb, self.path)
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.folder.name
+
+    @property
+    def path(self) -> Path:
+        """The run's folder."""
+        return self.folder.path
+
+    @property
+    def config(self) -> RunConfig:
+        """The resolved configuration; parsed again only after the file has changed."""
+        file = self.folder.config.stat() if self.folder.config.exists() else None
+        key = (file.st_mtime_ns, file.st_ino) if file is not None else (0, 0)
+        parsed = self._parsed
+        if parsed is None or parsed[0] != key:
+            parsed = self._parsed = (key, load(RunConfig, files=[self.folder.config]))
+        return parsed[1]
+
+    @property
+    def peak(self) -> Peak | None:
+        """The peak of what it computes on, None if never measured on this machine."""
+        return cached_peak(self.config.train.device)
+
+    # ---- where it stands ----------------------------------------------------------------------
+    @property
+    def live(self) -> bool:
+        """Whether an executor or the driver runs: either one restarts the rest."""
+        cluster = ClusterFolder(self.cluster_folder)
+        return cluster.is_carrying(self.folder.run_id) or self._has_driver()
+
+    @property
+    def state(self) -> str:
+        """``live``, its outcome, or ``interrupted`` if it ended without one."""
+        return self.outcome or ("live" if self.live else "interrupted")
+
+    @property
+    def outcome(self) -> str:
+        """``finished``, ``stopped`` or ``failed``; empty while the run is unfinished."""
+        return self.fact("outcome")
+
+    @property
+    def completed_steps(self) -> int:
+        """Completed steps by the journal, at the same cost for any length of the run."""
+        newest = "SELECT step FROM metrics ORDER BY generation DESC, step DESC LIMIT 1"
+        rows = self.query(newest)
+        return int(rows[0][0]) + 1 if rows else 0
+
+    @property
+    def cluster_folder(self) -> Path:
+        """The folder of the cluster that carries, or last carried, the run."""
+        record = json.loads(self.folder.run_json.read_text())
+        return Path(record.get("cluster") or self.path / "cluster")
+
+    def _has_driver(self) -> bool:
+        holder = FileLease(self.path).look().holder
+        return holder is not None and not holder.process.is_doomed()
+
+    # ---- the journal --------------------------------------------------------------------------
+    def fact(self, key: str) -> str:
+        """A remembered value of the journal, empty if there is none."""
+        rows = self.query("SELECT value FROM facts WHERE key = ?", (key,))
+        return str(rows[0][0]) if rows else ""
+
+    def query(self, sql: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        """Read the journal; an absent one is empty."""
+        if not self.folder.database.exists():
+            return []
+        uri = f"file:{self.folder.database}?mode=ro"
+        with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=5.0)) as database:
+            try:
+                return database.execute(sql, values).fetchall()
+            except sqlite3.OperationalError as error:
+                if "no such table" in str(error):
+                    return []
+                raise

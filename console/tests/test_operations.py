@@ -1,0 +1,221 @@
+"""One table of operations: the shell, Python and buttons say the same, and destruction is confirmed."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+import typer
+from headway.common.cli import group, run
+from headway.common.errors import InputError
+from headway.console.cli import main
+from headway.console.commands import options
+from headway.console.commands.steering import SENT, command_of
+from headway.console.run import Run
+from headway.console.steering import OPERATIONS, Steering, Word, as_cli, as_python, operation
+from headway.console.testing import FakeRun
+
+CALLS: dict[str, dict[str, Any]] = {
+    "pause": {},
+    "resume": {},
+    "checkpoint": {},
+    "set": {"lr": 3e-4},
+    "unset": {"name": "lr"},
+    "evict": {"node": 0},
+    "inject": {"fault": "kill", "rank": 1},
+    "stop": {},
+}
+Seen = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def shell(fake: FakeRun, capsys: pytest.CaptureFixture[str]) -> Seen:
+    """A command line in the folder above the runs."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        code = main([*arguments, "--runs-dir", str(fake.folder.path.parent)])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return call
+
+
+def test_the_table_is_complete() -> None:
+    assert set(CALLS) == set(OPERATIONS)
+    for name, row in OPERATIONS.items():
+        assert getattr(Run, name).__name__ == row.name == name
+
+
+@pytest.mark.parametrize("name", sorted(set(CALLS) - {"stop"}))
+def test_shell_and_python_send_the_same_message(name: str, fake: FakeRun) -> None:
+    arguments = CALLS[name]
+    words = shlex.split(as_cli(fake.folder.path, name, arguments))
+    assert main(words[1:]) == 0, "the line finds the run from anywhere"
+    exec(as_python(name, arguments), {"run": fake.run})
+    OPERATIONS[name].method(fake.run, **arguments)
+    sent = [{f: getattr(c, f) for f in c.__struct_fields__ if f != "id"} for c in fake.commands]
+    assert len(sent) == 3 and sent[0] == sent[1] == sent[2]
+    assert sent[0]["operation"] == name
+
+
+def test_lines_to_copy_name_the_run_and_leave_defaults_out(
+    fake: FakeRun, own_roots: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(own_roots)
+    path = fake.folder.path
+    assert as_cli(path, "set", {"lr": 3e-4, "force": False}) == "headway set fake lr=0.0003"
+    given = {"fault": "freeze", "target": "agent", "node": 0, "duration_s": 5.0, "rank": None}
+    line = "headway inject fake freeze --service agent --node 0 --for 5"
+    assert as_cli(path, "inject", given) == line
+    python = "run.inject('freeze', target='agent', node=0, duration_s=5.0)"
+    assert as_python("inject", given) == python
+    assert as_python("set", {"lr": 3e-4, "force": True}) == "run.set(lr=0.0003, force=True)"
+    monkeypatch.chdir("/")
+    assert as_cli(path, "pause", {}).startswith("headway pause fake --runs-dir ")
+
+
+@pytest.mark.parametrize("name", sorted(set(CALLS) - {"stop"}))
+def test_without_a_run_the_newest_one_is_meant(name: str, fake: FakeRun, shell: Seen) -> None:
+    words = shlex.split(as_cli(fake.folder.path, name, CALLS[name]))
+    words = [word for word in words[1 : words.index("--runs-dir")] if word != "fake"]
+    code, out, err = shell(*words)
+    assert (code, err) == (0, "") and out.endswith("sent to fake\n")
+    code, out, _ = shell(*words, "--json")
+    row = OPERATIONS[name]
+    assert list(json.loads(out)) == [*SENT, *(parameter.name for parameter in row.parameters)]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["evict"], "expected [RUN] NODE, got 'nothing'; for example `headway evict 1`"),
+        (["evict", "a", "b", "c"], "expected [RUN] NODE, got 'a b c'"),
+        (["evict", "fake"], "node is a whole number, not 'fake'"),
+        (["set"], "expected [RUN] lr=VALUE"),
+        (["set", "lr"], "expected KEY=VALUE, got 'lr'; for example `headway set lr=3e-4`"),
+        (["set", "colour=3"], "cannot set 'colour'; only lr can be set on a live run"),
+        (["set", "lr=fast"], "lr is a number, not 'fast'"),
+        (["inject", "kill"], "nothing to break; give --rank R, or --service NAME with --node N"),
+        (["inject", "kill", "--rank", "0", "--service", "agent"], "two things to break"),
+        (["inject", "kill", "--rank", "2"], "rank 2 is not in run fake; use 0 to 1"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_words_are_refused_with_an_example(
+    words: list[str], said: str, fake: FakeRun, shell: Seen
+) -> None:
+    code, out, err = shell(*words)
+    assert (code, out) == (2, "") and said in err and err.count("\n") == 1
+    assert fake.commands == []
+
+
+def test_python_never_guesses_a_rank_either(fake: FakeRun) -> None:
+    with pytest.raises(InputError, match="nothing to break"):
+        fake.run.inject("kill")
+    with pytest.raises(InputError, match="use 0 to 1"):
+        fake.run.inject("kill", rank=5)
+    assert fake.commands == []
+
+
+# ---- a new operation is one method --------------------------------------------------------------
+@pytest.fixture
+def roll_back() -> Iterator[str]:
+    """An operation that this file adds: the driver does not know it."""
+
+    @operation("headway roll_back 40", asks=lambda a: f"roll {a['run']} back to {a['step']}?")
+    def roll_back(
+        self: Steering,
+        step: Annotated[int, Word("The step.", "STEP")],
+        *,
+        keep: Annotated[bool, Word("Keep newer checkpoints.")] = False,
+    ) -> int:
+        """Go back to a checkpoint."""
+        return self.command("roll_back", node=step, force=keep)
+
+    yield "roll_back"
+    del OPERATIONS["roll_back"]
+
+
+def test_a_new_operation_needs_only_its_method(
+    roll_back: str, fake: FakeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app: typer.Typer = group("Of this test.")
+    app.command(roll_back)(command_of(OPERATIONS[roll_back]))
+    app.command("other")(lambda: None)
+    runs = ["--runs-dir", str(fake.folder.path.parent)]
+    assert run(app, "test", [roll_back, "fake", "40", "--keep", "--json", *runs]) == 0
+    done = json.loads(capsys.readouterr().out)
+    assert (done["operation"], done["step"], done["keep"]) == ("roll_back", 40, True)
+    (sent,) = fake.commands
+    assert (sent.operation, sent.node, sent.force) == ("roll_back", 40, True)
+    line = as_cli(fake.folder.path, roll_back, {"step": 40, "keep": True})
+    assert line.startswith("headway roll_back fake 40 --keep --runs-dir ")
+    assert as_python(roll_back, {"step": 40}) == "run.roll_back(40)"
+
+
+# ---- one question before anything is ended or broken --------------------------------------------
+DESTRUCTIVE = {
+    "stop": (["stop", "--no-wait"], r"stop run fake\?"),
+    "evict": (["evict", "0"], r"take node 0 out of run fake for good\?"),
+    "inject a worker": (
+        ["inject", "kill", "--rank", "1"],
+        r"inject kill into the worker of rank 1 of run fake\?",
+    ),
+    "inject a service": (
+        ["inject", "stop", "--service", "agent"],
+        r"inject stop into agent of the driver's node of run fake\?",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DESTRUCTIVE)
+@pytest.mark.parametrize("answer", [False, True])
+def test_on_a_terminal_it_is_asked_once(
+    case: str, answer: bool, fake: FakeRun, shell: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words, question = DESTRUCTIVE[case]
+    asked: list[str] = []
+
+    def ask(text: str, **_: object) -> bool:
+        asked.append(text)
+        return answer
+
+    monkeypatch.setattr(options.typer, "confirm", ask)
+    monkeypatch.setattr(options.sys.stdin, "isatty", lambda: True, raising=False)
+    code, _, err = shell(*words)
+    assert len(asked) == 1 and re.fullmatch(question, asked[0])
+    assert (code, len(fake.commands)) == ((0, 1) if answer else (1, 0))
+    assert answer or "nothing was done" in err
+    shell(*words, "--yes")
+    assert len(asked) == 1, "--yes answers it"
+
+
+@pytest.mark.parametrize("case", DESTRUCTIVE)
+def test_without_a_terminal_nothing_is_asked(
+    case: str, fake: FakeRun, shell: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(options.sys.stdin, "isatty", lambda: False, raising=False)
+    monkeypatch.setattr(options.typer, "confirm", lambda *_, **__: pytest.fail("it asks"))
+    assert shell(*DESTRUCTIVE[case][0])[0] == 0
+    assert len(fake.commands) == 1
+
+
+def test_every_command_that_asks_takes_yes(capsys: pytest.CaptureFixture[str]) -> None:
+    asking = [name for name, row in OPERATIONS.items() if row.asks] + ["stop"]
+    groups = [("cluster", verb) for verb in ("create", "drain", "remove")] + [("node", "stop")]
+    for words in [*((name,) for name in asking), *groups]:
+        main([*words, "--help"])
+        assert "--yes" in capsys.readouterr().out, words
+
+
+def test_the_signature_of_a_command_is_that_of_its_method() -> None:
+    shown = inspect.signature(command_of(OPERATIONS["inject"])).parameters
+    assert list(shown) == [
+        "words", "rank", "target", "node", "duration_s", "yes", "runs_dir", "as_json",
+    ]  # fmt: skip
