@@ -171,9 +171,9 @@ def begin(place: Place) -> Peer:
 def run_to_first_step(place: Place, node: Peer) -> None:
     """The worker joins, and completes a step."""
     node.client.notify(place.beat("joining", generation=0, rank=0))
-    opened = StoreOpened(generation=0, host="h", port=1, secret="s")
+    opened = StoreOpened(generation=0, host="h", port=1, secret="the-secret")
     node.client.notify(Relay(node=0, store=opened))
-    assert node.wait_for(ToWorker, store_generation=0).store_secret == "s"
+    assert node.wait_for(ToWorker, store_generation=0).store_secret == "the-secret"
     node.client.notify(place.beat("running", generation=0, rank=0, step=1))
     with place_console(place) as console:
         running = lambda: console.call(GetStatus(), Status).phase == "running"  # noqa: E731
@@ -320,6 +320,8 @@ def test_the_decisions_can_be_replayed_from_the_journal(place: Place) -> None:
     decisions = list(replay(place.run.database))
     assert len(decisions) > 5
     assert [row for row in decisions if row.then != row.now] == []
+    rows = place.rows("SELECT event, decided FROM inputs")
+    assert not [row for row in rows if b"the-secret" in row[0] or "the-secret" in row[1]]
 
 
 def _inputs(place: Place) -> list[tuple[Any, ...]]:

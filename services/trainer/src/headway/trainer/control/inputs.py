@@ -20,6 +20,7 @@ from headway.common.errors import InputError
 from headway.common.wire import codec
 from headway.common.wire.message import Message, by_tag
 from headway.common.wire.messages.driver import NodeBeat, Relay, Seals, WorkerGone
+from headway.common.wire.messages.executor import ToWorker
 from headway.trainer.config import RecoveryConfig
 from headway.trainer.control.decisions import events
 from headway.trainer.control.decisions.events import (
@@ -45,6 +46,9 @@ _OWN = {
 
 def encode(event: Event | Start) -> bytes:
     """One event as bytes: a message as it is on the wire, the driver's own by name and fields."""
+    if isinstance(event, Relay) and event.store is not None:
+        opened = msgspec.structs.replace(event.store, secret="")  # no decision rests on it
+        event = msgspec.structs.replace(event, store=opened)
     if isinstance(event, Message):
         return msgspec.msgpack.encode({"message": codec.encode(event)})
     return msgspec.msgpack.encode(_plain(event))
@@ -148,7 +152,10 @@ def decided(actions: list[Action]) -> str:
 
 def _one_line(action: Action) -> str:
     if isinstance(action, Tell):
-        return f"tell node {action.node} {action.message!r}"
+        message = action.message
+        if isinstance(message, ToWorker):
+            message = msgspec.structs.replace(message, store_secret="")
+        return f"tell node {action.node} {message!r}"
     return repr(action)
 
 
