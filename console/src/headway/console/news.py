@@ -181,9 +181,14 @@ class Teller:
         yield _line(event)
 
     def _num_repeated(self, recovery: _Recovery) -> int:
-        sql = "SELECT COUNT(DISTINCT step) FROM metrics WHERE generation < ? AND step >= ?"
-        rows = self._run.query(sql, (recovery.generation, recovery.step))
-        return int(rows[0][0]) if rows else 0
+        """Completed steps that the new generation does again: read by index, at any length of a run."""
+        sql = (
+            "SELECT MAX(step) FROM metrics WHERE generation = "
+            "(SELECT MAX(generation) FROM metrics WHERE generation < ?)"
+        )
+        rows = self._run.query(sql, (recovery.generation,))
+        newest = rows[0][0] if rows else None
+        return 0 if newest is None else max(0, int(newest) + 1 - recovery.step)
 
 
 def _cause_of(event: _Event) -> _Cause | None:

@@ -14,7 +14,7 @@ from headway.common.errors import HeadwayError
 from headway.common.output import Table, mebibytes
 from headway.console.analysis.episodes import load_journal, recoveries
 from headway.console.analysis.events import load_events, redone_steps
-from headway.console.analysis.metrics import load_evaluations, load_metrics, throughput
+from headway.console.analysis.metrics import load_evaluations
 from headway.console.hints import runs_dir_option, seen_from_here
 from headway.console.progress import read_progress, utilisation
 from headway.console.run import Run
@@ -55,8 +55,8 @@ class Summary:
 
 def summarise(run: Run, *, write_trace: bool = False) -> Summary:
     """Collect what a run, live or ended, has to show; ``write_trace`` also writes its trace."""
-    config, peak, metrics = run.config, run.peak, load_metrics(run)
-    progress, rate = read_progress(run), throughput(metrics, window=len(metrics))
+    config, peak = run.config, run.peak
+    progress, rate = read_progress(run), _mean_rate(run)
     losses = load_evaluations(run).sort("step", "generation")["loss"].to_list()
     data = _dataset(config.data.path)
     return Summary(
@@ -159,6 +159,13 @@ def sample_text(run: Run, data: Dataset | None) -> str:
         return ""
     tokens = [token for token in json.loads(raw)["tokens"] if token != data.meta.eod_id]
     return data.tokenizer.decode(tokens).strip("\n")
+
+
+def _mean_rate(run: Run) -> float:
+    """Tokens per second over all steps, by their own durations; 0 without any."""
+    rows = run.query("SELECT SUM(tokens), SUM(duration_s) FROM metrics")
+    tokens, spent_s = rows[0] if rows else (None, None)
+    return float(tokens) / float(spent_s) if tokens and spent_s else 0.0
 
 
 def _dataset(path: str) -> Dataset | None:

@@ -1,0 +1,209 @@
+"""The newest steps of a run at a cost that does not grow with the run: by index, then by row number.
+
+No polars here: ``headway status`` needs these figures and nothing else.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headway.console.run import Run
+
+RATE_STEPS = 20
+"""Steps that the present rate in tokens per second is taken over."""
+PACE_STEPS = 50
+"""Steps that the wall time per step, and so the ETA, is taken over."""
+LONGEST_GAP = 20.0
+"""A gap between two steps counts as at most this many median steps: a pause says nothing about pace."""
+_COLUMNS = "generation, step, loss, grad_norm, lr, tokens, duration_s, unix_s"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One completed optimizer step, as the journal's ``metrics`` hold it."""
+
+    generation: int
+    step: int
+    loss: float | None
+    """Nats per token; None if it was not finite."""
+    grad_norm: float | None
+    lr: float
+    tokens: int
+    duration_s: float
+    unix_s: float
+    is_skipped: bool = False
+    """The update was skipped because loss or gradient norm was not finite."""
+
+    @property
+    def tokens_per_s(self) -> float:
+        """By the step's own duration; 0 if that is unknown."""
+        return self.tokens / self.duration_s if self.duration_s > 0 else 0.0
+
+
+def tokens_per_s(tokens: Sequence[int], durations_s: Sequence[float]) -> float:
+    """Rate over some steps by their own durations; 0 without any."""
+    spent_s = sum(durations_s)
+    return sum(tokens) / spent_s if spent_s > 0 else 0.0
+
+
+def mean_gap_s(unix_s: Sequence[float], durations_s: Sequence[float]) -> float:
+    """Wall time from one step to the next, evaluations and recoveries included; 0 = unknown.
+
+    A pause counts as ``LONGEST_GAP`` median steps.
+    """
+    gaps = [after - before for before, after in zip(unix_s, unix_s[1:], strict=False)]
+    if not gaps:
+        return 0.0
+    longest = LONGEST_GAP * statistics.median(durations_s)
+    return sum(min(max(gap, 0.0), longest) for gap in gaps) / len(gaps)
+
+
+class StepReader:
+    """``read`` returns the steps that came since the call before; the first call the newest ones only.
+
+    One thread only. A step done again, after a recovery, comes again with a higher generation.
+    """
+
+    def __init__(self, run: Run, first: int = PACE_STEPS + 1) -> None:
+        self._run, self._first = run, first
+        self._after = -1
+        self._columns = ""
+
+    def read(self) -> list[Step]:
+        """New steps in the order in which they were stored."""
+        if not self._columns and not self._find_columns():
+            return []
+        if self._after >= 0:
+            sql = f"SELECT rowid, {self._columns} FROM metrics WHERE rowid > ? ORDER BY rowid"
+            rows = self._run.query(sql, (self._after,))
+            self._after = max([self._after, *(int(row[0]) for row in rows)])
+            return [_step(row[1:]) for row in rows]
+        newest = self._run.query("SELECT MAX(rowid) FROM metrics")
+        self._after = int((newest[0][0] if newest else 0) or 0)
+        return self.before(math.inf, math.inf, self._first)
+
+    def before(self, generation: float, step: float, number: int) -> list[Step]:
+        """The ``number`` steps that led to ``step`` of ``generation``, oldest first, each step once."""
+        found: list[Step] = []
+        sql = (
+            f"SELECT {self._columns} FROM metrics WHERE generation = ? AND step < ? "
+            "ORDER BY step DESC LIMIT ?"
+        )
+        while len(found) < number:
+            older = "SELECT MAX(generation) FROM metrics WHERE generation < ?"
+            if (generation := self._run.query(older, (generation,))[0][0]) is None:
+                break
+            rows = self._run.query(sql, (generation, step, number - len(found)))
+            found += [_step(row) for row in rows]
+            step = found[-1].step if found else step
+        return found[::-1]
+
+    def _find_columns(self) -> bool:
+        names = {row[1] for row in self._run.query("PRAGMA table_info(metrics)")}
+        if names:  # a journal of an older version does not know which steps were skipped
+            self._columns = _COLUMNS + (", skipped" if "skipped" in names else ", 0")
+        return bool(names)
+
+
+def _step(row: Sequence[object]) -> Step:
+    *values, is_skipped = row
+    return Step(*values, is_skipped=bool(is_skipped))  # type: ignore[arg-type]
+
+
+class NewestSteps:
+    """The last ``PACE_STEPS`` + 1 steps of a run's present course; ``update`` reads what is new."""
+
+    def __init__(self, run: Run) -> None:
+        self._reader = StepReader(run)
+        self._steps: list[Step] = []
+
+    def update(self) -> list[Step]:
+        """Take in what is new, and return that."""
+        new = self._reader.read()
+        for step in new:
+            self._steps = [kept for kept in self._steps[-PACE_STEPS:] if kept.step < step.step]
+            self._steps.append(step)
+        return new
+
+    @property
+    def last(self) -> Step | None:
+        """The newest completed step."""
+        return self._steps[-1] if self._steps else None
+
+    def tokens_per_s(self) -> float:
+        """Present rate; 0 before the first step."""
+        newest = self._steps[-RATE_STEPS:]
+        return tokens_per_s([s.tokens for s in newest], [s.duration_s for s in newest])
+
+    def seconds_per_step(self) -> float:
+        """Wall time from one step to the next; 0 = unknown."""
+        return mean_gap_s([s.unix_s for s in self._steps], [s.duration_s for s in self._steps])
+
+    def step_time_s(self, quantile: float) -> float:
+        """Of the steps' own durations, between 0 and 1; 0 before the first step."""
+        spans = sorted(step.duration_s for step in self._steps)
+        return spans[min(len(spans) - 1, int(quantile * len(spans)))] if spans else 0.0
+
+
+class SkippedSteps:
+    """Which steps were skipped because loss or gradient norm was not finite; a step done again counts as
+    its newest generation did it."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._steps: list[int] | None = None
+
+    def update(self, new: Sequence[Step], *, known: int | None = None) -> list[int]:
+        """The skipped steps in order, after ``new`` ones.
+
+        ``known`` is the driver's count, where it answered: with 0 nothing has to be looked up.
+        """
+        if self._steps is None:
+            if known == 0:
+                return []
+            self._steps = skipped_steps(self._run)
+        for step in new:
+            place = bisect.bisect_left(self._steps, step.step)
+            is_there = self._steps[place : place + 1] == [step.step]
+            if step.is_skipped and not is_there:
+                self._steps.insert(place, step.step)
+            elif is_there and not step.is_skipped:
+                del self._steps[place]
+        return self._steps
+
+
+def skipped_steps(run: Run) -> list[int]:
+    """Steps whose update was skipped for a loss or norm that was not finite, in order.
+
+    A step that was done again counts as its newest generation did it. Journals of an older version
+    do not know; then there are none.
+    """
+    if not any(row[1] == "skipped" for row in run.query("PRAGMA table_info(metrics)")):
+        return []
+    rows = run.query("SELECT generation, step FROM metrics WHERE skipped")
+    if not rows:
+        return []
+    spans = _spans(run, min(int(row[0]) for row in rows))
+    return sorted(
+        {
+            int(step)
+            for generation, step in rows
+            if not any(newer > generation and low <= step <= high for newer, low, high in spans)
+        }
+    )
+
+
+def _spans(run: Run, after: int) -> list[tuple[int, int, int]]:
+    """Generation, first and last step of each generation above ``after``: its steps leave no gap."""
+    sql = (
+        "SELECT g, (SELECT MIN(step) FROM metrics WHERE generation = g), "
+        "(SELECT MAX(step) FROM metrics WHERE generation = g) FROM ("
+        "WITH RECURSIVE newer(g) AS (SELECT MIN(generation) FROM metrics WHERE generation > ? "
+        "UNION ALL SELECT (SELECT MIN(generation) FROM metrics WHERE generation > g) FROM newer "
+        "WHERE g IS NOT NULL) SELECT g FROM newer WHERE g IS NOT NULL)"
+    )
+    return [(int(g), int(low), int(high)) for g, low, high in run.query(sql, (after,))]
