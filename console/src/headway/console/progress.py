@@ -95,23 +95,26 @@ class Progress:
 class ProgressReader:
     """``read`` says where a run stands, and reads only what is new since the call before.
 
-    One thread only. The configuration is read once: it changes only when a run is resumed, and then
-    the next reader sees it.
+    One thread only.
     """
 
     def __init__(self, run: Run, peak: Peak | None = None) -> None:
-        self._run, self._peak = run, peak
+        self._run, self.peak = run, peak
         self.config = run.config
+        self._config_at_ns = run.folder.config.stat().st_mtime_ns
         self.newest = NewestSteps(run)
-        self._skipped = SkippedSteps(run)
+        self._skipped_steps = SkippedSteps(run)
         self.new: list[Step] = []
         """The steps that the newest ``read`` found."""
+        self.skipped: list[int] = []
+        """Every skipped step of the run, as of the newest ``read``."""
 
     def read(self, *, timeout_s: float = 1.0, num_ranks: int = 0) -> Progress:
         """Where the run stands now; waits at most ``timeout_s`` for its driver.
 
         ``num_ranks``: so many ranks are listed in ``status``; their counts are there in any case.
         """
+        self._read_config()
         self.new = self.newest.update()
         run, last, rate = self._run, self.newest.last, self.newest.tokens_per_s()
         progress = Progress(
@@ -125,7 +128,7 @@ class ProgressReader:
             tokens_per_s=rate or None,
             generation=last.generation if last else -1,
             detail=run.fact("detail"),
-            mfu=utilisation(self.config, self._peak, rate),
+            mfu=utilisation(self.config, self.peak, rate),
         )
         if not progress.is_over:
             progress = _ask_driver(run, progress, timeout_s, num_ranks)
@@ -137,10 +140,16 @@ class ProgressReader:
 
     def _with_skipped(self, progress: Progress) -> Progress:
         known = None if progress.status is None else progress.status.skipped
-        steps = self._skipped.update(self.new, known=known)
+        self.skipped = steps = self._skipped_steps.update(self.new, known=known)
         return replace(
             progress, skipped=max(len(steps), known or 0), last_skipped=steps[-1] if steps else None
         )
+
+    def _read_config(self) -> None:
+        """It changes when a run is resumed with other settings."""
+        at_ns = self._run.folder.config.stat().st_mtime_ns
+        if at_ns != self._config_at_ns:
+            self.config, self._config_at_ns = self._run.config, at_ns
 
 
 def read_progress(

@@ -6,6 +6,7 @@ No polars here: ``headway status`` needs these figures and nothing else.
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
@@ -55,7 +56,7 @@ def mean_gap_s(unix_s: Sequence[float], durations_s: Sequence[float]) -> float:
 
     A pause counts as ``LONGEST_GAP`` median steps.
     """
-    gaps = [after - before for before, after in zip(unix_s, unix_s[1:], strict=False)]
+    gaps = [after - before for before, after in itertools.pairwise(unix_s)]
     if not gaps:
         return 0.0
     longest = LONGEST_GAP * statistics.median(durations_s)
@@ -84,23 +85,39 @@ class StepReader:
             return [_step(row[1:]) for row in rows]
         newest = self._run.query("SELECT MAX(rowid) FROM metrics")
         self._after = int((newest[0][0] if newest else 0) or 0)
-        return self.before(math.inf, math.inf, self._first)
+        return self._last(self._first)
 
-    def before(self, generation: float, step: float, number: int) -> list[Step]:
-        """The ``number`` steps that led to ``step`` of ``generation``, oldest first, each step once."""
-        found: list[Step] = []
+    def _last(self, number: int) -> list[Step]:
+        """The ``number`` steps that the newest one follows on, oldest first, each step once."""
         sql = (
-            f"SELECT {self._columns} FROM metrics WHERE generation = ? AND step < ? "
-            "ORDER BY step DESC LIMIT ?"
+            f"SELECT {self._columns} FROM metrics WHERE generation <= ? "
+            "ORDER BY generation DESC, step DESC LIMIT ?"
         )
+        found: list[Step] = []
+        generation = math.inf
         while len(found) < number:
-            older = "SELECT MAX(generation) FROM metrics WHERE generation < ?"
-            if (generation := self._run.query(older, (generation,))[0][0]) is None:
+            rows = [_step(row) for row in self._run.query(sql, (generation, 4 * number))]
+            for step in rows:  # an older generation's steps from the restart on were taken back
+                if not found or step.step < found[-1].step:
+                    found.append(step)
+            if len(rows) < 4 * number or len(found) >= number:
                 break
-            rows = self._run.query(sql, (generation, step, number - len(found)))
-            found += [_step(row) for row in rows]
-            step = found[-1].step if found else step
-        return found[::-1]
+            last = rows[-1].generation
+            # a page may end amid a generation of which many steps were taken back
+            generation = last - 1 if last == rows[0].generation else last
+        return found[:number][::-1]
+
+    def spans(self, probes: str) -> list[Step]:
+        """The steps of some spans: a JSON list of generation, first and last step, in this order."""
+        columns = ", ".join(f"m.{name}" for name in self._columns.split(", ") if name != "0")
+        columns += ", 0" * self._columns.endswith(", 0")
+        sql = (
+            f"SELECT {columns} FROM json_each(?) AS probe CROSS JOIN metrics AS m "
+            "ON m.generation = json_extract(probe.value, '$[0]') AND m.step BETWEEN "
+            "json_extract(probe.value, '$[1]') AND json_extract(probe.value, '$[2]') "
+            "ORDER BY probe.key, m.step"
+        )
+        return [_step(row) for row in self._run.query(sql, (probes,))]
 
     def _find_columns(self) -> bool:
         names = {row[1] for row in self._run.query("PRAGMA table_info(metrics)")}
@@ -150,8 +167,7 @@ class NewestSteps:
 
 
 class SkippedSteps:
-    """Which steps were skipped because loss or gradient norm was not finite; a step done again counts as
-    its newest generation did it."""
+    """Which steps were skipped because loss or gradient norm was not finite, up to date."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -163,47 +179,55 @@ class SkippedSteps:
         ``known`` is the driver's count, where it answered: with 0 nothing has to be looked up.
         """
         if self._steps is None:
-            if known == 0:
+            if known == 0 and not any(step.is_skipped for step in new):
                 return []
             self._steps = skipped_steps(self._run)
         for step in new:
-            place = bisect.bisect_left(self._steps, step.step)
-            is_there = self._steps[place : place + 1] == [step.step]
-            if step.is_skipped and not is_there:
-                self._steps.insert(place, step.step)
-            elif is_there and not step.is_skipped:
-                del self._steps[place]
+            # from there on a recovery took them back
+            del self._steps[bisect.bisect_left(self._steps, step.step) :]
+            if step.is_skipped:
+                self._steps.append(step.step)
         return self._steps
 
 
 def skipped_steps(run: Run) -> list[int]:
     """Steps whose update was skipped for a loss or norm that was not finite, in order.
 
-    A step that was done again counts as its newest generation did it. Journals of an older version
-    do not know; then there are none.
+    Those that a recovery took back do not count. Journals of an older version do not know; then
+    there are none.
     """
     if not any(row[1] == "skipped" for row in run.query("PRAGMA table_info(metrics)")):
         return []
     rows = run.query("SELECT generation, step FROM metrics WHERE skipped")
-    if not rows:
-        return []
-    spans = _spans(run, min(int(row[0]) for row in rows))
+    oldest = min((int(row[0]) for row in rows), default=0)
+    restarts = generation_starts(run, oldest) if rows else []
     return sorted(
         {
             int(step)
             for generation, step in rows
-            if not any(newer > generation and low <= step <= high for newer, low, high in spans)
+            if not any(newer > generation and first <= step for newer, first in restarts)
         }
     )
 
 
-def _spans(run: Run, after: int) -> list[tuple[int, int, int]]:
-    """Generation, first and last step of each generation above ``after``: its steps leave no gap."""
+def generation_starts(run: Run, after: int) -> list[tuple[int, int]]:
+    """Each generation above ``after`` that completed a step, in order, and its first step."""
     sql = (
-        "SELECT g, (SELECT MIN(step) FROM metrics WHERE generation = g), "
-        "(SELECT MAX(step) FROM metrics WHERE generation = g) FROM ("
         "WITH RECURSIVE newer(g) AS (SELECT MIN(generation) FROM metrics WHERE generation > ? "
         "UNION ALL SELECT (SELECT MIN(generation) FROM metrics WHERE generation > g) FROM newer "
-        "WHERE g IS NOT NULL) SELECT g FROM newer WHERE g IS NOT NULL)"
+        "WHERE g IS NOT NULL) "
+        "SELECT g, (SELECT MIN(step) FROM metrics WHERE generation = g) FROM newer "
+        "WHERE g IS NOT NULL"
     )
-    return [(int(g), int(low), int(high)) for g, low, high in run.query(sql, (after,))]
+    return run.query(sql, (after,))
+
+
+def repeated_steps(run: Run, generation: int, step: int) -> int:
+    """Completed steps that ``generation``, which began at ``step``, does again."""
+    sql = (
+        "SELECT MAX(step) FROM metrics WHERE generation = "
+        "(SELECT MAX(generation) FROM metrics WHERE generation < ?)"
+    )
+    rows = run.query(sql, (generation,))
+    newest = rows[0][0] if rows else None
+    return 0 if newest is None else max(0, int(newest) + 1 - step)
