@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 from headway.common.node.flight import WAITING
@@ -50,6 +52,20 @@ def pack(records: Records, limit: int = MAX_BARS) -> tuple[float, bytes]:
     bars["micro_batch"] = np.where(has_one, micro_batch, NO_MICRO_BATCH)
     bars["kind"] = shown.rows["kind"] + np.where(waits, WAITS, 0).astype(np.uint8)
     return base_ns * 1e-9, bars.tobytes()
+
+
+def pack_window(
+    parts: Sequence[Records], from_ns: int, to_ns: int
+) -> tuple[dict[str, float], bytes]:
+    """The actions between two moments as ``pack`` does: what belongs to the bytes, and the bytes.
+
+    ``since_s`` is the first moment that is complete: what came before is not kept any more.
+    """
+    records = Records.merge(parts)
+    start, end = (records.rows[name].astype(np.int64) for name in ("start_ns", "end_ns"))
+    since_ns = int(start.min()) if len(start) else to_ns
+    base_s, bars = pack(records.where((start < to_ns) & (end > from_ns)), MAX_BARS_RELOADED)
+    return {"base_s": base_s, "since_s": since_ns * 1e-9}, bars
 
 
 def _longest(

@@ -14,7 +14,7 @@ import numpy as np
 from headway.common.errors import InputError
 from headway.common.plan.schedule.actions import Kind
 from headway.console.run import Run
-from headway.console.widgets.packing import MAX_BARS_RELOADED, pack
+from headway.console.widgets.packing import MAX_BARS_RELOADED, pack, pack_window
 from headway.console.widgets.picture import Band, Picture
 from headway.console.widgets.recipes import OPERATIONS, as_cli, as_python, recipes
 from headway.console.widgets.session import Session
@@ -128,6 +128,8 @@ class RunConsole(anywidget.AnyWidget):  # type: ignore[misc]
 
     def _show_ranks(self, picture: Picture) -> None:
         if (status := picture.progress.status) is None:
+            if picture.progress.is_over:
+                self.ranks = b""
             return
         names = dict.fromkeys([*self.statuses, *(rank.status for rank in status.ranks)])
         number = {name: place for place, name in enumerate(names)}
@@ -136,9 +138,14 @@ class RunConsole(anywidget.AnyWidget):  # type: ignore[misc]
 
     # ---- what the page sends ------------------------------------------------------------------
     def _on_message(self, _widget: Any, content: Any, _buffers: Any) -> None:
-        """A page that missed something asks for the whole state."""
-        if content == {"kind": "full"}:
+        """A page asks for everything, as it missed something, or for each action of a short time."""
+        kind = content.get("kind") if isinstance(content, dict) else ""
+        if kind == "full":
             self.send_state("full")
+        elif kind == "window" and (picture := self._picture) is not None:
+            window = [int(float(content[name]) * 1e9) for name in ("from_s", "to_s")]
+            answer, bars = pack_window(picture.kept, *window)
+            self.send({**content, **answer}, [bars])
 
     def _on_selected(self, change: dict[str, Any]) -> None:
         self.session.selected = int(change["new"])
@@ -213,7 +220,6 @@ def _facts(picture: Picture, error: str) -> dict[str, Any]:
         "mfu_per_rate": picture.mfu_per_rate,
         "clock_offset_s": picture.clock_offset_s,
         "step_times_s": list(picture.step_times_s),
-        "num_skipped": progress.skipped,
         "error": error,
     }
 

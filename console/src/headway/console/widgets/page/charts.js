@@ -1,6 +1,6 @@
 // The four charts: loss, throughput, step time, gradient norm. Lines over steps, with marks.
 
-const CHART_HEIGHT = 150, CHART = { left: 46, right: 44, top: 8, bottom: 18 };
+const CHART_HEIGHT = 150, CHART = { left: 54, right: 46, top: 8, bottom: 18 };
 
 class Chart {
   // series: {name, column, colour ("a" or "b"), text(value)}; right: {factor(), text} of a second axis.

@@ -14,7 +14,6 @@ function render({ model, el }) {
   const head = element("div", root, "", "row head"), line = element("span", head, "waiting for the run", "line");
   const bar = element("progress", head);
   bar.setAttribute("aria-label", "completed steps");
-  const badge = element("span", head, "", "badge");
   const error = element("div", root, "", "banner");
   error.setAttribute("role", "alert");
   const charts = new Charts(root, model, soon);
@@ -32,7 +31,6 @@ function render({ model, el }) {
     setText(line, facts.name ? `${facts.name}: ${facts.line}` : "waiting for the run");
     bar.max = facts.steps || 1;
     bar.value = facts.step || 0;
-    setText(badge, facts.num_skipped ? `▲ ${facts.num_skipped} skipped` : "");
     const why = [facts.error && `The newest picture could not be taken; the next one is tried. ${facts.error}`,
       facts.phase === "failed" && `The run failed. ${facts.detail || ""}`].filter(Boolean).join(" ");
     setText(error, why);
@@ -53,6 +51,7 @@ function render({ model, el }) {
   const names = ["facts", "full", "update", "validation", "skipped", "bands", "ranks", "statuses", "news", "log",
     "answer", "selected", "recipes"];
   for (const name of names) model.on(`change:${name}`, soon);
+  model.on("msg:custom", soon);
   const observer = new ResizeObserver(soon);
   observer.observe(root);
   const forget = onTheme(soon);
@@ -60,6 +59,7 @@ function render({ model, el }) {
   return () => {
     observer.disconnect();
     forget();
+    model.off("msg:custom", soon);
     for (const name of names) model.off(`change:${name}`, soon);
   };
 }

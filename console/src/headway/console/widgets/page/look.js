@@ -79,6 +79,7 @@ function short(value) {
 
 function span(seconds) {
   if (!Number.isFinite(seconds)) return "–";
+  if (seconds === 0) return "0 s";
   if (seconds < 1e-3) return `${(seconds * 1e6).toFixed(0)} µs`;
   return seconds < 1 ? `${(seconds * 1e3).toPrecision(3)} ms` : `${seconds.toPrecision(3)} s`;
 }

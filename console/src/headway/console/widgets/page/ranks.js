@@ -52,9 +52,14 @@ class Ranks {
     for (const { status } of this.ranks) counts.set(status, (counts.get(status) || 0) + 1);
     const words = [...counts].map(([status, count]) => `${count} ${status}`), chosen = this.ranks.find(({ rank }) => rank === selected);
     if (chosen) words.push(`rank ${chosen.rank}: ${this.describe(chosen, newest)}`);
-    setText(this.summary, words.join(" · ") || "not known while no driver answers");
+    setText(this.summary, words.join(" · ") || this.unknown());
     this.map.setAttribute("aria-label", `Heat map of ${this.ranks.length} ranks: ${words.join(", ")}. Arrow keys choose a rank.`);
     this.drawLog(selected);
+  }
+
+  unknown() {
+    const { is_over: isOver, phase } = this.model.get("facts");
+    return isOver ? `the run is ${phase}` : "not known while no driver answers";
   }
 
   describe({ node, pid, status, step }, newest) {

@@ -23,7 +23,6 @@ class Store {
     this.kind = new Uint8Array(1024);
     this.numBars = 0;
     this.newest = 0;
-    this.oldest = 0;
     this.numRanks = 1;
   }
 
@@ -54,6 +53,14 @@ class Store {
     return true;
   }
 
+  // Every action of a window in place of the chosen few that were sent as they happened.
+  fill(window, bars) {
+    if (!bars || !bars.byteLength) return;
+    const from = Math.max(window.from_s, window.since_s);
+    this.keep((row) => this.end[row] <= from || this.start[row] >= window.to_s);
+    this.append(window.base_s, bars);
+  }
+
   append(baseS, bars) {
     const bytes = bytesOf(bars), view = new DataView(bytes.buffer), count = Math.floor(bytes.length / BAR_BYTES);
     if (this.numBars + count > MAX_BARS) {
@@ -72,7 +79,6 @@ class Store {
       this.numRanks = Math.max(this.numRanks, this.rank[row] + 1);
     }
     this.numBars += count;
-    this.oldest = this.numBars ? this.start[0] : 0;
   }
 
   keep(wanted) {
@@ -116,6 +122,9 @@ function storeOf(model) {
     store.replace(model.get("full"));
     store.apply(model.get("update"));
     model.on("change:full", () => store.replace(model.get("full")));
+    model.on("msg:custom", (content, buffers) => {
+      if (content.kind === "window") store.fill(content, buffers?.[0]);
+    });
     model.on("change:update", () => { if (!store.apply(model.get("update"))) model.send({ kind: "full" }); });
   }
   return STORES.get(model);

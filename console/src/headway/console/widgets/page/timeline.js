@@ -1,6 +1,6 @@
 // What each rank did, on absolute time: a window that was zoomed or chosen stays where it is.
 
-const LANES = 64, FOLLOWED_S = 12, SHORTEST_S = 1e-4;
+const LANES = 64, FOLLOWED_S = 12, SHORTEST_S = 1e-4, ASK_MS = 250;
 const TIMELINE = { left: 62, right: 8, top: 4, bottom: 18 };
 const SURROUNDS = new Set(["EVAL", "RESTORE", "JOIN"]);
 
@@ -40,7 +40,12 @@ class Timeline {
 
   follow() { this.view.follows = true; this.redraw(); }
 
-  show(from, to) { Object.assign(this.view, { from, to, follows: false }); this.redraw(); }
+  show(from, to) {
+    Object.assign(this.view, { from, to, follows: false });
+    clearTimeout(this.asking);
+    this.asking = setTimeout(() => this.model.send({ kind: "window", from_s: from, to_s: to }), ASK_MS);
+    this.redraw();
+  }
 
   showBand(band) {
     const end = band.end_s ?? Math.max(this.store.newest, band.start_s + 1);
