@@ -85,27 +85,38 @@ class StepReader:
             return [_step(row[1:]) for row in rows]
         newest = self._run.query("SELECT MAX(rowid) FROM metrics")
         self._after = int((newest[0][0] if newest else 0) or 0)
-        return self._last(self._first)
+        return self.newest(self._first)
 
-    def _last(self, number: int) -> list[Step]:
-        """The ``number`` steps that the newest one follows on, oldest first, each step once."""
-        sql = (
-            f"SELECT {self._columns} FROM metrics WHERE generation <= ? "
-            "ORDER BY generation DESC, step DESC LIMIT ?"
-        )
+    def newest(self, number: int) -> list[Step]:
+        """The last ``number`` steps of the run's present course, oldest first, each step once."""
+        if not self._columns and not self._find_columns():
+            return []
+        page = 4 * number
+        sql = f"SELECT {self._columns} FROM metrics ORDER BY generation DESC, step DESC LIMIT ?"
+        rows = [_step(row) for row in self._run.query(sql, (page,))]
         found: list[Step] = []
-        generation = math.inf
-        while len(found) < number:
-            rows = [_step(row) for row in self._run.query(sql, (generation, 4 * number))]
-            for step in rows:  # an older generation's steps from the restart on were taken back
-                if not found or step.step < found[-1].step:
-                    found.append(step)
-            if len(rows) < 4 * number or len(found) >= number:
-                break
-            last = rows[-1].generation
-            # a page may end amid a generation of which many steps were taken back
-            generation = last - 1 if last == rows[0].generation else last
+        for step in rows:  # an older generation's steps from the restart on were taken back
+            if not found or step.step < found[-1].step:
+                found.append(step)
+        if len(rows) == page and len(found) < number:
+            found += self._before(found[-1], number - len(found))
         return found[:number][::-1]
+
+    def _before(self, last: Step, number: int) -> list[Step]:
+        """The same one generation after the other, where many steps were taken back; newest first."""
+        found: list[Step] = []
+        generation, step = last.generation, last.step
+        of_one = (
+            f"SELECT {self._columns} FROM metrics WHERE generation = ? AND step < ? "
+            "ORDER BY step DESC LIMIT ?"
+        )
+        while generation is not None and len(found) < number:
+            rows = self._run.query(of_one, (generation, step, number - len(found)))
+            found += [_step(row) for row in rows]
+            step = found[-1].step if found else step
+            older = "SELECT MAX(generation) FROM metrics WHERE generation < ?"
+            generation = self._run.query(older, (generation,))[0][0]
+        return found
 
     def spans(self, probes: str) -> list[Step]:
         """The steps of some spans: a JSON list of generation, first and last step, in this order."""
@@ -142,8 +153,10 @@ class NewestSteps:
         """Take in what is new, and return that."""
         new = self._reader.read()
         for step in new:
-            self._steps = [kept for kept in self._steps[-PACE_STEPS:] if kept.step < step.step]
-            self._steps.append(step)
+            if self._steps and step.step <= self._steps[-1].step:  # a recovery took some back
+                self._steps = self._reader.newest(PACE_STEPS + 1)
+                break
+            self._steps = [*self._steps[-PACE_STEPS:], step]
         return new
 
     @property
