@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import bisect
 import itertools
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
