@@ -11,9 +11,12 @@ import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from headway.console.analysis.newest import Step, StepReader, generation_starts
-from headway.console.run import Run
+
+if TYPE_CHECKING:
+    from headway.console.run import Run
 
 MAX_BLOCKS = 1000
 """As many as a chart has pixels; half of it is kept when the blocks are doubled."""

@@ -10,8 +10,11 @@ import itertools
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from headway.console.run import Run
+if TYPE_CHECKING:
+    from headway.console.run import Run
+
 
 RATE_STEPS = 20
 """Steps that the present rate in tokens per second is taken over."""
@@ -136,9 +139,8 @@ class StepReader:
         return bool(names)
 
 
-def _step(row: Sequence[object]) -> Step:
-    *values, is_skipped = row
-    return Step(*values, is_skipped=bool(is_skipped))  # type: ignore[arg-type]
+def _step(row: Sequence[Any]) -> Step:
+    return Step(*row[:-1], bool(row[-1]))
 
 
 class NewestSteps:

@@ -40,6 +40,9 @@ def module() -> str:
     return "\n".join((PAGE / f"{name}.js").read_text() for name in SCRIPTS)
 
 
+NO_LINES = {"cli": "", "python": ""}
+
+
 class RunConsole(anywidget.AnyWidget):  # type: ignore[misc]
     """``RunConsole(run)`` at the end of a cell shows the run and keeps showing it; ``close`` ends that.
 
@@ -169,9 +172,9 @@ class RunConsole(anywidget.AnyWidget):  # type: ignore[misc]
             "python": as_python(self.session.path, operation, known),
         }
         if refusal := self._refusal(operation, known):
-            self._answer(number, refusal, is_error=True, **lines)
+            self._answer(number, refusal, lines, is_error=True)
             return
-        self._answer(number, f"{operation} ...", **lines)
+        self._answer(number, f"{operation} ...", lines)
         done = self.session.submit(operation, **known)
         done.add_done_callback(lambda future: self._on_done(number, operation, lines, future))
 
@@ -197,18 +200,16 @@ class RunConsole(anywidget.AnyWidget):  # type: ignore[misc]
         self, number: str, operation: str, lines: dict[str, str], done: Future[int]
     ) -> None:
         if done.cancelled():
-            self._answer(number, f"{operation}: the session was closed", is_error=True, **lines)
+            self._answer(number, f"{operation}: the session was closed", lines, is_error=True)
         elif (error := done.exception()) is not None:
-            self._answer(number, f"{operation}: {error}", is_error=True, **lines)
+            self._answer(number, f"{operation}: {error}", lines, is_error=True)
         else:
-            self._answer(number, f"{operation}: sent", **lines)
+            self._answer(number, f"{operation}: sent", lines)
 
     def _answer(
-        self, number: str, text: str, *, is_error: bool = False, cli: str = "", python: str = ""
+        self, number: str, text: str, lines: dict[str, str] | None = None, *, is_error: bool = False
     ) -> None:
-        self.answer = {
-            "id": number, "text": text, "is_error": is_error, "cli": cli, "python": python,
-        }  # fmt: skip
+        self.answer = {"id": number, "text": text, "is_error": is_error, **(lines or NO_LINES)}
 
 
 def _facts(picture: Picture, error: str) -> dict[str, Any]:
