@@ -140,7 +140,8 @@ class StepReader:
 
 
 def _step(row: Sequence[Any]) -> Step:
-    return Step(*row[:-1], bool(row[-1]))
+    generation, step, loss, grad_norm, lr, tokens, duration_s, unix_s, is_skipped = row
+    return Step(generation, step, loss, grad_norm, lr, tokens, duration_s, unix_s, bool(is_skipped))
 
 
 class NewestSteps:
