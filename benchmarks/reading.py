@@ -1,10 +1,11 @@
-"""What it costs to look at a run: status, watch and a picture of the notebook, at three lengths of a run.
+"""What it costs to look at a run: status, watch and a picture, at three lengths of a run.
 
 ``python -m benchmarks.reading --out benchmarks/results/reading.json``
 
 The journal is written through its own schema, with 10,000 events; nothing is trained. ``status`` is
-what ``headway status`` reads, ``watch`` and ``picture`` what one more round costs after one more step.
-A picture has the flight records of 64 ranks with 32 micro-batches.
+what ``headway status`` reads, ``watch`` and ``picture`` what one more round costs after one more
+step. ``picture_64_ranks`` also reads the flight records of 64 ranks with 32 micro-batches. On a busy
+machine only ``cpu_ms`` means something.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class Watched:
 
 
 def fill(journal: Journal, steps: int) -> tuple[int, int]:
-    """A journal with ``steps`` steps and a recovery in every ten events; returns where it stands."""
+    """A journal of ``steps`` steps with a recovery in every ten events; returns its end."""
     generations = min(EVENTS // len(RECOVERY), max(1, steps // 4))
     each, now = steps // generations, time.time()
     with journal._transaction() as db:
@@ -121,7 +122,8 @@ def measure(work: Callable[[], object], before: Callable[[], object], times: int
         processor.append((time.thread_time() - used) * 1e3)
         wall.append((time.perf_counter() - began) * 1e3)
     return {
-        "wall_ms": round(statistics.median(wall), 2), "cpu_ms": round(statistics.median(processor), 2),
+        "wall_ms": round(statistics.median(wall), 2),
+        "cpu_ms": round(statistics.median(processor), 2),
         "worst_wall_ms": round(max(wall), 2), "times": times,
     }  # fmt: skip
 

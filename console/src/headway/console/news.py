@@ -89,7 +89,7 @@ class Teller:
 
     @classmethod
     def recent(cls, run: Run, number: int = 500) -> Teller:
-        """From about ``number`` events ago: from a moment at which all ranks stepped, or the start."""
+        """From about ``number`` events ago, from a moment when all ranks stepped."""
         rows = run.query(
             "SELECT id FROM events WHERE id <= (SELECT MAX(id) FROM events) - ? "
             "AND name = 'stepping' ORDER BY id DESC LIMIT 1",

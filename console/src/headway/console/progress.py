@@ -1,4 +1,4 @@
-"""Where a run stands, in numbers: from its driver while that answers, and from the journal always."""
+"""Where a run stands: from its driver while that answers, and from the journal always."""
 
 from __future__ import annotations
 

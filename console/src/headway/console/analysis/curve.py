@@ -1,7 +1,7 @@
 """The course of a run as a few hundred points, at any number of steps; only changes are handed on.
 
-Steps are put together in blocks of equal length, a power of two that doubles when there are too many
-blocks. A block's loss and rate are means, its gradient norm the highest one.
+Steps are put together in blocks of equal length, a power of two that doubles when there are too
+many blocks. A block's loss and rate are means, its gradient norm the highest one.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Curve:
         self._unchanged = 0
 
     def load(self, run: Run) -> None:
-        """Begin with what ``run`` has done so far: every step, or of a long run some of each block."""
+        """Begin with what ``run`` has done so far: every step, or some of each block."""
         reader = StepReader(run, 1)
         newest = reader.read()
         if not newest:

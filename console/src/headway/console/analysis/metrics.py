@@ -51,13 +51,13 @@ def step_times(metrics: pl.DataFrame) -> pl.DataFrame:
 
 
 def throughput(metrics: pl.DataFrame, window: int = RATE_STEPS) -> float:
-    """Tokens per second over the newest ``window`` steps, by the steps' own durations; 0 without any."""
+    """Tokens per second over the newest ``window`` steps, by their own durations; 0 = none."""
     newest = current(metrics).tail(window)
     return tokens_per_s(newest["tokens"].to_list(), newest["duration_s"].to_list())
 
 
 def seconds_per_step(metrics: pl.DataFrame, window: int = PACE_STEPS) -> float:
-    """Seconds of wall time from one completed step to the next, over the newest ``window``; 0 = unknown.
+    """Wall time in seconds from one completed step to the next; 0 = unknown.
 
     Evaluations, checkpoints and recoveries in between count, so an ETA made of it is honest; of a
     pause only ``LONGEST_GAP`` median steps do.

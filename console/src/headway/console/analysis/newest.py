@@ -1,4 +1,4 @@
-"""The newest steps of a run at a cost that does not grow with the run: by index, then by row number.
+"""The newest steps of a run, read by index and then by row number: a long run costs no more.
 
 No polars here: ``headway status`` needs these figures and nothing else.
 """
@@ -21,7 +21,7 @@ RATE_STEPS = 20
 PACE_STEPS = 50
 """Steps that the wall time per step, and so the ETA, is taken over."""
 LONGEST_GAP = 20.0
-"""A gap between two steps counts as at most this many median steps: a pause says nothing about pace."""
+"""A gap between two steps counts as at most this many median steps, so a pause hardly counts."""
 _COLUMNS = "generation, step, loss, grad_norm, lr, tokens, duration_s, unix_s"
 
 
@@ -66,7 +66,7 @@ def mean_gap_s(unix_s: Sequence[float], durations_s: Sequence[float]) -> float:
 
 
 class StepReader:
-    """``read`` returns the steps that came since the call before; the first call the newest ones only.
+    """``read`` returns the steps that came since the call before; the first time the newest ones.
 
     One thread only. A step done again, after a recovery, comes again with a higher generation.
     """
@@ -105,7 +105,7 @@ class StepReader:
         return found[:number][::-1]
 
     def _before(self, last: Step, number: int) -> list[Step]:
-        """The same one generation after the other, where many steps were taken back; newest first."""
+        """The same, one generation after the other: many steps were taken back. Newest first."""
         found: list[Step] = []
         generation, step = last.generation, last.step
         of_one = (
@@ -121,7 +121,7 @@ class StepReader:
         return found
 
     def spans(self, probes: str) -> list[Step]:
-        """The steps of some spans: a JSON list of generation, first and last step, in this order."""
+        """The steps of some spans, a JSON list of [generation, first, last], in this order."""
         columns = ", ".join(f"m.{name}" for name in self._columns.split(", ") if name != "0")
         columns += ", 0" * self._columns.endswith(", 0")
         sql = (
@@ -214,15 +214,18 @@ def skipped_steps(run: Run) -> list[int]:
     if not any(row[1] == "skipped" for row in run.query("PRAGMA table_info(metrics)")):
         return []
     rows = run.query("SELECT generation, step FROM metrics WHERE skipped")
-    oldest = min((int(row[0]) for row in rows), default=0)
-    restarts = generation_starts(run, oldest) if rows else []
-    return sorted(
-        {
-            int(step)
-            for generation, step in rows
-            if not any(newer > generation and first <= step for newer, first in restarts)
-        }
-    )
+    if not rows:
+        return []
+    restarts = generation_starts(run, min(int(row[0]) for row in rows))
+    generations = [generation for generation, _ in restarts]
+    # from each generation on, the first step that it or a newer one did again
+    lowest = list(itertools.accumulate((first for _, first in reversed(restarts)), min))[::-1]
+    kept = set()
+    for generation, step in rows:
+        newer = bisect.bisect_right(generations, generation)
+        if newer == len(lowest) or step < lowest[newer]:
+            kept.add(int(step))
+    return sorted(kept)
 
 
 def generation_starts(run: Run, after: int) -> list[tuple[int, int]]:

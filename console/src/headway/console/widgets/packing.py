@@ -1,4 +1,4 @@
-"""Flight records as the few bytes that the page draws: thinned to a budget, times relative to a second."""
+"""Flight records as the few bytes that the page draws, thinned to a budget."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shell command and the Python line that do the same as a button, right in every working folder."""
+"""The shell command and the Python line that do the same as a button, from any folder."""
 
 from __future__ import annotations
 

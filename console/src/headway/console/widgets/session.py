@@ -1,7 +1,7 @@
-"""A run, watched and steered from a thread of its own, so that a busy notebook cell freezes nothing.
+"""A run, watched and steered from a thread of its own: a busy notebook cell freezes nothing.
 
-The pump thread alone talks to the run: it takes pictures, calls the subscribers, and carries out the
-commands that any thread hands to it.
+The pump thread alone talks to the run: it takes pictures, calls the subscribers, and carries out
+the commands that any thread hands to it.
 """
 
 from __future__ import annotations
@@ -120,8 +120,10 @@ class Session:
                 left = deadline - time.monotonic()
                 if left <= 0 or not self._changed.wait(left):
                     at = "nothing yet" if self._picture is None else self._picture.progress.line()
-                    raise DeadlineError(f"run {self.name} did not reach that state in {timeout_s:g} s: {at}",
-                                        remedy=self.error or "see `headway status`")  # fmt: skip
+                    raise DeadlineError(
+                        f"run {self.name} did not reach that state in {timeout_s:g} s: {at}",
+                        remedy=self.error or "see `headway status`",
+                    )
             return self._picture
 
     # ---- the pump thread ----------------------------------------------------------------------

@@ -68,7 +68,7 @@ class Records:
 
 
 def _concatenate(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """As plain bytes: numpy would compare the fields of each part, which takes longer than copying."""
+    """As plain bytes: numpy would compare the fields of each part, which takes longer."""
     plain = f"V{RECORD.itemsize}"
     return np.concatenate([np.ascontiguousarray(part).view(plain) for part in parts]).view(RECORD)
 
@@ -106,7 +106,7 @@ class _Ring:
 
 
 class FlightTail:
-    """``read`` returns the records that ended since the call before; ``kept`` the newest ``window_s``.
+    """``read`` returns what has ended since the call before; ``kept`` the newest ``window_s``.
 
     One thread only. Of an ended run, whose rings are gone, ``read`` returns once what was saved.
     """
@@ -188,7 +188,7 @@ class FlightTail:
 
 
 def as_frame(parts: Iterable[Records], window_s: float) -> pl.DataFrame:
-    """Columns as ``load_events``, each record once, of the newest ``window_s``; open ones end with null."""
+    """Columns as ``load_events``, each record of the newest ``window_s`` once; open ones end with null."""
     records = Records.merge(list(parts))
     if not len(records):
         return pl.DataFrame(schema=SCHEMA)

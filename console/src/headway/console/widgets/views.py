@@ -1,7 +1,7 @@
 """The live console of a run as one notebook widget: charts, timeline, ranks, steering; no logic.
 
-A page gets the whole state once, when it is loaded, and from then on only what is new. Arrays cross as
-raw bytes, everything else as small lists.
+A page gets the whole state once, when it is loaded, and from then on only what is new. Arrays
+cross as raw bytes, everything else as small lists.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ NO_LINES = {"cli": "", "python": ""}
 
 
 class RunConsole(anywidget.AnyWidget):  # type: ignore[misc]
-    """``RunConsole(run)`` at the end of a cell shows the run and keeps showing it; ``close`` ends that.
+    """``RunConsole(run)`` at the end of a cell shows the run until ``close``.
 
     It stays when the run has ended, and shows the run again if that is resumed.
     """
@@ -57,7 +57,7 @@ class RunConsole(anywidget.AnyWidget):  # type: ignore[misc]
     full = traitlets.Dict().tag(sync=True)
     """Points and bars of the whole window, for a page that is loaded; always empty on this side."""
     update = traitlets.Dict().tag(sync=True)
-    """What is new: number, kept (points that still hold), points and bars as bytes, base_s of the bars."""
+    """What is new: number, kept (points that still hold), points and bars as bytes, base_s."""
     validation = traitlets.Bytes().tag(sync=True)
     """float32 [evaluations, 2]: completed steps, loss."""
     skipped = traitlets.List().tag(sync=True)
@@ -141,7 +141,7 @@ class RunConsole(anywidget.AnyWidget):  # type: ignore[misc]
 
     # ---- what the page sends ------------------------------------------------------------------
     def _on_message(self, _widget: Any, content: Any, _buffers: Any) -> None:
-        """A page asks for everything, as it missed something, or for each action of a short time."""
+        """A page asks for everything, if it missed something, or for all of a short time."""
         kind = content.get("kind") if isinstance(content, dict) else ""
         if kind == "full":
             self.send_state("full")
