@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,16 +10,21 @@ from typing import Any
 
 import nbformat
 import pytest
+from headway.common.config import load, to_toml
 from headway.common.node.janitor import end_run, processes_of
 from headway.console import Cluster
+from headway.console.preflight import prepare_corpus
+from headway.trainer.config import RunConfig
 
 REPOSITORY = Path(__file__).parents[2]
+EXAMPLE = REPOSITORY / "examples" / "tiny.toml"
 NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
 SMALL = [
     "model.layers=2", "model.hidden=64", "model.heads=2", "model.seq_len=64", "launch.spares=0",
     "train.steps=4000", "train.eval_batches=1", "train.eval_every=0", "train.sample_tokens=8",
     "ckpt.durable_every=500",
 ]  # fmt: skip
+MAX_CODE_LINES = 30
 CELL_LIMIT_S = 240
 OUTER_LIMIT_S = 540
 """A killed kernel can keep the runner waiting for ever."""
@@ -34,28 +38,50 @@ def test_there_are_notebooks() -> None:
 def test_a_notebook_is_thin_valid_and_stripped(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
-    assert len(notebook.cells) <= 8
+    assert len(notebook.cells) <= 9
     assert "widgets" not in notebook.metadata
     for cell in notebook.cells:
         assert not cell.get("outputs") and cell.get("execution_count") is None
         assert not any(word in cell.source for word in ("/home/", "/root/", "/work/"))
         assert "def " not in cell.source, "logic belongs into the console, where it is tested"
+    code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    lines = [line for source in code for line in source.splitlines() if line.split("#")[0].strip()]
+    assert len(lines) <= MAX_CODE_LINES
+    for word in ("environ", "chdir", "import os", "sys.path"):
+        assert not any(word in source for source in code), f"{word}: the notebook needs no tricks"
 
 
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder for the notebook's runs; whatever still lives of them ends with the test."""
+    """A folder for the notebook's runs; what is still running of them ends with the test."""
     folder = tmp_path / "runs"
-    monkeypatch.chdir(REPOSITORY)
-    monkeypatch.setenv("HEADWAY_RUNS", str(folder))
-    monkeypatch.setenv("HEADWAY_SET", shlex.join(SMALL))
-    monkeypatch.setenv("HEADWAY_CONFIG", str(REPOSITORY / "examples" / "tiny.toml"))
     # a peak measured under tests is no peak
     monkeypatch.setenv("HEADWAY_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     yield folder
     for run in Cluster(folder).runs():
         end_run(run.folder.run_id)
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The example's configuration, so small that it takes seconds; its corpus is there."""
+    monkeypatch.chdir(REPOSITORY)  # where the default corpus is
+    prepare_corpus(load(RunConfig, [EXAMPLE], SMALL), lambda _line: None)
+    corpus = f"data.path={REPOSITORY / 'data' / 'stdlib'}"
+    file = tmp_path / "tiny.toml"
+    file.write_text(to_toml(load(RunConfig, [EXAMPLE], [*SMALL, corpus])))
+    return file
+
+
+def with_paths(path: Path, out: Path, **paths: Path) -> Path:
+    """A copy of a notebook that names other files; each name must be in it once."""
+    text = path.read_text()
+    for name, file in {"../examples/tiny.toml": paths["config"], "../runs": paths["runs"]}.items():
+        assert text.count(f'\\"{name}\\"') == 1, name
+        text = text.replace(f'\\"{name}\\"', f'\\"{file}\\"')
+    out.write_text(text)
+    return out
 
 
 def execute(path: Path, out: Path) -> Any:
@@ -77,11 +103,15 @@ def text_of(notebook: Any) -> str:
 
 @pytest.mark.timeout(600)
 def test_launch_and_steer_recovers_from_the_kill_and_stops_with_a_checkpoint(
-    runs: Path, tmp_path: Path
+    runs: Path, small: Path, tmp_path: Path
 ) -> None:
-    notebook = execute(
-        REPOSITORY / "notebooks" / "01_launch_and_steer.ipynb", tmp_path / "done.ipynb"
+    copy = with_paths(
+        REPOSITORY / "notebooks" / "01_launch_and_steer.ipynb",
+        tmp_path / "01.ipynb",
+        config=small,
+        runs=runs,
     )
+    notebook = execute(copy, tmp_path / "done.ipynb")
     text = text_of(notebook)
     assert "RunConsole" in text, "the live console is shown"
     assert "3: 'replaced'" in text and text.count("same process") == 3
@@ -93,3 +123,4 @@ def test_launch_and_steer_recovers_from_the_kill_and_stops_with_a_checkpoint(
     assert rates[-1] == (5e-4,)
     assert processes_of(run.folder.run_id) == []
     assert (run.path / "trace.json.gz").exists()
+    assert notebook.cells[-1].outputs, "the runs are compared after the end"

@@ -18,7 +18,7 @@ from headway.common.errors import DeadlineError, HeadwayError
 from headway.common.output import to_json
 from headway.console.news import Teller
 from headway.console.peak import Peak
-from headway.console.progress import Progress, read_progress
+from headway.console.progress import Progress, ProgressReader
 from headway.console.run import OVER, Run
 
 POLL_S = 0.25
@@ -77,6 +77,7 @@ class Follower:
 
     def _loop(self) -> str:
         teller, told_s = Teller(self._run, since=self._since()), float("-inf")
+        reader = ProgressReader(self._run, self._peak)
         while True:
             outcome, live = self._run.outcome, self._run.live
             for at_unix_s, line in teller.news():
@@ -84,7 +85,7 @@ class Follower:
             now = time.monotonic()
             over = outcome in OVER and not live
             if over or now - told_s >= self._view.period(self._every_s):
-                self._view.show(read_progress(self._run, self._peak))
+                self._view.show(reader.read())
                 told_s = now
             if over:
                 return outcome

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from headway.console.analysis.newest import repeated_steps
 from headway.console.run import Run
 
 HOLD_S = 5.0
@@ -86,6 +87,16 @@ class _Recovery:
 
 class Teller:
     """The lines of a run's journal after event number ``since``, or after now; each once."""
+
+    @classmethod
+    def recent(cls, run: Run, number: int = 500) -> Teller:
+        """From about ``number`` events ago, from a moment when all ranks stepped."""
+        rows = run.query(
+            "SELECT id FROM events WHERE id <= (SELECT MAX(id) FROM events) - ? "
+            "AND name = 'stepping' ORDER BY id DESC LIMIT 1",
+            (number,),
+        )
+        return cls(run, since=int(rows[0][0]) if rows else 0)
 
     def __init__(self, run: Run, *, since: int | None = None) -> None:
         self._run = run
@@ -171,7 +182,7 @@ class Teller:
         for cause in recovery.causes:
             self._recovered[cause.subject, cause.number] = event.unix_s
         where = f" from the checkpoint of step {recovery.step}" * (recovery.source == "durable")
-        repeated = self._num_repeated(recovery)
+        repeated = repeated_steps(self._run, recovery.generation, recovery.step)
         steps = "no step" if not repeated else "1 step" if repeated == 1 else f"{repeated} steps"
         yield f"{recovery.cause()}; back after {back_s:.1f} s{where}, {steps} repeated"
 
@@ -180,11 +191,6 @@ class Teller:
         if recovery is not None and event.fields.get("outcome") != "failed":
             yield f"{recovery.cause()}; the run ended before all ranks were back"
         yield _line(event)
-
-    def _num_repeated(self, recovery: _Recovery) -> int:
-        sql = "SELECT COUNT(DISTINCT step) FROM metrics WHERE generation < ? AND step >= ?"
-        rows = self._run.query(sql, (recovery.generation, recovery.step))
-        return int(rows[0][0]) if rows else 0
 
 
 def _cause_of(event: _Event) -> _Cause | None:

@@ -1,4 +1,4 @@
-"""Where does a run stand, in numbers? From its driver while that answers, and from the journal always."""
+"""Where a run stands: from its driver while that answers, and from the journal always."""
 
 from __future__ import annotations
 
@@ -9,12 +9,7 @@ from typing import Any
 from headway.common.errors import DeadlineError
 from headway.common.plan.model_shape import mfu
 from headway.common.wire.messages.driver import Status
-from headway.console.analysis.metrics import (
-    load_metrics,
-    seconds_per_step,
-    skipped_steps,
-    throughput,
-)
+from headway.console.analysis.newest import NewestSteps, SkippedSteps, Step
 from headway.console.peak import Peak
 from headway.console.preflight import model_shape
 from headway.console.run import OVER, Run
@@ -97,37 +92,71 @@ class Progress:
         return {**asdict(replace(self, status=None)), "unix_s": time.time()}
 
 
+class ProgressReader:
+    """``read`` says where a run stands, and reads only what is new since the call before.
+
+    One thread only.
+    """
+
+    def __init__(self, run: Run, peak: Peak | None = None) -> None:
+        self._run, self.peak = run, peak
+        self.config = run.config
+        self._config_at_ns = run.folder.config.stat().st_mtime_ns
+        self.newest = NewestSteps(run)
+        self._skipped_steps = SkippedSteps(run)
+        self.new: list[Step] = []
+        """The steps that the newest ``read`` found."""
+        self.skipped: list[int] = []
+        """Every skipped step of the run, as of the newest ``read``."""
+
+    def read(self, *, timeout_s: float = 1.0, num_ranks: int = 0) -> Progress:
+        """Where the run stands now; waits at most ``timeout_s`` for its driver.
+
+        ``num_ranks``: so many ranks are listed in ``status``; their counts are there in any case.
+        """
+        self._read_config()
+        self.new = self.newest.update()
+        run, last, rate = self._run, self.newest.last, self.newest.tokens_per_s()
+        progress = Progress(
+            name=run.name,
+            phase=run.state.replace("live", "unreachable"),
+            step=last.step + 1 if last else 0,
+            steps=self.config.train.steps,
+            loss=last.loss if last else None,
+            grad_norm=last.grad_norm if last else None,
+            lr=last.lr if last else None,
+            tokens_per_s=rate or None,
+            generation=last.generation if last else -1,
+            detail=run.fact("detail"),
+            mfu=utilisation(self.config, self.peak, rate),
+        )
+        if not progress.is_over:
+            progress = _ask_driver(run, progress, timeout_s, num_ranks)
+        progress = self._with_skipped(progress)
+        per_step = self.newest.seconds_per_step()
+        if per_step and not progress.is_over and progress.phase != "interrupted":
+            progress = replace(progress, eta_s=max(0, progress.steps - progress.step) * per_step)
+        return progress
+
+    def _with_skipped(self, progress: Progress) -> Progress:
+        known = None if progress.status is None else progress.status.skipped
+        self.skipped = steps = self._skipped_steps.update(self.new, known=known)
+        return replace(
+            progress, skipped=max(len(steps), known or 0), last_skipped=steps[-1] if steps else None
+        )
+
+    def _read_config(self) -> None:
+        """It changes when a run is resumed with other settings."""
+        at_ns = self._run.folder.config.stat().st_mtime_ns
+        if at_ns != self._config_at_ns:
+            self.config, self._config_at_ns = self._run.config, at_ns
+
+
 def read_progress(
     run: Run, peak: Peak | None = None, *, timeout_s: float = 1.0, num_ranks: int = 0
 ) -> Progress:
-    """Where ``run`` stands now; waits at most ``timeout_s`` for its driver.
-
-    ``num_ranks``: so many ranks are listed in ``status``; their counts are there in any case.
-    """
-    config, metrics = run.config, load_metrics(run)
-    skipped = skipped_steps(run)
-    newest = metrics.tail(1).to_dicts()[0] if len(metrics) else {}
-    rate, per_step = throughput(metrics), seconds_per_step(metrics)
-    progress = Progress(
-        name=run.name,
-        phase=run.state.replace("live", "unreachable"),
-        step=int(newest.get("step", -1)) + 1,
-        steps=config.train.steps,
-        loss=newest.get("loss"),
-        grad_norm=newest.get("grad_norm"),
-        lr=newest.get("lr"),
-        tokens_per_s=rate or None,
-        generation=int(newest.get("generation", -1)),
-        detail=run.fact("detail"),
-        skipped=len(skipped),
-        last_skipped=skipped[-1] if skipped else None,
-        mfu=utilisation(config, peak, rate),
-    )
-    if not progress.is_over:
-        progress = _ask_driver(run, progress, timeout_s, num_ranks)
-    if per_step and not progress.is_over and progress.phase != "interrupted":
-        progress = replace(progress, eta_s=max(0, progress.steps - progress.step) * per_step)
-    return progress
+    """Where ``run`` stands now, as ``ProgressReader.read``."""
+    return ProgressReader(run, peak).read(timeout_s=timeout_s, num_ranks=num_ranks)
 
 
 def utilisation(config: RunConfig, peak: Peak | None, tokens_per_s: float) -> float | None:
@@ -154,7 +183,6 @@ def _ask_driver(run: Run, progress: Progress, timeout_s: float, num_ranks: int) 
         applied=status.applied,
         detail=status.detail,
         waiting=status.waiting,
-        skipped=max(progress.skipped, status.skipped),
     )
 
 

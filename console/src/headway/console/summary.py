@@ -9,7 +9,7 @@ from typing import Any
 from headway.common.output import Table, mebibytes
 from headway.console.analysis.episodes import load_journal, recoveries
 from headway.console.analysis.events import load_events, redone_steps
-from headway.console.analysis.metrics import load_evaluations, load_metrics, throughput
+from headway.console.analysis.metrics import load_evaluations
 from headway.console.hints import resume_command
 from headway.console.outputs import checkpoints, corpus, sample_text
 from headway.console.progress import read_progress, utilisation
@@ -50,8 +50,8 @@ class Summary:
 
 def summarise(run: Run, *, write_trace: bool = False) -> Summary:
     """Collect what a run, live or ended, has to show; ``write_trace`` also writes its trace."""
-    config, peak, metrics = run.config, run.peak, load_metrics(run)
-    progress, rate = read_progress(run), throughput(metrics, window=len(metrics))
+    config, peak = run.config, run.peak
+    progress, rate = read_progress(run), _mean_rate(run)
     losses = load_evaluations(run).sort("step", "generation")["loss"].to_list()
     data = corpus(run)
     return Summary(
@@ -137,6 +137,13 @@ def recovery_rows(run: Run) -> list[dict[str, Any]]:
     again = dict(redone_steps(events).select("generation", "num_steps").iter_rows())
     rows = recoveries(journal, events).to_dicts()
     return [{**row, "redone": int(again.get(row["generation"], 0))} for row in rows]
+
+
+def _mean_rate(run: Run) -> float:
+    """Tokens per second over all steps, by their own durations; 0 without any."""
+    rows = run.query("SELECT SUM(tokens), SUM(duration_s) FROM metrics")
+    tokens, spent_s = rows[0] if rows else (None, None)
+    return float(tokens) / float(spent_s) if tokens and spent_s else 0.0
 
 
 def _trace(run: Run) -> str:

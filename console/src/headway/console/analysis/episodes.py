@@ -1,10 +1,9 @@
-"""What broke, and how long did it take to go on? Told from the journal and the flight records."""
+"""What broke and how long each recovery took, from the journal and the flight records."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import polars as pl
@@ -60,6 +59,7 @@ class Recovery:
     total_s: float | None = None
     """From the fault, where its time is known, else from the fence."""
     begun_s: float = field(default=0.0, repr=False)
+    ended_s: float | None = field(default=None, repr=False)
     generation_s: float = field(default=0.0, repr=False)
     is_symptom: bool = field(default=False, repr=False)
 
@@ -87,8 +87,16 @@ def recoveries(journal: pl.DataFrame, events: pl.DataFrame | None = None) -> pl.
     Without ``events`` (flight records of the same host) ``restore_s`` is null and ``first_step_s`` counts
     from the generation's number.
     """
-    found = list(_episodes(journal.iter_rows(named=True)))
+    episodes = Episodes()
+    for row in journal.iter_rows(named=True):
+        episodes.feed(row["name"], row["monotonic_s"], row["unix_s"], json.loads(row["fields"]))
+    return recovery_frame(episodes.all(), events)
+
+
+def recovery_frame(found: list[Recovery], events: pl.DataFrame | None = None) -> pl.DataFrame:
+    """``found`` as ``recoveries`` returns them; ``events`` separate restore from first step."""
     if events is not None and not events.is_empty():
+        found = [replace(recovery) for recovery in found]
         for recovery in found:
             _split(recovery, events)
     rows = [
@@ -98,47 +106,64 @@ def recoveries(journal: pl.DataFrame, events: pl.DataFrame | None = None) -> pl.
     return pl.DataFrame(rows, schema=SCHEMA)
 
 
-def _episodes(rows: Iterator[dict[str, Any]]) -> Iterator[Recovery]:
-    """Whatever a stop or the end of everything cut short is left out: the time until the next start is no recovery."""
-    open_one: Recovery | None = None
-    cause_s: float | None = None
-    is_new_driver = False  # until it says whether it found the ranks alive
-    for row in rows:
-        now, fields = float(row["monotonic_s"]), json.loads(row["fields"])
-        if row["name"] == "run_over" or (row["name"] == "generation" and is_new_driver):
-            open_one = cause_s = None
-        is_new_driver = row["name"] == "driver_started" or (
-            is_new_driver and row["name"] not in _FOUND_ALIVE
+class Episodes:
+    """The recoveries of a journal, fed one event at a time.
+
+    What a stop or the end of everything cut short is left out: the time until the next start is not
+    a recovery.
+    """
+
+    def __init__(self) -> None:
+        self.done: list[Recovery] = []
+        self.open: Recovery | None = None
+        """The one under way."""
+        self._cause_s: float | None = None
+        self._is_new_driver = False  # until its events show whether it found the ranks alive
+
+    def all(self) -> list[Recovery]:
+        """Those that are over, then the one under way."""
+        return [*self.done, *([self.open] if self.open is not None else [])]
+
+    def feed(self, name: str, now: float, unix_s: float, fields: dict[str, Any]) -> None:
+        """Take in the next event; ``now`` is its time on the driver's monotonic clock."""
+        if name == "run_over" or (name == "generation" and self._is_new_driver):
+            self.open = self._cause_s = None
+        self._is_new_driver = name == "driver_started" or (
+            self._is_new_driver and name not in _FOUND_ALIVE
         )
-        match row["name"]:
-            case name if name in CAUSES and fields.get("target", "worker") == "worker":
-                cause_s = now if cause_s is None else cause_s
-            case "fence" if open_one is None:
-                detect = None if cause_s is None else now - cause_s
-                open_one = Recovery(-1, str(fields.get("reason", "")), float(row["unix_s"]), detect_s=detect,
-                                    begun_s=now, is_symptom=bool(fields.get("is_symptom")))  # fmt: skip
-            case loss if open_one is not None and open_one.is_symptom and loss in _LOSSES:
-                open_one.reason, open_one.is_symptom = _LOSSES[loss].format_map(fields), False
-            case "generation" if open_one is not None:
-                open_one.attempts += 1
-                open_one.generation, open_one.generation_s = int(fields["generation"]), now
-                open_one.step, open_one.source = int(fields["step"]), str(fields["source"])
-                open_one.decide_s = now - open_one.begun_s
-            case "stepping" if open_one is not None:
-                open_one.first_step_s = now - open_one.generation_s
-                open_one.total_s = now - open_one.begun_s + (open_one.detect_s or 0.0)
-                yield open_one
-                open_one = cause_s = None
-            case "stepping":
-                cause_s = None
-            case _:
-                pass
-    if open_one is not None:
-        yield open_one
+        if name in CAUSES and fields.get("target", "worker") == "worker":
+            self._cause_s = now if self._cause_s is None else self._cause_s
+        elif name == "stepping":
+            self._end(now)
+        elif name == "fence" and self.open is None:
+            detect = None if self._cause_s is None else now - self._cause_s
+            self.open = Recovery(
+                -1, str(fields.get("reason", "")), unix_s, detect_s=detect, begun_s=now,
+                is_symptom=bool(fields.get("is_symptom")),
+            )  # fmt: skip
+        elif self.open is not None:
+            self._learn(self.open, name, now, fields)
+
+    def _learn(self, recovery: Recovery, name: str, now: float, fields: dict[str, Any]) -> None:
+        if name in _LOSSES and recovery.is_symptom:
+            recovery.reason, recovery.is_symptom = _LOSSES[name].format_map(fields), False
+        elif name == "generation":
+            recovery.attempts += 1
+            recovery.generation, recovery.generation_s = int(fields["generation"]), now
+            recovery.step, recovery.source = int(fields["step"]), str(fields["source"])
+            recovery.decide_s = now - recovery.begun_s
+
+    def _end(self, now: float) -> None:
+        if (recovery := self.open) is not None:
+            recovery.first_step_s = now - recovery.generation_s
+            recovery.total_s = now - recovery.begun_s + (recovery.detect_s or 0.0)
+            recovery.ended_s = now
+            self.done.append(recovery)
+        self.open = self._cause_s = None
 
 
 def _split(recovery: Recovery, events: pl.DataFrame) -> None:
-    """Tell restore from first step by the slowest rank's records."""
+    """Separate restore from first step by the slowest rank's records."""
     mine = events.filter(pl.col("generation") == recovery.generation)
     restored = mine.filter(pl.col("action") == Kind.RESTORE.name)["end_ns"].max()
     first = completed_steps(mine).group_by("rank").agg(pl.col("end_ns").min())["end_ns"].max()

@@ -37,7 +37,7 @@ def load_events(run_dir: Path) -> pl.DataFrame:
     Raises:
         CorruptError: a saved window is unreadable.
     """
-    parts = [frame(node, rank, records) for node, rank, records in _windows(RunDir(run_dir))]
+    parts = [frame(node, rank, records) for node, rank, records in windows(RunDir(run_dir))]
     if not parts:
         return pl.DataFrame(schema=SCHEMA)
     # A record may lie in a window and still be in the ring, there open, here closed: the closed one counts.
@@ -50,7 +50,12 @@ def load_events(run_dir: Path) -> pl.DataFrame:
     )
 
 
-def _windows(run: RunDir) -> Iterator[tuple[int, int, npt.NDArray[Any]]]:
+def windows(run: RunDir) -> Iterator[tuple[int, int, npt.NDArray[Any]]]:
+    """Node, rank and records of each saved window and of each ring that lives on this machine.
+
+    Raises:
+        CorruptError: a saved window is unreadable.
+    """
     for path in sorted(run.events.glob("*.npy")):
         found = _WINDOW.fullmatch(path.name)
         if found is None:

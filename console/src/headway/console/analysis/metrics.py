@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import polars as pl
+from headway.console.analysis.newest import PACE_STEPS, RATE_STEPS, mean_gap_s, tokens_per_s
 from headway.console.records import RunRecords
 
 METRICS = {
@@ -22,21 +23,6 @@ def load_metrics(run: RunRecords) -> pl.DataFrame:
     """One row per (generation, completed step), in the order they were done; columns ``METRICS``."""
     rows = run.query(f"SELECT {', '.join(METRICS)} FROM metrics ORDER BY generation, step")
     return pl.DataFrame(rows, schema=METRICS, orient="row")
-
-
-def skipped_steps(run: RunRecords) -> list[int]:
-    """Steps whose update was skipped for a loss or norm that was not finite, in order.
-
-    A step that was done again counts as its newest generation did it. Journals of an older version
-    do not know; then there are none.
-    """
-    if not any(row[1] == "skipped" for row in run.query("PRAGMA table_info(metrics)")):
-        return []
-    sql = (
-        "SELECT step FROM metrics AS m WHERE skipped AND NOT EXISTS (SELECT 1 FROM metrics AS n "
-        "WHERE n.step = m.step AND n.generation > m.generation) ORDER BY step"
-    )
-    return [int(row[0]) for row in run.query(sql)]
 
 
 def load_evaluations(run: RunRecords) -> pl.DataFrame:
@@ -64,22 +50,17 @@ def step_times(metrics: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def throughput(metrics: pl.DataFrame, window: int = 20) -> float:
-    """Tokens per second over the newest ``window`` steps, by the steps' own durations; 0 without any."""
+def throughput(metrics: pl.DataFrame, window: int = RATE_STEPS) -> float:
+    """Tokens per second over the newest ``window`` steps, by their own durations; 0 = none."""
     newest = current(metrics).tail(window)
-    spent = float(newest["duration_s"].sum())
-    return float(newest["tokens"].sum()) / spent if spent > 0 else 0.0
+    return tokens_per_s(newest["tokens"].to_list(), newest["duration_s"].to_list())
 
 
-def seconds_per_step(metrics: pl.DataFrame, window: int = 50) -> float:
-    """Seconds of wall time from one completed step to the next, over the newest ``window``; 0 = unknown.
+def seconds_per_step(metrics: pl.DataFrame, window: int = PACE_STEPS) -> float:
+    """Wall time in seconds from one completed step to the next; 0 = unknown.
 
-    Evaluations, checkpoints and recoveries in between count, so an ETA made of it is honest. A gap longer
-    than 20 median steps (a pause) counts as that much.
+    Evaluations, checkpoints and recoveries in between count, so an ETA made of it is honest; of a
+    pause only ``LONGEST_GAP`` median steps do.
     """
     newest = current(metrics).tail(window + 1)
-    gaps = newest["unix_s"].diff().drop_nulls()
-    if gaps.is_empty():
-        return 0.0
-    longest = 20.0 * float(newest["duration_s"].median() or 0.0)  # type: ignore[arg-type]
-    return float(gaps.clip(0.0, longest).mean() or 0.0)  # type: ignore[arg-type]
+    return mean_gap_s(newest["unix_s"].to_list(), newest["duration_s"].to_list())

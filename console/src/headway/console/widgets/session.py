@@ -1,7 +1,7 @@
-"""A run, watched and steered from a thread of its own, so that a busy notebook cell freezes nothing.
+"""A run, watched and steered from a thread of its own: a busy notebook cell freezes nothing.
 
-The pump thread alone talks to the run: it takes pictures, calls the subscribers, and carries out the
-commands that any thread hands to it.
+The pump thread alone talks to the run: it takes pictures, calls the subscribers, and carries out
+the commands that any thread hands to it.
 """
 
 from __future__ import annotations
@@ -16,33 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 from headway.common.errors import DeadlineError, HeadwayError
-from headway.console.analysis.episodes import load_journal, recoveries
-from headway.console.analysis.metrics import current, load_evaluations, load_metrics
-from headway.console.news import Teller
-from headway.console.progress import Progress, read_progress
-from headway.console.run import PAGE_RANKS, Run
-from headway.console.widgets.tail import FlightTail
-
-NEWS = 50
-"""Lines of news kept."""
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A run at one moment, as frames; what a widget shows and a test looks at."""
-
-    progress: Progress
-    metrics: pl.DataFrame
-    """One row per step, as ``analysis.metrics``."""
-    evaluations: pl.DataFrame
-    events: pl.DataFrame
-    """Flight records of the newest seconds, as ``analysis.events``."""
-    recoveries: pl.DataFrame
-    news: tuple[str, ...] = ()
-    bands: tuple[tuple[float, float | None, str], ...] = ()
-    """Recoveries on the flight records' clock: seconds of fence and of stepping again, reason."""
+from headway.console.run import Run
+from headway.console.widgets.picture import Picture
+from headway.console.widgets.reading import PictureReader
 
 
 @dataclass(frozen=True)
@@ -62,11 +39,14 @@ class Session:
     """
 
     def __init__(self, run: Run, *, period_s: float = 0.5, window_s: float = 20.0) -> None:
-        self._path: Path = run.path
+        self.path: Path = run.path
         self.name, self.config = run.name, run.config
         self._period_s, self._window_s = period_s, window_s
         self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
         self._subscribers: list[Callable[[Picture], None]] = []
+        self._error_subscribers: list[Callable[[str], None]] = []
+        self.selected = -1
+        """The rank whose log lines come with each picture, -1 for none; any thread may set it."""
         self._changed = threading.Condition()
         self._picture: Picture | None = None
         self._is_closed = False
@@ -97,9 +77,22 @@ class Session:
         """The newest picture, None before the first."""
         return self._picture
 
-    def subscribe(self, callback: Callable[[Picture], None]) -> None:
-        """Have ``callback`` called with every picture, on the pump thread; it must not block."""
+    def subscribe(
+        self,
+        callback: Callable[[Picture], None],
+        on_error: Callable[[str], None] | None = None,
+    ) -> None:
+        """Have ``callback`` called with every picture, on the pump thread; it must not block.
+
+        ``on_error`` is called with ``error`` whenever that changes.
+        """
         self._subscribers.append(callback)
+        if on_error is not None:
+            self._error_subscribers.append(on_error)
+
+    def unsubscribe(self, callback: Callable[[Picture], None]) -> None:
+        """No more pictures for ``callback``."""
+        self._subscribers = [known for known in self._subscribers if known != callback]
 
     def submit(self, operation: str, **options: Any) -> Future[int]:
         """Hand a command to the pump; the future holds its sequence number or the driver's refusal.
@@ -127,25 +120,28 @@ class Session:
                 left = deadline - time.monotonic()
                 if left <= 0 or not self._changed.wait(left):
                     at = "nothing yet" if self._picture is None else self._picture.progress.line()
-                    raise DeadlineError(f"run {self.name} did not reach that state in {timeout_s:g} s: {at}",
-                                        remedy=self.error or "see `headway status`")  # fmt: skip
+                    raise DeadlineError(
+                        f"run {self.name} did not reach that state in {timeout_s:g} s: {at}",
+                        remedy=self.error or "see `headway status`",
+                    )
             return self._picture
 
     # ---- the pump thread ----------------------------------------------------------------------
     def _pump(self) -> None:
-        run = Run(self._path)
-        tail, teller = FlightTail(self._path, self._window_s), Teller(run, since=0)
-        news: list[str] = []
+        run, reader = Run(self.path), None
         while not self._is_closed:
             began_s = time.monotonic()
             try:
-                news = [*news, *(line for _, line in teller.news())][-NEWS:]
-                self._publish(_take(run, tail, tuple(news)))
-                self.error = ""
+                if reader is None:
+                    reader = PictureReader(run, self._window_s)
+                self._publish(reader.read(self.selected))
+                self._report("")
             except Exception as error:
                 # a picture missed is no reason to stop watching; the next may work
-                self.error = f"{type(error).__name__}: {error}"
+                self._report(f"{type(error).__name__}: {error}")
             self._carry_out(run, began_s + self._period_s)
+        if reader is not None:
+            reader.close()
         while not self._orders.empty():
             if (order := self._orders.get()) is not None:
                 order.done.cancel()
@@ -157,6 +153,12 @@ class Session:
         for callback in list(self._subscribers):
             callback(picture)
 
+    def _report(self, error: str) -> None:
+        changed, self.error = error != self.error, error
+        for callback in list(self._error_subscribers) if changed else ():
+            with contextlib.suppress(Exception):  # it was to hear of a failure, not to add one
+                callback(error)
+
     def _carry_out(self, run: Run, until_s: float) -> None:
         """Take orders until the next picture is due; one taken brings the next picture forward."""
         with contextlib.suppress(queue.Empty):
@@ -167,33 +169,3 @@ class Session:
                 order.done.set_result(run.command(order.operation, **order.options))
             except Exception as error:  # handed to whoever waits for it
                 order.done.set_exception(error)
-
-
-def _take(run: Run, tail: FlightTail, news: tuple[str, ...]) -> Picture:
-    progress = read_progress(run, run.peak, num_ranks=PAGE_RANKS)
-    # what progress tells is in them
-    metrics, journal, events = (load_metrics(run), load_journal(run), tail.read())
-    return Picture(
-        progress=progress,
-        metrics=current(metrics),
-        evaluations=load_evaluations(run),
-        events=events,
-        recoveries=recoveries(journal, events),
-        news=news,
-        bands=tuple(_bands(journal)),
-    )
-
-
-def _bands(journal: pl.DataFrame) -> list[tuple[float, float | None, str]]:
-    bands: list[tuple[float, float | None, str]] = []
-    is_open = False
-    for at_s, name, reason in journal.select(
-        "monotonic_s", "name", pl.col("fields").str.json_path_match("$.reason")
-    ).iter_rows():
-        if name == "fence" and not is_open:
-            bands.append((at_s, None, reason or ""))
-            is_open = True
-        elif name == "stepping" and is_open:
-            bands[-1] = (bands[-1][0], at_s, bands[-1][2])
-            is_open = False
-    return bands

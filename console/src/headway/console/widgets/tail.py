@@ -3,72 +3,201 @@
 from __future__ import annotations
 
 import contextlib
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import polars as pl
 from headway.common.errors import CorruptError
-from headway.common.node.flight import FlightReader
+from headway.common.node.flight import RECORD, FlightReader
 from headway.common.node.run_dir import NodePaths, RunDir, shm_root
-from headway.console.analysis.events import SCHEMA, frame, load_events
+from headway.console.analysis.events import SCHEMA, frame, windows
 
 MAX_OPEN = 256
 """Records that are looked at again; one still open before them was left so by a killed worker."""
+FIND_S = 5.0
+"""Rings are looked for at least this often."""
+_NOTHING = np.empty(0, RECORD)
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Records:
+    """Flight records of several ranks: three arrays of one length."""
+
+    nodes: Ints
+    ranks: Ints
+    rows: npt.NDArray[Any]
+    """dtype ``headway.common.node.flight.RECORD``."""
+
+    @classmethod
+    def join(cls, parts: Iterable[tuple[int, int, npt.NDArray[Any]]]) -> Records:
+        """Node, rank and records of each part, put together."""
+        known = [part for part in parts if len(part[2])]
+        if not known:
+            return cls(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, RECORD))
+        sizes = [len(rows) for _, _, rows in known]
+        return cls(
+            np.repeat(np.array([node for node, _, _ in known], np.int64), sizes),
+            np.repeat(np.array([rank for _, rank, _ in known], np.int64), sizes),
+            _concatenate([rows for _, _, rows in known]),
+        )
+
+    @classmethod
+    def merge(cls, parts: Sequence[Records]) -> Records:
+        """Several of them as one."""
+        known = [part for part in parts if len(part)]
+        if not known:
+            return cls.join(())
+        return cls(
+            np.concatenate([part.nodes for part in known]),
+            np.concatenate([part.ranks for part in known]),
+            _concatenate([part.rows for part in known]),
+        )
+
+    def where(self, mask: npt.NDArray[np.bool_]) -> Records:
+        """The chosen records."""
+        return Records(self.nodes[mask], self.ranks[mask], self.rows[mask])
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+def _concatenate(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """As plain bytes: numpy would compare the fields of each part, which takes longer."""
+    plain = f"V{RECORD.itemsize}"
+    return np.concatenate([np.ascontiguousarray(part).view(plain) for part in parts]).view(RECORD)
+
+
+@dataclass
+class _Ring:
+    reader: FlightReader
+    inode: int
+    rank: int
+    head: int = 0
+    open: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+
+    def read(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """Records that ended since the call before, and those that are open now."""
+        head = self.reader.header.head
+        if head < self.head:  # the rank's memory was made anew
+            self.head, self.open = 0, np.empty(0, np.int64)
+        if head == self.head and not len(self.open):
+            return _NOTHING, _NOTHING
+        since = int(self.open[0]) if len(self.open) else self.head
+        records = self.reader.snapshot(since)
+        if not len(records):
+            return records, records
+        sequence = records["sequence"].astype(np.int64)
+        is_closed = records["end_ns"] > 0
+        is_new = sequence >= self.head
+        if len(self.open):
+            is_new |= np.isin(sequence, self.open)
+        still_open = records[~is_closed][-MAX_OPEN:]
+        newest = int(sequence[-1]) + 1
+        self.open = still_open["sequence"].astype(np.int64)
+        self.open = self.open[self.open >= newest - MAX_OPEN]
+        self.head = newest
+        return records[is_closed & is_new], still_open
 
 
 class FlightTail:
-    """``read`` returns the newest ``window_s`` seconds of all ranks, or what was saved of an ended run.
+    """``read`` returns what has ended since the call before; ``kept`` the newest ``window_s``.
 
-    One thread only. A ring's records are read once; open ones are read again until they end.
+    One thread only. Of an ended run, whose rings are gone, ``read`` returns once what was saved.
     """
 
     def __init__(self, run_dir: Path, window_s: float = 20.0) -> None:
-        self._run, self._window_s = RunDir(run_dir), window_s
-        self._next: dict[Path, int] = {}
-        self._kept = pl.DataFrame(schema=SCHEMA)
+        self._run, self._window_ns = RunDir(run_dir), int(window_s * 1e9)
+        self._rings: dict[Path, _Ring] = {}
+        self._kept: list[Records] = []
+        self._open = Records.join(())
+        self._has_looked = False
+        self._changed: dict[str, int] = {}
+        self._found_at_s = float("-inf")
 
-    def read(self) -> pl.DataFrame:
-        """Columns as ``load_events``; no record twice; open actions have ``end_ns`` null."""
-        parts = [
-            part for path, node in self._rings() if (part := self._new(path, node)) is not None
-        ]
-        if not self._next and self._kept.is_empty():
-            self._kept = load_events(self._run.path)
-        closed = self._kept.filter(pl.col("end_ns").is_not_null())
-        self._kept = self._cut(pl.concat([closed, *parts]))
-        return self._kept
+    def read(self) -> Records:
+        """Each record once, when it has ended."""
+        self._find_rings()
+        if not self._rings and not self._has_looked:
+            saved = [(node, rank, rows) for node, rank, rows in windows(self._run) if len(rows)]
+            new = Records.join(saved)
+            new = new.where(new.rows["end_ns"] > 0)
+            newest = int(new.rows["start_ns"].max()) if len(new) else 0
+            new = new.where(new.rows["start_ns"].astype(np.int64) >= newest - self._window_ns)
+        else:
+            new = self._read_rings()
+        self._has_looked = True
+        if len(new):
+            self._kept.append(new)
+            newest = int(new.rows["start_ns"].max())
+            self._kept = [
+                part
+                for part in self._kept
+                if int(part.rows["start_ns"].max()) >= newest - self._window_ns
+            ]
+        return new
 
-    def _rings(self) -> list[tuple[Path, int]]:
-        found = []
-        for folder in sorted((shm_root() / self._run.run_id).glob("n*")):
+    def kept(self) -> tuple[Records, ...]:
+        """What ``read`` returned over the newest window, then the records that are still open."""
+        return (*self._kept, self._open)
+
+    def close(self) -> None:
+        """Let go of the rings."""
+        for ring in self._rings.values():
+            ring.reader.close()
+        self._rings = {}
+
+    def _read_rings(self) -> Records:
+        closed, still_open = [], []
+        for path, ring in self._rings.items():
+            ended, unfinished = ring.read()
+            node = int(path.parent.name[1:]) if len(ended) or len(unfinished) else -1
+            closed.append((node, ring.rank, ended))
+            still_open.append((node, ring.rank, unfinished))
+        self._open = Records.join(still_open)
+        return Records.join(closed)
+
+    def _find_rings(self) -> None:
+        """Map each ring once; one that was removed or made anew is let go.
+
+        The files are looked at when a folder has changed, and every few seconds.
+        """
+        folders = sorted((shm_root() / self._run.run_id).glob("n*"))
+        changed = {str(folder): folder.stat().st_mtime_ns for folder in folders}
+        now = time.monotonic()
+        if changed == self._changed and now - self._found_at_s < FIND_S:
+            return
+        self._changed, self._found_at_s = changed, now
+        found: dict[Path, int] = {}
+        for folder in folders:
             if folder.name[1:].isdigit():
-                node = int(folder.name[1:])
-                found += [
-                    (path, node) for path in NodePaths(self._run.run_id, node).segments("flight")
-                ]
-        return found
+                for path in NodePaths(self._run.run_id, int(folder.name[1:])).segments("flight"):
+                    with contextlib.suppress(FileNotFoundError):
+                        found[path] = path.stat().st_ino
+        for path in [p for p, ring in self._rings.items() if found.get(p) != ring.inode]:
+            self._rings.pop(path).reader.close()
+        for path in sorted(found.keys() - self._rings.keys()):
+            with contextlib.suppress(CorruptError, FileNotFoundError):
+                reader = FlightReader(path)
+                self._rings[path] = _Ring(reader, found[path], reader.header.rank)
 
-    def _new(self, path: Path, node: int) -> pl.DataFrame | None:
-        with contextlib.suppress(CorruptError, FileNotFoundError):
-            reader = FlightReader(path)
-            try:
-                since, header = self._next.get(path, 0), reader.header
-                records = reader.snapshot(since if since <= header.head else 0)  # less: a new file
-            finally:
-                reader.close()
-            newest = records[-MAX_OPEN:]
-            still_open = newest["sequence"][newest["end_ns"] == 0]
-            self._next[path] = int(still_open[0]) if len(still_open) else header.head
-            return frame(node, header.rank, records)
-        return None
 
-    def _cut(self, events: pl.DataFrame) -> pl.DataFrame:
-        """The window, each record once: one read twice while an older one was open counts by its end."""
-        newest = events["start_ns"].max()
-        if not isinstance(newest, int):
-            return events
-        return (
-            events.filter(pl.col("start_ns") >= newest - int(self._window_s * 1e9))
-            .sort("end_ns", nulls_last=True)
-            .unique(["node", "rank", "sequence", "start_ns"], keep="first")
-            .sort("rank", "start_ns", "sequence")
-        )
+def as_frame(parts: Iterable[Records], window_s: float) -> pl.DataFrame:
+    """Columns as ``load_events``, each record of the newest ``window_s`` once; open ones end with null."""
+    records = Records.merge(list(parts))
+    if not len(records):
+        return pl.DataFrame(schema=SCHEMA)
+    events = frame(0, 0, records.rows).with_columns(
+        pl.Series("node", records.nodes), pl.Series("rank", records.ranks)
+    )
+    return (
+        events.filter(pl.col("start_ns") >= pl.col("start_ns").max() - int(window_s * 1e9))
+        .sort("end_ns", nulls_last=True)
+        .unique(["node", "rank", "sequence", "start_ns"], keep="first")
+        .sort("rank", "start_ns", "sequence")
+    )

@@ -1,22 +1,24 @@
-"""The live console of a run as one notebook widget: charts, timeline, rank grid, steering; no logic.
+"""The live console of a run as one notebook widget: charts, timeline, ranks, steering; no logic.
 
-Arrays cross as raw float32 bytes, everything else as small lists; all of it is state in traits, so that a
-page loaded anew shows the same.
+A page gets the whole state once, when it is loaded, and from then on only what is new. Arrays
+cross as raw bytes, everything else as small lists.
 """
 
 from __future__ import annotations
 
-import shlex
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
 from headway.common.errors import InputError
 from headway.common.plan.schedule.actions import Kind
 from headway.console.run import Run
-from headway.console.widgets.session import Picture, Session
+from headway.console.widgets.packing import MAX_BARS_RELOADED, pack, pack_window
+from headway.console.widgets.picture import Band, Picture
+from headway.console.widgets.recipes import OPERATIONS, as_cli, as_python, recipes
+from headway.console.widgets.session import Session
+from headway.console.widgets.tail import Records
 from headway.trainer.config import check_setting
 
 try:
@@ -28,88 +30,129 @@ except ModuleNotFoundError as error:
         "run `make setup-lab` in the checkout, or `pip install './console[notebooks]'`"
     ) from None
 
-OPERATIONS = frozenset({"pause", "resume", "checkpoint", "stop", "set", "unset", "inject"})
-MAX_BARS = 40_000
-MAX_POINTS = 4_000
-HIDDEN = (Kind.STEP.name,)
-"""A frame around the others; it would hide them."""
+PAGE = Path(__file__).with_name("page")
+SCRIPTS = ("look", "store", "charts", "timeline", "ranks", "controls", "recoveries", "console")
+"""Put together in this order they are the page's module."""
+
+
+def module() -> str:
+    """The JavaScript of the page; it loads nothing from elsewhere."""
+    return "\n".join((PAGE / f"{name}.js").read_text() for name in SCRIPTS)
+
+
+NO_LINES = {"cli": "", "python": ""}
 
 
 class RunConsole(anywidget.AnyWidget):  # type: ignore[misc]
-    """``RunConsole(run)`` at the end of a cell shows the run and keeps showing it; ``close`` ends that."""
+    """``RunConsole(run)`` at the end of a cell shows the run until ``close``.
 
-    _esm = Path(__file__).with_name("console.js")
-    _css = Path(__file__).with_name("console.css")
+    It stays when the run has ended, and shows the run again if that is resumed.
+    """
+
+    _esm = module()
+    _css = (PAGE / "console.css").read_text()
 
     facts = traitlets.Dict().tag(sync=True)
-    """name, line, step, steps, phase, paused, generation, lr."""
-    curve = traitlets.Bytes().tag(sync=True)
-    """float32 [points, 3]: step, loss, tokens per second."""
+    """Present figures: name, line, step, steps, phase, paused, lr, error and so on."""
+    full = traitlets.Dict().tag(sync=True)
+    """Points and bars of the whole window, for a page that is loaded; always empty on this side."""
+    update = traitlets.Dict().tag(sync=True)
+    """What is new: number, kept (points that still hold), points and bars as bytes, base_s."""
     validation = traitlets.Bytes().tag(sync=True)
-    """float32 [points, 2]: completed steps, loss."""
-    bars = traitlets.Bytes().tag(sync=True)
-    """float32 [actions, 4]: rank, start_s, end_s, kind (+ 100 for a wait); sorted by rank and start."""
+    """float32 [evaluations, 2]: completed steps, loss."""
+    skipped = traitlets.List().tag(sync=True)
+    """Steps whose update was skipped for a loss or norm that was not finite."""
     bands = traitlets.List().tag(sync=True)
-    """Recoveries: [start_s, end_s, reason] on the clock of ``bars``."""
-    ranks = traitlets.List().tag(sync=True)
-    """One dict per rank: rank, node, pid, status, step."""
+    """Recoveries: start_s and end_s on the clock of the bars, reason, cost."""
+    ranks = traitlets.Bytes().tag(sync=True)
+    """int32 [ranks, 5]: rank, node, pid, number of its status in ``statuses``, step."""
+    statuses = traitlets.List().tag(sync=True)
+    """Names that a rank's status has had."""
     kinds = traitlets.Dict().tag(sync=True)
     """Kind number -> name."""
     news = traitlets.List().tag(sync=True)
     """What happened, newest last."""
+    log = traitlets.List().tag(sync=True)
+    """Newest log lines of the selected rank."""
+    recipes = traitlets.Dict().tag(sync=True)
+    """Button -> shell command and line of Python."""
+    selected = traitlets.Int(-1).tag(sync=True)
+    """Set by the page: the rank that it looks at, -1 for none."""
     command = traitlets.Dict().tag(sync=True)
     """Set by the page: {id, operation, ...}; the same id is carried out once."""
     answer = traitlets.Dict().tag(sync=True)
-    """What became of a command: {id, text, is_error, cli}."""
+    """What became of a command: {id, text, is_error, cli, python}."""
 
     def __init__(self, run: Run | Session, **options: Any) -> None:
-        super().__init__(kinds={str(kind.value): kind.name for kind in Kind})
+        self._picture: Picture | None = None
+        path = run.path
+        super().__init__(kinds={str(kind.value): kind.name for kind in Kind}, recipes=recipes(path))
         self._owns_session = isinstance(run, Run)
         self.session = Session(run, **options).start() if isinstance(run, Run) else run
         self._done: set[str] = set()
         self.observe(self._on_command, names="command")
-        self.session.subscribe(self.show)
+        self.observe(self._on_selected, names="selected")
+        self.on_msg(self._on_message)
+        self.session.subscribe(self.show, self.show_error)
 
     def close(self) -> None:
         """Stop watching and take the widget away; the run is left alone."""
+        self.session.unsubscribe(self.show)
         if self._owns_session:
             self.session.close()
         super().close()
 
+    def get_state(self, key: Any = None, drop_defaults: bool = False) -> dict[str, Any]:
+        """The state that a page gets; ``full`` is put together only for a page that is loaded."""
+        state: dict[str, Any] = super().get_state(key, drop_defaults)
+        if "full" in state and (picture := self._picture) is not None:
+            state["full"] = _changes(picture, 0, Records.merge(picture.kept), MAX_BARS_RELOADED)
+        return state
+
     def show(self, picture: Picture) -> None:
         """Show a picture; called by the session's thread."""
-        bars, origin_s = _bars(picture.events)
-        progress = picture.progress
+        is_next = self._picture is not None and picture.number == self._picture.number + 1
+        self._picture = picture
         with self.hold_sync():
-            self.facts = {
-                **{
-                    key: getattr(progress, key)
-                    for key in ("name", "step", "steps", "phase", "paused", "lr")
-                },
-                "generation": progress.generation,
-                "line": progress.line(),
-            }
-            self.curve = _curve(picture.metrics)
-            self.validation = _bytes(picture.evaluations.select("step", "loss"))
-            self.bars = bars
-            self.bands = [
-                [start - origin_s, None if end is None else end - origin_s, reason]
-                for start, end, reason in picture.bands
-            ]
-            if progress.status is not None:
-                self.ranks = [
-                    {
-                        "rank": r.rank,
-                        "node": r.node,
-                        "pid": r.pid,
-                        "status": r.status,
-                        "step": r.step,
-                    }
-                    for r in progress.status.ranks
-                ]
-            self.news = list(picture.news)
+            self.facts = _facts(picture, self.session.error)
+            if is_next:
+                self.update = _changes(picture, picture.num_unchanged, picture.new)
+            self.validation = np.array(picture.validation, "<f4").tobytes()
+            self.skipped = list(picture.skipped[-1000:])
+            self.bands = [_band(band) for band in picture.bands]
+            self._show_ranks(picture)
+            self.news, self.log = list(picture.news), list(picture.log)
+        if not is_next:
+            self.send_state("full")
 
-    # ---- steering -----------------------------------------------------------------------------
+    def show_error(self, error: str) -> None:
+        """Show why no picture could be taken; empty when one could again."""
+        self.facts = {**self.facts, "error": error}
+
+    def _show_ranks(self, picture: Picture) -> None:
+        if (status := picture.progress.status) is None:
+            if picture.progress.is_over:
+                self.ranks = b""
+            return
+        names = dict.fromkeys([*self.statuses, *(rank.status for rank in status.ranks)])
+        number = {name: place for place, name in enumerate(names)}
+        table = [(r.rank, r.node, r.pid, number[r.status], r.step) for r in status.ranks]
+        self.statuses, self.ranks = list(names), np.array(table, "<i4").tobytes()
+
+    # ---- what the page sends ------------------------------------------------------------------
+    def _on_message(self, _widget: Any, content: Any, _buffers: Any) -> None:
+        """A page asks for everything, if it missed something, or for all of a short time."""
+        kind = content.get("kind") if isinstance(content, dict) else ""
+        if kind == "full":
+            self.send_state("full")
+        elif kind == "window" and (picture := self._picture) is not None:
+            window = [int(float(content[name]) * 1e9) for name in ("from_s", "to_s")]
+            answer, bars = pack_window(picture.kept, *window)
+            self.send({**content, **answer}, [bars])
+
+    def _on_selected(self, change: dict[str, Any]) -> None:
+        self.session.selected = int(change["new"])
+
     def _on_command(self, change: dict[str, Any]) -> None:
         """A button was pressed. Runs on whatever thread the kernel chose, so it only hands over."""
         order = dict(change["new"])
@@ -119,79 +162,85 @@ class RunConsole(anywidget.AnyWidget):  # type: ignore[misc]
         self._done.add(number)
         operation = str(order.pop("operation", ""))
         if operation not in OPERATIONS:
-            self.answer = {
-                "id": number,
-                "text": f"unknown operation {operation!r}",
-                "is_error": True,
-                "cli": "",
-            }
+            self._answer(number, f"unknown operation {operation!r}", is_error=True)
             return
-        cli = as_cli(self.session.name, operation, order)
-        self.answer = {"id": number, "text": f"{operation} ...", "is_error": False, "cli": cli}
         known = {
             key: order[key] for key in ("name", "value", "fault", "rank", "node") if key in order
         }
+        lines = {
+            "cli": as_cli(self.session.path, operation, known),
+            "python": as_python(self.session.path, operation, known),
+        }
         if refusal := self._refusal(operation, known):
-            self.answer = {"id": number, "text": refusal, "is_error": True, "cli": cli}
+            self._answer(number, refusal, lines, is_error=True)
             return
+        self._answer(number, f"{operation} ...", lines)
         done = self.session.submit(operation, **known)
-        done.add_done_callback(lambda future: self._answer(number, operation, cli, future))
+        done.add_done_callback(lambda future: self._on_done(number, operation, lines, future))
 
     def _refusal(self, operation: str, options: dict[str, Any]) -> str:
-        """Why a setting is not sent, "" if it is."""
+        """Why a command is not sent, "" if it is; turns a value into the number that is sent."""
+        if operation == "inject" and int(options.get("rank", -1)) < 0:
+            return "inject: no rank is selected; select one first"
         if operation != "set":
             return ""
+        text = options.get("value", "")
         try:
-            check_setting(
-                str(options.get("name", "")), float(options.get("value", 0.0)), self.session.config
-            )
-        except (InputError, ValueError) as error:
+            options["value"] = float(text)
+        except (TypeError, ValueError):
+            shown = repr(text) if text else "nothing"
+            return f"set: {shown} is not a number; write the learning rate as 3e-4 or 0.0003"
+        try:
+            check_setting(str(options.get("name", "")), options["value"], self.session.config)
+        except InputError as error:
             return f"set: {error}"
         return ""
 
-    def _answer(self, number: str, operation: str, cli: str, done: Future[int]) -> None:
+    def _on_done(
+        self, number: str, operation: str, lines: dict[str, str], done: Future[int]
+    ) -> None:
         if done.cancelled():
-            text, is_error = f"{operation}: the session was closed", True
+            self._answer(number, f"{operation}: the session was closed", lines, is_error=True)
         elif (error := done.exception()) is not None:
-            text, is_error = f"{operation}: {error}", True
+            self._answer(number, f"{operation}: {error}", lines, is_error=True)
         else:
-            text, is_error = f"{operation}: sent", False
-        self.answer = {"id": number, "text": text, "is_error": is_error, "cli": cli}
+            self._answer(number, f"{operation}: sent", lines)
+
+    def _answer(
+        self, number: str, text: str, lines: dict[str, str] | None = None, *, is_error: bool = False
+    ) -> None:
+        self.answer = {"id": number, "text": text, "is_error": is_error, **(lines or NO_LINES)}
 
 
-def as_cli(run: str, operation: str, options: dict[str, Any]) -> str:
-    """The shell command that does the same as a button."""
-    words = ["headway", operation, run]
-    if operation == "set":
-        words.append(f"{options.get('name', 'lr')}={options.get('value', 0.0):g}")
-    if operation == "unset":
-        words.append(str(options.get("name", "lr")))
-    if operation == "inject":
-        words += [str(options.get("fault", "kill")), "--rank", str(options.get("rank", 0))]
-    return shlex.join(words)
+def _facts(picture: Picture, error: str) -> dict[str, Any]:
+    progress = picture.progress
+    names = ("name", "step", "steps", "phase", "paused", "lr", "generation", "detail", "is_over")
+    return {
+        **{name: getattr(progress, name) for name in names},
+        "line": progress.line(),
+        "mfu_per_rate": picture.mfu_per_rate,
+        "clock_offset_s": picture.clock_offset_s,
+        "step_times_s": list(picture.step_times_s),
+        "error": error,
+    }
 
 
-def _curve(metrics: pl.DataFrame) -> bytes:
-    """Thinned evenly to ``MAX_POINTS``, always with the newest."""
-    thin = metrics.reverse().gather_every(max(1, -(-len(metrics) // MAX_POINTS))).reverse()
-    return _bytes(thin.select("step", "loss", pl.col("tokens") / pl.col("duration_s")))
+def _changes(picture: Picture, kept: int, records: Records, *limit: int) -> dict[str, Any]:
+    base_s, bars = pack(records, *limit)
+    return {
+        "number": picture.number,
+        "kept": kept,
+        "points": np.array(picture.points[kept:], "<f4").tobytes(),
+        "base_s": base_s,
+        "bars": bars,
+    }
 
 
-def _bars(events: pl.DataFrame) -> tuple[bytes, float]:
-    """The newest closed actions as bytes, and the second on the host's clock that their 0 stands for."""
-    closed = events.filter(pl.col("end_ns").is_not_null() & ~pl.col("action").is_in(HIDDEN))
-    closed = closed.sort("start_ns").tail(MAX_BARS).sort("rank", "start_ns")
-    first = closed["start_ns"].min()
-    if not isinstance(first, int):
-        return b"", 0.0
-    rows = closed.select(
-        "rank",
-        ((pl.col("start_ns") - first) * 1e-9).alias("start_s"),
-        ((pl.col("end_ns") - first) * 1e-9).alias("end_s"),
-        (pl.col("kind") + 100 * pl.col("waiting").cast(pl.Int64)).alias("kind"),
-    )
-    return _bytes(rows), first * 1e-9
-
-
-def _bytes(table: pl.DataFrame) -> bytes:
-    return np.ascontiguousarray(table.to_numpy(), dtype="<f4").tobytes()
+def _band(band: Band) -> dict[str, Any]:
+    return {
+        "start_s": band.start_s,
+        "end_s": band.end_s,
+        "reason": band.reason,
+        "cost": band.cost,
+        "at_unix_s": band.recovery.at_unix_s,
+    }

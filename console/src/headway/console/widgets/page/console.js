@@ -1,0 +1,69 @@
+// Puts the page together and draws it, at most once per frame. What browser tests read is in data
+// attributes of the root: step, points, bars, drawn, bands, selected, follows, from, to, draws.
+
+function render({ model, el }) {
+  const root = element("div", el, "", "headway-console");
+  root.setAttribute("role", "region");
+  root.setAttribute("aria-label", "Headway run console");
+  root.dataset.lmSuppressShortcuts = "true";  // JupyterLab must not take the keys that are meant for us
+  const store = storeOf(model);
+  let draws = 0, waiting = 0;
+  const soon = () => { waiting ||= requestAnimationFrame(() => { waiting = 0; draw(); }); };
+  const select = (rank) => { model.set("selected", rank); model.save_changes(); soon(); };
+
+  const head = element("div", root, "", "row head"), line = element("span", head, "waiting for the run", "line");
+  const bar = element("progress", head);
+  bar.setAttribute("aria-label", "completed steps");
+  const error = element("div", root, "", "banner");
+  error.setAttribute("role", "alert");
+  const charts = new Charts(root, model, soon);
+  const timeline = new Timeline(root, model, store, { redraw: soon, select, open: (band) => recoveries.open(band) });
+  const ranks = new Ranks(root, model, select);
+  const controls = new Controls(root, model);
+  const recoveries = new Recoveries(root, model, (band) => timeline.showBand(band));
+  element("strong", root, "events");
+  const news = element("div", root, "", "news");
+  news.tabIndex = 0;
+  news.setAttribute("role", "log");
+
+  const draw = () => {
+    const facts = model.get("facts"), colours = theme(root), bands = model.get("bands");
+    setText(line, facts.name ? `${facts.name}: ${facts.line}` : "waiting for the run");
+    bar.max = facts.steps || 1;
+    bar.value = facts.step || 0;
+    const why = [facts.error && `The newest picture could not be taken; the next one is tried. ${facts.error}`,
+      facts.phase === "failed" && `The run failed. ${facts.detail || ""}`].filter(Boolean).join(" ");
+    setText(error, why);
+    error.hidden = !why;
+    charts.draw(store, colours);
+    const selected = model.get("selected");
+    ranks.draw(colours);
+    const drawn = timeline.draw(colours, selected, ranks.ranks.length);
+    controls.draw();
+    recoveries.draw();
+    setText(news, model.get("news").slice().reverse().join("\n"));
+    draws += 1;
+    const { from, to, follows } = timeline.view;
+    Object.assign(root.dataset, { step: facts.step ?? -1, points: store.numPoints, bars: store.numBars, drawn,
+      bands: bands.length, selected, follows, from, to, draws });
+  };
+
+  const names = ["facts", "full", "update", "validation", "skipped", "bands", "ranks", "statuses", "news", "log",
+    "answer", "selected", "recipes"];
+  for (const name of names) model.on(`change:${name}`, soon);
+  model.on("msg:custom", soon);
+  const observer = new ResizeObserver(soon);
+  observer.observe(root);
+  const forget = onTheme(soon);
+  soon();
+  return () => {
+    observer.disconnect();
+    forget();
+    model.off("msg:custom", soon);
+    for (const name of names) model.off(`change:${name}`, soon);
+  };
+}
+
+function initialize({ model }) { storeOf(model); }
+
+export default { initialize, render };

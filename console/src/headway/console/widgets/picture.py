@@ -1,0 +1,118 @@
+"""A run at one moment, as a session hands it to its subscribers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import polars as pl
+from headway.console.analysis.curve import Point
+from headway.console.analysis.episodes import Recovery, recovery_frame
+from headway.console.analysis.metrics import current, load_evaluations, load_metrics
+from headway.console.progress import Progress
+from headway.console.run import Run
+from headway.console.widgets.tail import Records, as_frame
+
+
+@dataclass(frozen=True)
+class Band:
+    """A recovery on the flight records' clock, with why it came and what it cost."""
+
+    recovery: Recovery
+    repeated: int = 0
+    """Completed steps that were done again."""
+
+    @property
+    def start_s(self) -> float:
+        """When the first rank was known to be lost: monotonic seconds of the driver's host."""
+        return self.recovery.begun_s
+
+    @property
+    def end_s(self) -> float | None:
+        """When all ranks stepped again, None while they do not."""
+        return self.recovery.ended_s
+
+    @property
+    def reason(self) -> str:
+        """What was lost."""
+        return self.recovery.reason
+
+    @cached_property
+    def cost(self) -> str:
+        """What it cost, in words."""
+        recovery = self.recovery
+        if recovery.total_s is None:
+            return "under way"
+        steps = (
+            "no step" if not self.repeated else f"{self.repeated} step{'s' * (self.repeated > 1)}"
+        )
+        parts = {
+            "until noticed": recovery.detect_s,
+            "until a new generation began": recovery.decide_s,
+            "until all ranks stepped": recovery.first_step_s,
+        }
+        spans = ", ".join(f"{s:.2f} s {name}" for name, s in parts.items() if s is not None)
+        where = {"durable": "a checkpoint", "arena": "memory", "init": "the start"}
+        source = where.get(recovery.source, recovery.source or "unknown")
+        return (
+            f"{recovery.total_s:.2f} s in all ({spans}); {steps} repeated; "
+            f"state of step {recovery.step} from {source}"
+        )
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What a widget shows and a test looks at. Frames are built when they are asked for."""
+
+    progress: Progress
+    number: int
+    """Counted from 1 by the session: what is new is new since the picture before."""
+    points: tuple[Point, ...]
+    """The course of the run, columns ``analysis.curve.COLUMNS``."""
+    num_unchanged: int
+    """So many of the points are the same as before."""
+    validation: tuple[tuple[float, float], ...]
+    """Completed steps and loss."""
+    new: Records
+    """Flight records that ended since the picture before."""
+    kept: tuple[Records, ...]
+    """Those of the newest seconds, the open ones last."""
+    window_s: float
+    bands: tuple[Band, ...] = ()
+    news: tuple[str, ...] = ()
+    skipped: tuple[int, ...] = ()
+    """Steps whose update was skipped for a loss or norm that was not finite."""
+    log: tuple[str, ...] = ()
+    """Newest log lines of the selected rank."""
+    clock_offset_s: float = 0.0
+    """Unix time less the records' clock."""
+    mfu_per_rate: float | None = None
+    """MFU at one token per second, None while the peak is unknown."""
+    step_times_s: tuple[float, float] = (0.0, 0.0)
+    """Median and 99th percentile over the newest steps."""
+    run: Run | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def metrics(self) -> pl.DataFrame:
+        """One row per step, as ``analysis.metrics``; reads the whole journal, now."""
+        return current(load_metrics(self._source))
+
+    @property
+    def evaluations(self) -> pl.DataFrame:
+        """One row per validation loss, as ``analysis.metrics``; read now."""
+        return load_evaluations(self._source)
+
+    @property
+    def events(self) -> pl.DataFrame:
+        """Flight records of the newest seconds, as ``analysis.events``."""
+        return as_frame(self.kept, self.window_s)
+
+    @property
+    def recoveries(self) -> pl.DataFrame:
+        """One row per recovery, as ``analysis.episodes``."""
+        return recovery_frame([band.recovery for band in self.bands], self.events)
+
+    @property
+    def _source(self) -> Run:
+        assert self.run is not None, "a picture made by hand has no journal"
+        return self.run

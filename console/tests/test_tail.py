@@ -1,0 +1,105 @@
+"""Flight records: each is read once, thinned to a budget, and shown on the host's clock."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+from headway.common.node.flight import RECORD, WAITING
+from headway.common.plan.schedule.actions import Kind
+from headway.console.analysis import load_events
+from headway.console.testing import FakeRun
+from headway.console.widgets.packing import BAR, MAX_BARS, NO_MICRO_BATCH, WAITS, pack
+from headway.console.widgets.tail import FlightTail, Records, as_frame
+
+
+def frame_of(tail: FlightTail, window_s: float = 20.0) -> pl.DataFrame:
+    return as_frame(tail.kept(), window_s)
+
+
+def test_each_record_is_read_once_and_an_open_one_when_it_has_ended(fake: FakeRun) -> None:
+    tail = FlightTail(fake.folder.path)
+    number = fake._flights[0].begin(int(Kind.SEND_FORWARD), step=0)
+    assert len(tail.read()) == 0 and frame_of(tail)["end_ns"].null_count() == 1
+    fake._flights[0].end(number)
+    fake.advance(1)
+    new = tail.read()
+    events = frame_of(tail)
+    assert len(new) == len(events) == 1 + 2 * 6
+    assert events["end_ns"].null_count() == 0
+    assert not events.select("rank", "sequence").is_duplicated().any()
+    assert len(tail.read()) == 0 and len(frame_of(tail)) == len(events)
+    assert events.equals(load_events(fake.folder.path))
+    tail.close()
+
+
+def test_a_record_left_open_by_a_killed_worker_hides_nothing_that_follows(fake: FakeRun) -> None:
+    tail = FlightTail(fake.folder.path)
+    fake._flights[0].begin(int(Kind.FORWARD), step=0)
+    fake.advance(60)  # more records than are looked at again
+    assert len(tail.read()) == 60 * 2 * 6
+    fake.advance(1)
+    new = tail.read()
+    assert len(new) == 2 * 6 and new.rows["step"].max() == 60
+    assert not len(tail._rings[min(tail._rings)].open), "it is given up"
+    tail.close()
+
+
+def test_the_tail_keeps_only_its_window(fake: FakeRun) -> None:
+    tail = FlightTail(fake.folder.path, window_s=0.0)
+    fake.advance(3)
+    tail.read()
+    assert len(frame_of(tail, 0.0)) == 1, "the newest record alone"
+    tail.close()
+
+
+def test_a_ring_that_is_made_anew_is_read_from_its_start(fake: FakeRun) -> None:
+    tail = FlightTail(fake.folder.path)
+    fake.advance(1)
+    tail.read()
+    path = min(tail._rings)
+    kept = path.read_bytes()
+    path.unlink()
+    path.write_bytes(kept)
+    assert len(tail.read()) == 6, "the new file's records; the other ring has nothing new"
+    path.unlink()
+    assert len(tail.read()) == 0 and len(tail._rings) == 1
+    tail.close()
+
+
+def many(ranks: int, actions: int) -> Records:
+    """Actions of 1 ms each, one after the other; every fourth is a wait."""
+    rows = np.zeros(ranks * actions, RECORD)
+    place = np.tile(np.arange(actions), ranks)
+    rows["kind"], rows["sequence"] = int(Kind.FORWARD), place
+    rows["flags"] = np.where(place % 4 == 3, WAITING, 0)
+    rows["micro_batch"] = place % 300
+    rows["start_ns"] = 5_000_000_000 + place * 1_000_000
+    rows["end_ns"] = rows["start_ns"] + 1_000_000
+    return Records(np.zeros(len(rows), np.int64), np.repeat(np.arange(ranks), actions), rows)
+
+
+def test_bars_keep_rank_kind_micro_batch_and_time() -> None:
+    base_s, raw = pack(many(2, 4))
+    bars = np.frombuffer(raw, BAR)
+    assert base_s == 5.0 and bars["rank"].tolist() == [0] * 4 + [1] * 4
+    assert bars["start_us"].tolist()[:4] == [0, 1000, 2000, 3000]
+    assert set(bars["span_us"]) == {1000}
+    assert bars["kind"].tolist()[:4] == [1, 1, 1, 1 + WAITS]
+    assert bars["micro_batch"].tolist()[:4] == [0, 1, 2, 3]
+    assert np.frombuffer(pack(many(1, 300))[1], BAR)["micro_batch"][-1] == NO_MICRO_BATCH
+
+
+def test_a_picture_of_many_ranks_keeps_to_its_budget_and_misses_no_rank() -> None:
+    bars = np.frombuffer(pack(many(64, 400))[1], BAR)
+    assert MAX_BARS / 4 <= len(bars) <= MAX_BARS
+    assert set(bars["rank"]) == set(range(64)), "every rank is still there"
+    for rank in (0, 63):
+        start = np.sort(bars[bars["rank"] == rank]["start_us"])
+        assert start[0] < 50_000 and start[-1] > 350_000, "over the whole time"
+
+
+def test_the_longest_action_stands_for_what_is_thinned_out() -> None:
+    records = many(1, 10_000)
+    records.rows["end_ns"][5000] = records.rows["start_ns"][5000] + 900_000_000
+    bars = np.frombuffer(pack(records, 100)[1], BAR)
+    assert len(bars) <= 100 and 900_000 in bars["span_us"]
