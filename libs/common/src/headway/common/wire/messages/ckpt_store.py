@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from headway.common.wire.about import RETRIED, About, PartOf
 from headway.common.wire.message import Message
 
 
 class StoreStatus(Message, tag="ckpt_store.status/1"):
-    """Anyone -> store, request on ipc, when asked: where the node's part of the checkpoints stands; loss:
-    asked again."""
+    """Asks how far the node's checkpoints have come."""
+
+    about = About(
+        sender="any client",
+        receiver="ckpt_store",
+        kind="request",
+        transport="ipc",
+        rate="on demand",
+        on_loss=RETRIED,
+    )
 
 
 class ArenaStatus(Message, tag="ckpt_store.arena_status/1"):
-    """Part of ``StoreStatusReply``: one rank's arena; never sent alone, so no rate and no loss of its own."""
+    """One rank's arena, as the store sees it."""
+
+    about = PartOf("StoreStatusReply")
 
     rank: int
     committed_step: int
@@ -24,7 +35,16 @@ class ArenaStatus(Message, tag="ckpt_store.arena_status/1"):
 
 
 class StoreStatusReply(Message, tag="ckpt_store.status_reply/1"):
-    """Store -> whoever asked, reply to ``StoreStatus`` and ``Flush``; loss: asked again."""
+    """The state of the node's arenas and of the checkpoints folder."""
+
+    about = About(
+        sender="ckpt_store",
+        receiver="any client",
+        kind="reply",
+        transport="ipc",
+        rate="one per `StoreStatus` or `Flush`",
+        on_loss=RETRIED,
+    )
 
     run_id: str
     node: int
@@ -48,20 +68,33 @@ class StoreStatusReply(Message, tag="ckpt_store.status_reply/1"):
 
 
 class Flush(Message, tag="ckpt_store.flush/1"):
-    """Anyone -> store, request on ipc, now and then: look at arenas and folder now, not at the next period;
-    answered by ``StoreStatusReply``; loss: asked again, or the next period comes.
+    """Asks the store to look at arenas and folder now instead of at its next period.
 
-    It does not wait for the disk: ask ``StoreStatus`` until nothing is pending. Carrying it out twice is
-    harmless.
+    The reply does not wait for the disk: send ``StoreStatus`` until nothing is pending. Carrying it
+    out twice is harmless.
     """
+
+    about = About(
+        sender="any client",
+        receiver="ckpt_store",
+        kind="request",
+        transport="ipc",
+        rate="now and then",
+        on_loss=RETRIED,
+    )
 
 
 class CheckpointComplete(Message, tag="ckpt_store.complete/1"):
-    """Store -> executor, note on ipc, once for each newest complete checkpoint a daemon sees, so also at its
-    start.
+    """A checkpoint is complete on disk: every rank's part and the manifest."""
 
-    A lost one is made up by ``StoreStatus``.
-    """
+    about = About(
+        sender="ckpt_store",
+        receiver="executor",
+        kind="note",
+        transport="ipc",
+        rate="once per newest complete checkpoint, also at start",
+        on_loss="`StoreStatus` shows the same",
+    )
 
     run_id: str
     node: int
@@ -70,8 +103,16 @@ class CheckpointComplete(Message, tag="ckpt_store.complete/1"):
 
 
 class StoreTrouble(Message, tag="ckpt_store.trouble/1"):
-    """Store -> executor, note on ipc, once for each trouble; training goes on. A lost one stands in the log
-    and in ``StoreStatus``."""
+    """The store could not write or read something. Training continues."""
+
+    about = About(
+        sender="ckpt_store",
+        receiver="executor",
+        kind="note",
+        transport="ipc",
+        rate="once per problem",
+        on_loss="the log and `StoreStatus` show it too",
+    )
 
     run_id: str
     node: int

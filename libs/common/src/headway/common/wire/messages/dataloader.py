@@ -4,17 +4,21 @@ here.
 
 from __future__ import annotations
 
+from headway.common.wire.about import RETRIED, About, PartOf
 from headway.common.wire.message import Message
 
 
 class StreamSpec(Message, tag="dataloader.stream_spec/1"):
-    """Part of ``OpenStream``, and as JSON the spec of a ring: it alone decides every batch. Never sent alone,
-    so no rate and no loss of its own.
+    """Everything that decides the batches of one stream.
+
+    Its JSON is stored in the ring.
 
     The global batch of step s is samples ``[start_sample + s*GB, start_sample + (s+1)*GB)``; its
-    micro-batch j, ``micro_batch_size`` samples, belongs to dp rank ``j % dp_size`` as its local ``j //
-    dp_size``.
+    micro-batch j, ``micro_batch_size`` samples, belongs to dp rank ``j % dp_size`` as its local
+    ``j // dp_size``.
     """
+
+    about = PartOf("OpenStream", "StreamStatus")
 
     path: str
     """Absolute: a prepared folder, or the prefix of one ``.bin``/``.idx`` pair (training split only)."""
@@ -45,17 +49,31 @@ class StreamSpec(Message, tag="dataloader.stream_spec/1"):
 
 
 class OpenStream(Message, tag="dataloader.open_stream/1"):
-    """Worker -> dataloader, request on ipc, one per generation and split; asked twice, answered with the same
-    ring.
+    """Asks for a ring of batches. Rings of older generations are removed."""
 
-    Rings of older generations are removed. A lost one is sent again by the client.
-    """
+    about = About(
+        sender="worker",
+        receiver="dataloader",
+        kind="request",
+        transport="ipc",
+        rate="one per generation and split",
+        on_loss="the client sends it again and gets the same ring",
+    )
 
     spec: StreamSpec
 
 
 class StreamOpened(Message, tag="dataloader.stream_opened/1"):
-    """Dataloader -> worker, reply to ``OpenStream``; loss: asked again, and answered with the same ring."""
+    """The ring is ready to be opened."""
+
+    about = About(
+        sender="dataloader",
+        receiver="worker",
+        kind="reply",
+        transport="ipc",
+        rate="one per `OpenStream`",
+        on_loss=RETRIED,
+    )
 
     path: str
     """The ring's file."""
@@ -63,10 +81,16 @@ class StreamOpened(Message, tag="dataloader.stream_opened/1"):
 
 
 class CloseStream(Message, tag="dataloader.close_stream/1"):
-    """Worker -> dataloader, request or note on ipc, once per ring: nobody reads it any more.
+    """Nobody reads this ring any more, so that it can be removed. May be sent as a note, too."""
 
-    A lost one costs little: the daemon looks twice a second for rings that all readers have left.
-    """
+    about = About(
+        sender="worker",
+        receiver="dataloader",
+        kind="request",
+        transport="ipc",
+        rate="once per ring",
+        on_loss="the daemon checks twice a second for rings that all readers have left",
+    )
 
     generation: int
     dp_rank: int
@@ -76,17 +100,37 @@ class CloseStream(Message, tag="dataloader.close_stream/1"):
 
 
 class StreamClosed(Message, tag="dataloader.stream_closed/1"):
-    """Dataloader -> worker, reply to ``CloseStream``; loss: asked again."""
+    """Confirms that the ring is closed."""
+
+    about = About(
+        sender="dataloader",
+        receiver="worker",
+        kind="reply",
+        transport="ipc",
+        rate="one per `CloseStream`",
+        on_loss=RETRIED,
+    )
 
     was_open: bool
 
 
 class GetDataStatus(Message, tag="dataloader.get_data_status/1"):
-    """Anyone -> dataloader, request on ipc, when asked: which rings are filled, how far; loss: asked again."""
+    """Asks which rings the daemon fills and how far it is."""
+
+    about = About(
+        sender="any client",
+        receiver="dataloader",
+        kind="request",
+        transport="ipc",
+        rate="on demand",
+        on_loss=RETRIED,
+    )
 
 
 class StreamStatus(Message, tag="dataloader.stream_status/1"):
-    """Part of ``DataStatus``: one ring; never sent alone, so no rate and no loss of its own."""
+    """One ring and how far it is filled."""
+
+    about = PartOf("DataStatus")
 
     ring: str
     spec: StreamSpec
@@ -102,7 +146,16 @@ class StreamStatus(Message, tag="dataloader.stream_status/1"):
 
 
 class DataStatus(Message, tag="dataloader.data_status/1"):
-    """Dataloader -> whoever asked, reply to ``GetDataStatus``; loss: asked again."""
+    """All rings of the daemon and its counters."""
+
+    about = About(
+        sender="dataloader",
+        receiver="any client",
+        kind="reply",
+        transport="ipc",
+        rate="one per `GetDataStatus`",
+        on_loss=RETRIED,
+    )
 
     streams: tuple[StreamStatus, ...]
     num_batches: int

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from headway.common.wire.about import RETRIED, About
 from headway.common.wire.message import Message
 from headway.common.wire.messages.worker import Assign, Steer
 
 
 class WorkerBeat(Message, tag="executor.worker_beat/1"):
-    """Worker -> executor, note on ipc, at 2 Hz and at every change of status; loss is tolerated, the next one
-    tells all."""
+    """The state of a worker: its generation, rank, step and steering commands."""
+
+    about = About(
+        sender="worker",
+        receiver="executor",
+        kind="note",
+        transport="ipc",
+        rate="2 Hz and at every change of status",
+        on_loss="the next beat carries the same",
+    )
 
     worker: str
     pid: int
@@ -27,8 +36,17 @@ class WorkerBeat(Message, tag="executor.worker_beat/1"):
 
 
 class StoreOpened(Message, tag="executor.store_opened/1"):
-    """Worker of rank 0 -> executor -> driver, note, once a generation; loss ends in ``join_timeout_s`` and a
-    new one."""
+    """The address at which the ranks of a generation meet."""
+
+    about = About(
+        sender="worker",
+        receiver="driver",
+        via="executor",
+        kind="note",
+        transport="ipc, then tcp",
+        rate="once per generation, by rank 0",
+        on_loss="`join_timeout_s` ends the generation and a new one begins",
+    )
 
     generation: int
     host: str
@@ -38,8 +56,17 @@ class StoreOpened(Message, tag="executor.store_opened/1"):
 
 
 class LeftGeneration(Message, tag="executor.left_generation/1"):
-    """Worker -> executor -> driver, note, once when it left a generation; a lost one is made up by the next
-    beat."""
+    """A worker has left its generation, and why."""
+
+    about = About(
+        sender="worker",
+        receiver="driver",
+        via="executor",
+        kind="note",
+        transport="ipc, then tcp",
+        rate="once per generation that it leaves",
+        on_loss="the next `WorkerBeat` shows that the worker has left",
+    )
 
     worker: str
     generation: int
@@ -57,8 +84,17 @@ class LeftGeneration(Message, tag="executor.left_generation/1"):
 
 
 class StepMetrics(Message, tag="executor.step_metrics/1"):
-    """Worker of the reporting rank -> executor -> driver, note, one a step; kept by the executor while no
-    driver listens. A lost one is a gap in the curves."""
+    """The results of one optimizer step."""
+
+    about = About(
+        sender="worker",
+        receiver="driver",
+        via="executor",
+        kind="note",
+        transport="ipc, then tcp",
+        rate="one per step, by the reporting rank",
+        on_loss="a gap in the curves; the executor keeps it while no driver answers",
+    )
 
     generation: int
     step: int
@@ -76,8 +112,17 @@ class StepMetrics(Message, tag="executor.step_metrics/1"):
 
 
 class Evaluation(Message, tag="executor.evaluation/1"):
-    """Worker of the reporting rank -> executor -> driver, note, one an evaluation; kept and lost like
-    ``StepMetrics``."""
+    """The result of one evaluation on the validation split."""
+
+    about = About(
+        sender="worker",
+        receiver="driver",
+        via="executor",
+        kind="note",
+        transport="ipc, then tcp",
+        rate="one per evaluation, by the reporting rank",
+        on_loss="a gap in the curve; the executor keeps it while no driver answers",
+    )
 
     generation: int
     step: int
@@ -87,8 +132,17 @@ class Evaluation(Message, tag="executor.evaluation/1"):
 
 
 class Sample(Message, tag="executor.sample/1"):
-    """Worker of the reporting rank -> executor -> driver, note, once at the end of a run; kept and lost like
-    ``StepMetrics``."""
+    """Tokens that the trained model generated."""
+
+    about = About(
+        sender="worker",
+        receiver="driver",
+        via="executor",
+        kind="note",
+        transport="ipc, then tcp",
+        rate="once at the end of a run, by the reporting rank",
+        on_loss="the summary has no sample; the executor keeps it while no driver answers",
+    )
 
     generation: int
     tokens: tuple[int, ...]
@@ -96,8 +150,16 @@ class Sample(Message, tag="executor.sample/1"):
 
 
 class DriverBeat(Message, tag="executor.driver_beat/1"):
-    """Driver -> executor, note over CURVE tcp, in answer to each ``NodeBeat`` and at once when a field changes;
-    loss is tolerated, the next one tells all. Silence makes an executor look at the lease."""
+    """What the driver wants of a node, and up to where it has stored the node's reports."""
+
+    about = About(
+        sender="driver",
+        receiver="executor",
+        kind="note",
+        transport="tcp",
+        rate="one per `NodeBeat`, and when a field changes",
+        on_loss="the next beat carries the same; long silence makes the executor check the lease",
+    )
 
     epoch: int
     """Number of this driver; an executor obeys the highest it has seen."""
@@ -118,8 +180,16 @@ class DriverBeat(Message, tag="executor.driver_beat/1"):
 
 
 class ToWorker(Message, tag="executor.to_worker/1"):
-    """Driver -> executor, note, one an order: pass this on; the driver repeats it until a beat shows its
-    effect, so loss delays it."""
+    """An order for one worker, which the executor passes on."""
+
+    about = About(
+        sender="driver",
+        receiver="executor",
+        kind="note",
+        transport="tcp",
+        rate="one per order",
+        on_loss="the driver repeats it until a beat shows its effect",
+    )
 
     epoch: int
     worker: str
@@ -134,8 +204,16 @@ class ToWorker(Message, tag="executor.to_worker/1"):
 
 
 class KillWorker(Message, tag="executor.kill_worker/1"):
-    """Driver -> executor, note, one a recovery and worker: SIGKILL it; repeated until it is gone, so loss
-    delays it."""
+    """Asks the executor to end a worker with SIGKILL."""
+
+    about = About(
+        sender="driver",
+        receiver="executor",
+        kind="note",
+        transport="tcp",
+        rate="one per worker and recovery",
+        on_loss="repeated until the worker is gone",
+    )
 
     epoch: int
     worker: str
@@ -143,8 +221,16 @@ class KillWorker(Message, tag="executor.kill_worker/1"):
 
 
 class ReadSeals(Message, tag="executor.read_seals/1"):
-    """Driver -> executor, note, once a recovery: which snapshots do the node's arenas hold; repeated until
-    ``Seals`` comes, so loss delays it."""
+    """Asks which snapshots the node's arenas hold."""
+
+    about = About(
+        sender="driver",
+        receiver="executor",
+        kind="note",
+        transport="tcp",
+        rate="once per recovery",
+        on_loss="repeated until `Seals` arrives",
+    )
 
     epoch: int
     generation: int
@@ -152,8 +238,16 @@ class ReadSeals(Message, tag="executor.read_seals/1"):
 
 
 class RestartService(Message, tag="executor.restart_service/1"):
-    """Driver -> executor, note, when a verdict blames a service of the node: end it and start it again;
-    the verdict repeats until it was answered, so loss delays it."""
+    """Asks the executor to end a service of the node and to start it again."""
+
+    about = About(
+        sender="driver",
+        receiver="executor",
+        kind="note",
+        transport="tcp",
+        rate="when a verdict blames a service",
+        on_loss="the verdict repeats until it is answered",
+    )
 
     run_id: str
     epoch: int
@@ -162,8 +256,16 @@ class RestartService(Message, tag="executor.restart_service/1"):
 
 
 class StopRun(Message, tag="executor.stop_run/1"):
-    """Driver or console -> executor, note, once: the run has ended; stop what runs on the node, save events,
-    clean up. The driver repeats it while it lives; a lost one leaves the node up until its engine stops it."""
+    """The run has ended: stop its processes on the node, save events and clean up."""
+
+    about = About(
+        sender="console or driver",
+        receiver="executor",
+        kind="note",
+        transport="tcp",
+        rate="once at the end of a run",
+        on_loss="the driver repeats it while it is running, then the engine stops the node",
+    )
 
     epoch: int
     outcome: str
@@ -171,21 +273,46 @@ class StopRun(Message, tag="executor.stop_run/1"):
 
 
 class AttachRun(Message, tag="executor.attach_run/1"):
-    """Console -> executor, request over CURVE tcp, once a run and node: carry this run. Refused while another
-    one lives on the node; loss: asked again, harmless twice."""
+    """Asks a node to carry a run. Refused while the node carries another one."""
+
+    about = About(
+        sender="console",
+        receiver="executor",
+        kind="request",
+        transport="tcp",
+        rate="once per run and node",
+        on_loss="sent again; harmless twice",
+    )
 
     run_dir: str
 
 
 class Attached(Message, tag="executor.attached/1"):
-    """Executor -> console, reply to ``AttachRun``; loss: asked again."""
+    """The node carries the run."""
+
+    about = About(
+        sender="executor",
+        receiver="console",
+        kind="reply",
+        transport="tcp",
+        rate="one per `AttachRun`",
+        on_loss=RETRIED,
+    )
 
     node: int
 
 
 class Inject(Message, tag="executor.inject/1"):
-    """Driver -> executor, note, one a drill: break something on purpose; carried out at most once, and not
-    repeated when lost."""
+    """Breaks something on purpose, at most once."""
+
+    about = About(
+        sender="driver",
+        receiver="executor",
+        kind="note",
+        transport="tcp",
+        rate="one per drill",
+        on_loss="the drill does not happen",
+    )
 
     epoch: int
     target: str

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import msgspec
+from headway.common.wire.about import About, PartOf
 from headway.common.wire.message import Message
 
 
 class WorkerSignals(Message, tag="health.worker_signals/1"):
-    """Part of ``AgentBeat``: one rank's process and flight ring; never sent alone, so no rate and no loss of
-    its own."""
+    """What an agent observes of one rank's process and flight ring."""
+
+    about = PartOf("AgentBeat")
 
     rank: int
     pid: int
@@ -55,7 +57,9 @@ class WorkerSignals(Message, tag="health.worker_signals/1"):
 
 
 class HostSignals(Message, tag="health.host_signals/1"):
-    """Part of ``AgentBeat``: the node as a whole; never sent alone, so no rate and no loss of its own."""
+    """What an agent observes of the node as a whole."""
+
+    about = PartOf("AgentBeat")
 
     load_1m: float = 0.0
     num_cpus: int = 0
@@ -69,8 +73,12 @@ class HostSignals(Message, tag="health.host_signals/1"):
 
 
 class LogHit(Message, tag="health.log_hit/1"):
-    """Part of ``AgentBeat``: a log line that a keyword rule matched; repeated for a while so that a lost beat
-    is no loss."""
+    """A log line that matched a keyword rule.
+
+    It is included in several beats, so that losing one beat does not lose the line.
+    """
+
+    about = PartOf("AgentBeat")
 
     rule: str
     """Name of the rule in ``headway.health.policy``."""
@@ -86,7 +94,16 @@ class LogHit(Message, tag="health.log_hit/1"):
 
 
 class AgentBeat(Message, tag="health.agent_beat/1"):
-    """Agent -> monitor, note over CURVE tcp, at 2 Hz; the whole truth of a node, so loss is tolerated."""
+    """The complete state of a node, as its agent sees it."""
+
+    about = About(
+        sender="agent",
+        receiver="monitor",
+        kind="note",
+        transport="tcp",
+        rate="2 Hz",
+        on_loss="the next beat carries the whole state again",
+    )
 
     run_id: str
     node: int
@@ -101,7 +118,9 @@ class AgentBeat(Message, tag="health.agent_beat/1"):
 
 
 class Evidence(Message, tag="health.evidence/1"):
-    """Part of ``Verdict``: one observed fact; never sent alone, so no rate and no loss of its own."""
+    """One observed fact that supports a verdict."""
+
+    about = PartOf("Verdict")
 
     source: str
     """``proc``, ``flight``, ``log``, ``beat`` or ``host``."""
@@ -110,13 +129,21 @@ class Evidence(Message, tag="health.evidence/1"):
 
 
 class Verdict(Message, tag="health.verdict/1"):
-    """Monitor -> driver, note over CURVE tcp, and a line of ``verdicts.jsonl``: one episode and what became
-    of it.
+    """One fault that the monitor found, and what became of it; also a line of ``verdicts.jsonl``.
 
-    The same ``id`` with a higher ``revision`` replaces what was said before; ``is_open = False`` closes the
-    episode, after which the same trouble is a new one. An open one is repeated once a second until
-    ``VerdictTaken`` tells what the driver did, so a lost one only comes later.
+    A higher ``revision`` of the same ``id`` replaces the earlier one. ``is_open = False`` closes the
+    episode; after that the same trouble opens a new one. An open verdict is repeated until
+    ``VerdictTaken`` says what the driver did.
     """
+
+    about = About(
+        sender="monitor",
+        receiver="driver",
+        kind="note",
+        transport="tcp",
+        rate="once a second while open and unanswered",
+        on_loss="it arrives with the next repetition",
+    )
 
     id: str
     revision: int
@@ -144,8 +171,16 @@ class Verdict(Message, tag="health.verdict/1"):
 
 
 class VerdictTaken(Message, tag="health.verdict_taken/1"):
-    """Driver -> monitor, note over CURVE tcp in answer to each open ``Verdict``; a lost one is sent again
-    when the verdict repeats."""
+    """What the driver did about a verdict."""
+
+    about = About(
+        sender="driver",
+        receiver="monitor",
+        kind="note",
+        transport="tcp",
+        rate="one per open `Verdict` received",
+        on_loss="sent again when the verdict repeats",
+    )
 
     id: str
     revision: int

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from headway.common.wire.about import About, PartOf
 from headway.common.wire.message import Message
 
 
 class Restore(Message, tag="worker.restore/1"):
-    """Part of ``Assign``: where a rank's state comes from; never sent alone, so no rate and no loss of its
-    own."""
+    """Where a rank's state comes from."""
+
+    about = PartOf("Assign")
 
     source: str
     """``init`` (step 0 from the seed), ``arena`` (the rank's own segment) or ``durable`` (a folder)."""
@@ -18,8 +20,17 @@ class Restore(Message, tag="worker.restore/1"):
 
 
 class Steer(Message, tag="worker.steer/1"):
-    """Driver -> executor -> worker, note, one per command and again while unacknowledged; loss delays the
-    command."""
+    """A user's command that all ranks apply at the same step."""
+
+    about = About(
+        sender="driver",
+        receiver="worker",
+        via="executor",
+        kind="note",
+        transport="tcp, then ipc",
+        rate="one per command",
+        on_loss="the driver repeats it until the worker acknowledges it",
+    )
 
     sequence: int
     """Position in the run's command list, from 1; ranks apply commands in this order."""
@@ -31,8 +42,17 @@ class Steer(Message, tag="worker.steer/1"):
 
 
 class Assign(Message, tag="worker.assign/1"):
-    """Driver -> executor -> worker, note, once a generation: take a rank; sent again until the worker reports
-    joining, so loss delays it."""
+    """Makes a worker take a rank of a new generation."""
+
+    about = About(
+        sender="driver",
+        receiver="worker",
+        via="executor",
+        kind="note",
+        transport="tcp, then ipc",
+        rate="once per generation",
+        on_loss="the driver repeats it until the worker reports joining",
+    )
 
     generation: int
     rank: int
@@ -42,8 +62,17 @@ class Assign(Message, tag="worker.assign/1"):
 
 
 class StoreAddress(Message, tag="worker.store_address/1"):
-    """Driver -> executor -> worker, note, once a generation: where rank 0 listens; sent again until the worker
-    joined, so loss delays it."""
+    """Where the ranks of the generation meet: the store that rank 0 opened."""
+
+    about = About(
+        sender="driver",
+        receiver="worker",
+        via="executor",
+        kind="note",
+        transport="tcp, then ipc",
+        rate="once per generation",
+        on_loss="the driver repeats it until the worker has joined",
+    )
 
     generation: int
     host: str
@@ -53,19 +82,45 @@ class StoreAddress(Message, tag="worker.store_address/1"):
 
 
 class Abort(Message, tag="worker.abort/1"):
-    """Driver -> executor -> worker, note, once a recovery: leave every generation up to this one; sent again
-    until the worker is out, so loss delays it."""
+    """Makes a worker leave every generation up to this one."""
+
+    about = About(
+        sender="driver",
+        receiver="worker",
+        via="executor",
+        kind="note",
+        transport="tcp, then ipc",
+        rate="once per recovery",
+        on_loss="the driver repeats it until the worker has left",
+    )
 
     generation: int
 
 
 class Quit(Message, tag="worker.quit/1"):
-    """Executor -> worker, note, once: exit now; lost with the executor, whose successor sends it again."""
+    """Makes a worker exit now."""
+
+    about = About(
+        sender="executor",
+        receiver="worker",
+        kind="note",
+        transport="ipc",
+        rate="once",
+        on_loss="lost only with the executor, whose successor sends it again",
+    )
 
 
 class Acknowledged(Message, tag="worker.acknowledged/1"):
-    """Executor -> worker, note, one per ``WorkerBeat``; loss is tolerated, a worker that hears none for
-    ``orphan_limit_s`` ends itself."""
+    """Confirms a worker's beat, and which of its metrics are stored."""
+
+    about = About(
+        sender="executor",
+        receiver="worker",
+        kind="note",
+        transport="ipc",
+        rate="one per `WorkerBeat`",
+        on_loss="tolerated; a worker that gets none for `orphan_limit_s` exits",
+    )
 
     stored: tuple[int, int] = (-1, -1)
     """(generation, step) of the newest metrics of this worker that the driver has stored; what is newer is
