@@ -1,6 +1,7 @@
-"""A text stream for logs that never raises: what cannot be written is counted, and reported later.
+"""A text stream for logs that never raises: lines that cannot be written are
+counted and reported later.
 
-A full disk, an I/O error or a reader that has gone must not end a process because it logs.
+A full disk, an I/O error or a closed pipe must not end a process because it logs.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ def _plain_notice(num_lost: int, reason: str) -> str:
 class LogWriter(io.RawIOBase):
     """Writes to a descriptor, without a buffer of its own that a later flush could fail on.
 
-    ``notice`` makes the line that is written as soon as writing works again, from the number of
-    lines lost and the error that lost them.
+    ``notice`` builds the line that is written once writing works again, from the number of lost
+    lines and the error.
     """
 
     def __init__(self, descriptor: int, notice: Callable[[int, str], str]) -> None:
@@ -48,7 +49,7 @@ class LogWriter(io.RawIOBase):
         """Write all of ``data`` or count its lines as lost; returns its length either way."""
         content = bytes(data)
         try:
-            if self._is_torn:  # the next line must not hang on to half of another one
+            if self._is_torn:  # the next line must not be appended to half of another one
                 self._write_all(b"\n")
                 self._is_torn = False
             if self.num_lost:
@@ -70,7 +71,7 @@ class LogWriter(io.RawIOBase):
 
 
 def open_stream(descriptor: int, notice: Callable[[int, str], str]) -> io.TextIOWrapper:
-    """A stream on ``descriptor`` that hands whole lines to a ``LogWriter``, its ``buffer``."""
+    """A stream on ``descriptor`` that passes whole lines to a ``LogWriter``, its ``buffer``."""
     raw: Any = LogWriter(descriptor, notice)
     return io.TextIOWrapper(raw, "utf-8", "backslashreplace", line_buffering=True)
 
@@ -84,8 +85,8 @@ def writer_of(stream: Any) -> LogWriter | None:
 def tolerate_stderr(notice: Callable[[int, str], str] = _plain_notice) -> None:
     """Let ``sys.stderr`` never raise, so that no message can change how this process ends.
 
-    What the interpreter itself prints, as the traceback at its end, goes there too. A stream that
-    somebody else has put in its place (a test's capture) is left alone.
+    Output of the interpreter itself, such as the final traceback, goes there too. A stream that was
+    replaced by something else, such as a test's capture, is left alone.
     """
     writer = writer_of(sys.stderr)
     if writer is not None:
@@ -95,7 +96,7 @@ def tolerate_stderr(notice: Callable[[int, str], str] = _plain_notice) -> None:
 
 
 def tolerate_stdout(notice: Callable[[int, str], str]) -> None:
-    """The same for ``sys.stdout`` where it is the log too: the same file as stderr."""
+    """The same for ``sys.stdout`` if it is the same file as stderr."""
     if _is_original(sys.stdout, sys.__stdout__, STDOUT) and _are_same(STDOUT, STDERR):
         with contextlib.suppress(OSError):
             sys.stdout.flush()

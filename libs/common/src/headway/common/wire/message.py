@@ -13,7 +13,8 @@ TAG_PATTERN = re.compile(r"[a-z0-9_]+\.[a-z0-9_]+/[1-9][0-9]*")
 
 
 class _MessageMeta(msgspec.StructMeta):
-    """Makes every message keyword-only, which msgspec does not inherit, and requires a written tag."""
+    """Makes every message keyword-only, which msgspec does not inherit, and
+    requires a written tag."""
 
     def __new__(
         mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **config: Any
@@ -27,8 +28,8 @@ class _MessageMeta(msgspec.StructMeta):
 
 
 if TYPE_CHECKING:
-    # What the metaclass does, for type checkers: msgspec's own declaration says neither frozen nor
-    # keyword-only.
+    # What the metaclass does, for type checkers: msgspec's declaration is neither
+    # frozen nor keyword-only.
     @dataclass_transform(
         frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,)
     )
@@ -46,9 +47,9 @@ else:
         """A control message; subclass as ``class Ping(Message, tag="service.ping/1")``.
 
         The docstring says what the message is for; ``about`` says how it travels: sender, receiver,
-        transport, rate, and what losing it does. New fields have defaults, unknown fields are skipped,
-        a changed meaning is a new tag (msgspec, schema evolution). Arrays and tensors are sent by
-        other means.
+        transport, rate, and what losing it does. New fields have defaults, unknown fields are
+        skipped, a changed meaning is a new tag (msgspec, schema evolution). Arrays and tensors are
+        sent by other means.
         """
 
         about: ClassVar[About | PartOf]

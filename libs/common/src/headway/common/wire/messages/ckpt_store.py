@@ -1,4 +1,4 @@
-"""What a node's checkpoint store receives, and the notes it sends to its executor about checkpoints."""
+"""What a node's checkpoint store receives, and its notes to the executor about checkpoints."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ class ArenaStatus(Message, tag="ckpt_store.arena_status/1"):
     committed_step: int
     """Newest snapshot in memory that all ranks have sealed, -1 before the first."""
     durable_step: int
-    """Newest step of this rank that this daemon has flushed or found flushed since it started, -1 for
-    none."""
+    """Newest step of this rank that this daemon has flushed or found on disk, -1 for none."""
     pending_steps: tuple[int, ...] = ()
-    """Steps that wait to be made durable, oldest first."""
+    """Steps to be made durable, oldest first."""
 
 
 class StoreStatusReply(Message, tag="ckpt_store.status_reply/1"):
@@ -58,13 +57,14 @@ class StoreStatusReply(Message, tag="ckpt_store.status_reply/1"):
     bytes_written: int
     """Snapshot bytes flushed since the daemon started."""
     errors: int
-    """Attempts given up and other trouble since then."""
+    """Failed attempts and other errors since the daemon started."""
     last_error: str = ""
     last_remedy: str = ""
     last_step: int = -1
-    """The step that the last error cost, -1 if it was about no step."""
+    """The step that the last error concerned, -1 for none."""
     progress: int = 0
-    """Moves with every piece written or read back; while it moves, waiting is worth it."""
+    """Grows with every piece written or read back, so that a client knows
+    whether to keep waiting."""
 
 
 class Flush(Message, tag="ckpt_store.flush/1"):
@@ -117,8 +117,9 @@ class StoreTrouble(Message, tag="ckpt_store.trouble/1"):
     run_id: str
     node: int
     kind: str
-    """``no_space``, ``flush_failed``, ``manifest_failed``, ``remove_failed``, ``corrupt``,
-    ``folder_unseen`` (it cannot be listed) or ``incomplete`` (some ranks never wrote their part)."""
+    """``no_space``, ``flush_failed``, ``manifest_failed``, ``remove_failed``,
+    ``corrupt``, ``folder_unseen`` (it cannot be listed) or ``incomplete`` (some ranks
+    never wrote their part)."""
     message: str
     remedy: str
     step: int = -1

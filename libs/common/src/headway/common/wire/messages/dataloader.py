@@ -1,6 +1,5 @@
-"""What the dataloader receives and answers, over its node's ``ipc`` ROUTER. Batches are in rings, never
-here.
-"""
+"""What the dataloader receives and answers over its node's ``ipc`` ROUTER.
+Batches travel in rings."""
 
 from __future__ import annotations
 
@@ -21,14 +20,15 @@ class StreamSpec(Message, tag="dataloader.stream_spec/1"):
     about = PartOf("OpenStream", "StreamStatus")
 
     path: str
-    """Absolute: a prepared folder, or the prefix of one ``.bin``/``.idx`` pair (training split only)."""
+    """Absolute: a prepared folder, or the prefix of one ``.bin``/``.idx`` pair
+    (training split only)."""
     split: str
     """``train`` or ``validation``."""
     seed: int
     seq_len: int
     micro_batch_size: int
     num_micro_batches: int
-    """Local to the dp rank; ``micro_batch_size * num_micro_batches * dp_size`` is the global batch size."""
+    """Per dp rank; ``micro_batch_size * num_micro_batches * dp_size`` is the global batch size."""
     global_batch_size: int
     dp_rank: int
     dp_size: int
@@ -36,16 +36,17 @@ class StreamSpec(Message, tag="dataloader.stream_spec/1"):
     start_sample: int = 0
     """Global samples consumed before this stream."""
     num_samples: int = 0
-    """Above 0: Megatron's order for a run of so many samples, counted from sample 0. The stream
-    ends with its last whole global batch. 0: endless, each epoch shuffled on its own.
+    """Above 0: Megatron's order for a run of this many samples, counted from sample 0. The stream
+    ends with its last whole global batch. 0: endless, with each epoch shuffled separately.
     """
     cycle_samples: int = 0
-    """Above 0: after so many samples the stream starts again at ``start_sample`` (a fixed evaluation set)."""
+    """Above 0: after this many samples the stream restarts at ``start_sample``, for evaluation."""
     ring_slots: int = 16
     num_readers: int = 1
-    """Exactly the readers there will be: one that never reads holds the ring full."""
+    """The exact number of readers: a missing reader keeps the ring full."""
     fingerprint: str = ""
-    """Of the token file. When given, other data are refused; the daemon writes it into the ring's spec."""
+    """Fingerprint of the token file. If given, other data are refused; the daemon
+    adds it to the spec."""
 
 
 class OpenStream(Message, tag="dataloader.open_stream/1"):
@@ -81,7 +82,7 @@ class StreamOpened(Message, tag="dataloader.stream_opened/1"):
 
 
 class CloseStream(Message, tag="dataloader.close_stream/1"):
-    """Nobody reads this ring any more, so that it can be removed. May be sent as a note, too."""
+    """The ring is no longer read and can be removed. May also be sent as a note."""
 
     about = About(
         sender="worker",
@@ -96,7 +97,7 @@ class CloseStream(Message, tag="dataloader.close_stream/1"):
     dp_rank: int
     split: str
     if_left: bool = False
-    """Only if every reader has opened the ring and left it: a ring made since then stays."""
+    """Close only if every reader has opened the ring and left it; a ring made since then stays."""
 
 
 class StreamClosed(Message, tag="dataloader.stream_closed/1"):
@@ -140,9 +141,9 @@ class StreamStatus(Message, tag="dataloader.stream_status/1"):
     """Slots that every reader has given back."""
     next_sample: int
     error: str = ""
-    """Why nothing is filled now: the file is named that is damaged or cannot be read."""
+    """Why the ring is not being filled; names the file that is damaged or cannot be read."""
     ended: bool = False
-    """All slots of a stream with ``num_samples`` are published: nothing is left to fill."""
+    """Whether all slots of a stream with ``num_samples`` are published."""
 
 
 class DataStatus(Message, tag="dataloader.data_status/1"):
@@ -162,4 +163,4 @@ class DataStatus(Message, tag="dataloader.data_status/1"):
     """Batches filled by this process."""
     num_tokens: int
     adopted: int
-    """Rings that this process took over from a predecessor."""
+    """Rings taken over from an earlier process."""

@@ -1,4 +1,4 @@
-"""What the driver receives: reports of executors, verdicts of the monitor, requests of the console."""
+"""What the driver receives: beats and reports of executors, requests of the console."""
 
 from __future__ import annotations
 
@@ -36,15 +36,16 @@ class NodeBeat(Message, tag="driver.node_beat/1"):
     workers: tuple[WorkerBeat, ...] | None = None
     """None: unchanged since ``version``."""
     services: dict[str, int] | None = None
-    """Service name -> pid, of those that are up; None: unchanged since ``version``."""
+    """Name -> pid of the services that are running; None: unchanged since ``version``."""
     version: int = 0
-    """Grows with every change of ``workers`` (but for ``step``), ``services`` or ``trouble``."""
+    """Grows with every change of ``services``, ``trouble`` or ``workers`` other
+    than their ``step``."""
     incarnation: int = 0
-    """Number of this executor process on its node; a higher one counts ``version`` anew."""
+    """Number of this executor process on its node; each one counts ``version`` from the start."""
     step: int = 0
-    """Completed steps, the least of the node's workers in their newest generation."""
+    """Completed steps: the minimum over the node's workers in their newest generation."""
     trouble: str = ""
-    """Why the node cannot do what it should, such as fork; empty while it can."""
+    """Why the node cannot work, such as a failed fork; empty while it can."""
     run_id: str = ""
 
 
@@ -66,7 +67,7 @@ class WorkerGone(Message, tag="driver.worker_gone/1"):
     rank: int
     generation: int
     reason: str
-    """``killed``, ``stopped`` or the last words of the process."""
+    """``killed``, ``stopped`` or the reason that the process recorded."""
 
 
 class Seals(Message, tag="driver.seals/1"):
@@ -107,10 +108,11 @@ class Report(Message, tag="driver.report/1"):
     sequence: int
     """Counted from 1 by each executor process."""
     oldest: int = 0
-    """Sequence of the oldest report that the executor still holds: none below it will come."""
+    """Sequence of the oldest report that the executor still holds; lower ones will not be sent."""
     incarnation: int = 0
     previous: int = 0
-    """Sequence of the report before; the driver takes none before the one that comes first, so none is skipped."""
+    """Sequence of the report before this one, which the driver stores first so
+    that none is skipped."""
     metrics: StepMetrics | None = None
     evaluation: Evaluation | None = None
     sample: Sample | None = None
@@ -147,12 +149,14 @@ class Command(Message, tag="driver.command/1"):
 
     id: str
     operation: str
-    """``pause``, ``resume``, ``stop``, ``checkpoint``, ``set``, ``unset``, ``evict`` or ``inject``."""
+    """``pause``, ``resume``, ``stop``, ``checkpoint``, ``set``,
+    ``unset``, ``evict``, ``inject``."""
     name: str = ""
-    """With ``set`` and ``unset`` the setting (``lr``); with ``inject`` the target (``worker`` or a service)."""
+    """The setting (``lr``) with ``set`` and ``unset``; the target (``worker`` or a
+    service) with ``inject``."""
     value: float = 0.0
     force: bool = False
-    """With ``set``: take a value that looks like a slip of the keyboard."""
+    """With ``set``: accept a value that looks like a typing error."""
     fault: str = ""
     """With ``inject``: one of ``headway.trainer.control.faults.FAULTS``."""
     rank: int = -1
@@ -206,13 +210,14 @@ class GetStatus(Message, tag="driver.get_status/1"):
         receiver="driver",
         kind="request",
         transport="tcp",
-        rate="about 1 Hz while somebody watches",
+        rate="about 1 Hz while the run is watched",
         on_loss=RETRIED,
     )
 
     first_rank: int = 0
     num_ranks: int = 1024
-    """Which ranks ``Status.ranks`` lists: one answer stays far below a message's limit at any size."""
+    """Which ranks ``Status.ranks`` lists, so that a reply stays below the
+    message limit at any size."""
 
 
 class RankStatus(Message, tag="driver.rank_status/1"):
@@ -250,17 +255,17 @@ class Status(Message, tag="driver.status/1"):
     commands: int
     applied: int
     ranks: tuple[RankStatus, ...]
-    """Those that were asked for."""
+    """The ranks that were asked for."""
     nodes: dict[int, str]
     """Node -> ``active``, ``spare``, ``silent`` or ``lost``."""
     services: dict[int, dict[str, int]]
-    """Of the nodes that carry the listed ranks, and of the driver's own."""
+    """Node -> service -> pid, for the nodes that carry the listed ranks and the driver's own."""
     detail: str = ""
     waiting: str = ""
-    """Why the run does not step now, as a sentence; empty while it steps."""
+    """Why the run makes no steps at the moment, as a sentence; empty while it does."""
     num_ranks: int = 0
     """Ranks of the whole run."""
     statuses: dict[str, int] = msgspec.field(default_factory=dict)
     """Status of a rank -> number of ranks, over the whole run."""
     skipped: int = 0
-    """Steps skipped for a loss or norm that was not finite, since the run began."""
+    """Steps since the run began that were skipped because loss or norm was not finite."""

@@ -1,4 +1,5 @@
-"""What an executor receives: from its own workers over ``ipc``, from the driver and the engine over CURVE tcp."""
+"""What an executor receives: from its workers over ``ipc``, from driver and
+console over CURVE tcp."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ class WorkerBeat(Message, tag="executor.worker_beat/1"):
     pid: int
     start_ticks: int
     status: str
-    """``idle``, ``joining``, ``restored`` (state in place, no step yet), ``running``, ``out``, ``finished``."""
+    """``idle``, ``joining``, ``restored`` (state in place, no step yet),
+    ``running``, ``out``, ``finished``"""
     generation: int = -1
     rank: int = -1
     step: int = 0
@@ -52,7 +54,7 @@ class StoreOpened(Message, tag="executor.store_opened/1"):
     host: str
     port: int
     secret: str = ""
-    """What a client of this store must show."""
+    """What a client must present to this store."""
 
 
 class LeftGeneration(Message, tag="executor.left_generation/1"):
@@ -76,11 +78,11 @@ class LeftGeneration(Message, tag="executor.left_generation/1"):
     detail: str = ""
     """The exception, one line; with ``error`` the innermost frames of the traceback."""
     bad_checkpoint: bool = False
-    """The durable checkpoint that was to be restored cannot be read: an older one may be good."""
+    """The durable checkpoint to be restored cannot be read; an older one may be intact."""
     bad_snapshot: bool = False
     """The rank's snapshot in the arena does not match its digest or layout: it must not be used."""
     is_fatal: bool = False
-    """No restart mends it: the run ends with ``detail``."""
+    """A restart would not help: the run ends with ``detail``."""
 
 
 class StepMetrics(Message, tag="executor.step_metrics/1"):
@@ -162,20 +164,20 @@ class DriverBeat(Message, tag="executor.driver_beat/1"):
     )
 
     epoch: int
-    """Number of this driver; an executor obeys the highest it has seen."""
+    """Epoch of this driver; an executor obeys the highest that it has seen."""
     host_node: int
     """The node whose executor runs driver and monitor."""
     refill: bool
-    """Whether the node may fork standbys now; during a rebuild the cores belong to the survivors."""
+    """Whether the node may fork standbys; during a rebuild the survivors need the cores."""
     active: bool
     """Whether the node carries ranks; a spare keeps standbys only."""
     monitor_endpoint: str = ""
     monitor_key: str = ""
     acknowledged: int = 0
-    """Newest report sequence number the driver has stored; the executor forgets up to it."""
+    """Sequence of the newest report that the driver has stored; the executor discards up to it."""
     known_version: int = -1
-    """Version of the newest full ``NodeBeat`` that the driver holds; another one than the node's own asks for
-    a full beat."""
+    """Version of the newest full ``NodeBeat`` that the driver has; the node sends a full beat if
+    its own version differs."""
     run_id: str = ""
 
 
@@ -321,5 +323,5 @@ class Inject(Message, tag="executor.inject/1"):
     """One of ``headway.trainer.control.faults.FAULTS``."""
     rank: int = -1
     duration_s: float = 0.0
-    """How long a fault that ends by itself lasts, 0 for its default."""
+    """How long a temporary fault lasts, 0 for its default."""
     run_id: str = ""

@@ -1,4 +1,4 @@
-"""What every service receives and answers, and the beat that every service sends to its executor."""
+"""What every service receives and answers, and the beat that it sends to its executor."""
 
 from __future__ import annotations
 

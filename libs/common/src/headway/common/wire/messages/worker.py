@@ -1,4 +1,4 @@
-"""What a worker receives, all through its executor's ``ipc`` ROUTER, as notes to the worker's DEALER."""
+"""What a worker receives: notes from its executor's ``ipc`` ROUTER to the worker's DEALER."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ class Restore(Message, tag="worker.restore/1"):
     about = PartOf("Assign")
 
     source: str
-    """``init`` (step 0 from the seed), ``arena`` (the rank's own segment) or ``durable`` (a folder)."""
+    """``init`` (step 0 from the seed), ``arena`` (the rank's own segment) or
+    ``durable`` (a folder)"""
     step: int
     """Completed steps in the state to restore."""
     folder: str = ""
@@ -58,7 +59,7 @@ class Assign(Message, tag="worker.assign/1"):
     rank: int
     restore: Restore
     commands: tuple[Steer, ...] = ()
-    """Every command of the run so far, so that a newcomer holds what the survivors hold."""
+    """Every command of the run so far, so that a new worker has the same ones as the survivors."""
 
 
 class StoreAddress(Message, tag="worker.store_address/1"):
@@ -78,7 +79,7 @@ class StoreAddress(Message, tag="worker.store_address/1"):
     host: str
     port: int
     secret: str = ""
-    """What the store wants to see before it answers."""
+    """The secret that the store requires before it answers."""
 
 
 class Abort(Message, tag="worker.abort/1"):
@@ -123,7 +124,7 @@ class Acknowledged(Message, tag="worker.acknowledged/1"):
     )
 
     stored: tuple[int, int] = (-1, -1)
-    """(generation, step) of the newest metrics of this worker that the driver has stored; what is newer is
+    """(generation, step) of this worker's newest metrics that the driver has stored; newer ones are
     sent again to another executor."""
     incarnation: int = 0
-    """Number of the executor process: another one does not know what was sent to the one before."""
+    """Number of the executor process; a new one has not received what the earlier one did."""
