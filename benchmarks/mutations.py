@@ -43,8 +43,8 @@ MUTATIONS = (
     Mutation(
         "skip-the-seal-wait",
         f"{TRAINER}/step.py",
-        "        parts.snapshots.finish()  # before this rank gives its part",
-        "        # before this rank gives its part",
+        "        parts.snapshots.finish()  # before this rank contributes",
+        "        # before this rank contributes",
         "tests/golden/test_recovery.py::test_no_step_ends_before_every_rank_has_sealed_the_state_it_began_with",
     ),
     Mutation(

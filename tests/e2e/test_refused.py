@@ -51,7 +51,7 @@ def test_other_data_end_a_run_at_its_next_generation_or_start_and_its_own_let_it
     assert run.outcome == "failed"
     detail = run.fact("detail")
     assert f"the train data of {data} have changed" in detail, detail
-    assert "bring the old data back" in detail
+    assert "restore the old data" in detail
     generations = run.query("SELECT COUNT(*) FROM events WHERE name = 'generation'")
     assert int(generations[0][0]) == 2, "it was not tried again"
     machine.assert_clean("tiny")

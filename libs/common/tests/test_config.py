@@ -1,4 +1,5 @@
-"""The configuration loader: layers, unions, None, nested defaults, lists of tables, what it refuses."""
+"""The configuration loader: layers, unions, None, nested defaults, lists of
+tables, what it refuses."""
 
 from __future__ import annotations
 
@@ -86,7 +87,8 @@ def test_later_layers_win(tmp_path: Path) -> None:
 def test_a_file_of_the_former_writer_is_read(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text(
-        'count = "none"\nlabel = "a\\u0001\\"b"\nfolder = "data"\nleaves = [{size = 1, weight = 1e-08}, {level = 2}]\n'
+        'count = "none"\nlabel = "a\\u0001\\"b"\nfolder = "data"\n'
+        "leaves = [{size = 1, weight = 1e-08}, {level = 2}]\n"
         '\n[leaf]\nsize = 5\nweight = 2.0\nlevel = 1\nlimit = "none"\n'
     )
     tree = load(Tree, files=[file])

@@ -30,10 +30,18 @@ def test_log_lines_in_a_file_are_json_that_names_service_run_node_and_rank() -> 
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True
     )
     first, second, third, fourth = map(json.loads, done.stderr.splitlines())
-    assert first.items() >= {
-        "service": "agent", "run_id": "0011aabb", "node": 0, "rank": 3, "event": "hello", "count": 2,
-        "level": "info",
-    }.items()  # fmt: skip
+    assert (
+        first.items()
+        >= {
+            "service": "agent",
+            "run_id": "0011aabb",
+            "node": 0,
+            "rank": 3,
+            "event": "hello",
+            "count": 2,
+            "level": "info",
+        }.items()
+    )
     assert "ZeroDivisionError" in second["exception"]
     assert (third["service"], third["node"], "rank" in third) == ("worker", 1, False)
     assert (fourth["service"], fourth["node"], fourth["rank"]) == ("worker", 1, 2)

@@ -1,4 +1,5 @@
-"""Every schedule, for every shape: complete, in order, free of deadlock; and a broken one is refused."""
+"""Every schedule, for every shape: complete, in order, free of deadlock; and a
+broken one is refused."""
 
 from __future__ import annotations
 
@@ -75,7 +76,7 @@ def test_send_and_receive_in_the_naive_order_deadlock_under_rendezvous_and_are_r
         if {a.kind, b.kind} == {Kind.RECV_BACKWARD, Kind.SEND_FORWARD}
     )
     order[place], order[place + 1] = order[place + 1], order[place]
-    with pytest.raises(ConfigError, match="waits for ever"):
+    with pytest.raises(ConfigError, match="waits forever"):
         validate(_with(lowered, 0, tuple(order)))
 
 

@@ -1,4 +1,5 @@
-"""Schedules against their papers' figures, and one broken schedule per rule that ``validate`` holds."""
+"""Schedules against their papers' figures, and one broken schedule per rule
+that ``validate`` holds."""
 
 from __future__ import annotations
 
@@ -259,7 +260,8 @@ def test_warm_up_counts_are_those_of_megatron() -> None:
         kinds = [[a.kind for a in order] for order in schedule.ranks]
         return [order.index(Kind.BACKWARD) for order in kinds]
 
-    # The forward of the first 1F1B pair comes on top of the warm-up, unless the warm-up is everything.
+    # The forward of the first 1F1B pair comes on top of the warm-up, unless the
+    # warm-up is everything.
     assert warmups(generate("1f1b", pp=4, num_micro_batches=8)) == [4, 3, 2, 1]
     assert warmups(interleaved_1f1b(pp=4, vp=2, num_micro_batches=8)) == [11, 9, 7, 5]
     assert warmups(interleaved_1f1b(pp=4, vp=2, num_micro_batches=4)) == [8, 8, 7, 5]
@@ -290,7 +292,7 @@ def test_a_count_below_one_is_refused_by_every_generator(call: Callable[[], Sche
 
 def test_an_order_that_can_never_run_is_refused_by_lowering() -> None:
     order = (Action(Kind.BACKWARD, 0, 0), Action(Kind.FORWARD, 0, 0))
-    with pytest.raises(ConfigError, match=r"rank 0 waits for ever at BACKWARD\[0:0\]"):
+    with pytest.raises(ConfigError, match=r"rank 0 waits forever at BACKWARD\[0:0\]"):
         lower(Schedule("mine", 1, 1, 1, False, (order,)))
 
 

@@ -1,4 +1,5 @@
-"""The folder of a cluster: what is in it, who may read it, and that nobody ever reads half a file."""
+"""The folder of a cluster: what is in it, who may read it, and that nobody
+ever reads half a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The local engine with real processes: a stand-in for the executor that announces itself and has a child."""
+"""The local engine with real processes: a stand-in for the executor that announces
+itself and has a child."""
 
 from __future__ import annotations
 
@@ -19,16 +20,18 @@ import subprocess, sys, time
 from pathlib import Path
 from headway.common.node.process import ProcessId
 from headway.launch.cluster import ClusterFolder
-assert sys.argv[1] == "executor" and sys.argv[2] == "--cluster" and sys.argv[4] == "--node", sys.argv
+assert [sys.argv[i] for i in (1, 2, 4)] == ["executor", "--cluster", "--node"], sys.argv
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], start_new_session=True)
-ClusterFolder(Path(sys.argv[3])).announce(int(sys.argv[5]), "tcp://127.0.0.1:9", ProcessId.current())
+folder = ClusterFolder(Path(sys.argv[3]))
+folder.announce(int(sys.argv[5]), "tcp://127.0.0.1:9", ProcessId.current())
 time.sleep(3600)
 """
 
 
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalEngine]:
-    """An engine of two nodes; ``headway.trainer`` is the stand-in above, since this part stands without it."""
+    """An engine of two nodes; ``headway.trainer`` is the stand-in above, since this
+    part stands without it."""
     package = tmp_path / "path" / "headway" / "trainer"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
@@ -159,7 +162,8 @@ def test_what_an_executor_says_goes_to_its_log(engine: LocalEngine) -> None:
 
 
 def test_an_executor_that_hangs_is_ended_when_it_is_to_be_fenced(engine: LocalEngine) -> None:
-    """One that lives is left alone without; a debugger's stop and every other state count as hanging."""
+    """One that lives is left alone without; a debugger's stop and every other
+    state count as hanging."""
     old = started(engine, 1)
     engine.start_node(1)
     assert old.alive() and processes(engine, 1) >= {old.pid}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from headway.common.errors import InputError
 from headway.common.node.process import ProcessId
-from headway.common.node.testing import hear, identity, python_child, say, wait_until
+from headway.common.node.testing import identity, python_child, read_line, send_line, wait_until
 from headway.launch import ClusterFolder
 
 CLAIM = """
@@ -42,23 +42,23 @@ def test_of_many_that_claim_at_once_one_has_the_node(cluster: ClusterFolder) -> 
         python_child(CLAIM, cluster.path) as c,
     ):
         children = (a, b, c)
-        assert [hear(child) for child in children] == ["ready"] * 3
+        assert [read_line(child) for child in children] == ["ready"] * 3
         for child in children:
-            say(child, "go")
-        answers = [hear(child) for child in children]
+            send_line(child, "go")
+        answers = [read_line(child) for child in children]
         assert answers.count("mine") == 1
         assert sum("already has an executor" in answer for answer in answers) == 2
         owner = children[answers.index("mine")]
         assert cluster.owner(0) == identity(owner)
-        say(owner, "again")
-        assert hear(owner) == "mine", "claiming twice is harmless"
+        send_line(owner, "again")
+        assert read_line(owner) == "mine", "claiming twice is harmless"
 
 
 def test_a_dead_owner_is_followed(cluster: ClusterFolder) -> None:
     with python_child(CLAIM, cluster.path) as owner:
-        hear(owner)
-        say(owner, "go")
-        assert hear(owner) == "mine"
+        read_line(owner)
+        send_line(owner, "go")
+        assert read_line(owner) == "mine"
     cluster.claim(0)
     assert cluster.owner(0) == ProcessId.current()
 
@@ -86,9 +86,9 @@ def test_an_owner_frozen_for_good_is_followed_once_it_was_killed(
     cluster: ClusterFolder, freezer: Path
 ) -> None:
     with python_child(CLAIM, cluster.path) as owner:
-        hear(owner)
-        say(owner, "go")
-        assert hear(owner) == "mine"
+        read_line(owner)
+        send_line(owner, "go")
+        assert read_line(owner) == "mine"
         frozen = identity(owner)
         (freezer / "cgroup.procs").write_text(str(frozen.pid))
         (freezer / "freezer.state").write_text("FROZEN")

@@ -1,4 +1,5 @@
-"""Nodes that are given a run and lose it again, with an executor that answers over a real socket."""
+"""Nodes that are given a run and lose it again, with an executor that
+answers over a real socket."""
 
 from __future__ import annotations
 

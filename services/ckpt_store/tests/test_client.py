@@ -1,4 +1,5 @@
-"""CheckpointClient: states of any shape come back as they were, from a folder and through a daemon."""
+"""CheckpointClient: states of any shape come back as they were, from a folder
+and through a daemon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Power fails after any change to the file system: recovery finds the newest commit or the one before."""
+"""Power fails after any change to the file system: recovery finds the newest
+commit or the one before."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ def save(files: Files, root: Path, step: int) -> None:
 def record(
     root: Path, files_type: type[RecordingFiles]
 ) -> tuple[RecordingFiles, list[tuple[int, int]]]:
-    """Two saves and the removal of the first; returns [(operations when the commit returned, step)]."""
+    """Two saves and the removal of the first; returns [(operations when the
+    commit returned, step)]."""
     root.mkdir()
     files = files_type(root)
     checkpoints = root / "checkpoints"

@@ -321,7 +321,7 @@ def test_nodes_that_do_not_share_their_folder_are_told_so_and_fill_no_disk(
         until(lambda folder=folder: len(list(folder.glob("*/*.safetensors"))) <= 2)
         status = daemon.status()
         assert f"nothing came from ranks [{other}]" in status.last_error
-        assert "do all nodes write to the same folder" in status.last_remedy
+        assert "check that all nodes write to the same folder" in status.last_remedy
     for arena in arenas:
         arena.close()
 

@@ -174,7 +174,8 @@ def test_retention_keeps_the_newest_and_the_marked(tmp_path: Path) -> None:
 
 
 def fail_reads(monkeypatch: pytest.MonkeyPatch, part_of_path: str, code: int) -> None:
-    """Reads of such files answer ``code``, as a disk with a bad sector or a stale NFS handle does."""
+    """Reads of such files answer ``code``, as a disk with a bad sector or a
+    stale NFS handle does."""
     real_preadv, real_read = os.preadv, Path.read_bytes
 
     def preadv(fd: int, *rest: Any) -> int:

@@ -1,4 +1,5 @@
-"""Damaged memory never becomes a checkpoint, and keeps neither the daemon nor the other ranks waiting."""
+"""Damaged memory never becomes a checkpoint, and keeps neither the daemon nor the
+other ranks waiting."""
 
 from __future__ import annotations
 

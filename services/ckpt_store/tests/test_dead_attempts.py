@@ -1,4 +1,5 @@
-"""The pure decisions about attempts that are never completed, and about a folder that cannot be listed."""
+"""The pure decisions about attempts that are never completed, and about a folder
+that cannot be listed."""
 
 from __future__ import annotations
 
@@ -101,17 +102,13 @@ def test_a_node_without_rank_0_drops_its_own_parts_once_and_says_who_was_missing
     assert actions == []
 
 
-def test_the_node_of_rank_0_removes_the_whole_folder_of_a_dead_attempt_and_says_who_was_missing() -> (
-    None
-):
+def test_the_node_of_rank_0_removes_the_folder_of_a_dead_attempt_and_names_the_missing() -> None:
     folder = view(*(cut_short(50 * k, 0, 1) for k in range(1, 4)))
     _, actions = run(State(keep=3), ArenasSeen(frozenset({0}), ()), FolderSeen(folder))
     assert [type(action) for action in actions] == [Report, Remove]
 
 
-def test_a_folder_that_cannot_be_listed_is_reported_once_and_snapshots_are_flushed_all_the_same() -> (
-    None
-):
+def test_a_folder_that_cannot_be_listed_is_reported_once_and_snapshots_are_flushed() -> None:
     unseen = FolderUnseen("cannot be listed", "look")
     state, actions = run(State(keep=3), ArenasSeen(frozenset({0}), (SLOT,)), unseen)
     assert actions == [Report("folder_unseen", "cannot be listed", "look"), FlushSlot(SLOT)]

@@ -86,9 +86,7 @@ def test_the_oldest_wanted_snapshot_goes_first_and_one_at_a_time() -> None:
     assert actions == []
 
 
-def test_on_a_full_disk_the_attempt_is_given_up_cleaned_and_reported_and_all_its_slots_are_released() -> (
-    None
-):
+def test_on_a_full_disk_the_attempt_is_given_up_and_reported_and_its_slots_are_released() -> None:
     other = replace(SLOT, rank=1)
     state, _ = run(State(keep=3), ArenasSeen(frozenset({0, 1}), (SLOT, other)), FolderSeen(view()))
     state, actions = run(

@@ -1,4 +1,5 @@
-"""Whatever happens to a job and its disks: all ranks restore one step of one start of it, or a named refusal."""
+"""Whatever happens to a job and its disks: all ranks restore one step of one start of
+it, or a named refusal."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ LEAST = {"restored": 15, "complete": 15, "refused": 3, "no_room": 5, "killed": 5
 
 @pytest.fixture
 def reading(monkeypatch: pytest.MonkeyPatch) -> list[Disk]:
-    """Reads fail where the disk of the rank that reads is unreadable; fsync is left to the crash tests."""
+    """Reads fail where the disk of the rank that reads is unreadable; fsync is
+    left to the crash tests."""
     current = [Disk()]
     real, real_read = os.preadv, Path.read_bytes
 

@@ -1,4 +1,5 @@
-"""Several ranks on one folder: parts of two starts of a job never make one checkpoint, and all go back together."""
+"""Several ranks on one folder: parts of two starts of a job never make one checkpoint, and
+all go back together."""
 
 from __future__ import annotations
 

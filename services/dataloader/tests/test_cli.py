@@ -1,4 +1,5 @@
-"""The command line: quick help, one clear line for bad input, JSON for programs, and the README's example."""
+"""The command line: quick help, one clear line for bad input, JSON for programs, and
+the README's example."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ def test_help_imports_nothing_heavy() -> None:
         "import sys\n"
         "from headway.dataloader.cli import main\n"
         "assert main(['--help']) == 0\n"
-        "heavy = {'numpy', 'zmq', 'tokenizers', 'torch', 'msgspec', 'prometheus_client'} & set(sys.modules)\n"
+        "heavy = {'numpy', 'zmq', 'tokenizers', 'torch', 'msgspec', 'prometheus_client'} & "
+        "set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
     done = subprocess.run(

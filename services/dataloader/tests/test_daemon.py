@@ -36,11 +36,16 @@ def test_daemon_and_process_give_equal_bits_on_both_splits_and_all_dp_ranks(
         stream_spec(
             corpus,
             split=split,
-            seq_len=24, micro_batch_size=3, global_batch_size=15, dp_rank=rank, dp_size=2, ring_slots=4,
+            seq_len=24,
+            micro_batch_size=3,
+            global_batch_size=15,
+            dp_rank=rank,
+            dp_size=2,
+            ring_slots=4,
         )
         for split in ("train", "validation")
         for rank in (0, 1)
-    ]  # fmt: skip
+    ]
     clients = [DataClient(daemon.endpoint, spec=spec) for spec in specs]
     for client, spec in zip(clients, specs, strict=True):
         assert rows(client, 40) == in_process(spec, 40)
@@ -163,7 +168,7 @@ def test_opening_twice_gives_one_ring_and_another_spec_is_refused(
         first = client.call(OpenStream(spec=spec), StreamOpened)
         assert client.call(OpenStream(spec=spec), StreamOpened) == first
         with pytest.raises(
-            HeadwayError, match="seq_len=16, asked was 8; open it with a new generation"
+            HeadwayError, match="seq_len=16, but 8 was requested; open it with a new generation"
         ):
             client.call(OpenStream(spec=msgspec.structs.replace(spec, seq_len=8)), StreamOpened)
         assert daemon.files == ["ring-g0-d0-train.bin"]

@@ -121,8 +121,8 @@ def test_a_pair_without_digests_is_read_whole_once_and_says_so_when_large(
         found = {TokenFile(prefix).fingerprint() for _ in range(3)}
     assert len(found) == 1 and not digests_path(prefix).exists()
     read, kept = [record.getMessage() for record in caplog.records]
-    assert f"reading all 0.0 GB of {bin_path(prefix)}" in read
-    assert f"{digests_path(prefix)} is not written (Read-only file system)" in kept
+    assert f"reading 0.0 GB of {bin_path(prefix)}" in read
+    assert f"{digests_path(prefix)} cannot be written (Read-only file system)" in kept
     flip(bin_path(prefix), 7)
     assert TokenFile(prefix).fingerprint() not in found  # remembered by time of change, not by name
 
@@ -165,8 +165,8 @@ def test_damage_reaches_a_reader_with_and_without_a_daemon(daemon: Daemon, prefi
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda raw: raw[:-8], "cut or damaged"),
-        (lambda raw: raw[:-1] + bytes([raw[-1] ^ 1]), "cut or damaged"),
+        (lambda raw: raw[:-8], "truncated or damaged"),
+        (lambda raw: raw[:-1] + bytes([raw[-1] ^ 1]), "truncated or damaged"),
         (lambda raw: raw[:11], "holds no block digests"),
         (lambda raw: b"OTHERONE" + raw[8:], "holds no block digests"),
         (lambda raw: raw[:8] + b"\2" + raw[9:], "version 2"),

@@ -69,7 +69,7 @@ def _patch(path: Path, at: int, new: bytes) -> None:
 @pytest.mark.parametrize(
     ("at", "new", "words"),
     [
-        (0, b"MMIDIDY", "no Megatron index"),
+        (0, b"MMIDIDY", "not a Megatron index"),
         (9, struct.pack("<Q", 2), "version 2"),
         (17, b"\x09", "dtype code 9"),
         (17, b"\x06", "dtype code 6"),

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 def megatron_samples(
     lengths: list[int], seq_len: int, seed: int, num_samples: int
 ) -> list[list[tuple[int, int]]]:
-    """Every sample as (sequence, token) pairs, in the order handed out: plain loops, nothing clever."""
+    """Every sample as (sequence, token) pairs, in the order handed out: plain
+    loops, nothing clever."""
     num_tokens = sum(lengths)
     epochs = 1
     while epochs * num_tokens < num_samples * seq_len + 1:
@@ -76,7 +77,8 @@ def test_every_sample_is_megatrons(
 
 
 def test_the_indices_have_megatrons_types_and_values() -> None:
-    """Worked by hand from the algorithm for seed 1234; a change of dtype or of a draw's order shows here."""
+    """Worked by hand from the algorithm for seed 1234; a change of dtype or of a
+    draw's order shows here."""
     order = SampleOrder(np.array([3, 5, 2], np.int32), seq_len=4, seed=1234, num_samples=2)
     random = np.random.RandomState(1234)
     documents = np.arange(3, dtype=np.int32)
@@ -102,7 +104,8 @@ def test_a_corpus_shorter_than_a_sample_serves_a_run_of_known_length_as_megatron
         assert [batch.sample for batch in client] == [0, 1, 2, 3]
     endless = stream_spec(prefix, seq_len=7, micro_batch_size=1)
     with pytest.raises(
-        InputError, match="5 tokens hold no sample of seq_len 7; use a seq_len below 5, or give num"
+        InputError,
+        match="5 tokens contain no sample of seq_len 7; use a seq_len below 5, or give num",
     ):
         DataClient(None, spec=endless)
 

@@ -1,4 +1,5 @@
-"""From text to a prepared folder: repeatable, whole or absent, and never over somebody else's files."""
+"""From text to a prepared folder: repeatable, whole or absent, and never over
+somebody else's files."""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ def test_the_second_run_says_that_it_does_nothing(text_folder: Path, tmp_path: P
     before = {path.name: path.stat().st_mtime_ns for path in first.path.iterdir()}
     said: list[str] = []
     second = prepare(_config(tmp_path / "d", text_folder), say=said.append)
-    assert (first.was_there, second.was_there) == (False, True)
+    assert (first.already_prepared, second.already_prepared) == (False, True)
     assert second.meta == first.meta
     assert {path.name: path.stat().st_mtime_ns for path in first.path.iterdir()} == before
     assert any(
@@ -99,7 +100,7 @@ def test_a_damaged_folder_is_made_again(text_folder: Path, tmp_path: Path) -> No
     first = _bytes(prepare(_config(tmp_path / "d", text_folder)).path)
     (tmp_path / "d" / "train.bin").write_bytes(first["train.bin"][:-2])
     done = prepare(_config(tmp_path / "d", text_folder))
-    assert not done.was_there
+    assert not done.already_prepared
     assert _bytes(done.path) == first
 
 
@@ -117,7 +118,7 @@ def test_two_runs_at_once_make_it_once(text_folder: Path, tmp_path: Path) -> Non
         subprocess.Popen(arguments, env=child_environment(), stdout=-1, stderr=-1) for _ in range(3)
     ]
     facts = [json.loads(run.communicate()[0]) for run in runs]
-    assert sorted(fact["was_there"] for fact in facts) == [False, True, True]
+    assert sorted(fact["already_prepared"] for fact in facts) == [False, True, True]
     verify(tmp_path / "d")
 
 
@@ -228,7 +229,8 @@ def test_debian_docs_are_stripped_of_html_and_fetched_once(
     _tool(
         tmp_path,
         "dpkg-deb",
-        f"mkdir -p $3/usr; cat > $3/usr/page.html <<'END'\n{page}\nEND\necho short > $3/usr/s.pod\n",
+        f"mkdir -p $3/usr; cat > $3/usr/page.html <<'END'\n{page}\nEND\necho short > "
+        "$3/usr/s.pod\n",
     )
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     for _ in range(2):
@@ -247,7 +249,8 @@ def test_the_vocabulary_does_not_depend_on_the_number_of_threads(
 ) -> None:
     texts = [document.text for document in read_source(str(text_folder))]
     code = (
-        "import sys, json; from pathlib import Path; from headway.dataloader.tokenizer import Tokenizer\n"
+        "import sys, json; from pathlib import Path; from headway.dataloader.tokenizer import "
+        "Tokenizer\n"
         "Tokenizer.train(json.load(open(sys.argv[1])), 400).save(Path(sys.argv[2]))\n"
     )
     (tmp_path / "texts.json").write_text(json.dumps(texts))
@@ -279,7 +282,7 @@ def test_a_tokenizer_that_is_none_is_named(tmp_path: Path) -> None:
         Tokenizer.load(path)
     for content in (b"{}", b"\xff\xfe", b"not json"):
         path.write_bytes(content)
-        with pytest.raises(CorruptError, match=r"tokenizer\.json is no tokenizer"):
+        with pytest.raises(CorruptError, match=r"tokenizer\.json is not a tokenizer"):
             Tokenizer.load(path)
 
 

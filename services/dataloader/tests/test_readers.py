@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from headway.common.node.ring import RingHeldError
-from headway.common.node.testing import hear, python_child, wait_until
+from headway.common.node.testing import python_child, read_line, wait_until
 from headway.common.wire.client import Client
 from headway.common.wire.messages.dataloader import CloseStream, StreamClosed
 from headway.dataloader.client import DataClient
@@ -43,7 +43,7 @@ def test_a_second_client_of_one_number_is_refused_and_disturbs_nobody(
 ) -> None:
     spec = spec_of(corpus)
     with python_child(READ, daemon.endpoint, plain(spec), 0) as child:
-        assert hear(child) == "read 3"
+        assert read_line(child) == "read 3"
         with pytest.raises(RingHeldError, match=rf"is process {child.pid}; close the reader"):
             DataClient(daemon.endpoint, spec=spec)
         assert daemon.files == ["ring-g0-d0-train.bin"]  # the first one's ring is still there
@@ -65,7 +65,7 @@ def test_the_number_of_a_killed_reader_is_free_while_others_go_on(
     spec = spec_of(corpus, num_readers=2)
     with DataClient(daemon.endpoint, spec=spec, reader=0) as living:
         with python_child(READ, daemon.endpoint, plain(spec), 1) as child:
-            assert hear(child) == "read 3"
+            assert read_line(child) == "read 3"
             child.send_signal(signal.SIGKILL)
             child.wait()
         with DataClient(daemon.endpoint, spec=spec, reader=1) as heir:

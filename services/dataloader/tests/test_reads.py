@@ -123,7 +123,7 @@ def test_prepared_data_that_cannot_be_read_now_are_not_made_again(
         patch.setattr(os, "preadv", fail)
         prepare(config)
     assert (tmp_path / "d").stat().st_ino == before
-    assert prepare(config).was_there
+    assert prepare(config).already_prepared
 
 
 def test_the_index_is_read_once_per_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

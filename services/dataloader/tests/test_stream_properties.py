@@ -1,4 +1,5 @@
-"""What a slot holds, against a reference that lays out the global batch and deals it to the ranks."""
+"""What a slot holds, against a reference that lays out the global batch and
+deals it to the ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from hypothesis import strategies as st
 
 
 def global_rows(prefix: Path, seq_len: int, seed: int, num_rows: int) -> list[list[int]]:
-    """Rows 0.. of the endless order, one epoch after the other: every rank's batches are cut from this."""
+    """Rows 0.. of the endless order, one epoch after the other: every rank's
+    batches are cut from this."""
     tokens = TokenFile(prefix)
     rows: list[list[int]] = []
     epoch = 0
@@ -124,9 +126,9 @@ def test_a_cycle_starts_again_at_its_first_sample(tmp_path: Path) -> None:
         ({"seq_len": 0}, "seq_len=0"),
         ({"micro_batch_size": 0}, "micro_batch_size=0"),
         ({"num_micro_batches": 3}, "num_micro_batches=3: dp rank 0 of 2 has 2 of the 4"),
-        ({"global_batch_size": 9}, "no multiple of micro_batch_size=2; use 8"),
+        ({"global_batch_size": 9}, "not a multiple of micro_batch_size=2; use 8"),
         ({"dp_rank": 2}, "dp_rank=2 of 2"),
-        ({"cycle_samples": 12}, "cycle_samples=12 is no multiple of global_batch_size=8"),
+        ({"cycle_samples": 12}, "cycle_samples=12 is not a multiple of global_batch_size=8"),
         ({"num_readers": 17}, "num_readers=17 is out of range; use 1..16"),
         ({"ring_slots": 1 << 20, "seq_len": 1 << 30}, "out of range"),
     ],

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from headway.common.node.testing import hear
+from headway.common.node.testing import read_line
 from headway.common.wire.messages.health import Verdict, VerdictTaken
 from headway.health.client import verdicts_of
 from headway.health.config import HealthConfig
@@ -173,7 +173,7 @@ def test_a_verdict_repeats_until_it_is_answered_and_the_answer_is_written_down(
     bench.answer = lambda _: ""  # not decided yet, as while the run is paused
     bench.driver(), bench.monitor(), bench.agent()
     with bench.worker(0), bench.worker(1) as victim:
-        assert hear(victim) == "up"
+        assert read_line(victim) == "up"
         bench.wait_for_ranks(2)
         os.kill(victim.pid, signal.SIGKILL)
         bench.wait(lambda: len(bench.verdicts) == 3, "the verdict three times")
@@ -189,7 +189,7 @@ def test_a_verdict_repeats_until_it_is_answered_and_the_answer_is_written_down(
 def test_a_new_driver_at_another_epoch_is_told_and_asked_anew(bench: Bench) -> None:
     bench.monitor(), bench.agent()
     with bench.worker(0) as victim:
-        assert hear(victim) == "up"
+        assert read_line(victim) == "up"
         bench.wait_for_ranks(1)
         os.kill(victim.pid, signal.SIGKILL)
         bench.wait(lambda: len(verdicts_of(bench.root)) == 1, "a verdict without any driver")

@@ -1,4 +1,5 @@
-"""The checks of a node: well on this machine, failing where something is broken, ended when they hang."""
+"""The checks of a node: well on this machine, failing where something is broken,
+ended when they hang."""
 
 from __future__ import annotations
 

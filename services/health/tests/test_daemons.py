@@ -1,4 +1,5 @@
-"""Agent and monitor as real processes over real sockets, watching real workers stopped and killed."""
+"""Agent and monitor as real processes over real sockets, watching real
+workers stopped and killed."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from headway.common.node.flight import FlightReader
-from headway.common.node.testing import child_environment, hear, say
+from headway.common.node.testing import child_environment, read_line, send_line
 from headway.health.announce import Address, read_address
 from headway.health.client import verdicts_of
 from headway.health.journal import read_verdicts
@@ -31,7 +32,7 @@ def bench() -> Iterator[Bench]:
 def test_a_killed_worker_is_told_to_the_driver_and_written_down(bench: Bench) -> None:
     bench.driver(), bench.monitor(), bench.agent()
     with bench.worker(0) as survivor, bench.worker(1) as victim:
-        assert hear(survivor) == hear(victim) == "up"
+        assert read_line(survivor) == read_line(victim) == "up"
         bench.wait_for_ranks(2)
         assert bench.verdicts == []
         os.kill(victim.pid, signal.SIGKILL)
@@ -47,7 +48,7 @@ def test_a_killed_worker_is_told_to_the_driver_and_written_down(bench: Bench) ->
         bench.wait(lambda: verdicts_of(bench.root)[0].taken == "noted", "the answer in the file")
         assert [one.revision for one in read_verdicts(bench.root / "verdicts.jsonl")] == [0, 1]
         with bench.worker(1, generation=1) as newcomer:
-            assert hear(newcomer) == "up"
+            assert read_line(newcomer) == "up"
             bench.wait(lambda: len(bench.news()) == 2, "the end of the episode")
             assert bench.kinds()[1] == ("crash", 1, False) and bench.news()[1].taken == "noted"
             bench.wait(
@@ -59,7 +60,7 @@ def test_a_killed_worker_is_told_to_the_driver_and_written_down(bench: Bench) ->
 def test_a_stopped_worker_is_told_and_its_going_on_too(bench: Bench) -> None:
     bench.driver(), bench.monitor(), bench.agent()
     with bench.worker(0) as child:
-        assert hear(child) == "up"
+        assert read_line(child) == "up"
         bench.wait_for_ranks(1)
         os.kill(child.pid, signal.SIGSTOP)
         bench.wait(lambda: bool(bench.verdicts), "a verdict")
@@ -76,10 +77,10 @@ def test_a_stopped_worker_is_told_and_its_going_on_too(bench: Bench) -> None:
 def test_a_worker_that_lives_but_stands_still_is_silent(bench: Bench) -> None:
     bench.driver(), bench.monitor(), bench.agent()
     with bench.worker(0) as child:
-        assert hear(child) == "up"
+        assert read_line(child) == "up"
         bench.wait_for_ranks(1)
-        bench.wait(lambda: int((hear(child) or "0").split()[-1]) > 3, "the first steps")
-        say(child, "hang")
+        bench.wait(lambda: int((read_line(child) or "0").split()[-1]) > 3, "the first steps")
+        send_line(child, "hang")
         bench.wait(lambda: bool(bench.verdicts), "a verdict")
         assert bench.kinds() == [("silence", 0, True)]
         rows = {row.name: row.value for row in bench.news()[0].evidence}
@@ -89,11 +90,11 @@ def test_a_worker_that_lives_but_stands_still_is_silent(bench: Bench) -> None:
 def test_a_paused_run_and_an_orderly_end_are_no_trouble(bench: Bench) -> None:
     bench.driver(), bench.monitor(), bench.agent("--metrics-port", "0")
     with bench.worker(0) as paused, bench.worker(1) as ending:
-        assert hear(paused) == hear(ending) == "up"
+        assert read_line(paused) == read_line(ending) == "up"
         bench.wait_for_ranks(2)
-        say(ending, "end")
+        send_line(ending, "end")
         ending.wait()
-        say(paused, "pause")
+        send_line(paused, "pause")
         bench.wait_for_ranks(1)
         count = len(bench.beats)
         bench.wait(lambda: len(bench.beats) > count + 12, "two and more silence limits")
@@ -129,7 +130,7 @@ def test_killed_monitor_and_agent_and_a_new_driver_lose_and_repeat_nothing(bench
     bench.driver()
     monitor, agent = bench.monitor(), bench.agent()
     with bench.worker(0) as survivor, bench.worker(1) as victim:
-        assert hear(survivor) == hear(victim) == "up"
+        assert read_line(survivor) == read_line(victim) == "up"
         bench.wait_for_ranks(2)
         os.kill(victim.pid, signal.SIGKILL)
         bench.wait(lambda: bool(bench.verdicts), "a verdict")
@@ -166,9 +167,9 @@ def test_an_agent_that_ends_saves_the_flight_records_of_its_ranks(bench: Bench) 
     events.mkdir()
     agent = bench.agent("--events", str(events))
     with bench.worker(0) as child:
-        assert hear(child) == "up"
+        assert read_line(child) == "up"
         bench.wait(lambda: any(beat.progress for beat in bench.beats), "the agent's first beat")
-        say(child, "end")
+        send_line(child, "end")
         child.wait()
         agent.terminate()
         assert agent.wait(20) == 0
@@ -184,7 +185,7 @@ def test_ranks_that_end_while_the_agent_saves_their_records_have_not_crashed(ben
     bench.driver(), bench.monitor()
     agent = bench.agent("--events", str(events))
     with bench.worker(0) as child:
-        assert hear(child) == "up"
+        assert read_line(child) == "up"
         bench.wait_for_ranks(1)
         slow = events / f"n4-rank0-{0:020d}.npy"
         os.mkfifo(slow)  # whoever reads it waits: a disk that takes its time
@@ -224,7 +225,7 @@ def test_the_exporter_shows_the_ranks(bench: Bench) -> None:
         port = free.getsockname()[1]
     bench.monitor(), bench.agent("--metrics-port", str(port))
     with bench.worker(0) as child:
-        assert hear(child) == "up"
+        assert read_line(child) == "up"
         bench.wait_for_ranks(1)
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as reply:
             text = reply.read().decode()
@@ -238,9 +239,20 @@ def test_the_exporter_shows_the_ranks(bench: Bench) -> None:
 )
 def test_bad_input_gets_one_line_and_code_2(bench: Bench, arguments: list[str]) -> None:
     command = [
-        sys.executable, "-m", "headway.health", "monitor", "--keys", str(bench.root / "keys"), "--run-dir",
-        str(bench.root), "--run-id", RUN_ID, "--announce", str(bench.root / "m.json"), *arguments,
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "headway.health",
+        "monitor",
+        "--keys",
+        str(bench.root / "keys"),
+        "--run-dir",
+        str(bench.root),
+        "--run-id",
+        RUN_ID,
+        "--announce",
+        str(bench.root / "m.json"),
+        *arguments,
+    ]
     done = subprocess.run(
         command, capture_output=True, text=True, env=child_environment(), timeout=60
     )
@@ -255,7 +267,7 @@ def test_garbage_in_the_address_files_is_survived(bench: Bench) -> None:
     )
     agent = bench.agent()
     with bench.worker(0) as child:
-        assert hear(child) == "up"
+        assert read_line(child) == "up"
         bench.wait(lambda: any(beat.name == "agent" for beat in bench.beats), "the agent")
         bench.monitor()
         bench.wait(

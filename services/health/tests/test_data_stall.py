@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from headway.common.node.ring import RingReader, RingWriter
-from headway.common.node.testing import hear, identity, say
+from headway.common.node.testing import identity, read_line, send_line
 from headway.common.wire.messages.health import Verdict, VerdictTaken
 from headway.health.config import HealthConfig
 from headway.health.responses import RESTART_SERVICE, response
@@ -23,7 +23,8 @@ STALL_S = 20.0
 
 
 def stalled_nodes(waiting: set[int], **signals: object) -> list[SimulatedNode]:
-    """Two nodes of two ranks; from 20 s on some wait for data, the others in the next collective."""
+    """Two nodes of two ranks; from 20 s on some wait for data, the others in
+    the next collective."""
     timelines = lockstep(4, 100, lambda _: 0.4)
     for timeline in timelines:
         timeline.hang(STALL_S, "DATA" if timeline.rank in waiting else "NORM")
@@ -75,7 +76,8 @@ def test_a_rank_that_leaves_its_data_where_they_are_is_the_culprit_itself() -> N
 
 
 def test_a_ring_that_another_reader_holds_full_is_that_readers_fault() -> None:
-    """Rank 0 has read all; rank 1 of the same node hangs before it reads, so nothing can be written."""
+    """Rank 0 has read all; rank 1 of the same node hangs before it reads, so
+    nothing can be written."""
     nodes = stalled_nodes({0}, data_wait="readers", data_age_s=100.0)
     nodes[0].timelines[1].hang(STALL_S - 0.2, "OPTIMIZER")
     given = play(MonitorState(CONFIG, RUN_ID), nodes, 60.0)
@@ -177,7 +179,7 @@ def test_a_daemon_that_delivers_slowly_is_left_alone_and_one_that_stops_is_named
         bench.driver(), bench.monitor(), bench.agent()
         ring = bench.ring()
         with bench.worker(0, batches_a_step=6) as child:
-            assert hear(child) == "up"
+            assert read_line(child) == "up"
             bench.wait_for_ranks(1)
             feed_steps(bench, ring, num_batches=4 * 6)
             for _ in range(6):
@@ -192,7 +194,7 @@ def test_a_daemon_that_delivers_slowly_is_left_alone_and_one_that_stops_is_named
             bench.wait(lambda: len(bench.news()) == 2, "its end")
             assert bench.kinds()[1] == ("data_stall", -1, False)
             assert identity(child).alive()
-            say(child, "end")
+            send_line(child, "end")
             feed_steps(bench, ring, num_batches=6)
         ring.close()
 

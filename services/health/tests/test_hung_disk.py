@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from headway.common.node.testing import hear, wait_until
+from headway.common.node.testing import read_line, wait_until
 from headway.health.client import verdicts_of
 from headway.health.sources.background import Background
 from headway.health.sources.host import DISK_STALE_S, FreeSpace
@@ -36,7 +36,8 @@ os.statvfs, os.scandir, os.stat = hung(os.statvfs), hung(os.scandir), hung(os.st
 from headway.health.__main__ import main
 sys.exit(main())
 """
-"""The agent with system calls on its log folder that block while ``gate``, a named pipe, is there."""
+"""The agent with system calls on its log folder that block while ``gate``, a
+named pipe, is there."""
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ def test_beats_go_on_while_the_disk_of_the_logs_hangs(bench: Bench, from_the_sta
         os.mkfifo(gate)
     bench.agent(program=HUNG_AGENT)
     with bench.worker(0) as child:
-        assert hear(child) == "up"
+        assert read_line(child) == "up"
         bench.wait_for_ranks(1)
         if not from_the_start:
             os.mkfifo(gate)

@@ -1,4 +1,5 @@
-"""One monitor that can be found after any takeover, and that takes beats from the cluster's agents alone."""
+"""One monitor that can be found after any takeover, and that takes beats from the
+cluster's agents alone."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from headway.common.node.testing import hear
+from headway.common.node.testing import read_line
 from headway.common.wire.client import Client
 from headway.common.wire.keys import KeyPair
 from headway.common.wire.messages.health import AgentBeat, WorkerSignals
@@ -126,10 +127,11 @@ def forged(pid: int) -> AgentBeat:
 
 
 def test_without_an_agents_key_nobody_can_have_a_rank_killed(bench: Bench) -> None:
-    """The same beat is taken from the holder of the key, so it is the key that keeps the others out."""
+    """The same beat is taken from the holder of the key, so it is the key that
+    keeps the others out."""
     bench.driver(), bench.monitor(), bench.agent()
     with bench.worker(0) as child:
-        assert hear(child) == "up"
+        assert read_line(child) == "up"
         bench.wait_for_ranks(1)
         address = read_address(bench.root / "monitor.json")
         assert address is not None

@@ -1,5 +1,6 @@
 # ruff: noqa: E501  lines stand here as the programs print them
-"""Keyword rules on lines as real programs print them: bad ones are recognised, healthy logs stay silent."""
+"""Keyword rules on lines as real programs print them: bad ones are recognised,
+healthy logs stay silent."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from headway.common.node.flight import FlightWriter
 from headway.common.node.process import LastWords
-from headway.common.node.testing import hear, identity, python_child, say, wait_until
+from headway.common.node.testing import identity, python_child, read_line, send_line, wait_until
 from headway.common.plan.schedule.actions import Kind
 from headway.health.agent import AgentOptions, NodeWatch
 from headway.health.config import HealthConfig
@@ -27,7 +27,7 @@ IDLE = "import sys; print('up', flush=True); sys.stdin.read()"
 
 def test_a_process_is_followed_from_sleep_to_stop_to_zombie_to_gone() -> None:
     with python_child(IDLE) as child:
-        assert hear(child) == "up"
+        assert read_line(child) == "up"
         me = identity(child)
         wait_until(lambda: read_process(me.pid, me.start_ticks).state == "S")
         live = read_process(me.pid, me.start_ticks)
@@ -70,7 +70,8 @@ def test_pressure_is_read_from_a_recorded_tree(
 ) -> None:
     (tmp_path / "pressure").mkdir()
     (tmp_path / "pressure" / "memory").write_text(
-        "some avg10=12.50 avg60=1.00 avg300=0.10 total=123\nfull avg10=2.00 avg60=0.10 avg300=0.00 total=45\n"
+        "some avg10=12.50 avg60=1.00 avg300=0.10 total=123\nfull avg10=2.00 avg60=0.10 "
+        "avg300=0.00 total=45\n"
     )
     monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
     assert read_pressure() == {"memory.some": 0.125, "memory.full": 0.02}
@@ -328,17 +329,18 @@ def test_a_new_process_of_a_rank_shows_its_own_open_action(
     writer.begin(Kind.RECV_FORWARD)
     assert source.read()[0].open_kind == "RECV_FORWARD"
     code = (
-        "import sys; from pathlib import Path; from headway.common.node.flight import FlightWriter\n"
+        "import sys; from pathlib import Path; from headway.common.node.flight import "
+        "FlightWriter\n"
         "writer = FlightWriter.create(Path(sys.argv[1]), 2, capacity=64)\n"
         "print('up', flush=True); sys.stdin.readline()\n"
         "writer.begin(18); print('joining', flush=True); sys.stdin.read()"
     )
     with python_child(code, tmp_path / "flight-2.bin") as child:
-        assert hear(child) == "up"
+        assert read_line(child) == "up"
         [fresh] = source.read()
         assert (fresh.process.pid, fresh.open_kind) == (child.pid, "") and fresh.age_s < 1
-        say(child, "")
-        assert hear(child) == "joining"
+        send_line(child, "")
+        assert read_line(child) == "joining"
         assert [(one.open_kind, one.phase) for one in source.read()] == [("JOIN", "join")]
     source.close()
 
@@ -349,7 +351,7 @@ def test_the_last_words_of_another_process_excuse_nobody(tmp_path: Path) -> None
     words.close()
     source = WorkerSource(tmp_path, HealthConfig())
     with python_child(WORKER, tmp_path) as child:
-        assert hear(child) == "up"
+        assert read_line(child) == "up"
         child.kill()
         child.wait()
         assert source.read()[0].state == "gone"
@@ -377,11 +379,11 @@ def test_last_words_tell_an_orderly_end_from_a_failure(
 ) -> None:
     source = WorkerSource(tmp_path, HealthConfig())
     with python_child(WORKER, tmp_path) as child:
-        assert hear(child) == "up"
+        assert read_line(child) == "up"
         wait_until(lambda: source.read()[0].pss_bytes > 0, what="its proportional memory")
         [live] = source.read()
         assert live.pid == child.pid and live.state in "RS" and live.exit_code is None
-        say(child, str(code))
+        send_line(child, str(code))
         child.wait()
         [ended] = source.read()
     assert (ended.state, ended.exit_code, ended.reason) == (state, code, "said goodbye")

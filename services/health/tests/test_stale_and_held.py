@@ -1,4 +1,5 @@
-"""Returning nodes, duplicate agents, clock steps and debuggers cause no verdict on a healthy rank."""
+"""Returning nodes, duplicate agents, clock steps and debuggers cause no
+verdict on a healthy rank."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from headway.common.node.flight import FlightWriter
-from headway.common.node.testing import hear, python_child, say, wait_until
+from headway.common.node.testing import python_child, read_line, send_line, wait_until
 from headway.common.wire.messages.health import AgentBeat, Verdict
 from headway.health.config import HealthConfig
 from headway.health.sources.flight import FlightSource
@@ -74,7 +75,8 @@ def test_after_a_reboot_starts_are_counted_from_0_again() -> None:
 
 
 def test_a_node_that_comes_back_is_not_mourned_for_ranks_that_have_moved_on() -> None:
-    """Its workers of the old generation are ended by its executor: rightly, and seen by its agent."""
+    """Its workers of the old generation are ended by its executor: rightly,
+    and seen by its agent."""
     state, (staying, lost) = MonitorState(CONFIG, RUN_ID), two_nodes()
     play(state, [staying, lost], 10.0)
     spare = SimulatedNode(2, lost.timelines, generation=1)
@@ -145,11 +147,11 @@ libc.ptrace(PTRACE_DETACH, pid, None, None)
 def traced(pid: int) -> Iterator[None]:
     """Another process holds ``pid`` as gdb and py-spy do."""
     with python_child(TRACER, pid) as tracer:
-        said = hear(tracer)
+        said = read_line(tracer)
         if said != "attached":
             pytest.skip(f"this machine permits no ptrace ({said})")
         yield
-        say(tracer, "detach")
+        send_line(tracer, "detach")
         tracer.wait()
 
 
@@ -157,9 +159,9 @@ def test_a_debugger_at_a_real_worker_causes_no_verdict_and_a_stop_does() -> None
     with health_bench() as bench:
         bench.driver(), bench.monitor(), bench.agent()
         with bench.worker(0) as child:
-            assert hear(child) == "up"
+            assert read_line(child) == "up"
             bench.wait_for_ranks(1)
-            bench.wait(lambda: int((hear(child) or "0").split()[-1]) > 3, "the first steps")
+            bench.wait(lambda: int((read_line(child) or "0").split()[-1]) > 3, "the first steps")
             with traced(child.pid):
                 wait_until(lambda: read_process(child.pid).state == "t", what="the trace stop")
                 bench.wait_for_beats(25)  # two and a half times the limit of silence

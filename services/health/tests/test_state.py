@@ -1,5 +1,5 @@
-"""The monitor's decisions on simulated beat streams: faults found in time, and no false alarm on healthy
-ones."""
+"""The monitor's decisions on simulated beat streams: faults found in time, and no false
+alarm on healthy ones."""
 
 from __future__ import annotations
 
@@ -224,7 +224,8 @@ def test_a_replaced_rank_closes_its_crash_and_survivors_are_not_blamed() -> None
 
 
 def test_what_a_moved_rank_left_behind_is_no_crash() -> None:
-    """Node 0 keeps the segment of a rank that now runs on node 1; a restarted monitor must not mourn it."""
+    """Node 0 keeps the segment of a rank that now runs on node 1; a restarted
+    monitor must not mourn it."""
     timelines = lockstep(2, 100, lambda _: 0.4)
     new = SimulatedNode(1, timelines, generation=3)
     old = SimulatedNode(0, lockstep(1, 100, lambda _: 0.4), generation=1, states={0: "gone"})

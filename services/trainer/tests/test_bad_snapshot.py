@@ -1,4 +1,5 @@
-"""A damaged snapshot never becomes state: the rank says which one it was, and takes the next good copy."""
+"""A damaged snapshot never becomes state: the rank says which one it was, and
+takes the next good copy."""
 
 from __future__ import annotations
 

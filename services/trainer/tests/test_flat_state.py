@@ -1,4 +1,5 @@
-"""The flat buffers: first weights, shards, spans, norms and the layout that a checkpoint records."""
+"""The flat buffers: first weights, shards, spans, norms and the layout that
+a checkpoint records."""
 
 from __future__ import annotations
 
@@ -223,7 +224,7 @@ def test_scattered_replicas_are_refused() -> None:
         ParamSpec(name, (8,), dim, 0, 1, False)
         for name, dim in (("a", None), ("b", 0), ("c", None))
     ]
-    with pytest.raises(ValueError, match="next to each other"):
+    with pytest.raises(ValueError, match="adjacent"):
         FlatChunk(specs, dp_rank=0, dp_size=1, precision=FP64)
 
 

@@ -1,7 +1,8 @@
 """NCCL groups and snapshots on real devices.
 
-Ranks are processes that run this file as a program. Where there are fewer devices than ranks each rank says it is
-another host (NCCL_HOSTID), because NCCL refuses two ranks of one host on one device; messages then go by loopback.
+Ranks are processes that run this file as a program. Where there are fewer devices than ranks each
+rank says it is another host (NCCL_HOSTID), because NCCL refuses two ranks of one host on one
+device; messages then go by loopback.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ def run_ranks(job: str, folder: Path, grid: dict[str, int]) -> list[dict[str, An
 def test_every_group_reduces_gathers_scatters_and_passes_messages_around_the_ring(
     tmp_path: Path, grid: dict[str, int]
 ) -> None:
-    """Catches a lane in one communicator: each rank posts three receives ahead of its first send."""
+    """Catches a lane in one communicator: each rank posts three receives
+    ahead of its first send."""
     plan, reports = Grid(**grid), run_ranks("exchange", tmp_path, grid)
     world = plan.world_size
     for rank, report in enumerate(reports):
@@ -140,7 +142,8 @@ class _Refusing:
 def test_snapshots_hold_what_was_written_before_them_bit_for_bit(
     memory: Path, monkeypatch: pytest.MonkeyPatch, refuses: bool
 ) -> None:
-    """Catches a copy that does not wait for the optimizer, one sealed before it is done, and a wrong restore."""
+    """Catches a copy that does not wait for the optimizer, one sealed before it is done,
+    and a wrong restore."""
     if refuses:
         monkeypatch.setattr(snapshot, "_cudart", _Refusing)
     # not the device a new thread starts on, where there are two
@@ -276,7 +279,8 @@ def exchange(rank: int, folder: Path, grid: Grid) -> dict[str, Any]:
 
 
 def abort(rank: int, folder: Path, grid: Grid) -> dict[str, Any]:
-    """Wait for messages that never come, on several communicators, until aborted; then once more with all well."""
+    """Wait for messages that never come, on several communicators, until aborted; then
+    once more with all well."""
     device, channels = take_device(rank), Channels()
     groups = join(channels, rank, folder, grid, 0, device)
     left, inbox = "", torch.zeros(1 << 20, device=device)

@@ -1,4 +1,5 @@
-"""Groups and fence with real processes: right values, loopback only, and out of anything within moments."""
+"""Groups and fence with real processes: right values, loopback only, and out of
+anything within moments."""
 
 from __future__ import annotations
 

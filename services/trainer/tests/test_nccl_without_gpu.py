@@ -1,4 +1,5 @@
-"""What of NCCL needs no GPU: how a generation's groups are aborted, and which device and environment a rank takes."""
+"""What of NCCL needs no GPU: how a generation's groups are aborted, and which device and
+environment a rank takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The end of a run on a node: whoever is frozen or dead by then, its last flight records are saved."""
+"""The end of a run on a node: whoever is frozen or dead by then, its last
+flight records are saved."""
 
 from __future__ import annotations
 
@@ -58,7 +59,8 @@ def keep(run: NodeRun, name: str, process: ProcessId) -> ProcessId:
 
 
 def sleeper(run: NodeRun, name: str) -> ProcessId:
-    """A service that has no handler for SIGTERM yet dies of it, as an interpreter that still imports."""
+    """A service that has no handler for SIGTERM yet dies of it, as an
+    interpreter that still imports."""
     code = [sys.executable, "-c", "import time; time.sleep(100)"]
     return keep(run, name, spawn(code, run.run.logs / "sleeper.log", os.environ))
 

@@ -74,7 +74,8 @@ def test_what_gets_lost_on_the_way_is_sent_again() -> None:
 
 
 def test_a_flood_without_a_driver_loses_the_oldest_counted_and_never_wedges() -> None:
-    """A driver that stores what follows its newest, or what is said to be the oldest, stores all that is left."""
+    """A driver that stores what follows its newest, or what is said to be the oldest,
+    stores all that is left."""
     box = outbox(0, limit=5)
     stored: list[int] = []
 

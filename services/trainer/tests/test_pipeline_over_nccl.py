@@ -1,8 +1,9 @@
 """A pipeline runs over communicators that, as NCCL's, keep strictly to the order issued.
 
-The real ``Pipeline`` issues a step's messages; a model then carries them out. Each rank has one compute stream and
-one stream per communicator. A message starts when it is the first of its communicator at both ends and both compute
-streams have come to where it was issued; a computation starts when the messages waited for before it are done.
+The real ``Pipeline`` issues a step's messages; a model then carries them out. Each rank has one
+compute stream and one stream per communicator. A message starts when it is the first of its
+communicator at both ends and both compute streams have come to where it was issued; a computation
+starts when the messages waited for before it are done.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ SHAPES = [
 
 @dataclass(eq=False)
 class Message:
-    """One end of a message: what a rank issued on a communicator, behind ``after`` waits of its compute stream."""
+    """One end of a message: what a rank issued on a communicator, behind ``after`` waits
+    of its compute stream."""
 
     comm: str
     is_send: bool
@@ -234,7 +236,8 @@ def lowered(name: str, pp: int, vp: int, groups: int = 3) -> Schedule:
 def test_a_step_ends_over_a_communicator_for_each_pair(
     name: str, pp: int, vp: int, overlap: bool
 ) -> None:
-    """Catches a lane, or both directions of a pair, in one communicator, and a send ordered behind a receive."""
+    """Catches a lane, or both directions of a pair, in one communicator, and a send
+    ordered behind a receive."""
     traces, _ = issue(lowered(name, pp, vp), by_pair, overlap=overlap)
     assert carry_out(traces) == 0
 

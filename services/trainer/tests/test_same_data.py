@@ -111,7 +111,7 @@ def test_other_data_than_the_run_began_with_are_refused_by_name(
         arena_of(session).close()
     with pytest.raises(RefusedError, match=f"{split}.*changed") as refused:
         train_on(again, 6, step=3, generation=1)
-    assert "bring the old data back" in str(refused.value)
+    assert "restore the old data" in str(refused.value)
     assert str(tmp_path / "data") in str(refused.value)
 
 

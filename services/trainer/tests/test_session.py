@@ -1,4 +1,5 @@
-"""One rank's session in this process: steering, durable marks, bad numbers, snapshots. No pool, no groups."""
+"""One rank's session in this process: steering, durable marks, bad numbers,
+snapshots. No pool, no groups."""
 
 from __future__ import annotations
 
@@ -157,7 +158,8 @@ def test_a_busy_store_gets_the_next_durable_snapshot_when_it_is_free(tmp_path: P
 
     hooks.after = release
     _run(_session(_config(durable_every=2), tmp_path), hooks, 9)
-    # Snapshot 2 is pinned until step 6 ends; 4 and 6 wait and become 8, the first after step 7's agreement.
+    # Snapshot 2 is pinned until step 6 ends; 4 and 6 wait and become 8, the first
+    # after step 7's agreement.
     assert [pinned[step] for step in range(2, 9)] == [[2]] * 5 + [[], [8]]
 
 

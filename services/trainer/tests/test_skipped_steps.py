@@ -1,4 +1,5 @@
-"""Steps that are not finite: counted in a row, ended by name, and never the source of a checkpoint."""
+"""Steps that are not finite: counted in a row, ended by name, and never the
+source of a checkpoint."""
 
 from __future__ import annotations
 

@@ -109,7 +109,8 @@ def test_weight_gradients_are_computed_while_a_scatter_is_under_way(block: str) 
         for holder in (owner, getattr(owner, "first", owner), getattr(owner, "second", owner)):
             holder.tp = tp  # type: ignore[union-attr]
     part.chunk.backward(fwd)
-    # The head's weight waits under its scatter; then the final norm's two and a layer's matrices under each next.
+    # The head's weight waits under its scatter; then the final norm's two and a layer's
+    # matrices under each next.
     expected = [1, 5, 9, 13, 17] if block == "serial" else [1, 7, 13]
     assert done == expected
 

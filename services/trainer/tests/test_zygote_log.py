@@ -1,4 +1,5 @@
-"""A forked worker starts without its log while the log's disk is full, and the zygote's log says so."""
+"""A forked worker starts without its log while the log's disk is full, and the
+zygote's log says so."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from headway.common.node import failpoints
 from headway.common.node.arena import Arena
 from headway.common.node.failpoints import FailpointError
 from headway.common.node.process import ProcessId
-from headway.common.node.testing import hear, identity, no_leaks, python_child, say
+from headway.common.node.testing import identity, no_leaks, python_child, read_line, send_line
 
 SLOT = 1000
 
@@ -227,7 +227,7 @@ def test_a_worker_killed_in_a_snapshot_leaves_the_older_ones_and_its_successor_g
         failpoints.arm(points, "arena.seal", "kill", {"step": 6})
     with python_child(WORKER, path, points, 0, 7, where) as worker:
         if where == "copy":
-            assert hear(worker) == "half"
+            assert read_line(worker) == "half"
             worker.send_signal(signal.SIGKILL)
         assert worker.wait() == -9
     with Arena.open(path, writable=False) as reader:
@@ -268,8 +268,8 @@ def test_a_second_living_process_is_refused_by_pid_until_the_first_closes_or_die
     make(path).close()
 
     def ask(child: subprocess.Popen[str], what: str) -> str:
-        say(child, what)
-        return hear(child)
+        send_line(child, what)
+        return read_line(child)
 
     with python_child(CLAIM, path) as one, python_child(CLAIM, path) as two:
         assert ask(one, "write") == "done"
@@ -293,10 +293,10 @@ def test_the_daemon_releases_slots_beside_a_living_worker_and_readers_claim_noth
     worker = make(shm / "a")
     snapshot(worker, 0, wanted=True)
     with python_child(CLAIM, shm / "a") as daemon:
-        say(daemon, "release")
-        assert hear(daemon) == "done"
-        say(daemon, "close")
-        assert hear(daemon) == "done"
+        send_line(daemon, "release")
+        assert read_line(daemon) == "done"
+        send_line(daemon, "close")
+        assert read_line(daemon) == "done"
     assert not worker.busy()
     assert worker.writer == ProcessId.current()
     with Arena.open(shm / "a", writable=False) as reader:

@@ -18,7 +18,7 @@ from headway.common.node import arena_format as form
 from headway.common.node.arena import Arena, SlotInfo
 from headway.common.node.process import ProcessId
 from headway.common.node.segment import LINE_BYTES, PAGE_BYTES, Segment
-from headway.common.node.testing import hear, python_child, wait_until
+from headway.common.node.testing import python_child, read_line, wait_until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -362,7 +362,7 @@ def test_a_holder_that_is_frozen_with_its_kill_pending_counts_as_gone(shm: Path)
     make(path).close()
     try:
         with python_child(HOLDER, path) as child:
-            assert hear(child) == "holds it"
+            assert read_line(child) == "holds it"
             (cell / "cgroup.procs").write_text(str(child.pid))
             (cell / "freezer.state").write_text("FROZEN")
             wait_until(lambda: (cell / "freezer.state").read_text() == "FROZEN\n")

@@ -45,7 +45,8 @@ def create(path: Path, rank: int = 0) -> Arena:
 
 
 class ArenaMachine(RuleBasedStateMachine):
-    """One worker that keeps the protocol (commit s before it begins s + 1), one daemon, deaths of both."""
+    """One worker that keeps the protocol (commit s before it begins s + 1), one
+    daemon, deaths of both."""
 
     @initialize()
     def make(self) -> None:
@@ -198,7 +199,8 @@ TestArenaAgainstItsModel = ArenaMachine.TestCase
 
 
 def live(arena: Arena, daemon: Arena, sealed: list[int]) -> None:
-    """Six snapshots, one of them wanted and flushed, a recovery to step 3, two more; notes the sealed."""
+    """Six snapshots, one of them wanted and flushed, a recovery to step 3, two
+    more; notes the sealed."""
     for step, attempt in [(0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (5, 0), (4, 1), (5, 1)]:
         if (step, attempt) == (4, 1):
             sealed[:] = [s for s in sealed if s <= 4]
@@ -251,7 +253,8 @@ class Rank:
         return content(step, self.rank * 1000 + epoch)
 
     def advance(self, wanted: bool, epoch: int) -> None:
-        """The next piece: begin, then copy and seal, then enter the all-reduce. Never called in it."""
+        """The next piece: begin, then copy and seal, then enter the
+        all-reduce. Never called in it."""
         if self.slot is None:
             self.slot = self.arena.begin(self.step, epoch)
             self.slot.data[: SLOT // 2] = 0xEE

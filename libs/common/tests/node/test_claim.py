@@ -11,7 +11,14 @@ from headway.common.errors import HeadwayError
 from headway.common.node import claim as claims
 from headway.common.node.claim import ClaimedError, claim, release
 from headway.common.node.ring import RingHeldError, RingReader, RingWriter
-from headway.common.node.testing import doomed, hear, identity, python_child, say, wait_until
+from headway.common.node.testing import (
+    doomed,
+    identity,
+    python_child,
+    read_line,
+    send_line,
+    wait_until,
+)
 
 HOLDER = """
 import sys
@@ -48,15 +55,15 @@ sys.stdin.readline()
 def test_a_claim_is_refused_by_the_holder_s_pid_until_it_is_released(tmp_path: Path) -> None:
     path = tmp_path / "claim"
     with python_child(HOLDER, path) as child:
-        assert hear(child) == "claimed"
+        assert read_line(child) == "claimed"
         with pytest.raises(ClaimedError, match=f"process {child.pid}") as caught:
             claim(path)
         assert caught.value.holder == identity(child)
         release(path)  # not ours: nothing happens
         with pytest.raises(ClaimedError):
             claim(path)
-        say(child, "")
-        assert hear(child) == "released"
+        send_line(child, "")
+        assert read_line(child) == "released"
         claim(path)
         claim(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -65,7 +72,7 @@ def test_a_claim_is_refused_by_the_holder_s_pid_until_it_is_released(tmp_path: P
 def test_a_dead_holder_is_replaced_and_an_unreadable_record_names_nobody(tmp_path: Path) -> None:
     path = tmp_path / "claim"
     with python_child(HOLDER, path) as child:
-        assert hear(child) == "claimed"
+        assert read_line(child) == "claimed"
     claim(path)
     path.write_text("garbage")
     claim(path)
@@ -79,16 +86,16 @@ def test_of_several_at_once_one_gets_the_claim(tmp_path: Path) -> None:
         python_child(RACER, path) as c,
     ):
         racers = (a, b, c)
-        assert [hear(racer) for racer in racers] == ["up"] * 3
+        assert [read_line(racer) for racer in racers] == ["up"] * 3
         for racer in racers:
-            say(racer, "")
-        assert sorted(hear(racer) for racer in racers) == ["claimed", "refused", "refused"]
+            send_line(racer, "")
+        assert sorted(read_line(racer) for racer in racers) == ["claimed", "refused", "refused"]
 
 
 def test_the_claim_of_a_process_frozen_with_sigkill_pending_is_taken_over(tmp_path: Path) -> None:
     path = tmp_path / "claim"
     with python_child(HOLDER, path) as child:
-        assert hear(child) == "claimed"
+        assert read_line(child) == "claimed"
         try:
             with doomed(child.pid):
                 claim(path)
@@ -103,7 +110,7 @@ def test_a_file_that_stays_locked_is_an_error_that_names_it(
     path.touch()
     monkeypatch.setattr(claims, "LOCK_LIMIT_S", 0.05)
     with python_child(LOCKER, path) as child:
-        assert hear(child) == "locked"
+        assert read_line(child) == "locked"
         with pytest.raises(HeadwayError, match=f"{path} has been locked"):
             claim(path)
 
@@ -135,7 +142,7 @@ sys.stdin.readline()
 def test_both_places_of_a_ring_are_taken_over_from_a_doomed_process(shm: Path) -> None:
     path = shm / "ring-0.bin"
     with python_child(RING_USER, path) as child:
-        assert hear(child) == "up"
+        assert read_line(child) == "up"
         with pytest.raises(HeadwayError, match=f"process {child.pid}"):
             RingWriter.adopt(path)
         with pytest.raises(RingHeldError):

@@ -8,7 +8,14 @@ import pytest
 from headway.common.errors import InputError
 from headway.common.node import failpoints
 from headway.common.node.failpoints import FailpointError, arm, configure, disarm, failpoint, fired
-from headway.common.node.testing import hear, identity, no_leaks, python_child, say, wait_until
+from headway.common.node.testing import (
+    identity,
+    no_leaks,
+    python_child,
+    read_line,
+    send_line,
+    wait_until,
+)
 
 LOOP = """
 import os, sys
@@ -83,21 +90,21 @@ def test_arming_reaches_running_processes_and_one_of_them_dies(shm: Path) -> Non
     path = shm / "fp.bin"
     with python_child(LOOP, path, 0) as zero, python_child(LOOP, path, 1) as one:
         for child in (zero, one):
-            assert hear(child) == "up"
-            say(child, "5")
-            assert hear(child) == "passed"
+            assert read_line(child) == "up"
+            send_line(child, "5")
+            assert read_line(child) == "passed"
         arm(path, "test.here", "kill", {"rank": 1, "step": 6, "node": 0}, key="k")
-        say(zero, "6")
-        assert hear(zero) == "passed"
-        say(one, "5")
-        assert hear(one) == "passed"
-        say(one, "6")
+        send_line(zero, "6")
+        assert read_line(zero) == "passed"
+        send_line(one, "5")
+        assert read_line(one) == "passed"
+        send_line(one, "6")
         assert one.wait() == -signal.SIGKILL
         assert fired(path)["k"]["pid"] == one.pid
     with python_child(LOOP, path, 1) as successor:
-        assert hear(successor) == "up"
-        say(successor, "6")
-        assert hear(successor) == "passed"
+        assert read_line(successor) == "up"
+        send_line(successor, "6")
+        assert read_line(successor) == "passed"
 
 
 def test_of_many_processes_that_reach_it_exactly_one_fires(shm: Path) -> None:
@@ -110,21 +117,21 @@ def test_of_many_processes_that_reach_it_exactly_one_fires(shm: Path) -> None:
     ):
         children = (a, b, c)
         for child in children:
-            assert hear(child) == "up"
+            assert read_line(child) == "up"
         for child in children:
-            say(child, "1")
-        assert sorted(hear(child) for child in children) == ["passed", "passed", "raised"]
+            send_line(child, "1")
+        assert sorted(read_line(child) for child in children) == ["passed", "passed", "raised"]
 
 
 def test_stop_freezes_the_process_until_it_is_continued(shm: Path) -> None:
     path = shm / "fp.bin"
     arm(path, "test.here", "stop")
     with python_child(LOOP, path, 0) as child:
-        assert hear(child) == "up"
-        say(child, "1")
+        assert read_line(child) == "up"
+        send_line(child, "1")
         wait_until(lambda: identity(child).state() == "T", what="stop")
         child.send_signal(signal.SIGCONT)
-        assert hear(child) == "passed"
+        assert read_line(child) == "passed"
 
 
 def test_sleep_delays_and_goes_on(shm: Path) -> None:
@@ -153,10 +160,10 @@ os.write(write, b"x")
 print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 """
     with python_child(code, shm / "fp.bin") as child:
-        assert hear(child) == "up"
+        assert read_line(child) == "up"
         arm(shm / "fp.bin", "forked")
-        say(child, "go")
-        assert hear(child) == "-9"
+        send_line(child, "go")
+        assert read_line(child) == "-9"
 
 
 def test_what_cannot_be_armed_is_bad_input_and_changes_nothing(shm: Path) -> None:

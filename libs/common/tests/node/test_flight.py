@@ -10,7 +10,7 @@ import pytest
 from headway.common.errors import CorruptError, InputError
 from headway.common.node.flight import BROKEN, RECORD, WAITING, FlightReader, FlightWriter
 from headway.common.node.process import ProcessId
-from headway.common.node.testing import hear, no_leaks, python_child, say, wait_until
+from headway.common.node.testing import no_leaks, python_child, read_line, send_line, wait_until
 
 
 def test_a_record_keeps_all_its_fields(tidy_shm: Path) -> None:
@@ -112,7 +112,7 @@ print("stuck", flush=True)
 signal.pause()
 """
     with python_child(code, shm / "f") as child:
-        assert hear(child) == "stuck"
+        assert read_line(child) == "stuck"
         reader = FlightReader(shm / "f")
         assert reader.header.process == ProcessId.of(child.pid)
         child.send_signal(signal.SIGKILL)
@@ -192,7 +192,7 @@ while stop.is_alive():
 print(n, flush=True)
 """
     with python_child(code, shm / "f") as child:
-        assert hear(child) == "up"
+        assert read_line(child) == "up"
         reader, seen, last = FlightReader(shm / "f"), 0, 0
         wait_until(lambda: reader.header.head > 100, what="records")
         for _ in range(3000):
@@ -210,8 +210,8 @@ print(n, flush=True)
                 assert n[0] >= last - 16
                 last = int(n[-1])
         assert seen > 0
-        say(child, "stop")
-        total = int(hear(child))
+        send_line(child, "stop")
+        total = int(read_line(child))
     assert reader.header.head == reader.header.progress == total
 
 

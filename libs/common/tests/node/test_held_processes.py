@@ -17,9 +17,9 @@ from headway.common.node.testing import (
     child_environment,
     doomed,
     frozen,
-    hear,
     identity,
     python_child,
+    read_line,
     wait_until,
 )
 
@@ -41,7 +41,7 @@ def traced(pid: int) -> Iterator[None]:
 
 def test_a_process_under_a_debugger_is_not_stopped() -> None:
     with python_child(SLEEP) as child:
-        assert hear(child) == "up"
+        assert read_line(child) == "up"
         process = identity(child)
         with traced(child.pid):
             wait_until(lambda: process.state() == "t", what="ptrace stop")
@@ -51,7 +51,7 @@ def test_a_process_under_a_debugger_is_not_stopped() -> None:
 
 def test_a_frozen_process_is_doomed_once_sigkill_waits_for_it() -> None:
     with python_child(SLEEP) as child:
-        assert hear(child) == "up"
+        assert read_line(child) == "up"
         process = identity(child)
         assert not process.is_doomed()
         try:
@@ -66,7 +66,7 @@ def test_a_frozen_process_is_doomed_once_sigkill_waits_for_it() -> None:
 
 def test_a_stopped_process_is_not_doomed_and_a_dead_one_is() -> None:
     with python_child(SLEEP) as child:
-        assert hear(child) == "up"
+        assert read_line(child) == "up"
         process = identity(child)
         child.send_signal(signal.SIGSTOP)
         wait_until(lambda: process.state() == "T", what="stop")

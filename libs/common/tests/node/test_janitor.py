@@ -19,7 +19,14 @@ from headway.common.node import janitor
 from headway.common.node.process import ProcessId
 from headway.common.node.ring import RingWriter
 from headway.common.node.run_dir import NodePaths, RunLock, new_run_id
-from headway.common.node.testing import hear, identity, no_leaks, python_child, say, wait_until
+from headway.common.node.testing import (
+    identity,
+    no_leaks,
+    python_child,
+    read_line,
+    send_line,
+    wait_until,
+)
 
 SLEEP = "import signal; print('up', flush=True); signal.pause()"
 EXECUTOR = """
@@ -44,7 +51,7 @@ def furnish(run_id: str, node: int = 0) -> NodePaths:
 @contextlib.contextmanager
 def member(run_id: str, node: int = 0, code: str = SLEEP) -> Iterator[subprocess.Popen[str]]:
     with python_child(code, run_id, env=NodePaths(run_id, node).environment()) as child:
-        assert hear(child) == "up"
+        assert read_line(child) == "up"
         yield child
 
 
@@ -141,7 +148,7 @@ def test_strangers_and_runs_of_other_roots_are_left_alone(
         python_child(SLEEP, env=other) as neighbour,
         member(dead) as worker,
     ):
-        assert hear(foreign) == hear(neighbour) == "up"
+        assert read_line(foreign) == read_line(neighbour) == "up"
         done = janitor.sweep(*roots)
         assert {line.split(":")[0] for line in done} == {f"run {dead}"}
         assert gone(worker)
@@ -176,7 +183,7 @@ def test_a_stranger_that_got_the_pid_of_a_run_process_meanwhile_is_spared(
     run_id = new_run_id()
     env = NodePaths(run_id, 0).environment()
     with python_child(SLEEP) as stranger:
-        assert hear(stranger) == "up"
+        assert read_line(stranger) == "up"
         is_running = psutil.Process.is_running
 
         # The kernel hands out no pid on request: what was read of the stranger's is played.
@@ -291,8 +298,8 @@ print(len(end_run(sys.argv[1])), len(processes_of(sys.argv[1])), flush=True)
     run_id = new_run_id()
     furnish(run_id)
     with member(run_id) as worker, member(run_id, code=code) as asking:
-        say(asking, "go")
-        assert hear(asking) == "3 1"  # processes, memory and sockets; itself is left
+        send_line(asking, "go")
+        assert read_line(asking) == "3 1"  # processes, memory and sockets; itself is left
         assert gone(worker)
 
 
@@ -309,10 +316,10 @@ def test_a_starting_run_waits_for_the_sweep_of_its_id_and_then_holds_a_fresh_loc
         wait_until(lambda: blocked_on_a_lock(me), what="a wait for the lock")
         (roots[0] / run_id / "run.lock").unlink()
         sweeping.release()
-        assert hear(executor) == "held"
+        assert read_line(executor) == "held"
         assert RunLock.try_exclusive(run_id, roots[0]) is None
         assert janitor.sweep(*roots) == []
-        say(executor, "end")
+        send_line(executor, "end")
         executor.wait()
         lock = RunLock.try_exclusive(run_id, roots[0])
         assert lock is not None

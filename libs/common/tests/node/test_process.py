@@ -13,12 +13,12 @@ from headway.common.errors import CorruptError, InputError
 from headway.common.node.process import GONE, LastWords, ProcessId, spawn
 from headway.common.node.testing import (
     child_environment,
-    hear,
     identity,
     no_leaks,
     open_fds,
     python_child,
-    say,
+    read_line,
+    send_line,
     wait_until,
 )
 
@@ -32,7 +32,7 @@ def reap(process: ProcessId) -> int:
 
 def test_a_running_a_stopped_and_a_dead_process_are_told_apart() -> None:
     with python_child(SLEEP) as child:
-        assert hear(child) == "up"
+        assert read_line(child) == "up"
         process = identity(child)
         wait_until(lambda: process.state() == "S", what="sleep")
         child.send_signal(signal.SIGSTOP)
@@ -49,7 +49,7 @@ def test_a_running_a_stopped_and_a_dead_process_are_told_apart() -> None:
 
 def test_a_process_with_the_same_pid_but_another_start_is_somebody_else() -> None:
     with python_child(SLEEP) as child:
-        assert hear(child) == "up"
+        assert read_line(child) == "up"
         real = identity(child)
         old = ProcessId(real.pid, real.start_ticks - 1)
         fds = open_fds()
@@ -81,12 +81,13 @@ def test_a_pidfd_of_a_process_that_is_no_child_becomes_readable_at_its_end(tmp_p
 import os, sys
 from pathlib import Path
 from headway.common.node.process import spawn
-child = spawn([sys.executable, "-c", "import signal; signal.pause()"], Path(sys.argv[1]), dict(os.environ))
+command = [sys.executable, "-c", "import signal; signal.pause()"]
+child = spawn(command, Path(sys.argv[1]), dict(os.environ))
 print(child.pid, child.start_ticks, flush=True)
 sys.stdin.readline()
 """
     with python_child(code, tmp_path / "log") as parent:
-        stranger = ProcessId(*map(int, hear(parent).split()))
+        stranger = ProcessId(*map(int, read_line(parent).split()))
         fd = stranger.pidfd()
         try:
             assert select.select([fd], [], [], 0)[0] == []
@@ -100,7 +101,8 @@ PROBE = """
 import json, os, sys
 print(json.dumps({
     "sid": os.getsid(0), "pid": os.getpid(), "cwd": os.getcwd(), "env": dict(os.environ),
-    "fds": sorted(int(fd) for fd in os.listdir("/proc/self/fd")), "stdin": os.readlink("/proc/self/fd/0"),
+    "fds": sorted(int(fd) for fd in os.listdir("/proc/self/fd")),
+    "stdin": os.readlink("/proc/self/fd/0"),
     "umask": os.umask(0),
     "stdout": os.readlink("/proc/self/fd/1"), "flags": open("/proc/self/fdinfo/1").read(),
 }), flush=True)
@@ -159,7 +161,7 @@ sys.stdin.readline()
 """
     log = tmp_path / "log"
     with python_child(parent_code, log) as parent:
-        child = ProcessId(*map(int, hear(parent).split()))
+        child = ProcessId(*map(int, read_line(parent).split()))
         parent.kill()
         parent.wait()
     try:
@@ -192,7 +194,7 @@ stays.kill()
 print("good", flush=True)
 """
     with python_child(code, tmp_path / "log") as child:
-        assert hear(child) == "good"
+        assert read_line(child) == "good"
 
 
 def test_last_words_name_the_process_the_code_and_the_culprit(tidy_shm: Path) -> None:
@@ -226,8 +228,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
     path = shm / "words-0.bin"
     with python_child(code, path) as child:
-        assert hear(child) == "ready"
-        say(child, "speak")
+        assert read_line(child) == "ready"
+        send_line(child, "speak")
         assert child.wait() == -9
         found = LastWords(path).read()
         assert found is not None and (found.pid, found.code, found.reason) == (
@@ -236,8 +238,8 @@ os.kill(os.getpid(), signal.SIGKILL)
             "orphaned",
         )
     with python_child(code, path) as child:
-        assert hear(child) == "ready"
-        say(child, "die silently")
+        assert read_line(child) == "ready"
+        send_line(child, "die silently")
         assert child.wait() == -9
     assert LastWords(path).read() is None
 
@@ -276,4 +278,4 @@ def test_child_environment_lets_children_find_the_package() -> None:
     with python_child(
         "import headway.common.node.process as p; print(p.GONE)", env=child_environment()
     ) as child:
-        assert hear(child) == GONE
+        assert read_line(child) == GONE

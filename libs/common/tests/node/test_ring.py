@@ -9,7 +9,7 @@ from headway.common.errors import CorruptError, DeadlineError, HeadwayError, Inp
 from headway.common.node import failpoints
 from headway.common.node.failpoints import FailpointError
 from headway.common.node.ring import RingAbortedError, RingReader, RingWriter
-from headway.common.node.testing import hear, no_leaks, python_child, say
+from headway.common.node.testing import no_leaks, python_child, read_line, send_line
 
 
 def make(
@@ -231,14 +231,14 @@ def take(readers: list[RingReader], upto: int) -> None:
 def test_a_writer_killed_in_a_slot_shows_nothing_torn_and_its_heir_goes_on(shm: Path) -> None:
     path = shm / "r"
     with python_child(WRITE, path, 0, 3, "live") as first:
-        assert hear(first) == "done"
+        assert read_line(first) == "done"
         readers = [RingReader(path, 0), RingReader(path, 1)]
         take(readers, 3)
         assert readers[0].writer_alive()
     assert not readers[0].writer_alive()
     with python_child(WRITE, path, 3, 50, "die") as second:
         take(readers, 49)
-        assert hear(second) == "half"
+        assert read_line(second) == "half"
         with pytest.raises(HeadwayError, match="being written"):
             RingWriter.adopt(path)
         second.send_signal(signal.SIGKILL)
@@ -246,8 +246,8 @@ def test_a_writer_killed_in_a_slot_shows_nothing_torn_and_its_heir_goes_on(shm: 
     assert [reader.poll() for reader in readers] == [None, None]
     with python_child(WRITE, path, 49, 90, "live") as third:
         take(readers, 90)
-        assert hear(third) == "done"
-        say(third, "end")
+        assert read_line(third) == "done"
+        send_line(third, "end")
         assert third.wait() == 0
 
 
@@ -269,10 +269,10 @@ sys.stdin.readline()
     make(shm / "r").close()
     with python_child(code, shm / "r") as a, python_child(code, shm / "r") as b:
         for child in (a, b):
-            assert hear(child) == "up"
+            assert read_line(child) == "up"
         for child in (a, b):
-            say(child, "go")
-        assert sorted([hear(a), hear(b)]) == ["mine", "refused"]
+            send_line(child, "go")
+        assert sorted([read_line(a), read_line(b)]) == ["mine", "refused"]
 
 
 def test_rings_leave_no_file_descriptor_and_no_mapping(shm: Path) -> None:

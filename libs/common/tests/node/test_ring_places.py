@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from headway.common.errors import CorruptError
 from headway.common.node.ring import RingHeldError, RingReader, RingWriter
-from headway.common.node.testing import hear, no_leaks, python_child
+from headway.common.node.testing import no_leaks, python_child, read_line
 
 READ = """
 import os, sys
@@ -42,7 +42,7 @@ def make(path: Path, *, num_readers: int = 1, num_slots: int = 4) -> RingWriter:
 def test_a_number_that_a_living_process_holds_is_refused_by_its_pid(shm: Path) -> None:
     make(shm / "r")
     with python_child(READ, shm / "r", 0) as child:
-        assert hear(child) == "released 0"
+        assert read_line(child) == "released 0"
         with pytest.raises(RingHeldError, match=rf"reader 0 .* is process {child.pid}; close"):
             RingReader(shm / "r", 0)
 
@@ -60,7 +60,7 @@ def test_a_number_is_refused_to_a_second_reader_of_the_same_process(shm: Path) -
 def test_the_place_of_a_killed_reader_is_taken_over_where_it_stood(shm: Path) -> None:
     make(shm / "r")
     with python_child(READ, shm / "r", 0) as child:
-        assert hear(child) == "released 0"
+        assert read_line(child) == "released 0"
         child.kill()
         child.wait()
         heir = RingReader(shm / "r", 0)

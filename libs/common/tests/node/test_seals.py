@@ -1,4 +1,5 @@
-"""Which steps the arenas of a node hold, whatever lies there; and how a rank gets a usable arena again."""
+"""Which steps the arenas of a node hold, whatever lies there; and how a rank gets
+a usable arena again."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from headway.common.node import arena_format as form
 from headway.common.node.arena import Arena
 from headway.common.node.arena_file import open_or_replace, remove
 from headway.common.node.seals import read_seals
-from headway.common.node.testing import hear, python_child
+from headway.common.node.testing import python_child, read_line
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -177,7 +178,7 @@ sys.stdin.read()
 def test_an_arena_that_another_process_writes_is_not_replaced_whatever_its_shape(shm: Path) -> None:
     path = held(shm, 1, 4)
     with python_child(HOLDER, path) as child:
-        assert hear(child) == "holds it"
+        assert read_line(child) == "holds it"
         with pytest.raises(HeadwayError, match=f"by process {child.pid}"):
             place(path, 1, slot_bytes=7)
         child.send_signal(signal.SIGKILL)

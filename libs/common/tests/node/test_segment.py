@@ -12,7 +12,13 @@ import numpy as np
 import pytest
 from headway.common.errors import CorruptError, InputError
 from headway.common.node.segment import HEADER_BYTES, Segment
-from headway.common.node.testing import child_environment, hear, no_leaks, python_child, wait_until
+from headway.common.node.testing import (
+    child_environment,
+    no_leaks,
+    python_child,
+    read_line,
+    wait_until,
+)
 
 MAGIC = b"TESTSEG\0"
 
@@ -98,7 +104,8 @@ def test_nobody_sees_a_segment_before_its_first_content_is_written(shm: Path) ->
 import os, signal, sys
 from pathlib import Path
 from headway.common.node.segment import Segment
-Segment.create(Path(sys.argv[1]), 8192, b"TESTSEG\\0", 3, lambda s: os.kill(os.getpid(), signal.SIGKILL))
+kill = lambda segment: os.kill(os.getpid(), signal.SIGKILL)
+Segment.create(Path(sys.argv[1]), 8192, b"TESTSEG\\0", 3, kill)
 """
     with python_child(code, shm / "a.bin") as child:
         assert child.wait() == -9
@@ -222,7 +229,7 @@ while words[30] == 0:
 """
     with make(shm / "a") as segment, python_child(code, shm / "a") as child:
         segment.words[20] = 0x1111111111111111
-        assert hear(child) == "up"
+        assert read_line(child) == "up"
         seen: set[int] = set()
         wait_until(lambda: len(seen) > 1 or bool(seen.add(segment.words[20])), what="both values")
         seen |= {segment.words[20] for _ in range(500_000)}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from headway.common.errors import InputError
-from headway.common.node.testing import doomed, frozen, hear, python_child
+from headway.common.node.testing import doomed, frozen, python_child, read_line
 from headway.common.wire.client import Client
 from headway.common.wire.messages.service import Ping, Pong
 from headway.common.wire.server import Server
@@ -43,7 +43,7 @@ def test_the_path_of_a_listener_frozen_with_sigkill_pending_is_taken_over(
 ) -> None:
     path = sock_dir / "a.sock"
     with python_child(LISTENER, path) as child, contextlib.ExitStack() as open_:
-        assert hear(child) == "up"
+        assert read_line(child) == "up"
         try:
             with frozen(child.pid):
                 if is_full:

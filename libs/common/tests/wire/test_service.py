@@ -1,4 +1,5 @@
-"""The frame of a service: built-in messages, beats, drain, signals, metrics; threads and real processes."""
+"""The frame of a service: built-in messages, beats, drain, signals, metrics;
+threads and real processes."""
 
 from __future__ import annotations
 

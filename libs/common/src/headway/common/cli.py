@@ -1,4 +1,4 @@
-"""The frame of every command line of Headway: options, exit codes, one line for an error."""
+"""What all command lines of Headway share: options, exit codes, one-line errors."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ def group(help_: str, **settings: Any) -> typer.Typer:
 def run(app: typer.Typer, prog: str, arguments: list[str] | None = None) -> int:
     """Run a command line; returns the exit code.
 
-    0 is success, 2 bad input or usage, 130 interrupted, 1 anything else. What a user can fix is
-    one line on stderr, and a stderr that cannot be written does not change the code.
+    0 is success, 2 bad input or usage, 130 interrupted, 1 anything else. An error that the
+    user can fix is printed as one line on stderr; a stderr that cannot be written does not
+    change the exit code.
     """
     tolerate_stderr()
     command = typer.main.get_command(app)
@@ -61,6 +62,6 @@ def fail(line: str, code: int) -> int:
 
 
 def _exit_code(error: HeadwayError) -> int:
-    """A refusal by a daemon for bad input is bad input here too."""
+    """Input that a daemon refused as bad is bad input here too."""
     refused = isinstance(error, RemoteError) and error.remote_code in ("input", "config", "version")
     return 2 if refused else error.exit_code

@@ -1,8 +1,8 @@
 """Configuration in three layers: dataclass defaults, TOML files left to right, overrides.
 
-Classes are frozen dataclasses of str, int, float, bool, Path, Literal, unions such as
-``X | None``, tuples and further dataclasses. TOML has no null: a None that is the default is an
-absent key, another one is the string "none" (an ordinary string where the default is None and
+Classes are frozen dataclasses of str, int, float, bool, Path, Literal, unions such as ``X | None``,
+tuples and further dataclasses. TOML has no null: a key whose default is None is left out to keep
+it; any other None is written as the string "none" (an ordinary string where the default is None and
 strings are allowed).
 """
 
@@ -89,7 +89,7 @@ def _parse_override(text: str) -> dict[str, Any]:
         document = tomllib.loads(f"value = {raw.strip()}")
     except tomllib.TOMLDecodeError:
         document = {}
-    # A bare word is a string, and so is what would be several lines of TOML.
+    # A bare word is a string, and so is anything that would be several lines of TOML.
     value: Any = document["value"] if document.keys() == {"value"} else raw.strip()
     for part in reversed(parts):
         value = {part: value}
@@ -135,7 +135,7 @@ def _build(cls: Any, data: Any, path: str, base: Any) -> Any:
 
 
 def _default(field: dataclasses.Field[Any], base: Any) -> Any:
-    """The field's value where none is given; ``dataclasses.MISSING`` if one has to be."""
+    """The field's default; ``dataclasses.MISSING`` for a required field."""
     if base is not None:
         return getattr(base, field.name)
     if field.default_factory is not dataclasses.MISSING:
@@ -160,7 +160,8 @@ def _names_below(cls: Any, path: str = "") -> list[str]:
 
 
 def _convert(hint: Any, value: Any, path: str, default: Any = None) -> Any:
-    """``value`` as ``hint`` asks. Tables are ours: msgspec would let their unknown keys pass."""
+    """``value`` converted to ``hint``. Tables are built here, because msgspec
+    ignores unknown keys."""
     is_union = typing.get_origin(hint) in (Union, types.UnionType)
     members = typing.get_args(hint) if is_union else (hint,)
     if value == _NONE and types.NoneType in members and (default is not None or str not in members):

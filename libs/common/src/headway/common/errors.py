@@ -7,7 +7,7 @@ HeadwayError
 │   └── VersionError  ... because its sender speaks another version
 ├── RemoteError       the other side answered with an error
 ├── DeadlineError     the other side did not answer in time
-│   └── BusyError     ... or cannot do it now; the same request may be repeated
+│   └── BusyError     ... or is busy; the same request may be repeated
 └── CorruptError      bytes on disk or in memory fail their digest or format
 """
 
@@ -29,7 +29,8 @@ class HeadwayError(Exception):
 
     @property
     def code(self) -> str:
-        """The stable name of the error on the wire and in logs: the class name without its ending."""
+        """The stable name of the error on the wire and in logs: the class
+        name without its ending."""
         return type(self).__name__.removesuffix("Error").lower()
 
 
@@ -44,11 +45,11 @@ class ConfigError(InputError):
 
 
 class WireError(HeadwayError):
-    """Bytes from a socket that are no valid message; the sender is answered and nothing else changes."""
+    """Bytes from a socket that are not a valid message; the sender gets an error reply."""
 
 
 class VersionError(WireError):
-    """A message of another protocol version: parts that were not installed together."""
+    """A message of another protocol version: two installations of Headway are mixed."""
 
     exit_code = 2
 
@@ -66,7 +67,7 @@ class DeadlineError(HeadwayError):
 
 
 class BusyError(DeadlineError):
-    """The other side cannot do it now and has changed nothing; the same request may be repeated."""
+    """The other side is busy and changed nothing; the same request may be repeated."""
 
 
 class CorruptError(HeadwayError):

@@ -21,7 +21,8 @@ def lazy(package: str, **homes: str) -> tuple[Callable[[str], Any], Callable[[],
         if name not in home_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value = getattr(import_module(f"{package}.{home_of[name]}"), name)
-        # Kept, or a function called like its module would be the module from the second use on.
+        # Cached: otherwise a function named like its module would become the
+        # module on its second use.
         setattr(sys.modules[package], name, value)
         return value
 

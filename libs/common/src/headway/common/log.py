@@ -15,7 +15,7 @@ import structlog
 from headway.common.log_stream import tolerate_stderr, tolerate_stdout, writer_of
 
 _who: dict[str, Any] = {}
-"""On every line of this process. No context variable: those of one thread are unknown to the others."""
+"""Fields on every line of this process. Not a context variable, which is local to its thread."""
 
 
 def setup(
@@ -59,7 +59,7 @@ def setup(
 
 
 def identify(**who: Any) -> None:
-    """Say on every line from now on who this process is; what is learned later, as a worker its rank."""
+    """Add fields to every later line, such as the rank that a worker has been assigned."""
     _who.update({key: value for key, value in who.items() if value not in ("", None)})
 
 
@@ -70,7 +70,7 @@ def num_lines_lost() -> int:
 
 
 def trouble() -> str:
-    """Why the log cannot be written now, "" while it can."""
+    """Why the log cannot be written at the moment; empty while it can."""
     writer = writer_of(sys.stderr)
     if writer is None or not writer.num_lost:
         return ""
@@ -78,9 +78,10 @@ def trouble() -> str:
 
 
 def complain(log: Callable[..., Any], event: str, **fields: Any) -> None:
-    """Log what a loop must survive, by ``log`` (``logger.exception``, say); never raises.
+    """Log an error that a loop must survive, with ``log`` such as
+    ``logger.exception``; never raises.
 
-    A field or a traceback that cannot be rendered loses its line, not its caller.
+    If a field or traceback cannot be rendered, its line is lost and the caller continues.
     """
     with contextlib.suppress(Exception):
         log(event, **fields)
@@ -97,7 +98,7 @@ def _add_who(logger: Any, method: str, event: dict[str, Any]) -> dict[str, Any]:
 
 
 def _lost_line(num_lost: int, reason: str) -> str:
-    """The line that stands in the log for those that are not there, in the log's own form."""
+    """The line that reports lost lines, in the format of the log."""
     event: Any = {
         "component": "log",
         "event": "log lines were lost",

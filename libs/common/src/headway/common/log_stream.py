@@ -1,4 +1,5 @@
-"""A text stream for logs that never raises: what cannot be written is counted, and reported later.
+"""A text stream for logs that never raises: lines that cannot be written are
+counted and reported later.
 
 A full disk, an I/O error or a reader that has gone must not end a process because it logs. Nor may
 a file system that hangs stop a loop on which others depend: such a process lets a thread write.
@@ -32,8 +33,8 @@ def _plain_notice(num_lost: int, reason: str) -> str:
 class LogWriter(io.RawIOBase):
     """Writes to a descriptor, without a buffer of its own that a later flush could fail on.
 
-    ``notice`` makes the line that is written as soon as writing works again, from the number of
-    lines lost and the error that lost them.
+    ``notice`` builds the line that is written once writing works again, from the number of lost
+    lines and the error.
     """
 
     def __init__(self, descriptor: int, notice: Callable[[int, str], str]) -> None:
@@ -58,7 +59,7 @@ class LogWriter(io.RawIOBase):
         """Write all of ``data`` or count its lines as lost; returns its length either way."""
         content = bytes(data)
         try:
-            if self._is_torn:  # the next line must not hang on to half of another one
+            if self._is_torn:  # the next line must not be appended to half of another one
                 self._write_all(b"\n")
                 self._is_torn = False
             if self.num_lost:
@@ -136,8 +137,8 @@ def tolerate_stderr(
 ) -> None:
     """Let ``sys.stderr`` never raise, so that no message can change how this process ends.
 
-    What the interpreter itself prints, as the traceback at its end, goes there too. A stream that
-    somebody else has put in its place (a test's capture) is left alone.
+    Output of the interpreter itself, such as the final traceback, goes there too. A stream that was
+    replaced by something else, such as a test's capture, is left alone.
     """
     writer = writer_of(sys.stderr)
     if writer is not None and isinstance(writer, BackgroundLogWriter) >= in_background:

@@ -1,6 +1,6 @@
 """Results of a command: JSON for programs, text and tables for people; rich draws on a terminal.
 
-Nothing heavy is imported before there is something to draw, so that ``--help`` answers at once.
+Heavy imports wait until something is drawn, so that ``--help`` is fast.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Table:
 
     @property
     def numeric(self) -> list[bool]:
-        """Which columns hold nothing but numbers."""
+        """Which columns hold only numbers."""
         cells = zip(*self.rows, strict=True)
         return [all(c is None or isinstance(c, int | float) for c in column) for column in cells]
 
@@ -36,7 +36,7 @@ class Table:
         return [["-" if c is None else str(c) for c in row] for row in self.rows]
 
     def lines(self) -> list[str]:
-        """Without a terminal: each column as wide as its longest cell, whatever that is."""
+        """Without a terminal: each column is as wide as its longest cell."""
         rows = [list(self.header), *self.text] if self.header else self.text
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         aligned = [
@@ -64,7 +64,7 @@ def emit(data: Any, as_json: bool, lines: Iterable[str | Table]) -> None:
 
 
 def _draw(table: Table) -> None:
-    """On a terminal: cells that are too long for it fold inside their column."""
+    """On a terminal: long cells are folded inside their column."""
     from rich.console import Console
     from rich.table import Table as Drawn
     from rich.text import Text

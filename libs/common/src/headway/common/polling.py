@@ -1,4 +1,4 @@
-"""Waiting for what nobody announces, for as long as it gets ahead."""
+"""Waiting by polling, for as long as there is progress."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, *, every_s: floa
 
 
 class HighWater:
-    """Whether a counter of another process gets ahead: only a value above all before counts.
+    """Whether another process's counter makes progress: only a new maximum counts.
 
-    A process that was started again counts from 0. That may be a fresh start ``fresh_starts``
-    times; after that it is one that ends again and again, and has to get past what it reached.
+    A restarted process counts from 0. That is accepted ``fresh_starts`` times; after that it counts
+    as crashing repeatedly and must exceed its earlier maximum.
     """
 
     def __init__(self, fresh_starts: int = 3) -> None:

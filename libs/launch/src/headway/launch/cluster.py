@@ -1,17 +1,17 @@
-"""The folder that describes a cluster: its nodes, their executors' addresses, a key for each role.
+"""The folder that describes a cluster: its nodes, their executors' addresses, and a key per role.
 
-Only the user may look into it: folders are 0700, files 0600.
+Only the user has access: folders are 0700, files 0600.
 
 cluster.json      {"id", "nodes"}
-keys/ROLE.key     a CURVE key pair for each role, mode 0600: a server admits only the roles it serves
+keys/ROLE.key     a CURVE key pair per role, mode 0600: a server admits only the roles it serves
 nodes/K.json      where node K's executor listens, written by that executor
 nodes/K.run       the run that node K carries, absent while idle
 nodes/K.lock      pid and start time of node K's executor, so that there is only one
 nodes/K.lost      the emulated machine is gone and cannot be started again
 logs/             output of the executors
 
-Writes are renames, except nodes/K.lock and, on a full disk, nodes/K.json, which are overwritten in
-place.
+Files are replaced by renaming, except nodes/K.lock and, on a full disk, nodes/K.json, which are
+overwritten in place.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class ClusterFolder:
 
     @classmethod
     def create(cls, path: Path, *, nodes: int, cluster_id: str | None = None) -> ClusterFolder:
-        """Make a new folder with a new key for each role.
+        """Create a new folder with a new key for each role.
 
         Raises:
-            InputError: the folder already describes a cluster, or it cannot be made.
+            InputError: the folder already describes a cluster, or cannot be created.
         """
         folder = cls(path)
         if folder.exists:
@@ -92,7 +92,7 @@ class ClusterFolder:
         except ValueError as error:
             raise InputError(
                 f"{self.path / name} is not valid JSON: {error}",
-                remedy="remove this file; what it says is written again when the node starts",
+                remedy="remove this file; it is written again when the node starts",
             ) from error
         return dict(data)
 
@@ -129,7 +129,7 @@ class ClusterFolder:
         return int(str(self._facts()["nodes"]))
 
     def key_of(self, role: str) -> KeyPair:
-        """The key pair of one of ``ROLES``; a cluster of an older version gets it now."""
+        """The key pair of one of ``ROLES``; created if an older version made the cluster."""
         path = self.path / "keys" / f"{role}.key"
         if not path.exists():
             with contextlib.suppress(InputError):  # another process was faster
@@ -137,11 +137,11 @@ class ClusterFolder:
         return KeyPair.load(path)
 
     def public_of(self, *roles: str) -> set[bytes]:
-        """The public keys that a server which serves these roles admits."""
+        """The public keys that a server for these roles admits."""
         return {self.key_of(role).public for role in roles}
 
     def announce(self, node: int, endpoint: str, process: ProcessId) -> None:
-        """Publish where a node's executor listens; on a full disk, in the room of the one before.
+        """Publish where a node's executor listens; on a full disk the file is overwritten in place.
 
         Raises:
             OSError: it cannot be written.
@@ -165,7 +165,7 @@ class ClusterFolder:
             return None
 
     def living(self, node: int) -> ProcessId | None:
-        """The node's executor, None unless it has announced itself and has not ended."""
+        """The node's executor if it has announced itself and has not ended, else None."""
         address = self.address(node)
         if address is None or address.process.is_doomed():
             return None
@@ -198,12 +198,13 @@ class ClusterFolder:
         return False
 
     def claim(self, node: int) -> None:
-        """Be the node's only executor until this process ends.
+        """Claim the node for this process, as its only executor until the process ends.
 
-        One that is frozen while SIGKILL waits for it counts as gone.
+        A frozen process with a pending SIGKILL counts as gone.
 
         Raises:
-            InputError: another process is. Two are started when the first is slow to announce itself.
+            InputError: another process is its executor. A second one is started when the first is
+                slow to announce itself.
             OSError: the folder cannot be written.
         """
         try:
@@ -224,7 +225,8 @@ class ClusterFolder:
 
 
 def _overwrite(path: Path, text: str) -> None:
-    """Replace a small file's content in place, padded to its length, which needs no further room."""
+    """Overwrite a small file in place, padded to its length, which needs no
+    additional disk space."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.pwrite(descriptor, text.encode().ljust(os.fstat(descriptor).st_size), 0)

@@ -1,4 +1,4 @@
-"""What Headway asks of the owner of the machines: start, stop and give up nodes."""
+"""The interface to whatever owns the machines: start, stop and give up nodes."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ class Engine(Protocol):
     def start_node(self, node: int, *, fence: bool = False) -> None:
         """Make sure that the node's executor runs; a stopped one (state T) is ended first.
 
-        With ``fence`` one that runs is ended too, whatever it does: it hangs. One that was started a
-        moment ago and has not announced itself is given its time.
+        With ``fence`` a running executor is ended too, because it hangs. One that was started a
+        moment ago and has not announced itself is given time.
 
         Returns as soon as its process exists.
 
         Raises:
             NodeLost: the machine is gone.
-            HeadwayError: the old executor could not be ended, or no new one be started.
+            HeadwayError: the old executor could not be ended, or a new one could not be started.
         """
 
     def has_ended(self, node: int) -> bool:
-        """Whether the engine knows that the machine is there and its executor is not.
+        """Whether the engine knows that the machine is running but its executor is not.
 
-        False when the executor runs, and when that is unknown: then only silence shows its loss.
+        False when the executor runs or its state is unknown; then only its silence shows the loss.
         """
 
     def stop_node(self, node: int) -> None:
@@ -43,4 +43,4 @@ class Engine(Protocol):
         """Give the machine up for good: end what runs there; ``start_node`` raises from now on."""
 
     def stop(self) -> None:
-        """End every node, then what they shared."""
+        """End every node, then what the nodes shared."""

@@ -1,11 +1,13 @@
-"""Who leads a run: a lease with an epoch, which its holder renews and others may take when it stops.
+"""Which driver leads a run: a lease with an epoch, renewed by its holder, taken over when it stops.
 
-A holder proves by a counter that it makes progress. Whoever sees the counter stand still for longer
-than the limit, on its own monotonic clock, claims the next epoch; only one can. The claimant fences
-the holder before it, so that it can do no more harm, and only then publishes itself and acts. No
-clocks are compared between processes, and nothing is held by a lock that a frozen process would keep.
+A holder proves by a counter that it makes progress. An observer that sees no change of the
+counter for longer than the limit, on its own monotonic clock, claims the next epoch; only one can
+succeed. The claimant fences the previous holder, so that it cannot act any more, and only then
+publishes itself and acts. Clocks are not compared between processes, and no lock is held that a
+frozen process would keep.
 
-``FileLease`` serves processes of one machine: it fences by pid. Engines over machines bring their own.
+``FileLease`` serves the processes of one machine, because it fences by pid. Engines that span
+machines provide their own lease.
 """
 
 from __future__ import annotations
@@ -27,12 +29,13 @@ _READ_TRIES = 20
 
 
 class SupersededError(HeadwayError):
-    """Another process holds a newer epoch: whoever gets this must not act any more."""
+    """Another process holds a newer epoch; this process must not act any more."""
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Who leads: ``beat`` grows while the holder makes progress; ``endpoint`` is empty until it listens."""
+    """The leader: ``beat`` grows while it makes progress; ``endpoint`` is
+    empty until it listens."""
 
     epoch: int
     node: int
@@ -50,34 +53,38 @@ class Holder:
 
 @dataclass(frozen=True)
 class LeaseView:
-    """What an observer sees: the newest epoch claimed, and the newest holder that has published itself."""
+    """What an observer sees: the newest claimed epoch, and the newest holder
+    that published itself."""
 
     claimed: int = 0
     holder: Holder | None = None
 
     @property
     def is_starting(self) -> bool:
-        """A claimant has not published itself yet: it is starting, or has died before it could."""
+        """Whether a claimant has not published itself yet: it is starting, or
+        died before it could."""
         return self.claimed > (self.holder.epoch if self.holder is not None else 0)
 
 
 class Lease(Protocol):
-    """One per run."""
+    """The lease of a run; one per run."""
 
     def look(self) -> LeaseView:
-        """How the lease stands now."""
+        """The current state of the lease."""
 
     def has_ended(self, holder: Holder) -> bool:
         """Whether it is certain that the holder's process is gone; False when that is not known."""
 
     def claim(self, after: int) -> int | None:
-        """Claim the epoch after ``after``, the ``claimed`` that was seen; None when another was faster."""
+        """Claim the epoch after ``after``, the observed ``claimed``; None if
+        another process was faster."""
 
     def fence(self, holder: Holder) -> bool:
-        """Make sure that an earlier holder can do no more harm; False: it could not be confirmed."""
+        """Make sure that an earlier holder cannot act any more; False if that
+        cannot be confirmed."""
 
     def publish(self, me: Holder) -> None:
-        """Tell where the holder of the claimed epoch listens, and renew it.
+        """Publish where the holder of the claimed epoch listens, and renew the lease.
 
         Raises:
             SupersededError: a newer epoch was claimed.
@@ -85,7 +92,8 @@ class Lease(Protocol):
 
 
 class FileLease:
-    """The lease as ``driver.json`` and empty files ``driver.claim-N`` in the run's folder, both 0600.
+    """The lease as ``driver.json`` and empty files ``driver.claim-N`` in the
+    run's folder, both 0600.
 
     A claim is the exclusive creation of an empty file, and the record is overwritten in place, so
     that both work on a full disk once the record exists.
@@ -95,7 +103,7 @@ class FileLease:
         self._record, self._folder = folder / "driver.json", folder
 
     def look(self) -> LeaseView:
-        """How the lease stands now; no holder while its record cannot be read."""
+        """The current state of the lease; without a holder while its record cannot be read."""
         holder = self._holder()
         return LeaseView(max(self._claimed(), holder.epoch if holder is not None else 0), holder)
 
@@ -116,7 +124,7 @@ class FileLease:
         return max(self._claims(), default=0)
 
     def _claims(self) -> dict[int, Path]:
-        """Epoch -> file; what has another name is somebody else's."""
+        """Epoch -> file; files with other names are ignored."""
         found = {}
         for path in self._folder.glob("driver.claim-*"):
             number = path.name.removeprefix("driver.claim-")
@@ -129,7 +137,7 @@ class FileLease:
         return holder.process.is_doomed()
 
     def claim(self, after: int) -> int | None:
-        """Claim the epoch after ``after``; None when it is taken.
+        """Claim the epoch after ``after``; None if it is taken.
 
         Raises:
             OSError: the folder cannot be written.
@@ -147,7 +155,7 @@ class FileLease:
         return after + 1
 
     def fence(self, holder: Holder) -> bool:
-        """Kill the holder. One that is frozen counts as gone once the signal waits for it."""
+        """Kill the holder. A frozen one counts as gone once the signal is pending."""
         process = holder.process
         if process == ProcessId.current():
             return True
@@ -175,7 +183,7 @@ class FileLease:
 
 
 class LeaseWatch:
-    """How long the holder has made no progress, as one observer has seen it.
+    """How long the holder has made no progress, as seen by one observer.
 
     Time counts only while the observer itself looks often enough: its own stall is not held against
     the holder.
@@ -199,7 +207,7 @@ class LeaseWatch:
 
 
 class Tenure:
-    """The holder's end: what it publishes, renewed by ``renew`` for as long as it makes progress."""
+    """The holder's side: its record, renewed by ``renew`` for as long as it makes progress."""
 
     def __init__(self, lease: Lease, me: Holder) -> None:
         self._lease, self.me = lease, me
@@ -208,8 +216,8 @@ class Tenure:
         """Show progress.
 
         Raises:
-            SupersededError: somebody else leads.
-            OSError: the record could not be written this time.
+            SupersededError: another process leads. OSError: the record could not
+                be written this time.
         """
         self.me = replace(self.me, beat=self.me.beat + 1)
         self._lease.publish(self.me)

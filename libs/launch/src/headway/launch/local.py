@@ -1,4 +1,5 @@
-"""Emulated nodes on this machine: one executor process each, with folders and sockets of its own."""
+"""Emulated nodes on this machine: one executor process each, with folders
+and sockets of its own."""
 
 from __future__ import annotations
 
@@ -15,15 +16,15 @@ from headway.launch.cluster import ClusterFolder
 from headway.launch.engine import NodeLost
 
 ANNOUNCE_LIMIT_S = 20.0
-"""An executor that has not announced itself for so long after its start hangs."""
+"""An executor that has not announced itself this long after its start counts as hanging."""
 END_LIMIT_S = 5.0
 
 
 class LocalEngine:
     """Starts executors of a cluster folder as detached processes.
 
-    What a node runs is found in ``/proc`` by the run's id in its environment, so stopping a node needs no
-    help from the node itself.
+    The processes of a node are found in ``/proc`` by the run id in their environment, so a node can
+    be stopped without its cooperation.
     """
 
     def __init__(self, cluster: ClusterFolder) -> None:
@@ -32,14 +33,14 @@ class LocalEngine:
         self._started_at: dict[int, float] = {}
 
     def start_node(self, node: int, *, fence: bool = False) -> None:
-        """Start the executor unless it lives; one that is stopped (state T) is ended first.
+        """Start the executor unless it is alive; a stopped one (state T) is ended first.
 
-        With ``fence`` a living one is ended too. One that is frozen counts as ended once SIGKILL waits
-        for it.
+        With ``fence`` a running one is ended too. A frozen one counts as ended
+        once SIGKILL is pending.
 
         Raises:
             NodeLost: ``lose_node`` took the machine away.
-            HeadwayError: the executor that hangs does not end, or the new one cannot be started.
+            HeadwayError: the hanging executor does not end, or the new one cannot be started.
         """
         if self.cluster.lost(node):
             raise NodeLost(f"node {node} of {self.cluster.path} is gone", remedy="use a spare node")
@@ -77,7 +78,7 @@ class LocalEngine:
         self._started_at[node] = time.monotonic()
 
     def _is_starting(self, node: int) -> bool:
-        """Whether an executor was started that has not announced itself: on a busy machine that takes seconds."""
+        """Whether an executor was started and has not announced itself, which may take seconds."""
         started, address = self._started.get(node), self.cluster.address(node)
         if started is None or started.is_doomed() or started.state() == "T":
             return False
@@ -94,14 +95,14 @@ class LocalEngine:
             )
 
     def has_ended(self, node: int) -> bool:
-        """Whether the process that announced itself as the node's executor is gone; False for a lost node."""
+        """Whether the node's announced executor is gone; False for a lost node."""
         address = self.cluster.address(node)
         return address is not None and not self.cluster.lost(node) and address.process.is_doomed()
 
     def stop_node(self, node: int) -> None:
         """End every process of the node and remove its sockets and shared memory."""
         ids = self._ids(node)
-        # first: a driver elsewhere must not take this for a death
+        # first, so that a driver does not mistake this for a failure
         self.cluster.remove(f"nodes/{node}.json")
         for run_id in ids:
             end_node(run_id, node)
@@ -116,7 +117,8 @@ class LocalEngine:
             end_run(run_id)
 
     def lose_node(self, node: int) -> None:
-        """Take the machine away for good, as a power cut would: processes, sockets, shared memory (for drills)."""
+        """Remove the node for good, as a power cut would: processes, sockets, shared
+        memory (for drills)."""
         (self.cluster.path / f"nodes/{node}.lost").touch()
         self.stop_node(node)
 

@@ -14,11 +14,11 @@ from headway.launch.engine import Engine
 
 START_LIMIT_S = 60.0
 LAST_EPOCH = 2**31
-"""Newer than any driver's: an executor that was given the run a moment ago still obeys."""
+"""Higher than any driver's, so that an executor that has just attached the run obeys too."""
 
 
 def attach(engine: Engine, cluster: ClusterFolder, run_dir: Path, nodes: int) -> None:
-    """Start the first ``nodes`` nodes and hand the run to each; the first one becomes its driver.
+    """Start the first ``nodes`` nodes and attach the run to each; the first one hosts its driver.
 
     Raises:
         HeadwayError: a node did not start or refused the run. Call ``detach`` then.
@@ -33,7 +33,7 @@ def attach(engine: Engine, cluster: ClusterFolder, run_dir: Path, nodes: int) ->
 
 
 def detach(engine: Engine, cluster: ClusterFolder, run_id: str) -> None:
-    """Take the run from every node; nodes that were made for this run end."""
+    """Detach the run from every node; nodes that were created for this run end."""
     if cluster.id == run_id:
         engine.stop()
         return
@@ -70,10 +70,10 @@ def wait_for_node(
     node: int,
     timeout_s: float = START_LIMIT_S,
 ) -> NodeAddress:
-    """Block until the node's executor has announced itself; returns where it listens.
+    """Block until the node's executor has announced itself; returns its address.
 
     Raises:
-        HeadwayError: it did not; the remedy quotes the end of its log.
+        HeadwayError: it did not announce itself; the remedy quotes the end of its log.
     """
     if not wait_until(lambda: cluster.living(node) is not None, timeout_s):
         raise HeadwayError(
@@ -86,7 +86,7 @@ def wait_for_node(
 
 
 def last_line(log: Path) -> str:
-    """The end of a log, which is removed with a new run's folder when its start fails."""
+    """The end of a log, because the log is removed with a new run's folder when its start fails."""
     lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
     return f"{log.name} ends with: {lines[-1]}" if lines else f"{log.name} is empty"
 

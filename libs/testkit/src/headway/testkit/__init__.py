@@ -1,1 +1,2 @@
-"""Rigs for Headway's own tests and benchmarks: fuzzers, worker pools, model clusters. Never released."""
+"""Rigs for Headway's own tests and benchmarks: fuzzers, worker pools, model
+clusters. Never released."""

@@ -1,4 +1,4 @@
-"""A real data daemon whose disk fails when told to, as a bad sector or a lost mount would."""
+"""A real data daemon whose disk can be made to fail, like a bad sector or a lost mount."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 class BadDisk:
-    """A daemon whose reads of ``.bin`` fail with an errno, or hang, while a flag file says so."""
+    """A daemon whose reads of ``.bin`` fail with an errno, or hang, while a flag file exists."""
 
     def __init__(self, daemon: Daemon, flag: Path) -> None:
         self.daemon = daemon
@@ -46,7 +46,7 @@ class BadDisk:
 
 @contextlib.contextmanager
 def daemon_on_a_bad_disk(folder: Path) -> Iterator[BadDisk]:
-    """On a disk that works until told otherwise; its socket in ``folder``, ended at the end."""
+    """A daemon on a working disk; its socket is in ``folder``, and it is ended with the block."""
     daemon = Daemon(folder)
     flag = folder / "flag"
     serve = daemon.command.index("serve")

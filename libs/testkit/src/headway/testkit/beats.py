@@ -1,4 +1,4 @@
-"""Made-up training runs as agents see them: timelines of actions, sampled into beats; for tests."""
+"""Simulated training runs as agents see them: timelines of actions, sampled into beats."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ _STEP_PARTS = (
 
 @dataclass(slots=True)
 class Timeline:
-    """What one rank does: actions in order, each with begin, end and the step it belongs to; times in
-    seconds."""
+    """A rank's actions in order, each with begin, end and step; times in seconds."""
 
     rank: int
     actions: list[tuple[float, float, str, int]] = field(default_factory=list)
@@ -38,7 +37,7 @@ class Timeline:
     """When its process stopped running, as in a frozen control group."""
 
     def do(self, kind: str, duration_s: float, step: int = -1) -> None:
-        """Appends an action right behind the one before."""
+        """Append an action directly after the last one."""
         self.actions.append((self.now_s, self.now_s + duration_s, kind, step))
         self.now_s += duration_s
 
@@ -54,7 +53,7 @@ class Timeline:
         self.steps.append((began_s, self.now_s, step))
 
     def hang(self, at_s: float, kind: str | None = None) -> None:
-        """Never finishes what it does at ``at_s``; with ``kind``, the next such action from there on."""
+        """Never finish the action at ``at_s``; with ``kind``, the next such action after it."""
         for index, (begin_s, end_s, name, step) in enumerate(self.actions):
             if end_s > at_s and (kind is None or name == kind):
                 self.actions[index:] = [(begin_s, float("inf"), name, step)]
@@ -131,7 +130,8 @@ def lockstep(
 def stall_others(
     timelines: list[Timeline], culprit: int, at_s: float, waiting: str = "NORM"
 ) -> None:
-    """Hangs ``culprit`` in its next forward pass from ``at_s`` on, and all others in the collective after it."""
+    """Hang ``culprit`` in its next forward pass after ``at_s``, and all others in
+    the next collective."""
     timelines[culprit].hang(at_s, "FORWARD")
     stuck_s = timelines[culprit].actions[-1][0]
     for timeline in timelines:
@@ -162,9 +162,15 @@ class SimulatedNode:
                 signals = _changed(signals, state=self.states[timeline.rank])
             workers.append(_changed(signals, **self.signals.get(timeline.rank, {})))
         return AgentBeat(
-            run_id=RUN_ID, node=self.node, pid=100 + self.node, start_ticks=1, sequence=self.sequence,
-            sent_at_ns=int(now_s * 1e9), workers=tuple(workers), hits=hits,
-        )  # fmt: skip
+            run_id=RUN_ID,
+            node=self.node,
+            pid=100 + self.node,
+            start_ticks=1,
+            sequence=self.sequence,
+            sent_at_ns=int(now_s * 1e9),
+            workers=tuple(workers),
+            hits=hits,
+        )
 
 
 def beat_times(until_s: float, interval_s: float = 0.5, start_s: float = 0.0) -> Iterator[float]:

@@ -1,12 +1,12 @@
-"""Random histories of a job that saves with several ranks on one folder, and whose ranks' disks misbehave.
+"""Random histories of a job whose ranks save into one folder on unreliable disks.
 
-A history is a row of starts of the job. Each start restores, then saves step after step until it is killed:
-between two ranks' saves, or in the middle of one. Between starts bytes are damaged. A rank's disk may be full
-for a while, or fail; its reads may fail.
+A history is a row of starts of the job. Each start restores, then saves step after step until it is
+killed: between two ranks' saves, or in the middle of one. Between starts bytes are damaged. A
+rank's disk may be full for a while, or fail; its reads may fail.
 
-Beside one step of one start for all ranks, bit for bit, this holds the client to: the newest checkpoint
-known to be whole is what is restored, ``keep`` of them stay, what is unfinished does not pile up, a full disk
-raises nothing, and a job whose disks are well again comes back.
+All ranks must restore the same step of the same start, bit for bit. In addition: the newest
+checkpoint known to be intact is restored, ``keep`` of them are kept, unfinished ones do not
+accumulate, a full disk does not raise, and a job whose disks work again recovers.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from headway.ckpt_store.upkeep import LATER_WITHOUT_LOCKSTEP
 from headway.ckpt_store.verify import verify
 from headway.common.errors import CorruptError
 
-SLACK = LATER_WITHOUT_LOCKSTEP + 2  # attempts beside the kept ones, where a full disk takes no note
+SLACK = LATER_WITHOUT_LOCKSTEP + 2  # attempts besides the kept ones, if a full disk accepts no note
 
 
 class KilledError(BaseException):
-    """The process is no more: nothing it does after this reaches the disk."""
+    """The process has died: none of its later changes reaches the disk."""
 
 
 @dataclass
@@ -42,9 +42,9 @@ class Disk:
     is_failing: bool = False
     is_unreadable: bool = False
     removes_nothing: bool = False
-    """Old checkpoints cannot be taken out of the way."""
+    """Old checkpoints cannot be removed."""
     dies_after: int = -1
-    """So many more changes, then the process is killed."""
+    """Changes until the process is killed."""
 
     def change(self, takes_room: bool) -> None:
         if self.dies_after >= 0:
@@ -120,12 +120,12 @@ def state_of(life: int, step: int, rank: int) -> dict[str, Any]:
 
 @dataclass
 class History:
-    """One seeded history in ``folder``; ``run`` checks as it goes and returns what happened."""
+    """One seeded history in ``folder``; ``run`` checks every step and returns what happened."""
 
     folder: Path
     seed: int
     reading: list[Disk] = field(default_factory=lambda: [Disk()])
-    """The disk of the rank that reads just now: ``os.preadv`` of the test looks here."""
+    """The disk of the rank that is reading, for the test's ``os.preadv``."""
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -134,7 +134,7 @@ class History:
         self.life = 0
         self.damaged: set[int] = set()
         self.newest = 0
-        """The newest step of the job's line that is known to be complete and was not touched since."""
+        """The newest step that is known to be complete and was not damaged since."""
         kinds = ("restored", "refused", "complete", "no_room", "killed")
         self.seen: dict[str, int] = dict.fromkeys(kinds, 0)
 
@@ -150,7 +150,7 @@ class History:
         self.end()
         return self.seen
 
-    # ---- one start of the job ---------------------------------------------------------------------
+    # ---- one start of the job ------------------------------------------------------------------
     def one_life(self) -> None:
         disks = [self.disk() for _ in range(self.world_size)]
         try:
@@ -195,13 +195,13 @@ class History:
         return [clients[rank] for rank in range(self.world_size)]
 
     def restore(self, clients: list[DiskClient], disks: list[Disk]) -> int | None:
-        """The common step, 0 for a start from nothing; None when a rank refused by name."""
+        """The common step, 0 for a start from scratch; None if a rank refused with an error."""
         together = self.random.random() < 0.3
         call = restore_together if together else self.restore_in_turn
         found = call(clients, disks, self.reading)
         if any(isinstance(one, CorruptError) for one in found):
             self.seen["refused"] += 1
-            self.newest = 0  # a note may stand there from now on
+            self.newest = 0  # a note may exist from now on
             assert not together or all(isinstance(one, CorruptError) for one in found)
             return None
         is_known = not any(disk.is_unreadable for disk in disks)
@@ -237,8 +237,9 @@ class History:
         return [found[rank] for rank in range(self.world_size)]
 
     def save(self, clients: list[DiskClient], step: int) -> bool:
-        """Whether the job goes on."""
-        # A rank that could not write its token so far does it now, too late for this step's first parts.
+        """Whether the job continues."""
+        # A rank that could not write its token before does so now, too late for
+        # this step's first parts.
         all_joined = all(client.has_joined for client in clients)
         kill_between = self.random.random() < 0.15
         victim = self.random.randrange(self.world_size) if self.random.random() < 0.15 else -1
@@ -275,7 +276,7 @@ class History:
         assert len(attempts) <= self.keep + len(self.damaged) + SLACK, attempts
         return True
 
-    # ---- between starts -----------------------------------------------------------------------------
+    # ---- between starts ------------------------------------------------------------------------
     def damage(self) -> None:
         """One bit flipped in, or the end cut off, some file."""
         chosen = "step-*" if self.random.random() < 0.8 else ".ranks"
@@ -296,7 +297,7 @@ class History:
                 self.newest = 0
 
     def end(self) -> None:
-        """All disks are well again: the job comes back, or there is nothing whole to come back to."""
+        """All disks work again: the job recovers, unless no intact checkpoint is left."""
         for _ in range(2 * len(self.damaged) + 4):
             disks = [Disk() for _ in range(self.world_size)]
             step = self.restore(self.open(disks), disks)

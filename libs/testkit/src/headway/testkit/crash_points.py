@@ -1,11 +1,10 @@
-"""A file system that remembers, for crash-point tests, what a power failure may leave on disk.
+"""A recording file system for crash-point tests: what a power failure may leave on disk.
 
-``RecordingFiles`` does the real thing and writes down every change. ``replay`` builds what a crash may leave:
-the first ``num_ops`` changes happened; a file keeps the bytes of its last fsync, later ones are kept, dropped
-or torn; a folder keeps the names of its last fsync, later changes of names are kept or dropped one by one.
-That is less
-than any journaling file system promises (the model of ALICE, OSDI 2014, section 3, without its file-system
-specific reorderings).
+``RecordingFiles`` makes real changes and records each one. ``replay`` builds what a crash may
+leave: the first ``num_ops`` changes happened; a file keeps the bytes of its last fsync, later ones
+are kept, dropped or torn; a folder keeps the names of its last fsync, later changes of names are
+kept or dropped one by one. That is less than any journaling file system promises (the model of
+ALICE, OSDI 2014, section 3, without its file-system specific reorderings).
 """
 
 from __future__ import annotations
@@ -104,8 +103,8 @@ class _File:
 
 @dataclass
 class _Names:
-    """The names of one folder: durable ones, and changes since its last sync as (name, inode or None)
-    groups."""
+    """The names of one folder: durable ones, and changes since its last sync as (name,
+    inode or None) groups."""
 
     durable: dict[str, Any] = field(default_factory=dict)
     pending: list[list[tuple[str, Any]]] = field(default_factory=list)
@@ -122,8 +121,8 @@ def replay(
 ) -> None:
     """Build in the empty folder ``into`` what a crash after ``num_ops`` changes may leave.
 
-    ``fate`` befalls data that was not synced; each change of a name that was not synced is kept with
-    probability ``kept_names`` (0 and 1 are the extremes, ``seed`` draws between).
+    ``fate`` befalls data that was not synced; each change of a name that was not synced is kept
+    with probability ``kept_names`` (0 and 1 are the extremes, ``seed`` draws between).
     """
     disk = _Disk()
     for op in list(ops)[:num_ops]:
@@ -137,7 +136,8 @@ class _Disk:
         self.current: dict[str, Any] = {".": "."}
 
     def apply(self, op: Op) -> None:
-        """A folder's identity is the path it was made under; only its name in the parent changes."""
+        """A folder's identity is the path it was made under; only its name
+        in the parent changes."""
         match op.kind:
             case "mkdir":
                 self.folders[op.path] = _Names()

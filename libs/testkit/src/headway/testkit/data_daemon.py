@@ -1,4 +1,4 @@
-"""For tests of whoever uses the data service: small corpora, streams, and a real daemon."""
+"""For tests of users of the data service: small corpora, streams, and a real daemon."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from headway.dataloader.formats import TokenFileWriter
 def write_tokens(
     prefix: Path, lengths: Sequence[int], *, vocab_size: int = 60_000, seed: int = 0
 ) -> Path:
-    """A ``.bin``/``.idx`` pair of random u16 tokens with these sequence lengths; returns ``prefix``."""
+    """A ``.bin``/``.idx`` pair of random u16 tokens with these sequence
+    lengths; returns ``prefix``."""
     random = np.random.default_rng(seed)
     with TokenFileWriter(prefix, np.uint16) as writer:
         for length in lengths:
@@ -31,7 +32,7 @@ def write_tokens(
 
 
 class Daemon:
-    """A dataloader process; ``kill`` and ``start`` it as often as wanted. Its log is ``log``."""
+    """A dataloader process, which may be killed and started repeatedly. Its log is ``log``."""
 
     def __init__(self, folder: Path, *arguments: str | Path) -> None:
         self.endpoint = f"ipc://{folder / 'd.sock'}"
@@ -75,7 +76,7 @@ class Daemon:
         return self._process.pid
 
     def status(self, timeout_s: float = 5.0) -> DataStatus:
-        """What the daemon says about its rings."""
+        """The daemon's status of its rings."""
         with Client(self.endpoint) as client:
             return client.call(GetDataStatus(), DataStatus, timeout_s=timeout_s)
 
@@ -93,7 +94,7 @@ class Daemon:
 
     @property
     def files(self) -> list[str]:
-        """Names of what lies in its shared-memory folder."""
+        """Names of the files in its shared-memory folder."""
         return sorted(path.name for path in self.shm_dir.iterdir())
 
 

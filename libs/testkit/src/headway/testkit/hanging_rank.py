@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from headway.common.node.testing import hear, python_child
+from headway.common.node.testing import python_child, read_line
 
 HANGING_RANK = """
 import sys, time
@@ -27,5 +27,5 @@ time.sleep(100)
 def hanging_rank(ring: Path, rank: int) -> Iterator[subprocess.Popen[str]]:
     """A process that has ended all of its records but the third."""
     with python_child(HANGING_RANK, ring, rank) as child:
-        assert hear(child) == "up"
+        assert read_line(child) == "up"
         yield child

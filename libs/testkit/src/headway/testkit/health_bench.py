@@ -1,4 +1,4 @@
-"""Agent and monitor as real processes on one emulated node; the test plays executor, driver and data daemon."""
+"""Agent and monitor as real processes on an emulated node; the test acts as all other processes."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Bench:
     beats: list[ServiceBeat] = field(default_factory=list)
     servers: list[Server] = field(default_factory=list)
     answer: Callable[[Verdict], str] = lambda _: "noted"
-    """What the driver says it has done about a verdict."""
+    """The driver's answer to a verdict."""
     num_drivers: int = 0
 
     @property
@@ -106,21 +106,48 @@ class Bench:
     def monitor(self, *more: str) -> subprocess.Popen[bytes]:
         """The monitor of the run."""
         return self.start(
-            "monitor", "--keys", self.keys, "--run-dir", self.root, "--run-id", RUN_ID, "--node", str(NODE),
-            "--announce", self.root / "monitor.json", "--executor", f"ipc://{self.root}/executor.sock", *more,
-        )  # fmt: skip
+            "monitor",
+            "--keys",
+            self.keys,
+            "--run-dir",
+            self.root,
+            "--run-id",
+            RUN_ID,
+            "--node",
+            str(NODE),
+            "--announce",
+            self.root / "monitor.json",
+            "--executor",
+            f"ipc://{self.root}/executor.sock",
+            *more,
+        )
 
     def agent(self, *more: str, program: str = "") -> subprocess.Popen[bytes]:
         """The agent of node 4."""
         return self.start(
-            "agent", "--endpoint", f"ipc://{self.root}/agent.sock", "--node-file", self.root / "monitor.json",
-            "--keys", self.keys, "--shm-dir", self.root / "shm", "--logs", self.root / "logs",
-            "--run-id", RUN_ID, "--node", str(NODE),
-            "--executor", f"ipc://{self.root}/executor.sock", *more, program=program,
-        )  # fmt: skip
+            "agent",
+            "--endpoint",
+            f"ipc://{self.root}/agent.sock",
+            "--node-file",
+            self.root / "monitor.json",
+            "--keys",
+            self.keys,
+            "--shm-dir",
+            self.root / "shm",
+            "--logs",
+            self.root / "logs",
+            "--run-id",
+            RUN_ID,
+            "--node",
+            str(NODE),
+            "--executor",
+            f"ipc://{self.root}/executor.sock",
+            *more,
+            program=program,
+        )
 
     def driver(self) -> Server:
-        """A new driver, which answers each verdict by ``answer``; it admits the monitor alone."""
+        """A new driver, which answers each verdict by ``answer`` and admits only the monitor."""
         keys = KeyPair.generate()
         allowed = {key_of(self.keys, "monitor").public}
 
@@ -142,9 +169,12 @@ class Bench:
         self.servers.append(server)
         self.num_drivers += 1
         record = {
-            "epoch": self.num_drivers, "endpoint": server.endpoint, "server_key": keys.public.decode(),
-            "beat": 1, "end": 1,
-        }  # fmt: skip
+            "epoch": self.num_drivers,
+            "endpoint": server.endpoint,
+            "server_key": keys.public.decode(),
+            "beat": 1,
+            "end": 1,
+        }
         (self.root / "driver.json").write_text(json.dumps(record))
         return server
 
@@ -172,7 +202,7 @@ class Bench:
         wait_until(serve_and_ask, timeout_s=40, what=what)
 
     def describe(self) -> dict[str, object]:
-        """What the monitor says of itself."""
+        """The monitor's description of itself."""
         address = read_address(self.root / "monitor.json")
         assert address is not None
         key, server_key = key_of(self.keys, "agent"), address.server_key.encode()
@@ -180,12 +210,12 @@ class Bench:
             return dict(client.call(Describe(), Description, timeout_s=20.0).state)
 
     def wait_for_ranks(self, count: int) -> None:
-        """Until the monitor knows so many ranks."""
+        """Wait until the monitor knows this many ranks."""
         self.wait(lambda: (self.root / "monitor.json").exists(), "a monitor")
         self.wait(lambda: self.describe()["num_ranks"] == count, f"{count} ranks known")
 
     def wait_for_beats(self, more: int, name: str = "agent") -> None:
-        """Until the executor has received so many further beats of a daemon that made progress."""
+        """Wait until the executor has received this many more beats with progress of a daemon."""
         seen = [beat.progress for beat in self.beats if beat.name == name]
         want = (seen[-1] if seen else 0) + more
         self.wait(
@@ -213,7 +243,7 @@ class Bench:
 
 @contextlib.contextmanager
 def health_bench() -> Iterator[Bench]:
-    """A bench in a folder of its own. Fails if a daemon has printed a traceback."""
+    """A bench in its own folder. Fails if a daemon has printed a traceback."""
     # socket paths must be short
     with tempfile.TemporaryDirectory(prefix="hw", dir="/tmp") as folder:
         made = Bench(Path(folder))

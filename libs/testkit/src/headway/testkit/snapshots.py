@@ -49,7 +49,7 @@ def slot_bytes(layout: dict[str, Any]) -> int:
 
 
 def bytes_of(step: int, rank: int, nbytes: int, generation: int = 0) -> npt.NDArray[np.uint8]:
-    """The state that ``rank`` has at ``step``: any function would do, this one has no two equal."""
+    """The state of ``rank`` at ``step``, different for every pair."""
     return np.random.default_rng([step, rank, generation]).integers(0, 256, nbytes, np.uint8)
 
 

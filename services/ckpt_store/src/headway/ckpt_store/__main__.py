@@ -1,4 +1,5 @@
-"""``python -m headway.ckpt_store``: the commands of ``headway ckpt``, and ``serve``, the daemon of a node."""
+"""``python -m headway.ckpt_store``: the commands of ``headway ckpt``, and ``serve``,
+the daemon of a node."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ def serve(
         typer.Option("--set", help="A setting of [ckpt], as nice=5; repeatable."),
     ] = None,
 ) -> None:
-    """Make the wanted snapshots of a node durable. Runs at nice 10, so that training keeps the cores."""
+    """Make the wanted snapshots of a node durable. Runs at nice 10, so that
+    training keeps the CPU."""
     from headway.ckpt_store.config import StoreConfig
     from headway.ckpt_store.server import ServeOptions, serve
     from headway.common import log

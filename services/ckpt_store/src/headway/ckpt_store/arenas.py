@@ -1,4 +1,4 @@
-"""The arenas of one node as the daemon sees them: which exist, what they want, and the bytes behind it."""
+"""The arenas of one node as the daemon sees them: which exist, and what they want flushed."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from headway.common.errors import CorruptError
 from headway.common.node.arena import Arena, SlotInfo
 
 _FileId: TypeAlias = tuple[int, int]
-"""Inode and size in bytes: reading behind the end of a file that was cut would end the daemon."""
+"""Inode and size in bytes: reading past the end of a truncated file would kill the daemon."""
 
 _log = structlog.get_logger(__name__)
 
 
 class Arenas:
-    """The arena files of one shared-memory folder, opened as they appear and dropped when they go."""
+    """The arena files of a shared-memory folder, opened when they appear, dropped when removed."""
 
     def __init__(self, shm_dir: Path, run_id: str) -> None:
         self._shm_dir = shm_dir
@@ -30,8 +30,8 @@ class Arenas:
         self._slots: dict[Slot, tuple[Arena, SlotInfo]] = {}
 
     def look(self, *, keep_mapped: bool) -> tuple[frozenset[int], tuple[Slot, ...]]:
-        """(ranks, wanted snapshots). While ``keep_mapped`` nothing is unmapped: the disk thread may be
-        reading."""
+        """(ranks, wanted snapshots). While ``keep_mapped`` nothing is unmapped: the disk
+        thread may be reading."""
         self._follow_files()
         if not keep_mapped:
             for arena in self._gone:
@@ -48,7 +48,7 @@ class Arenas:
         """Newest committed step by rank, in order of ranks."""
         steps = {}
         for _, arena in self._open.values():
-            with contextlib.suppress(CorruptError):  # the next look drops it
+            with contextlib.suppress(CorruptError):  # dropped by the next scan
                 steps[arena.rank] = arena.committed
         return dict(sorted(steps.items()))
 
@@ -60,7 +60,8 @@ class Arenas:
                 arena.release(info)
 
     def snapshot(self, slot: Slot) -> Snapshot | None:
-        """The bytes behind ``slot``, None if it is gone. Raises CorruptError for an unreadable layout."""
+        """The bytes of ``slot``, None if it is gone. Raises CorruptError for
+        an unreadable layout."""
         if slot not in self._slots:
             return None
         arena, info = self._slots[slot]
@@ -98,7 +99,7 @@ class Arenas:
         except CorruptError as error:
             self._refused[path] = self._open[path][0]
             self._drop(path)
-            _log.error("a damaged arena, left alone", path=str(path), error=str(error))
+            _log.error("a damaged arena is ignored", path=str(path), error=str(error))
             return []
 
     def _drop(self, path: Path) -> None:
@@ -111,11 +112,11 @@ class Arenas:
             return
         except (CorruptError, OSError) as error:
             self._refused[path] = file_id
-            _log.error("not an arena, left alone", path=str(path), error=str(error))
+            _log.error("a file that is not an arena is ignored", path=str(path), error=str(error))
             return
         if self._run_id and arena.run_id != self._run_id:
             self._refused[path] = file_id
-            _log.error("arena of another run, left alone", path=str(path), run_id=arena.run_id)
+            _log.error("an arena of another run is ignored", path=str(path), run_id=arena.run_id)
             arena.close()
             return
         self._open[path] = (file_id, arena)

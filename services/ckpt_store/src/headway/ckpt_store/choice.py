@@ -15,7 +15,7 @@ from headway.common.log import get_logger
 Read = Callable[[CheckpointInfo], Any]
 """Reads one rank's state of a checkpoint. Raises CorruptError."""
 Agree = Callable[[int], int]
-"""The smallest of the numbers that all ranks give; every rank calls it equally often."""
+"""The smallest of the numbers that all ranks pass; every rank calls it equally often."""
 
 _GENERATION_BITS = 20
 
@@ -33,13 +33,13 @@ class DamagedShardError(CorruptError):
 
 
 def restore_alone(checkpoints: Path, world_size: int, read: Read) -> tuple[int, Any] | None:
-    """(step, state) of the newest checkpoint; a damaged one is passed over.
+    """(step, state) of the newest checkpoint; damaged ones are skipped.
 
-    With several ranks only for what every rank sees by itself: lengths, and digests of the part files.
+    With several ranks, only damage that every rank sees counts: lengths, and digests of part files.
 
     Raises:
-        DamagedShardError: with several ranks, this rank's shard of the newest one. CorruptError: nothing
-        readable is left.
+        DamagedShardError: with several ranks, this rank's shard of the newest one. CorruptError:
+        nothing readable is left.
     """
     problem: CorruptError | None = None
     try:
@@ -47,7 +47,7 @@ def restore_alone(checkpoints: Path, world_size: int, read: Read) -> tuple[int, 
     except UnreadableError as error:
         if world_size == 1:
             raise
-        # Perhaps it is so only here: other ranks may not pass over it.
+        # The damage may be local to this rank: other ranks might not skip it.
         raise DamagedShardError(error, error.path.parent) from None
     for info in candidates:
         try:
@@ -74,7 +74,7 @@ def restore_together(
 ) -> tuple[int, Any] | None:
     """(step, state) of the newest checkpoint that every rank can read.
 
-    Each round every rank reads its newest one up to a bound, which comes down to the smallest of them.
+    In each round every rank reads its newest one up to a bound, which is lowered to the minimum.
 
     Raises:
         CorruptError: there are checkpoints, but none that all ranks can read.
@@ -105,8 +105,8 @@ def restore_together(
             if not has_problem:
                 return None
             raise problem or CorruptError(
-                f"another rank can read no checkpoint in {checkpoints}",
-                remedy="look with `headway ckpt verify --all`",
+                f"another rank cannot read any checkpoint in {checkpoints}",
+                remedy="inspect them with `headway ckpt verify --all`",
             )
         bound = lowest
 

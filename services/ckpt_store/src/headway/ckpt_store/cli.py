@@ -1,4 +1,4 @@
-"""``headway ckpt``: list, show, verify and clear up checkpoints. ``--json`` on every command."""
+"""``headway ckpt``: list, show, verify and remove checkpoints. ``--json`` on every command."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headway.common.output import Table, emit, mebibytes
 if TYPE_CHECKING:
     from headway.ckpt_store.folder import CheckpointInfo
 
-app = group("Durable checkpoints: list, show, verify, clear up.", name="ckpt")
+app = group("List, show, verify and remove durable checkpoints.", name="ckpt")
 
 PATH = Annotated[Path, typer.Argument(help="A checkpoints folder, or a run folder that has one.")]
 STEP = Annotated[int | None, typer.Option(help="The step; default: the newest.")]
@@ -37,10 +37,16 @@ def list_checkpoints(path: PATH = Path(), as_json: AsJson = False) -> None:
         elif attempt.is_complete:
             status = "unreadable"
         rows.append(
-            {"step": attempt.step, "generation": attempt.generation, "status": status,
-             "ranks": len(attempt.ranks), "world_size": info.world_size if info else attempt.world_size,
-             "bytes": info.total_bytes if info else None, "kept": attempt.is_marked}
-        )  # fmt: skip
+            {
+                "step": attempt.step,
+                "generation": attempt.generation,
+                "status": status,
+                "ranks": len(attempt.ranks),
+                "world_size": info.world_size if info else attempt.world_size,
+                "bytes": info.total_bytes if info else None,
+                "kept": attempt.is_marked,
+            }
+        )
     cells = [
         (
             "step",
@@ -53,7 +59,7 @@ def list_checkpoints(path: PATH = Path(), as_json: AsJson = False) -> None:
         )
         for row in rows
     ]
-    emit(rows, as_json, [Table(cells) if rows else f"{folder} holds no checkpoint yet"])
+    emit(rows, as_json, [Table(cells) if rows else f"{folder} has no checkpoint yet"])
 
 
 @app.command("show")
@@ -65,8 +71,14 @@ def show(path: PATH = Path(), step: STEP = None, rank: int = 0, as_json: AsJson 
     info = find(_folder(path), step)
     part = read_part(info, rank)
     tensors = part.layout.get("tensors", [])
-    facts = {**_facts(info), "rank": rank, "file_bytes": part.file_bytes, "data_start": part.data_start,
-             "extra_bytes": len(part.extra), "tensors": tensors}  # fmt: skip
+    facts = {
+        **_facts(info),
+        "rank": rank,
+        "file_bytes": part.file_bytes,
+        "data_start": part.data_start,
+        "extra_bytes": len(part.extra),
+        "tensors": tensors,
+    }
     lines = [f"{name:<12} {value}" for name, value in facts.items() if name != "tensors"]
     for tensor in tensors:
         field = f"|{tensor['field']}" if tensor.get("field") else ""
@@ -86,7 +98,7 @@ def verify_checkpoints(
 ) -> None:
     """Read every byte back and compare digests; exits 1 if anything is wrong.
 
-    A checkpoint that a rank could not read, and that is sound now, counts again from then on.
+    A checkpoint that a rank could not read earlier and that is intact now counts again.
     """
     from headway.ckpt_store.folder import complete, find, forget_damage
     from headway.ckpt_store.verify import verify
@@ -118,11 +130,11 @@ def clear_up(
     path: PATH = Path(),
     keep: Annotated[int, typer.Option(min=1, help="Complete checkpoints to keep.")] = 3,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Remove nothing, list what would be.")
+        bool, typer.Option("--dry-run", help="Only list what would be removed.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove old complete checkpoints, after reading the newest back; marked ones stay."""
+    """Remove old complete checkpoints after verifying the newest; pinned ones are kept."""
     from headway.ckpt_store.client import apply_retention
     from headway.ckpt_store.folder import look
     from headway.ckpt_store.manifest import step_dir_name
@@ -144,7 +156,7 @@ def _readable(folder: Path) -> dict[tuple[int, int], CheckpointInfo]:
 
     try:
         return {(info.step, info.generation): info for info in complete(folder, with_damaged=True)}
-    except CorruptError:  # not one of them: each is listed as unreadable
+    except CorruptError:  # they are listed as unreadable below
         return {}
 
 
@@ -162,6 +174,11 @@ def _folder(path: Path) -> Path:
 
 def _facts(info: CheckpointInfo) -> dict[str, Any]:
     return {
-        "path": str(info.path), "step": info.step, "generation": info.generation, "run_id": info.run_id,
-        "world_size": info.world_size, "total_bytes": info.total_bytes, "kept": info.is_marked,
-    }  # fmt: skip
+        "path": str(info.path),
+        "step": info.step,
+        "generation": info.generation,
+        "run_id": info.run_id,
+        "world_size": info.world_size,
+        "total_bytes": info.total_bytes,
+        "kept": info.is_marked,
+    }

@@ -1,8 +1,8 @@
 """What other programs import: save and restore a state, find and read checkpoints.
 
-``CheckpointClient("checkpoints/")`` works on a folder by itself; ``CheckpointClient("ipc://...")`` hands
-snapshots to a daemon through shared memory and returns before they are on disk. A trainer with arenas of
-its own uses ``newest`` and ``read_shard_into`` only.
+``CheckpointClient("checkpoints/")`` works on a folder by itself; ``CheckpointClient("ipc://...")``
+passes snapshots to a daemon through shared memory and returns before they are on disk. A trainer
+with its own arenas uses ``newest`` and ``read_shard_into`` only.
 """
 
 from __future__ import annotations
@@ -64,25 +64,28 @@ log = get_logger("checkpoints")
 
 @dataclass(frozen=True)
 class Saved:
-    """What became of a ``save``."""
+    """The result of a ``save``."""
 
     step: int
     generation: int
     is_stored: bool
-    """This rank's part is on disk or, through a daemon, in shared memory."""
+    """Whether this rank's part is on disk or, with a daemon, in shared memory."""
     is_complete: bool
-    """Every rank's part is on disk: ``restore`` would return this step. Through a daemon it is not yet."""
+    """Whether every rank's part is on disk, so that ``restore`` can return it;
+    False with a daemon."""
     problem: str = ""
-    """Why nothing was stored, or what could not be removed; it was logged as well."""
+    """Why nothing was stored, or what could not be removed; also logged."""
 
 
 class CheckpointClient:
-    """Saves and restores one process's state: ``save(step, state)``, ``restore() -> (step, state)``.
+    """Saves and restores one process's state: ``save(step, state)``,
+    ``restore() -> (step, state)``.
 
-    ``target`` is a checkpoints folder or the endpoint of a daemon. ``rank`` and ``world_size`` say which
-    part of the whole this process saves: a step counts once all ranks have saved it. All ranks open their
-    client before the first step is saved, so that parts of two starts of a job never make one checkpoint.
-    With ``read_only`` nothing is written: for looking into the folder of a running job.
+    ``target`` is a checkpoints folder or the endpoint of a daemon. ``rank`` and ``world_size``
+    select the part of the state that this process saves: a step counts once all ranks have saved
+    it. All ranks open their client before the first step is saved, so that parts of two starts of a
+    job are never combined into one checkpoint. With ``read_only`` nothing is written, which is safe
+    in the folder of a running job.
 
     Raises:
         InputError: ``target`` is a file, or no daemon answers.
@@ -124,7 +127,7 @@ class CheckpointClient:
             self._files, self.checkpoints, rank, world_size, StoreConfig(keep=keep).keep, run_id
         )
         self._incarnation: Incarnation | None = None
-        # One rank with a daemon needs no token: its arena has one writing process.
+        # A single rank with a daemon needs no token, as its arena has one writing process.
         if not read_only and (world_size > 1 or self._arena is None):
             self._incarnation = Incarnation(self._files, self.checkpoints, rank, world_size)
             self._unless_full(self._incarnation.join)
@@ -132,15 +135,17 @@ class CheckpointClient:
     def save(self, step: int, state: Any, *, generation: int | None = None) -> Saved:
         """Save a nested dict of tensors, arrays, numbers and text as checkpoint ``step``.
 
-        With a folder the state is durable when this returns; with a daemon it is in shared memory, and
-        ``wait`` reports the rest. May block: on the disk, or while a daemon still writes the snapshot
-        before. A full disk, or a daemon that does not get on, costs this checkpoint and is reported in what
-        is returned and in the log; so is a failed removal of old checkpoints. ``generation`` (default: as
-        ``restore`` left it) tells a step done again from its first attempt; all ranks give the same one.
+        With a folder the state is durable when this returns; with a daemon it is in shared memory,
+        and ``wait`` reports the rest. May block: on the disk, or while a daemon still writes the
+        snapshot before. With a full disk, or a daemon without progress, this checkpoint is lost, as
+        reported in the result and in the log; a failed removal of old checkpoints is reported too.
+        ``generation`` (default: as ``restore`` left it) distinguishes a repeated step from its
+        first attempt; all ranks pass the same one.
 
         Raises:
-            InputError: a value that cannot be saved. HeadwayError: ``step`` is complete with other content,
-            or another live process saves as this rank. OSError: from the disk; what was saved before stays.
+            InputError: a value that cannot be saved. HeadwayError: ``step`` is complete with other
+            content, or another live process saves as this rank. OSError: from the disk; earlier
+            checkpoints are kept.
         """
         generation = self._generation if generation is None else generation
         if step < 0 or generation < 0:
@@ -174,17 +179,18 @@ class CheckpointClient:
     def restore(
         self, step: int | None = None, *, agree: Callable[[int], int] | None = None
     ) -> tuple[int, Any] | None:
-        """(step, state) of the newest complete checkpoint, or of ``step``; None when there is none at all.
+        """(step, state) of the newest complete checkpoint, or of ``step``; None if there is none.
 
-        Every byte is checked against its digest. Tensors come back on the CPU. Without ``step`` a damaged
-        checkpoint is passed over for the one before. Several ranks must not do that one by one: with
-        ``agree``, a function that returns the smallest of the numbers that all ranks give (see
-        ``torch_client.agree``), they go back together; without it the rank with the damage notes it in the
-        folder and fails, and after a restart all ranks pass over that checkpoint.
+        Every byte is checked against its digest. Tensors come back on the CPU. Without ``step``, a
+        damaged checkpoint is skipped for the one before. Several ranks must do that together: with
+        ``agree``, a function that returns the minimum over all ranks (see ``torch_client.agree``),
+        they choose the same one; without it the rank with the damage records it in the folder and
+        fails, and after a restart all ranks skip that checkpoint.
 
         Raises:
-            CorruptError: nothing readable is left, or this rank's shard is damaged and nothing was agreed.
-            InputError: ``step`` is not there, or was saved by another number of ranks.
+            CorruptError: no readable checkpoint is left, or this rank's shard is damaged
+                and ``agree`` is None.
+            InputError: ``step`` does not exist, or was saved by another number of ranks.
         """
         found: tuple[int, Any] | None
         if step is not None:
@@ -206,7 +212,8 @@ class CheckpointClient:
         """Block until checkpoint ``step``, or a later one, is complete on disk.
 
         Raises:
-            DeadlineError: not within ``timeout_s``, or it was given up; the message says why.
+            DeadlineError: it is not complete within ``timeout_s``, or was given up;
+                the message says why.
         """
         if self._arena is not None:
             self._arena.wait(step, timeout_s)
@@ -221,7 +228,8 @@ class CheckpointClient:
             time.sleep(POLL_S)
 
     def close(self) -> None:
-        """Let go of the daemon and of the buffer; what the daemon has still to flush it will flush."""
+        """Release the daemon connection and the buffer; the daemon still
+        flushes what is pending."""
         self._folder.close()
         if self._incarnation is not None:
             self._incarnation.leave()
@@ -235,7 +243,7 @@ class CheckpointClient:
         self.close()
 
     def _open_files(self, owner: str) -> Files:
-        """Where this client writes; tests put a disk with faults here."""
+        """The disk that this client writes to; tests inject faults here."""
         return Files(owner)
 
     def _is_ours(self) -> bool:
@@ -262,29 +270,33 @@ class CheckpointClient:
     def _read(self, info: CheckpointInfo) -> Any:
         if info.world_size != self.world_size:
             raise InputError(
-                f"{info.path} was saved by {info.world_size} ranks, this client is one of {self.world_size}",
+                f"{info.path} was saved by {info.world_size} ranks, this client is one of "
+                f"{self.world_size}",
                 remedy="restore with the number of ranks that saved it",
             )
         data, extra = read_shard(info, self.rank)
         part = read_part(info, self.rank)
         try:
             return unpack(part, data, extra)
-        except CorruptError as error:  # its digests are right: another program's, not damaged
+        except (
+            CorruptError
+        ) as error:  # its digests match, so it comes from another program and is not damaged
             raise InputError(f"{info.path}: {error.message}", remedy=error.remedy) from None
 
     def _with_note(self, error: DamagedShardError) -> CorruptError:
-        """Note the damage in the folder, so that after a restart all ranks pass over that checkpoint."""
+        """Record the damage in the folder, so that after a restart all ranks
+        skip that checkpoint."""
         path = error.folder / damaged_name(self.rank)
         if self._read_only or not self._files.leave_note(path, error.message):
             return error
         return CorruptError(
             error.message,
-            remedy="restart all ranks: they pass over this checkpoint then; once it reads well again, "
+            remedy="restart all ranks, which then skip this checkpoint; once it is readable again, "
             "`headway ckpt verify --all` makes it count",
         )
 
     def _without_notes(self, error: CorruptError) -> CorruptError:
-        """Nothing else is left: look again at what this rank could not read once."""
+        """No other checkpoint is left, so retry the ones that this rank could not read before."""
         for info in self._noted_by_this_rank():
             try:
                 self._read(info)
@@ -292,9 +304,9 @@ class CheckpointClient:
                 continue
             self._files.discard(info.path / damaged_name(self.rank))
             return CorruptError(
-                f"{info.path} reads well again", remedy="restart all ranks: they take it then"
+                f"{info.path} reads well again", remedy="restart all ranks, which then use it"
             )
-        return CorruptError(error.message, remedy="look with `headway ckpt verify --all`")
+        return CorruptError(error.message, remedy="inspect them with `headway ckpt verify --all`")
 
     def _noted_by_this_rank(self) -> list[CheckpointInfo]:
         if self._read_only or self.world_size == 1:
@@ -305,10 +317,10 @@ class CheckpointClient:
         return []
 
     def _go_on_from(self, step: int) -> None:
-        """What is complete after ``step`` belongs to an earlier start of the job: begin a new generation.
+        """Begin a new generation if later complete steps of an earlier start of the job exist.
 
-        Every rank comes to the same number, whether or not another one has marked it already; so all of it
-        must follow from one listing.
+        Every rank must get the same number, whether or not another one has marked it already; so it
+        is computed from a single listing.
         """
         view = look(self.checkpoints)
         newer = any(
@@ -326,7 +338,7 @@ class CheckpointClient:
             self._restart = None
 
     def _unless_full(self, write: Callable[[], None]) -> None:
-        """A job starts on a full disk too; ``save`` tries again."""
+        """A job may start on a full disk; ``save`` tries again."""
         try:
             write()
         except OSError as error:
@@ -342,7 +354,7 @@ class CheckpointClient:
 
 def _saved(step: int, generation: int, is_stored: bool, is_complete: bool, problem: str) -> Saved:
     if problem:
-        log.warning("checkpoint trouble, going on", step=step, stored=is_stored, reason=problem)
+        log.warning("checkpoint problem, continuing", step=step, stored=is_stored, reason=problem)
     return Saved(step, generation, is_stored, is_complete, problem)
 
 

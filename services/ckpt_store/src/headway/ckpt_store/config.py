@@ -10,19 +10,19 @@ from headway.common.errors import ConfigError
 
 @dataclass(frozen=True)
 class StoreConfig:
-    """What is kept on disk and how hard the store works for it."""
+    """What is kept on disk, and the resources that the store uses."""
 
     durable_every: int = 50
-    """Steps between two durable checkpoints; snapshots in memory are taken at every step whatever this
-    says."""
+    """Steps between two durable checkpoints; snapshots in memory are taken at
+    every step regardless."""
     keep: int = 3
-    """Complete checkpoints that retention keeps; marked ones come on top. The newest is never removed."""
+    """Complete checkpoints that retention keeps, plus pinned ones. The newest is never removed."""
     verify_before_remove: Literal["digests", "sizes"] = "digests"
-    """How retention checks the newest checkpoint before it removes an older one: read back every byte once,
-    or only compare lengths (for folders where reading costs too much)."""
+    """How retention checks the newest checkpoint before it removes an older one: read back every
+    byte once, or only compare lengths (for folders where reading costs too much)."""
     nice: int = 10
-    """Niceness the daemon gives itself, 0..19: training wins wherever both want a core. With 10 the daemon's
-    weight in the Linux scheduler is 110 to a trainer's 1024."""
+    """Niceness the daemon gives itself, 0..19: training wins wherever both want a core. With 10 the
+    daemon's weight in the Linux scheduler is 110 to a trainer's 1024."""
     scan_period_s: float = 0.05
     """How often the daemon looks at the arenas; a look is a handful of memory reads per rank."""
     folder_period_s: float = 0.5

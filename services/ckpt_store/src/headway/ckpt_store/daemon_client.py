@@ -1,4 +1,5 @@
-"""The shared-memory side of ``CheckpointClient``: one arena of this process, flushed by the node's daemon."""
+"""The shared-memory side of ``CheckpointClient``: one arena of this process, flushed
+by the node's daemon."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ EXTRA_BYTES = 65536
 
 
 class DaemonArena:
-    """Snapshots of ``rank`` for the daemon at ``endpoint``; the arena outlives this object and this process.
+    """Snapshots of ``rank`` for the daemon at ``endpoint``; the arena outlives this
+    object and this process.
 
     Raises:
         DeadlineError: no daemon answers.
@@ -59,8 +61,9 @@ class DaemonArena:
     ) -> str:
         """Copy a state into a slot (``pack`` fills it) and ask for it to be made durable.
 
-        Waits while the snapshot before has not left its slot and the daemon gets on. Returns why nothing was
-        handed over: no room in shared memory, or a daemon that is dead or stuck; empty when all is well.
+        Waits while the snapshot before has not left its slot and the daemon gets on. Returns why
+        nothing was handed over: no room in shared memory, or a daemon that is dead or stuck;
+        empty when all is well.
 
         Raises:
             InputError: the daemon serves no run.
@@ -86,7 +89,8 @@ class DaemonArena:
         return ""
 
     def wait(self, step: int, timeout_s: float) -> None:
-        """Poll until ``step`` is complete. Raises DeadlineError, at once if the daemon gave it up."""
+        """Poll until ``step`` is complete. Raises DeadlineError, at once if
+        the daemon gave it up."""
         deadline_s = time.monotonic() + timeout_s
         while (status := self._status()).complete_step < step:
             if status.last_step == step:
@@ -95,8 +99,10 @@ class DaemonArena:
                 )
             if time.monotonic() > deadline_s:
                 raise DeadlineError(
-                    f"step {step} is not complete after {timeout_s} s: {status.last_error or 'no error'}",
-                    remedy=status.last_remedy or "are all ranks saving, and their daemons up?",
+                    f"step {step} is not complete after {timeout_s} s: "
+                    f"{status.last_error or 'no error'}",
+                    remedy=status.last_remedy
+                    or "check that all ranks save and that their daemons are running",
                 )
             time.sleep(WAIT_POLL_S)
 

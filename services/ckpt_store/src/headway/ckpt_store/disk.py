@@ -1,7 +1,7 @@
-"""The thread that may block: it carries out one job at a time and posts how it ended, with a fresh listing.
+"""The disk thread: runs one job at a time and posts its result with a fresh listing.
 
-So the daemon's main thread answers messages and beats while a flush of many gigabytes runs; digests and
-writes let go of the interpreter lock.
+So the daemon's main thread answers messages and beats while a flush of many gigabytes runs; digests
+and writes release the interpreter lock.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class Disk:
         self.ready_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._files = files
         self._incarnation = ""
-        """Of the snapshot flushed last: an attempt given up is dropped before the next one is flushed."""
+        """Of the snapshot flushed last: an attempt given up is dropped before the
+        next one is flushed."""
         self._deep = config.verify_before_remove == "digests"
         self._orders: SimpleQueue[tuple[Job | str, Snapshot | None]] = SimpleQueue()
         self._events: SimpleQueue[Event] = SimpleQueue()
@@ -65,7 +66,8 @@ class Disk:
         self._thread.start()
 
     def submit(self, job: Job, snapshot: Snapshot | None = None) -> None:
-        """Order a job; ``snapshot`` belongs to ``FlushSlot``. Answered by Done or Failed, then FolderSeen."""
+        """Order a job; ``snapshot`` belongs to ``FlushSlot``. Answered by Done or
+        Failed, then FolderSeen."""
         self._orders.put((job, snapshot))
 
     def look(self) -> None:
@@ -86,8 +88,8 @@ class Disk:
         return events
 
     def close(self, timeout_s: float = 30.0) -> bool:
-        """Finish the job at hand and end the thread; False if that took too long (then the next start
-        cleans up)."""
+        """Finish the job at hand and end the thread; False if that took too long (then the
+        next start cleans up)."""
         self._orders.put((_STOP, None))
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
@@ -148,7 +150,7 @@ class Disk:
                 )
                 if problems:
                     raise HeadwayError(
-                        problems[0].message, remedy="look with `headway ckpt verify`"
+                        problems[0].message, remedy="inspect it with `headway ckpt verify`"
                     )
             case Remove(key, is_dead):
                 unless = MANIFEST_NAME if is_dead else ""
@@ -173,10 +175,11 @@ def drop_parts(
     *,
     note: str | None = None,
 ) -> None:
-    """Remove what ``ranks`` wrote for an attempt that will not be completed; one whose parts are all there
-    stays.
+    """Remove what ``ranks`` wrote for an attempt that will not be completed; one whose parts
+    are all there stays.
 
-    With a ``note``, the incarnation of the parts, the other nodes learn of it, if the disk takes the note.
+    With a ``note``, the incarnation of the parts, the other nodes learn of it, if the
+    disk takes the note.
     """
     attempt = next((a for a in look(checkpoints).attempts if a.key == key), None)
     if attempt is None or attempt.is_complete or attempt.has_all_parts:

@@ -2,11 +2,13 @@
 
 The rules it holds, in the order in which they matter:
 
-1. Space is allocated before the first byte is written, so a full disk strikes while nothing has happened yet.
+1. Space is allocated before the first byte is written, so a full disk strikes while
+  nothing has happened yet.
 2. A file is written under a temporary name, fsynced, renamed, and then its folder is fsynced.
-3. A failed fsync is final: the kernel may have dropped the dirty pages and told us once. The file is
-   discarded, never synced again.
-4. Removal of a folder is one rename (and a sync) before any file in it goes, so no half of it is ever seen.
+3. A failed fsync is final: the kernel may have dropped the dirty pages and reported that only once.
+   The file is discarded, never synced again.
+4. Removal of a folder is one rename (and a sync) before any file in it goes, so no
+  half of it is ever seen.
 
 ``headway.testkit.crash_points`` has a variant that records these calls for crash-point tests.
 """
@@ -32,11 +34,12 @@ _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 
 
 class NewFile:
-    """A file being written front to back, past the page cache where the file system and alignment allow.
+    """A file being written front to back, past the page cache where the file system
+    and alignment allow.
 
-    O_DIRECT is worth 1.6x over buffered writes on a virtio disk, and it reads straight from the shared
-    memory of an arena: no second copy. It is dropped for good at the first piece that is not a whole number
-    of pages (normally the tail), or when the file system refuses it.
+    O_DIRECT is worth 1.6x over buffered writes on a virtio disk, and it reads straight from the
+    shared memory of an arena: no second copy. It is dropped for good at the first piece that is not
+    a whole number of pages (normally the tail), or when the file system refuses it.
     """
 
     def __init__(self, path: Path, nbytes: int) -> None:
@@ -75,8 +78,9 @@ class NewFile:
                 self._drop_direct()
 
     def settle(self) -> None:
-        """Force what was written so far to the disk, if it lies in the page cache: one fsync of many
-        gigabytes at the end would look like a disk that hangs. A failure is final, as with ``sync``."""
+        """Force what was written so far to the disk, if it lies in the page cache: one
+        fsync of many gigabytes at the end would look like a disk that hangs. A failure is
+        final, as with ``sync``."""
         if not self._direct:
             os.fdatasync(self._fd)
 
@@ -102,7 +106,7 @@ class Files:
         self.owner = owner
 
     def make_dir(self, path: Path) -> None:
-        """Make ``path`` and what is missing above it; each name it makes is durable when it returns."""
+        """Create ``path`` and missing parents; the new names are durable when it returns."""
         if path.is_dir():
             return
         self.make_dir(path.parent)
@@ -111,10 +115,10 @@ class Files:
         self.sync_dir(path.parent)
 
     def settle_dir(self, path: Path) -> None:
-        """Make ``path``; its name and the two above it are durable then, whoever made them and when.
+        """Create ``path`` and make its name and the two above it durable, even if they existed.
 
-        A launcher makes ``runs/<name>/checkpoints`` without a sync: after a power cut all that was written
-        below would be lost with it.
+        A launcher creates ``runs/<name>/checkpoints`` without a sync: a power cut would lose
+        everything written below it.
         """
         self.make_dir(path)
         for folder in (path, *path.absolute().parents[:3]):
@@ -125,20 +129,21 @@ class Files:
         """A new file with ``nbytes`` allocated.
 
         Raises:
-            FileExistsError; OSError with ENOSPC when there is no room (and no file is left).
+            FileExistsError; OSError with ENOSPC if there is no space (and no file is left).
         """
         return NewFile(path, nbytes)
 
     def temporary(self, path: Path) -> Path:
-        """The name under which this owner writes ``path``; a leftover of that name is removed first."""
+        """The temporary name under which this owner writes ``path``; a
+        leftover is removed first."""
         draft = path.with_name(f".{path.name}.{self.owner}.tmp")
         with contextlib.suppress(FileNotFoundError):
             self.remove(draft)
         return draft
 
     def write_whole(self, path: Path, data: bytes) -> Path:
-        """Write and sync ``data`` under a temporary name of ``path`` and return that name: the caller
-        renames it."""
+        """Write and sync ``data`` under a temporary name of ``path``; returns
+        that name for renaming."""
         draft = self.temporary(path)
         file = self.create(draft, len(data))
         try:
@@ -152,7 +157,7 @@ class Files:
         return draft
 
     def leave_note(self, path: Path, text: str = "") -> bool:
-        """Leave a small file for others to find, durably; False if the disk does not take it."""
+        """Write a small durable file for other processes; False if the disk does not accept it."""
         try:
             self.rename(self.write_whole(path, text.encode()), path)
             self.sync_dir(path.parent)
@@ -177,21 +182,20 @@ class Files:
         path.unlink()
 
     def discard(self, path: Path) -> None:
-        """Remove one file as far as possible: for clean-up after an error, whose own failure must not hide
-        the first."""
+        """Try to remove one file, for clean-up after an error that a second error must not hide."""
         with contextlib.suppress(OSError):
             self.remove(path)
 
     def remove_tree(self, path: Path, *, unless: str = "") -> None:
-        """Remove a folder: out of sight in one durable rename, then file by file.
+        """Remove a folder: hide it by one durable rename, then remove its files.
 
-        A folder that is gone, or goes meanwhile, is removed: several processes may do this at once. One
-        that turns out to hold a file named ``unless`` is put back.
+        A missing folder counts as removed, as several processes may do this at once. A folder that
+        turns out to hold a file named ``unless`` is put back.
         """
         trash = path
         if not path.name.startswith(TRASH_PREFIX):
             trash = path.with_name(TRASH_PREFIX + path.name)
-            self._delete_tree(trash)  # what an interrupted removal left
+            self._delete_tree(trash)  # left by an interrupted removal
             try:
                 self.rename(path, trash)
             except FileNotFoundError:
@@ -225,12 +229,14 @@ class Files:
 
 
 def allocate(fd: int, nbytes: int) -> None:
-    """Reserve ``nbytes`` for an empty file, where the file system can; NFS before 4.2, for one, cannot.
+    """Reserve ``nbytes`` for an empty file if the file system can; NFS before 4.2,
+    for example, cannot.
 
-    ``posix_fallocate`` would write into every page there, one by one, and fail on an O_DIRECT descriptor.
+    ``posix_fallocate`` would write into every page there, one by one, and fail on
+    an O_DIRECT descriptor.
 
     Raises:
-        OSError: no room, or trouble on the disk.
+        OSError: no space, or an error of the disk.
     """
     if not nbytes:
         return
@@ -253,7 +259,7 @@ def _open_direct(path: Path, flags: int) -> tuple[int, bool]:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-    # Some kernels make the file before they find that the file system has no O_DIRECT.
+    # Some kernels create the file before they find that the file system has no O_DIRECT.
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
     return os.open(path, flags, 0o644), False

@@ -1,7 +1,8 @@
-"""One snapshot from memory to a folder: a safetensors blob, its digests, its part file; then the manifest.
+"""Writes a snapshot from memory to a folder: safetensors blob, digests, part file, then manifest.
 
-The blob is the snapshot as it lies in memory behind a safetensors header, so one pass reads each byte once:
-digest it, hand it to the disk. Nothing counts before its rename, and nothing is renamed before its fsync.
+The blob is the snapshot as it is in memory after a safetensors header, so one pass reads each
+byte once, for its digest and the disk. Nothing counts before its rename, and nothing is
+renamed before its fsync.
 """
 
 from __future__ import annotations
@@ -38,22 +39,32 @@ from headway.common.node.arena_format import content_digest
 from headway.common.node.failpoints import failpoint
 
 _DTYPES = {
-    "float64": ("F64", 8), "float32": ("F32", 4), "float16": ("F16", 2), "bfloat16": ("BF16", 2),
-    "int64": ("I64", 8), "int32": ("I32", 4), "int16": ("I16", 2), "int8": ("I8", 1),
-    "uint64": ("U64", 8), "uint32": ("U32", 4), "uint16": ("U16", 2), "uint8": ("U8", 1), "bool": ("BOOL", 1),
-}  # fmt: skip
+    "float64": ("F64", 8),
+    "float32": ("F32", 4),
+    "float16": ("F16", 2),
+    "bfloat16": ("BF16", 2),
+    "int64": ("I64", 8),
+    "int32": ("I32", 4),
+    "int16": ("I16", 2),
+    "int8": ("I8", 1),
+    "uint64": ("U64", 8),
+    "uint32": ("U32", 4),
+    "uint16": ("U16", 2),
+    "uint8": ("U8", 1),
+    "bool": ("BOOL", 1),
+}
 
 
 SETTLE_CHUNKS = 32
-"""So many chunks (256 MiB) may wait in the page cache, where the disk is not written directly."""
+"""Chunks (256 MiB) that may be in the page cache if the disk is not written directly."""
 
 
 class StaleSnapshotError(HeadwayError):
-    """The snapshot, or the folder it was going to, was withdrawn during the flush; nothing is left of it."""
+    """The snapshot, or its target folder, was withdrawn during the flush; nothing of it is left."""
 
 
 class DamagedSnapshotError(CorruptError):
-    """The snapshot in memory is not what its rank sealed; nothing of it is left on the disk."""
+    """The snapshot in memory differs from what its rank sealed; nothing of it is left on disk."""
 
 
 @dataclass(frozen=True)
@@ -67,22 +78,22 @@ class Snapshot:
     data: npt.NDArray[np.uint8]
     extra: bytes = b""
     still_valid: Callable[[], bool] = field(default=lambda: True)
-    """Asked after the last byte was read: may what was read be trusted?"""
+    """Called after the last byte was read: whether the data were unchanged."""
     incarnation: str = ""
     """See ``Part.incarnation``."""
     digest: int | None = None
-    """Of data and extra state when they were sealed (see ``arena_format``), None where nobody took it."""
+    """Digest of data and extra state at sealing (``arena_format``), None if not computed."""
     where: str = "memory"
-    """What to call the place of the data when they do not match."""
+    """Description of the data's location for error messages."""
 
     @property
     def mesh(self) -> Mesh:
-        """Raises InputError when the layout names no possible mesh."""
+        """Raises InputError if the layout has no valid mesh."""
         try:
             return mesh_from(self.layout["mesh"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(
-                f"the layout of step {self.step} names no possible mesh: {error!r}",
+                f"the layout of step {self.step} has no valid mesh: {error!r}",
                 remedy='give it "mesh": {"tp", "pp", "dp", "vp", "rank"}',
             ) from error
 
@@ -93,26 +104,33 @@ def parse_layout(raw: bytes) -> dict[str, Any]:
         layout = json.loads(raw)
     except ValueError as error:
         raise CorruptError(
-            f"the arena's layout is no JSON: {error}", remedy="remove the arena file"
+            f"the arena's layout is not JSON: {error}", remedy="remove the arena file"
         ) from error
     if not isinstance(layout, dict):
-        raise CorruptError("the arena's layout is no JSON object", remedy="remove the arena file")
+        raise CorruptError(
+            "the arena's layout is not a JSON object", remedy="remove the arena file"
+        )
     return layout
 
 
 def blob_header(snapshot: Snapshot) -> memoryview:
     """The safetensors header of a snapshot: a whole number of pages, itself page aligned.
 
-    Each tensor's name is ``<name>|<field>``; holes between tensors become ``__pad__.<i>``, because the format
-    allows none. A tensor keeps its (tensor-parallel local) shape where all of it is here, else it is flat.
+    Each tensor's name is ``<name>|<field>``; holes between tensors become ``__pad__.<i>``, because
+    the format does not allow holes. A tensor keeps its (tensor-parallel local) shape if it is
+    complete here, else it is flat.
 
     Raises:
-        InputError: tensors overlap, end behind the data, or have a dtype the format does not know.
+        InputError: tensors overlap, extend past the data, or have a dtype that the format lacks.
     """
     metadata = {
-        "format": "headway", "generation": str(snapshot.generation), "rank": str(snapshot.mesh.rank),
-        "run_id": snapshot.run_id, "schema": str(SCHEMA), "step": str(snapshot.step),
-    }  # fmt: skip
+        "format": "headway",
+        "generation": str(snapshot.generation),
+        "rank": str(snapshot.mesh.rank),
+        "run_id": snapshot.run_id,
+        "schema": str(SCHEMA),
+        "step": str(snapshot.step),
+    }
     entries: dict[str, Any] = {"__metadata__": metadata}
     end, pads = 0, 0
     tensors = snapshot.layout.get("tensors", ())
@@ -124,8 +142,9 @@ def blob_header(snapshot: Snapshot) -> memoryview:
         stop = start + int(tensor["nbytes"])
         if start < end or stop > snapshot.data.nbytes:
             raise InputError(
-                f"tensor {tensor['name']!r} at [{start}, {stop}) overlaps another or ends behind the data",
-                remedy="lay tensors out side by side",
+                f"tensor {tensor['name']!r} at [{start}, {stop}) overlaps another or extends "
+                "past the data",
+                remedy="lay out tensors without overlap",
             )
         dtype, shape = _dtype_and_shape(tensor)
         entries[_unique(tensor, entries)] = _entry(dtype, shape, start, stop)
@@ -136,7 +155,7 @@ def blob_header(snapshot: Snapshot) -> memoryview:
         )
     text = json.dumps(entries, separators=(",", ":")).encode()
     length = -(-(8 + len(text)) // PAGE_BYTES) * PAGE_BYTES
-    header = mmap.mmap(-1, length)  # anonymous and so page aligned, as O_DIRECT wants it
+    header = mmap.mmap(-1, length)  # anonymous and so page aligned, as O_DIRECT requires
     header[:] = (length - 8).to_bytes(8, "little") + text.ljust(length - 8)
     return memoryview(header)
 
@@ -149,13 +168,14 @@ def write_shard(
 ) -> Part:
     """Make one rank's snapshot durable under ``checkpoints`` and return its part.
 
-    Doing it again is harmless: what is there already, and equal, is left as it is. ``progress`` is told the
-    bytes of each piece written.
+    Repeating it is harmless: existing equal files are kept. ``progress`` is called with the bytes
+    of each piece written.
 
     Raises:
         StaleSnapshotError: the snapshot or its folder was withdrawn; nothing of it is left.
-        DamagedSnapshotError: what was read does not match the snapshot's digest; nothing of it is left.
-        HeadwayError: a complete step of this name and other content is there already.
+        DamagedSnapshotError: what was read does not match the snapshot's digest;
+            nothing of it is left.
+        HeadwayError: a complete step of this name with other content exists.
         OSError: from the disk (ENOSPC before any byte was written); no temporary file is left.
     """
     folder = checkpoints / step_dir_name(snapshot.step, snapshot.generation)
@@ -181,23 +201,24 @@ def write_shard(
 
 
 def write_manifest(files: Files, folder: Path) -> bytes:
-    """Commit ``folder``: write its MANIFEST.json, and return its bytes. Idempotent, and safe beside another
-    daemon.
+    """Commit ``folder``: write MANIFEST.json and return its bytes. Idempotent,
+    also with two daemons.
 
     Raises:
-        CorruptError: a part or a blob is missing, cut, or of another run. OSError: from the disk.
+        CorruptError: a part or a blob is missing, truncated, or of another run.
+            OSError: from the disk.
     """
     parts = _read_parts(folder)
     for part, _ in parts:
         blob = folder / blob_name(part.rank)
         if not blob.exists() or blob.stat().st_size != part.file_bytes:
             raise CorruptError(
-                f"{blob} is not the {part.file_bytes} bytes its part file tells",
+                f"{blob} is not the {part.file_bytes} bytes in its part file",
                 remedy="flush it again",
             )
     content = encode_manifest(parts)
     path = folder / MANIFEST_NAME
-    # The names of blobs and parts first: a manifest must never outlive them, whoever wrote them.
+    # The names of blobs and parts first: a manifest must never outlive them.
     files.sync_dir(folder)
     files.sync_dir(folder.parent)
     if not path.exists() or path.read_bytes() != content:
@@ -241,12 +262,13 @@ def _write_blob(
         _check_digest(snapshot, chunks)
         file.sync()
         file.close()
-        if not snapshot.still_valid():  # an fsync may take its time
+        if not snapshot.still_valid():  # an fsync may take long
             raise StaleSnapshotError(
-                f"step {snapshot.step} of rank {mesh.rank} was completed by another process meanwhile"
+                f"step {snapshot.step} of rank {mesh.rank} was completed by another process "
+                "meanwhile"
             )
         if (folder / part_name(mesh.rank)).exists():
-            # Another content under this name: its digests must not stand beside the new blob for an instant.
+            # Other content under this name: its digests must never be combined with the new blob.
             files.remove(folder / part_name(mesh.rank))
             files.sync_dir(folder)
         files.rename(draft, path)
@@ -270,21 +292,21 @@ def _write_blob(
 
 
 def _check_digest(snapshot: Snapshot, chunks: list[str]) -> None:
-    """The digests of the pieces that were written are those that the arena's digest was made of."""
+    """Check that the digests of the written pieces are those behind the arena's digest."""
     if snapshot.digest is None:
         return
     if content_digest((int(chunk, 16) for chunk in chunks), snapshot.extra) != snapshot.digest:
         raise DamagedSnapshotError(
             f"the snapshot of step {snapshot.step}, rank {snapshot.mesh.rank} in {snapshot.where} "
-            "does not match its digest: it is not made durable",
+            "does not match its digest and is not made durable",
             remedy="the next durable step tries again; check the memory of this node",
         )
 
 
 def _same_as_before(folder: Path, snapshot: Snapshot) -> Part | None:
-    """The part that is there already, if it is of exactly this snapshot (a daemon died after writing it).
+    """The existing part, if it is of exactly this snapshot (a daemon died after writing it).
 
-    A complete step stays as it is also when another start of the job saves it again.
+    A complete step is kept also if another start of the job saves it again.
     """
     rank = snapshot.mesh.rank
     is_complete = (folder / MANIFEST_NAME).exists()

@@ -1,4 +1,4 @@
-"""What is in a checkpoints folder: attempts, complete checkpoints, and which one to go back to."""
+"""The content of a checkpoints folder: attempts, complete checkpoints, and the one to restore."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from headway.ckpt_store.reading import UnreadableError, corrupt, read_file
 from headway.common.errors import CorruptError, HeadwayError, InputError
 
 _TICK_NS = 1_000_000_000
-"""A file so young may be replaced by one with the same time stamp, and even the same inode."""
+"""A file this young may be replaced by one with the same time stamp and even the same inode."""
 
 
 @dataclass(frozen=True)
@@ -40,19 +40,21 @@ class Attempt:
     step: int
     generation: int
     ranks: frozenset[int]
-    """Ranks whose part file is there."""
+    """Ranks whose part file exists."""
     world_size: int | None
-    """From a part file; None while there is none that can be read."""
+    """From a part file; None while none can be read."""
     is_complete: bool
     is_marked: bool = False
     incarnation: str = ""
-    """Which start of the job wrote its parts, as far as one part file tells."""
+    """Which start of the job wrote its parts, according to one part file."""
     is_mixed: bool = False
-    """All parts are there, but of different starts of the job: some rank has still to write its own."""
+    """Whether all parts exist but come from different starts of the job: some
+    rank must write again."""
     has_given_up: bool = False
-    """Some rank could not write its part, and will not; notes of another start of the job do not count."""
+    """Whether a rank has given up writing its part; notes of another start of
+    the job do not count."""
     is_damaged: bool = False
-    """Some rank found its shard damaged: no rank restores it."""
+    """Whether some rank found its shard damaged, so that no rank restores it."""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -108,13 +110,13 @@ class CheckpointInfo:
 
 
 def is_superseded(step: int, generation: int, marks: Mapping[int, int]) -> bool:
-    """Whether a newer generation went on from a step before this one, so that this one leads nowhere."""
+    """Whether a newer generation continued from an earlier step, so that this step is obsolete."""
     return any(newer > generation and restart < step for newer, restart in marks.items())
 
 
 def look(checkpoints: Path) -> FolderView:
-    """List a checkpoints folder (which need not exist). Reads names, and of an incomplete step one part
-    file; all of them once they are there."""
+    """List a checkpoints folder (which need not exist). Reads names, and one part file per
+    incomplete step, or all of them once they exist."""
     attempts, marks, trash = [], {}, []
     for entry in sorted(_entries(checkpoints)):
         key = parse_step_dir(entry.name)
@@ -133,13 +135,13 @@ def complete(
 ) -> list[CheckpointInfo]:
     """All complete checkpoints that are not superseded, newest first.
 
-    Left out are those whose manifest cannot be read and, unless ``with_damaged``, those in which a rank
-    found its shard damaged.
+    Checkpoints whose manifest cannot be read are left out and, unless ``with_damaged``, also those
+    in which a rank found its shard damaged.
 
     Raises:
         UnreadableError: with ``all_readable``, the disk cannot read a manifest.
-        CorruptError: there are checkpoints, and not one of them can be read. Then starting from nothing
-            would silently throw away a run.
+        CorruptError: there are checkpoints, but none can be read. Starting from scratch would then
+            silently discard a run.
     """
     view = look(checkpoints)
     candidates = [
@@ -158,7 +160,7 @@ def complete(
             if all_readable and isinstance(error, UnreadableError):
                 raise
             problem = problem or error
-        except FileNotFoundError:  # retention was faster
+        except FileNotFoundError:  # removed by retention meanwhile
             continue
     if problem is not None and not found:
         raise problem
@@ -168,14 +170,15 @@ def complete(
 def newest(
     checkpoints: Path, world_size: int | None = None, max_step: int | None = None
 ) -> CheckpointInfo | None:
-    """The complete checkpoint to go back to: the newest step, and of two with that step the newest
-    generation.
+    """The complete checkpoint to restore: the newest step, and for equal steps
+    the newest generation.
 
-    What a newer generation has left behind (``mark_generation``) does not count. ``world_size`` and
-    ``max_step`` narrow the choice; to pass over one that turned out corrupt ask with ``max_step = step - 1``.
+    Checkpoints made obsolete by a newer generation (``mark_generation``) do not count.
+    ``world_size`` and ``max_step`` narrow the choice; to skip one that turned out corrupt, pass
+    ``max_step = step - 1``.
 
     Raises:
-        CorruptError: there are manifests, and not one of them can be read.
+        CorruptError: there are manifests, but none can be read.
     """
     for info in complete(Path(checkpoints)):
         if world_size in (None, info.world_size) and (max_step is None or info.step <= max_step):
@@ -187,9 +190,8 @@ def open_checkpoint(checkpoints: Path, step: int, generation: int) -> Checkpoint
     """One complete checkpoint by name.
 
     Raises:
-        FileNotFoundError: it is not there, or not complete. CorruptError: its manifest cannot be read or is
-        of
-            another step.
+        FileNotFoundError: it does not exist or is not complete. CorruptError: its manifest cannot
+        be read or is of another step.
     """
     for entry in _entries(checkpoints):
         if parse_step_dir(entry.name) == (step, generation):
@@ -201,7 +203,7 @@ def open_checkpoint(checkpoints: Path, step: int, generation: int) -> Checkpoint
             except CorruptError:
                 if path.exists():
                     raise
-                break  # retention was faster
+                break  # removed by retention meanwhile
             manifest = decode_manifest(raw, path)
             if (manifest.step, manifest.generation) != (step, generation):
                 raise CorruptError(
@@ -212,34 +214,34 @@ def open_checkpoint(checkpoints: Path, step: int, generation: int) -> Checkpoint
 
 
 def find(checkpoints: Path, step: int | None = None) -> CheckpointInfo:
-    """The newest checkpoint, or the newest of ``step``, for people: bad input is told in one line.
+    """The newest checkpoint, or the newest of ``step``, for commands: bad input is an InputError.
 
     Raises:
         InputError: no such folder or checkpoint. CorruptError: as ``newest``.
     """
     if not checkpoints.is_dir():
         raise InputError(
-            f"{checkpoints} is no folder", remedy="give a run folder or its checkpoints folder"
+            f"{checkpoints} is not a folder", remedy="give a run folder or its checkpoints folder"
         )
     infos = complete(checkpoints, with_damaged=step is not None)
     infos = [info for info in infos if step in (None, info.step)]
     if not infos:
         wanted = "complete checkpoint" if step is None else f"complete checkpoint of step {step}"
         raise InputError(
-            f"{checkpoints} holds no {wanted}", remedy="list what is there with `headway ckpt ls`"
+            f"{checkpoints} holds no {wanted}", remedy="list the checkpoints with `headway ckpt ls`"
         )
     return infos[0]
 
 
 def forget_damage(info: CheckpointInfo) -> None:
-    """Remove the notes of ranks that could not read their shard: it was read since, and is sound."""
+    """Remove the notes of ranks that could not read their shard, because it was found intact."""
     for entry in _entries(info.path):
         if is_damaged_name(entry.name):
             entry.unlink(missing_ok=True)
 
 
 def keep(info: CheckpointInfo) -> None:
-    """Mark a checkpoint: retention neither removes nor counts it.
+    """Pin a checkpoint: retention neither removes nor counts it.
 
     Raises:
         OSError: the folder cannot be written, or the checkpoint is gone.
@@ -250,9 +252,9 @@ def keep(info: CheckpointInfo) -> None:
 def mark_generation(
     checkpoints: Path, generation: int, restart_step: int, files: Files | None = None
 ) -> None:
-    """Record durably that ``generation`` goes on from ``restart_step`` (-1: from the beginning).
+    """Record durably that ``generation`` continues from ``restart_step`` (-1: from the beginning).
 
-    What older generations saved after that step does not count any more. Idempotent; any node may do it.
+    Later steps of older generations no longer count. Idempotent; any node may do it.
 
     Raises:
         HeadwayError: the generation is recorded with another restart step: numbers were used twice.
@@ -264,7 +266,8 @@ def mark_generation(
     if path.exists() and (old := path.read_bytes()) != content:
         before = decode_mark(old, path)
         raise HeadwayError(
-            f"generation {generation} is recorded to restart from step {before}, not {restart_step}",
+            f"generation {generation} is recorded to restart from step {before}, not "
+            f"{restart_step}",
             remedy="give every recovery a new generation number",
         )
     if not path.exists():
@@ -336,7 +339,7 @@ def _read_facts(path: Path) -> tuple[int, str]:
 
 
 def _restart_step(path: Path) -> int:
-    # An unreadable mark supersedes nothing: then a checkpoint too many counts, never one too few.
+    # An unreadable mark is ignored: then a checkpoint too many counts, never one too few.
     try:
         return decode_mark(path.read_bytes(), path)
     except (OSError, CorruptError):

@@ -1,4 +1,4 @@
-"""The folder side of ``CheckpointClient``: one rank's parts, written by itself, with no daemon."""
+"""The folder side of ``CheckpointClient``: writes one rank's parts without a daemon."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Outcome = tuple[bool, bool, str]
 
 
 class FolderWriter:
-    """Saves the state of ``rank`` in ``checkpoints``, and clears up there."""
+    """Saves the state of ``rank`` in ``checkpoints``, and applies retention there."""
 
     def __init__(
         self, files: Files, checkpoints: Path, rank: int, world_size: int, keep: int, run_id: str
@@ -52,15 +52,16 @@ class FolderWriter:
     ) -> Outcome:
         """Write this rank's part, and the manifest if it was the last one.
 
-        ``is_ours``: asked at the end, whether no other process saves as this rank by now.
+        ``is_ours``: called at the end; whether no other process saves as this rank by now.
 
         Raises:
-            HeadwayError: the step is complete with other content. OSError: from the disk, room excepted.
+            HeadwayError: the step is complete with other content. OSError: from the disk,
+                except for missing space.
         """
         problem = self._prepare(key, incarnation)
         try:
             self._write(key, flat, layout, nbytes, incarnation, is_ours)
-        except StaleSnapshotError as error:  # another rank gave this step up meanwhile
+        except StaleSnapshotError as error:  # another rank has given up this step
             return False, False, error.message
         except OSError as error:
             if not is_no_space(error):
@@ -71,7 +72,7 @@ class FolderWriter:
         return True, is_complete, trouble or problem
 
     def give_up(self, key: Key, incarnation: str) -> None:
-        """Give back the room of this rank's part; a note tells the others that theirs are of no use."""
+        """Remove this rank's part, with a note to the other ranks that theirs are useless."""
         folder = self._checkpoints / step_dir_name(*key)
         if not folder.is_dir() or (folder / MANIFEST_NAME).exists():
             return
@@ -83,11 +84,11 @@ class FolderWriter:
             self._files.remove_empty_dir(folder)
 
     def close(self) -> None:
-        """Let go of the buffer."""
+        """Release the buffer."""
         self._buffer = np.empty(0, np.uint8)
 
     def _prepare(self, saving: Key, incarnation: str) -> str:
-        """Durable folder names, late manifests, and room. Returns what went wrong."""
+        """Make folder names durable, write late manifests, free space. Returns what went wrong."""
         try:
             if not self._is_settled:
                 self._files.settle_dir(self._checkpoints)
@@ -109,7 +110,7 @@ class FolderWriter:
         is_ours: Callable[[], bool],
     ) -> None:
         if self._buffer.nbytes != nbytes:
-            # Anonymous, so page aligned, as O_DIRECT wants it; kept, so mapped at the next save.
+            # Anonymous, so page aligned, as O_DIRECT requires; kept, so mapped at the next save.
             self._buffer = np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
         pack(flat, layout, self._buffer)
         manifest = self._checkpoints / step_dir_name(*key) / MANIFEST_NAME
@@ -125,7 +126,7 @@ class FolderWriter:
         write_shard(self._files, self._checkpoints, snapshot)
 
     def _commit(self, key: Key) -> tuple[bool, str]:
-        """Write the manifest if all parts are there, and remove what is surplus then.
+        """Write the manifest if all parts exist, then apply retention.
 
         Returns whether the step is complete, and what went wrong.
         """

@@ -1,11 +1,12 @@
-"""Ties a part to one start of the job, on which several ranks agree through the checkpoints folder.
+"""Ties a part to one start of the job, which the ranks identify through the checkpoints folder.
 
-A job killed between two ranks' saves leaves a part that the next start must not complete with its own. Each
-rank writes a random token into ``<checkpoints>/.ranks/rank-<r>`` when it opens the folder, and stamps every
-part with a digest over the tokens of all ranks as it finds them. A step is committed only when all stamps are
-equal. Equal stamps mean that each rank had seen the tokens of all others, so that all of them belong to one
-start: no clock, no message and no launcher is needed, only that every rank opens its client before the
-first step is saved. A step saved before that stays incomplete.
+A job killed between two ranks' saves leaves a part that the next start must not complete with
+its own. Each rank writes a random token into ``<checkpoints>/.ranks/rank-<r>`` when it opens
+the folder, and stamps every part with a digest over the tokens of all ranks as it finds them. A
+step is committed only when all stamps are equal. Equal stamps mean that each rank had seen the
+tokens of all others, so that all of them belong to one start: this needs no clock, message or
+launcher, only that every rank opens its client before the first step is saved. A step saved
+before that stays incomplete.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ _SETTLED_NS = 5_000_000_000
 
 
 class Holder(msgspec.Struct, frozen=True):
-    """Content of ``rank-<r>``: who saves as this rank."""
+    """Content of ``rank-<r>``: the process that saves as this rank."""
 
     token: str
     host: str
-    """Host and boot: a pid means nothing on another one."""
+    """Host and boot, since a pid is meaningless elsewhere."""
     pid: int
     start_ticks: int
 
@@ -59,17 +60,17 @@ class Incarnation:
         self._read_at = 0, ""  # when the folder had last changed, and the stamp at that time
 
     def join(self) -> None:
-        """Say who saves as this rank from now on.
+        """Record this process as the one that saves as this rank.
 
         Raises:
-            InputError: another process of this host that lives saves as this rank.
-            OSError: from the disk, no room included; ``stamp`` tries again.
+            InputError: another live process of this host saves as this rank.
+            OSError: from the disk, missing space included; ``stamp`` tries again.
         """
         holder = self._read(self._rank)
         if holder is not None and self._is_another_here(holder):
             raise InputError(
                 f"process {holder.pid} saves rank {self._rank} of {self._folder.parent}",
-                remedy="end it first, or open the folder with read_only=True to look only",
+                remedy="end it first, or open the folder with read_only=True",
             )
         self._files.make_dir(self._folder)
         path = self._path(self._rank)
@@ -77,40 +78,42 @@ class Incarnation:
         self.has_joined = True
 
     def leave(self) -> None:
-        """Give the place up, if it is still this one's: whoever saved here before goes on."""
+        """Release the rank if it is still ours, so that its earlier process may continue."""
         if self.has_joined and self.is_current():
             self._files.discard(self._path(self._rank))
         self.has_joined = False
 
     def is_current(self) -> bool:
-        """Whether no other process has taken this rank's place."""
+        """Whether no other process has taken over this rank."""
         holder = self._read(self._rank)
         return holder is None or self._is_ours(holder)
 
     def _is_ours(self, holder: Holder) -> bool:
-        """With one rank, clients of one process are not in each other's way."""
+        """With one rank, several clients of one process may coexist."""
         if holder.token == self._own.token:
             return True
         return self._world_size == 1 and holder.is_process_of(self._own)
 
     def stamp(self) -> str:
-        """The digest over the tokens of all ranks, as they are now.
+        """The digest over the current tokens of all ranks.
 
         Raises:
-            HeadwayError: another process that may be alive saves as this rank. OSError: from the disk.
+            HeadwayError: another process that may be alive saves as this rank.
+                OSError: from the disk.
         """
         holder = self._read(self._rank)
         if self.has_joined and holder is not None and not self._is_ours(holder):
             if holder.may_be_alive():
                 raise HeadwayError(
-                    f"rank {self._rank} of {self._folder.parent} was opened by another process since: pid "
+                    f"rank {self._rank} of {self._folder.parent} was opened by another process "
+                    "since: pid "
                     f"{holder.pid} on {holder.host.partition(' ')[0]}",
-                    remedy="end one of the two; open a folder with read_only=True to look only",
+                    remedy="end one of the two; use read_only=True for reading",
                 )
-            self.has_joined = False  # it came and went
+            self.has_joined = False  # created and removed meanwhile
         if not self.has_joined or holder is None:
             self.join()
-        # The own token from memory: the file may be another's by now, whose stamp this must not be.
+        # Use our token from memory: the file may belong to another process by now.
         changed_ns = self._folder.stat().st_mtime_ns
         if changed_ns != self._read_at[0] or time.time_ns() - changed_ns < _SETTLED_NS:
             tokens = [

@@ -1,15 +1,16 @@
 """The format of one durable step on disk: names, part files, the manifest.
 
     <checkpoints>/step-00000050.g2/
-        rank-0.safetensors    the rank's snapshot; data starts 4 KiB aligned, opens with ``safetensors``
-        rank-0.json           the part: mesh, digests (xxh3-64 per 8 MiB of data), extra state (base64)
-        MANIFEST.json         written last, when every part is there: without it the folder does not count
-        rank-0.gave-up        the node of rank 0 could not write its part; text: the part's incarnation
-        rank-0.damaged        what was wrong when rank 0 read its shard back: no rank restores this step
-    <checkpoints>/generation-00002.json   from which step generation 2 went on (see ``mark_bytes``)
+        rank-0.safetensors  the rank's snapshot; 4 KiB aligned data, readable by ``safetensors``
+        rank-0.json         the part: mesh, digests (xxh3-64 per 8 MiB), extra state (base64)
+        MANIFEST.json       written last, when every part exists; required for the folder to count
+        rank-0.gave-up      rank 0's node could not write its part; text: the part's incarnation
+        rank-0.damaged      the error of rank 0 reading its shard: no rank restores this step
+    <checkpoints>/generation-00002.json
+                            the step from which generation 2 continued (see ``mark_bytes``)
 
-All three JSON forms have deterministic bytes (sorted keys, no times, no host names), so two daemons that
-write the same file write the same bytes, and a digest of a digest file means something.
+All three JSON forms have deterministic bytes (sorted keys, no times, no host names), so two daemons
+that write the same file write the same bytes, and digest files can be digested.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ SCHEMA = 1
 CHUNK_BYTES = arena_format.CHUNK_BYTES
 MANIFEST_NAME = "MANIFEST.json"
 KEEP_NAME = "KEEP"
-"""An empty file of this name marks a step: retention leaves it alone."""
+"""An empty file of this name pins a step: retention keeps it."""
 DIGEST = "xxh3-64"
 
 _STEP_DIR = re.compile(r"step-(\d{8,})\.g(\d+)")
@@ -59,7 +60,7 @@ class Mesh:
 
 @dataclass(frozen=True)
 class Part:
-    """What one rank contributed: everything needed to read and to distrust its blob."""
+    """What one rank contributed: everything needed to read and verify its blob."""
 
     run_id: str
     step: int
@@ -69,13 +70,13 @@ class Part:
     data_start: int
     """Bytes before the data in the blob (header and its padding), a multiple of 4096."""
     header_digest: str
-    """Digest of those bytes."""
+    """Digest of the header."""
     chunks: tuple[str, ...]
     """Digest of each 8 MiB of data, 16 hex digits; the last chunk may be shorter."""
     layout: Mapping[str, Any] = field(default_factory=dict)
     extra: bytes = b""
     incarnation: str = ""
-    """Which start of the job wrote it, where generations alone do not tell (see ``incarnation.py``)."""
+    """Which start of the job wrote it, if generations are ambiguous (see ``incarnation.py``)."""
 
     @property
     def rank(self) -> int:
@@ -219,7 +220,7 @@ def encode_manifest(parts: Sequence[tuple[Part, bytes]]) -> bytes:
     """The bytes of MANIFEST.json for the (part, bytes of its file) of every rank, in any order.
 
     Raises:
-        CorruptError: the parts are not those of one whole step.
+        CorruptError: the parts do not form one complete step.
     """
     ordered = sorted(parts, key=lambda item: item[0].rank)
     first = ordered[0][0]
@@ -267,8 +268,8 @@ def decode_manifest(raw: bytes, where: Path | str) -> Manifest:
 
 
 def mark_bytes(generation: int, restart_step: int) -> bytes:
-    """The bytes of ``generation-<g>.json``: ``generation`` went on from ``restart_step``, so what an older
-    generation saved after that step is superseded."""
+    """The bytes of ``generation-<g>.json``: ``generation`` continued from ``restart_step``, so
+    later steps of older generations are superseded."""
     return _json({"generation": generation, "restart_step": restart_step, "schema": SCHEMA})
 
 
@@ -280,7 +281,7 @@ def decode_mark(raw: bytes, where: Path | str) -> int:
 
 
 def num_chunks(nbytes: int) -> int:
-    """Chunks of 8 MiB that ``nbytes`` of data make."""
+    """Number of 8 MiB chunks in ``nbytes`` of data."""
     return -(-nbytes // CHUNK_BYTES)
 
 
@@ -309,7 +310,7 @@ def _parse(raw: bytes, where: Path | str) -> dict[str, Any]:
     with _reading(where):
         fields = json.loads(raw)
         if not isinstance(fields, dict):
-            raise ValueError("it is no JSON object")
+            raise ValueError("it is not a JSON object")
     if fields.get("schema") != SCHEMA:
         raise CorruptError(
             f"{where}: schema {fields.get('schema')!r}, this version reads {SCHEMA}",
@@ -319,7 +320,7 @@ def _parse(raw: bytes, where: Path | str) -> dict[str, Any]:
 
 
 class _reading:
-    """Turns every way in which a field can be wrong into one CorruptError."""
+    """Converts any error about a field into a CorruptError."""
 
     def __init__(self, where: Path | str) -> None:
         self.where = where
@@ -338,11 +339,11 @@ class _reading:
 
 def _count(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{value!r} is no count")
+        raise ValueError(f"{value!r} is not a count")
     return value
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{value!r} is no text")
+        raise ValueError(f"{value!r} is not text")
     return value

@@ -1,4 +1,4 @@
-"""A state's leaves as one run of bytes with a layout, and back: what a checkpoint's shard holds."""
+"""Packs a state's leaves into contiguous bytes with a layout, the content of a shard, and back."""
 
 from __future__ import annotations
 
@@ -15,25 +15,34 @@ ALIGN_BYTES = 64
 
 
 def leaves_of(state: Any) -> Flat:
-    """The state's arrays and tensors by path, and what describes the rest. Raises InputError."""
+    """The state's arrays and tensors by path, and a description of the rest. Raises InputError."""
     return flatten(state, _leaf_of_tensor)
 
 
 def lay_out(flat: Flat, rank: int, world_size: int) -> tuple[dict[str, Any], int]:
-    """(layout, bytes in all): each leaf from a multiple of ``ALIGN_BYTES`` on."""
+    """(layout, total bytes); each leaf starts at a multiple of ``ALIGN_BYTES``."""
     tensors, offset = [], 0
     for name, leaf in flat.leaves.items():
         tensors.append(
-            {"name": name, "field": "", "dtype": leaf.dtype, "offset": offset, "nbytes": leaf.data.nbytes,
-             "global_shape": list(leaf.shape), "tp_dim": None, "tp_rank": 0, "tp_size": 1}
-        )  # fmt: skip
+            {
+                "name": name,
+                "field": "",
+                "dtype": leaf.dtype,
+                "offset": offset,
+                "nbytes": leaf.data.nbytes,
+                "global_shape": list(leaf.shape),
+                "tp_dim": None,
+                "tp_rank": 0,
+                "tp_size": 1,
+            }
+        )
         offset += -(-leaf.data.nbytes // ALIGN_BYTES) * ALIGN_BYTES
     mesh = {"tp": 1, "pp": 1, "dp": world_size, "vp": 1, "rank": rank}
     return {"tensors": tensors, "mesh": mesh}, max(offset, ALIGN_BYTES)
 
 
 def pack(flat: Flat, layout: dict[str, Any], data: npt.NDArray[np.uint8]) -> None:
-    """Copy the leaves to their places in ``data``; what lies between becomes zero."""
+    """Copy the leaves to their places in ``data``; gaps become zero."""
     data[:] = 0
     for tensor, leaf in zip(layout["tensors"], flat.leaves.values(), strict=True):
         start = tensor["offset"]
@@ -54,7 +63,9 @@ def unpack(part: Part, data: npt.NDArray[np.uint8], extra: bytes) -> Any:
 
 def _leaf_of_tensor(value: Any) -> Leaf | None:
     if "torch" not in sys.modules:
-        return None  # whoever holds a tensor has torch in memory; nobody else has to load it
+        return (
+            None  # a state with tensors implies that torch is loaded; other states must not load it
+        )
     from headway.ckpt_store import torch_client
 
     return torch_client.to_leaf(value)

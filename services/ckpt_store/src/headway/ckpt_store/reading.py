@@ -1,4 +1,4 @@
-"""Reading the files of a checkpoint: what the disk cannot give back counts as damage, by name and place."""
+"""Reads the files of a checkpoint; unreadable bytes count as damage, with file and position."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import TypeVar
 from headway.common.errors import CorruptError
 
 PAUSES_S = (0.2, 0.8, 2.0)
-"""Between tries of a read that failed: a failover of a server passes, a bad sector does not."""
+"""Pauses between tries of a failed read: a server failover is temporary, a bad sector is not."""
 
-# What a read answers when the medium, or a remote file system, has lost the bytes: an older checkpoint
-# may well be whole. Anything else (no permission, no descriptors left) says nothing about the bytes.
+# Errors of a read when the medium, or a remote file system, has lost the bytes: an older checkpoint
+# may be intact. Other errors (no permission, no descriptors left) do not concern the bytes.
 _LOST = frozenset(
     {errno.EIO, errno.ESTALE, errno.EBADMSG, errno.ENODATA, errno.EREMOTEIO, errno.EUCLEAN}
 )
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class UnreadableError(CorruptError):
-    """The disk does not give the bytes of ``path`` back; on another node it may be readable."""
+    """The disk cannot read the bytes of ``path``; they may be readable on another node."""
 
     def __init__(self, path: Path, offset: int | None, error: OSError) -> None:
         where = "" if offset is None else f" at byte {offset}"
@@ -39,10 +39,10 @@ def read_file(path: Path) -> bytes:
 
 
 def attempt(read: Callable[[], T], path: Path, offset: int | None = None) -> T:
-    """Carry out ``read``, a read of ``path``, again if the disk fails.
+    """Call ``read``, a read of ``path``, and repeat it if the disk fails.
 
     Raises:
-        CorruptError: the file is missing. UnreadableError: the disk cannot read it, time after time.
+        CorruptError: the file is missing. UnreadableError: the disk repeatedly failed to read it.
         OSError: anything else, such as no permission.
     """
     for pause_s in (*PAUSES_S, None):

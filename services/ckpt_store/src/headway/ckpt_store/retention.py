@@ -1,5 +1,4 @@
-"""Which attempts may go. Pure: from a listing to names; the newest complete checkpoint is never among
-them."""
+"""Chooses what to remove: pure functions of a listing; never the newest complete checkpoint."""
 
 from __future__ import annotations
 
@@ -11,20 +10,20 @@ Key = tuple[int, int]
 """(step, generation)"""
 
 LATER_ATTEMPTS = 2
-"""So many later steps under way, and an attempt that still misses parts will not get them."""
+"""Number of later steps after which an attempt with missing parts counts as given up."""
 
 
 def newest_complete(view: FolderView, corrupt: Collection[Key] = ()) -> Key | None:
-    """The checkpoint a recovery would take: the highest (step, generation) that still counts."""
+    """The checkpoint that a recovery would restore: the highest valid (step, generation)."""
     good = _good(view, corrupt)
     return good[-1] if good else None
 
 
 def is_overtaken(key: Key, view: FolderView) -> bool:
-    """Whether this step would lead nowhere, even if it were completed.
+    """Whether this step would be obsolete even if it were completed.
 
     Ranks write their snapshots in order. So once a later step of the same or a newer generation is
-    complete, whoever had not finished this one has given it up.
+    complete, ranks that had not finished this one have given it up.
     """
     step, generation = key
     if is_superseded(step, generation, view.marks):
@@ -43,11 +42,11 @@ def is_dead(
     wanted: Collection[Key] = (),
     later: int = LATER_ATTEMPTS,
 ) -> bool:
-    """Whether an incomplete attempt will not be finished, or would lead nowhere.
+    """Whether an incomplete attempt will not be finished, or would be obsolete.
 
-    A node that cannot write cannot always leave a note that it gave up, and the others must not fill the
-    disk meanwhile. So an attempt also counts as given up once ``later`` later ones of the same start of
-    the job are in the folder or, of this node's ranks, ``wanted``.
+    A node that cannot write cannot always leave a note that it gave up, and the others must not
+    fill the disk. So an attempt also counts as given up once ``later`` later ones of the same start
+    of the job are in the folder or, of this node's ranks, ``wanted``.
     """
     if is_overtaken(attempt.key, view):
         return True
@@ -66,12 +65,12 @@ def is_dead(
 def removable(view: FolderView, keep: int, corrupt: Collection[Key] = ()) -> list[Key]:
     """Complete checkpoints beyond the newest ``keep``, oldest first.
 
-    Marked ones neither go nor count. Corrupt and superseded ones do not count, and go once ``keep`` good ones
-    (or, for superseded ones, one of a newer generation) are there.
+    Pinned ones are neither removed nor counted. Corrupt and superseded ones do not count, and are
+    removed once ``keep`` valid ones (or, for superseded ones, one of a newer generation) exist.
     """
     good = _good(view, corrupt)
     unmarked = [a.key for a in view.attempts if a.key in good and not a.is_marked]
-    kept = set(unmarked[-keep:])  # the newest is among them, or is marked
+    kept = set(unmarked[-keep:])  # the newest is among them, or is pinned
     is_full = len(kept) >= keep
     chosen = []
     for attempt in view.attempts:
@@ -90,7 +89,7 @@ def removable(view: FolderView, keep: int, corrupt: Collection[Key] = ()) -> lis
 def dead_attempts(
     view: FolderView, wanted: Collection[Key] = (), later: int = LATER_ATTEMPTS
 ) -> list[Key]:
-    """Incomplete attempts that may go, oldest first."""
+    """Incomplete attempts that may be removed, oldest first."""
     return [
         a.key
         for a in view.attempts
@@ -99,7 +98,7 @@ def dead_attempts(
 
 
 def missing_ranks(view: FolderView, key: Key) -> list[int]:
-    """Ranks without a part in an attempt that died without a word: neither given up nor overtaken."""
+    """Ranks without a part in an attempt that died silently: neither given up nor superseded."""
     attempt = _find(view, key)
     if attempt is None or attempt.is_complete or attempt.has_given_up or attempt.has_all_parts:
         return []
@@ -109,8 +108,7 @@ def missing_ranks(view: FolderView, key: Key) -> list[int]:
 
 
 def _good(view: FolderView, corrupt: Collection[Key]) -> list[Key]:
-    """Complete, readable as far as known, not superseded, and the newest generation of its step; oldest
-    first."""
+    """Complete, readable, not superseded, the newest generation of each step; oldest first."""
     latest: dict[int, int] = {}
     for a in view.attempts:
         is_sound = a.is_complete and not a.is_damaged and a.key not in corrupt

@@ -1,7 +1,8 @@
-"""The daemon of a node: sees what the arenas want, lets ``state`` decide, hands jobs to the disk thread.
+"""The daemon of a node: scans arenas, lets ``state`` decide, passes jobs to the disk thread.
 
-It holds nothing that is not also in the arenas or in the folder, so a restarted daemon simply looks again.
-Training never waits for it: a rank whose wanted snapshot is not yet released goes on in its other two slots.
+All its state is also in the arenas or in the folder, so a restarted daemon only scans
+again. Training never waits for it: a rank whose wanted snapshot is not yet released uses
+its other two slots.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """Where a daemon works. ``world_size``: ranks of the whole run, for ``StoreStatus``; a step's own
-    layout decides."""
+    """Where a daemon works. ``world_size`` is for ``StoreStatus`` only; the
+    layout of a step decides."""
 
     endpoint: str
     shm_dir: Path
@@ -67,14 +68,14 @@ class ServeOptions:
 
 
 class Store:
-    """Everything between the arenas and the folder; ``scan`` and ``pump`` are called by the service loop."""
+    """Connects arenas and folder; the service loop calls ``scan`` and ``pump``."""
 
     def __init__(self, options: ServeOptions, config: StoreConfig) -> None:
         files = Files(f"n{options.node}")
         files.settle_dir(options.checkpoints)
         if leftovers := remove_leftovers(files, options.checkpoints):
             _log.info(
-                "removed what an earlier daemon left unfinished",
+                "removed unfinished files of an earlier daemon",
                 files=[path.name for path in leftovers],
             )
         self.options = options
@@ -88,7 +89,7 @@ class Store:
         self.disk.look()
 
     def drain(self) -> bool:
-        """Whether no snapshot is waiting or on its way to the disk; looks first, for one sealed just now."""
+        """Whether no snapshot is pending or being written; scans first for newly sealed ones."""
         self.scan()
         is_listed = self._state.view is not None or self._state.is_unseen
         return not self._state.wanted and self._state.job is None and is_listed
@@ -104,7 +105,7 @@ class Store:
         self._take(ArenasSeen(ranks, wanted))
 
     def pump(self) -> None:
-        """Take in what the disk thread has to tell."""
+        """Process the results of the disk thread."""
         for event in self.disk.take():
             self._note_durable(event)
             self._take(event)
@@ -146,7 +147,7 @@ class Store:
         return self.status()
 
     def describe(self) -> dict[str, str | int | float | bool | None]:
-        """Facts for ``Description.state``."""
+        """Values for ``Description.state``."""
         status = self.status()
         return {
             "checkpoints": status.checkpoints,
@@ -162,7 +163,7 @@ class Store:
                 "Snapshot bytes flushed",
                 lambda: self.disk.bytes_written,
             ),
-            "headway_ckpt_errors": ("Attempts given up and other trouble", lambda: self.errors),
+            "headway_ckpt_errors": ("Failed attempts and other problems", lambda: self.errors),
             "headway_ckpt_complete_step": (
                 "Newest complete checkpoint",
                 lambda: (self._state.announced or (-1,))[0],
@@ -176,7 +177,7 @@ class Store:
             Gauge(name, text, registry=registry).set_function(read)
 
     def close(self) -> None:
-        """End the disk thread and let go of the arenas, which stay where they are."""
+        """End the disk thread and close the arenas, whose files remain."""
         if self.disk.close():
             self._arenas.close()
         if self._client is not None:
@@ -222,7 +223,7 @@ class Store:
             generation=generation,
         )
         _log.error(
-            "checkpoint trouble, training goes on",
+            "checkpoint problem, training continues",
             kind=trouble.kind,
             error=trouble.message,
             remedy=trouble.remedy,
@@ -251,10 +252,11 @@ class Store:
 def serve(options: ServeOptions, config: StoreConfig) -> int:
     """Run the daemon until SIGTERM, SIGINT or ``Drain``; returns the exit code.
 
-    Lowers its own priority by ``config.nice`` first: training has the better claim on every core.
+    Lowers its own priority by ``config.nice`` first: training has priority on every core.
 
     Raises:
-        InputError: another daemon serves ``shm_dir``, a folder cannot be made, or the endpoint is taken.
+        InputError: another daemon serves ``shm_dir``, a folder cannot be created, or
+            the endpoint is in use.
     """
     lock = _only_one(options.shm_dir)
     os.nice(config.nice)
@@ -274,9 +276,13 @@ def serve(options: ServeOptions, config: StoreConfig) -> int:
             else None
         )
         service = Service(
-            "ckpt_store", server, beat=beat, metrics_port=options.metrics_port, describe=store.describe,
+            "ckpt_store",
+            server,
+            beat=beat,
+            metrics_port=options.metrics_port,
+            describe=store.describe,
             run_id=options.run_id or None,
-        )  # fmt: skip
+        )
         store.register_metrics(service.metrics)
         service.every(config.scan_period_s, store.scan)
         service.every(config.folder_period_s, store.disk.look)
@@ -289,7 +295,7 @@ def serve(options: ServeOptions, config: StoreConfig) -> int:
 
 
 def _only_one(shm_dir: Path) -> Path:
-    """Claim ``shm_dir`` until this process ends; returns the file that says so."""
+    """Claim ``shm_dir`` until this process ends; returns the claim's file."""
     path = shm_dir / "ckpt_store.lock"
     try:
         shm_dir.mkdir(parents=True, exist_ok=True, mode=0o700)

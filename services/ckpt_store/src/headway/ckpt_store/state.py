@@ -1,9 +1,10 @@
-"""What the store does next: (state, event, now) -> (state, actions), without files, sockets or clocks.
+"""What the store does next: (state, event, now) -> (state, actions), without
+files, sockets or clocks.
 
-One job on the disk at a time, chosen in this order: commit a step whose parts are all there; flush the oldest
-wanted snapshot; clear up what failed; check the newest checkpoint and remove what retention lets go.
-Everything an action does may be done twice, so a daemon that dies between an action and its event starts
-again from what it sees.
+One job on the disk at a time, chosen in this order: commit a step whose parts are complete;
+flush the oldest wanted snapshot; clean up what failed; check the newest checkpoint and apply
+retention. Every action may be repeated, so a daemon that dies between an action and its event
+restarts from what it observes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from headway.ckpt_store.retention import (
 )
 
 RETRY_S = 5.0
-"""Pause after a failed commit or removal. (A failed flush is not repeated: its snapshot is given up.)"""
+"""Pause after a failed commit or removal. (A failed flush is not repeated: its
+snapshot is given up.)"""
 
 
 @dataclass(frozen=True, order=True)
@@ -57,7 +59,7 @@ class WriteManifest:
 class DropParts:
     """Remove this node's part of an attempt that cannot be completed.
 
-    ``gave_up``: because of this node, which leaves a note for the others.
+    ``gave_up``: this node is the reason and leaves a note for the others.
     """
 
     key: Key
@@ -72,7 +74,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Remove:
-    """Remove a step's folder; an ``is_dead`` one only if it was not completed meanwhile."""
+    """Remove a step's folder; with ``is_dead`` only if it was not completed meanwhile."""
 
     key: Key
     is_dead: bool = False
@@ -86,7 +88,7 @@ class EmptyTrash:
 Job = FlushSlot | WriteManifest | DropParts | Check | Remove | EmptyTrash
 
 
-# Other actions: done at once.
+# Other actions, executed at once.
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ class Announce:
 
 @dataclass(frozen=True)
 class Report:
-    """Trouble, for the log, the counters and the executor; training goes on."""
+    """A problem, for the log, the counters and the executor; training continues."""
 
     code: Literal[
         "no_space",
@@ -127,7 +129,7 @@ Action = Job | ReleaseSlot | Announce | Report
 
 @dataclass(frozen=True)
 class ArenasSeen:
-    """A look at the node's arenas: their ranks, and what they want (committed and unreleased)."""
+    """A scan of the node's arenas: their ranks, and their wanted snapshots."""
 
     ranks: frozenset[int]
     wanted: tuple[Slot, ...]
@@ -153,7 +155,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Failed:
-    """``is_stale``: what the job was about has gone, which is nobody's fault."""
+    """``is_stale``: the object of the job is gone, which is not an error."""
 
     job: Job
     message: str
@@ -173,25 +175,26 @@ class State:
     ranks: frozenset[int] = frozenset()
     wanted: tuple[Slot, ...] = ()
     view: FolderView | None = None
-    """None until the folder has been listed: until then nothing is decided about it."""
+    """None until the folder has been listed; nothing is decided about it before."""
     is_unseen: bool = False
-    """The last listing failed. Snapshots are flushed nevertheless: a slot must not stay pinned for ever."""
+    """Whether the last listing failed. Snapshots are flushed anyway, so that
+    no slot stays pinned."""
     job: Job | None = None
     given_up: frozenset[Key] = frozenset()
-    """Attempts that this node has no more to do with: a rank of it could not be flushed, or it has dropped
-    its parts because nobody will complete them."""
+    """Attempts that this node has given up: a rank could not be flushed, or its parts were dropped
+    because the attempt will not be completed."""
     dropped: tuple[Slot, ...] = ()
     """The last slot of each rank that was released because its attempt had been given up."""
     to_drop: tuple[Key, ...] = ()
     sound: Key | None = None
-    """The newest checkpoint that was read back and found whole."""
+    """The newest checkpoint that was verified."""
     corrupt: frozenset[Key] = frozenset()
     announced: Key | None = None
     retry_at_s: float = field(default=0.0)
 
 
 def decide(state: State, event: Event, now_s: float) -> tuple[State, list[Action]]:
-    """Take in ``event`` and say what to do. ``now_s`` is a monotonic clock."""
+    """Process ``event`` and return the actions. ``now_s`` is a monotonic clock."""
     actions: list[Action] = []
     match event:
         case ArenasSeen():
@@ -211,7 +214,7 @@ def decide(state: State, event: Event, now_s: float) -> tuple[State, list[Action
 
 
 def _arenas_seen(state: State, event: ArenasSeen) -> State:
-    """A rank that seals a step again after it was given up means it: then it is flushed after all."""
+    """A rank that seals a step again after it was given up wants it, so it is flushed."""
     last_seals = {(slot.key, slot.rank): slot.seal for slot in state.dropped}
     again = {
         slot.key
@@ -248,12 +251,13 @@ def _done(state: State, job: Job) -> tuple[State, list[Action]]:
     state = replace(state, job=None)
     match job:
         case FlushSlot(slot):
-            # The listing is from before this part: a drain must wait for the manifest that may be due now.
+            # The listing is older than this part, and a drain must wait for the manifest
+            # that may be due now.
             return replace(_without(state, [slot]), view=None), [ReleaseSlot(slot)]
         case Check(key):
             return replace(state, sound=key), []
         case Remove() | WriteManifest() | DropParts() | EmptyTrash():
-            # The listing is out of date: decide on folders again when there is a new one.
+            # The listing is outdated; folders are decided on with the next one.
             return replace(state, view=None), []
 
 
@@ -264,7 +268,7 @@ def _failed(state: State, event: Failed, now_s: float) -> tuple[State, list[Acti
     if event.is_stale:
         return replace(state, view=None), []
     if isinstance(job, Check):
-        text = f"{event.message}: nothing is removed until a newer checkpoint is sound"
+        text = f"{event.message}: nothing is removed until a newer checkpoint is intact"
         corrupt = state.corrupt | {job.key}
         return replace(state, corrupt=corrupt), [Report("corrupt", text, event.remedy, job.key)]
     key = None if isinstance(job, EmptyTrash) else job.key
@@ -286,7 +290,7 @@ def _flush_failed(state: State, event: Failed, slot: Slot) -> tuple[State, list[
 
 
 def _release_hopeless(state: State) -> tuple[State, list[Action]]:
-    """Give back slots that need no flush: of attempts given up, dead, or complete already."""
+    """Release slots that need no flush: attempts that are given up, dead, or already complete."""
     flushing = state.job.slot if isinstance(state.job, FlushSlot) else None
     hopeless = [s for s in state.wanted if s != flushing and _is_hopeless(state, s.key)]
     given_up = [slot for slot in hopeless if slot.key in state.given_up]
@@ -333,8 +337,8 @@ def _commit(state: State, now_s: float) -> Job | None:
 
 
 def _flush(state: State) -> Job | None:
-    # Without a listing a restarted daemon might flush what is complete already: harmless, but work for
-    # nothing.
+    # Without a listing a restarted daemon might flush what is already complete:
+    # harmless but useless.
     is_ready = state.view is not None or state.is_unseen
     return FlushSlot(state.wanted[0]) if state.wanted and is_ready else None
 
@@ -345,7 +349,7 @@ def _clear_up(state: State, now_s: float) -> Job | None:
     if state.view is None or now_s < state.retry_at_s:
         return None
     dead = dead_attempts(state.view, _wanted_keys(state))
-    # One remover of whole folders per run is enough: the node that carries rank 0.
+    # Only one node of a run removes whole folders: the one that carries rank 0.
     if 0 not in state.ranks:
         return _drop_dead(state, dead)
     if state.view.trash:
@@ -360,7 +364,7 @@ def _clear_up(state: State, now_s: float) -> Job | None:
 
 
 def _drop_dead(state: State, dead: list[Key]) -> Job | None:
-    """Give back this node's share of the disk: rank 0's node may be the one that cannot write."""
+    """Free this node's part of the disk, since rank 0's node may be the one that cannot write."""
     assert state.view is not None
     for attempt in state.view.attempts:
         ours = frozenset() if attempt.has_all_parts else attempt.ranks & state.ranks
@@ -370,7 +374,8 @@ def _drop_dead(state: State, dead: list[Key]) -> Job | None:
 
 
 def _incomplete(state: State, job: Job) -> list[Action]:
-    """What to report of an attempt that goes because some rank never wrote its part, nor why."""
+    """The report about an attempt that is removed because some rank never
+    wrote its part, nor why."""
     if not isinstance(job, Remove | DropParts) or state.view is None:
         return []
     is_known = job.gave_up if isinstance(job, DropParts) else job.key in state.given_up
@@ -379,11 +384,13 @@ def _incomplete(state: State, job: Job) -> list[Action]:
     missing = missing_ranks(state.view, job.key)
     if not missing:
         return []
-    text = f"step {job.key[0]} was not completed: nothing came from ranks {missing}"
-    remedy = "do all nodes write to the same folder, and are their checkpoint stores running?"
+    text = f"step {job.key[0]} was not completed: no parts from ranks {missing}"
+    remedy = (
+        "check that all nodes write to the same folder and that their checkpoint stores are running"
+    )
     return [Report("incomplete", text, remedy, job.key)]
 
 
 def _wanted_keys(state: State) -> frozenset[Key]:
-    """Steps that this node's ranks have begun to save, those given up included."""
+    """Steps that this node's ranks have begun to save, including those given up."""
     return frozenset(slot.key for slot in state.wanted) | state.given_up

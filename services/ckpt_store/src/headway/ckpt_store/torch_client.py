@@ -25,7 +25,7 @@ def agree(value: int) -> int:
 
 
 def to_leaf(value: Any) -> Leaf | None:
-    """The bytes of a tensor, a parameter included; None for any other value.
+    """The bytes of a tensor or parameter; None for any other value.
 
     They are a view of contiguous CPU memory, a copy of anything else.
 
@@ -43,7 +43,7 @@ def to_leaf(value: Any) -> Leaf | None:
     if dense.is_conj() or dense.is_neg():
         dense = dense.resolve_conj().resolve_neg()
     name = str(dense.dtype).removeprefix("torch.")
-    # A view of the same bytes as uint8 exists for every dtype, also for those numpy lacks (bfloat16).
+    # A uint8 view exists for every dtype, also for those that numpy lacks (bfloat16).
     flat = (
         dense.reshape(-1).view(torch.uint8) if dense.numel() else torch.empty(0, dtype=torch.uint8)
     )
@@ -54,7 +54,7 @@ def from_leaf(leaf: Leaf) -> torch.Tensor:
     """A tensor on the CPU that shares the leaf's memory.
 
     Raises:
-        CorruptError: unknown dtype, or bytes that do not make that shape.
+        CorruptError: unknown dtype, or bytes that do not fit the shape.
     """
     dtype = getattr(torch, leaf.dtype, None)
     if not isinstance(dtype, torch.dtype):
@@ -63,6 +63,6 @@ def from_leaf(leaf: Leaf) -> torch.Tensor:
         )
     if leaf.data.nbytes == 0:
         return torch.empty(leaf.shape, dtype=dtype)
-    # torch wants the offset aligned to the item, which a slice of a shared buffer may not be.
+    # torch requires an offset aligned to the item, which a slice of a shared buffer may lack.
     aligned = leaf.data if leaf.data.ctypes.data % dtype.itemsize == 0 else np.array(leaf.data)
     return torch.from_numpy(aligned).view(dtype).reshape(leaf.shape)

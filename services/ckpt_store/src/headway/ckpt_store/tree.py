@@ -1,7 +1,7 @@
-"""Any nested state (dicts, lists, numbers, text, arrays) as named arrays and a JSON tree, and back. No
-pickle.
+"""Converts nested state (dicts, lists, numbers, text, arrays) to named arrays and a JSON tree.
 
-Arrays get their path as name (``model.layers.0.weight``), so that a checkpoint reads well without Headway.
+Arrays get their path as name (``model.layers.0.weight``), so that a checkpoint is readable without
+Headway; pickle is not used.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from headway.common.errors import CorruptError, InputError
 
 @dataclass(frozen=True)
 class Leaf:
-    """An array of a state: its bytes (1-D uint8), how to read them, and what it was (``numpy`` or
-    ``torch``)."""
+    """An array of a state: its bytes (1-D uint8), their dtype and shape, and
+    ``numpy`` or ``torch``."""
 
     data: npt.NDArray[np.uint8]
     dtype: str
@@ -31,25 +31,25 @@ class Leaf:
 
 @dataclass
 class Flat:
-    """A state taken apart: leaves by name, in order, and the tree as JSON-able data."""
+    """A flattened state: leaves by name, in order, and the tree as JSON data."""
 
     leaves: dict[str, Leaf] = field(default_factory=dict)
     tree: Any = None
 
     def extra(self) -> bytes:
-        """The tree as bytes: what goes into a checkpoint's extra state."""
+        """The tree as bytes, for a checkpoint's extra state."""
         return json.dumps({"tree": self.tree}, separators=(",", ":"), allow_nan=False).encode()
 
 
 ToLeaf = Callable[[Any], Leaf | None]
-"""Takes a tensor, as ``torch_client.to_leaf`` does; None for a value that is not a tensor."""
+"""Converts a tensor, as ``torch_client.to_leaf`` does; None for a value that is not a tensor."""
 
 
 def flatten(state: Any, to_leaf: ToLeaf) -> Flat:
-    """Take ``state`` apart. Arrays on the CPU are views, not copies: save them before changing them.
+    """Flatten ``state``. Arrays on the CPU are views, not copies: save them before changing them.
 
     Raises:
-        InputError: a value of a type that has no plain form (it names the path and the type).
+        InputError: a value of a type that cannot be saved; names the path and the type.
     """
     flat = Flat()
     flat.tree = _node(state, (), flat, to_leaf)
@@ -57,17 +57,17 @@ def flatten(state: Any, to_leaf: ToLeaf) -> Flat:
 
 
 def unflatten(extra: bytes, leaves: Mapping[str, Leaf], from_leaf: Callable[[Leaf], Any]) -> Any:
-    """Put a state together again; ``from_leaf`` makes a tensor out of a leaf of the kind ``torch``.
+    """Rebuild a state; ``from_leaf`` makes a tensor from a leaf of the kind ``torch``.
 
     Raises:
-        CorruptError: ``extra`` is no tree of ``flatten``, or names an array that is missing.
+        CorruptError: ``extra`` is not a tree of ``flatten``, or names a missing array.
     """
     try:
         return _value(json.loads(extra)["tree"], leaves, from_leaf)
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise CorruptError(
             f"the checkpoint's state tree cannot be read: {error!r}",
-            remedy="was it saved by CheckpointClient? read shards of other writers with read_shard",
+            remedy="use read_shard if it was not saved by CheckpointClient",
         ) from error
 
 
@@ -91,7 +91,8 @@ def _node(value: Any, path: tuple[str, ...], flat: Flat, to_leaf: ToLeaf) -> Any
     if (leaf := to_leaf(value)) is not None:
         return _add(leaf, path, flat)
     raise InputError(
-        f"the state's {'.'.join(path) or 'root'} is a {type(value).__name__}, which cannot be saved",
+        f"the state's {'.'.join(path) or 'root'} is a {type(value).__name__}, which cannot be "
+        "saved",
         remedy="use dicts, lists, numbers, text, numpy arrays and torch tensors",
     )
 

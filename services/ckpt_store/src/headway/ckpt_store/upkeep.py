@@ -1,4 +1,4 @@
-"""What a folder without a daemon needs after a save: old checkpoints and dead attempts go."""
+"""Retention for a folder without a daemon: removes old checkpoints and dead attempts."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from headway.ckpt_store.verify import verify
 from headway.common.errors import CorruptError
 
 LATER_WITHOUT_LOCKSTEP = 8
-"""As ``retention.LATER_ATTEMPTS``; ranks without a daemon may be several steps apart."""
+"""Like ``retention.LATER_ATTEMPTS``; ranks without a daemon may be several steps apart."""
 
 
 def apply_retention(
     checkpoints: Path, keep: int, *, deep: bool = False, files: Files | None = None
 ) -> list[Path]:
-    """Remove complete checkpoints beyond the newest ``keep`` and return their folders; marked ones stay.
+    """Remove complete checkpoints beyond the newest ``keep``, except pinned ones;
+    returns their folders.
 
-    The newest is checked first, byte by byte with ``deep``; nothing is removed while it is not sound. Several
-    processes may do this at once.
+    The newest is checked first, byte by byte with ``deep``; nothing is removed if it is damaged.
+    Several processes may do this at once.
 
     Raises:
-        CorruptError: the newest checkpoint is not sound. OSError: from the disk.
+        CorruptError: the newest checkpoint is damaged. OSError: from the disk.
     """
     files = files or Files("gc")
     view = look(checkpoints)
@@ -33,7 +34,8 @@ def apply_retention(
         return []
     if problems := verify(open_checkpoint(checkpoints, *newest_key), deep=deep):
         raise CorruptError(
-            f"{problems[0].message}: nothing was removed", remedy="look with `headway ckpt verify`"
+            f"{problems[0].message}: nothing was removed",
+            remedy="inspect it with `headway ckpt verify`",
         )
     removed = []
     for key in surplus:
@@ -44,10 +46,10 @@ def apply_retention(
 
 
 def clear_dead(files: Files, checkpoints: Path, rank: int, saving: Key, incarnation: str) -> None:
-    """Give back the room of attempts that nobody will complete: rank 0 removes them, others their own part.
+    """Free the space of dead attempts: rank 0 removes them, other ranks remove their own part.
 
-    Whatever another start of the job left unfinished is dead. What is being saved now is not, whoever
-    left what there.
+    Attempts that another start of the job left unfinished are dead. The step that is being saved
+    now never is, whatever was left there.
 
     Raises:
         OSError: from the disk.

@@ -1,4 +1,4 @@
-"""Reading back, never on trust: every byte is compared with the digest that was taken from memory."""
+"""Verified reads: every byte is compared with the digest that was taken from memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from headway.common.errors import CorruptError, InputError
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong with a checkpoint."""
+    """One problem of a checkpoint."""
 
     path: Path
     message: str
@@ -48,19 +48,19 @@ def read_part(info: CheckpointInfo, rank: int) -> Part:
     path = info.path / part_name(rank)
     raw = read_file(path)
     if digest(raw) != info.manifest.part_digests[rank]:
-        raise corrupt(path, "its digest is not the manifest's")
+        raise corrupt(path, "its digest differs from the manifest")
     return decode_part(raw, path)
 
 
 def read_shard_into(info: CheckpointInfo, rank: int, buffer: Any) -> bytes:
     """Read the snapshot of ``rank`` straight into ``buffer`` and return the extra state.
 
-    ``buffer`` is a writable contiguous bytes-like object or uint8 array of at least ``data_bytes`` of the
-    part; bytes behind are left alone. On an error its content is undefined.
+    ``buffer`` is a writable contiguous bytes-like object or uint8 array of at least ``data_bytes``
+    of the part; later bytes are not touched. On an error its content is undefined.
 
     Raises:
-        CorruptError: a digest, length or format is wrong, or the disk cannot read it; names file and place.
-            Go to an older checkpoint (``newest(..., max_step=info.step - 1)``).
+        CorruptError: a digest, length or format is wrong, or the disk cannot read it; names file
+            and position. Use an older checkpoint (``newest(..., max_step=info.step - 1)``).
         InputError: ``buffer`` is too small, or there is no such rank.
     """
     part = read_part(info, rank)
@@ -76,7 +76,8 @@ def read_shard_into(info: CheckpointInfo, rank: int, buffer: Any) -> bytes:
 
 
 def read_shard(info: CheckpointInfo, rank: int) -> tuple[npt.NDArray[np.uint8], bytes]:
-    """The snapshot of ``rank`` in new memory, and its extra state. Raises as ``read_shard_into``."""
+    """The snapshot of ``rank`` in new memory, and its extra state.
+    Raises as ``read_shard_into``."""
     data = np.empty(read_part(info, rank).data_bytes, np.uint8)
     return data, read_shard_into(info, rank, data)
 
@@ -85,7 +86,7 @@ def check_all_parts(info: CheckpointInfo) -> None:
     """Compare every rank's part file with the manifest and every blob's length with its part.
 
     Raises:
-        CorruptError: naming the first that is wrong. OSError: as ``reading.attempt``.
+        CorruptError: naming the first wrong file. OSError: as ``reading.attempt``.
     """
     for rank in range(info.world_size):
         _check_length(info.path / blob_name(rank), read_part(info, rank))
@@ -94,9 +95,10 @@ def check_all_parts(info: CheckpointInfo) -> None:
 def verify(
     info: CheckpointInfo, *, deep: bool = True, progress: Callable[[int], None] = lambda _: None
 ) -> list[Problem]:
-    """Everything wrong with a checkpoint, one entry per file; an empty list means sound.
+    """All problems of a checkpoint, one entry per file; an empty list means that it is intact.
 
-    ``deep`` reads every byte and compares digests; otherwise lengths only. ``progress`` is told bytes read.
+    ``deep`` reads every byte and compares digests; otherwise lengths only. ``progress`` is called
+    with the bytes read.
     """
     problems, parts = [], []
     for rank in range(info.world_size):
@@ -128,7 +130,8 @@ def _problems_of_manifest(path: Path, parts: list[tuple[Part, bytes]]) -> list[P
 
 
 def _read_chunks(path: Path, part: Part, target: Callable[[int, int], memoryview]) -> Iterator[int]:
-    """Read and check the blob; ``target(start, stop)`` gives the memory for those bytes of the data."""
+    """Read and check the blob; ``target(start, stop)`` gives the memory for
+    those bytes of the data."""
     _check_length(path, part)
     fd = attempt(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC), path)
     try:
@@ -144,7 +147,7 @@ def _read_chunks(path: Path, part: Part, target: Callable[[int, int], memoryview
             if digest(memory) != expected:
                 at = f"bytes {part.data_start + start} to {part.data_start + stop}"
                 raise corrupt(path, f"chunk {number} ({at}) does not match its digest")
-            # Leave the page cache to the corpus, before this file has driven it out.
+            # Drop this file from the page cache, which the corpus needs.
             os.posix_fadvise(fd, 0, part.data_start + stop, os.POSIX_FADV_DONTNEED)
             yield stop - start
     finally:

@@ -1,4 +1,5 @@
-"""Deterministic token batches through shared memory, read once per node. Names load on first use."""
+"""Deterministic token batches through shared memory, read once per node.
+Names load on first use."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Bytes of a data file reach memory by ``preadv``, so that trouble is an error with a place.
+"""Reads data files by ``preadv``, so that a failure is an error with file and position.
 
-A mapped file answers a cut or an unreadable sector with SIGBUS, which ends the process without a
-word. Whatever else may hold data one day (objects, a cache) takes ``BlockReader``'s place.
+With a mapped file, a truncated file or an unreadable sector would kill the process by SIGBUS. Other
+storage (objects, a cache) can replace ``BlockReader``.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ _NOT_THERE = frozenset(
 
 
 class ReadError(HeadwayError):
-    """The disk or the network failed while data were read; the data themselves may be sound.
+    """The disk or the network failed while data were read; the data may be intact.
 
-    ``errno``, ``path`` and ``offset`` (bytes) are of the call that failed.
+    ``errno``, ``path`` and ``offset`` (bytes) describe the call that failed.
     """
 
     def __init__(self, path: Path, offset: int, error: OSError) -> None:
         name = errno.errorcode.get(error.errno or 0, "no errno")
         super().__init__(
             f"cannot read {path} at byte {offset}: {error.strerror} ({name})",
-            remedy="look at the disk or the network mount; reading may be tried again",
+            remedy="check the disk or the network mount; reading may be tried again",
         )
         self.errno, self.path, self.offset = error.errno or 0, path, offset
 
 
 class ChangedDataError(CorruptError):
-    """Sound data, but others than those that were asked for by their fingerprint."""
+    """Intact data whose fingerprint is not the requested one."""
 
 
 def trouble_with(path: Path, offset: int, error: OSError) -> HeadwayError:
-    """InputError for a file that is not there or not ours, ReadError for all else."""
+    """InputError for a missing file or missing permission, ReadError for anything else."""
     if error.errno in _NOT_THERE:
         return InputError(f"cannot read {path}: {error.strerror}", remedy=_PREPARE)
     return ReadError(path, offset, error)
@@ -55,7 +55,7 @@ def trouble_with(path: Path, offset: int, error: OSError) -> HeadwayError:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """What the system says about the files of ``path`` meanwhile is raised as our own error."""
+    """Convert errors of the system about files of ``path`` within the block."""
     try:
         yield
     except OSError as error:
@@ -64,16 +64,16 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def read_whole(path: Path) -> bytes:
-    """All of a file that is small beside its ``.bin``. Raises InputError or ReadError."""
+    """The whole content of a small file next to the ``.bin``. Raises InputError or ReadError."""
     with reading(path):
         return path.read_bytes()
 
 
 class BlockReader:
-    """One open file, read at any place. Used by one thread at a time.
+    """One open file with random access. Used by one thread at a time.
 
-    With ``digests`` (xxh3-64 of every 128 KiB) each block is checked the first time that it is
-    touched, and not again: what the kernel's cache holds after that is taken as it is.
+    With ``digests`` (xxh3-64 of every 128 KiB) each block is checked at its first use only; after
+    that the kernel's cache is trusted.
     """
 
     def __init__(self, path: Path, digests: Digests | None = None) -> None:
@@ -93,7 +93,7 @@ class BlockReader:
             self.check_with(digests)
 
     def check_with(self, digests: Digests) -> None:
-        """Check every block from now on, once."""
+        """From now on, check every block at its first use."""
         self._digests = digests
         self._unchecked = bytearray(b"\1") * digests.size
         self._num_unchecked = digests.size
@@ -103,15 +103,15 @@ class BlockReader:
         """Fill ``out`` (bytes, writable) from byte ``start``.
 
         Raises:
-            ReadError: the disk or the network failed. CorruptError: the file has become shorter, or
-                a block has other content than its digest says; file and bytes are named.
+            ReadError: the disk or the network failed. CorruptError: the file was truncated, or a
+                block does not match its digest; names file and bytes.
         """
         if self._num_unchecked:
             self._check(start, start + len(out))
         self._fill(start, out)
 
     def identity(self) -> tuple[int, int, int, int]:
-        """Size, time of change, inode and device of the file that is open, whatever has its name now."""
+        """Size, modification time, inode and device of the open file, whatever has its name now."""
         facts = os.fstat(self._fd)
         return facts.st_size, facts.st_mtime_ns, facts.st_ino, facts.st_dev
 
@@ -155,7 +155,7 @@ class BlockReader:
 
 
 def wrong_block(path: Path, start: int, stop: int) -> CorruptError:
-    """Bytes ``start`` to ``stop`` of ``path`` are not those that were digested."""
+    """Raise that bytes ``start`` to ``stop`` of ``path`` do not match their digest."""
     return CorruptError(
         f"{path}: bytes {start}..{stop - 1} do not match their recorded digest",
         remedy="restore the file, or prepare the data again with --force; a pair that was "

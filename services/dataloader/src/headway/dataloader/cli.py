@@ -1,6 +1,6 @@
-"""``headway data`` and ``python -m headway.dataloader``: prepare a corpus, look at it, check it, serve it.
+"""``headway data`` and ``python -m headway.dataloader``: prepare, inspect, verify, serve a corpus.
 
-Heavy imports happen inside the commands, so that ``--help`` answers at once.
+Heavy imports happen inside the commands, so that ``--help`` is fast.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from headway.common.output import emit
 if TYPE_CHECKING:
     from headway.dataloader.dataset import Meta
 
-app = group("Text to tokens, and tokens to trainers.", no_args_is_help=False)
+app = group("Prepare, inspect, verify and serve training data.", no_args_is_help=False)
 DataPath = Annotated[
     Path, typer.Argument(help="A prepared folder, or the prefix of a .bin/.idx pair.")
 ]
@@ -33,7 +33,7 @@ def prepare(
         str, typer.Option(help="stdlib, debian-docs, or the path of a folder, text file or .jsonl.")
     ] = "stdlib",
     out: Annotated[
-        Path | None, typer.Option(help="Folder to make; data/<source> by default.")
+        Path | None, typer.Option(help="Folder to create; data/<source> by default.")
     ] = None,
     vocab_size: Annotated[
         int, typer.Option(help="Tokens of the byte-level BPE trained on the text.")
@@ -49,7 +49,8 @@ def prepare(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Turn text into token files, a tokenizer and meta.json. The second time does nothing."""
+    """Turn text into token files, a tokenizer and meta.json. Does nothing if
+    that is done already."""
     from headway.dataloader.config import DataConfig
     from headway.dataloader.prepare import prepare as make
 
@@ -61,7 +62,7 @@ def prepare(
         validation_fraction=validation_fraction,
     )
     done = make(config, force=force, cache=cache, say=lambda line: typer.echo(line, err=as_json))
-    facts = {"path": str(done.path), "was_there": done.was_there, **_facts(done.meta)}
+    facts = {"path": str(done.path), "was_there": done.already_prepared, **_facts(done.meta)}
     emit(facts, as_json, _lines(facts))
 
 
@@ -69,7 +70,9 @@ def prepare(
 def inspect(
     path: DataPath,
     split: Annotated[str, typer.Option(help="train or validation.")] = "train",
-    documents: Annotated[int, typer.Option(help="Beginnings of documents to show.", min=0)] = 2,
+    documents: Annotated[
+        int, typer.Option(help="Number of documents whose beginning is shown.", min=0)
+    ] = 2,
     as_json: AsJson = False,
 ) -> None:
     """Show counts, hashes and the beginnings of some documents."""
@@ -99,7 +102,7 @@ def inspect(
 
 @app.command()
 def verify(path: DataPath, as_json: AsJson = False) -> None:
-    """Check every byte against its recorded digest; damage is named and exits 1."""
+    """Check every byte against its recorded digest; exits with code 1 on damage, naming it."""
     from headway.dataloader.dataset import verify as check
 
     checked = check(path)
@@ -109,7 +112,7 @@ def verify(path: DataPath, as_json: AsJson = False) -> None:
 
 @app.command()
 def digest(path: DataPath, as_json: AsJson = False) -> None:
-    """Write the digests of a folder or pair that has none, so that nobody has to read it whole."""
+    """Write missing digests of a folder or pair, so that it need not be read completely again."""
     from headway.dataloader.dataset import write_digests
 
     written = [str(file) for file in write_digests(path)]

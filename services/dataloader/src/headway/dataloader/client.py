@@ -1,4 +1,5 @@
-"""How do batches reach a training loop? Numpy views into the node's ring, or filled in process; bit-equal."""
+"""Batches for a training loop: numpy views into the node's ring, or filled
+in process; bit-equal."""
 
 from __future__ import annotations
 
@@ -31,9 +32,9 @@ Abort = Callable[[], bool]
 class Batch:
     """One micro-batch: the caller's own arrays, or views; see ``DataClient``.
 
-    ``tokens`` and ``labels`` int32 [micro_batch_size, seq_len], labels one token ahead; ``mask``
-    uint8 of the same shape, 1 = the label counts; ``sample`` is the global number of the first
-    row's sample.
+    ``tokens`` and ``labels`` int32 [micro_batch_size, seq_len], labels shifted by one token;
+    ``mask`` uint8 of the same shape, 1 = the label counts; ``sample`` is the global number of
+    the first row's sample.
     """
 
     tokens: npt.NDArray[np.int32]
@@ -54,19 +55,19 @@ class _Source(Protocol):
 class DataClient:
     """Batches of one stream, in order: an iterator, and a context manager.
 
-    ``source`` is the endpoint of the node's daemon (``ipc://...``), or None to read in this process.
-    ``reader`` < ``spec.num_readers`` numbers the processes that need the same batches; each gets
-    all of them, and no two living clients share a number. ``timeout_s`` bounds every wait, a dead
-    daemon's restart included: its absence alone is no error. ``abort`` is asked every 0.1 s while
-    the daemon opens the stream; waits for batches have their own, see ``next``.
+    ``source`` is the endpoint of the node's daemon (``ipc://...``), or None to read in this
+    process. ``reader`` < ``spec.num_readers`` numbers the processes that need the same batches;
+    each gets all of them, and no two live clients share a number. ``timeout_s`` bounds every wait,
+    including the restart of a dead daemon, whose absence alone is not an error. ``abort`` is
+    checked every 0.1 s while the daemon opens the stream; for waits for batches see ``next``.
 
-    With ``copy`` a batch is the caller's own. Without, it is read-only views of the slot itself,
-    which the next call gives back: use them up before, and keep none.
+    With ``copy`` a batch belongs to the caller. Without, it consists of read-only views of the
+    slot, which the next call releases: do not use them after that.
 
     Raises:
-        InputError: ``spec`` contradicts itself, there are no such data, or a living process reads
-            under this number (RingHeldError). CorruptError: damaged data.
-        ChangedDataError: other data than ``spec.fingerprint`` says.
+        InputError: ``spec`` is inconsistent, the data do not exist, or a live process reads under
+            this number (RingHeldError). CorruptError: damaged data.
+        ChangedDataError: the data do not have ``spec.fingerprint``.
         ReadError: the disk or the network failed (without a daemon; with one it is waited for).
         DeadlineError: no daemon within ``timeout_s``. RingAbortedError: ``abort`` returned true.
     """
@@ -97,8 +98,8 @@ class DataClient:
 
     @property
     def fingerprint(self) -> str:
-        """Of the data: keep it with a checkpoint, and give it in the next ``spec`` to be told when data
-        changed.
+        """Fingerprint of the data: store it in a checkpoint and pass it in the next
+        ``spec`` to detect a change.
         """
         return self._source.fingerprint
 
@@ -108,16 +109,17 @@ class DataClient:
         return slot_sample(self.spec, self._slot)
 
     def next(self, abort: Abort | None = None) -> Batch:
-        """The next batch. The previous one's slot is given back, and with it the views of it.
+        """The next batch. The slot of the previous one is released, and its views become invalid.
 
-        ``abort`` is asked while waiting.
+        ``abort`` is checked while waiting.
 
         Raises:
             RingAbortedError: ``abort`` returned true.
-            DeadlineError: ``timeout_s`` passed; if reading failed meanwhile, why and for how long.
-            CorruptError: damaged data; file and place are named.
+            DeadlineError: ``timeout_s`` passed; says why and for how long, if
+                reading failed meanwhile.
+            CorruptError: damaged data; names file and position.
             ReadError: the disk or the network failed (without a daemon); a later call may succeed.
-            EndOfOrderError: the stream has ended, at once and on every later call.
+            EndOfOrderError: the stream has ended; every later call raises it too.
         """
         self._source.give_back()
         if self._has_ended:
@@ -140,7 +142,7 @@ class DataClient:
         return self
 
     def __next__(self) -> Batch:
-        """As ``next``; the end of a stream with ``num_samples`` ends the loop."""
+        """Like ``next``; the end of a stream with ``num_samples`` ends the loop."""
         if self._has_ended:
             self._source.give_back()
             raise StopIteration
@@ -153,13 +155,15 @@ class DataClient:
     def _end_error(self) -> EndOfOrderError:
         spec = self.spec
         return EndOfOrderError(
-            f"the stream has ended: num_samples={spec.num_samples} hold no further whole global "
-            f"batch of {spec.global_batch_size} after {self._slot // spec.num_micro_batches} of them",
+            f"the stream has ended: num_samples={spec.num_samples} contain no further whole global "
+            f"batch of {spec.global_batch_size} after {self._slot // spec.num_micro_batches} of "
+            "them",
             remedy="raise num_samples, or set it to 0 for an endless order",
         )
 
     def close(self) -> None:
-        """Let go, without waiting. The last of its readers has a ring removed. May be repeated."""
+        """Release everything, without waiting. The last reader has the ring
+        removed. May be repeated."""
         if not self._is_closed:
             self._is_closed = True
             self._source.close()
@@ -187,7 +191,7 @@ class _InProcess:
         return self._buffer
 
     def give_back(self) -> None:
-        """The buffer is written again by the next ``take``."""
+        """The next ``take`` overwrites the buffer."""
 
     def close(self) -> None:
         self._buffer = memoryview(b"")

@@ -1,4 +1,5 @@
-"""What can be set about data: the table ``[data]`` of a run, and the specification of one stream."""
+"""What can be set about data: the table ``[data]`` of a run, and the
+specification of one stream."""
 
 from __future__ import annotations
 
@@ -16,13 +17,13 @@ _SMALLEST_VOCABULARY = 257  # the bytes and end-of-text
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which text, and how it is handed out."""
+    """Which text is used, and how it is served."""
 
     path: str = "data/stdlib"
-    """The prepared folder; made by ``headway data prepare``."""
+    """The prepared folder, created by ``headway data prepare``."""
 
     source: str = "stdlib"
-    """Where the text comes from when the folder is made: ``stdlib``, ``debian-docs``, a folder or a file."""
+    """Source of the text for a new folder: ``stdlib``, ``debian-docs``, a folder or a file."""
 
     vocab_size: int = 8192
     """Tokens of the byte-level BPE that is trained on the text."""
@@ -31,13 +32,14 @@ class DataConfig:
     """Share of the documents kept for validation, by a hash of their path, 0..1 exclusive."""
 
     seed: int = 1234
-    """Of the sample order; 1234 is Megatron-LM's default."""
+    """Seed of the sample order; 1234 is Megatron-LM's default."""
 
     ring_slots: int = 16
-    """Micro-batches prefetched per ring; one slot is ``micro_batch_size * (5 * seq_len + 4)`` bytes."""
+    """Micro-batches prefetched per ring; one slot is ``micro_batch_size * (5 *
+    seq_len + 4)`` bytes."""
 
     wait_timeout_s: float = 120.0
-    """How long a reader waits for a batch, the daemon's restart included, before it fails."""
+    """How long a reader waits for a batch, including the daemon's restart, before it fails."""
 
     def __post_init__(self) -> None:
         if self.vocab_size < _SMALLEST_VOCABULARY:
@@ -80,13 +82,13 @@ def stream_spec(
     num_readers: int = 1,
     fingerprint: str = "",
 ) -> StreamSpec:
-    """A ``StreamSpec`` with an absolute path and the local number of micro-batches worked out.
+    """A ``StreamSpec`` with an absolute path and the local number of micro-batches.
 
-    ``global_batch_size`` defaults to one micro-batch per dp rank. When its micro-batches do not divide by
-    ``dp_size``, the lower dp ranks have one more.
+    ``global_batch_size`` defaults to one micro-batch per dp rank. If its micro-batches are not
+    divisible by ``dp_size``, the lower dp ranks have one more.
 
     Raises:
-        ConfigError: the sizes contradict each other; see ``stream.check``.
+        ConfigError: the sizes are inconsistent; see ``stream.check``.
     """
     size = micro_batch_size * dp_size if global_batch_size is None else global_batch_size
     return StreamSpec(
@@ -115,8 +117,8 @@ def num_local_micro_batches(
     """How many of the global batch's micro-batches have ``j % dp_size == dp_rank``.
 
     Raises:
-        ConfigError: a size below 1, a rank out of range, or a global batch that is no multiple of the
-            micro-batch.
+        ConfigError: a size below 1, a rank out of range, or a global batch that is not a
+            multiple of the micro-batch.
     """
     if min(global_batch_size, micro_batch_size, dp_size) < 1 or not 0 <= dp_rank < dp_size:
         raise ConfigError(
@@ -126,7 +128,9 @@ def num_local_micro_batches(
         )
     if global_batch_size % micro_batch_size:
         raise ConfigError(
-            f"global_batch_size={global_batch_size} is no multiple of micro_batch_size={micro_batch_size}",
-            remedy=f"use {global_batch_size // micro_batch_size * micro_batch_size or micro_batch_size}",
+            f"global_batch_size={global_batch_size} is not a multiple of "
+            f"micro_batch_size={micro_batch_size}",
+            remedy="use "
+            f"{global_batch_size // micro_batch_size * micro_batch_size or micro_batch_size}",
         )
     return len(range(dp_rank, global_batch_size // micro_batch_size, dp_size))

@@ -1,7 +1,7 @@
-"""What lies in a prepared folder? Two token files, a tokenizer, and ``meta.json``, which describes them.
+"""A prepared folder: two token files, a tokenizer, and ``meta.json``, which describes them.
 
-train.bin train.idx train.digests validation.bin validation.idx validation.digests tokenizer.json
-meta.json
+train.bin train.idx train.digests validation.bin validation.idx
+validation.digests tokenizer.json meta.json
 """
 
 from __future__ import annotations
@@ -48,31 +48,28 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     source: str
     corpus_sha256: str
-    """Over keys and texts of all documents in order: what was prepared."""
+    """Digest over keys and texts of all documents in order, which identifies the source."""
     vocab_size: int
-    """Tokens of the tokenizer; ``asked_vocab_size`` may be more when there was little text."""
+    """Tokens of the tokenizer; ``asked_vocab_size`` may be larger if there was little text."""
     asked_vocab_size: int
     validation_fraction: float
     eod_id: int
     dtype: str
     unigram_nats: float
-    """Cross-entropy per token of the validation split under the training split's unigrams, add-one
-    smoothed.
-    """
+    """Cross-entropy per validation token under unigrams of the training split, add-one smoothed."""
     tokenizer_sha256: str
     splits: dict[str, SplitMeta]
 
 
 class Dataset:
-    """A prepared folder, or the prefix of one Megatron ``.bin``/``.idx`` pair, which is a training split
-    alone.
-    """
+    """A prepared folder, or the prefix of a Megatron ``.bin``/``.idx`` pair
+    (training split only)."""
 
     def __init__(self, path: str | Path) -> None:
-        """Find out what ``path`` is; the token files are opened by ``split``.
+        """Detect what ``path`` is; the token files are opened by ``split``.
 
         Raises:
-            InputError: nothing prepared there. CorruptError: an unreadable ``meta.json``.
+            InputError: there are no prepared data. CorruptError: an unreadable ``meta.json``.
         """
         self.path = Path(path).expanduser()
         self.meta: Meta | None = None
@@ -97,7 +94,7 @@ class Dataset:
         if split != SPLITS[0]:
             raise InputError(
                 f"{self.path} is one .bin/.idx pair without a {split} split",
-                remedy="prepare a folder, or name the two pairs train and validation in one",
+                remedy="prepare a folder, or put two pairs named train and validation into one",
             )
         return self.path
 
@@ -109,7 +106,7 @@ class Dataset:
 
     @property
     def vocab_size(self) -> int | None:
-        """Number of token ids, None when only a ``.bin``/``.idx`` pair is known."""
+        """Number of token ids, None for a bare ``.bin``/``.idx`` pair."""
         return None if self.meta is None else self.meta.vocab_size
 
     @property
@@ -137,7 +134,7 @@ def read_meta(folder: Path) -> Meta:
         raise InputError(
             f"{folder} holds no prepared data ({path.name}: {error.strerror})", remedy=_PREPARE
         ) from error
-    except ValueError as error:  # of msgspec, or of the decoder of UTF-8
+    except ValueError as error:  # from msgspec or from decoding UTF-8
         raise CorruptError(f"{path} is not readable: {error}", remedy=_AGAIN) from error
     if meta.version != META_VERSION:
         raise CorruptError(
@@ -159,7 +156,7 @@ def sha256(path: Path) -> str:
 
 
 def _pieces(path: Path) -> Iterator[memoryview]:
-    """All of a file in blocks of 128 KiB, each valid until the next."""
+    """The content of a file in blocks of 128 KiB, each valid until the next."""
     reader = BlockReader(path)
     buffer = memoryview(bytearray(BLOCK_BYTES))
     try:
@@ -174,11 +171,11 @@ def _pieces(path: Path) -> Iterator[memoryview]:
 def verify(path: str | Path) -> list[str]:
     """Check every byte against ``meta.json`` and the digests; returns what was checked.
 
-    A bare pair without digests has nothing to compare with: its format is checked.
+    For a bare pair without digests, only the format can be checked.
 
     Raises:
-        CorruptError: the first file that differs, and where if digests tell. InputError: one is
-            missing. ReadError: the disk or the network failed.
+        CorruptError: names the first file that differs and, with digests, the position. InputError:
+            one is missing. ReadError: the disk or the network failed.
     """
     data = Dataset(path)
     if data.meta is None:
@@ -196,10 +193,10 @@ def verify(path: str | Path) -> list[str]:
 
 
 def write_digests(path: str | Path) -> list[Path]:
-    """Digest the blocks of every ``.bin`` of ``path`` anew; returns the files written.
+    """Recompute the block digests of every ``.bin`` of ``path``; returns the files written.
 
-    Of a prepared folder each ``.bin`` is compared with ``meta.json`` first: damage is not to be
-    given a digest of its own.
+    Each ``.bin`` of a prepared folder is compared with ``meta.json`` first, so that damage
+    never gets valid digests.
 
     Raises:
         CorruptError: a ``.bin`` of the folder is not the recorded one. InputError: one is missing,
@@ -218,7 +215,7 @@ def write_digests(path: str | Path) -> list[Path]:
         except OSError as error:
             raise InputError(
                 f"cannot write beside {prefix}: {error.strerror}",
-                remedy="check disk space and rights",
+                remedy="check disk space and permissions",
             ) from error
     return written
 
@@ -247,7 +244,7 @@ def _compare(path: Path, found: str, expected: str) -> str:
 
 
 def _check_bin(tokens: TokenFile, expected: str) -> str:
-    """Blocks first: they name the place."""
+    """Blocks first, because they tell the position."""
     path = bin_path(tokens.prefix)
     counts = f"{path}: {tokens.num_sequences} sequences, {tokens.num_tokens} tokens, format valid"
     if not expected and not tokens.has_digests:

@@ -1,4 +1,4 @@
-"""What a ``.bin`` holds: xxh3-64 of every 128 KiB, from a file beside it or computed once.
+"""Digests of a ``.bin``: xxh3-64 of every 128 KiB, from a side file or computed once.
 
 ``PREFIX.digests`` (little endian): 8 bytes magic, u32 version = 1, u32 bytes per block, u64 bytes
 of the ``.bin``, u64 xxh3-64 of what follows: u64 for each block, the last of which may be shorter.
@@ -26,9 +26,9 @@ _REMEDY = "run `headway data digest` on it, or prepare the data again with --for
 
 _log = logging.getLogger(__name__)
 _computed: dict[tuple[str, int, int, int, int], tuple[Digests, str]] = {}
-"""Of files without a side file, by path, size, time of change, inode and device."""
+"""Digests of files without a side file, by path, size, modification time, inode and device."""
 _not_kept: set[Path] = set()
-"""Side files that could not be written, which is said once."""
+"""Side files that could not be written, which is logged once."""
 
 
 def digests_path(prefix: Path) -> Path:
@@ -66,7 +66,7 @@ class BlockHasher:
 
 
 def write_digests(prefix: Path, num_bytes: int, digests: Digests) -> Path:
-    """Write the side file and force it to disk; one that is there is replaced as a whole."""
+    """Write the side file and sync it to disk; an existing one is replaced atomically."""
     body = digests.astype("<u8").tobytes()
     head = _HEAD.pack(MAGIC, VERSION, BLOCK_BYTES, num_bytes, xxhash.xxh3_64_intdigest(body))
     path = digests_path(prefix)
@@ -83,7 +83,7 @@ def write_digests(prefix: Path, num_bytes: int, digests: Digests) -> Path:
 
 
 def keep_digests(prefix: Path, num_bytes: int, digests: Digests) -> bool:
-    """``write_digests`` as a favour to who comes next: whether it worked; never raises."""
+    """Try ``write_digests`` for later readers; returns whether it worked, never raises."""
     path = digests_path(prefix)
     try:
         write_digests(prefix, num_bytes, digests)
@@ -91,17 +91,19 @@ def keep_digests(prefix: Path, num_bytes: int, digests: Digests) -> bool:
         if path not in _not_kept:
             _not_kept.add(path)
             reason = error.strerror or error
-            _log.warning("%s is not written (%s): every process reads the .bin whole", path, reason)
+            _log.warning(
+                "%s cannot be written (%s): every process must read the whole .bin", path, reason
+            )
         return False
-    _log.info("%s is written: the pair does not have to be read whole again", path)
+    _log.info("%s was written: the pair need not be read completely again", path)
     return True
 
 
 def read_digests(prefix: Path, num_bytes: int) -> Digests | None:
-    """What the side file says of a ``.bin`` of ``num_bytes``; None when there is no side file.
+    """The digests in the side file of a ``.bin`` of ``num_bytes``; None if there is no side file.
 
     Raises:
-        CorruptError: it is cut, damaged, of another version, or of another ``.bin``.
+        CorruptError: it is truncated, damaged, or of another version or ``.bin``.
         ReadError: the disk or the network failed.
     """
     path = digests_path(prefix)
@@ -119,12 +121,12 @@ def read_digests(prefix: Path, num_bytes: int) -> Digests | None:
         )
     if size != num_bytes:
         raise CorruptError(
-            f"{path} is of a .bin of {size} bytes, the one beside it has {num_bytes}",
+            f"{path} is of a .bin of {size} bytes, but the .bin has {num_bytes}",
             remedy="restore the .bin; if it was rewritten on purpose, run `headway data digest`",
         )
     body = raw[_HEAD.size :]
     if len(body) != 8 * -(-size // BLOCK_BYTES) or xxhash.xxh3_64_intdigest(body) != check:
-        raise CorruptError(f"{path} is cut or damaged", remedy=_REMEDY)
+        raise CorruptError(f"{path} is truncated or damaged", remedy=_REMEDY)
     return np.frombuffer(body, "<u8")
 
 
@@ -139,7 +141,7 @@ def compute_digests(path: Path) -> tuple[Digests, str]:
     found = _computed.get(key)
     if found is None:
         if reader.num_bytes >= _LARGE_BYTES:
-            _log.warning("reading all %.1f GB of %s for its digests", reader.num_bytes / 1e9, path)
+            _log.warning("reading %.1f GB of %s to compute digests", reader.num_bytes / 1e9, path)
         found = _computed[key] = _digest_all(reader)
     reader.close()
     return found

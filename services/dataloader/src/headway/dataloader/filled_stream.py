@@ -1,4 +1,4 @@
-"""One ring with what fills it: filled by one thread, looked at and closed by another."""
+"""One ring and its filler: filled by one thread, inspected and closed by another."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Stream:
-    """What is filled for one dp rank and split."""
+    """The stream of one dp rank and split."""
 
     def __init__(
         self, spec: StreamSpec, writer: RingWriter, shared: SharedPackers, packer: Packer | None
@@ -36,16 +36,16 @@ class Stream:
         self._end = num_slots(spec)
         self._lock = threading.Lock()
         self.packer = packer
-        """Kept while filling fails, so that its index is not built again."""
+        """Kept while filling fails, so that its index is not rebuilt."""
         self.filler = None if packer is None else Filler(spec, packer)
         self.has_ended = self._end is not None and writer.head >= self._end
         self.trouble = read_trouble(writer.path)
-        """What a predecessor left stands until a slot is filled."""
+        """An error of a predecessor remains until a slot is filled."""
         self.retry_at_s = 0.0
         self._seen = self._status()
 
     def fill(self, max_slots: int) -> int:
-        """Fill as many slots as there is room for; returns how many. Never raises for bad data."""
+        """Fill all free slots; returns how many. Never raises for bad data."""
         if self.is_closed or self.has_ended or time.monotonic() < self.retry_at_s:
             return 0
         filled = 0
@@ -54,7 +54,7 @@ class Stream:
                 while filled < max_slots and not self.is_closed and self._fill_slot():
                     filled += 1
             except Exception as error:
-                # told to the readers, and tried again: the files may be repaired
+                # reported to the readers and tried again, since the files may be repaired
                 self._failed(error)
             if not self.is_closed:
                 self._seen = self._status()
@@ -62,13 +62,13 @@ class Stream:
         return filled
 
     def rest(self) -> None:
-        """Fill nothing for a second."""
+        """Pause filling for a second."""
         self.retry_at_s = time.monotonic() + _RETRY_S
 
     def close(self, *, unlink: bool) -> None:
-        """Stop filling; with ``unlink`` the file goes, and readers keep what they have mapped.
+        """Stop filling; with ``unlink`` the file is removed, and readers keep their mapping.
 
-        Does not wait for a slot that is being filled: the filling thread unmaps after it.
+        Does not wait for a slot that is being filled; the filling thread then unmaps.
         """
         self._is_unlinked = unlink
         self.is_closed = True
@@ -78,7 +78,8 @@ class Stream:
         self._unmap_if_closed()
 
     def status(self) -> StreamStatus | None:
-        """None if closed meanwhile; what was seen last while a slow slot is being filled."""
+        """The status; None if closed meanwhile, the last known one while a slow
+        slot is being filled."""
         if self._lock.acquire(timeout=_STATUS_WAIT_S):
             try:
                 if not self.is_closed:
@@ -100,11 +101,11 @@ class Stream:
         )
 
     def _unmap_if_closed(self) -> None:
-        """By whichever thread comes last: one sets the flag before it tries the lock, the other
-        gives the lock up before it looks at the flag.
+        """Done by whichever thread comes last: one sets the flag before it tries the lock, the
+        other releases the lock before it reads the flag.
         """
         if self.is_closed and self._lock.acquire(blocking=False):
-            if self._is_unlinked:  # once more: a failing slot may have written it meanwhile
+            if self._is_unlinked:  # again, since a failing slot may have written it meanwhile
                 error_path(self.writer.path).unlink(missing_ok=True)
             self.writer.close()
             self._lock.release()

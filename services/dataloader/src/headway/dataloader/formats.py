@@ -1,7 +1,7 @@
-"""Tokens are stored as Megatron's ``.bin``/``.idx`` pair, byte for byte, with digests beside it.
+"""Stores tokens as Megatron's ``.bin``/``.idx`` pair, byte for byte, plus a file of digests.
 
 ``.bin`` holds token ids back to back, ``.idx`` says where sequences begin (``index``), ``.digests``
-what every block of ``.bin`` holds (``digests``). Other programs read the pair and skip the third.
+has a digest per block of ``.bin`` (``digests``). Other programs read the pair and ignore the third.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LARGEST_U16_VOCABULARY = 65_500  # Megatron's own limit for u16
 
 
 def token_dtype(vocab_size: int) -> npt.DTypeLike:
-    """The dtype Megatron's writers pick: u16 below a vocabulary of 65,500, else i32."""
+    """The dtype that Megatron's writers choose: u16 below a vocabulary of 65,500, else i32."""
     return np.uint16 if vocab_size < _LARGEST_U16_VOCABULARY else np.int32
 
 
@@ -45,15 +45,15 @@ class TokenFile:
     """
 
     def __init__(self, prefix: Path, bin_sha256: str = "") -> None:
-        """Read the index, open ``.bin``, and read the digests if they lie beside it.
+        """Read the index, open ``.bin``, and read the digests if they exist.
 
-        ``bin_sha256``, if known, is compared when ``.bin`` has to be read whole for its digests.
+        ``bin_sha256``, if known, is compared when ``.bin`` must be read to compute digests.
 
         Raises:
             InputError: one of the two files is missing or not readable by this user.
             ReadError: the disk or the network failed.
-            CorruptError: wrong magic, version or dtype, a truncated file, an index that contradicts
-                itself, or digests that contradict the pair.
+            CorruptError: wrong magic, version or dtype, a truncated file, an inconsistent index, or
+                digests that contradict the pair.
         """
         self.prefix = prefix
         self._bin_sha256 = bin_sha256
@@ -91,11 +91,11 @@ class TokenFile:
         return self._index.num_tokens
 
     def is_current(self) -> bool:
-        """Whether the files are still those that were opened, and nothing was wrong with them."""
+        """Whether the files are still the opened ones and no error was found in them."""
         return bool(self._facts) and self._facts == _facts(self.prefix)
 
     def retire(self) -> None:
-        """Something was wrong: whoever wants the pair next opens it anew."""
+        """Record an error, so that the next user of the pair reopens it."""
         self._facts = ()
 
     def read(self, start: int, out: memoryview) -> None:
@@ -103,23 +103,24 @@ class TokenFile:
         self._reader.read(start, out)
 
     def sequence(self, index: int) -> npt.NDArray[Any]:
-        """Token ids of one sequence in the file's dtype, the caller's own."""
+        """Token ids of one sequence in the file's dtype, a new array."""
         found = np.empty(int(self.lengths[index]), self.dtype)
         if found.size:
             self.read(int(self.offsets[index]), found.data.cast("B"))
         return found
 
     def digests(self) -> Digests:
-        """Of all blocks of ``.bin``, which is read whole when no digests lie beside it.
+        """Digests of all blocks of ``.bin``, which is read completely if there is no digest file.
 
-        They are then written there, if that is possible, for whoever opens the pair next.
+        The file is then written, if possible, for the next reader.
         """
         if self._digests is None:
             self._digests, found = compute_digests(bin_path(self.prefix))
             if self._bin_sha256 and found != self._bin_sha256:
                 self._digests = None
                 raise CorruptError(
-                    f"{bin_path(self.prefix)} is not what meta.json describes: its SHA-256 is {found}, "
+                    f"{bin_path(self.prefix)} is not what meta.json describes: its SHA-256 is "
+                    f"{found}, "
                     f"it was {self._bin_sha256}",
                     remedy="restore the file, or prepare the data again with --force",
                 )
@@ -128,14 +129,14 @@ class TokenFile:
         return self._digests
 
     def _keep(self, digests: Digests) -> None:
-        # _facts are of before the pair was opened; what has changed since was perhaps not read
+        # _facts are from before the pair was opened; later changes may not have been read
         if self.is_current() and keep_digests(self.prefix, self._reader.num_bytes, digests):
             self._facts = (*self._facts[:2], _facts(self.prefix)[2])
 
     def fingerprint(self) -> str:
-        """16 hex characters over all that the pair holds, the same on every machine.
+        """16 hex characters over the content of the pair, equal on every machine.
 
-        Free with digests beside the pair; without, the first call reads all of ``.bin``.
+        Cheap with a digest file; without one, the first call reads all of ``.bin``.
         """
         if not self._fingerprint:
             found = hashlib.sha256(self._index.raw)
@@ -146,7 +147,7 @@ class TokenFile:
 
 
 def _facts(prefix: Path) -> tuple[tuple[int, ...] | None, ...]:
-    """What differs between two versions of the three files, without reading them."""
+    """Identifies a version of the three files without reading them."""
     found: list[tuple[int, ...] | None] = []
     for path in (idx_path(prefix), bin_path(prefix), digests_path(prefix)):
         try:
@@ -160,7 +161,7 @@ def _facts(prefix: Path) -> tuple[tuple[int, ...] | None, ...]:
 class TokenFileWriter:
     """Writes a pair, one document (= one sequence) per ``add``; the index appears with ``finish``.
 
-    An index and digests that are there already go at once: they are not of what is written now.
+    An existing index and digests are removed at once, as they do not match the new content.
     """
 
     def __init__(self, prefix: Path, dtype: npt.DTypeLike) -> None:
@@ -187,7 +188,7 @@ class TokenFileWriter:
         self._lengths.append(int(wide.size))
 
     def finish(self) -> None:
-        """Write the digests and the index, and force all three files to disk."""
+        """Write the digests and the index, and sync all three files to disk."""
         _sync(self._file)
         lengths = np.asarray(self._lengths, dtype="<i4")
         offsets = np.zeros(lengths.size, dtype="<i8")

@@ -1,9 +1,9 @@
 """The ``.idx`` of a pair, read once and checked: where each sequence of ``.bin`` begins and ends.
 
-``.idx`` (little endian): 9 bytes magic, u64 version = 1, u8 dtype code, u64 S sequences, u64 D
-entries of the document array, i32[S] tokens per sequence, i64[S] byte offset of each sequence in
-``.bin``, i64[D] sequence at which each document starts, plus the end (Megatron-LM
-``megatron/core/datasets/indexed_dataset.py``).
+``.idx`` (little endian): 9 bytes magic, u64 version = 1, u8 dtype code, u64 S
+sequences, u64 D entries of the document array, i32[S] tokens per sequence, i64[S] byte
+offset of each sequence in ``.bin``, i64[D] sequence at which each document starts, plus
+the end (Megatron-LM ``megatron/core/datasets/indexed_dataset.py``).
 """
 
 from __future__ import annotations
@@ -50,8 +50,7 @@ class Index:
 
         Raises:
             InputError: it is missing. ReadError: the disk or the network failed.
-            CorruptError: wrong magic, version or dtype, a truncated file, or an index that
-                contradicts itself.
+            CorruptError: wrong magic, version or dtype, a truncated file, or an inconsistent index.
         """
         self.path = path
         self.raw = read_whole(path)
@@ -64,7 +63,7 @@ class Index:
         self.num_tokens = int(self.lengths.sum(dtype=np.int64))
 
     def ends(self) -> npt.NDArray[np.int64]:
-        """First byte behind each sequence."""
+        """First byte after each sequence."""
         return self.offsets + self.lengths.astype(np.int64) * self.dtype.itemsize
 
     def _check(self) -> None:
@@ -87,7 +86,7 @@ class Index:
 def _parse_head(path: Path, raw: bytes) -> tuple[np.dtype[Any], int, int]:
     if raw[:9] != MAGIC[: len(raw[:9])] or not raw:
         raise CorruptError(
-            f"{path} is no Megatron index: it starts with {raw[:9]!r}",
+            f"{path} is not a Megatron index: it starts with {raw[:9]!r}",
             remedy="give the prefix of a .bin/.idx pair",
         )
     if len(raw) < HEAD.size:

@@ -1,11 +1,11 @@
-"""Which tokens make sample i? Megatron's GPTDataset order, element for element, in numpy.
+"""The sample order of Megatron's GPTDataset, element for element, in numpy.
 
 Three indices, drawn from one ``numpy.random.RandomState(seed)`` in this order (Megatron-LM
 ``megatron/core/datasets/gpt_dataset.py`` and ``helpers.cpp``):
 
-    document index  which sequence lies at each position, over all epochs
-    sample index    row s = (position, offset) of flat token ``s * seq_len``; samples overlap by one token
-    shuffle index   the order in which samples are handed out
+    document index  the sequence at each position, over all epochs
+    sample index    row s = (position, offset) of flat token ``s * seq_len``; they overlap by one
+    shuffle index   the order in which samples are served
 """
 
 from __future__ import annotations
@@ -17,21 +17,23 @@ import numpy as np
 import numpy.typing as npt
 from headway.common.errors import InputError
 
-# A last epoch that is used less than this is shuffled apart, so that its samples come last (Megatron-LM).
+# A last epoch used less than this is shuffled separately, so that its samples
+# come last (Megatron-LM).
 _SEPARATE_BELOW = 0.80
 Indices = npt.NDArray[Any]
 
 
 def samples_per_epoch(num_tokens: int, seq_len: int) -> int:
-    """Samples of ``seq_len`` + 1 tokens, overlapping by one, in one epoch; a partial last one is dropped."""
+    """Number of samples of ``seq_len`` + 1 tokens, overlapping by one, in an epoch;
+    without a partial one."""
     return max(0, (num_tokens - 1) // seq_len)
 
 
 class SampleOrder:
     """The three indices for one (lengths, seq_len, seed, num_samples); any sample in O(1).
 
-    ``document_index`` i32[epochs * S], ``sample_index`` i32 or i64 [N + 1, 2], ``shuffle_index`` u32 or i64
-    [N], where N >= ``num_samples`` is what the whole epochs hold.
+    ``document_index`` i32[epochs * S], ``sample_index`` i32 or i64 [N + 1, 2], ``shuffle_index``
+    u32 or i64 [N], where N >= ``num_samples`` is the number in whole epochs.
     """
 
     def __init__(
@@ -40,7 +42,7 @@ class SampleOrder:
         """Build the indices: O(samples), once.
 
         Raises:
-            InputError: the sequences hold no token at all.
+            InputError: the sequences contain no token at all.
         """
         num_tokens = int(lengths.sum(dtype=np.int64))
         if not num_tokens:
@@ -57,7 +59,7 @@ class SampleOrder:
     def _samples_before_last_epoch(
         self, num_tokens: int, seq_len: int, num_samples: int
     ) -> int | None:
-        """Samples of all epochs but the last, if the last is to be shuffled apart."""
+        """Samples of all epochs but the last, if the last is shuffled separately."""
         if self.num_epochs == 1:
             return None
         before = ((self.num_epochs - 1) * num_tokens - 1) // seq_len
@@ -84,11 +86,12 @@ class SampleOrder:
 
     @property
     def num_samples(self) -> int:
-        """N: samples there are, at least those asked for."""
+        """N, the number of samples, at least the requested one."""
         return int(self.shuffle_index.size)
 
     def pieces(self, sample: int) -> list[tuple[int, int, int]]:
-        """(sequence, first token, end token) of each piece of ``sample``, together seq_len + 1 tokens."""
+        """(sequence, first token, end token) of each piece of ``sample``,
+        together seq_len + 1 tokens."""
         row = int(self.shuffle_index[sample])
         (position, start), (last, stop) = self.sample_index[row : row + 2].tolist()
         sequences = self.document_index[position : last + 1]

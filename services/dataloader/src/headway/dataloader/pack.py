@@ -1,4 +1,4 @@
-"""How do samples become rows of tokens? Documents joined by end-of-text, cut every seq_len tokens (Megatron).
+"""Packs samples into rows of tokens: joined documents, split every seq_len tokens (Megatron).
 
 Attention and positions run across documents; document masks are not made here.
 """
@@ -16,7 +16,7 @@ from headway.dataloader.formats import TokenFile, bin_path
 from headway.dataloader.order import SampleOrder, samples_per_epoch
 
 _MAX_IDS = 1 << 31  # a slot holds int32
-KEPT_EPOCHS = 2  # a slot may lie across the end of one
+KEPT_EPOCHS = 2  # a slot may span the end of one
 
 
 class EndOfOrderError(InputError):
@@ -24,14 +24,15 @@ class EndOfOrderError(InputError):
 
 
 class Packer:
-    """Sample number -> seq_len + 1 tokens, a pure function of (token file, seq_len, seed, num_samples).
+    """Sample number -> seq_len + 1 tokens, a pure function of (token file,
+    seq_len, seed, num_samples).
 
-    With ``num_samples`` above 0 the order is Megatron's for a run of that many samples. With 0 it is endless:
-    epoch e is Megatron's order of one epoch under ``seed + e``, so that a longer run changes no earlier
-    sample.
+    With ``num_samples`` above 0 the order is Megatron's for a run of that many samples. With 0 it
+    is endless: epoch e is Megatron's order of one epoch under ``seed + e``, so that a longer run
+    changes no earlier sample.
 
-    Indices are built when a sample first needs them, and shared by all who read the same epoch as
-    long as one of them keeps it. Used by one thread.
+    Indices are built at their first use, and shared by all readers of the same epoch as long as one
+    of them keeps it. Used by one thread.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Packer:
         num_samples: int = 0,
         vocab_size: int | None = None,
     ) -> None:
-        """``vocab_size``: ids from there on are damage; None allows all that int32 holds.
+        """``vocab_size``: higher ids count as damage; None allows all of int32.
 
         Raises:
             InputError: there are no tokens; or, for an endless order, not enough for one sample.
@@ -68,7 +69,7 @@ class Packer:
         Raises:
             EndOfOrderError: past ``num_samples``. ReadError: the disk or the network failed.
             CorruptError: a block that differs from its digest, or a token id outside the vocabulary
-                or of more than 31 bits; the file and the place are named.
+                or above 31 bits; names file and position.
         """
         order, index = self.find(sample)
         tokens, at, size = self.tokens, 0, self._row.itemsize
@@ -86,13 +87,14 @@ class Packer:
         row[...] = self._row
 
     def _is_outside(self, ids: npt.NDArray[Any]) -> bool:
-        """Looked at before ids are made narrower: an id of 33 bits must not come out as another."""
+        """Checked before ids are narrowed: an id of 33 bits must not become another."""
         if self._may_be_large and ids.max() >= self._limit:
             return True
         return self._may_be_negative and bool(ids.min() < 0)
 
     def find(self, sample: int) -> tuple[SampleOrder, int]:
-        """The order of ``sample``'s epoch and its place there; a reader of the epoch keeps it.
+        """The order of ``sample``'s epoch and its position there; readers of the
+        epoch keep it alive.
 
         Raises:
             EndOfOrderError: past ``num_samples``.
@@ -140,7 +142,7 @@ def _refuse_too_few(tokens: TokenFile, seq_len: int, num_samples: int) -> None:
     if tokens.num_tokens and (num_samples or samples_per_epoch(tokens.num_tokens, seq_len)):
         return
     raise InputError(
-        f"{tokens.prefix}: {tokens.num_tokens} tokens hold no sample of seq_len {seq_len}",
+        f"{tokens.prefix}: {tokens.num_tokens} tokens contain no sample of seq_len {seq_len}",
         remedy=f"use a seq_len below {max(tokens.num_tokens, 2)}, or give num_samples: then a "
         "sample goes over several epochs",
     )

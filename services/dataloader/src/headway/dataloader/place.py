@@ -1,11 +1,11 @@
-"""A finished folder takes its place in one step, so that old or new data are there, whole.
+"""Puts a finished folder in place atomically: the target has the old or the new data, complete.
 
-``data/corpus`` is made in ``data/.corpus.prepare/draft``; no other target has that name. Where the
-file system cannot exchange two names, the old folder waits in ``data/.corpus.prepare/old`` between
-two renames, and ``recover`` brings it back if the process ends there.
+``data/corpus`` is made in ``data/.corpus.prepare/draft``; no other target has that name. If the
+file system cannot exchange two names, the old folder is kept in ``data/.corpus.prepare/old``
+between two renames, and ``recover`` restores it if the process ends there.
 
-Processes that cannot lock each other out give a name of their ``own``, and work in
-``data/.corpus.prepare/OWN``: the last to put its folder in place wins, and nothing is mixed.
+Processes without file locks pass a name of their ``own`` and work in ``data/.corpus.prepare/OWN``:
+the last one to put its folder in place wins, and nothing is mixed.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _NOT_OFFERED = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM
 
 
 def draft_of(target: Path, own: str = "") -> Path:
-    """Where ``target`` is made."""
+    """Folder in which ``target`` is built."""
     return _work(target) / own / "draft"
 
 
 def recover(target: Path) -> bool:
-    """Bring back the old folder if a process ended between the two renames; whether it did."""
+    """Restore the old folder if a process ended between the two renames; returns whether it did."""
     for old in (_work(target) / "old", *_work(target).glob("*/old")):
         if os.path.lexists(target):
             break
@@ -36,7 +36,7 @@ def recover(target: Path) -> bool:
             try:
                 _rename(old, target)
             except OSError:
-                if os.path.lexists(target):  # somebody else was faster
+                if os.path.lexists(target):  # another process was faster
                     break
                 raise
             return True
@@ -44,9 +44,9 @@ def recover(target: Path) -> bool:
 
 
 def sweep(target: Path, own: str = "") -> None:
-    """Remove what an interrupted process left; ``target`` itself is whole by then, or absent.
+    """Remove what an interrupted process left; ``target`` itself is complete or absent by then.
 
-    With a name of its ``own``, only what lies under that: the rest may be in use.
+    With ``own``, remove only that folder: the rest may be in use.
     """
     shutil.rmtree(_work(target) / own, ignore_errors=True)
     if own:
@@ -55,10 +55,11 @@ def sweep(target: Path, own: str = "") -> None:
 
 
 def put(target: Path, own: str = "") -> None:
-    """Let the draft, which is complete, take the place of ``target``, and force it to disk.
+    """Replace ``target`` by the complete draft and sync it to disk.
 
     Raises:
-        OSError: the names cannot be changed; what was there still is, or ``recover`` finds it.
+        OSError: the names cannot be changed; the old folder is in place, or
+            ``recover`` restores it.
     """
     draft = draft_of(target, own)
     for path in (*draft.iterdir(), draft):
@@ -72,7 +73,7 @@ def put(target: Path, own: str = "") -> None:
 
 
 def sync(path: Path) -> None:
-    """Force a file, or the names of a folder, to disk."""
+    """Sync a file, or the names of a folder, to disk."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -91,7 +92,7 @@ def _rename(source: Path, target: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Let two names change places at once; False where the file system does not offer it."""
+    """Exchange two names atomically; False if the file system cannot."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False

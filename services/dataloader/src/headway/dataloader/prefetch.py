@@ -1,8 +1,8 @@
-"""Which rings does this node fill, and who fills them? One thread, ahead of the readers, round robin.
+"""Fills the rings of a node: one thread, ahead of the readers, round robin.
 
-A ring's file outlives the daemon. A successor adopts it and goes on at its head: the content of a slot
-follows from the ring's own specification and the slot's number. What went wrong with a stream stands beside
-its ring in a ``.error`` file, so that a waiting reader learns it without asking anybody.
+A ring's file outlives the daemon. A successor adopts it and continues at its head: the content of a
+slot follows from the ring's specification and the slot's number. Errors of a stream are written to
+an ``.error`` file next to its ring, where waiting readers find them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headway.dataloader.shared import SharedPackers
 from headway.dataloader.stream import SLOT_FORMAT, check, refuse_changed, slot_bytes
 from headway.dataloader.trouble import error_path
 
-_SLOTS_A_TURN = 4  # then the next ring has its turn
+_SLOTS_A_TURN = 4  # then the next ring is served
 _STOP_S = 5.0
 _FIRST_PAUSE_S = 50e-6
 _LONGEST_PAUSE_S = 5e-3  # 200 wake-ups a second when idle; a ring of 16 slots lasts far longer
@@ -36,8 +36,8 @@ def ring_path(shm_dir: Path, spec: StreamSpec) -> Path:
 
 
 class Prefetcher:
-    """All rings of a node. ``open``, ``close`` and ``adopt`` are called by one thread; ``start`` begins
-    the filling one.
+    """All rings of a node. ``open``, ``close`` and ``adopt`` are called by one thread; ``start``
+    begins the filling one.
     """
 
     def __init__(self, shm_dir: Path) -> None:
@@ -46,7 +46,8 @@ class Prefetcher:
         self.num_tokens = 0
         self.num_adopted = 0
         self.num_turns = 0
-        """Completed looks at all rings, full ones included: stands still if filling does."""
+        """Completed passes over all rings, including full ones; does not change
+        while filling hangs."""
         self._streams: tuple[
             Stream, ...
         ] = ()  # replaced whole: the filling thread reads it without a lock
@@ -57,7 +58,7 @@ class Prefetcher:
 
     @property
     def streams(self) -> tuple[Stream, ...]:
-        """What is filled now."""
+        """The rings that are being filled."""
         return self._streams
 
     def start(self) -> None:
@@ -65,9 +66,9 @@ class Prefetcher:
         self._thread.start()
 
     def stop(self, *, unlink: bool) -> None:
-        """End the thread and let go of every ring; without ``unlink`` a successor may adopt them.
+        """End the thread and close every ring; without ``unlink`` a successor may adopt them.
 
-        A thread that hangs in a read is left behind after 5 s; it ends with the process.
+        A thread that hangs in a read is abandoned after 5 s; it ends with the process.
         """
         self._stop.set()
         if self._thread.is_alive():
@@ -77,11 +78,11 @@ class Prefetcher:
         self._streams = ()
 
     def open(self, spec: StreamSpec) -> Stream:
-        """The stream of ``spec``, made if it is new; rings of older generations go.
+        """The stream of ``spec``, created if it is new; rings of older generations are removed.
 
         Raises:
-            InputError: ``spec`` contradicts itself, its ring or a newer generation; missing data; shared
-                memory is full.
+            InputError: ``spec`` is inconsistent, or contradicts its ring or a newer generation;
+                missing data; shared memory is full.
             CorruptError: damaged data.
         """
         check(spec)
@@ -132,7 +133,7 @@ class Prefetcher:
     def adopt(self) -> int:
         """Take over the rings that a dead predecessor left in ``shm_dir``; returns how many.
 
-        Rings that all readers have left are removed. May be called again and again.
+        Rings that all readers have left are removed. May be called repeatedly.
         """
         self._drop(stream for stream in self._streams if stream.writer.unlink_if_left())
         known = {stream.writer.path for stream in self._streams} | self._refused
@@ -166,7 +167,7 @@ class Prefetcher:
         return True
 
     def fill(self) -> bool:
-        """One turn over all rings; False when none had room."""
+        """One pass over all rings; False if all were full."""
         filled = sum(self._fill(stream) for stream in self._streams)
         self.num_turns += 1
         return filled > 0
@@ -175,7 +176,7 @@ class Prefetcher:
         try:
             filled = stream.fill(_SLOTS_A_TURN)
         except Exception:
-            # One bug, met in one stream, must not end the filling of all.
+            # A bug in one stream must not stop the filling of all.
             _log.exception("filling failed", ring=stream.writer.path.name)
             stream.rest()
             return 0
@@ -222,7 +223,7 @@ def _marked(spec: StreamSpec, fingerprint: str) -> StreamSpec:
 
 
 def _refuse_other(asked: StreamSpec, known: StreamSpec) -> None:
-    """The same ring is only for the same stream."""
+    """Raise unless an existing ring belongs to the same stream."""
     if asked.path == known.path:
         refuse_changed(asked, known.fingerprint)
     asked = _marked(asked, known.fingerprint)
@@ -230,7 +231,7 @@ def _refuse_other(asked: StreamSpec, known: StreamSpec) -> None:
         ours, theirs = getattr(known, name), getattr(asked, name)
         if ours != theirs:
             raise InputError(
-                f"the ring of generation {known.generation}, dp rank {known.dp_rank}, {known.split} has "
-                f"{name}={ours}, asked was {theirs}",
+                f"the ring of generation {known.generation}, dp rank {known.dp_rank}, "
+                f"{known.split} has {name}={ours}, but {theirs} was requested",
                 remedy="open it with a new generation",
             )

@@ -1,9 +1,9 @@
-"""How does text become a prepared folder? Read, split, learn a vocabulary, encode, put it in place at once.
+"""Turns text into a prepared folder: read, split, train a vocabulary, encode, put in place.
 
-Nothing is visible at the target before all of it is there (``place``). A lock lets the second of
-two runs wait and then find the work done; what an interrupted run left is brought back or swept
-away by the next. Memory: all texts once, each let go when it is encoded, and what the trainer of
-the vocabulary keeps.
+Nothing is visible at the target before it is complete (``place``). A lock makes the second of
+two runs wait and then find the work done; the next run restores or removes what an
+interrupted run left. Memory: all texts once, each released when it is encoded, and that of
+the vocabulary's trainer.
 """
 
 from __future__ import annotations
@@ -38,48 +38,50 @@ _NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP})
 
 @dataclass(frozen=True)
 class Prepared:
-    """The folder, its description, and whether this call made it or found it."""
+    """The folder, its description, and whether this call created it or found it."""
 
     path: Path
     meta: Meta
-    was_there: bool
+    already_prepared: bool
 
 
 def prepare(
     config: DataConfig, *, force: bool = False, cache: Path | None = None, say: Say | None = None
 ) -> Prepared:
-    """Make ``config.path`` from ``config.source``; the same text and settings again is a no-op.
+    """Create ``config.path`` from ``config.source``; repeating it with equal text and
+    settings is a no-op.
 
     ``cache`` keeps downloads (default ``~/.cache/headway``); ``say`` receives a line per stage.
 
     Raises:
-        InputError: no such source, a folder that cannot be written, or one that holds something else and
-            not ``force``.
+        InputError: no such source, a folder that cannot be written, or one that holds something
+            else and not ``force``.
     """
-    tell = say or (lambda _line: None)
+    report = say or (lambda _line: None)
     target = Path(config.path).expanduser()
-    with _locked(target, tell) as own:
+    with _locked(target, report) as own:
         _refuse_foreign(target)
         if recover(target):
-            tell(f"{target} is back: an interrupted run had moved it away")
-        tell(f"reading {config.source}")
+            report(f"{target} was restored: an interrupted run had moved it away")
+        report(f"reading {config.source}")
         documents = read_source(config.source, cache=cache)
         sweep(target, own)
         digest = corpus_hash(documents)
         if not force and (found := _found(target, config, digest)) is not None:
-            tell(f"{target} is already prepared from {config.source} (corpus {digest[:16]})")
-            return Prepared(target, found, was_there=True)
+            report(f"{target} is already prepared from {config.source} (corpus {digest[:16]})")
+            return Prepared(target, found, already_prepared=True)
         try:
-            meta = _build(draft_of(target, own), documents, digest, config, tell)
+            meta = _build(draft_of(target, own), documents, digest, config, report)
             put(target, own)
         except OSError as error:
             raise InputError(
-                f"cannot write {target}: {error.strerror}", remedy="check disk space and rights"
+                f"cannot write {target}: {error.strerror}",
+                remedy="check disk space and permissions",
             ) from error
         finally:
             recover(target)
             sweep(target, own)
-        return Prepared(target, meta, was_there=False)
+        return Prepared(target, meta, already_prepared=False)
 
 
 def corpus_hash(documents: Sequence[Document]) -> str:
@@ -95,7 +97,8 @@ def corpus_hash(documents: Sequence[Document]) -> str:
 
 
 def _place(key: str) -> float:
-    """Where the document stands in [0, 1): by SHA-256 of its key, so adding others moves none."""
+    """Position of the document in [0, 1) by SHA-256 of its key, so other
+    documents do not change it."""
     return (
         int.from_bytes(hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()[:6], "big")
         / 2**48
@@ -105,8 +108,8 @@ def _place(key: str) -> float:
 def split_documents(documents: Sequence[Document], fraction: float) -> dict[str, list[Document]]:
     """Documents per split, in order; neither split is left empty.
 
-    A single document is cut at a line, its end going to validation; of few documents, the one nearest
-    the bound moves.
+    A single document is split at a line, with its end going to validation; with few documents, the
+    one nearest to the bound is moved.
 
     Raises:
         InputError: one document of one character.
@@ -139,19 +142,20 @@ def _cut(document: Document, fraction: float) -> list[Document]:
 
 
 def unigram_nats(train: npt.NDArray[np.int64], validation: npt.NDArray[np.int64]) -> float:
-    """Cross-entropy per validation token under training unigrams, nats; counts per id, add-one smoothed."""
+    """Cross-entropy per validation token under training unigrams, nats; counts per
+    id, add-one smoothed."""
     log_p = np.log((train + 1) / (train.sum() + train.size))
     return float(-(validation * log_p).sum() / validation.sum())
 
 
 def _build(
-    draft: Path, documents: list[Document], digest: str, config: DataConfig, tell: Say
+    draft: Path, documents: list[Document], digest: str, config: DataConfig, report: Say
 ) -> Meta:
     """Write all files of the folder; ``documents`` is emptied."""
     draft.mkdir(parents=True)
     parts = split_documents(documents, config.validation_fraction)
     documents.clear()
-    tell(f"training a vocabulary of {config.vocab_size} on {len(parts['train'])} documents")
+    report(f"training a vocabulary of {config.vocab_size} on {len(parts['train'])} documents")
     tokenizer = Tokenizer.train(
         (_clean(document.text) for document in parts["train"]), config.vocab_size
     )
@@ -160,7 +164,7 @@ def _build(
     splits, counts = {}, {}
     for split in list(parts):
         part = deque(parts.pop(split))
-        tell(f"encoding {len(part)} documents of {split}")
+        report(f"encoding {len(part)} documents of {split}")
         splits[split], counts[split] = _encode(draft / split, part, tokenizer, dtype)
     meta = Meta(
         version=META_VERSION,
@@ -184,7 +188,7 @@ def _build(
 def _encode(
     prefix: Path, documents: deque[Document], tokenizer: Tokenizer, dtype: np.dtype[np.generic]
 ) -> tuple[SplitMeta, npt.NDArray[np.int64]]:
-    """Encode and write; ``documents`` is emptied on the way."""
+    """Encode and write; ``documents`` is emptied meanwhile."""
     counts = np.zeros(tokenizer.vocab_size, dtype=np.int64)
     num_documents, text_bytes = len(documents), 0
 
@@ -211,21 +215,21 @@ def _encode(
 
 
 def _clean(text: str) -> str:
-    """JSON can spell a lone surrogate, which is no character and cannot be encoded."""
+    """JSON can contain a lone surrogate, which is not a character and cannot be encoded."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _refuse_foreign(target: Path) -> None:
-    """Whatever was asked, ``--force`` too: what we did not make is not replaced."""
+    """Refuse to replace a folder that Headway did not create, even with ``--force``."""
     ours = not target.exists() or (
         target.is_dir() and ((target / "meta.json").exists() or not any(target.iterdir()))
     )
     if not ours:
-        raise InputError(f"{target} exists and is no prepared data", remedy="choose another --out")
+        raise InputError(f"{target} exists and is not prepared data", remedy="choose another --out")
 
 
 def _found(target: Path, config: DataConfig, digest: str) -> Meta | None:
-    """The description of what is there if it is what is wanted, None if nothing usable is there."""
+    """The description of the existing folder if it matches, None if there is nothing usable."""
     if not (target / "meta.json").exists():
         return None
     try:
@@ -236,9 +240,9 @@ def _found(target: Path, config: DataConfig, digest: str) -> Meta | None:
         )
         intact = intact and sha256(target / "tokenizer.json") == meta.tokenizer_sha256
     except ReadError:
-        raise  # nothing says that it is damaged
+        raise  # not known to be damaged
     except HeadwayError:
-        return None  # damaged or half-deleted: made again
+        return None  # damaged or partly deleted: created again
     same = (meta.corpus_sha256, meta.asked_vocab_size, meta.validation_fraction) == (
         digest,
         config.vocab_size,
@@ -246,20 +250,21 @@ def _found(target: Path, config: DataConfig, digest: str) -> Meta | None:
     )
     if not same:
         raise InputError(
-            f"{target} holds corpus {meta.corpus_sha256[:16]} of {meta.source!r} "
-            f"(vocabulary of {meta.asked_vocab_size} asked for), asked was {digest[:16]} of {config.source!r} "
-            f"({config.vocab_size})",
+            f"{target} was prepared from {meta.source!r} (corpus {meta.corpus_sha256[:16]}, "
+            "requested "
+            f"vocabulary {meta.asked_vocab_size}), but the configuration has {config.source!r} "
+            f"(corpus {digest[:16]}, vocabulary {config.vocab_size})",
             remedy="choose another --out, or replace it with --force",
         )
     return meta if intact else None
 
 
 @contextlib.contextmanager
-def _locked(target: Path, tell: Say) -> Iterator[str]:
-    """Only this process works on ``target``; gives the name for ``place``, "" with the lock.
+def _locked(target: Path, report: Say) -> Iterator[str]:
+    """Lock ``target`` for this process; yields the name for ``place``, "" with the lock.
 
-    The lock's file goes at the end; whoever waited for it makes another. Without a lock, where the
-    file system has none, the name is this process's own.
+    The lock file is removed at the end; a waiting process creates another. If the file system has
+    no locks, the name is unique to this process.
     """
     path = target.parent / f".{target.name}.lock"
     while True:
@@ -273,8 +278,9 @@ def _locked(target: Path, tell: Say) -> Iterator[str]:
         try:
             own = "" if _lock(fd) else _own_name()
             if own:
-                tell(
-                    f"warning: {target.parent} has no file locks: of two runs at once the last wins"
+                report(
+                    f"warning: {target.parent} has no file locks: the last of two concurrent "
+                    "runs wins"
                 )
             if own or _is_at(fd, path):
                 try:
@@ -287,7 +293,7 @@ def _locked(target: Path, tell: Say) -> Iterator[str]:
 
 
 def _lock(fd: int) -> bool:
-    """Wait for the lock; False where the file system offers none."""
+    """Wait for the lock; False if the file system has no locks."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""How a client gets slots from the node's daemon: it asks to open, then reads the ring alone."""
+"""Slots from the node's daemon: the client asks it to open a ring, then only reads the ring."""
 
 from __future__ import annotations
 
@@ -22,28 +22,29 @@ from headway.dataloader.config import StreamSpec
 from headway.dataloader.stream import SLOT_FORMAT, slot_bytes, slot_sample
 from headway.dataloader.trouble import Trouble, local_error, printable, read_trouble
 
-_ASK_AGAIN_S = 2.0  # under one id: a living daemon carries the request out once
+_ASK_AGAIN_S = 2.0  # under one id: a live daemon executes the request once
 _PAUSE_S = 0.1
 _RETRY_S = 1.0
 _GOODBYE_S = 0.2
-_LOOK_S = 0.05  # between two looks for trouble while waiting
+_LOOK_S = 0.05  # between two checks for errors while waiting
 
 Abort = Callable[[], bool]
 T = TypeVar("T", bound=Message)
 
 
 class RingSource:
-    """Slots of the daemon's ring, in order, under one reader number of it."""
+    """Slots of the daemon's ring, in order, under one reader number."""
 
     def __init__(
         self, endpoint: str, spec: StreamSpec, reader: int, timeout_s: float, abort: Abort | None
     ) -> None:
-        """Ask the daemon for the ring and take the reader's place in it.
+        """Request the ring from the daemon and take the reader's place in it.
 
         Raises:
-            RingAbortedError: ``abort``, asked every 0.1 s, returned true. DeadlineError: no daemon
-                within ``timeout_s``. RingHeldError: a living process reads under this number.
-            InputError, CorruptError: what the daemon finds wrong with ``spec`` or the data.
+            RingAbortedError: ``abort``, checked every 0.1 s, returned true.
+                DeadlineError: no daemon within ``timeout_s``. RingHeldError: a living
+                process reads under this number. InputError, CorruptError: errors of
+                ``spec`` or the data that the daemon reports.
         """
         _check(spec, reader)
         self._endpoint, self._spec, self._timeout_s = endpoint, spec, timeout_s
@@ -51,7 +52,7 @@ class RingSource:
         self._abort = abort
         self._reader = self._open(reader)
         if spec.num_readers == 1 and self._reader.tail:
-            # Left by a predecessor that was killed: nobody else reads it, so begin anew.
+            # Left by a predecessor that was killed: it has no other reader, so start over.
             self._call(self._close_message(if_left=False), StreamClosed)
             self._reader.close()
             self._reader = self._open(reader)
@@ -61,7 +62,7 @@ class RingSource:
         self._transient: Trouble | None = None
 
     def take(self, slot: int, abort: Abort | None) -> memoryview:
-        """The payload of slot ``slot`` until ``give_back``; raises as ``DataClient.next``."""
+        """The payload of slot ``slot`` until ``give_back``; raises like ``DataClient.next``."""
         self._transient, self._look_at_s = None, time.monotonic() + _LOOK_S
         try:
             seq, payload = self._reader.get(self._timeout_s, lambda: self._look(abort))
@@ -80,7 +81,7 @@ class RingSource:
         return payload
 
     def give_back(self) -> None:
-        """The slot taken last may be written again."""
+        """Release the slot that was taken last."""
         if self._held is not None:
             self._reader.release(self._held)
             self._held = None
@@ -96,7 +97,7 @@ class RingSource:
             client.close(linger_s=_GOODBYE_S)
 
     def _look(self, abort: Abort | None) -> bool:
-        """Whether to give up; raises what will not get better by waiting."""
+        """Whether to give up; raises errors that waiting does not resolve."""
         if abort is not None and abort():
             return True
         if time.monotonic() >= self._look_at_s:
@@ -123,7 +124,7 @@ class RingSource:
             try:
                 ring = RingReader(Path(opened.path), reader)
             except FileNotFoundError as error:
-                # Removed since the answer, by its last reader or a newer generation: ask again.
+                # Removed since the reply, by its last reader or a newer generation: ask again.
                 if time.monotonic() >= self._deadline_s:
                     raise DeadlineError(
                         f"ring {opened.path} is gone again", remedy="join the newest generation"
@@ -145,7 +146,7 @@ class RingSource:
         )
 
     def _call(self, message: Message, reply: type[T]) -> T:
-        """Ask until the deadline, through the daemon's absence and reads that fail."""
+        """Ask until the deadline, also while the daemon is absent or its reads fail."""
         while True:
             left_s = max(0.01, self._deadline_s - time.monotonic())
             try:
@@ -164,7 +165,7 @@ class RingSource:
             except DeadlineError as error:
                 raise DeadlineError(
                     f"no dataloader answers at {self._endpoint} in {self._timeout_s:g} s",
-                    remedy="start it, or read its log",
+                    remedy="start it, or check its log",
                 ) from error
 
     def _pause(self, duration_s: float) -> None:
@@ -185,6 +186,6 @@ def _check(spec: StreamSpec, reader: int) -> None:
         )
     if printable(spec.path) != spec.path:
         raise InputError(
-            f"the path {printable(spec.path)} is not UTF-8, so no message can name it",
+            f"the path {printable(spec.path)} is not UTF-8 and cannot be sent in a message",
             remedy="rename it, or read in this process: DataClient(None, ...)",
         )

@@ -1,4 +1,4 @@
-"""The daemon of a node: answers who wants a stream, lets a thread fill the rings, tells that it is alive."""
+"""The daemon of a node: answers requests for streams, fills rings on a thread, sends beats."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ADOPT_PERIOD_S = 0.5  # a predecessor may still be ending when its successor st
 
 
 class Dataloader:
-    """Handlers over a ``Prefetcher``; no state of its own."""
+    """Stateless handlers over a ``Prefetcher``."""
 
     def __init__(self, prefetcher: Prefetcher) -> None:
         self.prefetcher = prefetcher
@@ -51,7 +51,7 @@ class Dataloader:
         )
 
     def status(self, _message: GetDataStatus, _peer: bytes) -> DataStatus:
-        """Every ring with its head, tail and trouble."""
+        """Every ring with its head, tail and error."""
         rows = [stream.status() for stream in self.prefetcher.streams]
         return DataStatus(
             streams=tuple(row for row in rows if row is not None),
@@ -96,9 +96,9 @@ def serve(
 ) -> int:
     """Serve until SIGTERM or ``Drain``; returns the exit code.
 
-    ``executor`` receives the beats. ``keep_rings``: leave rings in place at a clean end, so that a successor
-    adopts them; by default only under an executor, which removes them with its node. Killed, the daemon
-    always leaves them.
+    ``executor`` receives the beats. ``keep_rings``: keep rings at a clean end, so that a successor
+    adopts them; by default only under an executor, which removes them with its node. A killed
+    daemon always leaves them.
 
     Raises:
         InputError: the endpoint or the folder cannot be used.
@@ -109,7 +109,7 @@ def serve(
     beat = (
         None
         if executor is None
-        # Turns, not batches: full rings are no lack of progress, a thread that hangs is.
+        # Passes, not batches: a hanging thread is a lack of progress, full rings are not.
         else Beat(endpoint=executor, progress=lambda: prefetcher.num_turns)
     )
     try:
@@ -134,7 +134,7 @@ def serve(
     finally:
         prefetcher.stop(unlink=not keep)
         if not keep and prefetcher.shm_dir.is_relative_to(shm_root()):
-            with contextlib.suppress(OSError):  # another daemon's rings lie there
+            with contextlib.suppress(OSError):  # the folder holds rings of another daemon
                 prefetcher.shm_dir.rmdir()
 
 
@@ -142,7 +142,7 @@ def _folder(path: Path) -> Path:
     path = path.absolute()
     if printable(str(path)) != str(path):
         raise InputError(
-            f"the path {printable(str(path))} is not UTF-8, so no message can name it",
+            f"the path {printable(str(path))} is not UTF-8 and cannot be sent in a message",
             remedy="choose another --shm-dir",
         )
     if path.is_relative_to(shm_root()):

@@ -1,4 +1,4 @@
-"""What the streams of a node share: one open token file and one order per data."""
+"""Shares one open token file and one sample order between the streams of a node."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from headway.dataloader.stream import make_packer, refuse_changed
 
 
 class SharedPackers:
-    """Packers by what they read; each lives as long as a stream uses it. For several threads.
+    """Packers by what they read, each kept as long as a stream uses it. Thread-safe.
 
-    Who asks for data that somebody is just opening waits for it instead of opening it again.
+    A request for data that are just being opened waits instead of opening them again.
     """
 
     def __init__(self) -> None:
@@ -25,11 +25,11 @@ class SharedPackers:
         self._packers: WeakValueDictionary[tuple[object, ...], Packer] = WeakValueDictionary()
 
     def packer(self, spec: StreamSpec) -> Packer:
-        """The packer of ``spec``, opened if it is new or if its files have changed.
+        """The packer of ``spec``, opened if it is new or its files have changed.
 
         Raises:
-            InputError: missing data. CorruptError: damaged data. ChangedDataError: other data
-                than ``spec.fingerprint`` says. ReadError: the disk or the network failed.
+            InputError: missing data. CorruptError: damaged data. ChangedDataError: the data do not
+                have ``spec.fingerprint``. ReadError: the disk or the network failed.
         """
         with self._lock, reading(Path(spec.path)):
             data = Dataset(spec.path)
@@ -42,7 +42,7 @@ class SharedPackers:
             packer = self._packers.get(key)
             if packer is None:
                 packer = self._packers[key] = make_packer(spec, tokens, data.vocab_size)
-            packer.tokens = tokens  # of equal content, if they were opened anew
+            packer.tokens = tokens  # equal content, if they were reopened
             return packer
 
     def _open_already(self, data: Dataset, spec: StreamSpec) -> TokenFile | None:

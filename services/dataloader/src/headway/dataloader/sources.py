@@ -1,6 +1,6 @@
-"""Where does text come from? Python's standard library, Debian's documentation, or a path of the user's.
+"""Sources of text: Python's standard library, Debian's documentation, or a path of the user.
 
-A source is an ordered list of documents; the order and the keys do not depend on the machine's folder order.
+A source is an ordered list of documents; order and keys do not depend on the file system's order.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from headway.common.errors import InputError
 STDLIB = "stdlib"
 DEBIAN_DOCS = "debian-docs"
 DEBIAN_PACKAGES = ("postgresql-doc-15", "perl-doc")
-# Tests are the bulk of the library's text and unlike the rest; compiled and installed files are not its
-# source.
+# Tests are the bulk of the library's text and differ from the rest; compiled and installed
+# files are not source.
 _NOT_STDLIB = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 _MIN_DEBIAN_CHARS = 400  # shorter pages are redirects and navigation
 _DOWNLOAD_TIMEOUT_S = 300.0
@@ -32,20 +32,21 @@ _TEXT_ENDINGS = {".txt", ".md", ".rst", ".py", ".pod", ".html", ".htm", ".jsonl"
 
 @dataclass(frozen=True)
 class Document:
-    """One text and the key that decides its split: a path relative to the source, or file and line."""
+    """One text and the key that decides its split: a path relative to the
+    source, or file and line."""
 
     key: str
     text: str
 
 
 def read_source(source: str, *, cache: Path | None = None) -> list[Document]:
-    """The documents of ``source``: ``stdlib``, ``debian-docs``, or a folder, ``.txt``/text file or
-    ``.jsonl``.
+    """The documents of ``source``: ``stdlib``, ``debian-docs``, a folder, a
+    text file or ``.jsonl``.
 
     Empty documents are left out.
 
     Raises:
-        InputError: nothing there, no text in it, or ``debian-docs`` cannot be fetched.
+        InputError: there is no such path, no text in it, or ``debian-docs`` cannot be fetched.
     """
     if source == STDLIB:
         documents = _folder(Path(sysconfig.get_paths()["stdlib"]), {".py"}, _NOT_STDLIB)
@@ -117,7 +118,7 @@ def _jsonl(path: Path, key: str, raw: bytes) -> Iterator[Document]:
                 raise TypeError
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(
-                f'{path}, line {number}, is no JSON object with a string "text"',
+                f'{path}, line {number}, is not a JSON object with a string "text"',
                 remedy="give one document per line",
             ) from error
         yield Document(f"{key}#{number}", text)
@@ -144,7 +145,8 @@ def _debian(cache: Path) -> Iterator[Document]:
 
 
 def _unpacked(package: str, cache: Path) -> Path:
-    """The folder with the package's files; downloaded and unpacked at first use, never installed."""
+    """The folder with the package's files, downloaded and unpacked at first
+    use, never installed."""
     folder = cache / package
     if folder.is_dir():
         return folder
@@ -177,7 +179,7 @@ def _move(made: Path, folder: Path) -> None:
     try:
         made.rename(folder)
     except OSError:
-        if not folder.is_dir():  # else another process was first, with the same content
+        if not folder.is_dir():  # otherwise another process was first, with the same content
             raise
 
 

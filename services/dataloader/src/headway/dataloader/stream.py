@@ -1,7 +1,7 @@
-"""Which micro-batch lies in slot n of a ring, and how? All of it follows from the stream's specification.
+"""The micro-batch in slot n of a ring and its layout, derived from the stream's specification.
 
-Slot: int32 tokens ``[micro_batch_size, seq_len + 1]``, then uint8 loss mask ``[micro_batch_size, seq_len]``
-(1 = counts).
+Slot: int32 tokens ``[micro_batch_size, seq_len + 1]``, then uint8 loss mask
+``[micro_batch_size, seq_len]`` (1 = counts).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headway.dataloader.order import SampleOrder
 from headway.dataloader.pack import KEPT_EPOCHS, Packer
 
 SLOT_FORMAT = 1
-"""Of the layout above; a ring whose slots have another is neither read nor filled."""
+"""Version of the layout above; rings with another layout are neither read nor filled."""
 
 _TOKEN_BYTES = 4
 _MAX_RING_BYTES = 1 << 40
@@ -36,8 +36,8 @@ def slot_bytes(spec: StreamSpec) -> int:
 
 
 def slot_views(spec: StreamSpec, payload: memoryview) -> tuple[Tokens, Mask]:
-    """(tokens int32 [micro_batch_size, seq_len + 1], mask uint8 [micro_batch_size, seq_len]) in
-    ``payload``.
+    """(tokens int32 [micro_batch_size, seq_len + 1], mask uint8 [micro_batch_size,
+    seq_len]) in ``payload``.
     """
     rows, columns = spec.micro_batch_size, spec.seq_len + 1
     tokens = np.frombuffer(payload, np.int32, rows * columns).reshape(rows, columns)
@@ -48,9 +48,9 @@ def slot_views(spec: StreamSpec, payload: memoryview) -> tuple[Tokens, Mask]:
 def slot_sample(spec: StreamSpec, slot: int) -> int:
     """Global number of the first sample in slot ``slot``.
 
-    Slot n holds local micro-batch ``k = n % num_micro_batches`` of step ``s = n // num_micro_batches``, that
-    is global micro-batch ``j = dp_rank + k * dp_size``: samples from ``start_sample + s * GB + j *
-    micro_batch_size``.
+    Slot n holds local micro-batch ``k = n % num_micro_batches`` of step
+    ``s = n // num_micro_batches``, that is global micro-batch ``j = dp_rank + k * dp_size``:
+    samples from ``start_sample + s * GB + j * micro_batch_size``.
     """
     step, local = divmod(slot, spec.num_micro_batches)
     position = step * spec.global_batch_size
@@ -62,7 +62,7 @@ def slot_sample(spec: StreamSpec, slot: int) -> int:
 
 
 def num_slots(spec: StreamSpec) -> int | None:
-    """How many slots the stream has before it ends; None when it never does.
+    """Number of slots before the stream ends; None if it is endless.
 
     A stream with ``num_samples`` ends with its last whole global batch, counted from
     ``start_sample``, so that all dp ranks end after the same step.
@@ -74,8 +74,8 @@ def num_slots(spec: StreamSpec) -> int | None:
 
 
 def check(spec: StreamSpec) -> None:
-    """Raises ConfigError naming the first value of ``spec`` that cannot be, InputError for an unknown
-    split.
+    """Raises ConfigError naming the first invalid value of ``spec``, InputError
+    for an unknown split.
     """
     if spec.split not in SPLITS:
         raise InputError(f"split {spec.split!r} is unknown", remedy=f"use {' or '.join(SPLITS)}")
@@ -98,12 +98,14 @@ def check(spec: StreamSpec) -> None:
     if spec.num_micro_batches != expected or not expected:
         raise ConfigError(
             f"num_micro_batches={spec.num_micro_batches}: dp rank {spec.dp_rank} of {spec.dp_size} "
-            f"has {expected} of the {spec.global_batch_size // spec.micro_batch_size} micro-batches",
+            f"has {expected} of the {spec.global_batch_size // spec.micro_batch_size} "
+            "micro-batches",
             remedy="use global_batch_size = micro_batch_size x num_micro_batches x dp_size",
         )
     if spec.cycle_samples % spec.global_batch_size:
         raise ConfigError(
-            f"cycle_samples={spec.cycle_samples} is no multiple of global_batch_size={spec.global_batch_size}",
+            f"cycle_samples={spec.cycle_samples} is not a multiple of "
+            f"global_batch_size={spec.global_batch_size}",
             remedy="cycle over whole global batches",
         )
     _check_end(spec)
@@ -125,7 +127,7 @@ def _check_end(spec: StreamSpec) -> None:
 
 
 class Filler:
-    """Writes slots of one stream; equal specifications and data give equal bytes, whoever fills."""
+    """Writes slots of one stream; equal specifications and data give equal bytes in any process."""
 
     def __init__(self, spec: StreamSpec, packer: Packer) -> None:
         self.spec = spec
@@ -141,8 +143,8 @@ class Filler:
         """Write slot ``slot`` into ``payload`` and return the number of its first sample.
 
         Raises:
-            EndOfOrderError: the stream has come to the end of its ``num_samples``.
-            CorruptError: damaged data; file and place are named. ReadError: the disk or the network
+            EndOfOrderError: the stream has reached the end of its ``num_samples``.
+            CorruptError: damaged data; names file and position. ReadError: the disk or the network
                 failed. ``payload`` is then not to be used.
         """
         tokens, mask = slot_views(self.spec, payload)
@@ -150,7 +152,7 @@ class Filler:
         for row in range(self.spec.micro_batch_size):
             order, _ = self._packer.find(first + row)
             if order not in self._orders:
-                self._orders.append(order)  # kept: others may be at other epochs
+                self._orders.append(order)  # kept, since other streams may be at other epochs
             self._packer.write(first + row, tokens[row])
         mask[...] = 1
         return first
@@ -160,8 +162,8 @@ def open_tokens(spec: StreamSpec) -> tuple[TokenFile, int | None]:
     """The token file of ``spec`` and the size of its vocabulary, if known.
 
     Raises:
-        InputError: missing data. CorruptError: damaged data. ChangedDataError: other data than
-            ``spec.fingerprint`` says. ReadError: the disk or the network failed.
+        InputError: missing data. CorruptError: damaged data. ChangedDataError: the data do not have
+            ``spec.fingerprint``. ReadError: the disk or the network failed.
     """
     with reading(Path(spec.path)):
         data = Dataset(Path(spec.path))
@@ -171,17 +173,17 @@ def open_tokens(spec: StreamSpec) -> tuple[TokenFile, int | None]:
 
 
 def refuse_changed(spec: StreamSpec, found: str) -> None:
-    """Raises ChangedDataError if the data have another fingerprint than ``spec`` asks for."""
+    """Raises ChangedDataError if the fingerprint of the data differs from ``spec``."""
     if spec.fingerprint and found != spec.fingerprint:
         raise ChangedDataError(
             f"the {spec.split} data of {spec.path} have changed: fingerprint {found}, "
             f"the run began with {spec.fingerprint}",
-            remedy="bring the old data back, or begin a new run",
+            remedy="restore the old data, or start a new run",
         )
 
 
 def make_packer(spec: StreamSpec, tokens: TokenFile, vocab_size: int | None) -> Packer:
-    """The packer of ``spec``; raises InputError if the split does not hold one sample."""
+    """The packer of ``spec``; raises InputError if the split is shorter than one sample."""
     return Packer(
         tokens,
         seq_len=spec.seq_len,

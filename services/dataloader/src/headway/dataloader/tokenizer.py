@@ -1,7 +1,7 @@
-"""How does text become tokens? A byte-level BPE, trained here or loaded from a ``tokenizer.json``.
+"""Turns text into tokens: a byte-level BPE, trained here or loaded from a ``tokenizer.json``.
 
-Byte level: every text round-trips, nothing is unknown. Special token: ``<|endoftext|>``, id 0, after each
-document.
+Byte level: every text round-trips, without unknown tokens. Special token: ``<|endoftext|>``, id 0,
+after each document.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class Tokenizer:
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> Tokenizer:
-        """Learn a byte-level BPE (GPT-2's scheme) of exactly or, for little text, at most ``vocab_size``
-        tokens.
+        """Train a byte-level BPE (GPT-2's scheme) of ``vocab_size`` tokens, or
+        fewer for little text.
 
         Equal texts in equal order give equal files, whatever the number of cores.
 
         Raises:
-            InputError: ``vocab_size`` has no room for the 256 bytes and the special token.
+            InputError: ``vocab_size`` is too small for the 256 bytes and the special token.
         """
         from tokenizers import Tokenizer as Fast
         from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -69,7 +69,7 @@ class Tokenizer:
         """Read a ``tokenizer.json``.
 
         Raises:
-            InputError: no such file. CorruptError: it is no tokenizer.
+            InputError: no such file. CorruptError: it is not a tokenizer.
         """
         from tokenizers import Tokenizer as Fast
 
@@ -80,25 +80,28 @@ class Tokenizer:
                 f"cannot read {path}: {error.strerror}", remedy="run `headway data prepare`"
             ) from error
         except UnicodeDecodeError as error:
-            raise CorruptError(f"{path} is no tokenizer: it is not UTF-8", remedy=_AGAIN) from error
+            raise CorruptError(
+                f"{path} is not a tokenizer: it is not UTF-8", remedy=_AGAIN
+            ) from error
         try:
             fast = Fast.from_str(text)
         except Exception as error:  # the library raises bare Exception
-            raise CorruptError(f"{path} is no tokenizer: {error}", remedy=_AGAIN) from error
+            raise CorruptError(f"{path} is not a tokenizer: {error}", remedy=_AGAIN) from error
         return cls(fast)
 
     def save(self, path: Path) -> None:
-        """Write ``tokenizer.json`` (readable by Hugging Face ``tokenizers`` and ``transformers``)."""
+        """Write ``tokenizer.json`` (readable by Hugging Face
+        ``tokenizers`` and ``transformers``)."""
         path.write_text(self._fast.to_str(pretty=False), encoding="utf-8")
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens, the special one included."""
+        """Number of tokens, including the special one."""
         return int(self._fast.get_vocab_size())
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of ``text``, without end-of-text. A literal ``<|endoftext|>`` in it becomes that
-        token.
+        """Token ids of ``text``, without end-of-text. A literal
+        ``<|endoftext|>`` becomes that token.
         """
         return list(self._fast.encode(text).ids)
 
@@ -120,5 +123,6 @@ class Tokenizer:
         return fast
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of ``tokens``; end-of-text tokens are left out. Cut characters show as U+FFFD."""
+        """The text of ``tokens``; end-of-text tokens are left out. Cut
+        characters show as U+FFFD."""
         return str(self._fast.decode([int(token) for token in tokens]))

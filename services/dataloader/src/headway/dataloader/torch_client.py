@@ -1,4 +1,4 @@
-"""The same batches as torch tensors; on a GPU through page-locked memory and without waiting for the copy."""
+"""Batches as torch tensors; on a GPU through page-locked memory, without waiting for the copy."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _NUM_STAGES = 2  # one is copied while the next is written
 
 @dataclass(frozen=True, slots=True)
 class TorchBatch:
-    """``tokens`` and ``labels`` int64, ``mask`` bool, all [micro_batch_size, seq_len] on the client's
-    device; they are the caller's own. ``sample`` as in ``Batch``."""
+    """``tokens`` and ``labels`` int64, ``mask`` bool, all [micro_batch_size, seq_len] on the
+    client's device; they belong to the caller. ``sample`` as in ``Batch``."""
 
     tokens: torch.Tensor
     labels: torch.Tensor
@@ -25,10 +25,10 @@ class TorchBatch:
 
 
 class TorchDataClient:
-    """``DataClient`` for torch loops: the same arguments, plus ``device``; an iterator and a context manager.
+    """``DataClient`` for torch: the same arguments plus ``device``; iterator and context manager.
 
-    The tensors are copies, so they stay valid, and the ring's slot is given back by the next call.
-    On CUDA a batch travels as int32 from page-locked memory on the current stream and is widened there.
+    The tensors are copies and stay valid; the next call releases the ring's slot. On CUDA a batch
+    travels as int32 from page-locked memory on the current stream and is widened there.
     """
 
     def __init__(
@@ -61,12 +61,12 @@ class TorchDataClient:
 
     @property
     def fingerprint(self) -> str:
-        """As ``DataClient.fingerprint``."""
+        """Like ``DataClient.fingerprint``."""
         return self._client.fingerprint
 
     @property
     def next_sample(self) -> int:
-        """As ``DataClient.next_sample``."""
+        """Like ``DataClient.next_sample``."""
         return self._client.next_sample
 
     def next(self, abort: Abort | None = None) -> TorchBatch:
@@ -80,7 +80,7 @@ class TorchDataClient:
         return self._to_torch(next(self._client))
 
     def close(self) -> None:
-        """Let go; may be repeated."""
+        """Release everything; may be repeated."""
         self._client.close()
 
     def __enter__(self) -> TorchDataClient:
@@ -91,7 +91,7 @@ class TorchDataClient:
 
     def _to_torch(self, batch: Batch) -> TorchBatch:
         if not self._stages:
-            # astype copies: torch knows no read-only tensors, and a peer reads the same slot.
+            # astype copies: torch has no read-only tensors, and a peer reads the same slot.
             tokens, labels = (
                 torch.from_numpy(part.astype(np.int64)) for part in (batch.tokens, batch.labels)
             )
@@ -105,7 +105,7 @@ class TorchDataClient:
 
 
 class _Stage:
-    """Page-locked memory for one batch, and the event after which it may be written again."""
+    """Page-locked memory for one batch, and the event after which it may be overwritten."""
 
     def __init__(self, spec: StreamSpec) -> None:
         shape = (spec.micro_batch_size, spec.seq_len)

@@ -1,4 +1,4 @@
-"""What keeps a ring from being filled? Written in a file beside it, for readers that wait."""
+"""Why a ring is not being filled, written to a file next to it for waiting readers."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _KINDS: dict[str, type[HeadwayError]] = {
 class Trouble(msgspec.Struct, frozen=True):
     """Content of a ring's ``.error`` file.
 
-    Transient trouble, a read that failed, may end by itself: readers wait through it. All else is
-    raised by whoever waits, at once.
+    A transient error, such as a failed read, may resolve itself: readers keep waiting. Any other
+    error is raised in waiting readers at once.
     """
 
     code: str
@@ -34,7 +34,7 @@ class Trouble(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, error: HeadwayError, earlier: Trouble | None) -> Trouble:
-        """``error`` as it is written; lasting transient trouble keeps the time it began."""
+        """``error`` as written; a continuing transient error keeps its start time."""
         is_transient = isinstance(error, ReadError)
         goes_on = is_transient and earlier is not None and earlier.is_transient
         since_s = earlier.since_s if goes_on and earlier is not None else time.monotonic()
@@ -47,23 +47,23 @@ class Trouble(msgspec.Struct, frozen=True):
 
 
 def local_error(code: str, message: str, remedy: str) -> HeadwayError | None:
-    """An error that the daemon answered with, as this process would raise it; None if unknown."""
+    """The exception for an error reply of the daemon; None if it is unknown."""
     kind = _KINDS.get(code)
     return None if kind is None else kind(message, remedy=remedy)
 
 
 def printable(text: str) -> str:
-    """``text`` with what is not UTF-8 spelled out: names of files may be any bytes."""
+    """``text`` with bytes that are not UTF-8 escaped, since file names may contain any bytes."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def error_path(ring: Path) -> Path:
-    """Where the trouble of a ring's stream is written."""
+    """Path of the error file of a ring."""
     return ring.with_suffix(".error")
 
 
 def read_trouble(ring: Path) -> Trouble | None:
-    """What keeps the ring from being filled, None while nothing does."""
+    """Why the ring is not being filled; None if there is no error."""
     try:
         return msgspec.json.decode(error_path(ring).read_bytes(), type=Trouble)
     except (OSError, ValueError):
@@ -71,5 +71,5 @@ def read_trouble(ring: Path) -> Trouble | None:
 
 
 def write_trouble(ring: Path, trouble: Trouble) -> None:
-    """Write the file at once and whole."""
+    """Write the file atomically."""
     replace_file(error_path(ring), msgspec.json.encode(trouble))

@@ -1,9 +1,9 @@
-"""One per node: reads the state of its ranks and of itself, and reports it to the monitor twice a second.
+"""The agent of a node: reports the state of the node and its ranks to the monitor twice a second.
 
-It never touches a worker: everything comes from /proc, from shared memory and from log files. What
-may hang with a disk is read on threads of its own, so a hung mount costs figures and not beats. Its
-death costs beats and nothing else; restarted, it continues in the logs where it stopped. It also
-saves the flight records of the node to the run's folder.
+It never touches a worker: everything comes from /proc, from shared memory and from log files.
+Whatever may hang with a disk is read on separate threads, so a hung mount delays some values but no
+beats. Its death interrupts only the beats; after a restart it continues reading the logs where it
+stopped. It also saves the flight records of the node to the run's folder.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from headway.health.sources.train_log import LogTail
 from headway.health.sources.workers import WorkerSource
 
 MAX_WAITING_BEATS = 4
-"""A beat holds the whole truth, so two seconds of them are enough to bridge a reconnection."""
+"""A beat has the complete state, so a queue of two seconds is enough for a reconnection."""
 MAX_HITS_A_BEAT = 64
-"""A flood of matching lines must not make a beat too large; what is left waits for the next beat."""
+"""Limits the size of a beat when many lines match; the rest is sent with the next beat."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentOptions:
-    """What an agent is started with: its own endpoint, whom to report to, and where to look."""
+    """Settings of an agent: its own endpoint, the monitor's address, and the folders to observe."""
 
     endpoint: str
     node_file: Path
     keys: Path
-    """Folder with ``agent.key``: the monitor admits nobody else."""
+    """Folder with ``agent.key``, the only key that the monitor admits."""
     shm_dir: Path
     logs: Path
     run_id: str
@@ -52,11 +52,11 @@ class AgentOptions:
     executor: str | None = None
     metrics_port: int | None = None
     events: Path | None = None
-    """Folder that gets the records of the flight rings; without one they stay in memory."""
+    """Folder where flight records are saved; if None they stay in memory."""
 
 
 class NodeWatch:
-    """Makes the node's beats."""
+    """Builds the node's beats."""
 
     def __init__(self, options: AgentOptions, config: HealthConfig) -> None:
         self._options, self._config = options, config
@@ -70,12 +70,12 @@ class NodeWatch:
             config.beat_interval_s / 2,
         )
         self._hits: deque[tuple[LogHit, float | None]] = deque()
-        """Matched lines and until when they are repeated; None before they were sent at all."""
+        """Matched lines and until when they are repeated; None before they were first sent."""
         self._sequence = 0
         self.newest: AgentBeat | None = None
 
     def beat(self) -> AgentBeat:
-        """The newest of everything; never blocks on a disk."""
+        """The current state of everything; never blocks on a disk."""
         self._sequence += 1
         room = max(0, MAX_HITS_A_BEAT - len(self._hits))
         self._hits.extend((hit, None) for hit in self._logs.take(room))
@@ -93,7 +93,7 @@ class NodeWatch:
         return self.newest
 
     def sent(self, now_s: float) -> None:
-        """The newest beat went out: its lines are repeated for a while yet, then forgotten."""
+        """The newest beat was sent: its lines are repeated for a while, then discarded."""
         sent = [self._hits.popleft() for _ in range(min(len(self._hits), MAX_HITS_A_BEAT))]
         until_s = now_s + self._config.hit_repeat_s
         kept = [(hit, until_s if limit_s is None else limit_s) for hit, limit_s in sent]
@@ -111,7 +111,7 @@ def run_agent(options: AgentOptions, config: HealthConfig) -> int:
     """Serves until SIGTERM; returns the exit code.
 
     Raises:
-        InputError: the endpoint or the metrics port is taken, or the key cannot be used.
+        InputError: the endpoint or the metrics port is in use, or the key cannot be used.
     """
     setup("agent", run_id=options.run_id, node=options.node)
     monitor = FollowedPeer(options.node_file, MAX_WAITING_BEATS, key_of(options.keys, "agent"))

@@ -1,4 +1,4 @@
-"""Where the other end is now: a small JSON file that its owner rewrites, and a client that follows it."""
+"""The current address of a peer: a small JSON file that its owner rewrites, and a client."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Address:
     endpoint: str
     server_key: str
     epoch: int = 0
-    """Of a driver's lease; 0 for all others."""
+    """Epoch of a driver's lease; 0 for all others."""
 
 
 def announce(path: Path, address: Address) -> None:
-    """Writes the file, complete or not at all, with mode 0600.
+    """Write the file atomically, with mode 0600.
 
     Raises:
         InputError: the file cannot be written.
@@ -43,10 +43,10 @@ def announce(path: Path, address: Address) -> None:
 
 
 def keep_announced(path: Path, address: Address) -> None:
-    """Writes the file again when it no longer leads anywhere; to be called about once a second.
+    """Write the file again if it no longer leads to a listener; to be called about once a second.
 
-    Another owner that listens is left alone: two that overwrite each other would help nobody.
-    A file that cannot be written now is tried again at the next call.
+    If another owner listens, its file is kept, so that two owners do not overwrite each other. A
+    failed write is tried again at the next call.
     """
     found = read_address(path)
     if found == address:
@@ -72,10 +72,10 @@ def read_address(path: Path) -> Address | None:
 
 
 class FollowedPeer:
-    """Talks to whoever the file names, and changes over when the file does. Single-threaded.
+    """A client of the address in the file, which reconnects when the file changes. Single-threaded.
 
-    ``max_waiting`` messages wait while the peer is not there, the rest is dropped: what waited is
-    worth less than what is sent next.
+    At most ``max_waiting`` messages are queued while the peer is absent; more are dropped, since
+    newer messages are worth more.
     """
 
     def __init__(
@@ -91,10 +91,9 @@ class FollowedPeer:
         """Follow ``path``.
 
         Args:
-            keys: this side's own; a peer admits only those it knows.
-            accept: the notes that ``receive`` yields.
-            on_open: gets each new socket, to watch it.
-            on_close: gets it before it is closed.
+            keys: the client's own; a peer admits only known keys.
+            accept: the notes that ``receive`` yields. on_open: called with each new socket, to
+            watch it. on_close: called before it is closed.
         """
         self._path, self._max_waiting, self._keys, self._accept = path, max_waiting, keys, accept
         self._on_open, self._on_close = on_open, on_close
@@ -103,11 +102,12 @@ class FollowedPeer:
         self._client: Client | None = None
 
     def refresh(self) -> bool:
-        """Looks at the file; True when a new peer was connected. One ``stat`` while nothing changes."""
+        """Check the file; True if a new peer was connected. Costs one ``stat``
+        while nothing changes."""
         try:
             stat = self._path.stat()
         except OSError:
-            return False  # keep what is known: the owner may be rewriting, or be gone
+            return False  # keep the known address: the owner may be rewriting the file, or be gone
         stamp = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
         if stamp == self._stamp:
             return False
@@ -120,11 +120,11 @@ class FollowedPeer:
         return self._connect(address)
 
     def notify(self, message: Message) -> bool:
-        """Sends a note without waiting; False when nobody is known or too much waits already."""
+        """Send a note without waiting; False if no peer is known or the queue is full."""
         return self._client.notify(message) if self._client is not None else False
 
     def receive(self) -> list[Message]:
-        """The notes that the peer has sent since. Never blocks.
+        """The notes that the peer has sent since the last call. Never blocks.
 
         Raises:
             VersionError: the peer speaks another protocol version.
@@ -132,7 +132,7 @@ class FollowedPeer:
         return self._client.receive() if self._client is not None else []
 
     def close(self) -> None:
-        """Lets go of the peer."""
+        """Disconnect from the peer."""
         if self._client is not None:
             self._on_close(self._client.socket)
             self._client.close()
@@ -150,6 +150,6 @@ class FollowedPeer:
                 high_water_mark=self._max_waiting,
             )
         except HeadwayError:
-            return False  # a malformed address: the next version of the file may be better
+            return False  # a malformed address: the next version of the file may be valid
         self._on_open(self._client.socket)
         return True

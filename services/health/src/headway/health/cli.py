@@ -1,6 +1,6 @@
-"""``headway health``: check this node; and the two daemons, which other parts of Headway start.
+"""``headway health``: checks this node; and the two daemons, which other parts of Headway start.
 
-Exit codes: 0 well, 1 a check failed, 2 bad usage; as a Slurm prolog expects them.
+Exit codes: 0 healthy, 1 a check failed, 2 bad usage, as a Slurm prolog expects them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def _unread(**options: Any) -> Any:
-    """An option for a path that is not looked at: on a hung mount that look would never end."""
+    """An option for a path that is not checked, since that would hang on a hung mount."""
     return typer.Option(parser=Path, metavar="<path>", **options)
 
 
@@ -38,17 +38,17 @@ Executor = Annotated[
 
 @app.command()
 def check(
-    suite: Annotated[
-        str, typer.Option(help="Which suite to run; today there is 'quick'.")
-    ] = "quick",
+    suite: Annotated[str, typer.Option(help="The suite to run: 'quick'.")] = "quick",
     as_json: AsJson = False,
     disk: Annotated[Path | None, typer.Option(help="Folder that the disk check writes to.")] = None,
-    min_shm_mib: Annotated[int | None, typer.Option(help="Least free shared memory, MiB.")] = None,
+    min_shm_mib: Annotated[
+        int | None, typer.Option(help="Minimum of free shared memory, MiB.")
+    ] = None,
     deadline_s: Annotated[
-        float | None, typer.Option(help="Longest time for one check, seconds.")
+        float | None, typer.Option(help="Time limit of one check, seconds.")
     ] = None,
 ) -> None:
-    """Check this node. Exits 0 when all is well, 1 when a check failed, 2 on bad usage."""
+    """Check this node. Exits with code 0 if healthy, 1 if a check failed, 2 on bad usage."""
     from dataclasses import replace
 
     from headway.health.checks.base import MIB, CheckSettings
@@ -62,7 +62,7 @@ def check(
     results = []
     for result in run_suite(suite, settings, deadline_s):
         results.append(result)
-        if not as_json:  # each as soon as it is done: one check may take its whole deadline
+        if not as_json:  # each as soon as it is done, since one check may take its whole deadline
             typer.echo(_line(result))
     emit(results, as_json, [])
     raise typer.Exit(0 if all(result.ok for result in results) else 1)
@@ -80,13 +80,13 @@ def agent(
     run_id: RunId,
     node: Annotated[int, typer.Option(help="Number of this node.")],
     log_pattern: Annotated[
-        str, typer.Option(help="Which files of the folder are this node's.")
+        str, typer.Option(help="Pattern of this node's files in the folder.")
     ] = "*.log",
     executor: Executor = None,
     metrics_port: Annotated[
         int | None, typer.Option(help="Prometheus port on loopback; 0 takes a free one.")
     ] = None,
-    events: Annotated[Path | None, _unread(help="Folder that flight records are saved to.")] = None,
+    events: Annotated[Path | None, _unread(help="Folder where flight records are saved.")] = None,
     overrides: Set = None,
 ) -> None:
     """Watch this node for the monitor of a run."""
@@ -128,7 +128,7 @@ def monitor(
     executor: Executor = None,
     overrides: Set = None,
 ) -> None:
-    """Judge the beats of a run's agents and advise its driver."""
+    """Evaluate the beats of a run's agents and advise its driver."""
     from headway.common.config import load
     from headway.health.config import HealthConfig
     from headway.health.monitor import MonitorOptions, run_monitor

@@ -1,4 +1,4 @@
-"""What other programs import: checks, verdicts and what to do about them, addresses, flight windows."""
+"""What other programs import: checks, verdicts and responses, addresses, flight windows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 def run_checks(
     suite: str = "quick", settings: CheckSettings | None = None, deadline_s: float | None = None
 ) -> list[CheckResult]:
-    """Runs a suite on this node and waits for it; ``deadline_s`` bounds each check.
+    """Run a suite on this node and wait for it; ``deadline_s`` bounds each check.
 
     Raises:
         InputError: there is no such suite.
@@ -39,6 +39,6 @@ def run_checks(
 
 
 def verdicts_of(run_dir: Path, *, only_open: bool = False) -> list[Verdict]:
-    """The last word on each episode of a run, oldest episode first; empty while nothing has happened."""
+    """The newest verdict of each episode of a run, oldest episode first; empty if there is none."""
     newest = newest_revisions(read_verdicts(run_dir / "verdicts.jsonl"))
     return [verdict for verdict in newest if verdict.is_open or not only_open]

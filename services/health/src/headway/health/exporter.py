@@ -1,4 +1,4 @@
-"""What does Prometheus see of a node? The newest beat of its agent, read at scrape time."""
+"""Prometheus metrics of a node: the newest beat of its agent, read at scrape time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WORKER_GAUGES: Final = {
     "head": "Flight records begun by the rank",
     "step": "Last finished optimizer step",
     "step_s": "Duration of the last finished step in seconds",
-    "age_s": "Seconds since the rank's flight ring last moved",
+    "age_s": "Seconds since the rank's flight ring last changed",
     "rss_bytes": "Resident memory",
     "pss_bytes": "Proportional memory share",
     "num_threads": "Threads",
@@ -31,7 +31,8 @@ _HOST_GAUGES: Final = {
 
 
 class BeatCollector(Collector):
-    """Gauges ``headway_worker_*{node,rank}`` and ``headway_node_*{node}``; nothing before the first beat."""
+    """Gauges ``headway_worker_*{node,rank}`` and ``headway_node_*{node}``; nothing
+    before the first beat."""
 
     def __init__(self, newest: Callable[[], AgentBeat | None]) -> None:
         self._newest = newest

@@ -1,8 +1,8 @@
 """Saves the flight rings of a node to the run folder before they are overwritten or removed.
 
-``events/n<node>-rank<rank>-<first start, ns>.npy`` holds the records of one window as a plain
-structured array (``headway.common.node.flight``), readable with ``numpy.load`` while the run lives
-and after it.
+``events/n<node>-rank<rank>-<first start, ns>.npy`` holds the records of one window as a
+plain structured array (``headway.common.node.flight``), readable with ``numpy.load`` during
+the run and afterwards.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ _log = structlog.get_logger(__name__)
 class FlightWindows:
     """Call ``save`` periodically and at the end; each record is written once.
 
-    What was saved is read from the windows themselves, so one saver may follow another: a restarted
-    agent, or the executor at the end of the run. Two at the same time would write records twice.
+    Earlier saves are read from the windows themselves, so one saver may replace another: a
+    restarted agent, or the executor at the end of the run. Two at the same time would
+    write records twice.
     """
 
     def __init__(self, shm_dir: Path, events: Path, node: int) -> None:
@@ -34,16 +35,19 @@ class FlightWindows:
         self._saved: dict[str, int] = {}
 
     def save(self, *, final: bool = False) -> None:
-        """Write what is new; what a living rank has open waits for a later call, unless ``final``.
+        """Write new records; open records of a live rank are left for a later
+        call, unless ``final``.
 
-        A rank that cannot be saved is logged and holds up no other; the next call tries it again.
+        A rank that cannot be saved is logged and does not delay others; the next call tries again.
         """
         for path in sorted(self._shm.glob("flight-*.bin")):
             rank = path.stem.removeprefix("flight-")
             try:
                 records, ended = _read(path)
                 self._write(rank, records, with_open=final or ended)
-            except Exception as error:  # a full disk, a damaged ring: the other ranks still count
+            except (
+                Exception
+            ) as error:  # such as a full disk or a damaged ring; other ranks are still saved
                 _log.error("flight records are not saved", rank=rank, reason=repr(error))
 
     def _write(self, rank: str, records: np.ndarray, *, with_open: bool) -> None:
@@ -54,7 +58,7 @@ class FlightWindows:
             saved_ns = -1  # the machine rebooted, so its clock restarted
         new = records[records["start_ns"].astype(np.int64) > saved_ns]
         if not with_open and len(new):
-            # What an older generation left open will never be closed: its process is dead.
+            # Open records of an older generation will never be closed: its process is dead.
             still_open = np.flatnonzero(
                 (new["end_ns"] == 0) & (new["generation"] == new["generation"][-1])
             )
@@ -68,9 +72,9 @@ class FlightWindows:
         self._saved[rank] = int(new["start_ns"][-1])
 
     def _resume_at(self, rank: str) -> int:
-        """Where the saver before stopped, by the newest window that can be read."""
+        """Where the previous saver stopped, according to the newest readable window."""
         found = self._events.glob(f"n{self._node}-rank{rank}-*.npy")
-        # By age, not by name: the names of a machine that rebooted begin at 0 again.
+        # By age, not by name, since names start at 0 again after a reboot.
         for window in sorted(found, key=lambda path: (path.stat().st_mtime_ns, path), reverse=True):
             if last_start_ns := _last_start_ns(window):
                 return last_start_ns
@@ -78,12 +82,12 @@ class FlightWindows:
 
 
 def _read(path: Path) -> tuple[np.ndarray, bool]:
-    """The records of a ring, and whether its rank has ended, so that none of them changes any more."""
+    """The records of a ring, and whether its rank has ended, so that they no longer change."""
     with contextlib.closing(FlightReader(path)) as reader:
         writer = reader.header.process
         ended = not writer.alive()
         records = reader.snapshot()
-        # A rank's next process announces itself before its first record.
+        # A rank's next process registers itself before its first record.
         return records, ended and reader.header.process == writer
 
 
@@ -91,13 +95,15 @@ def _last_start_ns(window: Path) -> int:
     """When the last record of a window began; 0 for a damaged one, as a power loss leaves it."""
     try:
         return int(np.load(window, allow_pickle=False)["start_ns"][-1])
-    except Exception as error:  # numpy has many names for a file that is cut short or full of zeros
+    except (
+        Exception
+    ) as error:  # numpy raises various errors for a file that is truncated or full of zeros
         _log.warning("a window of flight records is damaged", file=str(window), reason=repr(error))
         return 0
 
 
 class WindowThread:
-    """Saves windows on a thread of its own, so that a slow disk delays no beat of the agent."""
+    """Saves windows on a separate thread, so that a slow disk does not delay beats."""
 
     def __init__(self, windows: FlightWindows) -> None:
         self._windows = windows
@@ -106,12 +112,12 @@ class WindowThread:
         self._thread.start()
 
     def finish(self) -> bool:
-        """Begin the last save; returns whether it is done. Call it until it is."""
+        """Begin the last save; returns whether it is done. Call it repeatedly until then."""
         self._ending.set()
         return not self._thread.is_alive()
 
     def _run(self) -> None:
         while not self._ending.wait(SAVE_INTERVAL_S):
             self._windows.save()
-        # What living ranks have open now is for a restarted agent, or for the run's end.
+        # Open records of live ranks are left to a restarted agent, or to the end of the run.
         self._windows.save()

@@ -1,4 +1,4 @@
-"""The run's ``verdicts.jsonl``: one verdict per line, appended by the monitor alone, read by anybody."""
+"""The run's ``verdicts.jsonl``: one verdict per line, appended by the monitor only."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _decoder = msgspec.json.Decoder(Verdict)
 
 
 class VerdictFile:
-    """The writer's end. A torn last line, of a killed predecessor or a full disk, stays alone on its line.
+    """Writes the file. A torn last line, from a killed predecessor or a full disk, is terminated.
 
-    On a full disk it opens all the same, and makes the file with the first verdict that finds room.
+    On a full disk it opens anyway, and creates the file with the first verdict that fits.
 
     Raises:
         InputError: the file cannot be opened.
@@ -36,10 +36,10 @@ class VerdictFile:
                 ) from error
 
     def append(self, verdict: Verdict) -> None:
-        """Writes one line in one call.
+        """Write one line in one call.
 
         Raises:
-            OSError: the line is not, or not wholly, in the file: a full disk.
+            OSError: the line is not, or only partly, in the file: a full disk.
         """
         if self._fd < 0:
             self._open()
@@ -63,7 +63,7 @@ class VerdictFile:
 
 
 def read_verdicts(path: Path) -> list[Verdict]:
-    """Every revision in order; none when there is no file. Lines that hold no verdict are skipped."""
+    """Every revision in order; none without a file. Lines that are not a verdict are skipped."""
     try:
         lines = path.read_bytes().splitlines()
     except FileNotFoundError:
@@ -78,7 +78,7 @@ def read_verdicts(path: Path) -> list[Verdict]:
 
 
 def newest_revisions(verdicts: list[Verdict]) -> list[Verdict]:
-    """The last word on each episode, in the order in which the episodes began."""
+    """The newest revision of each episode, in the order in which the episodes began."""
     newest: dict[str, Verdict] = {}
     for verdict in verdicts:
         newest[verdict.id] = verdict

@@ -10,14 +10,14 @@ from headway.common.wire.keys import KeyPair
 
 
 def key_of(folder: Path, role: str) -> KeyPair:
-    """The pair in ``ROLE.key``, role ``monitor`` or ``agent``; made when it is not there.
+    """The pair in ``ROLE.key``, role ``monitor`` or ``agent``; created if it does not exist.
 
-    Whoever makes a cluster has written the files already. Without one, the first of monitor and
-    agent to ask makes each.
+    Creating a cluster has written the files already. Without a cluster, the monitor or agent that
+    starts first creates them.
 
     Raises:
-        InputError: the file cannot be read or made, or others than its owner may read it.
-        CorruptError: it holds no key pair.
+        InputError: the file cannot be read or created, or is readable by other users. CorruptError:
+            it is not a key pair.
     """
     path = folder / f"{role}.key"
     if not path.exists():

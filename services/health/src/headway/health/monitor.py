@@ -1,4 +1,4 @@
-"""One per run: hears all agents, judges, writes verdicts down and sends them to the driver. It never acts itself."""
+"""The monitor of a run: evaluates the beats of all agents, records verdicts, advises the driver."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from headway.health.reporter import Reporter
 from headway.health.state import MonitorState
 
 SHOW_S = 1.0
-"""How often the driver hears where the monitor listens."""
+"""How often the monitor sends its address to the driver."""
 
 
 @dataclass(frozen=True, slots=True)
 class MonitorOptions:
-    """What a monitor is started with."""
+    """Settings of a monitor."""
 
     bind: str
     keys: Path
-    """Folder with ``monitor.key``, with which the monitor serves and which it shows to the driver, and
-    ``agent.key``, whose holders alone may send beats."""
+    """Folder with ``monitor.key``, which the monitor uses as server and towards the driver, and
+    ``agent.key``, the only key that may send beats."""
     run_dir: Path
     run_id: str
     node: int = 0
-    """Where it runs; the driver takes the monitor of its own node."""
+    """Node that it runs on; the driver accepts the monitor of its own node."""
     announce: Path | None = None
-    """File that gets the address too, for agents of a run without driver."""
+    """File for the address, for agents of a run without a driver."""
     executor: str | None = None
 
 
@@ -47,7 +47,7 @@ def run_monitor(options: MonitorOptions, config: HealthConfig) -> int:
     """Serves until SIGTERM; returns the exit code.
 
     Raises:
-        InputError: the address is taken, or run folder or keys cannot be used.
+        InputError: the address is in use, or run folder or keys cannot be used.
     """
     setup("monitor", run_id=options.run_id, node=options.node)
     keys, allowed = key_of(options.keys, "monitor"), {key_of(options.keys, "agent").public}
@@ -70,7 +70,7 @@ def run_monitor(options: MonitorOptions, config: HealthConfig) -> int:
 
 
 class Monitor:
-    """The pure state and its line to the driver, tied to one service's loop."""
+    """Connects the pure state and the reporter to a service's loop."""
 
     def __init__(self, options: MonitorOptions, config: HealthConfig, keys: KeyPair) -> None:
         self._options, self._config, self._keys = options, config, keys
@@ -81,7 +81,7 @@ class Monitor:
         self.num_ticks = 0
 
     def serve(self, service: Service, endpoint: str) -> None:
-        """Take part in the loop of ``service``, which listens on ``endpoint``.
+        """Register in the loop of ``service``, which listens on ``endpoint``.
 
         Raises:
             InputError: the file to announce in cannot be written.
@@ -98,7 +98,7 @@ class Monitor:
         self._reporter.report(self._state.on_beat(beat, now_s), now_s)
 
     def describe(self) -> dict[str, Any]:
-        """The facts that ``Description.state`` shows."""
+        """Values for ``Description.state``."""
         return {
             "pid": os.getpid(),
             "num_nodes": len(self._state.nodes),

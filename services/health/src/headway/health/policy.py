@@ -1,9 +1,9 @@
-"""Which log lines mean trouble, what kind, and what to do about it: data, no code paths.
+"""Which log lines indicate a problem, its kind, and what to do about it, as data.
 
-Order matters: the first rule that matches a line wins, so specific rules stand before general ones.
-``action`` is for the driver, ``remedy`` for people. A rule whose line only shows that somebody *else*
-failed has a low confidence and the action ``observe``: a rank that reports "closed by peer" is a victim.
-What the driver does about each kind and action is in ``responses``.
+Order matters: the first rule that matches a line wins, so specific rules come before general ones.
+``action`` is for the driver, ``remedy`` for people. A rule whose line only shows that somebody
+*else* failed has a low confidence and the action ``observe``: a rank that reports "closed by peer"
+is a victim. What the driver does about each kind and action is in ``responses``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What a kind of trouble calls for."""
+    """The advice for a kind of problem."""
 
     action: str
     remedy: str
@@ -23,8 +23,8 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class LogRule:
-    """``contains`` is a cheap lower-case test that runs before ``pattern``; group 1 of it becomes the
-    detail."""
+    """``contains`` is a cheap lower-case test that runs before ``pattern``; group 1 of
+    it becomes the detail."""
 
     name: str
     kind: str
@@ -48,17 +48,17 @@ def _rule(
 PROCESS_ADVICE: dict[str, Advice] = {
     "crash": Advice(
         "replace_worker",
-        "fill the rank from a standby; the last words and the end of its log say why",
+        "replace the worker by a standby; its recorded exit reason and the end of its log say why",
         0.99,
     ),
     "stopped": Advice(
         "kill_worker",
-        "SIGKILL the process and fill the rank from a standby; SIGTERM cannot reach it",
+        "send SIGKILL and replace the worker by a standby; a stopped process ignores SIGTERM",
         0.95,
     ),
     "silence": Advice(
         "kill_worker",
-        "SIGKILL the process and fill the rank from a standby; keep its flight ring",
+        "send SIGKILL and replace the worker by a standby; keep its flight ring",
         0.8,
     ),
     "node_silent": Advice(
@@ -72,12 +72,13 @@ DATA_ADVICE = Advice(
     "restart the {name}; its ranks wait for data and need no replacement",
     0.9,
 )
-"""Of the kind ``data_stall``; ``name`` is ``dataloader of node N``."""
+"""Remedy of the kind ``data_stall``; ``name`` is ``dataloader of node N``."""
 
 WAITING_CONFIDENCE = 0.5
-"""Confidence of a silence in which every rank waits for another: the longest waiter is only a guess."""
+"""Confidence of a silence in which every rank waits for another: the longest
+waiter is only a guess."""
 GUESS_STEP = 0.1
-"""What each repetition adds to such a guess: with the third it is as certain as any other silence."""
+"""What each repetition adds to such a guess: the third is as certain as any other silence."""
 
 XID_ACTIONS: dict[int, str] = {
     **dict.fromkeys(
@@ -93,8 +94,9 @@ XID_ACTIONS: dict[int, str] = {
         "observe",
     ),
 }
-"""Xid number -> action (NVIDIA's Xid catalogue: restart the application, reset the GPU or the machine,
-ignore). Application codes never cost a node at first sight: 13 and 31 are mostly a bug of the program."""
+"""Xid number -> action (NVIDIA's Xid catalogue: restart the application, reset the GPU or
+the machine, ignore). Application codes do not cost a node at first: 13 and 31 are mostly
+a bug of the program."""
 
 LOG_RULES: tuple[LogRule, ...] = (
     _rule(
@@ -131,7 +133,8 @@ LOG_RULES: tuple[LogRule, ...] = (
         r"(CUDA out of memory|CUDA error: out of memory|OutOfMemoryError)",
         "stop_run",
         0.9,
-        "a restart meets the same limit: lower train.micro_batch_size or switch recompute on",
+        "a restart would fail again: lower train.micro_batch_size or spread the model over more "
+        "ranks",
     ),
     _rule(
         "host_oom",
@@ -141,7 +144,7 @@ LOG_RULES: tuple[LogRule, ...] = (
         r"Memory cgroup out of memory: Killed process)\D*(\d+)",
         "replace_worker",
         0.9,
-        "the kernel ended a process for memory: lower the load on the host or give the node more",
+        "the kernel killed a process to free memory: reduce the load on the host or add memory",
     ),
     _rule(
         "host_alloc",
@@ -150,7 +153,7 @@ LOG_RULES: tuple[LogRule, ...] = (
         r"(^MemoryError|Cannot allocate memory)",
         "replace_worker",
         0.8,
-        "host memory is used up: see which process grew, on the node's exporter",
+        "host memory is exhausted: check the node's exporter for the process that grew",
     ),
     _rule(
         "disk_full",
@@ -159,7 +162,8 @@ LOG_RULES: tuple[LogRule, ...] = (
         r"(\[Errno 28\]|No space left on device)",
         "observe",
         0.95,
-        "free space on the file system the line names, or lower ckpt.keep; the run continues meanwhile",
+        "free space on the file system in the line, or lower ckpt.keep; the run continues "
+        "meanwhile",
     ),
     _rule(
         "read_only_disk",
@@ -177,7 +181,7 @@ LOG_RULES: tuple[LogRule, ...] = (
         r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(\d+)",
         "observe",
         0.4,
-        "a member never came to this collective: the rank without this line is the one to look at",
+        "a member never joined this collective: inspect the rank without this line",
     ),
     _rule(
         "gloo_timeout",
@@ -186,7 +190,7 @@ LOG_RULES: tuple[LogRule, ...] = (
         r"gloo.*Timed out waiting (\d+)ms",
         "observe",
         0.4,
-        "a member never came to this collective: the rank without this line is the one to look at",
+        "a member never joined this collective: inspect the rank without this line",
     ),
     _rule(
         "nccl_peer",
@@ -196,7 +200,7 @@ LOG_RULES: tuple[LogRule, ...] = (
         r"remote peer)|Connection closed by remote peer)",
         "observe",
         0.3,
-        "a peer went away: look for its own verdict",
+        "a peer failed: its own verdict has the cause",
     ),
     _rule(
         "gloo_peer",
@@ -205,7 +209,7 @@ LOG_RULES: tuple[LogRule, ...] = (
         r"(Connection (?:closed|reset) by peer)",
         "observe",
         0.3,
-        "a peer went away: look for its own verdict",
+        "a peer failed: its own verdict has the cause",
     ),
     _rule(
         "nccl_system",
@@ -243,7 +247,7 @@ LOG_RULES: tuple[LogRule, ...] = (
         r"Fatal Python error: [\w ]+)",
         "replace_worker",
         0.8,
-        "restart the rank; the lines after it hold the stack",
+        "restart the rank; the following lines have the stack",
     ),
     _rule(
         "missing_module",
@@ -252,7 +256,7 @@ LOG_RULES: tuple[LogRule, ...] = (
         r"^(?:ModuleNotFoundError|ImportError): (.*)",
         "stop_run",
         0.8,
-        "install what is missing: a restart cannot help",
+        "install the missing module: a restart does not help",
     ),
 )
 """Line formats as printed by PyTorch 2.x, gloo, NCCL 2.x, CPython and the Linux kernel."""
@@ -261,7 +265,7 @@ RULES_BY_NAME: dict[str, LogRule] = {rule.name: rule for rule in LOG_RULES}
 
 
 def match(line: str) -> tuple[LogRule, str] | None:
-    """The first rule that a log line meets and what its pattern captured, or None."""
+    """The first rule that matches a log line and what its pattern captured, or None."""
     lowered = line.lower()
     for rule in LOG_RULES:
         if not any(word in lowered for word in rule.contains):
@@ -273,7 +277,8 @@ def match(line: str) -> tuple[LogRule, str] | None:
 
 
 def advice(rule: LogRule, detail: str) -> Advice:
-    """The advice for a matched line; an Xid's depends on its number (unknown ones are only observed)."""
+    """The advice for a matched line; an Xid's depends on its number (unknown
+    ones are only observed)."""
     if rule.name != "gpu_xid" or not detail.isdigit():
         return rule.advice
     return Advice(

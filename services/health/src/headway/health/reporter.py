@@ -1,4 +1,4 @@
-"""Gets verdicts to the run's file and to whoever is the driver now, until the driver has answered them."""
+"""Writes verdicts to the run's file and sends them to the current driver until it answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headway.health.detectors.episodes import revise
 from headway.health.journal import VerdictFile, read_verdicts
 
 MAX_WAITING = 256
-"""Notes wait for a driver that is being replaced. More are dropped: open verdicts repeat anyway."""
+"""Notes queued while the driver is replaced. More are dropped, as open verdicts repeat anyway."""
 REPEAT_S = 1.0
 """An open verdict that the driver has not answered is sent again this often."""
 
@@ -25,7 +25,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Unanswered:
-    """The open verdicts that a driver has still to answer, and when each is due to be sent again."""
+    """The open verdicts that the driver has not answered, and when each is to be sent again."""
 
     def __init__(self, verdicts: Iterable[Verdict] = ()) -> None:
         self._open: dict[str, Verdict] = {}
@@ -34,7 +34,7 @@ class Unanswered:
             self.note(verdict, 0.0)
 
     def note(self, verdict: Verdict, now_s: float) -> bool:
-        """Takes a new revision; returns whether it is to be sent now: all but the noted answers are."""
+        """Add a new revision; returns whether to send it now: all except recorded answers."""
         is_answered = verdict.is_open and bool(verdict.taken)
         if verdict.is_open:
             self._open[verdict.id] = verdict
@@ -47,7 +47,7 @@ class Unanswered:
         return not is_answered
 
     def due(self, now_s: float, *, is_new_driver: bool = False) -> list[Verdict]:
-        """What is to be sent again now; a new driver has to know all that is open, answered or not."""
+        """What to send again now; a new driver gets all open verdicts, answered or not."""
         due = [name for name, due_s in self._due_s.items() if due_s <= now_s or is_new_driver]
         for name in due:
             self._due_s[name] = now_s + REPEAT_S
@@ -55,7 +55,7 @@ class Unanswered:
 
 
 class Reporter:
-    """The monitor's line to file and driver. ``receive`` is to be called when its socket can be read."""
+    """The monitor's connection to file and driver. Call ``receive`` when its socket is readable."""
 
     def __init__(
         self,
@@ -69,16 +69,15 @@ class Reporter:
 
         Args:
             run_dir: ``verdicts.jsonl`` is written there, ``driver.json`` read.
-            keys: shown to the driver, which admits the monitor's alone.
-            watch: gets the socket to each new driver.
-            unwatch: gets it before it is closed.
+            keys: the client keys; the driver admits only those of the monitor. watch: called with
+            the socket of each new driver. unwatch: called before it is closed.
 
         Raises:
-            InputError: the folder cannot be written, for another reason than a full disk.
+            InputError: the folder cannot be written, for a reason other than a full disk.
         """
         path = run_dir / "verdicts.jsonl"
         self.earlier = read_verdicts(path)
-        """What was in the file when the monitor started."""
+        """The verdicts in the file when the monitor started."""
         newest = {verdict.id: verdict for verdict in self.earlier}
         self._unanswered = Unanswered(one for one in newest.values() if one.is_open)
         self._file = VerdictFile(path)
@@ -92,7 +91,7 @@ class Reporter:
         )
 
     def follow_driver(self, now_s: float) -> None:
-        """Looks for a new driver, which gets all open verdicts; repeats what nobody has answered."""
+        """Check for a new driver, which gets all open verdicts; repeat unanswered ones."""
         is_new = self._driver.refresh()
         for verdict in self._unanswered.due(now_s, is_new_driver=is_new):
             self._driver.notify(verdict)
@@ -102,11 +101,12 @@ class Reporter:
         return [note for note in self._driver.receive() if isinstance(note, VerdictTaken)]
 
     def show(self, beat: MonitorBeat) -> None:
-        """Tells the driver where agents find this monitor."""
+        """Send the address of this monitor to the driver."""
         self._driver.notify(beat)
 
     def report(self, verdicts: Iterable[Verdict], now_s: float) -> None:
-        """Sends and writes new revisions. The driver comes first: a full disk must not delay a recovery."""
+        """Send and write new revisions, in this order, so that a full disk does
+        not delay a recovery."""
         for verdict in verdicts:
             stamped = revise(verdict, unix_s=time.time())
             if self._unanswered.note(stamped, now_s):

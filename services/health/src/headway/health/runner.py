@@ -1,8 +1,7 @@
-"""Runs checks, each in a process of its own with a deadline: a probe that hangs on dying hardware hangs
-alone.
+"""Runs each check in its own process with a deadline, since probes may hang on failing hardware.
 
-``python -m headway.health.runner NAME`` is that process; it takes settings as JSON on stdin and prints its
-finding.
+``python -m headway.health.runner NAME`` is that process; it takes settings as JSON on stdin
+and prints its finding.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ SUITES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What became of one check."""
+    """The result of one check."""
 
     name: str
     ok: bool
@@ -45,7 +44,7 @@ class CheckResult:
 def run_suite(
     suite: str = "quick", settings: CheckSettings | None = None, deadline_s: float | None = None
 ) -> Iterator[CheckResult]:
-    """Runs the checks of a suite one after the other, so that none disturbs another's measurement.
+    """Run the checks of a suite one after the other, so that none disturbs another's measurement.
 
     Raises:
         InputError: there is no such suite (before anything runs).
@@ -60,13 +59,15 @@ def run_suite(
 
 
 def run_check(name: str, settings: CheckSettings, deadline_s: float) -> CheckResult:
-    """Runs one check; a crash, a missed deadline or unreadable output are failures of the node, not
-    errors."""
+    """Run one check; a crash, a missed deadline or unreadable output counts as a failed check."""
     began_s = time.monotonic()
     child = subprocess.Popen(
         [sys.executable, "-m", "headway.health.runner", name],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
     try:
         output, errors = child.communicate(
             json.dumps(asdict(settings), default=str).encode(), timeout=deadline_s
@@ -100,7 +101,7 @@ def _crashed(code: int, errors: bytes) -> Finding:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """Ends the check with whatever it started, and collects it; one stuck in the kernel is left behind."""
+    """End the check and its children, and collect it; one stuck in the kernel is abandoned."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):

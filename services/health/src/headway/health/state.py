@@ -1,8 +1,8 @@
-"""What the beats of a run's agents mean: decisions only, no socket, no clock, no file.
+"""Evaluates the beats of a run's agents: pure decisions without sockets, clocks or files.
 
-``MonitorState`` takes events with their time and returns the verdicts that are new or revised. One instance
-holds 12,288 nodes: a beat costs the work of its own node, a tick looks only at nodes and at ranks that are
-quiet.
+``MonitorState`` takes events with their time and returns the verdicts that are new or revised.
+One instance handles 12,288 nodes: a beat costs the work of its own node, a tick checks only
+nodes and quiet ranks.
 """
 
 from __future__ import annotations
@@ -33,15 +33,14 @@ from headway.health.detectors.silence import RankView, observe
 from headway.health.policy import PROCESS_ADVICE
 
 REPEATED: Final = frozenset({"crash", "stopped", "node_silent"})
-"""Kinds that are given again for as long as they stand, whatever was done about them."""
+"""Kinds that are repeated as long as they are open, whatever was done about them."""
 LATE_BEATS: Final = 3
-"""A node unheard for so many beats may be the reason why other nodes' ranks wait: judge nobody before it is
-known."""
+"""Missing beats after which a node may be why other ranks wait, so that none is judged yet."""
 
 
 @dataclass(slots=True)
 class NodeView:
-    """The newest beat of one node and when it came, on the state's own clock."""
+    """The newest beat of one node and its arrival on the state's own clock."""
 
     beat: AgentBeat
     heard_s: float
@@ -50,16 +49,15 @@ class NodeView:
 class MonitorState:
     """Beats in, verdicts out.
 
-    Its clock runs at most one beat interval further per event or tick than the time given moves: when the
-    monitor itself was stopped or starved, all its nodes look late at once, and that time is not held against
-    them.
+    Its clock advances by at most one beat interval per event or tick: if the monitor itself was
+    stopped or starved, all nodes look late at once, and that time does not count.
     """
 
     def __init__(self, config: HealthConfig, run_id: str) -> None:
         self.config = config
         self.run_id = run_id
         self.generation = -1
-        """The newest generation any rank has reported; older ones are history."""
+        """The newest generation that any rank has reported; older ones are ignored."""
         self.nodes: dict[int, NodeView] = {}
         self.ranks: dict[int, RankView] = {}
         self._episodes = Episodes(run_id)
@@ -72,17 +70,17 @@ class MonitorState:
         self._last_now_s: float | None = None
 
     def restore(self, verdicts: list[Verdict]) -> None:
-        """Takes over from an earlier monitor of the run: what it has reported is not reported again."""
+        """Take over from an earlier monitor of the run without reporting its verdicts again."""
         self._episodes.restore(verdicts)
         self._logs.restore(verdicts, self._clock_s)
 
     def open_verdicts(self) -> list[Verdict]:
-        """The verdicts that stand now."""
+        """The open verdicts."""
         return self._episodes.verdicts()
 
     def on_beat(self, beat: AgentBeat, now_s: float) -> list[Verdict]:
-        """One agent's beat. A beat of another run is dropped; so is one that was overtaken by its
-        successor."""
+        """Process an agent's beat. Beats of another run, and beats overtaken by
+        later ones, are dropped."""
         clock_s = self._advance(now_s)
         known = self.nodes.get(beat.node)
         if beat.run_id != self.run_id or (known is not None and self._is_older(beat, known)):
@@ -105,7 +103,7 @@ class MonitorState:
         return self._follow_ups.begin(verdicts, clock_s)
 
     def tick(self, now_s: float) -> list[Verdict]:
-        """What time alone brings; call it about once a beat interval."""
+        """Process the passing of time; call it about once per beat interval."""
         clock_s = self._advance(now_s)
         verdicts = [
             *self._silent_nodes(clock_s),
@@ -117,8 +115,8 @@ class MonitorState:
         return self._follow_ups.begin(verdicts, clock_s)
 
     def on_taken(self, answer: VerdictTaken, now_s: float) -> list[Verdict]:
-        """The driver's answer to a verdict; returns the revision that holds it, or nothing if the
-        driver has not decided or has answered an older revision."""
+        """Process the driver's answer to a verdict; returns the revision with it, or nothing if the
+        driver is undecided or answered an older revision."""
         return self._follow_ups.answered(answer, self._advance(now_s))
 
     def _advance(self, now_s: float) -> float:
@@ -139,7 +137,7 @@ class MonitorState:
         if worker.state not in ENDED:
             verdicts += judge_process(self._episodes, node, worker)
         elif self._is_held_elsewhere(node, worker):
-            pass  # what a node that comes back has kept of a rank that has moved on without it
+            pass  # a returning node's leftovers of a rank that has moved to another node
         elif was_alive or (is_current and clock_s >= self._settle_s()):
             verdicts += judge_process(self._episodes, node, worker)
         if is_current:
@@ -155,8 +153,9 @@ class MonitorState:
         return view is not None and is_current and view.node != node
 
     def _settle_s(self) -> float:
-        """A new monitor believes no death that it has not seen happen before every node had time to show the
-        newest generation: a rank that moved away leaves its segment, with a dead process in it, behind."""
+        """A new monitor ignores deaths that it did not observe until every node had time to
+        report the newest generation, since a rank that moved away leaves its segment, with a dead
+        process in it, behind."""
         return 2 * self.config.beat_interval_s
 
     def _observe(self, node: int, worker: WorkerSignals) -> None:
@@ -199,7 +198,7 @@ class MonitorState:
             rows = (
                 Evidence(
                     source="beat",
-                    name="unheard",
+                    name="silent_for",
                     value=f"more than {self.config.node_silence_s:.1f} s",
                 ),
                 Evidence(source="beat", name="last_sequence", value=str(view.beat.sequence)),
@@ -221,7 +220,7 @@ class MonitorState:
         return verdicts
 
     def _data_stalls(self, clock_s: float) -> list[Verdict]:
-        """The data daemons that ranks wait for; certain whatever the other ranks do."""
+        """Verdicts on data daemons that ranks wait for; certain whatever other ranks do."""
         views = [self.ranks[rank] for rank in self._quiet]
         current = [view for view in views if view.signals.generation == self.generation]
         verdicts: list[Verdict] = []
@@ -238,11 +237,12 @@ class MonitorState:
             return []
         late_s = LATE_BEATS * self.config.beat_interval_s
         nodes = {view.node for view in self.ranks.values()}
-        unheard = {node for node in nodes if clock_s - self.nodes[node].heard_s > late_s}
-        return self._hangs.judge(list(self.ranks.values()), unheard, self.generation, clock_s)
+        late_nodes = {node for node in nodes if clock_s - self.nodes[node].heard_s > late_s}
+        return self._hangs.judge(list(self.ranks.values()), late_nodes, self.generation, clock_s)
 
     def _repeated(self, clock_s: float) -> list[Verdict]:
-        """Dead, stopped and silent ones that were acted on and are still there; hangs are judged anew."""
+        """Repeat verdicts on dead, stopped and silent ones that are still open;
+        hangs are judged again."""
         verdicts: list[Verdict] = []
         for key, verdict in self._episodes.open_of_generation(self.generation, REPEATED):
             if self._follow_ups.is_due(verdict, clock_s):
@@ -250,9 +250,11 @@ class MonitorState:
         return verdicts
 
     def _is_older(self, beat: AgentBeat, known: NodeView) -> bool:
-        """Whether a beat was overtaken: by a later one of its agent, or by the agent that started later.
+        """Whether a beat was overtaken: by a later one of its agent, or by the
+        agent that started later.
 
-        After a reboot starts are counted from 0 again, so an agent long unheard has no say.
+        After a reboot start times count from 0 again, so an agent that was silent
+        for long is ignored.
         """
         sender, newest = (beat.start_ticks, beat.pid), (known.beat.start_ticks, known.beat.pid)
         if sender == newest:

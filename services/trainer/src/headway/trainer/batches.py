@@ -1,4 +1,4 @@
-"""A rank reads its replica's micro-batches: tokens on the first stage, labels on the last."""
+"""Reads the micro-batches of a rank's replica: tokens on the first stage, labels on the last."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class NumpyBatch(Protocol):
 
     @property
     def labels(self) -> npt.NDArray[np.int32]:
-        """Tokens one ahead."""
+        """The next token at each position."""
 
     @property
     def mask(self) -> npt.NDArray[np.uint8]:
@@ -36,31 +36,32 @@ class NumpyBatch(Protocol):
 
 
 class BatchSource(Protocol):
-    """One stream of micro-batches of one replica, in order; ``dataloader.client.DataClient`` is one."""
+    """A replica's micro-batches in order, for example a ``dataloader.client.DataClient``."""
 
     @property
     def fingerprint(self) -> str:
-        """Of the data behind the stream, equal wherever and whenever the same data are read."""
+        """Fingerprint of the data behind the stream: the same data always have the same one."""
 
     def next(self, abort: Callable[[], bool] | None = None) -> NumpyBatch:
-        """The next micro-batch; asks ``abort`` while it waits."""
+        """The next micro-batch; checks ``abort`` while it waits."""
 
     def close(self) -> None:
-        """Give the stream up. Never blocks."""
+        """Close the stream. Never blocks."""
 
 
 DataFactory = Callable[[Split, int, int, str], BatchSource]
 """``(split, start_sample, generation, fingerprint)`` -> this rank's stream.
 
 A training stream starts at global sample ``start_sample``; a validation stream repeats its first
-``train.eval_batches`` global batches for ever. Data of another ``fingerprint`` are refused
+``train.eval_batches`` global batches forever. Data of another ``fingerprint`` are refused
 (ChangedDataError), unless it is "".
 """
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Tensors [micro_batch, seq], int64 (mask: uint8), on the device; None where the stage needs none."""
+    """Tensors [micro_batch, seq], int64 (mask: uint8), on the device; None where
+    the stage needs none."""
 
     tokens: torch.Tensor | None = None
     labels: torch.Tensor | None = None
@@ -73,7 +74,7 @@ class MicroBatch:
 
 
 class BatchReader:
-    """Takes a step's micro-batches from a source; a stage between first and last never opens one."""
+    """Takes a step's micro-batches from a source; stages between first and last never open one."""
 
     def __init__(
         self, source: BatchSource | None, *, first: bool, last: bool, device: torch.device
@@ -86,8 +87,9 @@ class BatchReader:
     ) -> list[MicroBatch]:
         """The next ``count`` micro-batches.
 
-        ``first_sample`` is the global number of the sample that the first must start with, ``stride`` the
-        distance to the next one's: what was asked for and what came must be the same batch.
+        ``first_sample`` is the global number of the sample with which the first must
+        start, ``stride`` the distance to that of the next one; they ensure that the
+        expected batch was read.
 
         Raises:
             Aborted: ``abort`` became true while waiting.
@@ -110,7 +112,7 @@ class BatchReader:
         return taken
 
     def close(self) -> None:
-        """Give the source up."""
+        """Close the source."""
         if self._source is not None:
             self._source.close()
             self._source = None
@@ -125,5 +127,5 @@ class BatchReader:
     def _tensor(
         self, array: npt.NDArray[np.int32] | npt.NDArray[np.uint8], dtype: type
     ) -> torch.Tensor:
-        # A copy: the view is the ring's and goes back to its writer at the next call.
+        # A copy: the view belongs to the ring and is returned to its writer at the next call.
         return torch.from_numpy(np.array(array, dtype=dtype)).to(self._device)

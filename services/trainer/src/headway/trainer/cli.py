@@ -1,4 +1,5 @@
-"""``python -m headway.trainer``: the processes of a run. Heavy imports wait inside the commands."""
+"""``python -m headway.trainer``: the processes of a run. Heavy imports happen
+inside the commands."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ def train(
         list[str] | None, typer.Option("--set", help="One value: train.steps=20")
     ] = None,
 ) -> None:
-    """Train with no other service: under torchrun, or alone for a single rank."""
+    """Train without other services: under torchrun, or alone for a single rank."""
     from headway.trainer.torchrun import train as run
 
     raise typer.Exit(run(config, overrides or []))
@@ -32,7 +33,7 @@ def train(
 
 @app.command()
 def executor(cluster: CLUSTER, node: NODE) -> None:
-    """Guard one node: start, watch and restart what runs on it."""
+    """Manage one node: start, watch and restart its processes."""
     from headway.common.log import setup
     from headway.launch.cluster import ClusterFolder
     from headway.trainer.control.node.executor import Executor
@@ -48,7 +49,7 @@ def driver(
     node: NODE,
     epoch: Annotated[int, typer.Option(help="The epoch that was claimed for it.")],
 ) -> None:
-    """Drive one run: decide on recoveries, keep the journal, take commands."""
+    """Lead one run: decide on recoveries, keep the journal, accept commands."""
     from headway.common.log import get_logger, setup
     from headway.launch.cluster import ClusterFolder
     from headway.launch.lease import SupersededError
@@ -74,7 +75,7 @@ def zygote(run: RUN, node: NODE) -> None:
 def worker(
     run: RUN, node: NODE, name: Annotated[str, typer.Option(help="The worker's name.")]
 ) -> None:
-    """Be one worker; used where the zygote cannot fork (CUDA)."""
+    """Run one worker; used where the zygote cannot fork (CUDA)."""
     from headway.trainer.worker import main
 
     raise typer.Exit(main(run, node, name))

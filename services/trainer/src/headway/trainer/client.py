@@ -1,6 +1,5 @@
-"""What others need of the trainer: a definite configuration, an ended run made unfinished again,
-and the decisions of a run made again.
-"""
+"""What other packages import: resolve a configuration, reopen an ended run,
+replay its decisions."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ __all__ = ["Replayed", "reopen", "replay", "settled"]
 
 
 def reopen(database: Path) -> None:
-    """Make a stopped or failed run unfinished again, to be resumed by its next launch.
+    """Reopen a stopped or failed run, so that its next launch resumes it.
 
     Raises:
         InputError: a driver leads the run: it is live.

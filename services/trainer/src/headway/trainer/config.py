@@ -1,6 +1,6 @@
-"""The configuration of a run: one TOML file, nested by the room that reads it.
+"""The configuration of a run: one TOML file, with a table per component.
 
-Each table sits beside its owner: ``[data]``, ``[ckpt]`` and ``[health]`` are the services' own dataclasses.
+``[data]``, ``[ckpt]`` and ``[health]`` are the services' own dataclasses.
 """
 
 from __future__ import annotations
@@ -17,23 +17,25 @@ from headway.health.config import HealthConfig
 
 SETTINGS = ("lr",)
 MAX_LR_RATIO = 100.0
-"""A learning rate above this many times ``optim.lr`` is taken for a slip of the keyboard."""
+"""A learning rate above this many times ``optim.lr`` is taken for a typing error."""
 
 _IN_ORDER = (
     ("driver_silent_s", "node_silent_s", "a driver must be back before its nodes look silent"),
     ("node_silent_s", "node_lost_s", "a node is restarted before it is given up"),
     ("node_lost_s", "orphan_limit_s", "workers must outlive the restart of their executor"),
     ("group_timeout_s", "join_timeout_s", "joining builds groups and uses them"),
-    ("out_timeout_s", "join_timeout_s", "leaving is a part of the way back into a generation"),
+    ("out_timeout_s", "join_timeout_s", "leaving is a part of joining the next generation"),
     ("fork_limit_s", "gather_timeout_s", "gathering waits for at least one fork"),
     ("service_silent_s", "service_start_s", "a start takes longer than a beat"),
 )
-"""(smaller, larger, why): pairs of limits in ``[recovery]``, the first of which must be below the second."""
+"""(smaller, larger, why): pairs of limits in ``[recovery]`` of which the first must
+be below the second."""
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A GPT: pre-norm LayerNorm blocks, GELU, rotary positions, untied head, no biases in linears."""
+    """A GPT: pre-norm LayerNorm blocks, GELU, rotary positions, untied head,
+    no biases in linears."""
 
     layers: int = 4
     """Transformer blocks; a multiple of ``pp * vp``."""
@@ -48,7 +50,8 @@ class ModelConfig:
     seq_len: int = 512
     """Tokens of one sequence."""
     block: Literal["serial", "parallel"] = "serial"
-    """``parallel``: y = x + mlp(norm(x)) + attn(norm(x)) (MegaScale, arXiv 2402.15627, section 3.1)."""
+    """``parallel``: y = x + mlp(norm(x)) + attn(norm(x)) (MegaScale, arXiv
+    2402.15627, section 3.1)."""
     rope_theta: float = 10_000.0
     """Base of the rotary position embedding."""
     init_std: float = 0.02
@@ -65,7 +68,8 @@ class ModelConfig:
         )
         if self.hidden % self.heads or (self.hidden // self.heads) % 2:
             raise ConfigError(
-                f"model.hidden={self.hidden} does not split into {self.heads} heads of an even size",
+                f"model.hidden={self.hidden} does not split into {self.heads} heads of an even "
+                "size",
                 remedy="choose model.hidden as an even multiple of model.heads",
             )
 
@@ -124,7 +128,7 @@ class LaunchConfig:
     ranks_per_node: int = 1
     """Worker processes on each node."""
     spares: int = 0
-    """Idle nodes that take over a lost one."""
+    """Idle nodes that replace a lost one."""
     standbys: int = 1
     """Warm standby workers kept on each node."""
     threads_per_rank: int = 1
@@ -146,7 +150,7 @@ class LaunchConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """The loop: how long, how much a step, in which precision."""
+    """The training loop: its length, batch size and precision."""
 
     steps: int = 200
     """Optimizer steps of the whole run, those before a resume included."""
@@ -157,11 +161,11 @@ class TrainConfig:
     seed: int = 1234
     """Of the initial weights."""
     dtype: Literal["auto", "bf16", "fp32", "fp64"] = "auto"
-    """Compute type, bf16 with an fp32 master. ``auto`` is settled at launch: bf16 where the machine has units for
-    it, else fp32. fp64 is for equality tests."""
+    """Compute type; bf16 has an fp32 master. ``auto`` is resolved at launch: bf16 if the machine
+    has units for it, else fp32. fp64 is for equality tests."""
     device: Literal["auto", "gpu", "cpu"] = "auto"
-    """Where ranks compute. ``auto`` is settled at launch: a GPU each (NCCL), or all on the processor (gloo) where a
-    machine has fewer GPUs than ranks."""
+    """Where ranks compute. ``auto`` is resolved at launch: one GPU per rank (NCCL), or the CPU for
+    all (gloo) if the machine has fewer GPUs than ranks."""
     eval_every: int = 0
     """Steps between validation losses; 0 means only before the first and after the last step."""
     eval_batches: int = 8
@@ -169,8 +173,8 @@ class TrainConfig:
     sample_tokens: int = 64
     """Tokens of the text sample at the end; 0 for none."""
     max_skipped_steps: int = 10
-    """Steps in a row with a loss or gradient norm that is not finite, each skipped, before the run
-    ends by name; 0 never ends it."""
+    """Number of consecutive skipped steps (loss or gradient norm not finite) after which the run
+    fails; 0 never ends it."""
 
     def __post_init__(self) -> None:
         if self.max_skipped_steps < 0:
@@ -224,48 +228,47 @@ class OptimConfig:
 
 @dataclass(frozen=True)
 class RecoveryConfig:
-    """Time limits of detection and recovery, in seconds; docs/operations.md gives the source of each."""
+    """Time limits of detection and recovery, in seconds; docs/operations.md gives their sources."""
 
     group_timeout_s: float = 20.0
-    """Longest a collective may take before its own timeout ends it."""
+    """Timeout of a collective."""
     gather_timeout_s: float = 60.0
-    """Longest a generation may wait for a worker for each rank before other nodes are used."""
+    """Longest wait for a worker for each rank before other nodes are used."""
     read_timeout_s: float = 20.0
-    """Longest the nodes may take to report which snapshots are sealed."""
+    """Longest time for the nodes to report which snapshots are sealed."""
     choose_timeout_s: float = 60.0
-    """Longest the search for the newest checkpoint may take."""
+    """Longest time for the search for the newest checkpoint."""
     join_timeout_s: float = 60.0
-    """Longest a generation may take from assignment until every rank has its state, before it is
-    fenced."""
+    """Longest time from assignment until each rank has its state; then the generation is fenced."""
     out_timeout_s: float = 8.0
-    """Longest a survivor may take to leave a fenced generation before it is ended."""
+    """Longest time for a survivor to leave a fenced generation before it is killed."""
     stop_timeout_s: float = 60.0
-    """Longest a run that was asked to stop may make no progress before it is ended by force."""
+    """Longest time without progress after a stop command before the run is ended by force."""
     orphan_limit_s: float = 600.0
-    """A worker without an executor for this long exits; its newest sealed snapshot stays in the arena."""
+    """A worker exits after this long without an executor; its snapshots stay in the arena."""
     node_silent_s: float = 3.0
-    """An executor silent for this long is taken for dead and started again."""
+    """An executor that is silent for this long counts as dead and is restarted."""
     node_lost_s: float = 10.0
-    """A node that neither answers nor can be started again for this long is replaced by a spare."""
+    """A node that neither answers nor restarts for this long is replaced by a spare."""
     driver_silent_s: float = 2.0
-    """A driver silent for this long is replaced by the next executor's."""
+    """A driver that is silent for this long is replaced by one of another executor."""
     service_silent_s: float = 5.0
-    """A service that sends no beats for this long is killed and started again."""
+    """A service that sends no beats for this long is killed and restarted."""
     service_start_s: float = 60.0
-    """Longest a service may take from its start to its first beat."""
+    """Longest time from the start of a service to its first beat."""
     fork_limit_s: float = 20.0
-    """Longest a fork may take from the request to the worker's first beat (torch imports in 1-2 s)."""
+    """Longest time from a fork request to the worker's first beat (torch imports in 1-2 s)."""
     folder_gone_s: float = 60.0
-    """A run whose folder was removed for certain, for this long, ends."""
+    """A run ends once its folder has been gone for this long."""
     max_crashes: int = 5
-    """Equal failures at one step before the run stops and names the culprit."""
+    """Equal failures at one step before the run fails and reports the cause."""
 
     def __post_init__(self) -> None:
         for entry in fields(self):
             value = getattr(self, entry.name)
             if entry.name.endswith("_s") and not 0 < value < math.inf:
                 raise ConfigError(
-                    f"recovery.{entry.name}={value} is not a time limit",
+                    f"recovery.{entry.name}={value} is not a valid time limit",
                     remedy="use seconds above 0",
                 )
         if self.max_crashes < 1:
@@ -309,8 +312,8 @@ class RunConfig:
         world, ranks = self.parallel.world_size, self.launch.nodes * self.launch.ranks_per_node
         if world != ranks:
             raise ConfigError(
-                f"tp x pp x dp = {self.parallel.tp} x {self.parallel.pp} x {self.parallel.dp} = {world}, but "
-                f"launch.nodes x launch.ranks_per_node = {ranks}",
+                f"tp x pp x dp = {self.parallel.tp} x {self.parallel.pp} x {self.parallel.dp} = "
+                f"{world}, but launch.nodes x launch.ranks_per_node = {ranks}",
                 remedy="make the two products equal",
             )
 
@@ -318,7 +321,7 @@ class RunConfig:
         unit = self.train.micro_batch_size * self.parallel.dp
         if self.train.global_batch_size % unit:
             raise ConfigError(
-                f"train.global_batch_size={self.train.global_batch_size} is no multiple of "
+                f"train.global_batch_size={self.train.global_batch_size} is not a multiple of "
                 f"train.micro_batch_size x parallel.dp = {unit}",
                 remedy=f"use a multiple of {unit}",
             )
@@ -330,7 +333,8 @@ class RunConfig:
             )
         if interleaved and self.num_micro_batches % self.parallel.pp:
             raise ConfigError(
-                f"{self.num_micro_batches} micro-batches per replica are no multiple of parallel.pp="
+                f"{self.num_micro_batches} micro-batches per replica are not a multiple of "
+                "parallel.pp="
                 f"{self.parallel.pp}, which the interleaved schedule needs",
                 remedy="change train.global_batch_size",
             )
@@ -366,7 +370,8 @@ def check_name(name: str) -> None:
 
 
 def check_setting(name: str, value: float, config: RunConfig, *, force: bool = False) -> None:
-    """Raises InputError for an unknown setting or an absurd value; ``force`` takes any above 0."""
+    """Raises InputError for an unknown setting or an absurd value; ``force``
+    accepts any above 0."""
     check_name(name)
     if not 0 < value < math.inf:
         raise InputError(f"cannot set lr to {value:g}", remedy="set lr to a number above 0")
@@ -379,7 +384,7 @@ def check_setting(name: str, value: float, config: RunConfig, *, force: bool = F
 
 
 def _within(table: str, low: float, high: float, **values: float) -> None:
-    """Each in [low, high); not a number never is."""
+    """Check that each value is in [low, high); NaN never is."""
     for name, value in values.items():
         if not low <= value < high:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""What a rank receives from its worker and reports to it: steering in, metrics and skipped steps out."""
+"""Between a rank and its worker: steering commands in, metrics and skipped steps out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headway.trainer.link import Link, WorkerStatus
 from headway.trainer.parallel.fence import Fence
 from headway.trainer.parallel.store import StoreEndpoint
 
-REPORTING_RANK = 0  # every rank knows the same numbers; one reports them
+REPORTING_RANK = 0  # all ranks have the same numbers; one reports them
 
 log = get_logger("rank")
 
@@ -39,7 +39,7 @@ class RankContext(Protocol):
 
 
 class ControlHooks(NoHooks):
-    """Steering and reports, between a step and the worker's link."""
+    """Passes steering commands and reports between a step and the worker's link."""
 
     def __init__(self, context: RankContext, generation: int) -> None:
         self._context, self._generation = context, generation
@@ -47,11 +47,11 @@ class ControlHooks(NoHooks):
         self._num_skipped = 0
 
     def command_seq(self) -> int:
-        """Newest command held."""
+        """Sequence of the newest command received."""
         return len(self._context.commands)
 
     def apply(self, step: int, applied: int, agreed: int) -> Directive:
-        """What the first ``agreed`` commands of the run add up to."""
+        """The combined effect of the first ``agreed`` commands of the run."""
         del step
         lr: float | None = None
         pause = stop = checkpoint = False
@@ -64,7 +64,9 @@ class ControlHooks(NoHooks):
                 case "set" if command.name == "lr":
                     lr = command.value
                 case "unset" if command.name == "lr":
-                    lr = None  # the schedule is a function of the step: as if it was never set
+                    lr = (
+                        None  # back to the schedule, a function of the step, as if it was never set
+                    )
                 case "checkpoint":
                     checkpoint = checkpoint or command.sequence > applied
                 case _:
@@ -73,7 +75,7 @@ class ControlHooks(NoHooks):
         return Directive(lr=lr, pause=pause, stop=stop, checkpoint=checkpoint)
 
     def on_step(self, result: StepResult) -> None:
-        """Tell the executor; the first step of a generation at once."""
+        """Report the step to the executor; the first one of a generation at once."""
         context = self._context
         context.view.step = result.step + 1
         if context.view.status != "running":
@@ -97,7 +99,7 @@ class ControlHooks(NoHooks):
             )
 
     def _log_skipped(self, result: StepResult) -> None:
-        """A line for the steps 1 to 10, 20, 30 ... 100, 200 ... that this generation has skipped."""
+        """Log skipped steps 1 to 10, 20, 30 ... 100, 200 ... of this generation."""
         self._num_skipped += 1
         count = self._num_skipped
         if count % 10 ** (len(str(count)) - 1):
@@ -115,12 +117,12 @@ class ControlHooks(NoHooks):
         )
 
     def on_doubtful_checkpoint(self, step: int, first_skipped: int) -> None:
-        """Mark the newest checkpoint from before, so that retention leaves it."""
+        """Pin the newest earlier checkpoint, so that retention keeps it."""
         if not self._reports:
             return
         context = self._context
         log.warning(
-            "a checkpoint is made although the last steps were skipped, because it was asked for",
+            "a checkpoint was requested and is made although the last steps were skipped",
             step=step,
             first_skipped=first_skipped,
         )
@@ -133,7 +135,7 @@ class ControlHooks(NoHooks):
             if found is not None:
                 keep(found)
         except (OSError, HeadwayError) as error:
-            log.warning("the checkpoint before it could not be marked", error=str(error))
+            log.warning("the checkpoint before it could not be pinned", error=str(error))
 
     def on_eval(self, step: int, loss: float) -> None:
         """Report a validation loss."""
@@ -149,8 +151,8 @@ class ControlHooks(NoHooks):
             )
 
     def on_pause(self, paused: bool) -> None:
-        """Report that the run stands still on purpose: a run that recovers while paused counts as
-        healthy although it makes no steps."""
+        """Report that the run is paused, so that it counts as healthy
+        although it makes no steps."""
         self._context.view.status = "running"
         self._context.view.paused = paused
         self._context.link.beat_now()

@@ -1,11 +1,11 @@
-"""Errors that decide how a run goes on after a rank has left its generation.
+"""Errors that decide how a run continues after a rank has left its generation.
 
 InputError (common)
-└── RefusedError         no restart helps: the run ends with this text
+└── RefusedError         a restart does not help: the run ends with this text
     └── DivergedError    too many steps in a row whose loss or norm was not finite
 CorruptError (common)
-├── BadCheckpointError   a durable checkpoint cannot be read: an older one may be good
-└── BadSnapshotError     a snapshot in memory cannot be trusted: the next good copy is used
+├── BadCheckpointError   a durable checkpoint cannot be read: an older one may be intact
+└── BadSnapshotError     a snapshot in memory is damaged: the next intact copy is used
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class DivergedError(RefusedError):
     def __init__(
         self, first_step: int, last_step: int, loss: float, grad_norm: float, way_back: str = ""
     ) -> None:
-        """``way_back``: which checkpoint to go back to, as a clause; empty where that is not known."""
+        """``way_back``: which checkpoint to go back to, as a clause; empty if that is unknown."""
         self.first_step, self.last_step = first_step, last_step
         self.loss, self.grad_norm = loss, grad_norm
         count = last_step + 1 - first_step
@@ -37,7 +37,7 @@ class DivergedError(RefusedError):
         )
 
     def with_way_back(self, clause: str) -> DivergedError:
-        """The same error, which names the checkpoint to go back to."""
+        """The same error with the checkpoint to go back to."""
         return DivergedError(
             self.first_step, self.last_step, self.loss, self.grad_norm, way_back=f" ({clause})"
         )
@@ -48,7 +48,8 @@ class BadCheckpointError(CorruptError):
 
 
 class BadSnapshotError(CorruptError):
-    """The rank's arena is no source for ``step``: damaged, of another layout, or without that step."""
+    """The rank's arena cannot restore ``step``: it is damaged, has another
+    layout, or lacks the step."""
 
     def __init__(self, step: int, path: Path, reason: str) -> None:
         super().__init__(

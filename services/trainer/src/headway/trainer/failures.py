@@ -9,19 +9,18 @@ import torch
 from headway.trainer.parallel.comm import PeerLost
 
 Reason = Literal["peer", "error"]
-"""As in ``LeftGeneration``: reported by a survivor about another rank, or a failure of
-the reporter's own."""
+"""Reasons of ``LeftGeneration``: the failure of a peer, or of the reporting rank itself."""
 
 _NCCL_PEER = "ncclRemoteError"
 _DEVICE_WORDS = ("CUDA error", "ncclUnhandledCudaError", "CUDNN_STATUS_EXECUTION_FAILED")
 
 
 def reason_of(error: BaseException) -> Reason:
-    """``peer`` for what our store and channels raise when a connection ends, and for NCCL's one
+    """``peer`` for what our store and channels raise when a connection ends, and for the one NCCL
     code that means a remote process.
 
-    torch has one type for all errors of NCCL, so its code is read in the text. The others (a CUDA
-    error during a collective, a bad argument) are this rank's own.
+    torch has one type for all NCCL errors, so the code is read from the text. Other codes (a CUDA
+    error during a collective, a bad argument) are this rank's own failures.
     """
     if isinstance(error, PeerLost):
         return "peer"
@@ -29,11 +28,11 @@ def reason_of(error: BaseException) -> Reason:
 
 
 def breaks_device(error: BaseException) -> bool:
-    """Whether CUDA has failed, in ``error`` or in what it was raised while handling.
+    """Whether CUDA has failed, in ``error`` or in the errors during whose handling it was raised.
 
     Most CUDA errors (an illegal access, an uncorrectable ECC error, a GPU off the bus) stay in the
-    process's context, and every later call fails with them; CUDA does not say which. So after any
-    of them the process is not used again. Memory that the allocator cannot give does not count.
+    process's context, and every later call fails with them; CUDA does not report which ones. So
+    after any of them the process is not used again. Running out of memory does not count.
     """
     return any(_is_of_device(link) for link in _chain(error))
 
@@ -43,7 +42,7 @@ def _is_of_device(error: BaseException) -> bool:
         return False
     if isinstance(error, torch.AcceleratorError):
         return True
-    # a library's error, or one that came from another thread, is a plain RuntimeError
+    # an error of a library or from another thread is a plain RuntimeError
     return isinstance(error, RuntimeError) and any(word in str(error) for word in _DEVICE_WORDS)
 
 

@@ -1,4 +1,4 @@
-"""A rank's training across generations: join, restore, run, leave; the model's memory stays throughout."""
+"""A rank's training across generations: join, restore, run, leave; the model stays in memory."""
 
 from __future__ import annotations
 
@@ -30,17 +30,18 @@ from headway.trainer.parallel.tensor import TensorParallel
 from headway.trainer.recorder import NoRecorder, Recorder
 from headway.trainer.snapshot import Extra, Snapshots, layout, offsets
 from headway.trainer.steering import readers_of_other_data
-from headway.trainer.step import Parts, TrainStep
+from headway.trainer.step import StepContext, TrainStep
 
 ArenaFactory = Callable[[int, bytes], Arena]
-"""``(slot_bytes, layout)`` -> the rank's arena, made or opened; one that is damaged or of another
-layout is replaced by an empty one. Called when its size is known, and again if it is damaged later."""
+"""``(slot_bytes, layout)`` -> the rank's arena, created or opened; a damaged one or one
+with another layout is replaced by an empty one. Called when its size is known, and again if
+it is damaged later."""
 
 Source = Literal["init", "arena", "durable"]
 
 PAUSE_ROUND_S = 0.05
 STILL_ROUNDS = 1200
-"""So many rounds of ``PAUSE_ROUND_S`` without a store that moves end the wait at a run's end."""
+"""Rounds of ``PAUSE_ROUND_S`` without progress of any store that end the wait at a run's end."""
 
 log = get_logger("session")
 
@@ -48,8 +49,8 @@ log = get_logger("session")
 class Session:
     """One rank's model and state.
 
-    ``join`` -> ``load`` -> ``run`` -> ``leave``, again and again; ``leave`` may follow any of them, also if it
-    raised. All calls on the main thread.
+    ``join`` -> ``load`` -> ``run`` -> ``leave``, repeatedly; ``leave`` may follow any of them, also
+    if it raised. All calls are made on the main thread.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Session:
         device: torch.device | str = "cpu",
         store_moved: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``store_moved``: whether the node's store got ahead since it was asked before."""
+        """``store_moved``: whether the node's store made progress since the last call."""
         self.config, self.rank = config, rank
         self.device = torch.device(device)
         self._data_factory = data_factory
@@ -88,7 +89,7 @@ class Session:
         """Whether ``run`` could mark its last snapshot durable."""
 
     def join(self, groups: Groups) -> None:
-        """Use ``groups`` from now on; builds the model at the first time."""
+        """Use ``groups`` from now on; the first call builds the model."""
         self._groups = groups
         self._recorder.set_generation(groups.generation)
         if self._tp is None:
@@ -104,11 +105,12 @@ class Session:
     ) -> None:
         """Put the state after ``step`` completed steps in place.
 
-        ``init`` makes the first weights (``step`` is 0), ``arena`` takes the rank's own arena, ``durable``
-        takes ``state``: data and extra as the checkpoint store's ``read_shard`` returns them.
+        ``init`` makes the first weights (``step`` is 0), ``arena`` takes the rank's own
+        arena, ``durable`` takes ``state``: data and extra as the checkpoint store's
+        ``read_shard`` returns them.
 
         Raises:
-            BadSnapshotError: the arena holds no sound snapshot of that step; ``load`` may be called
+            BadSnapshotError: the arena has no intact snapshot of that step; ``load`` may be called
                 again with another source.
             CorruptError: ``state`` does not fit this model.
         """
@@ -147,7 +149,8 @@ class Session:
             )
 
     def run(self, hooks: StepHooks, until: int | None = None) -> None:
-        """Train from ``self.step`` to the end of the run, or to ``until`` completed steps, or to a stop.
+        """Train from ``self.step`` to the end of the run, or to ``until`` completed
+        steps, or to a stop.
 
         Raises:
             Aborted: the generation was fenced. RuntimeError: a peer failed.
@@ -178,7 +181,8 @@ class Session:
         self._make_last_durable(trainer)
 
     def leave(self) -> None:
-        """Let go of the generation: groups, data, all that an abandoned operation may hold. Never blocks."""
+        """Release the generation: groups, data, and what an abandoned operation
+        may hold. Never blocks."""
         if self._snapshots is not None:
             try:
                 self._snapshots.finish()
@@ -238,7 +242,8 @@ class Session:
             self.flats.append(flat)
 
     def ready_snapshots(self) -> Snapshots:
-        """The way into the rank's arena, which is made or opened at the first call; after ``join``."""
+        """The snapshotter of the rank's arena, which the first call creates or
+        opens; after ``join``."""
         if self._snapshots is None:
             if self._open_arena is not None:
                 self._arena = self._open_arena(offsets(self.flats)[1], self._layout())
@@ -246,13 +251,13 @@ class Session:
         return self._snapshots
 
     def _sound_snapshots(self) -> Snapshots:
-        """The same with another arena if this one was damaged since it was opened: a survivor that
-        sealed into it again would lose its state at every recovery to come."""
+        """The same with a new arena if this one was damaged since it was opened: a survivor that
+        kept using it would lose its state at every later recovery."""
         snapshots = self.ready_snapshots()
         try:
             snapshots.check()
         except CorruptError as error:
-            log.error("this rank's arena is damaged, it takes another", reason=error.message)
+            log.error("this rank's arena is damaged and is replaced", reason=error.message)
             snapshots.close()
             if self._arena is not None:
                 self._arena.close()
@@ -263,9 +268,9 @@ class Session:
     def _layout(self) -> bytes:
         return layout(self.flats, self.config.parallel.grid, self.rank)
 
-    def _parts(self) -> Parts:
+    def _parts(self) -> StepContext:
         assert self._groups is not None and self._tp is not None
-        return Parts(
+        return StepContext(
             config=self.config,
             rank=self.rank,
             chunks=self.chunks,
@@ -279,7 +284,7 @@ class Session:
         )
 
     def _reader(self, split: Split) -> BatchReader:
-        """The split's stream, opened by all ranks together where a generation first needs it."""
+        """The stream of a split, opened by all ranks together when a generation first needs it."""
         if split not in self._readers:
             first = any(chunk.is_first for chunk in self.chunks)
             last = any(chunk.is_last for chunk in self.chunks)
@@ -294,20 +299,20 @@ class Session:
             source = self._data_factory(split, start, self.groups.generation, known)
         except RingAbortedError:
             raise Aborted from None
-        except ChangedDataError as error:  # damage may be mended until the next generation
+        except ChangedDataError as error:  # the damage may be repaired before the next generation
             raise RefusedError(error.message, remedy=error.remedy) from error
         if known and source.fingerprint != known:
             source.close()
             raise RefusedError(
                 f"the {split} data of {self.config.data.path} have changed: fingerprint "
                 f"{source.fingerprint}, the run began with {known}",
-                remedy="bring the old data back, or begin a new run",
+                remedy="restore the old data, or start a new run",
             )
         self._fingerprints[split] = source.fingerprint
         return source
 
     def _agree_on_data(self, split: Split, source: BatchSource | None) -> None:
-        """Nodes may have copies of their own: no rank trains on other data than its peers."""
+        """Compare the data over ranks, because nodes may have their own copies."""
         groups, mine = self.groups, source.fingerprint if source is not None else ""
         if groups.world.size == 1:
             return
@@ -330,7 +335,7 @@ class Session:
         return self.step == 0 or (every > 0 and self.step % every == 0)
 
     def _check_divergence(self, result: StepResult) -> None:
-        """All ranks know the same counts, so all of them end here together."""
+        """All ranks have the same counts, so all of them end here together."""
         limit, skipped = self.config.train.max_skipped_steps, result.skipped_in_row
         if limit and skipped >= limit:
             raise DivergedError(
@@ -345,27 +350,27 @@ class Session:
         hooks.on_pause(False)
 
     def _make_last_durable(self, trainer: TrainStep) -> None:
-        """Commit the last snapshot, marked durable, once every store has let go of the one before.
+        """Commit the last snapshot, marked durable, once every store has released the one before.
 
-        If all stores stand still for ``STILL_ROUNDS`` it stays undurable, in the arenas only.
+        If no store makes progress for ``STILL_ROUNDS``, it stays in the arenas only.
         """
-        standing, num_still = trainer.control_round(self.step, look_at_state=True), 0
-        is_good = trainer.skipped_in_row == 0 and not standing.bad
+        agreed, num_still = trainer.control_round(self.step, look_at_state=True), 0
+        is_good = trainer.skipped_in_row == 0 and not agreed.bad
         # counted, not timed: all ranks must end the loop together
-        while standing.busy and num_still < STILL_ROUNDS:
+        while agreed.busy and num_still < STILL_ROUNDS:
             time.sleep(PAUSE_ROUND_S)
-            standing = trainer.control_round(self.step, moved=self._store_moved())
-            num_still = 0 if standing.moved else num_still + 1
-        self.is_last_wanted = is_good and not standing.busy
+            agreed = trainer.control_round(self.step, moved=self._store_moved())
+            num_still = 0 if agreed.moved else num_still + 1
+        self.is_last_wanted = is_good and not agreed.busy
         if not is_good:
             log.warning(
                 "the last step is not made durable: its loss or its state is not finite",
                 step=self.step,
                 skipped_in_row=trainer.skipped_in_row,
             )
-        elif standing.busy:
+        elif agreed.busy:
             log.warning(
-                "the last step is not made durable: a store stands still with an earlier one",
+                "the last step is not made durable: a store makes no progress with an earlier one",
                 step=self.step,
                 waited_s=STILL_ROUNDS * PAUSE_ROUND_S,
             )

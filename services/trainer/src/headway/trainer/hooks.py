@@ -1,4 +1,4 @@
-"""What a session and whoever steers it exchange: the result of each step, and what is asked for next."""
+"""The interface between a session and its control: the result of each step, and what to do next."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class StepResult:
-    """What every rank knows after step ``step``, equal on all."""
+    """The result of step ``step``, equal on all ranks."""
 
     step: int
     loss: float
@@ -17,16 +17,16 @@ class StepResult:
     lr: float
     num_tokens: int
     skipped: bool
-    """Norm or loss was not finite, so the optimizer left the state as it was."""
+    """Norm or loss was not finite, so the optimizer left the state unchanged."""
     skipped_in_row: int
-    """Steps skipped up to and with this one, without one in between that was not; 0 unless ``skipped``."""
+    """Number of consecutive skipped steps up to and including this one; 0 unless ``skipped``."""
     duration_s: float
     """This rank's time for the step."""
 
 
 @dataclass(frozen=True)
 class Directive:
-    """What the commands agreed on so far ask for, from this step's end on."""
+    """The combined effect of the agreed commands, from the end of this step."""
 
     lr: float | None = None
     """Replaces the schedule's learning rate from the next step on."""
@@ -37,20 +37,21 @@ class Directive:
 
 
 class StepHooks(Protocol):
-    """The control side, asked on the main thread; nothing here may block."""
+    """The control side, called on the main thread; nothing here may block."""
 
     def command_seq(self) -> int:
-        """Newest steering command held, 0 for none."""
+        """Newest steering command received, 0 for none."""
 
     def apply(self, step: int, applied: int, agreed: int) -> Directive:
-        """What commands 1..``agreed`` ask for; those up to ``applied`` have had their one-time effects.
+        """The effect of commands 1..``agreed``; those up to ``applied`` had their
+        one-time effects already.
 
-        Called with every step's agreement, also if nothing is new. A function of the commands alone, so
-        that a step done again after a recovery comes to the same.
+        Called with every step's agreement, also if nothing is new. A function of the commands
+        alone, so that a step that is repeated after a recovery gives the same result.
         """
 
     def stop_requested(self) -> bool:
-        """This rank wants the run to end, whatever the commands say."""
+        """Whether this rank wants the run to end, independently of commands."""
 
     def on_step(self, result: StepResult) -> None:
         """A step is complete."""
@@ -62,19 +63,19 @@ class StepHooks(Protocol):
         """The run was paused or resumed."""
 
     def on_doubtful_checkpoint(self, step: int, first_skipped: int) -> None:
-        """A user asked for a checkpoint of ``step`` although no step since ``first_skipped`` was
-        finite. It is made; those from before must stay."""
+        """Called when a user requests a checkpoint of ``step`` although no step since
+        ``first_skipped`` was finite. It is made; earlier ones must be kept."""
 
 
 class NoHooks:
-    """Nobody steers; a base for hooks that need little."""
+    """Hooks without effect; a base class for hooks that need few methods."""
 
     def command_seq(self) -> int:
         """No commands."""
         return 0
 
     def apply(self, step: int, applied: int, agreed: int) -> Directive:
-        """Nothing is asked for."""
+        """No changes."""
         del step, applied, agreed
         return Directive()
 

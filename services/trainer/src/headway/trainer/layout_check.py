@@ -1,7 +1,7 @@
-"""A snapshot is accepted only if every tensor lies in it where this model keeps it.
+"""Accepts a snapshot only if it stores every tensor where this model expects it.
 
-Equal sizes are no proof: parameters in another order, or moments in the place of weights, load
-without an error and train garbage.
+Equal sizes are not enough: parameters in another order, or moments in the place of weights, would
+load without an error and train garbage.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ ENTRY = (
     "flat_start",
     "flat_stop",
 )
-"""What must be equal of each tensor beside name and field, which are compared first; keys that only
-another version knows are ignored."""
+"""Keys that must be equal for each tensor, besides name and field, which are compared first; keys
+of other versions are ignored."""
 
 
 def difference(mine: bytes, found: bytes | Mapping[str, Any]) -> str:
-    """The first way in which two layouts differ, with both values; "" if they place all alike."""
+    """The first difference between two layouts, with both values; "" if they are equal."""
     if mine == found:
         return ""
     here = json.loads(mine)
@@ -36,7 +36,7 @@ def difference(mine: bytes, found: bytes | Mapping[str, Any]) -> str:
         there = json.loads(found) if isinstance(found, bytes) else found
         tensors, mesh = list(there["tensors"]), dict(there["mesh"])
     except (ValueError, KeyError, TypeError):
-        return "it names no tensors"
+        return "it does not list any tensors"
     for key in MESH:
         if mesh.get(key, 1) != here["mesh"][key]:
             return f"its mesh has {key}={mesh.get(key, 1)}, this rank {key}={here['mesh'][key]}"

@@ -1,4 +1,4 @@
-"""A worker's line to its executor: one thread that owns the socket, beats, and never lets the trainer wait."""
+"""A worker's connection to its executor: one thread that owns the socket and sends beats."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from headway.common.wire.messages.worker import (
 
 BEAT_S = 0.5
 MAX_UNSTORED = 20_000
-"""About 10 MB; the oldest fall out first."""
+"""About 10 MB; the oldest are dropped first."""
 
 
 @dataclass
 class WorkerStatus:
-    """What the executor knows of this worker; see ``WorkerBeat``."""
+    """What the executor sees of this worker; see ``WorkerBeat``."""
 
     status: str = "idle"
     generation: int = -1
@@ -41,11 +41,13 @@ class WorkerStatus:
 
 
 class Link:
-    """``send`` may be called from any thread; ``on_message`` runs on the link's own thread and must not block.
+    """``send`` may be called from any thread; ``on_message`` runs on the link's own
+    thread and must not block.
 
-    The socket is a DEALER over ``ipc``; it reconnects to a restarted executor by itself. Beats sent meanwhile are
-    dropped, since the next one tells all; everything else waits here, the oldest of more than 4,096 falls out.
-    What the driver is to store is kept until it has, and sent again to a restarted executor.
+    The socket is a DEALER over ``ipc``; it reconnects to a restarted executor automatically. Beats
+    sent meanwhile are dropped, since the next one replaces them; everything else is queued here, at
+    most 4,096 notes, dropping the oldest. What the driver stores is kept until it has done so, and
+    sent again to a restarted executor.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class Link:
         os.eventfd_write(self._wake, 1)
 
     def beat_now(self) -> None:
-        """Let the executor know of a change at once."""
+        """Send a beat at once because something changed."""
         self.send(self._beat())
 
     def close(self) -> None:
@@ -114,7 +116,7 @@ class Link:
         client.close()
 
     def _acknowledged(self, message: Acknowledged) -> None:
-        """Forget what is stored; another executor gets what the one before took with it."""
+        """Discard what is stored; a new executor gets again what the previous one had received."""
         newest = -1
         for index, kept in enumerate(self._unstored):
             if isinstance(kept, StepMetrics) and (kept.generation, kept.step) <= message.stored:
@@ -134,5 +136,5 @@ class Link:
                 self._unstored.append(message)
         while self._unsent:
             if not client.notify(self._unsent[0]) and not isinstance(self._unsent[0], WorkerBeat):
-                return  # no executor is connected: the next beat's turn tries again
+                return  # no executor is connected: tried again with the next beat
             self._unsent.popleft()

@@ -1,6 +1,6 @@
-"""A launch settles for all ranks what they compute on here, and in which type.
+"""Resolves at launch on which device, and in which type, all ranks compute.
 
-Torch is asked only where there are GPUs, in a process of its own: the console never imports it.
+Torch is used only if there are GPUs, in a separate process: the console never imports it.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ from headway.common.errors import InputError
 from headway.trainer.config import RunConfig
 
 BF16_UNITS = ("avx512_bf16", "amx_bf16", "bf16")
-"""CPU flags of x86 and Arm; without them torch's bf16 is slower than fp32 (measured: 2 and 42 GFLOP/s)."""
+"""CPU flags of x86 and Arm; without them torch's bf16 is slower than fp32
+(measured: 2 and 42 GFLOP/s)."""
 COUNT_LIMIT_S = 60.0
 
 
 def settled(config: RunConfig, *, ranks: int, gpus: int | None = None) -> tuple[RunConfig, str]:
-    """The configuration with ``auto`` and the corpus path made definite, and a line that says so.
+    """The configuration with ``auto`` and the corpus path resolved, and a line
+    that reports the choice.
 
     Args:
-        ranks: those of the run on this machine.
-        gpus: those that torch sees here; counted if not given.
+        ranks: number of the run's ranks on this machine. gpus: number of GPUs that torch sees;
+            counted if not given.
 
     Raises:
         InputError: ``train.device = "gpu"`` and there are fewer GPUs than ranks.
@@ -51,7 +53,7 @@ def settled(config: RunConfig, *, ranks: int, gpus: int | None = None) -> tuple[
 
 
 def machine_device(ranks: int, gpus: int) -> tuple[Literal["gpu", "cpu"], str]:
-    """Where ``auto`` computes, and why: NCCL takes no two ranks on one GPU.
+    """The device that ``auto`` means, and why: NCCL does not allow two ranks on one GPU.
 
     >>> machine_device(4, 1)
     ('cpu', 'GPUs: 1, ranks: 4')
@@ -84,7 +86,7 @@ def machine_dtype(
 
 
 def usable_gpus() -> int:
-    """GPUs that torch can use in this environment; 0 also where torch was built without them."""
+    """GPUs that torch can use in this environment; 0 also if torch was built without CUDA."""
     if not any(Path("/dev").glob("nvidia[0-9]*")):
         return 0
     command = [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"]

@@ -1,4 +1,4 @@
-"""A worker's rank: its session, and what ties it to the node: arena, flight ring, data daemon, executor."""
+"""A worker's rank: its session and its node's resources: arena, flight ring, data, executor."""
 
 from __future__ import annotations
 
@@ -37,13 +37,14 @@ from headway.trainer.parallel.store import StoreEndpoint
 from headway.trainer.sample import sample_text
 from headway.trainer.store_watch import StoreWatch
 
-CLAIM_LIMIT_S = 5.0  # who had the rank before was killed; the kernel may take a moment
+CLAIM_LIMIT_S = 5.0  # the rank's earlier process was killed; the kernel may take a moment
 
 log = get_logger("rank")
 
 
 class Rank:
-    """Made when a worker gets a rank, kept over generations: model, buffers and arena stay in memory."""
+    """Created when a worker gets a rank and kept over generations, with
+    model, buffers and arena."""
 
     def __init__(self, context: RankContext, rank: int) -> None:
         self._context, self.rank, self.config = context, rank, context.config
@@ -65,7 +66,8 @@ class Rank:
         )
 
     def serve(self, assign: Assign, lookup: Callable[[int], StoreEndpoint]) -> None:
-        """Join the generation, restore, train to the end of the run; leaves the groups in every case.
+        """Join the generation, restore, train to the end of the run; leaves the
+        groups in every case.
 
         Raises:
             Aborted: the generation was fenced. RuntimeError: a peer failed.
@@ -104,10 +106,10 @@ class Rank:
             channels.close()
 
     def close(self) -> None:
-        """The worker takes another rank."""
+        """Release everything, because the worker takes another rank."""
         self._session.close()
         self._store.close()
-        # It holds methods of this object: only a full collection would free the model.
+        # It refers to methods of this object, so only a full collection would free the model.
         del self._session
         if self._arena is not None:
             self._arena.close()
@@ -129,7 +131,7 @@ class Rank:
         log.info("restored", generation=assign.generation, source=source, step=restore.step)
 
     def _way_back(self, first_skipped: int) -> str:
-        """Which checkpoint a diverged run can go back to."""
+        """Describe which checkpoint a diverged run can go back to."""
         try:
             found = newest(
                 self._context.run_dir.checkpoints,
@@ -148,7 +150,7 @@ class Rank:
         )
         if info is None or str(info.path) != folder:
             raise CorruptError(
-                f"checkpoint {folder} is not there any more", remedy="an older one is taken"
+                f"checkpoint {folder} no longer exists", remedy="an older one is used"
             )
         self._session.check_layout(read_part(info, self.rank).layout, f"checkpoint {info.path}")
         return read_shard(info, self.rank)
@@ -201,7 +203,7 @@ class Rank:
             )
 
     def _wait_for_store(self) -> None:
-        """The run is over only when its last checkpoint is on disk, or its store stands still."""
+        """Wait until the last checkpoint is on disk, or the store makes no progress."""
         arena, step = self._arena, self._session.step
         if arena is None or not self._session.is_last_wanted:
             return
@@ -219,7 +221,8 @@ class Rank:
 
 
 def data_readers(config: RunConfig, rank: int) -> list[int]:
-    """The ranks of this rank's node that read the same stream: its replica's first and last stages, all tp ranks."""
+    """Ranks of this node that read the same stream: first and last stages of a
+    replica, all tp ranks."""
     grid = config.parallel.grid
     placement = Placement(grid, config.launch.ranks_per_node)
     place = grid.coordinates(rank)
@@ -239,7 +242,8 @@ def replica_stream(
     readers: int,
     fingerprint: str = "",
 ) -> StreamSpec:
-    """The stream of one replica. Validation repeats its first ``eval_batches`` global batches for ever."""
+    """The stream of one replica. Validation repeats its first ``eval_batches``
+    global batches forever."""
     train = config.train
     return stream_spec(
         config.data.path,

@@ -1,4 +1,4 @@
-"""Where the compute path writes what it does: the rank's flight ring, or nowhere."""
+"""Where the compute path records its actions: the rank's flight ring, or nowhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes a few tokens with the trained model: every rank runs its stage, the last one picks, broadcasts the choice."""
+"""Generates tokens with the trained model: every rank runs its stage, the last one samples."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ TEMPERATURE = 0.8
 
 @torch.no_grad()
 def sample_text(session: Session, prompt: list[int], count: int) -> list[int]:
-    """At most ``count`` tokens that follow ``prompt``, equal on all ranks; a function of weights and the run's seed.
+    """At most ``count`` tokens after ``prompt``, equal on all ranks; depends on
+    weights and seed only.
 
-    The whole text, rounded up to a multiple of tp, has at most ``seq_len`` tokens: no model knows later positions.
-    Every replica computes the same; nothing is cached, so each token costs one forward over the whole text.
+    The whole text, rounded up to a multiple of tp, has at most ``seq_len`` tokens, the number of
+    positions of the model. Every replica computes the same; nothing is cached, so each token costs
+    one forward over the whole text.
 
     Raises:
         Aborted: the generation was fenced.
@@ -62,7 +64,7 @@ def sample_next(
 
     Args:
         logits: this rank's piece [micro_batch, vocab/tp], as ``Chunk.logits`` returns it.
-        temperature: 0 takes the likeliest token, the lowest number among equals.
+        temperature: 0 takes the likeliest token, the lowest id among equals.
         uniform: a number in [0, 1) from the caller's generator, equal on all ranks; the sample is
             the token where the cumulated probability passes it.
     """

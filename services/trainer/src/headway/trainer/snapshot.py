@@ -1,7 +1,8 @@
-"""Flat state to arena and back: one copy per chunk, in the background, sealed before the next all-reduces.
+"""Copies the flat state to the arena and back: in the background, sealed before the all-reduces.
 
-A snapshot numbered s holds the state after s completed steps. It is copied while step s computes, which reads
-parameters and writes gradients but leaves master weights and moments alone until its optimizer.
+A snapshot numbered s holds the state after s completed steps. It is copied while step s
+computes, which reads parameters and writes gradients but leaves master weights and moments alone
+until its optimizer.
 """
 
 from __future__ import annotations
@@ -33,24 +34,24 @@ log = get_logger("snapshot")
 
 @dataclass(frozen=True)
 class Extra:
-    """The small state beside the tensors."""
+    """The small state besides the tensors."""
 
     step: int
     """Completed steps; the snapshot's number."""
     samples: int
-    """Global samples consumed: where the data go on, whatever the global batch size is then."""
+    """Global samples consumed, where reading continues whatever the global batch size is then."""
     command: int = 0
     """Newest steering command applied."""
     durable_due: bool = False
-    """A durable snapshot was asked for and not yet marked, because the store was busy."""
+    """A durable snapshot was requested but not marked yet, because the store was busy."""
     fingerprint: str = ""
-    """Of the training data, "" where this rank has read none; other data are refused."""
+    """Fingerprint of the training data, "" if this rank has read none; other data are refused."""
     validation_fingerprint: str = ""
-    """Of the validation data, in the same way."""
+    """The same for the validation data."""
     skipped: int = 0
     """Steps so far whose update was skipped: the optimizer's count is ``step - skipped``."""
     skipped_in_row: int = 0
-    """Those of them directly before ``step``."""
+    """Skipped steps directly before ``step``."""
 
     def pack(self) -> bytes:
         """MessagePack."""
@@ -87,7 +88,8 @@ def layout(flats: Sequence[FlatChunk], grid: Grid, rank: int) -> bytes:
 
 
 class Snapshots:
-    """Seals the chunks' state into ``arena``; without one every call succeeds and nothing is kept."""
+    """Seals the chunks' state into ``arena``; without one every call succeeds
+    and nothing is kept."""
 
     def __init__(self, arena: Arena | None, flats: Sequence[FlatChunk]) -> None:
         self._arena, self._flats = arena, flats
@@ -111,7 +113,7 @@ class Snapshots:
 
     @property
     def busy(self) -> bool:
-        """The store has not yet let go of the last durable snapshot."""
+        """Whether the store has not yet released the last durable snapshot."""
         return self._arena is not None and self._arena.busy()
 
     def begin(self, step: int, generation: int, extra: Extra, *, durable: bool) -> None:
@@ -130,7 +132,8 @@ class Snapshots:
         self._jobs.put(job)
 
     def finish(self) -> None:
-        """Wait until the snapshot under way is sealed; a memory copy, so it ends without anybody's help.
+        """Wait until the current snapshot is sealed; a memory copy that depends
+        on no other process.
 
         Raises:
             HeadwayError: sealing failed.
@@ -146,11 +149,12 @@ class Snapshots:
 
     @property
     def awaits_commit(self) -> bool:
-        """A snapshot is marked durable and not committed yet: no store has seen it."""
+        """Whether a snapshot is marked durable but not committed, so that no store has seen it."""
         return bool(self._unseen())
 
     def withdraw(self) -> bool:
-        """Take back the durable mark of the snapshot that is not committed yet; False without one."""
+        """Remove the durable mark of the snapshot that is not committed yet;
+        False if there is none."""
         unseen = self._unseen()
         for info in unseen:
             assert self._arena is not None
@@ -168,18 +172,18 @@ class Snapshots:
         ]
 
     def commit(self, step: int) -> None:
-        """All ranks have sealed ``step``."""
+        """Commit ``step``, because all ranks have sealed it."""
         if self._arena is not None and step >= 0:
             self._arena.commit(step)
 
     def restore(self, step: int) -> Extra:
         """Verify snapshot ``step`` of the arena, load it and drop every newer one.
 
-        A snapshot that does not match its digest is marked bad, and so are all others that do not,
-        so that the next restore point is one that can be had. The state is not touched then.
+        If it does not match its digest, it is marked bad, and so are all others that do not match,
+        so that the next restore point is usable. The state is not changed then.
 
         Raises:
-            BadSnapshotError: the arena holds no sound snapshot of that step.
+            BadSnapshotError: the arena has no intact snapshot of that step.
         """
         assert self._arena is not None
         data, extra = self._verified(self._arena, step)
@@ -196,7 +200,8 @@ class Snapshots:
             self._arena.check()
 
     def forget(self, step: int = -1) -> None:
-        """Drop every snapshot after ``step`` of the arena: a start from elsewhere makes them wrong."""
+        """Drop every snapshot after ``step``, because the state was restored
+        from another source."""
         if self._arena is not None:
             self._arena.invalidate_newer(step)
         self._sealed = -1
@@ -214,7 +219,7 @@ class Snapshots:
             piece = data[start : start + flat.state.nbytes]
             if flat.state.device.type == "cpu":
                 np.copyto(flat.state.numpy().view(np.uint8), piece)
-            else:  # torch knows no read-only tensors, so this takes a copy
+            else:  # torch has no read-only tensors, so this makes a copy
                 flat.state.copy_(torch.from_numpy(piece.copy()).view(flat.state.dtype))
 
     def _verified(self, arena: Arena, step: int) -> tuple[npt.NDArray[np.uint8], Extra]:
@@ -286,28 +291,29 @@ class _Job:
 
 
 class _CopyStream:
-    """A stream of its own from a GPU into slots, which are page-locked at their first use.
+    """A separate stream from a GPU into slots, which are page-locked at their first use.
 
-    A copy on the stream of the computation would stand behind the whole next step, and one into pageable memory
-    goes through the driver's small buffer. High priority, because those streams come from another pool than
-    NCCL's: torch hands the streams of a pool out in turn, so two owners may get the same one.
+    A copy on the computation's stream would wait behind the whole next step, and a copy into
+    pageable memory goes through the driver's small buffer. High priority, because those streams
+    come from another pool than NCCL's: torch assigns the streams of a pool in turn, so two
+    owners may share one.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._stream: Any = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
         self._slots: dict[
             int, tuple[npt.NDArray[np.uint8], bool]
-        ] = {}  # by address; the views keep it mapped
+        ] = {}  # keyed by address; the views keep it mapped
 
     def mark(self) -> Any:
-        """The event behind all that the calling thread has queued: the optimizer that wrote the state."""
+        """An event after everything that the calling thread has queued, such as the optimizer."""
         event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._stream.device))
         return event
 
     @contextmanager
     def copying(self, written: Any, data: npt.NDArray[np.uint8]) -> Iterator[None]:
-        """Copies queued in the block run after ``written``; those into ``data`` are done when it is left."""
+        """Copies queued in the block run after ``written`` and are done when the block ends."""
         self._lock(data)
         self._stream.wait_event(written)
         try:
@@ -317,14 +323,14 @@ class _CopyStream:
             self._stream.synchronize()
 
     def unlock(self) -> None:
-        """Give the slots' memory back to the kernel's paging."""
+        """Unlock the slots' memory."""
         for address, (_, locked) in self._slots.items():
             if locked:
                 _cudart().cudaHostUnregister(address)
         self._slots.clear()
 
     def _lock(self, data: npt.NDArray[np.uint8]) -> None:
-        """Page-lock a slot once; one that is refused gets slower copies."""
+        """Page-lock a slot once; if that is refused, its copies are slower."""
         address = data.ctypes.data
         if address in self._slots:
             return

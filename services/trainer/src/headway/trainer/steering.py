@@ -1,7 +1,7 @@
-"""The two small world all-reduces of a step: what the ranks add up, and what they must agree on.
+"""The two small world all-reduces of a step: sums over the ranks, and their agreement.
 
-They replace every round trip to a driver: after them each rank knows the same norm and loss, which command
-all ranks hold, and which snapshot all ranks have sealed.
+They replace every round trip to a driver: after them each rank has the same norm and loss, the
+newest command that all ranks have, and the newest snapshot that all ranks have sealed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from headway.trainer.parallel.nccl import read_when_ready
 
 @dataclass(frozen=True)
 class Sums:
-    """World sums: square of the gradient norm (before any scaling), loss over tokens, tokens that count."""
+    """World sums: square of the gradient norm (before any scaling), loss over
+    tokens, tokens that count."""
 
     norm_square: float
     loss_sum: float
@@ -31,21 +32,21 @@ class Sums:
 
 
 @dataclass(frozen=True)
-class Standing:
-    """What one rank brings to the agreement."""
+class Agreement:
+    """One rank's part of the agreement, or the result of it."""
 
     command: int
-    """Newest steering command held; 0 for none."""
+    """Newest steering command received; 0 for none."""
     sealed: int
     """Newest snapshot sealed; -1 for none."""
     stop: bool = False
-    """This rank wants the run to end with this step."""
+    """Whether this rank wants the run to end with this step."""
     bad: bool = False
-    """This rank saw a value that is not finite."""
+    """Whether this rank saw a value that is not finite."""
     busy: bool = False
-    """This rank's store still works on the last durable snapshot."""
+    """Whether this rank's store still works on the last durable snapshot."""
     moved: bool = False
-    """This rank's store got ahead since the last round; only at the end of a run."""
+    """Whether this rank's store made progress since the last round; only at the end of a run."""
 
 
 def add_up(world: Comm, channels: Channels, values: torch.Tensor) -> Sums:
@@ -58,8 +59,9 @@ def add_up(world: Comm, channels: Channels, values: torch.Tensor) -> Sums:
     return Sums(*read_when_ready(values, channels))
 
 
-def agree(world: Comm, channels: Channels, mine: Standing, device: torch.device) -> Standing:
-    """The world's standing: the oldest command and snapshot, and every flag that somebody raised.
+def agree(world: Comm, channels: Channels, mine: Agreement, device: torch.device) -> Agreement:
+    """The agreement of all ranks: the oldest command and snapshot, and every
+    flag that any rank set.
 
     When it returns, each rank has sealed the snapshot it names: that one is committed.
 
@@ -72,13 +74,13 @@ def agree(world: Comm, channels: Channels, mine: Standing, device: torch.device)
     ).to(device)
     world.all_reduce(values, "max").wait()
     command, sealed, stop, bad, busy, moved = read_when_ready(values, channels)
-    return Standing(int(-command), int(-sealed), stop > 0, bad > 0, busy > 0, moved > 0)
+    return Agreement(int(-command), int(-sealed), stop > 0, bad > 0, busy > 0, moved > 0)
 
 
 def readers_of_other_data(
     world: Comm, channels: Channels, fingerprint: str, device: torch.device
 ) -> list[int]:
-    """The ranks whose data differ from those of the lowest rank that reads any; equal on all ranks.
+    """Ranks whose data differ from those of the lowest reading rank; equal on all ranks.
 
     Once per generation and split, by all ranks together; "" on a rank that reads nothing.
 

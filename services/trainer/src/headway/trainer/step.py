@@ -1,7 +1,7 @@
 """One training step: the lowered schedule with everything that frames it, down to the snapshot.
 
-Order of what matters to others: gradients reduced -> snapshot of this step's start sealed -> the two world
-all-reduces -> that snapshot committed -> optimizer -> next snapshot begun.
+The order that other components rely on: gradients reduced -> snapshot of this step's start sealed
+-> the two world all-reduces -> that snapshot committed -> optimizer -> next snapshot begun.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from headway.trainer.parallel.pipeline import Handler, Pipeline
 from headway.trainer.parallel.tensor import TensorParallel
 from headway.trainer.recorder import Recorder
 from headway.trainer.snapshot import Extra, Snapshots
-from headway.trainer.steering import Standing, Sums, add_up, agree
+from headway.trainer.steering import Agreement, Sums, add_up, agree
 
 
 @dataclass
-class Parts:
-    """What a rank trains with; the model outlives generations, the rest is of one."""
+class StepContext:
+    """What a rank trains with; the model is kept over generations, the rest belongs to one."""
 
     config: RunConfig
     rank: int
@@ -47,13 +47,13 @@ class Parts:
     recorder: Recorder
     device: torch.device
     fingerprints: Mapping[Split, str]
-    """Of the data read so far in this run; a snapshot keeps them."""
+    """Fingerprints of the data read so far in this run; stored in snapshots."""
 
 
 class TrainStep:
     """Runs steps and validation passes of one generation."""
 
-    def __init__(self, parts: Parts, hooks: StepHooks, reader: BatchReader) -> None:
+    def __init__(self, parts: StepContext, hooks: StepHooks, reader: BatchReader) -> None:
         config = parts.config
         parallel = config.parallel
         grid = parallel.grid
@@ -82,9 +82,9 @@ class TrainStep:
         self.samples = 0
         """Global samples consumed before the next step."""
         self.skipped = 0
-        """Steps before the next one that left the state as it was."""
+        """Number of earlier steps that left the state unchanged."""
         self.skipped_in_row = 0
-        """Those of them directly before the next one."""
+        """Number of skipped steps directly before the next one."""
         self._is_asked_for = False
         self._busy = False
 
@@ -99,7 +99,7 @@ class TrainStep:
             for flat in self._parts.flats:
                 flat.zero_grads()
             updates, steps = step - self.skipped, self._parts.config.train.steps
-            run = _Run(step, learning_rate(self._parts.config.optim, updates, steps))
+            run = _StepTotals(step, learning_rate(self._parts.config.optim, updates, steps))
             if self.directive.lr is not None:
                 run.lr = self.directive.lr
             self._pass(run).run()
@@ -115,7 +115,8 @@ class TrainStep:
         )
 
     def evaluate(self, step: int, reader: BatchReader) -> float:
-        """Mean validation loss in nats, over the same batches each time; all ranks call this together."""
+        """Mean validation loss in nats, over the same batches each time; all
+        ranks call this together."""
         parts = self._parts
         with parts.recorder.record(Kind.EVAL, step=step):
             self._data.gather_all(step)
@@ -133,29 +134,30 @@ class TrainStep:
 
     def control_round(
         self, step: int, *, moved: bool = False, look_at_state: bool = False
-    ) -> Standing:
+    ) -> Agreement:
         """Agree outside of a step: commits what is sealed and receives new commands.
 
-        ``moved``: this rank's store got ahead since the last round. ``look_at_state``: the standing
-        is bad if the state is not finite, which no step can show any more.
+        ``moved``: this rank's store made progress since the last round. ``look_at_state``: check
+        that the state is finite, because no later step will.
         """
         parts = self._parts
         parts.snapshots.finish()
         with parts.recorder.record(Kind.NORM, step=step, flags=WAITING):
-            # nor has a step used a state that is about to be committed while the run is paused
+            # a state that is committed while the run is paused was not used by a step either
             look_at_state = look_at_state or parts.snapshots.awaits_commit
             is_bad = look_at_state and not self._is_state_finite()
-            standing = agree(
+            agreed = agree(
                 parts.groups.world,
                 parts.groups.channels,
-                replace(self._standing(is_bad), moved=moved),
+                replace(self._vote(is_bad), moved=moved),
                 parts.device,
             )
-        self._take_over(step, standing)
-        return standing
+        self._take_over(step, agreed)
+        return agreed
 
     def snapshot(self, step: int, *, durable: bool) -> None:
-        """Begin sealing the state after ``step`` completed steps; recorded as part of the step before."""
+        """Begin sealing the state after ``step`` completed steps; recorded as
+        part of the step before."""
         extra = Extra(
             step=step,
             samples=self.samples,
@@ -169,7 +171,7 @@ class TrainStep:
         with self._parts.recorder.record(Kind.SNAPSHOT, step=step - 1):
             self._parts.snapshots.begin(step, self._parts.groups.generation, extra, durable=durable)
 
-    def _pass(self, run: _Run) -> Pipeline:
+    def _pass(self, run: _StepTotals) -> Pipeline:
         step = run.step
 
         def data(pipeline: Pipeline, _: Action) -> None:
@@ -210,12 +212,12 @@ class TrainStep:
             before_compute=lambda chunk: self._data.ready(chunk, step),
         )
 
-    def _norm(self, run: _Run, loss_sum: torch.Tensor) -> None:
-        """The two all-reduces. All gradients were scaled by 1 / (sequences x length); what is left of the
-        division by the true number of tokens is one factor, 1 unless labels are masked."""
+    def _norm(self, run: _StepTotals, loss_sum: torch.Tensor) -> None:
+        """The two all-reduces. All gradients were scaled by 1 / (sequences x length); the remaining
+        factor to the true number of tokens is 1 unless labels are masked."""
         parts = self._parts
         self._data.finish(run.step)
-        parts.snapshots.finish()  # before this rank gives its part: see protocol.md, the life of a commit
+        parts.snapshots.finish()  # before this rank contributes: see docs/protocol.md, section 3
         with parts.recorder.record(Kind.NORM, step=run.step):
             norm_square = torch.stack(
                 [flat.norm_square(parts.tp.rank) for flat in parts.flats]
@@ -225,17 +227,18 @@ class TrainStep:
             run.grad_norm = math.sqrt(run.sums.norm_square) * token_scale
             run.is_finite = math.isfinite(run.grad_norm) and math.isfinite(run.sums.loss_sum)
             run.grad_scale = token_scale * clip_scale(parts.config.optim, run.grad_norm)
-            mine = self._standing(not run.is_finite)
-            standing = agree(parts.groups.world, parts.groups.channels, mine, parts.device)
-        run.is_finite = not standing.bad
-        self.skipped += standing.bad
-        self.skipped_in_row = self.skipped_in_row + 1 if standing.bad else 0
-        self._take_over(run.step, standing)
+            mine = self._vote(not run.is_finite)
+            agreed = agree(parts.groups.world, parts.groups.channels, mine, parts.device)
+        run.is_finite = not agreed.bad
+        self.skipped += agreed.bad
+        self.skipped_in_row = self.skipped_in_row + 1 if agreed.bad else 0
+        self._take_over(run.step, agreed)
 
     def _add_up(
         self, norm_square: torch.Tensor | float, loss_sum: torch.Tensor, tokens: float
     ) -> Sums:
-        """World sums. Each tp rank of a last stage holds the whole loss, so only the first one's counts."""
+        """World sums. Each tp rank of a last stage holds the whole loss, so only
+        the first one's counts."""
         parts = self._parts
         values = torch.zeros(3, dtype=torch.float64, device=parts.device)
         values[0] = norm_square
@@ -244,9 +247,9 @@ class TrainStep:
             values[2] = tokens
         return add_up(parts.groups.world, parts.groups.channels, values)
 
-    def _standing(self, bad: bool) -> Standing:
+    def _vote(self, bad: bool) -> Agreement:
         parts = self._parts
-        return Standing(
+        return Agreement(
             command=self._hooks.command_seq(),
             sealed=parts.snapshots.sealed,
             stop=self._hooks.stop_requested(),
@@ -254,28 +257,28 @@ class TrainStep:
             busy=parts.snapshots.busy,
         )
 
-    def _take_over(self, step: int, standing: Standing) -> None:
-        """Commit what all have sealed, and apply the commands that all hold.
+    def _take_over(self, step: int, agreed: Agreement) -> None:
+        """Commit what all ranks have sealed, and apply the commands that all ranks have.
 
         A state whose own step was not finite is kept in memory, where recovery needs it, but does
-        not become a checkpoint; the next good one does.
+        not become a checkpoint; the next finite one does.
         """
         snapshots = self._parts.snapshots
-        if standing.bad and not self._is_asked_for and snapshots.withdraw():
+        if agreed.bad and not self._is_asked_for and snapshots.withdraw():
             self.durable_due = True
-        snapshots.commit(standing.sealed)
-        directive = self._hooks.apply(step, self.applied, standing.command)
-        self.applied = max(self.applied, standing.command)
+        snapshots.commit(agreed.sealed)
+        directive = self._hooks.apply(step, self.applied, agreed.command)
+        self.applied = max(self.applied, agreed.command)
         self.durable_due |= directive.checkpoint
         self._is_asked_for = self.skipped_in_row > 0 and (
             directive.checkpoint or (self._is_asked_for and self.durable_due)
         )
-        self._busy = standing.busy
-        if standing.stop:
+        self._busy = agreed.busy
+        if agreed.stop:
             directive = replace(directive, stop=True)
         self.directive = directive
 
-    def _optimize(self, run: _Run) -> None:
+    def _optimize(self, run: _StepTotals) -> None:
         if not run.is_finite:
             return
         with self._parts.recorder.record(Kind.OPTIMIZER, step=run.step):
@@ -284,7 +287,8 @@ class TrainStep:
                 failpoint("worker.mid_optimizer", step=run.step, chunk=chunk)
 
     def _snapshot_after(self, step: int) -> None:
-        """Seal the state, and mark it durable when that is due and no rank's store is still busy."""
+        """Seal the state, and mark it durable when that is due and no rank's
+        store is still busy."""
         self.samples += self._parts.config.train.global_batch_size
         every = self._parts.config.ckpt.durable_every
         self.durable_due |= (step + 1) % every == 0
@@ -316,8 +320,8 @@ class TrainStep:
         return reader.take(steps * self._micro_batches, first, dp * size, lambda: channels.aborted)
 
 
-class _Run:
-    """What one step finds out on its way."""
+class _StepTotals:
+    """Intermediate results of one step."""
 
     def __init__(self, step: int, lr: float) -> None:
         self.step, self.lr = step, lr

@@ -1,4 +1,5 @@
-"""Is the node's checkpoint store getting ahead? Whoever waits for it waits as long as it does."""
+"""Observes whether the node's checkpoint store makes progress, to decide how
+long to wait for it."""
 
 from __future__ import annotations
 
@@ -12,14 +13,14 @@ from headway.common.wire.client import Client
 from headway.common.wire.messages.ckpt_store import StoreStatus, StoreStatusReply
 
 STILL_LIMIT_S = 60.0
-"""A store that has neither written nor checked anything for so long is not waited for any more."""
+"""A store that has not written or checked anything for this long is given up."""
 ASK_S = 0.5
 ANSWER_S = 0.25
 LOOK_S = 0.02
 
 
 class StoreWatch:
-    """Asks the store at ``endpoint`` how far it is; one that does not answer stands still.
+    """Asks the store at ``endpoint`` for its progress; no answer counts as no progress.
 
     To be used by one thread only.
     """
@@ -32,16 +33,16 @@ class StoreWatch:
         """The newest answer."""
 
     def ask(self) -> StoreStatusReply | None:
-        """Its status now; None without an answer."""
+        """Its current status; None without an answer."""
         with contextlib.suppress(HeadwayError):
             self.status = self._client.call(StoreStatus(), StoreStatusReply, timeout_s=ANSWER_S)
             return self.status
         return None
 
     def moved(self) -> bool:
-        """Whether it is further than ever before; asks every ``ASK_S`` at most.
+        """Whether it has made progress; asks at most every ``ASK_S``.
 
-        One that is started again and again does not get ahead (``HighWater``).
+        A store that is restarted repeatedly does not count as making progress (``HighWater``).
         """
         if time.monotonic() < self._ask_at_s:
             return False
@@ -56,13 +57,13 @@ class StoreWatch:
         check: Callable[[], object] = lambda: None,
         still_s: float | None = None,
     ) -> bool:
-        """Wait until ``done``; False once the store has stood still for ``still_s``.
+        """Wait until ``done``; False once the store has made no progress for ``still_s``.
 
         ``check`` is called meanwhile and may raise.
         """
         limit_s = STILL_LIMIT_S if still_s is None else still_s
         self._mark = HighWater()
-        self._ask_at_s = time.monotonic() + ASK_S  # who is about to be done is not asked
+        self._ask_at_s = time.monotonic() + ASK_S  # not asked if it is done already
         give_up_s = time.monotonic() + limit_s
         while not done():
             check()

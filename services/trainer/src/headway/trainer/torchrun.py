@@ -1,7 +1,7 @@
-"""The trainer with no other service: one process per rank, started by torchrun or, for one rank, by hand.
+"""The trainer without other services: one process per rank, started by torchrun or by hand.
 
-Data are read in the process and nobody steers; a rank that is lost ends the run, as torchrun has it. For
-recovery, checkpoints and a view from outside use ``headway run``.
+Data are read in the process and there is no steering; a lost rank ends the run, as usual under
+torchrun. For recovery, checkpoints and monitoring use ``headway run``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ STORE_KEY = "headway/store"
 
 @dataclass(frozen=True)
 class Place:
-    """What torchrun says about this process; without torchrun, a world of one."""
+    """The environment that torchrun sets for this process; without torchrun, a world of one."""
 
     rank: int = 0
     local_rank: int = 0
@@ -66,7 +66,8 @@ class Place:
 
     @property
     def host(self) -> str:
-        """The address to listen on: loopback on one machine, else that of the route to the master."""
+        """The address to listen on: loopback on one machine, else that of the
+        route to the master."""
         if self.world_size == self.local_world_size:
             return "127.0.0.1"
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -92,7 +93,8 @@ class Progress(NoHooks):
         rate = result.num_tokens / max(result.duration_s, 1e-9)
         skipped = "  skipped: not finite" if result.skipped else ""
         self.say(
-            f"step {result.step + 1}/{self._steps}  loss {result.loss:.4f}  norm {result.grad_norm:.3f}  "
+            f"step {result.step + 1}/{self._steps}  loss {result.loss:.4f}  norm "
+            f"{result.grad_norm:.3f}  "
             f"lr {result.lr:.2e}  {rate:,.0f} tokens/s{skipped}"
         )
 
@@ -101,7 +103,7 @@ class Progress(NoHooks):
         self.say(f"validation loss after {step} steps: {loss:.4f}")
 
     def say(self, line: str) -> None:
-        """Print, on the rank that does."""
+        """Print on the reporting rank."""
         if self._speaks:
             print(line, flush=True)
 
@@ -122,8 +124,10 @@ def train(files: list[Path], overrides: list[str]) -> int:
     )
     if config.parallel.world_size != place.world_size:
         raise InputError(
-            f"the configuration has {config.parallel.world_size} ranks, {place.world_size} were started",
-            remedy=f"use torchrun --nproc-per-node {config.parallel.world_size} -m headway.trainer train ...",
+            f"the configuration has {config.parallel.world_size} ranks, {place.world_size} were "
+            "started",
+            remedy=f"use torchrun --nproc-per-node {config.parallel.world_size} -m "
+            "headway.trainer train ...",
         )
     torch.set_num_threads(config.launch.threads_per_rank)
     device = take_device(place.local_rank) if config.train.device == "gpu" else torch.device("cpu")
@@ -142,7 +146,7 @@ def train(files: list[Path], overrides: list[str]) -> int:
 
 
 def _groups(config: RunConfig, place: Place, device: torch.device) -> Groups:
-    """The groups, by way of torchrun's own store; a world of one needs none."""
+    """The groups, built through torchrun's own store; a world of one needs none."""
     if place.world_size == 1:
         return Groups.alone(GENERATION)
     meeting = _Meeting(place, config.recovery.join_timeout_s)

@@ -1,6 +1,6 @@
-"""One per rank: waits as a warm standby, trains when assigned, leaves a broken generation, comes back.
+"""A worker process: waits as a warm standby, trains a rank, leaves broken generations and rejoins.
 
-Two threads: the main one computes, the link's own receives from the executor. What they share is
+Two threads: the main thread computes, the link's thread receives from the executor. They share
 ``WorkerStatus``, written field by field; an abort reaches the main thread through the fence.
 """
 
@@ -90,20 +90,20 @@ class Worker:
             case Steer():
                 self._take_commands((message,))
             case Quit():
-                log.info("told to quit")
-                self._quit("told to quit")
+                log.info("asked to quit")
+                self._quit("asked to quit")
             case _:
                 log.warning("unexpected message", message=type(message).__name__)
 
     def _take_commands(self, commands: tuple[Steer, ...]) -> None:
-        """Append those that come next; what is held already or leaves a gap is not taken."""
+        """Append the next commands; duplicates and commands after a gap are ignored."""
         for command in commands:
             if command.sequence == len(self.commands) + 1:
                 self.commands.append(command)
 
     def _abort(self, generation: int) -> None:
         if self.view.status == "finished" and self.view.generation <= generation:
-            # the main thread waits outside already
+            # the main thread is outside already
             self.left(self.view.generation, self.view.rank, "aborted", "")
         if not self.fence.is_fenced(generation):
             threading.Thread(
@@ -117,14 +117,14 @@ class Worker:
     def _quit(self, reason: str, code: int = 0) -> None:
         """End the process from any thread; the newest committed snapshot stays in the arena.
 
-        At once, because the destructors of a CUDA context that is broken may never return.
+        Immediately, because the destructors of a broken CUDA context may never return.
         """
         self.words.write(code, reason)
         os._exit(code)
 
     # ---- the main thread ----------------------------------------------------------------------
     def run(self) -> int:
-        """Serve assignments for ever."""
+        """Serve assignments forever."""
         while True:
             assign = self._jobs.get()
             if assign is None:
@@ -164,7 +164,7 @@ class Worker:
             if reason == "error":
                 log.exception("the step failed")
             if breaks_device(error):
-                # no word to the executor: it would assign this process again before it sees it end
+                # not reported to the executor, which would assign this process again before it ends
                 self._quit(detail, code=1)
             traceback.clear_frames(error.__traceback__)
         finally:
@@ -185,7 +185,7 @@ class Worker:
         bad_snapshot: bool = False,
         is_fatal: bool = False,
     ) -> None:
-        """Tell the executor that this worker is outside of the generation."""
+        """Report to the executor that this worker has left the generation."""
         log.info("left", generation=generation, reason=reason, detail=detail)
         self.view.status = "out"
         self.link.send(
@@ -203,7 +203,7 @@ class Worker:
         self.link.beat_now()
 
     def announce(self, generation: int, endpoint: StoreEndpoint) -> None:
-        """Rank 0, on its build thread: say where the generation's store listens."""
+        """Rank 0, on its build thread: report where the generation's store listens."""
         self.link.send(
             StoreOpened(
                 generation=generation,
@@ -236,7 +236,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def main(run_dir: Path, node: int, name: str) -> int:
-    """Be a worker of this node until told to quit; the entry of a forked or spawned process."""
+    """Run a worker of this node until it is asked to quit; entry of a forked or spawned process."""
     setup("worker", node=node)
     worker = Worker(run_dir, node, name)
     try:

@@ -1,8 +1,8 @@
-"""Forks warm workers: one process per node that has torch imported, one thread, no sockets but its own.
+"""Forks warm workers: one process per node with torch imported, one thread, one socket.
 
-A datagram with a worker's name is a request to fork it; the worker itself says hello to the executor, and
-the zygote's record (``zygote_beat``) shows that it serves and what became of each request. On CUDA a fork
-would share a driver context, so there the worker is spawned.
+A datagram with a worker's name is a request to fork it; the worker itself reports to the executor,
+and the zygote's record (``zygote_beat``) shows that it serves and the result of each request. On
+CUDA a fork would share a driver context, so there the worker is spawned.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from headway.common.node.run_dir import NodePaths, RunDir
 from headway.trainer.config import RunConfig
 from headway.trainer.zygote_beat import PERIOD_S, ZygoteBeat
 
-MAX_DIGITS = 9  # no crew counts further, and the name becomes that of a file
+MAX_DIGITS = 9  # the executor never counts further, and the name becomes a file name
 
 log = get_logger("zygote")
 
 
 def serve(run_dir: Path, node: int) -> int:
     """Fork on request until SIGTERM. Never returns in a forked child."""
-    import headway.trainer.generation  # noqa: F401 - imported before the fork, so that no worker pays for it
+    import headway.trainer.generation  # noqa: F401 - imported before the fork, so that no worker has to
     import torch
     from headway.trainer.worker import main
 
@@ -43,7 +43,7 @@ def serve(run_dir: Path, node: int) -> int:
     path = paths.socket("zygote")
     path.unlink(missing_ok=True)
     gc.collect()
-    gc.freeze()  # shared pages stay shared, and no collection on a recovery's path walks torch's objects
+    gc.freeze()  # keeps pages shared, and keeps collections during a recovery off torch's objects
     beat = ZygoteBeat(paths.shm_dir)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as requests:
         requests.bind(str(path))
@@ -93,7 +93,7 @@ def _log_path(run_dir: Path, name: str) -> Path:
 
 
 def _become_worker(run_dir: Path, name: str) -> None:
-    """In the forked child: a session and a log of its own, and none of the zygote's signal handlers."""
+    """In the forked child: a new session and log, and none of the zygote's signal handlers."""
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

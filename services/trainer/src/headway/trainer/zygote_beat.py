@@ -1,7 +1,7 @@
-"""The zygote's record for its executor: that it serves, and how it answered requests.
+"""The zygote's record for its executor: that it serves, and the results of requests.
 
 One small file in the node's shared memory, overwritten in place about twice a second, because the
-zygote has no sockets but its own and must have none: forked workers would share them.
+zygote must not have other sockets, which forked workers would share.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ _MAX_FORKS = 24
 _MAX_ERROR = 80
 
 Answer = tuple[str, int, int, str]
-"""Worker, pid and start ticks of its process (0 without one), and the error that kept it from being forked."""
+"""Worker, pid and start ticks of its process (0 without one), and the error that kept
+it from being forked."""
 
 
 def path_of(shm_dir: Path) -> Path:
-    """Where the record of a node's zygote lies."""
+    """Path of the record of a node's zygote."""
     return shm_dir / "zygote.beat"
 
 
 class ZygoteBeat:
-    """The zygote's end.
+    """The zygote's side of the record.
 
     Raises:
-        OSError: the file cannot be made; its memory is allocated at once, so that later writes cannot
-            meet a full device.
+        OSError: the file cannot be made; its memory is allocated at once, so that later writes
+            cannot fail on a full device.
     """
 
     def __init__(self, shm_dir: Path) -> None:
@@ -67,12 +68,12 @@ class ZygoteBeat:
         return json.dumps({**row, "forks": list(self._forks), "end": self._turns}).encode()
 
     def close(self) -> None:
-        """In a forked child: the record is not its own."""
+        """In a forked child: stop using the record of the parent."""
         os.close(self._fd)
 
 
 def read(shm_dir: Path) -> tuple[ProcessId, int, list[Answer]] | None:
-    """(process, turns, newest answers) of the node's zygote; None without a whole record."""
+    """(process, turns, newest answers) of the node's zygote; None without a complete record."""
     try:
         row = json.loads(path_of(shm_dir).read_bytes())
         if row["end"] != row["turns"]:  # read while it was being written

@@ -1,9 +1,9 @@
-"""A rank's three-slot snapshot memory: written by its worker, read by whoever must restore or flush.
+"""A rank's snapshot memory with three slots: written by its worker, read to restore or flush.
 
 The file survives its users. A slot counts when its state word says sealed, and that word is written
-last, so a worker that dies at any point leaves the older snapshots as they were. A sealed slot carries
-a digest of its content: ``sealed`` offers only slots whose words are sound, at the cost of a few reads;
-``verify`` reads the content, and nothing may be restored or made durable without it.
+last, so a worker that dies at any point leaves the older snapshots intact. A sealed slot carries a
+digest of its content: ``sealed`` lists only slots whose words are valid, at the cost of a few
+reads; ``verify`` reads the content and is required before anything is restored or made durable.
 
 Who writes which word (u64, aligned):
 
@@ -11,15 +11,16 @@ Who writes which word (u64, aligned):
              and per slot: state, step + 1, generation, wanted (1 = make durable), extra_nbytes,
              seal (its number, from ``seals``), digest (of data and extra), checksum (of the words
              before, except the state)
-    daemon   per slot: ``released``, the seal number of the last wanted snapshot it finished or gave up
+    daemon   per slot: ``released``, the seal number of the last wanted snapshot that it finished
+             or gave up
 
-One process at a time is the worker: whoever writes its words claims the arena first, in place of a
-dead one.
+Only one process at a time is the worker: before writing its words, a process claims the arena,
+which replaces a dead worker.
 
 A wanted snapshot pins its slot until it is released. The newest committed slot is never touched
-either, and one slot is left: enough because step s is sealed before its rank enters the norm
-all-reduce of step s + 1, whose end commits s. A seal number, unlike a step, never comes twice, so a
-step done again after a recovery cannot be taken for its first attempt.
+either. The one slot left is enough, because step s is sealed before its rank enters the norm
+all-reduce of step s + 1, whose end commits s. A seal number, unlike a step, is never reused, so a
+step that is repeated after a recovery cannot be mistaken for its first attempt.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Arena(ArenaReader):
         super().__init__(segment)
         self._claimed_by = -1
         self.replaced = ""
-        """Why the file that was here before could not be used, "" if it could or there was none."""
+        """Why the earlier file could not be used; empty if it could or there was none."""
 
     @classmethod
     def create(
@@ -76,12 +77,13 @@ class Arena(ArenaReader):
 
         Raises:
             InputError: shared memory is full, or a size is out of range.
-            FileExistsError: the rank has an arena already (``open`` it, or unlink it).
+            FileExistsError: the rank already has an arena (``open`` it, or unlink it).
         """
         check_run_id(run_id)
         if slot_bytes < 1 or rank < 0 or extra_bytes < 0:
             raise InputError(
-                f"slot_bytes {slot_bytes}, rank {rank} or extra_bytes {extra_bytes} is out of range",
+                f"slot_bytes {slot_bytes}, rank {rank} or extra_bytes {extra_bytes} is out of "
+                "range",
                 remedy="snapshot at least one byte",
             )
 
@@ -99,10 +101,11 @@ class Arena(ArenaReader):
     # The worker's side.
 
     def claim(self) -> None:
-        """Become the arena's worker, in place of a dead one; ``begin`` and its like do it too.
+        """Become the arena's worker in place of a dead one; ``begin`` and other writes do so too.
 
         Raises:
-            HeadwayError: another process that can still run is the worker, or claims it just now.
+            HeadwayError: another process that can still run is the worker, or is claiming
+                the arena right now.
         """
         if self._claimed_by == os.getpid() or not self._segment.writable:
             return
@@ -110,7 +113,7 @@ class Arena(ArenaReader):
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(
                 FileNotFoundError
-            ):  # unlinked: nobody else can open it any more
+            ):  # unlinked, so that no other process can open it
                 guard = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
                 stack.callback(os.close, guard)
                 self._lock(guard)
@@ -126,14 +129,15 @@ class Arena(ArenaReader):
         self._claimed_by = me.pid
 
     def begin(self, step: int, generation: int) -> ArenaSlot:
-        """Take a slot for the snapshot of ``step``: an empty or unfinished one, else the oldest that is free.
+        """Take a slot for the snapshot of ``step``: an empty or unfinished one, else
+        the oldest free one.
 
-        Never the newest committed one, one sealed but not yet committed, or one that is wanted and
-        unreleased.
+        Never takes the newest committed slot, one that is sealed but not yet committed, or one that
+        is wanted and unreleased.
 
         Raises:
-            HeadwayError: no slot is free; the caller sealed two steps without a commit between
-                them. Or another process is the worker.
+            HeadwayError: no slot is free; the caller sealed two steps without a commit in between.
+                Or another process is the worker.
         """
         self.claim()
         index, seals = self._free_slot(), self._number(form.SEALS, "seals") + 1
@@ -148,10 +152,10 @@ class Arena(ArenaReader):
         return ArenaSlot(index, step, self._segment.array(np.uint8, start, self.slot_bytes))
 
     def seal(self, slot: ArenaSlot, extra: bytes = b"", wanted: bool = False) -> None:
-        """Make the slot count: everything is in place before the state word changes.
+        """Make the snapshot valid: everything is in place before the state word changes.
 
-        ``wanted`` asks the daemon to make it durable; only while not ``busy``. Reads the whole slot
-        once for its digest (measured: 30 GB/s, a memory copy 11 GB/s).
+        ``wanted`` asks the daemon to make it durable, which is allowed only while not ``busy``.
+        Reads the whole slot once for its digest (measured: 30 GB/s, a memory copy 11 GB/s).
 
         Raises:
             InputError: ``extra`` is longer than the arena allows.
@@ -177,17 +181,16 @@ class Arena(ArenaReader):
         words[at + form.STATE] = form.SEALED
 
     def commit(self, step: int) -> None:
-        """Record that all ranks have sealed ``step`` (the worker's norm all-reduce said so)."""
+        """Record that all ranks have sealed ``step``, as the worker's norm all-reduce showed."""
         self.claim()
         if self.committed < step:
             self._words[form.COMMITTED] = form.pack_number(step + 1)
 
     def invalidate_newer(self, step: int) -> None:
-        """Drop every snapshot after ``step``, unfinished ones too: they belong to a generation that is
-        over.
+        """Drop every snapshot after ``step``, unfinished ones included: their generation has ended.
 
-        Dropped slots are free at once, wanted or not; a daemon that was reading one finds out by
-        ``unchanged``.
+        Dropped slots are free at once, wanted or not; a daemon that was reading one finds
+        out by ``unchanged``.
         """
         self.claim()
         if self.committed > step:
@@ -198,28 +201,31 @@ class Arena(ArenaReader):
                 self._words[slot_word(index) + form.STATE] = form.EMPTY
 
     def mark_bad(self, info: SlotInfo) -> None:
-        """Offer ``info`` no longer: its content does not match its digest. Its slot is free."""
+        """Mark ``info`` as bad because its content does not match its digest.
+        Its slot becomes free."""
         self.claim()
         if self.unchanged(info):
             self._words[slot_word(info.index) + form.STATE] = form.BAD
 
     def busy(self) -> bool:
-        """A wanted snapshot is sealed and not yet released: ask for no second one."""
+        """Whether a wanted snapshot is sealed and not yet released; a second one
+        must not be requested."""
         return any(info.wanted and not info.released for info in self.sealed())
 
     # The daemon's side.
 
     def wanted(self) -> list[SlotInfo]:
-        """Snapshots to make durable now: sealed, committed, wanted, not yet released; oldest first."""
+        """Snapshots to make durable now: sealed, committed, wanted, not yet
+        released; oldest first."""
         committed = self.committed
         return [s for s in self.sealed() if s.wanted and not s.released and s.step <= committed]
 
     def release(self, info: SlotInfo) -> None:
-        """The daemon finished, or gave up, making ``info`` durable; its slot may be used again."""
+        """Release the slot of ``info``: the daemon has made it durable or given up."""
         self._words[slot_word(info.index) + form.RELEASED] = form.pack_number(info.seal)
 
     def close(self) -> None:
-        """Unmap and give up the worker's place, so that another process may claim it at once.
+        """Unmap, and release the arena so that another process may claim it at once.
 
         Views handed out stay valid.
         """
@@ -233,7 +239,7 @@ class Arena(ArenaReader):
         self._segment.unlink()
 
     def _lock(self, guard: int) -> None:
-        try:  # without waiting: a frozen process may hold it
+        try:  # non-blocking, since a frozen process may hold it
             fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise HeadwayError(

@@ -1,4 +1,4 @@
-"""A rank gets its arena: the file that its earlier process left, or a new one where that is of no use."""
+"""Gives a rank its arena: the file of its earlier process, or a new one if that is unusable."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ def open_or_replace(
     ``Arena.replaced`` of the new one says why, naming the file.
 
     Args:
-        claim: called with the arena that was found; raises while another process has it.
-        difference: (wanted layout, found one) -> what differs, "" for nothing; any byte by default.
+        claim: called with the existing arena; raises while another process has it.
+        difference: (expected layout, found layout) -> what differs, "" if nothing does. By
+            default every byte counts.
 
     Raises:
         InputError: shared memory is full. HeadwayError: another process has the arena.
@@ -45,7 +46,9 @@ def open_or_replace(
         reason = error.message
     else:
         try:
-            claim(arena)  # first: nobody replaces what another process still writes
+            claim(
+                arena
+            )  # first, so that an arena that another process still writes is never replaced
         except BaseException:
             arena.close()
             raise
@@ -57,7 +60,7 @@ def open_or_replace(
             return arena
         arena.close()
     if reason:
-        log.error("the arena cannot be used, a new one takes its place", reason=reason)
+        log.error("the arena cannot be used and is replaced by a new one", reason=reason)
         remove(path)
     made = Arena.create(path, run_id=run_id, rank=rank, slot_bytes=slot_bytes, layout=layout)
     made.replaced = reason
@@ -65,8 +68,8 @@ def open_or_replace(
 
 
 def remove(path: Path) -> None:
-    """Take the name from whatever is there, which may be no file at all."""
-    # Not ``.bin``: whoever looks for arenas by pattern must not meet it again.
+    """Move away whatever has this name; it may be something other than a file."""
+    # Not ``.bin``, so that a search for arenas by pattern does not find it again.
     aside = path.with_name(f".{path.name}.{time.monotonic_ns()}.damaged")
     with contextlib.suppress(FileNotFoundError):
         path.rename(aside)

@@ -1,13 +1,13 @@
-"""Where each word of an arena file lies, and how a damaged one is recognised.
+"""The layout of an arena file, and how damage is recognised.
 
     page 0      line 0: the segment's header; line 1: the ``Shape`` and its checksum;
-                line 2: what changes; from line 3 on: two lines per slot, the worker's and the daemon's
+                line 2: what changes; from line 3: two lines per slot, worker's and daemon's
     page 1..    the layout JSON, then the slots: data, extra state
 
 Every word that decides which bytes become weights is covered: the shape by a checksum, which
 includes the layout's digest; a sealed slot's words by a checksum, which includes the digest of its
 content; a state by values far apart; a lone number by a checksum in the same word. The pid and the
-start ticks are not: a damaged pair names no process, so the arena can be claimed.
+start ticks are not covered: a damaged pair does not name a process, so the arena can be claimed.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ MAGIC = b"HWARENA\0"
 VERSION = 2
 NUM_SLOTS = 3
 CHUNK_BYTES = 8 << 20
-"""A slot's content is digested in pieces of this size, as the checkpoint store writes it."""
+"""Digests are computed over pieces of this size, the same pieces that the
+checkpoint store writes."""
 
 EMPTY, WRITING, SEALED, BAD = (
     int.from_bytes(name.ljust(WORD_BYTES, b"\0"), "little")
     for name in (b"empty", b"writing", b"sealed", b"bad")
 )
-"""A slot's states. No flip of a few bits makes one of another."""
+"""The states of a slot, chosen so that a few flipped bits never turn one into another."""
 STATES = frozenset({EMPTY, WRITING, SEALED, BAD})
 
 _LINE = LINE_BYTES // WORD_BYTES
@@ -53,7 +54,7 @@ REMEDY = "remove the file: its rank makes a new one and continues from the newes
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What an arena is for and how large its parts are; never changes."""
+    """Which rank and run an arena belongs to, and the sizes of its parts. Constant."""
 
     rank: int
     run_id: str
@@ -112,7 +113,7 @@ class Shape:
         shape = cls(rank, name, slot_bytes, extra_bytes, layout_bytes, layout_digest)
         if num_slots != NUM_SLOTS or shape.nbytes != segment.nbytes:
             raise damaged(
-                segment.path, f"it is no place for {num_slots} slots of {slot_bytes} bytes"
+                segment.path, f"it is too small for {num_slots} slots of {slot_bytes} bytes"
             )
         layout = bytes(segment.buffer[PAGE_BYTES : PAGE_BYTES + layout_bytes])
         if xxhash.xxh3_64_intdigest(layout) != layout_digest:
@@ -131,7 +132,8 @@ def slot_word(index: int) -> int:
 
 
 def slot_checksum(words: memoryview, index: int, layout_digest: int) -> int:
-    """Of the worker's words of a slot, its state apart; of no use in another slot or layout."""
+    """Checksum of a slot's words by the worker, except the state; valid for this
+    slot and layout only."""
     first = slot_word(index) + STEP
     covered = (words[at] for at in range(first, first + CHECKSUM - STEP))
     return xxhash.xxh3_64_intdigest(struct.pack("=8Q", index, layout_digest, *covered))
@@ -149,7 +151,7 @@ def pack_number(value: int) -> int:
 
 
 def unpack_number(word: int) -> int | None:
-    """The number in a word, None for one that is damaged."""
+    """The number stored in a word, None if it is damaged."""
     value = word & _MAX_NUMBER
     return value if pack_number(value) == word else None
 
@@ -162,7 +164,7 @@ def chunk_digests(data: npt.NDArray[np.uint8]) -> Iterator[int]:
 
 
 def content_digest(chunks: Iterable[int], extra: bytes) -> int:
-    """Of a slot's content: the digests of its chunks in order, and its extra state."""
+    """Digest of a slot's content: of its chunks' digests in order, and of its extra state."""
     joined = b"".join(chunk.to_bytes(WORD_BYTES, "little") for chunk in chunks)
     return xxhash.xxh3_64_intdigest(joined + extra)
 

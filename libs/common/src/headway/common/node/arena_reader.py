@@ -1,7 +1,7 @@
-"""What anybody may do with an arena: look which snapshots it holds, and read them.
+"""Read access to an arena: which snapshots it holds, and their content.
 
-Nothing here writes, so all of it also works on a read-only mapping, beside a worker that writes and
-after its death. A word that is damaged is never believed: see ``arena_format``.
+Nothing here writes, so it also works on a read-only mapping, while a worker writes and after its
+death. Damaged words are detected: see ``arena_format``.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from headway.common.node.process import ProcessId
 from headway.common.node.segment import LINE_BYTES, Segment, round_up
 
 _NO_FILE = frozenset({errno.EISDIR, errno.ELOOP, errno.ENXIO})
-"""What opening says of a folder, a link, a socket."""
+"""Errors of opening a folder, a link or a socket."""
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
 class SlotInfo:
-    """A sealed snapshot. ``released``: not wanted (any more); ``seal`` numbers it for all time;
-    ``digest`` is that of its data and extra state when it was sealed."""
+    """A sealed snapshot. ``released``: not wanted, or no longer; ``seal`` is its unique number;
+    ``digest`` covers its data and extra state at the time of sealing."""
 
     index: int
     step: int
@@ -55,11 +55,12 @@ class ArenaReader:
 
     @classmethod
     def open(cls, path: Path, *, writable: bool = True) -> Self:
-        """Map an existing arena: the daemon, a restarted worker (both writable), or somebody who only
-        reads.
+        """Map an existing arena: writable for the daemon and a restarted
+        worker, read-only otherwise.
 
         Raises:
-            FileNotFoundError: no file. CorruptError: not an arena of this version, or a damaged one.
+            FileNotFoundError: there is no file. CorruptError: the file is not an arena of this
+                version, or is damaged.
         """
         try:
             segment = Segment.open(path, form.MAGIC, form.VERSION, writable=writable)
@@ -76,10 +77,10 @@ class ArenaReader:
         return arena
 
     def check(self) -> None:
-        """Look at the file again: it may have been damaged since it was mapped.
+        """Check the file again, in case it was damaged after it was mapped.
 
         Raises:
-            CorruptError: the path names another file or none, or the header is damaged.
+            CorruptError: the path leads to another file or none, or the header is damaged.
         """
         self._segment.check(form.MAGIC, form.VERSION)
         if Shape.read(self._segment) != (self._shape, self.layout):
@@ -97,12 +98,12 @@ class ArenaReader:
         return self._number(form.COMMITTED, "committed") - 1
 
     def sealed(self) -> list[SlotInfo]:
-        """All sealed snapshots whose words are sound, oldest first. Safe beside a writing worker."""
+        """All sealed snapshots whose words are valid, oldest first. Safe while a worker writes."""
         found = [info for index in range(NUM_SLOTS) if (info := self._info(index)) is not None]
         return sorted(found, key=lambda info: (info.step, info.seal))
 
     def damage(self) -> list[str]:
-        """What is wrong with the words of slots that are not offered for it, each naming its slot."""
+        """Why damaged slots are left out of ``sealed``; each text names its slot."""
         found = []
         for index in range(NUM_SLOTS):
             words, slot = self._words, slot_word(index)
@@ -116,11 +117,12 @@ class ArenaReader:
         return found
 
     def verify(self, info: SlotInfo) -> None:
-        """Read the whole slot: is its content what was sealed? Ask before trusting any of it.
+        """Read the whole slot and compare its content with its digest. Call this
+        before using the content.
 
         Raises:
-            CorruptError: it is not; names file, slot and step.
-            HeadwayError: the worker has dropped the snapshot meanwhile.
+            CorruptError: the content differs; the text names file, slot and step.
+            HeadwayError: the worker has dropped the snapshot in the meantime.
         """
         data, extra = self.read(info)
         is_sound = form.content_digest(form.chunk_digests(data), extra) == info.digest
@@ -138,8 +140,8 @@ class ArenaReader:
         return sealed[-1] if sealed else None
 
     def view(self, step: int) -> tuple[Bytes, bytes]:
-        """Data (read-only view, ``slot_bytes``) and extra (a copy) of the snapshot of ``step``, not
-        verified.
+        """Data (read-only view of ``slot_bytes``) and extra state (a copy) of a
+        snapshot, not verified.
 
         Raises:
             HeadwayError: no sealed snapshot of that step.
@@ -153,14 +155,16 @@ class ArenaReader:
         )
 
     def read(self, info: SlotInfo) -> tuple[Bytes, bytes]:
-        """Data and extra of ``info``'s slot; beside a living worker ask ``unchanged`` afterwards."""
+        """Data and extra state of ``info``'s slot; while a worker runs,
+        check ``unchanged`` afterwards."""
         data = self._segment.array(np.uint8, self._data_start(info.index), self.slot_bytes)
         data.flags.writeable = False
         start = self._extra_start(info.index)
         return data, bytes(self._segment.buffer[start : start + info.extra_nbytes])
 
     def unchanged(self, info: SlotInfo) -> bool:
-        """Whether the slot still holds exactly that snapshot: ask after reading, before trusting it."""
+        """Whether the slot still holds exactly that snapshot; check after
+        reading, before using it."""
         return self._holds(info.index, info.seal)
 
     def close(self) -> None:
@@ -180,7 +184,8 @@ class ArenaReader:
         if words[slot + form.STATE] != form.SEALED or not self._is_sound(index):
             return None
         wanted = bool(words[slot + form.WANTED])
-        # A damaged number releases nothing: the daemon makes the snapshot durable again.
+        # With a damaged number nothing counts as released, and the daemon
+        # flushes the snapshot again.
         released = form.unpack_number(words[slot + form.RELEASED]) or 0
         info = SlotInfo(
             index=index,
@@ -192,7 +197,7 @@ class ArenaReader:
             extra_nbytes=words[slot + form.EXTRA_USED],
             digest=words[slot + form.DIGEST],
         )
-        # The worker may have begun anew while we read: then nothing of it can be trusted.
+        # The worker may have reused the slot during the read; then none of it can be trusted.
         return info if self.unchanged(info) else None
 
     def _holds(self, index: int, seal: int) -> bool:
@@ -208,7 +213,7 @@ class ArenaReader:
     def _number(self, index: int, name: str) -> int:
         value = form.unpack_number(self._words[index])
         if value is None:
-            raise form.damaged(self.path, f"its word {name!r} does not match its checksum")
+            raise form.damaged(self.path, f"the word {name!r} does not match its checksum")
         return value
 
     def _check_numbers(self) -> None:

@@ -1,8 +1,9 @@
-"""One process at a time: a file names its holder; one that will never run again has let go.
+"""A claim that one process holds at a time: a file names the holder, and a dead
+holder's claim is void.
 
-A lock held for a process's whole life would also be held by one that is frozen while SIGKILL waits
-for it, and its successor could never start. Here a lock is held only while the record is read and
-written.
+A lock held for the whole life of a process would also be held by one that is frozen with a
+pending SIGKILL, and its successor could never start. Here a lock is held only while the record
+is read and written.
 """
 
 from __future__ import annotations
@@ -35,11 +36,12 @@ def claim(path: Path) -> None:
     """Make this process the only holder of ``path``, until it ends or calls ``release``.
 
     The file is made if needed, 0600, and overwritten in place, which works on a full disk too.
-    Repeating it is fine.
+    Claiming again is harmless.
 
     Raises:
         ClaimedError: another process is the holder, and is not doomed (``ProcessId.is_doomed``).
-        HeadwayError: another process keeps the file locked, which is short unless it is frozen.
+        HeadwayError: another process keeps the file locked, which takes long only if
+            that process is frozen.
         OSError: the file cannot be opened or written.
     """
     me = ProcessId.current()
@@ -51,7 +53,7 @@ def claim(path: Path) -> None:
 
 
 def release(path: Path) -> None:
-    """Give up this process's claim; nothing happens if it has none.
+    """Release this process's claim, if it has one.
 
     Raises:
         HeadwayError: as ``claim``.

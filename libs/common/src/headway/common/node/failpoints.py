@@ -1,12 +1,12 @@
 """Named crash points: places in the code where a drill may end, stop or delay a process.
 
-``failpoint("arena.seal", rank=1, step=7)`` does nothing until somebody arms that name. Arming writes a
-small shared file, so it reaches processes that already run. Every armed entry fires once in all processes
-together: who comes first makes the claim file (O_EXCL) and acts.
+``failpoint("arena.seal", rank=1, step=7)`` does nothing until that name is armed. Arming writes a
+small shared file, so it reaches processes that are already running. Every armed entry fires once
+across all processes: the first process that reaches it creates the claim file (O_EXCL) and acts.
 
-File: segment header; word 8 = version of the entries, 0 = nothing armed; word 9 = last version used; word
-10 = length; then the entries as MessagePack. Writers take a file lock; readers compare the version after
-parsing.
+File: segment header; word 8 = version of the entries, 0 = nothing armed; word 9 = last version
+used; word 10 = length; then the entries as MessagePack. Writers take a file lock; readers compare
+the version again after parsing.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class Failpoint:
 
 
 class _State:
-    """This process's view; ``words`` is a plain list while unconfigured, so the check costs the same."""
+    """This process's view; ``words`` is a plain tuple while unconfigured, so the
+    check costs the same."""
 
     path: Path | None = None
     segment: Segment | None = None
@@ -65,15 +66,16 @@ class _State:
 
 
 def failpoint(name: str, **where: int) -> None:
-    """A point that may be armed. Unarmed it costs one read of memory."""
+    """A point that may be armed. While unarmed it costs one memory read."""
     if _State.words[_ARMED]:
         _reached(name, where)
 
 
 def configure(path: Path | None, **where: int) -> None:
-    """Listen to ``path`` from now on (made if absent); ``where`` (rank, node) is added to every call.
+    """Use the file ``path`` from now on, created if absent; ``where`` (rank, node) is
+    added to every call.
 
-    None turns failpoints off for this process. Forked children go on with what their parent configured.
+    None turns failpoints off for this process. Forked children keep their parent's configuration.
     """
     if _State.segment is not None:
         _State.words = (0,) * 16
@@ -99,8 +101,8 @@ def arm(
 ) -> str:
     """Arm a failpoint in the file ``path``; returns its key. An entry of the same key is replaced.
 
-    ``action`` is kill, stop, raise or sleep:<seconds>. The default key follows from name, action and
-    where. A key that has fired does not fire again until ``disarm`` clears it.
+    ``action`` is kill, stop, raise or sleep:<seconds>. The default key follows from name, action
+    and where. A key that has fired does not fire again until ``disarm`` clears it.
 
     Raises:
         InputError: unknown action, a key unfit for a file name, or no room for more entries.
@@ -146,7 +148,7 @@ def fired(path: Path) -> dict[str, dict[str, int | str]]:
     """What has fired: key -> {"name", "pid", "at_ns" (monotonic)}."""
     claims = {}
     for claim in sorted(path.parent.glob(f"{path.name}.*.fired")):
-        # A process that was killed from outside between making and filling the claim leaves it empty.
+        # Empty if its process was killed between creating and writing it.
         text = claim.read_text() or "{}"
         claims[claim.name.removeprefix(f"{path.name}.").removesuffix(".fired")] = json.loads(text)
     return claims
@@ -171,7 +173,7 @@ def _claim(path: Path, entry: Failpoint) -> bool:
             _claim_path(path, entry.key), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
         )
     except OSError:
-        return False  # somebody else was first, or the run's folder is gone
+        return False  # another process was first, or the run's folder is gone
     try:
         record = {"name": entry.name, "pid": os.getpid(), "at_ns": time.monotonic_ns()}
         os.write(fd, json.dumps(record).encode())
@@ -187,7 +189,7 @@ def _act(entry: Failpoint) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
     elif entry.action == "raise":
         raise FailpointError(
-            f"failpoint {entry.name} fired", remedy="disarm it if this is no drill"
+            f"failpoint {entry.name} fired", remedy="disarm it if this is not a drill"
         )
     else:
         time.sleep(float(entry.action.removeprefix("sleep:")))
@@ -223,7 +225,7 @@ def _parse(segment: Segment) -> list[Failpoint]:
     body = bytes(segment.buffer[_BODY : _BODY + min(segment.words[_LENGTH], _NBYTES - _BODY)])
     try:
         return msgspec.msgpack.decode(body, type=list[Failpoint])
-    except ValueError:  # of msgspec, or of the decoder of UTF-8
+    except ValueError:  # from msgspec or from decoding UTF-8
         return []  # half-written: the caller sees that the version changed
 
 

@@ -1,7 +1,7 @@
-"""Files that are replaced as a whole: a reader finds the old content or the new one, never a part.
+"""Atomic replacement of files: a reader finds the old content or the new one, never a mixture.
 
-This holds over the death of a process. It is not a promise about power loss, for which the
-checkpoint store has a file layer of its own.
+This holds when a process dies at any point. It does not cover power loss, for which the checkpoint
+store has its own file layer.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from pathlib import Path
 from typing import Any
 
 PRIVATE, PRIVATE_FOLDER = 0o600, 0o700
-"""Nobody but the user reads it: it may name an endpoint, a key, a run id or a configuration."""
+"""Readable by the user only: the file may hold an endpoint, a key, a run id or a configuration."""
 
 
 def replace_file(path: Path, data: bytes | str, *, mode: int = PRIVATE) -> None:
-    """Give ``path`` new content, through a scratch file beside it that no other writer shares.
+    """Replace the content of ``path`` through a scratch file of its own in the same folder.
 
     Only a process killed in the middle leaves the scratch file, ``.NAME.PID.RANDOM``.
 
     Args:
         path: its folder exists.
         data: text is written as UTF-8.
-        mode: rights of the file, less the process's umask; 0o666 for what others may read.
+        mode: rights of the file, less the process's umask; 0o666 for files that others may read.
 
     Raises:
-        OSError: the file cannot be written. ``path`` then is what it was.
+        OSError: the file cannot be written; ``path`` is then unchanged.
     """
     content = data.encode() if isinstance(data, str) else data
     scratch = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
@@ -43,15 +43,15 @@ def replace_file(path: Path, data: bytes | str, *, mode: int = PRIVATE) -> None:
 
 
 def replace_json(path: Path, data: Any, *, mode: int = PRIVATE) -> None:
-    """Give ``path`` new content as ``replace_file`` does: ``data`` as indented JSON."""
+    """Replace ``path`` with ``data`` as indented JSON, as ``replace_file`` does."""
     replace_file(path, json.dumps(data, indent=1) + "\n", mode=mode)
 
 
 def make_private_folder(path: Path) -> None:
-    """Make ``path`` with its parents, or take it as it is; only the user may look into it, 0700.
+    """Create ``path`` and its parents if needed; only the user may open it, mode 0700.
 
     Raises:
-        OSError: it cannot be made. One of somebody else's keeps its rights.
+        OSError: the folder cannot be created. A folder of another user keeps its rights.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     path.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)

@@ -1,11 +1,11 @@
-"""The flight ring: what a rank did last, readable while it is stuck and after it is dead.
+"""The flight ring: a rank's latest actions, readable while it hangs and after its death.
 
 Fixed 64-byte records, one writing process, any number of readers. ``begin`` writes a record whose
-``end_ns`` is 0 (open), ``end`` closes it. Old records are overwritten; the ring keeps the newest ``capacity
-- 1``. Times are ``time.monotonic_ns``, the same clock in all processes of a host.
+``end_ns`` is 0 (open), ``end`` closes it. Old records are overwritten; the ring keeps the newest
+``capacity - 1``. Times are ``time.monotonic_ns``, the same clock in all processes of a host.
 
-The record is written before ``head`` counts it, so a writer that dies in between leaves no half record in
-view.
+The record is written before ``head`` counts it, so a writer that dies in between leaves no
+partial record visible.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _FLAGS_AT = 2  # byte of flags in a record
 
 @dataclass(frozen=True, slots=True)
 class FlightHeader:
-    """``head`` counts records begun, ``progress`` records ended, both over all processes of the rank.
+    """``head`` counts records begun, ``progress`` records ended, over all processes of the rank.
 
     ``alive`` counts the turns of another thread of the process, 0 while it has none that counts: a
     process in which it stops cannot run, whatever its rank waits for.
@@ -76,7 +76,7 @@ class FlightHeader:
 
 
 class FlightWriter:
-    """The rank's own end. Its threads may share it."""
+    """Writes the rank's records. Its threads may share one writer."""
 
     def __init__(self, segment: Segment) -> None:
         self._segment = segment
@@ -89,10 +89,11 @@ class FlightWriter:
 
     @classmethod
     def create(cls, path: Path, rank: int, capacity: int = 65536) -> FlightWriter:
-        """The rank's ring: a new file, or the one that the rank's earlier process left, records kept.
+        """Open the rank's ring: a new file, or that of the rank's earlier process with its records.
 
         Raises:
-            InputError: shared memory is full; or the file is another rank's or has another capacity.
+            InputError: shared memory is full; or the file belongs to another rank or
+                has another capacity.
         """
         if capacity < 2:
             raise InputError(f"flight capacity {capacity} is below 2", remedy="use a larger one")
@@ -147,7 +148,8 @@ class FlightWriter:
         return seq
 
     def end(self, seq: int, *, broken: bool = False) -> None:
-        """Close record ``seq`` now. One that the ring has overwritten meanwhile only counts as progress."""
+        """Close record ``seq`` now. A record that was already overwritten
+        only counts as progress."""
         with self._lock:
             words = self._words
             if self._head - seq <= self._capacity:
@@ -159,7 +161,8 @@ class FlightWriter:
             words[_PROGRESS] += 1
 
     def record(self, kind: int, **fields: int) -> _Record:
-        """``begin`` and ``end`` around a with block, which an exception ends as BROKEN. Keywords as for ``begin``."""
+        """A ``with`` block between ``begin`` and ``end``; an exception marks
+        the record as BROKEN."""
         return _Record(self, kind, fields)
 
     def count_life(self) -> None:
@@ -189,7 +192,7 @@ class _Record:
 
 
 class FlightReader:
-    """Anybody else's end: never writes, never waits."""
+    """Reads the records of a rank; never writes, never waits."""
 
     def __init__(self, path: Path) -> None:
         """Raises FileNotFoundError, CorruptError."""
@@ -212,7 +215,8 @@ class FlightReader:
         )
 
     def snapshot(self, since: int = 0) -> npt.NDArray[Any]:
-        """A copy of the records from sequence ``since`` on that are still there, in order, dtype ``RECORD``.
+        """A copy of the records from sequence ``since`` that still exist, in
+        order, dtype ``RECORD``.
 
         Records that the writer overwrote during the copy are left out.
         """
@@ -222,7 +226,7 @@ class FlightReader:
             return np.empty(0, RECORD)
         places = np.arange(first, head) % self._capacity
         copy = self._records[places]
-        # The record at today's head may be half written: it takes the place of head - capacity.
+        # The record at the current head may be half written: it replaces head - capacity.
         oldest = self._words[_HEAD] - self._capacity + 1
         sequence = copy["sequence"]
         whole = (sequence == np.arange(first, head, dtype=np.uint64)) & (
@@ -233,7 +237,7 @@ class FlightReader:
 
     def last(self) -> npt.NDArray[Any] | None:
         """The newest record (a 0-d array of dtype ``RECORD``), or None."""
-        for _ in range(3):  # a writer that laps a tiny ring may beat us once
+        for _ in range(3):  # a writer that laps a tiny ring may overtake this read once
             head = self._words[_HEAD]
             if not head:
                 return None

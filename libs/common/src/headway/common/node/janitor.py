@@ -1,7 +1,8 @@
-"""Ends what belongs to no live run: processes, socket folders, shared memory; own user only.
+"""Cleans up after dead runs of this user: processes, socket folders, shared memory.
 
-A process belongs to a run by HEADWAY_RUN_ID in the environment it was started with. A run is live while
-somebody holds its run.lock, or while one of its executors or drivers exists, which would mend the run.
+A process belongs to the run named by HEADWAY_RUN_ID in its environment. A run is live while
+any process holds its run.lock, or while one of its executors or drivers exists, since these
+would recover the run.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from headway.common.node.run_dir import (
 )
 
 _END_TIMEOUT_S = 10.0
-_MENDERS = ("executor", "driver")
+_RECOVERING = ("executor", "driver")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,24 +40,25 @@ class RunProcess:
     node: int | None
     sock_root: Path
     shm_root: Path
-    mender: bool
+    recovers: bool
 
 
 def processes_of(run_id: str, node: int | None = None) -> list[ProcessId]:
-    """Living processes of the run, or of one of its nodes, by pid; the caller too if it is one."""
+    """Living processes of the run, or of one of its nodes, by pid, including the caller."""
     check_run_id(run_id)
     return sorted(p.process for p in _scan() if p.run_id == run_id and node in (None, p.node))
 
 
 def end_run(run_id: str, *, keep_arenas: bool = False) -> list[str]:
-    """End all processes of the run but the caller, remove its shared memory and sockets; say what was done.
+    """End all processes of the run except the caller, remove its shared memory and sockets;
+    returns what was done.
 
     Args:
         run_id: 8 hex characters.
-        keep_arenas: leave the ranks' snapshots in shared memory, for a run that is started again.
+        keep_arenas: leave the ranks' snapshots in shared memory, for a run that will be resumed.
 
     Raises:
-        HeadwayError: a process did not end (it hangs in the kernel).
+        HeadwayError: a process did not end because it hangs in the kernel.
     """
     check_run_id(run_id)
     done = _end(run_id, lambda p: p.run_id == run_id)
@@ -69,7 +71,7 @@ def end_run(run_id: str, *, keep_arenas: bool = False) -> list[str]:
 
 
 def end_node(run_id: str, node: int) -> list[str]:
-    """As ``end_run``, for one node: what the loss of a machine does."""
+    """Like ``end_run``, for one node: the effect of losing a machine."""
     check_run_id(run_id)
     done = _end(f"{run_id} node {node}", lambda p: p.run_id == run_id and p.node == node)
     folder = f"n{node}"
@@ -77,22 +79,23 @@ def end_node(run_id: str, node: int) -> list[str]:
 
 
 def leave_run(run_id: str) -> list[str]:
-    """What the last executor of an ended run does: remove what its nodes shared, end what others left behind.
+    """Final clean-up by the last executor of an ended run: shared files and leftover processes.
 
-    Nothing happens while anybody else holds the run; executors and drivers are left to end by themselves.
+    Nothing happens while another process holds the run; executors and drivers are left to exit.
     """
     lock = RunLock.try_exclusive(check_run_id(run_id), sock_root())
     if lock is None:
         return []
     with lock:
-        done = _end(run_id, lambda p: p.run_id == run_id and not p.mender)
+        done = _end(run_id, lambda p: p.run_id == run_id and not p.recovers)
         return done + _remove(run_id, [shm_root() / run_id, sock_root() / run_id])
 
 
 def sweep(sock_root: Path, shm_root: Path, *, spare: str = "") -> list[str]:
-    """End and remove every dead run but ``spare`` under these two roots; say what was done, one line each.
+    """End and remove every dead run except ``spare`` under these two roots; returns
+    one line per action.
 
-    A run that starts at the same time waits for the sweep of its id, or is found live.
+    A run that starts at the same time waits until its id is swept, or counts as live.
     """
     ids = {p.run_id for p in _scan() if p.sock_root == sock_root and p.shm_root == shm_root}
     for root in (sock_root, shm_root):
@@ -108,26 +111,28 @@ def _sweep_run(run_id: str, sock_root: Path, shm_root: Path) -> list[str]:
     def ours(p: RunProcess) -> bool:
         return p.run_id == run_id and p.sock_root == sock_root and p.shm_root == shm_root
 
-    def mended() -> bool:
-        return any(ours(p) and p.mender for p in _scan())
+    def is_recovering() -> bool:
+        return any(ours(p) and p.recovers for p in _scan())
 
-    if mended():
+    if is_recovering():
         return []
     lock = RunLock.try_exclusive(run_id, sock_root)
     if lock is None:
         return []
     with lock:  # held until the folder with the lock file itself is gone
-        if mended():  # one that started just now waits for the lock; what it came to mend must stay
+        if (
+            is_recovering()
+        ):  # an executor has just started and waits for the lock: keep what it recovers
             return []
         try:
-            done = _end(run_id, lambda p: ours(p) and not p.mender)
+            done = _end(run_id, lambda p: ours(p) and not p.recovers)
         except HeadwayError as error:
             return [str(error)]
         return done + _remove(run_id, [shm_root / run_id, sock_root / run_id])
 
 
 def _end(what: str, chosen: Callable[[RunProcess], bool]) -> list[str]:
-    """SIGKILL and wait, again and again: one of them may have started another meanwhile."""
+    """Send SIGKILL and wait, repeatedly: one of them may have started another in the meantime."""
     ended: set[ProcessId] = set()
     deadline = time.monotonic() + _END_TIMEOUT_S
     while victims := [p.process for p in _scan() if p.process.pid != os.getpid() and chosen(p)]:
@@ -157,10 +162,10 @@ def _remove(run_id: str, folders: list[Path]) -> list[str]:
 
 
 def _remove_tree(folder: Path) -> str:
-    """Remove what can be removed; returns why the rest stays, "" if nothing does."""
+    """Remove what can be removed; returns why the rest remains, "" if nothing does."""
     try:
         shutil.rmtree(folder)
-    except OSError as error:  # the first; the others must not keep what can go
+    except OSError as error:  # report the first error, and continue so that the rest is removed
         shutil.rmtree(folder, ignore_errors=True)
         return f"{error.strerror} ({error.filename})"
     return ""
@@ -182,10 +187,10 @@ def _look_at(pid: int, uid: int) -> RunProcess | None:
         if not RUN_ID.fullmatch(run_id) or process.uids().effective != uid:
             return None
         argv, identity = process.cmdline(), ProcessId.of(pid)
-        # Compared last: what was read above is then of the process that ``identity`` names.
+        # Compared last, so that what was read above belongs to the process in ``identity``.
         if identity is None or not identity.alive() or not process.is_running():
             return None
-    except (psutil.Error, OSError):  # it ended, or is not ours to read
+    except (psutil.Error, OSError):  # the process ended, or belongs to another user
         return None
     return RunProcess(
         process=identity,
@@ -193,5 +198,5 @@ def _look_at(pid: int, uid: int) -> RunProcess | None:
         node=int(node) if node.isdigit() else None,
         sock_root=sock_root(env),
         shm_root=shm_root(env),
-        mender=any(word.rpartition(".")[2] in _MENDERS for word in argv),
+        recovers=any(word.rpartition(".")[2] in _RECOVERING for word in argv),
     )

@@ -1,7 +1,8 @@
-"""Identifies a process for certain, checks whether it is alive, and keeps its last words.
+"""Identifies a process reliably, checks whether it is alive, and keeps its exit record.
 
-A pid is reused; a pid together with its start time (field 22 of /proc/PID/stat, clock ticks since boot) is
-not. Everything here takes a ``ProcessId`` and signals through a pidfd, so it never hits a stranger.
+A pid is reused; a pid together with its start time (field 22 of /proc/PID/stat, clock ticks since
+boot) is not. Everything here takes a ``ProcessId`` and signals through a pidfd, so it never
+reaches another process.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _MAX_CULPRIT = 2400  # characters; at most 4 bytes each, or 6 as a JSON escape
 
 
 def kernel_state(pid: int) -> tuple[str, int] | None:
-    """State letter as in proc_pid_stat(5) and start ticks, or None if there is no such process."""
+    """State letter as in proc_pid_stat(5), and start ticks; None if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:  # noqa: PTH123 - a Path costs as much as the read
             text = file.read()
@@ -53,7 +54,7 @@ def kernel_state(pid: int) -> tuple[str, int] | None:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ProcessId:
-    """One process for all time (of this boot): ``start_ticks`` is its start in clock ticks since boot."""
+    """A unique process since boot: ``start_ticks`` is its start time in clock ticks since boot."""
 
     pid: int
     start_ticks: int
@@ -66,7 +67,7 @@ class ProcessId:
 
     @classmethod
     def current(cls) -> ProcessId:
-        """This process. Read anew each time: a forked child is somebody else."""
+        """This process. Read each time, because a forked child is another process."""
         found = cls.of(os.getpid())
         if found is None:
             raise HeadwayError("/proc has no entry for this process", remedy="mount /proc")
@@ -75,7 +76,8 @@ class ProcessId:
     def state(self) -> str:
         """R running, S sleeping, D in the kernel, T stopped, t traced, Z zombie, ``GONE``.
 
-        One in state t is being looked at by a debugger (py-spy, gdb, strace): it is not stopped.
+        State t means that a debugger (py-spy, gdb, strace) inspects it; that does
+        not count as stopped.
         """
         found = kernel_state(self.pid) if self.pid > 0 else None
         if found is None or found[1] != self.start_ticks:
@@ -83,7 +85,7 @@ class ProcessId:
         return found[0]
 
     def is_doomed(self) -> bool:
-        """It will never run its own code again: gone, or frozen with SIGKILL waiting for it.
+        """Whether it will never run its own code again: gone, or frozen with a pending SIGKILL.
 
         A process in a frozen cgroup (v1), or stuck in the kernel, takes the signal only later.
         """
@@ -97,19 +99,20 @@ class ProcessId:
         return any(mask >> (signal.SIGKILL - 1) & 1 for mask in pending)
 
     def alive(self) -> bool:
-        """It exists and has not ended; a zombie is dead, a stopped or frozen process is not."""
+        """Whether it exists and has not ended; a zombie is dead, a stopped or
+        frozen process is alive."""
         return self.state() not in DEAD
 
     def pidfd(self) -> int:
         """A pidfd, readable (poll) once the process has ended. The caller closes it.
 
-        Works on processes that are no children.
+        Works on processes that are not children.
 
         Raises:
-            ProcessLookupError: the process is gone, or its pid belongs to another one by now.
+            ProcessLookupError: the process is gone, or its pid now belongs to another one.
         """
         fd = os.pidfd_open(self.pid)
-        # Open first, compare then: the pid cannot change hands between the two.
+        # Open first, then compare: the pid cannot be reused in between.
         if self.state() == GONE:
             os.close(fd)
             raise ProcessLookupError(f"process {self.pid} started at {self.start_ticks} is gone")
@@ -133,10 +136,10 @@ class ProcessId:
 
 
 def open_log(path: Path) -> int:
-    """Open a process's log for appending, 0600; /dev/null where the disk does not allow it now.
+    """Open a process's log for appending, 0600; /dev/null if the disk does not allow it.
 
     A full, failing or read-only log disk must not keep a process from starting. The caller closes
-    the descriptor; that the log is missing stands in the caller's own log.
+    the descriptor; the caller's own log reports that the log is missing.
 
     Raises:
         InputError: the path is wrong: no such folder, no permission.
@@ -159,10 +162,10 @@ def spawn(
     """Start a program that may outlive this process; return once it has been executed.
 
     Own session, no controlling terminal, stdin from /dev/null, stdout and stderr appended to
-    ``log_path`` (a file, not a pipe: the reader's death must not kill the writer) as ``open_log``
-    opens it, no other file descriptor, exactly ``env`` as environment, and a umask by which only
-    the user can read its files. The child is a zombie after its end until ``reap_children`` lets go
-    of it.
+    ``log_path`` (a file, not a pipe: the reader's death must not kill the writer) as
+    ``open_log`` opens it, no other file descriptor, exactly ``env`` as environment, and a umask
+    by which only the user can read its files. After its end the child is a zombie until
+    ``reap_children`` collects it.
 
     Raises:
         InputError: no such program or folder, or the log's path is wrong.
@@ -188,7 +191,7 @@ def spawn(
     finally:
         os.close(log)
     identity = ProcessId.of(child.pid)
-    # The child belongs to whoever reaps; without this, Popen would warn that it is still running.
+    # ``reap_children`` collects it; without this, Popen would warn that it is still running.
     child.returncode = 0
     if identity is None:
         raise HeadwayError(f"{argv[0]} ended at once", remedy=f"read {log_path}")
@@ -198,16 +201,17 @@ def spawn(
 def return_free_memory() -> None:
     """Give freed heap pages back to the system; a C library without ``malloc_trim`` keeps them.
 
-    Large buffers that are replaced again and again leave holes in glibc's heap, which it returns only when asked.
+    Large buffers that are replaced repeatedly leave holes in glibc's heap, which it
+    returns only when asked.
     """
     with contextlib.suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def reap_children() -> None:
-    """Let go of every child that has ended, adopted ones too; never blocks.
+    """Collect every child that has ended, including adopted ones; never blocks.
 
-    Use no other waiting (``subprocess.run``) beside it in another thread: it takes every status.
+    Do not wait for children (``subprocess.run``) in another thread: this collects every status.
     """
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
@@ -216,10 +220,10 @@ def reap_children() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """A process's record of its own end, for those who are not its parent and never see its exit status.
+    """A process's record of its own end, for processes that are not its parent.
 
-    ``code`` is the exit code meant, ``reason`` one line, ``culprit`` who or what caused it, or a traceback.
-    No record means that the process was killed, or lost with its machine.
+    ``code`` is the intended exit code, ``reason`` one line, ``culprit`` the cause or a traceback.
+    Without a record the process was killed, or lost with its machine.
     """
 
     pid: int
@@ -235,19 +239,19 @@ class Words:
 
 
 class LastWords:
-    """The record in one file. ``prepare`` early: at the end there may be no memory left to make it."""
+    """The record in one file. Call ``prepare`` early: later there may be no memory left for it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._segment: Segment | None = None
 
     def prepare(self) -> None:
-        """Allocate the file, or empty the one that a predecessor left."""
+        """Allocate the file, or clear the one that a predecessor left."""
         segment = self._open()
         segment.words[_LENGTH] = 0
 
     def write(self, code: int, reason: str, culprit: str = "") -> None:
-        """Leave the record; an earlier one is replaced. Long texts are cut at their end.
+        """Write the record, replacing an earlier one. Long texts are truncated.
 
         Raises:
             InputError: not prepared, and the file cannot be made.

@@ -1,9 +1,9 @@
 """One writer, up to 16 readers, whole slots handed over by counters in shared memory.
 
-Every reader sees every slot, in order. The slowest reader holds the writer back; nothing is dropped. No
+Every reader sees every slot, in order. The slowest reader limits the writer; nothing is dropped. No
 call here blocks except ``RingReader.get``, which has a deadline.
 
-How it lies in its file: ``ring_file``.
+The file's layout is in ``ring_file``.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ class RingAbortedError(DeadlineError):
 
 
 class RingHeldError(InputError):
-    """A living process reads under this number already."""
+    """Another living process already reads under this number."""
 
 
 class RingWriter(RingFile):
-    """The only process that publishes. Made by ``create``, or by ``adopt`` after a predecessor's death."""
+    """The writing end, one process. Made by ``create``, or by ``adopt`` after
+    a predecessor's death."""
 
     def __init__(self, segment: Segment) -> None:
         super().__init__(segment)
@@ -59,12 +60,12 @@ class RingWriter(RingFile):
         num_readers: int,
         slot_format: int = 0,
     ) -> RingWriter:
-        """Make the ring's file. ``spec`` is what the slots hold, ``slot_format`` how they hold it;
-        the ring looks into neither.
+        """Make the ring's file. ``spec`` describes the content of the slots, ``slot_format`` its
+        encoding; the ring uses neither.
 
         Raises:
             InputError: shared memory is full, or a size is out of range.
-            FileExistsError: the ring is there already (``adopt`` it, or unlink it).
+            FileExistsError: the ring already exists (``adopt`` it, or unlink it).
         """
         if not 1 <= num_readers <= MAX_READERS:
             raise InputError(
@@ -72,8 +73,10 @@ class RingWriter(RingFile):
             )
         if slot_bytes < 1 or num_slots < 1 or len(spec) > MAX_SPEC_BYTES:
             raise InputError(
-                f"slot_bytes {slot_bytes}, num_slots {num_slots} or spec size {len(spec)} is out of range",
-                remedy=f"use at least 1 slot of 1 byte, and a spec of at most {MAX_SPEC_BYTES} bytes",
+                f"slot_bytes {slot_bytes}, num_slots {num_slots} or spec size {len(spec)} is out "
+                "of range",
+                remedy=f"use at least 1 slot of 1 byte, and a spec of at most {MAX_SPEC_BYTES} "
+                "bytes",
             )
 
         def fill(segment: Segment) -> None:
@@ -89,13 +92,13 @@ class RingWriter(RingFile):
 
     @classmethod
     def adopt(cls, path: Path) -> RingWriter:
-        """Continue at ``head`` where a dead writer stopped; a slot it had begun is begun anew.
+        """Continue at ``head``, where a dead writer stopped; a slot it had begun is written again.
 
         Raises:
             HeadwayError: the recorded writer is alive, and not doomed (``ProcessId.is_doomed``).
             CorruptError: no ring. FileNotFoundError: no file.
         """
-        with locked(path):  # two adopters at once: the second finds the first alive
+        with locked(path):  # of two adopters at once, the second finds the first alive
             ring = cls(Segment.open(path, at.MAGIC, at.VERSION, writable=True))
             if not ring.writer.is_doomed():
                 pid = ring.writer.pid
@@ -108,20 +111,21 @@ class RingWriter(RingFile):
         return ring
 
     def reserve(self) -> memoryview | None:
-        """The next slot's payload to write into (writable, ``slot_bytes``), or None while the ring is full.
+        """The writable payload of the next slot (``slot_bytes``), or None while the ring is full.
 
         Calling it again before ``publish`` gives the same slot.
         """
         words, head = self._words, self._words[at.HEAD]
         if head - self.slowest_tail() >= self.num_slots:
             return None
-        # ``ended`` still names the slot that lay here before
+        # ``ended`` still has the number of the slot that was here before
         words[self._slot(head) + at.BEGUN] = head + 1
         self._reserved = True
         return self._payload(head)
 
     def publish(self, digest: int = 0) -> int:
-        """Hand the reserved slot to the readers; returns its number. ``digest`` (u64) travels along."""
+        """Publish the reserved slot with its ``digest`` (u64) to the
+        readers; returns its number."""
         if not self._reserved:
             raise RuntimeError("publish without a reserved slot")
         words, head = self._words, self._words[at.HEAD]
@@ -151,26 +155,27 @@ class RingWriter(RingFile):
         return True
 
     def close(self) -> None:
-        """Unmap and give up the writer's place, so that another process may adopt at once."""
+        """Unmap and release the writer's place, so that another process may
+        adopt the ring at once."""
         if not self._segment.closed and self.writer == ProcessId.current():
             self._words[at.PID] = 0
         super().close()
 
 
 class RingReader(RingFile):
-    """Reader number ``reader``. Each number has one holder at a time, from opening to ``close``.
+    """Reader number ``reader``; one process at a time has a number, from opening to ``close``.
 
-    A reader that opens again starts at its first slot not yet released: what its predecessor had taken but
-    not released comes again.
+    A reader that opens again starts at its first slot that is not yet released, so slots that its
+    predecessor had taken but not released are delivered again.
     """
 
     def __init__(self, path: Path, reader: int) -> None:
         """Take the reader's place.
 
         Raises:
-            InputError: the ring has no such reader. RingHeldError: a process that is not doomed
-                (``ProcessId.is_doomed``) has the place.
-            FileNotFoundError, CorruptError: there is no ring.
+            InputError: the ring has no such reader. RingHeldError: a process that is not
+            doomed (``ProcessId.is_doomed``) holds the place. FileNotFoundError,
+            CorruptError: there is no ring.
         """
         self._holds_place = False
         self.reader = reader
@@ -210,7 +215,7 @@ class RingReader(RingFile):
         )
 
     def leave(self) -> bool:
-        """Give up the place; True for the one that was the last of all readers to leave.
+        """Release the place; returns whether this was the last of all readers.
 
         A ring whose file is gone has no last reader.
         """
@@ -232,7 +237,7 @@ class RingReader(RingFile):
         super().close()
 
     def __del__(self) -> None:
-        # Forgotten by its owner: the place must not stay taken as long as this process lives.
+        # Its owner forgot to close it: the place must not stay taken while this process lives.
         with contextlib.suppress(AttributeError):
             self.close()
 
@@ -242,9 +247,11 @@ class RingReader(RingFile):
         return self._words[self._tail]
 
     def poll(self) -> tuple[int, memoryview] | None:
-        """The next slot as (sequence number, read-only payload), or None if none is published yet.
+        """The next slot as (sequence number, read-only payload), or None if
+        nothing is published yet.
 
-        The payload may be read until ``release``; several slots may be taken before the first is released.
+        The payload may be read until ``release``; several slots may be taken before
+        the first is released.
 
         Raises:
             CorruptError: the slot is not whole.
@@ -259,7 +266,8 @@ class RingReader(RingFile):
     def get(
         self, timeout_s: float, abort: Callable[[], bool] | None = None
     ) -> tuple[int, memoryview]:
-        """``poll`` until a slot is there. Waits on through a writer's death: a successor may adopt the ring.
+        """``poll`` until a slot arrives. A writer's death does not end the wait: a
+        successor may adopt.
 
         Raises:
             RingAbortedError: ``abort`` returned true. DeadlineError: ``timeout_s`` passed.
@@ -272,7 +280,8 @@ class RingReader(RingFile):
             if time.monotonic() >= deadline:
                 state = "alive" if self.writer_alive() else "dead"
                 raise DeadlineError(
-                    f"no slot {self._next} in ring {self.path} after {timeout_s:g} s (its writer is {state})",
+                    f"no slot {self._next} in ring {self.path} after {timeout_s:g} s (its writer "
+                    f"is {state})",
                     remedy="look at the writer's log",
                 )
             if spins:

@@ -1,4 +1,4 @@
-"""How a ring lies in its file: a header page, the specification, the slots; who holds which place.
+"""The layout of a ring file: a header page, the specification, the slots, and who has which place.
 
 Who writes which word of the header:
 
@@ -6,11 +6,12 @@ Who writes which word of the header:
               and ``digest``
     reader k  on its own line: slots released, its pid and start ticks, whether it has left
 
-A place, the writer's or a reader's, is taken and given up under a lock of the file, so two
-processes never hold one; that of a dead process is taken over.
+A place, the writer's or a reader's, is taken and released under a lock on the file, so two
+processes never hold the same one; the place of a dead process is taken over.
 
-Slot ``n`` of the stream lies in place ``n % num_slots``. Its ``begun`` is set to n + 1 before the
-payload and ``ended`` to n + 1 after it, so a slot that is not whole (or was overrun) shows as such.
+Slot ``n`` of the stream is stored at index ``n % num_slots``. Its ``begun`` is set to n
++ 1 before the payload and ``ended`` to n + 1 after it, so that an incomplete or
+overwritten slot is recognised.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ BEGUN, ENDED, DIGEST = range(3)
 
 
 class RingFile:
-    """What writer and reader share: where everything lies, and how a place is taken."""
+    """What writer and reader share: the layout, and how a place is taken."""
 
     def __init__(self, segment: Segment) -> None:
         """Raises CorruptError, and closes ``segment``, for sizes that no ring has."""
@@ -101,7 +102,8 @@ class RingFile:
         return all(self._words[reader_line(k) + LEFT] for k in range(self.num_readers))
 
     def _take_place(self, line: int) -> None:
-        """Record this process at ``line`` (pid, start ticks); never with another's start time."""
+        """Record this process at ``line`` (pid, start ticks); never with another
+        process's start time."""
         me = ProcessId.current()
         self._words[line] = 0
         self._words[line + 1] = me.start_ticks
@@ -119,10 +121,12 @@ class RingFile:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Nobody else takes or gives up a place of the ring meanwhile, or removes it as left by all.
+    """Lock the ring: no other process takes or releases a place, or removes it,
+    until the block ends.
 
     Raises:
-        FileNotFoundError: there is no ring, or it went while we waited for the lock.
+        FileNotFoundError: there is no ring, or it was removed while this process
+            waited for the lock.
     """
     guard = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -135,7 +139,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def reader_line(reader: int) -> int:
-    """First word of what a reader writes."""
+    """Index of the first word that a reader writes."""
     return READERS + reader * LINE
 
 

@@ -1,8 +1,9 @@
-"""Where everything of a run lies on one machine.
+"""Where the files, sockets and shared memory of a run are on one machine.
 
-``RunDir`` is the durable folder that a user sees (runs/<name>); ``NodePaths`` are the sockets and the
-shared memory of one (emulated) node of a run, named by run id so that two runs never meet. Both roots can
-be moved by the environment: HEADWAY_SOCK_ROOT and HEADWAY_SHM_ROOT, read here and nowhere else.
+``RunDir`` is the durable folder that a user sees (runs/<name>); ``NodePaths`` are the sockets
+and the shared memory of one (emulated) node of a run, named by run id so that two runs never
+meet. Both roots can be moved by the environment: HEADWAY_SOCK_ROOT and HEADWAY_SHM_ROOT, read
+here and nowhere else.
 """
 
 from __future__ import annotations
@@ -59,10 +60,11 @@ def shm_root(env: Mapping[str, str] | None = None) -> Path:
 
 
 def private_folder(path: Path, *, up_to: Path) -> Path:
-    """Make ``path`` and its parents up to ``up_to`` as 0700 folders.
+    """Create ``path`` and its parents up to ``up_to`` as 0700 folders.
 
     Raises:
-        InputError: one of them exists and is a link, a file, or somebody else's (/tmp is open to all users).
+        InputError: one of them exists and is a link, a file, or belongs to another
+            user (/tmp is shared).
     """
     if path != up_to:
         private_folder(path.parent, up_to=up_to)
@@ -129,7 +131,7 @@ class NodePaths:
         return self
 
     def environment(self) -> dict[str, str]:
-        """What each process of this node has in its environment: the janitor knows it by that."""
+        """The environment of every process of this node, by which the janitor recognises it."""
         return {
             ENV_RUN_ID: self.run_id,
             ENV_NODE: str(self.node),
@@ -147,9 +149,11 @@ def _check_name(name: str) -> str:
 
 
 class RunLock:
-    """A shared lock on run.lock, held by every executor of a run; as long as one holds it, the run lives.
+    """A shared lock on run.lock, held by every executor of a run; the run is
+    live while one holds it.
 
-    The kernel lets go when the holder ends, whatever way. Not inherited by programs that the holder starts.
+    The kernel releases it however the holder ends. Programs that the holder
+    starts do not inherit it.
     """
 
     def __init__(self, fd: int, path: Path) -> None:
@@ -162,7 +166,7 @@ class RunLock:
 
     @classmethod
     def hold(cls, run_id: str) -> RunLock:
-        """Waits while a janitor is clearing a dead run of this id away (milliseconds to seconds)."""
+        """Waits while a janitor removes a dead run with this id (milliseconds to seconds)."""
         path = cls.path_of(run_id)
         while True:
             fd = cls._open(path, sock_root())
@@ -173,7 +177,7 @@ class RunLock:
 
     @classmethod
     def try_exclusive(cls, run_id: str, root: Path) -> RunLock | None:
-        """The lock for the janitor: None while anybody holds the run."""
+        """The lock for the janitor; None while any process holds the run."""
         path = cls.path_of(run_id, root)
         fd = cls._open(path, root)
         try:
@@ -224,10 +228,10 @@ class RunDir:
 
     @classmethod
     def create(cls, path: Path, *, run_id: str) -> RunDir:
-        """Make the folder with its parts and run.json.
+        """Create the folder with its subfolders and run.json.
 
         Raises:
-            InputError: a run lies there already, or the folder cannot be made.
+            InputError: the folder already holds a run, or cannot be created.
         """
         run = cls(path)
         if run.run_json.exists():

@@ -1,4 +1,4 @@
-"""Which snapshots the arenas of a node hold: what an executor reports when a restore point is chosen."""
+"""Which snapshots the arenas of a node hold, as an executor reports them during recovery."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _NAME = re.compile(r"arena-(\d{1,9})\.bin")
 def read_seals(
     paths: Iterable[Path], *, run_id: str = ""
 ) -> tuple[dict[int, tuple[int, ...]], dict[int, str]]:
-    """(rank -> steps of its sealed snapshots, oldest first; rank -> what is damaged, naming the file).
+    """(rank -> steps of its sealed snapshots, oldest first; rank -> the damage, naming the file).
 
-    Headers only: no content is read, so it takes well below a millisecond a file, and a worker
-    verifies what it restores. Never raises and never blocks, whatever lies under these names. A
-    rank whose file is damaged holds nothing; one of which only some slots are damaged stands in
-    both, and the steps given for it are sound. Files that have gone, and names that are of no
-    arena, are left out. ``run_id``: a file of any other run counts as damaged.
+    Only headers are read, so it takes well below a millisecond per file; a worker verifies what it
+    restores. Never raises and never blocks, whatever these paths lead to. A rank whose file is
+    damaged has no steps; if only some of its slots are damaged, it appears in both results and the
+    steps listed for it are valid. Missing files, and names that do not belong to an arena, are left
+    out. With ``run_id``, a file of any other run counts as damaged.
     """
     sealed: dict[int, tuple[int, ...]] = {}
     wrong: dict[int, str] = {}

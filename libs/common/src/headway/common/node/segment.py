@@ -1,12 +1,14 @@
 """Named shared memory: one file, one mapping, a checked header.
 
-A segment is a plain file (normally in /dev/shm) that outlives its users until somebody unlinks it. Its
-first 64 bytes are the header: magic (8 bytes), version and length in bytes (u64 little endian each).
+A segment is a plain file (normally in /dev/shm) that outlives its users until it is
+unlinked. Its first 64 bytes are the header: magic (8 bytes), version and length in bytes
+(u64 little endian each).
 
-Words (aligned u64) are read and written through ``Segment.words``, a memoryview of native 8-byte items:
-CPython moves such an item with one 8-byte copy, so nobody sees half a word. ``struct.pack_into`` gives no
-such promise and is only for data that a word guards. Order between words relies on the total store order of
-x86-64: a reader that sees a later store sees all earlier ones.
+Words (aligned u64) are read and written through ``Segment.words``, a memoryview of native
+8-byte items: CPython moves such an item with one 8-byte copy, so a reader never sees half a
+word. ``struct.pack_into`` does not guarantee that and is only for data that a word guards.
+Order between words relies on the total store order of x86-64: a reader that sees a later store
+sees all earlier ones.
 """
 
 from __future__ import annotations
@@ -43,12 +45,12 @@ def round_up(value: int, multiple: int) -> int:
 
 
 def check_processor() -> None:
-    """Raises InputError on a processor that may show one's stores to others in another order."""
+    """Raises InputError on a processor whose stores may become visible to others out of order."""
     machine = platform.machine()
     if not _STORES_IN_ORDER.fullmatch(machine):
         raise InputError(
-            f"shared memory on {machine} is not supported: readers could see a snapshot, a batch "
-            "or a record before it is whole",
+            f"shared memory on {machine} is not supported: readers could see incomplete "
+            "snapshots, batches or records",
             remedy="use x86-64 nodes; `python -m headway.trainer train` needs no shared memory",
         )
 
@@ -76,13 +78,13 @@ class Segment:
         version: int,
         fill: Callable[[Segment], None] | None = None,
     ) -> Segment:
-        """Make a segment of ``nbytes`` zero bytes plus header and let ``fill`` write the first content.
+        """Create a segment of ``nbytes`` zero bytes plus header; ``fill`` writes the first content.
 
-        The file appears under ``path`` only when it is whole: it is built without a name, so that
-        a process that dies meanwhile leaves nothing, and linked. (A file system without nameless
-        files gets a hidden one, which the next ``create`` of this path removes if its maker is
-        dead.) All its memory is allocated and mapped before that, so later stores cannot meet a
-        full device.
+        The file appears under ``path`` only when it is complete: it is built without a name and
+        then linked, so a process that dies in between leaves nothing behind. (A file system
+        without nameless files gets a hidden one, which the next ``create`` of this path removes if
+        its creator is dead.) All its memory is allocated and mapped first, so later stores cannot
+        fail on a full device.
 
         Raises:
             InputError: the device is full, the folder is missing or not writable, or the processor
@@ -112,12 +114,12 @@ class Segment:
         """Map an existing segment.
 
         Raises:
-            CorruptError: other magic, other version, a length that is not the recorded one, or no
-                regular file.
+            CorruptError: wrong magic or version, a length other than the recorded one,
+                or not a regular file.
             FileNotFoundError: there is no such file. InputError: the processor is not x86-64.
         """
         check_processor()
-        # Without O_NONBLOCK a named pipe under this name would block whoever only wants to read.
+        # Without O_NONBLOCK, opening a named pipe under this name for reading would block.
         flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         fd = os.open(path, flags | (os.O_RDWR if writable else os.O_RDONLY))
         try:
@@ -143,7 +145,8 @@ class Segment:
 
     @property
     def is_cut(self) -> bool:
-        """The file has become shorter than the mapping: touching what is gone ends the process."""
+        """Whether the file is now shorter than the mapping: touching the missing
+        part kills the process."""
         try:
             found = self.path.lstat()
         except OSError:
@@ -151,7 +154,7 @@ class Segment:
         return _file_id(found) == self._file_id and found.st_size < self.nbytes
 
     def check(self, magic: bytes, version: int) -> None:
-        """Whether ``path`` still names this very file, whole, under a sound header.
+        """Check that ``path`` still leads to this file, at full length and with a valid header.
 
         Raises:
             CorruptError: it was removed, replaced, cut or overwritten since it was mapped.
@@ -177,7 +180,8 @@ class Segment:
             )
         if self.words[_VERSION] != version:
             raise CorruptError(
-                f"{self.path} has layout version {self.words[_VERSION]}, this program writes {version}",
+                f"{self.path} has layout version {self.words[_VERSION]}, this program writes "
+                f"{version}",
                 remedy="run every process of the run from one installation",
             )
         if self.words[_LENGTH] != self.nbytes:
@@ -187,11 +191,13 @@ class Segment:
             )
 
     def array(self, dtype: npt.DTypeLike, offset: int, count: int) -> npt.NDArray[Any]:
-        """``count`` items of ``dtype`` from byte ``offset``, a view; read-only if the segment is."""
+        """``count`` items of ``dtype`` from byte ``offset``, a view;
+        read-only if the segment is."""
         return np.frombuffer(self.buffer, dtype, count, offset)
 
     def close(self) -> None:
-        """Give up this mapping. Views handed out stay valid; the memory is unmapped with the last of them."""
+        """Release this mapping. Existing views stay valid; the memory is unmapped
+        with the last of them."""
         mapping, self._mapping = self._mapping, None
         if mapping is None:
             return
@@ -207,7 +213,7 @@ class Segment:
         return self._mapping is None
 
     def unlink(self) -> None:
-        """Remove the file; mappings of it stay usable. A file already gone is no error."""
+        """Remove the file; mappings of it stay usable. A missing file is not an error."""
         with contextlib.suppress(FileNotFoundError):
             self.path.unlink()
 
@@ -219,7 +225,8 @@ class Segment:
 
 
 class _Draft:
-    """A nameless file in the folder of ``path``, gone with the block unless ``link`` named it."""
+    """A nameless file in the folder of ``path``, removed with the block
+    unless ``link`` named it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -238,7 +245,7 @@ class _Draft:
             ) from error
 
     def _open_hidden(self) -> int:
-        # Not ``.bin``: whoever looks for segments by pattern must not meet a half-made one.
+        # Not ``.bin``, so that a search for segments by pattern does not find an unfinished one.
         for left in self._path.parent.glob(f".{self._path.name}.*"):
             maker = left.name.rpartition(".")[2]
             if maker == str(os.getpid()) or not Path("/proc", maker).exists():
@@ -270,7 +277,7 @@ def _file_id(found: os.stat_result) -> tuple[int, int]:
 
 def _allocate(fd: int, path: Path, nbytes: int) -> mmap.mmap:
     try:
-        # ftruncate would succeed on a full tmpfs and the first store would then end the process (SIGBUS).
+        # ftruncate succeeds on a full tmpfs; the first store would then kill the process (SIGBUS).
         os.posix_fallocate(fd, 0, nbytes)
         flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
         return mmap.mmap(fd, nbytes, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)

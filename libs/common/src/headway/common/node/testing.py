@@ -1,4 +1,4 @@
-"""For tests of whoever uses shared memory and processes: private roots, real children, leak counts."""
+"""For tests that use shared memory and processes: private roots, real children, leak checks."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def wait_until(
 
 @contextlib.contextmanager
 def private_roots() -> Iterator[tuple[Path, Path]]:
-    """Socket root (short path in /tmp) and shared-memory root of this block's own, in the environment.
+    """Private socket root (a short path in /tmp) and shared-memory root, set in the environment.
 
-    At the end the runs in them are ended and both are removed.
+    At the end their runs are ended and both roots are removed.
     """
     base = Path(tempfile.mkdtemp(prefix="hw", dir="/tmp"))
     memory = Path(tempfile.mkdtemp(prefix="headway-test-", dir="/dev/shm"))
@@ -69,9 +69,10 @@ def child_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 def python_child(
     code: str, *args: str | int | Path, env: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[str]]:
-    """A real process that runs ``code`` with ``sys.argv[1:] == args``; its stdin and stdout are pipes.
+    """A real process that runs ``code`` with ``args`` as ``sys.argv[1:]``; stdin
+    and stdout are pipes.
 
-    Killed and collected at the end, whatever state it is in.
+    Killed and collected at the end, whatever its state.
     """
     child = subprocess.Popen(
         [sys.executable, "-c", code, *map(str, args)],
@@ -89,7 +90,8 @@ def python_child(
 
 @contextlib.contextmanager
 def frozen(*pids: int) -> Iterator[None]:
-    """Hold processes in a frozen cgroup (v1), where even SIGKILL waits; they run again at the end.
+    """Hold processes in a frozen cgroup (v1), where even SIGKILL stays pending;
+    they resume at the end.
 
     Raises:
         PermissionError: there is no such cgroup, or this user may not make one.
@@ -117,7 +119,7 @@ def frozen(*pids: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def doomed(pid: int) -> Iterator[ProcessId]:
-    """A process that SIGKILL waits for while it is frozen; it ends when the block does.
+    """A frozen process with a pending SIGKILL; it ends with the block.
 
     Raises:
         PermissionError: as ``frozen``.
@@ -131,21 +133,21 @@ def doomed(pid: int) -> Iterator[ProcessId]:
         yield process
 
 
-def say(child: subprocess.Popen[str], line: str) -> None:
+def send_line(child: subprocess.Popen[str], line: str) -> None:
     """Write one line to the child's stdin."""
     assert child.stdin is not None
     child.stdin.write(line + "\n")
     child.stdin.flush()
 
 
-def hear(child: subprocess.Popen[str]) -> str:
+def read_line(child: subprocess.Popen[str]) -> str:
     """The next line of the child's stdout, without its end; '' when the child has closed it."""
     assert child.stdout is not None
     return child.stdout.readline().rstrip("\n")
 
 
 def identity(child: subprocess.Popen[str]) -> ProcessId:
-    """Who the child is; it must not have been collected yet."""
+    """The identity of the child, which must not have been collected yet."""
     found = ProcessId.of(child.pid)
     assert found is not None
     return found
@@ -162,7 +164,8 @@ def open_fds() -> dict[int, str]:
 
 @contextlib.contextmanager
 def no_leaks(folder: Path) -> Iterator[None]:
-    """Fails if the block leaves a file under ``folder``, a file descriptor, or a mapping of such a file."""
+    """Fail if the block leaves a file under ``folder``, a descriptor, or a
+    mapping of such a file."""
     files, fds = _files(folder), open_fds()
     yield
     left = _files(folder) - files

@@ -1,4 +1,4 @@
-"""Pure plans: which rank is where, how big a model is, what each rank does in a step (``plan.schedule``)."""
+"""Pure plans: placement of ranks, size of a model, and what each rank does in a step."""
 
 from __future__ import annotations
 

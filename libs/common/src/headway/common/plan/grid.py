@@ -1,6 +1,7 @@
 """Ranks and their coordinates: tensor parallelism varies fastest, then data, then pipeline.
 
-``rank = (pp_rank * dp + dp_rank) * tp + tp_rank``: tensor-parallel peers are neighbours and data-parallel
+``rank = (pp_rank * dp + dp_rank) * tp + tp_rank``: tensor-parallel peers are
+  neighbours and data-parallel
 groups are packed before pipeline stages (MegaScale, arXiv 2402.15627, section 3.6).
 """
 
@@ -46,7 +47,7 @@ class Grid:
         return self.tp * self.pp * self.dp
 
     def coordinates(self, rank: int) -> Coordinates:
-        """Where ``rank`` is. Raises ConfigError for a rank outside the grid."""
+        """The coordinates of ``rank``. Raises ConfigError for a rank outside the grid."""
         if not 0 <= rank < self.world_size:
             raise ConfigError(
                 f"rank {rank} is outside a grid of {self.world_size}",

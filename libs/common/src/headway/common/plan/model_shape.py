@@ -10,7 +10,7 @@ class ModelShape:
     """A GPT without biases in its linears and with an untied head.
 
     ``norms_per_layer`` counts LayerNorms of weight and bias: two in the serial block, one in the
-    parallel block. One more stands before the head.
+    parallel block. One more precedes the head.
     """
 
     layers: int
@@ -46,7 +46,8 @@ class ModelShape:
 
 
 def mfu(*, tokens_per_s: float, flops_per_token: int, peak_flops: float) -> float:
-    """Model FLOPs utilisation, 0..1: model FLOPs per second over the peak (PaLM, arXiv 2204.02311, app. B).
+    """Model FLOPs utilisation, 0..1: model FLOPs per second over the peak. (PaLM, arXiv
+    2204.02311, appendix B.)
 
     Raises:
         ValueError: ``peak_flops`` is not above 0.

@@ -1,4 +1,5 @@
-"""Which node carries which rank: consecutive ranks share a node, so tensor-parallel groups stay inside."""
+"""Which node carries which rank: consecutive ranks share a node, as
+tensor-parallel groups should."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ class Placement:
     """Ranks ``[n * ranks_per_node, (n + 1) * ranks_per_node)`` on node ``n``.
 
     Raises:
-        ConfigError: the world is no multiple of ``ranks_per_node``.
+        ConfigError: the world size is not a multiple of ``ranks_per_node``.
     """
 
     grid: Grid

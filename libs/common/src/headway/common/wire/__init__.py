@@ -1,1 +1,1 @@
-"""Typed messages over ZeroMQ: codec with limits, keys, server, client, and the frame of every service."""
+"""Typed messages over ZeroMQ: codec with limits, keys, server, client, and the base of services."""

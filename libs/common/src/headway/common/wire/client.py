@@ -34,7 +34,7 @@ from headway.common.wire.messages.service import Failure
 
 RECONNECT_S = (0.05, 1.0)  # first and longest pause between attempts
 MAX_UNREAD_NOTES = 1024
-ABORT_PERIOD_S = 0.1  # how often a waiting call asks its ``abort``
+ABORT_PERIOD_S = 0.1  # how often a waiting call checks ``abort``
 
 T = TypeVar("T", bound=Message)
 
@@ -46,11 +46,12 @@ class CallAbortedError(DeadlineError):
 class Client:
     """A blocking DEALER for one thread, the first that calls it; each thread makes its own.
 
-    At most 256 messages wait for the server, also while it is not there; beyond that ``notify``
-    drops and counts (``counts["notes_dropped"]``) and ``call`` waits within its deadline. A call
-    that meets its deadline ends the connection, which drops what still waits: no request comes to
-    life after its caller gave up, and the next message connects again. Linger 0. Incoming notes
-    wait in order, the oldest of more than 1,024 fall out (``counts["notes_lost"]``).
+    At most 256 messages are queued for the server, also while it is unreachable; beyond
+    that ``notify`` drops and counts (``counts["notes_dropped"]``) and ``call`` waits within
+    its deadline. A call that reaches its deadline closes the connection, which drops what
+    is still queued: no request is delivered after its caller gave up, and the next message
+    connects again. Linger 0. Incoming notes are queued in order; beyond 1,024 the oldest
+    are dropped (``counts["notes_lost"]``).
 
     ``server_key`` switches CURVE on; ``keys`` are the client's own, needed where the server admits
     only known clients. ``identity`` is the name that the server's handlers see; two live clients
@@ -92,12 +93,12 @@ class Client:
 
         The request goes out ``retries + 1`` times at equal distances under one id until a reply
         comes; a living server runs it once. Only a server restarted in between may run it twice.
-        ``abort`` is asked every 0.1 s while waiting.
+        ``abort`` is checked every 0.1 s while waiting.
 
         Raises:
             CallAbortedError: ``abort`` returned true.
             DeadlineError: no reply in time; the request may or may not have been carried out.
-            BusyError: the server cannot do it now; the same may be asked again.
+            BusyError: the server is busy; the same request may be repeated.
             RemoteError: the server refused.
             VersionError: the server speaks another protocol version.
             WireError: ``message`` is too large, or the reply is of another type.
@@ -123,7 +124,7 @@ class Client:
         raise DeadlineError(what, remedy=self._likely_remedy())
 
     def notify(self, message: Message) -> bool:
-        """Send a note without blocking; False if 256 wait already: it is dropped and counted.
+        """Send a note without blocking; False if 256 are queued already and it was dropped.
 
         Raises:
             WireError: ``message`` is too large or cannot be encoded.
@@ -135,7 +136,7 @@ class Client:
         return False
 
     def receive(self, accept: Collection[type[T]] | None = None) -> list[Message]:
-        """The notes that have arrived since, in order, of the types ``accept``; never blocks.
+        """The notes of the types ``accept`` that have arrived, in order; never blocks.
 
         By default the constructor's types. Notes of other types are dropped and counted.
 
@@ -155,7 +156,7 @@ class Client:
         return messages
 
     def close(self, linger_s: float = 0.0) -> None:
-        """Close; what is unsent leaves in the background within ``linger_s``, or is dropped."""
+        """Close; unsent messages are sent in the background within ``linger_s``, or dropped."""
         self.socket.close(linger=int(linger_s * 1000))
 
     def __enter__(self) -> Client:
@@ -185,7 +186,7 @@ class Client:
         return True
 
     def _poll(self, event: int, until_s: float, abort: Callable[[], bool] | None) -> bool:
-        """Whether the socket is ready before ``until_s``; with ``abort``, in slices that ask it."""
+        """Whether the socket becomes ready before ``until_s``; checks ``abort`` in between."""
         if abort is None:
             return bool(self.socket.poll(_remaining_ms(until_s), event))
         while not abort():
@@ -208,10 +209,10 @@ class Client:
         return None
 
     def _receive(self) -> codec.Envelope | None:
-        """The envelope of a reply, None for all else: notes are kept, the rest is counted.
+        """The envelope of a reply, None for anything else: notes are kept, the rest is counted.
 
         Raises:
-            VersionError: the server speaks another version; every request to it is in vain.
+            VersionError: the server speaks another version and cannot answer any request.
         """
         frames = self.socket.recv_multipart(zmq.NOBLOCK)
         if len(frames) != 1:
@@ -234,17 +235,20 @@ class Client:
         return None
 
     def _likely_remedy(self) -> str:
-        """What to do about a request without an answer, by its likeliest cause."""
+        """The remedy for a request without an answer, by its likeliest cause."""
         if self._has_heard:
-            return "the service has answered before; look whether it still runs, and at its log"
+            return (
+                "the service has answered before; check that it is still running, and read its log"
+            )
         if not somebody_listens(self._endpoint):
             return "nothing listens there; start the service, or check the address"
         if self._has_keys:
             return (
                 "check the keys: server_key must be the service's public key, "
-                "and the service may admit known client keys only; or it is busy, see its log"
+                "and the service may admit known client keys only; or the service is busy, see "
+                "its log"
             )
-        return "the service is busy, see its log; or it wants keys, then pass server_key"
+        return "the service is busy, see its log; or it requires keys, then pass server_key"
 
 
 def _open(

@@ -3,10 +3,11 @@
 One frame holds one envelope, a MessagePack array ``[version, kind, id, body]``; ``body`` holds the
 MessagePack map of the message. The version stays the first element in every version to come.
 
-Bytes of an unknown sender are read in two passes. msgpack's ``Unpacker.skip`` walks a body and builds
-nothing, so that a declared length is believed only when the elements are really there: a 5-byte header may
-claim 4 billion of them, and building nested lists of a megabyte's length costs gigabytes. Then msgspec
-builds and validates the struct; fields that it does not know are skipped, never built.
+Bytes from an unknown sender are read in two passes. msgpack's ``Unpacker.skip`` walks a body
+without building anything, so that a declared length counts only when the elements are really
+there: a 5-byte header may claim 4 billion of them, and building nested lists of a megabyte's
+length costs gigabytes. Then msgspec builds and validates the struct; fields that it does not know
+are skipped, never built.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from headway.common.wire.message import M, Message
 
 PROTOCOL_VERSION = 1
 MAX_MESSAGE_BYTES = 1 << 20  # of a whole frame; bulk bytes go through shared memory or files
-# CURVE wraps each frame in a header and a MAC (RFC 26), so the socket's own limit is a little wider.
+# CURVE wraps each frame in a header and a MAC (RFC 26), so the socket's own
+# limit is a little wider.
 MAX_SOCKET_BYTES = MAX_MESSAGE_BYTES + 256
 MAX_ID = (1 << 63) - 1
 
@@ -97,13 +99,13 @@ def encode_frame(kind: Kind, request_id: int, body: bytes) -> bytes:
 
 
 def decode_frame(frame: bytes) -> Envelope:
-    """The envelope in ``frame``; its body is not looked at.
+    """The envelope in ``frame``; its body is not decoded.
 
-    An envelope holds no list or map, so msgspec reads it without building anything of a declared length.
+    An envelope holds no list or map, so msgspec reads it without building anything
+    of a declared length.
 
     Raises:
-        VersionError: the frame is of another protocol version.
-        WireError: no envelope.
+        VersionError: the frame has another protocol version. WireError: it is not an envelope.
     """
     if len(frame) > MAX_MESSAGE_BYTES:
         raise WireError(
@@ -125,7 +127,7 @@ def decode_frame(frame: bytes) -> Envelope:
 
 
 def read_head(frame: bytes) -> tuple[int | None, int | None]:
-    """(version, request id) of a frame of any protocol version; None for what cannot be read."""
+    """(version, request id) of a frame of any protocol version; None if it cannot be read."""
     version: int | None = None
     try:
         head = msgpack.Unpacker(

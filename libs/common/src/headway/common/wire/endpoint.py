@@ -1,4 +1,5 @@
-"""Opening sockets: options that all share, CURVE, stale ``ipc`` files, and what a failed bind means."""
+"""Opening sockets: options that all share, CURVE, stale ``ipc`` files, and what
+a failed bind means."""
 
 from __future__ import annotations
 
@@ -28,20 +29,21 @@ TCP_OPTIONS = {
     zmq.TCP_MAXRT: int(UNACKNOWLEDGED_S * 1000),
     zmq.CONNECT_TIMEOUT: int(CONNECT_S * 1000),
 }
-"""How long a peer is kept that has vanished without a word, and how soon a new attempt is made.
+"""How long a vanished peer's connection is kept, and how soon a new attempt is made.
 
-An idle connection ends by keepalive after 5 + 2 x 3 s. One that sends has no keepalive, and the
-kernel would repeat its data for a quarter of an hour: ``TCP_MAXRT`` ends it once nothing was
-acknowledged for 10 s, which also ends one whose reader has left a full window unread for so long.
-``CONNECT_TIMEOUT`` gives up an attempt whose first packet was lost before the kernel's own pauses
-(1, 2, 4 ... s) grow long.
+An idle connection ends by keepalive after 5 + 2 x 3 s. A connection with unsent data has no
+keepalive, and the kernel would retransmit for a quarter of an hour: ``TCP_MAXRT`` ends it once
+nothing was acknowledged for 10 s, which also ends one whose reader has left a full window unread
+for so long. ``CONNECT_TIMEOUT`` gives up an attempt whose first packet was lost before the kernel's
+own pauses (1, 2, 4 ... s) grow long.
 
-ZMTP's own heartbeats would abort the process: their timer meets a connection that was broken while
-its full queue held up the input (libzmq issues 3937 and 4364)."""
+ZMTP's own heartbeats would abort the process: their timer can fire on a connection that broke while
+its full queue blocked the input (libzmq issues 3937 and 4364)."""
 
 
 def set_options(opened: zmq.Socket[bytes], endpoint: str, high_water_mark: int) -> None:
-    """The rules of every socket: bounded messages and queues, no linger, lost machines are noticed."""
+    """Options of every socket: bounded messages and queues, no linger,
+    detection of lost machines."""
     opened.setsockopt(zmq.LINGER, 0)
     opened.setsockopt(zmq.MAXMSGSIZE, MAX_SOCKET_BYTES)
     opened.setsockopt(zmq.SNDHWM, high_water_mark)
@@ -63,7 +65,7 @@ def set_server_keys(opened: zmq.Socket[bytes], keys: KeyPair) -> None:
 def set_client_keys(
     opened: zmq.Socket[bytes], keys: KeyPair | None, server_key: bytes | None
 ) -> None:
-    """CURVE towards the holder of ``server_key``; without ``keys`` a fresh pair, where anyone is admitted.
+    """CURVE towards the holder of ``server_key``; a fresh pair if ``keys`` is None.
 
     Raises:
         InputError: ``keys`` without ``server_key``, or a malformed key.
@@ -77,7 +79,8 @@ def set_client_keys(
         return
     if not is_public_key(server_key):
         raise InputError(
-            "the server key is no Z85 key of 40 bytes", remedy="pass KeyPair.public of the server"
+            "the server key is not a Z85 key of 40 bytes",
+            remedy="pass KeyPair.public of the server",
         )
     own = keys or KeyPair.generate()
     opened.curve_serverkey = server_key
@@ -89,7 +92,7 @@ def bind(opened: zmq.Socket[bytes], endpoint: str) -> str:
     """Bind and return the resolved endpoint (a port instead of 0). An ``ipc`` file gets mode 0600.
 
     Raises:
-        InputError: the address is in use, not of this machine, or not permitted.
+        InputError: the address is in use, does not belong to this machine, or is not permitted.
     """
     path = ipc_path(endpoint)
     if path is not None:
@@ -116,13 +119,14 @@ def bind(opened: zmq.Socket[bytes], endpoint: str) -> str:
 
 
 def reconnect(opened: zmq.Socket[bytes], endpoint: str) -> None:
-    """Drop the connection with all that waits in it, and connect again."""
+    """Drop the connection with everything queued in it, and connect again."""
     opened.disconnect(endpoint)
     opened.connect(endpoint)
 
 
 def somebody_listens(endpoint: str) -> bool:
-    """Whether a plain connection is accepted at ``endpoint``, for error texts. Takes at most 0.2 s."""
+    """Whether a plain connection is accepted at ``endpoint``, for error texts.
+    Takes at most 0.2 s."""
     path = ipc_path(endpoint)
     try:
         if path is not None:
@@ -144,7 +148,10 @@ def _answers(family: int, address: object) -> bool:
 
 def _bind_remedy(code: int | None) -> str:
     if code == errno.EADDRINUSE:
-        return "choose another port (0 takes any free one), or end the process that holds it (ss -ltnp)"
+        return (
+            "choose another port (0 takes any free one), or end the process that holds it (ss "
+            "-ltnp)"
+        )
     if code in (errno.EADDRNOTAVAIL, errno.ENODEV):
         return "use an address of this machine (ip addr)"
     if code == errno.ENOENT:
@@ -153,10 +160,10 @@ def _bind_remedy(code: int | None) -> str:
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove a socket file that nobody serves; libzmq would take over a live one, without a word.
+    """Remove a stale socket file; libzmq would silently take over a live one.
 
-    A listener that is frozen while SIGKILL waits for it still accepts connections, in the kernel,
-    and counts as gone.
+    A frozen listener with a pending SIGKILL still accepts connections in the
+    kernel; it counts as gone.
     """
     try:
         mode = path.lstat().st_mode
@@ -164,7 +171,7 @@ def _remove_stale(path: Path) -> None:
         return
     if not stat.S_ISSOCK(mode):
         raise InputError(
-            f"{path} exists and is no socket", remedy="remove it, or choose another path"
+            f"{path} exists and is not a socket", remedy="remove it, or choose another path"
         )
     if _answers(socket.AF_UNIX, os.fspath(path)):
         living = [pid for pid in _listeners(path) if not _is_doomed(pid)]
@@ -183,7 +190,7 @@ def _listeners(path: Path) -> list[int]:
         if probe.connect_ex(os.fspath(path)) == 0:
             credentials = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
             return [_UCRED.unpack(credentials)[0]]
-    # its queue is full, as that of a frozen process becomes: look through the open files of all
+    # its queue is full, as with a frozen process: search the open files of all processes
     import psutil  # takes long to import, and this is rare
 
     return [

@@ -1,4 +1,4 @@
-"""CURVE key pairs in 0600 files, and which endpoints may go without."""
+"""CURVE key pairs in 0600 files, and which endpoints may be used without keys."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import zmq
 from headway.common.errors import CorruptError, InputError
 
-# sun_path holds 108 bytes with its end (unix(7)); the rest is left to temporary names
+# sun_path holds 108 bytes with its terminator (unix(7)); the rest is reserved for temporary names
 MAX_IPC_PATH_BYTES = 100
 # the alphabet of Z85 (ZeroMQ RFC 32)
 _KEY = re.compile(rb"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
@@ -32,7 +32,7 @@ class KeyPair:
         return cls(public, secret)
 
     def save(self, path: Path) -> None:
-        """Write a new file of mode 0600; complete and on disk, or absent.
+        """Write a new file of mode 0600; afterwards it is complete and on disk, or absent.
 
         Raises:
             InputError: ``path`` exists (a key is never overwritten) or cannot be written.
@@ -94,8 +94,8 @@ class KeyPair:
             and zmq.curve_public(pair.secret) == pair.public
         ):
             raise CorruptError(
-                f"{path} holds no CURVE key pair",
-                remedy="make a new one and hand its public half out again",
+                f"{path} does not hold a CURVE key pair",
+                remedy="create a new pair and distribute its public key again",
             )
         return pair
 
@@ -106,10 +106,10 @@ def is_public_key(key: bytes) -> bool:
 
 
 def check_endpoint(endpoint: str, keys: KeyPair | bytes | None) -> None:
-    """Refuse an endpoint that is malformed, or that leaves the machine without CURVE keys.
+    """Refuse an endpoint that is malformed, or that is reachable from outside without CURVE keys.
 
-    Without keys only literal loopback addresses pass: a host name, ``*`` or an interface name may mean any
-    address.
+    Without keys only literal loopback addresses are accepted: a host name, ``*`` or an interface
+    name may mean any address.
 
     Raises:
         InputError: says what to write instead.
@@ -128,7 +128,7 @@ def check_endpoint(endpoint: str, keys: KeyPair | bytes | None) -> None:
 
 
 def ipc_path(endpoint: str) -> Path | None:
-    """The socket file of an ``ipc://`` endpoint, None of another kind."""
+    """The socket file of an ``ipc://`` endpoint, None for other endpoints."""
     return Path(endpoint.removeprefix("ipc://")) if endpoint.startswith("ipc://") else None
 
 
@@ -155,7 +155,7 @@ def _check_tcp(endpoint: str, *, keyed: bool) -> None:
         )
     if not keyed and not _is_loopback(match[1].strip("[]")):
         raise InputError(
-            f"{endpoint} may be reached from other machines and has no keys",
+            f"{endpoint} can be reached from other machines and has no keys",
             remedy="give it CURVE keys, or use tcp://127.0.0.1:PORT",
         )
 

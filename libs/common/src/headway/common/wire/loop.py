@@ -1,4 +1,5 @@
-"""A single-threaded poll loop: sources, timers without drift, signals through a wakeup descriptor."""
+"""A single-threaded poll loop: sources, timers without drift, signals through
+a wakeup descriptor."""
 
 from __future__ import annotations
 
@@ -32,25 +33,27 @@ _log = structlog.get_logger(__name__)
 
 
 class Throttle:
-    """Lets one complaint per kind and period pass, so that a flood of bad input fills no disk."""
+    """Allows one warning per kind and period, so that a flood of bad input
+    does not fill the disk."""
 
     def __init__(self, period_s: float = COMPLAINT_PERIOD_S) -> None:
         self._period_s = period_s
         self._passed_at_s: dict[str, float] = {}
-        self._num_held_back: dict[str, int] = {}
+        self._num_suppressed: dict[str, int] = {}
 
     def admit(self, kind: str) -> int | None:
-        """How many of this kind were held back since the last one; None: hold this one back too."""
+        """How many of this kind were suppressed since the last one; None if this
+        one is suppressed too."""
         now_s = time.monotonic()
         if now_s - self._passed_at_s.get(kind, float("-inf")) < self._period_s:
-            self._num_held_back[kind] = self._num_held_back.get(kind, 0) + 1
+            self._num_suppressed[kind] = self._num_suppressed.get(kind, 0) + 1
             return None
         self._passed_at_s[kind] = now_s
-        return self._num_held_back.pop(kind, 0)
+        return self._num_suppressed.pop(kind, 0)
 
 
 class Timer:
-    """A callback with its next due time; ``cancel`` may be called from anywhere in the loop's thread."""
+    """A callback with its next due time; ``cancel`` may be called anywhere in the loop's thread."""
 
     def __init__(
         self, due_s: float, period_s: float | None, callback: Callable[[], object]
@@ -64,21 +67,23 @@ class Timer:
         self.is_cancelled = True
 
     def next_due_s(self, now_s: float) -> float:
-        """The next multiple of the period after ``now_s``: no drift, and missed turns are not made up for."""
+        """The next multiple of the period after ``now_s``: no drift, and
+        missed turns are skipped."""
         assert self.period_s is not None
         missed = max(0, int((now_s - self.due_s) // self.period_s))
         return self.due_s + (missed + 1) * self.period_s
 
 
 class Loop:
-    """``run`` polls until ``end``; ``stop`` (from any thread), SIGTERM and SIGINT call ``on_stop`` in it.
+    """``run`` polls until ``end``; ``stop`` (from any thread), SIGTERM and SIGINT
+    call ``on_stop`` in it.
 
     ``gather_s``: turns that serve a source begin at least this far apart, so that what arrives
     meanwhile is served together. Waking up for each message costs more than handling it. A turn
     that takes longer, because much has arrived, is followed by the next one at once.
 
-    ``on_stop`` gets True for a signal. Signals are taken over only when ``run`` is called in the main
-    thread, and given back when it returns.
+    ``on_stop`` gets True for a signal. Signals are handled only when ``run`` is called in the main
+    thread; the earlier handlers are restored when it returns.
     """
 
     def __init__(self, on_stop: Callable[[bool], None], gather_s: float = 0.0) -> None:
@@ -122,24 +127,25 @@ class Loop:
         self.is_ending = True
 
     def take_slowest(self) -> tuple[str, float]:
-        """(name, seconds) of the longest callback since the last time this was asked."""
+        """(name, seconds) of the longest callback since the last call of this."""
         slowest, self._slowest = self._slowest, ("", 0.0)
         return slowest
 
     def guard(self, callback: Callable[[], object]) -> object:
-        """Run ``callback`` and note its duration; an Exception is logged, counted, and gives None."""
+        """Run ``callback`` and note its duration; an Exception is logged,
+        counted, and gives None."""
         start_s = time.monotonic()
         try:
             return callback()
         except Exception:
             self.errors[_name(callback)] += 1
-            held_back = self._throttle.admit(_name(callback))
-            if held_back is not None:
+            suppressed = self._throttle.admit(_name(callback))
+            if suppressed is not None:
                 complain(
                     _log.exception,
                     "callback failed, the service continues",
                     callback=_name(callback),
-                    held_back=held_back,
+                    suppressed=suppressed,
                 )
             return None
         finally:
@@ -172,7 +178,8 @@ class Loop:
         due: list[Timer] = []
         while self._timers and self._timers[0][0] <= now_s:
             due.append(heapq.heappop(self._timers)[2])
-        # taken out first: a slow timer that is due again waits for the sockets' turn
+        # taken out first, so that a slow timer that is due again waits until the
+        # sockets had their turn
         for timer in due:
             if timer.is_cancelled or self.is_ending:
                 continue
@@ -195,8 +202,9 @@ class Loop:
     def _serve(self, source: Source, events: int) -> None:
         callback = self._callbacks.get(source)
         if callback is None or events & zmq.POLLERR:
-            # Taken away by an earlier callback of this turn; or closed, which would spin the loop: zmq_poll
-            # takes a closed socket for descriptor 0, and a closed descriptor is ready for ever.
+            # Removed by an earlier callback of this turn; or closed, which would spin the
+            # loop: zmq_poll treats a closed socket as descriptor 0, and a closed
+            # descriptor is always ready.
             self._forget_closed()
         if self.is_ending or callback is None or source not in self._callbacks:
             return
@@ -215,7 +223,7 @@ class Loop:
             self._poller.register(source, zmq.POLLIN)
 
     def _forget_closed(self) -> int:
-        """Drop the sources that were closed before ``unwatch``; their number."""
+        """Drop the sources that were closed before ``unwatch``; returns how many."""
         closed = [source for source in self._callbacks if _is_closed(source)]
         for source in closed:
             name = _name(self._callbacks[source])
@@ -236,8 +244,8 @@ class Loop:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        # Python runs the handler at its next bytecode, which a blocking poll delays; the wakeup descriptor
-        # ends the poll.
+        # Python runs the handler at its next bytecode, which a blocking poll delays; the wakeup
+        # descriptor ends the poll.
         before = {number: signal.signal(number, _ignore_signal) for number in SIGNALS}
         wakeup = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         try:

@@ -7,12 +7,14 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast, dataclass_transform
 
 import msgspec
+from headway.common.wire.about import About, PartOf
 
 TAG_PATTERN = re.compile(r"[a-z0-9_]+\.[a-z0-9_]+/[1-9][0-9]*")
 
 
 class _MessageMeta(msgspec.StructMeta):
-    """Makes every message keyword-only (msgspec does not inherit that) and refuses class names as tags."""
+    """Makes every message keyword-only, which msgspec does not inherit, and
+    requires a written tag."""
 
     def __new__(
         mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **config: Any
@@ -26,14 +28,15 @@ class _MessageMeta(msgspec.StructMeta):
 
 
 if TYPE_CHECKING:
-    # What the metaclass does, in the words of a type checker: msgspec's own declaration says neither frozen
-    # nor keyword-only.
+    # What the metaclass does, for type checkers: msgspec's declaration is neither
+    # frozen nor keyword-only.
     @dataclass_transform(
         frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,)
     )
     class Message:
         __struct_config__: ClassVar[msgspec.structs.StructConfig]
         __struct_fields__: ClassVar[tuple[str, ...]]
+        about: ClassVar[About | PartOf]
 
         def __init_subclass__(
             cls, *, tag: str, frozen: bool = True, kw_only: bool = True
@@ -43,17 +46,20 @@ else:
     class Message(msgspec.Struct, metaclass=_MessageMeta, frozen=True, tag_field="t"):
         """A control message; subclass as ``class Ping(Message, tag="service.ping/1")``.
 
-        The docstring of a message says: sender -> receiver, socket, rate, and what losing it does. New
-        fields have defaults, unknown fields are skipped, a changed meaning is a new tag (msgspec, schema
-        evolution). Arrays and tensors never travel here.
+        The docstring says what the message is for; ``about`` says how it travels: sender, receiver,
+        transport, rate, and what losing it does. New fields have defaults, unknown fields are
+        skipped, a changed meaning is a new tag (msgspec, schema evolution). Arrays and tensors are
+        sent by other means.
         """
+
+        about: ClassVar[About | PartOf]
 
 
 M = TypeVar("M", bound=Message)
 
 
 def tag_of(message: type[Message]) -> str:
-    """The written tag of a message type, as it stands under the key ``t`` on the wire."""
+    """The written tag of a message type, sent under the key ``t``."""
     return cast("str", message.__struct_config__.tag)
 
 

@@ -1,4 +1,5 @@
-"""The Prometheus exporter of a service: its own registry, loopback only, unimpressed by whoever connects."""
+"""The Prometheus exporter of a service: its own registry, loopback only,
+robust against any client."""
 
 from __future__ import annotations
 
@@ -29,14 +30,15 @@ class Exporter:
             )
         except (OSError, OverflowError) as error:
             raise InputError(
-                f"cannot export metrics on port {port}: {getattr(error, 'strerror', None) or error}",
+                f"cannot export metrics on port {port}: "
+                f"{getattr(error, 'strerror', None) or error}",
                 remedy="choose another metrics port, 0 takes any free one",
             ) from error
-        # http.server waits for 5; a sixth would be put off by a second
+        # http.server queues 5 connections; a sixth would be delayed by a second
         self._server.socket.listen(BACKLOG)
         handler: Any = self._server.RequestHandlerClass
         self._server.RequestHandlerClass = type("Handler", (handler,), {"timeout": REQUEST_LIMIT_S})
-        # socketserver prints a traceback for each connection that breaks off; that is the peer's business
+        # socketserver would print a traceback for each broken connection, which is not our error
         self._server.handle_error = _ignore_error  # type: ignore[assignment, method-assign]
         self.port: int = self._server.server_port
 

@@ -1,4 +1,4 @@
-"""A ROUTER that answers typed requests and survives whatever else it is sent."""
+"""A ROUTER that answers typed requests and survives any other input."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Handler = Callable[
     [Any, bytes], Message | None
 ]  # the message, of the type it is registered for, and the peer identity
 
-MAX_FRAMES_A_TURN = 64  # then the loop's timers and other sockets have their turn
+MAX_FRAMES_A_TURN = 64  # then the loop serves its timers and other sockets
 MAX_CACHED_REPLIES = 1024
 MAX_CACHED_BYTES = 8 << 20
 
@@ -34,23 +34,25 @@ _log = structlog.get_logger(__name__)
 class Server:
     """Binds ``endpoint`` and hands each message to the handler of its type.
 
-    The socket is a ROUTER with a queue of 256 messages per peer and direction. Incoming mark reached: the
-    peer's own sends wait or fail, other peers are read in turn. Outgoing mark reached, or the peer is gone:
-    the message is dropped and counted, ``send`` says False. Linger 0; larger frames than
-    ``codec.MAX_SOCKET_BYTES`` end their connection; a connection that does not identify itself within 3 s is
-    closed. One thread uses a server.
+    The socket is a ROUTER with a queue of 256 messages per peer and direction. When the incoming
+    limit is reached, the peer's own sends wait or fail and other peers are read in turn. When the
+    outgoing limit is reached, or the peer is gone, the message is dropped and counted, and ``send``
+    returns False. Linger 0; frames larger than ``codec.MAX_SOCKET_BYTES`` end their connection; a
+    connection that does not identify itself within 3 s is closed. One thread uses a server.
 
-    A handler gets (message, peer identity). Of a request: its return value is the reply (None answers
-    ``Done``); a ``HeadwayError`` becomes an error reply with code, message and remedy, any other exception
-    "internal" with a logged traceback. A request that comes again under its id (a retry) gets the first
-    answer, not a second run; the newest 1,024 answers (8 MiB) are kept for that. Of a note the return value
-    is ignored.
+    A handler gets (message, peer identity). For a request, its return value is the reply (None is
+    sent as ``Done``); a ``HeadwayError`` becomes an error reply with code, message and remedy, any
+    other exception becomes "internal" with a logged traceback. A request that is repeated under its
+    id (a retry) gets the first answer without running again; the newest 1,024 answers (8 MiB) are
+    kept for that. For a note, the return value is ignored.
 
-    ``allowed``: public keys of the clients that may connect, None admits every client that knows the
-    server's key. ``counts`` tells what came and what was refused, by kind.
+    ``allowed``: public keys of the clients that may connect, None admits every
+      client that knows the
+    server's key. ``counts`` counts what was received and refused, by kind.
 
     Raises:
-        InputError: the endpoint cannot be bound, or is reachable from other machines and has no keys.
+        InputError: the endpoint cannot be bound, or is reachable from other
+            machines and has no keys.
     """
 
     def __init__(
@@ -87,11 +89,11 @@ class Server:
 
     @property
     def messages(self) -> list[str]:
-        """The tags this server takes, sorted."""
+        """The tags that this server accepts, sorted."""
         return sorted(self._types)
 
     def add_handlers(self, handlers: Mapping[type[Any], Handler], *, replace: bool = True) -> None:
-        """Take further message types; with ``replace=False`` types that have a handler keep it.
+        """Accept further message types; with ``replace=False`` existing handlers are kept.
 
         Raises:
             TypeError: a type without a written tag, or two types with one tag.
@@ -102,7 +104,8 @@ class Server:
                 self._handlers[tag_of(message)] = handler
 
     def handle_ready(self) -> int:
-        """Handle what has arrived, at most 64 messages; returns their number. Never waits, never raises."""
+        """Handle at most 64 messages that have arrived; returns their number.
+        Never waits or raises."""
         for handled in range(MAX_FRAMES_A_TURN):
             try:
                 frames = self._receive()
@@ -112,7 +115,8 @@ class Server:
         return MAX_FRAMES_A_TURN
 
     def send(self, peer: bytes, message: Message) -> bool:
-        """Send a note to a connected peer; False: it is gone or reads nothing, and the note is dropped.
+        """Send a note to a connected peer; False if the peer is gone or not reading:
+        the note is dropped.
 
         Never blocks.
 
@@ -122,7 +126,7 @@ class Server:
         return self._send(peer, codec.encode_frame("note", 0, codec.encode(message)))
 
     def take_slowest(self) -> tuple[str, float]:
-        """(tag, seconds) of the longest handler since the last time this was asked."""
+        """(tag, seconds) of the longest handler since the last call of this."""
         slowest, self._slowest = self._slowest, ("", 0.0)
         return slowest
 
@@ -156,7 +160,7 @@ class Server:
         if allowed is not None:
             if not all(is_public_key(key) for key in allowed):
                 raise InputError(
-                    "a client key is no Z85 key of 40 bytes",
+                    "a client key is not a Z85 key of 40 bytes",
                     remedy="pass KeyPair.public of each client",
                 )
             self._gate = ThreadAuthenticator(self._context)
@@ -164,7 +168,8 @@ class Server:
             self._gate.configure_curve_callback(domain="*", credentials_provider=_Allowed(allowed))
 
     def _receive(self) -> list[bytes] | None:
-        """[peer, frame], or None for a message of another number of frames, which is read and forgotten."""
+        """[peer, frame], or None for a message with another number of
+        frames, which is discarded."""
         frames = [self.socket.recv(zmq.NOBLOCK)]
         num_frames = 1
         while self.socket.getsockopt(zmq.RCVMORE):
@@ -205,7 +210,7 @@ class Server:
         self._send(peer, reply)
 
     def _run(self, peer: bytes, envelope: codec.Envelope) -> tuple[bytes, bool]:
-        """(reply frame, whether a handler ran); what no handler saw need not be kept."""
+        """(reply frame, whether a handler ran); only answers of handlers need to be kept."""
         try:
             message = codec.decode(envelope.body, self._types)
         except WireError as error:
@@ -219,7 +224,7 @@ class Server:
             self.counts["failures"] += 1
             return _failure_frame(envelope.id, error), True
         except Exception as error:
-            self._complain_of_handler(message)
+            self._log_handler_error(message)
             return _failure_frame(envelope.id, _internal(error)), True
 
     def _take_note(self, peer: bytes, envelope: codec.Envelope) -> None:
@@ -233,7 +238,7 @@ class Server:
         except HeadwayError as error:
             self._refuse("failures", f"{tag_of(type(message))}: {error}")
         except Exception:
-            self._complain_of_handler(message)
+            self._log_handler_error(message)
         return None
 
     def _call_handler(self, message: Message, peer: bytes) -> Message | None:
@@ -246,13 +251,13 @@ class Server:
             if duration_s > self._slowest[1]:
                 self._slowest = (tag, duration_s)
 
-    def _complain_of_handler(self, message: Message) -> None:
-        """Count and log the exception at hand; of one message's handler a traceback per 10 s is enough."""
+    def _log_handler_error(self, message: Message) -> None:
+        """Count and log the current exception; at most one traceback per message type and 10 s."""
         self.counts["internal_errors"] += 1
         tag = tag_of(type(message))
-        held_back = self._throttle.admit(tag)
-        if held_back is not None:
-            complain(_log.exception, "handler failed", message=tag, held_back=held_back)
+        suppressed = self._throttle.admit(tag)
+        if suppressed is not None:
+            complain(_log.exception, "handler failed", message=tag, suppressed=suppressed)
 
     def _send(self, peer: bytes, frame: bytes) -> bool:
         try:
@@ -264,10 +269,10 @@ class Server:
 
     def _refuse(self, kind: str, reason: str) -> None:
         self.counts[kind] += 1
-        held_back = self._throttle.admit(kind)
-        if held_back is not None:
+        suppressed = self._throttle.admit(kind)
+        if suppressed is not None:
             complain(
-                _log.warning, "refused input", kind=kind, reason=reason[:300], held_back=held_back
+                _log.warning, "refused input", kind=kind, reason=reason[:300], suppressed=suppressed
             )
 
 
@@ -319,6 +324,6 @@ class _InternalError(HeadwayError):
 
 def _internal(error: Exception) -> HeadwayError:
     what = type(error).__name__
-    with contextlib.suppress(Exception):  # an exception whose own text fails is answered too
+    with contextlib.suppress(Exception):  # even an exception that cannot be formatted is answered
         what = f"{what}: {error}"
     return _InternalError(what, remedy="see the service's log for the traceback")

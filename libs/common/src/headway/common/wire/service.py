@@ -1,4 +1,5 @@
-"""The frame of every service: one thread, one poll loop, timers, signals, beats, metrics, a clean end."""
+"""The base of every service: one thread, one poll loop, timers, signals,
+beats, metrics, shutdown."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ from prometheus_client import CollectorRegistry
 
 DRAIN_PERIOD_S = 0.05
 DRAIN_LIMIT_S = 30.0
-EXIT_LINGER_S = 0.25  # the last replies leave; a peer that does not read cannot hold the exit up
+EXIT_LINGER_S = 0.25  # time for the last replies; a peer that does not read cannot delay the exit
 
 _log = structlog.get_logger(__name__)
 
@@ -57,14 +58,15 @@ class Beat:
 class Service:
     """Runs ``server`` and whatever is registered, in the thread that calls ``run``.
 
-    A callback that raises is logged with its traceback, counted (``headway_service_callback_errors_total``)
-    and called again when next due; it does not end the service. What ends it: ``stop``, SIGTERM, SIGINT or a
-    ``Drain`` message, each through ``on_drain``; or an exception that is no ``Exception`` (``SystemExit``).
+    A callback that raises is logged with its traceback, counted
+    (``headway_service_callback_errors_total``) and called again when next due; it does not end the
+    service. It ends by ``stop``, SIGTERM, SIGINT or a ``Drain`` message, each through ``on_drain``;
+    or by an exception that is not an ``Exception`` (``SystemExit``).
 
-    Everything shares one thread, so a callback that blocks stops the beats: ``alive_seq`` stands still, and
-    the next beat names the callback and its seconds. ``describe`` returns the facts that
-    ``Description.state`` shows. ``gather_s`` makes a service of many clients serve together what arrives
-    within so many seconds.
+    Everything shares one thread, so a callback that blocks stops the beats: ``alive_seq`` does not
+    change, and the next beat names the callback and its duration. ``describe`` returns the values
+    of ``Description.state``. ``gather_s`` makes a service with many clients handle in one turn what
+    arrives within that time.
 
     Raises:
         InputError: the metrics port is in use; the beat's endpoint is malformed.
@@ -123,7 +125,7 @@ class Service:
 
     @property
     def metrics_port(self) -> int | None:
-        """The port of the Prometheus exporter on loopback, None without one."""
+        """The port of the Prometheus exporter on loopback, None if there is none."""
         return self._exporter.port if self._exporter is not None else None
 
     @property
@@ -146,20 +148,21 @@ class Service:
     def watch(self, source: int | zmq.Socket[Any], callback: Callable[[], object]) -> None:
         """Call ``callback`` whenever ``source`` (file descriptor or ZeroMQ socket) can be read.
 
-        The callback reads what is there, or calls ``unwatch`` at the end of the stream. After an exception
-        its source rests for 1 s, so that a broken one cannot spin the loop.
+        The callback reads what is there, or calls ``unwatch`` at the end of the stream. After an
+        exception its source rests for 1 s, so that a broken one cannot spin the loop.
         """
         self._loop.watch(source, callback)
 
     def unwatch(self, source: int | zmq.Socket[Any]) -> None:
-        """Forget ``source``; to be called before it is closed. An unknown one is ignored."""
+        """Forget ``source``; to be called before it is closed. An unknown source is ignored."""
         self._loop.unwatch(source)
 
     def on_drain(self, callback: Callable[[], bool | None]) -> None:
-        """``callback`` finishes what is open before the exit; called every 50 ms while it returns False.
+        """Set the callback that finishes open work before the exit; called every 50 ms
+        until it returns True.
 
-        Beats and messages go on meanwhile. After ``drain_limit_s``, or at a second signal, the service exits
-        1 without it.
+        Beats and messages continue meanwhile. After ``drain_limit_s``, or at a second signal, the
+        service exits with code 1 without finishing.
         """
         self._drain = callback
 
@@ -168,7 +171,7 @@ class Service:
         self._loop.stop()
 
     def run(self) -> int:
-        """Serve until stopped, close everything; returns the exit code: 0, or 1 after an unfinished drain."""
+        """Serve until stopped, then close everything; returns 0, or 1 after an unfinished drain."""
         complain(
             _log.info,
             "service is up",
@@ -183,9 +186,10 @@ class Service:
         return self._exit_code
 
     def close(self) -> None:
-        """Close everything, the server included; ``run`` has done so when it returns. May be repeated."""
+        """Close everything including the server; ``run`` does so before it
+        returns. May be repeated."""
         exporter, self._exporter = self._exporter, None
-        with contextlib.ExitStack() as stack:  # one that fails does not keep the others open
+        with contextlib.ExitStack() as stack:  # a failure must not keep the others open
             stack.callback(self._loop.close)
             if self._server is not None:
                 stack.callback(self._server.close, linger_s=EXIT_LINGER_S)
@@ -195,7 +199,8 @@ class Service:
                 stack.callback(exporter.close)
 
     def _begin_drain(self, is_signal: bool) -> None:
-        """The first request to end starts the drain; a further signal (a second Ctrl-C) cuts it short."""
+        """The first request to end starts the drain; another signal (a second
+        Ctrl-C) cuts it short."""
         if self._drain_until_s is not None:
             if is_signal:
                 self._exit_code = 1
@@ -243,7 +248,9 @@ class Service:
         self._alive_seq += 1
         slowest, slowest_s = self._take_slowest()
         progress = self._loop.guard(self._beat.progress)
-        if isinstance(progress, int):  # else it failed, and was counted: that is not the loop's end
+        if isinstance(
+            progress, int
+        ):  # otherwise it failed and was counted, which does not end the loop
             self._progress = progress
         beat = ServiceBeat(
             name=self.name,
@@ -257,7 +264,8 @@ class Service:
         self._beat_client.notify(beat)
 
     def _take_slowest(self) -> tuple[str, float]:
-        """The longest callback of the loop; by its message when a single handler took most of that time."""
+        """The longest callback of the loop, named by its message if one handler
+        took most of that time."""
         slowest = self._loop.take_slowest()
         handler = self._server.take_slowest() if self._server is not None else ("", 0.0)
         return handler if handler[1] > slowest[1] / 2 else slowest

@@ -1,1 +1,2 @@
-"""What tests and benchmarks of the trainer share: a pool of worker processes and the jobs that it runs."""
+"""What tests and benchmarks of the trainer share: a pool of worker processes and
+the jobs that it runs."""

@@ -1,4 +1,4 @@
-"""A driver's state moved event by event, for tests that need one certain order of things."""
+"""Drives the driver's state event by event, for tests that need a certain order of events."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Hand:
-    """A run of two nodes with two ranks each and a spare, unless said otherwise. All nodes beat in ``wait``."""
+    """A run of two nodes with two ranks each and a spare by default. All nodes beat in ``wait``."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Hand:
         return self.send(msgspec.structs.replace(beat, **changes))  # type: ignore[type-var]
 
     def pulse(self, node: int) -> list[Action]:
-        """Only that the node lives, and its step."""
+        """A beat with only the node's step."""
         return self.send(
             NodeBeat(
                 node=node,
@@ -147,7 +147,8 @@ class Hand:
         return self.send(Done(only(actions, BeginGeneration)))
 
     def join(self, step: int, *, status: str = "running") -> list[Action]:
-        """Every rank is in the current generation, and has stepped unless ``status`` says otherwise."""
+        """Every rank is in the current generation, and has stepped unless
+        ``status`` says otherwise."""
         self.step = step
         for rank, name in self.state.members.items():
             node = self.state.rank_nodes[rank]
@@ -181,7 +182,7 @@ class Hand:
         return self
 
     def leave(self) -> list[Action]:
-        """Every worker is out."""
+        """Every worker has left."""
         for views in self.workers.values():
             for index, view in enumerate(views):
                 if view.status not in ("idle", "out"):

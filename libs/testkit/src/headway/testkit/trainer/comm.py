@@ -1,7 +1,7 @@
 """A process group of threads: the same calls as over gloo or NCCL, without processes.
 
-Sums are taken in rank order, so results are exact and repeatable; calls are recorded, so tests can count
-them.
+Sums are taken in rank order, so results are exact and repeatable; calls are recorded, so
+tests can count them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ T = TypeVar("T")
 
 
 class _Meeting:
-    """Where the members of one group meet: each brings a tensor, all see all of them."""
+    """Exchanges tensors between the members of a group: each contributes one,
+    all see all of them."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -26,7 +27,8 @@ class _Meeting:
         self._calls: list[str] = [""] * size
 
     def exchange(self, rank: int, call: str, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Everyone's tensor as it was at the call; raises RuntimeError if members made different calls."""
+        """Everyone's tensor as it was at the call; raises RuntimeError if members
+        made different calls."""
         self._brought[rank], self._calls[rank] = tensor.clone(), call
         self._barrier.wait()
         everyone = [tensor for tensor in self._brought if tensor is not None]
@@ -42,7 +44,8 @@ class _Meeting:
 
 
 class ThreadComm:
-    """One member of a group of threads. ``calls`` lists (name, elements) of every call, in order."""
+    """One member of a group of threads. ``calls`` lists (name, elements) of
+    every call, in order."""
 
     def __init__(self, meeting: _Meeting, rank: int) -> None:
         self._meeting, self._rank = meeting, rank

@@ -1,4 +1,5 @@
-"""Jobs for the worker pool: groups, collectives and messages, checked by value, and what is left behind."""
+"""Jobs for the worker pool: groups, collectives and messages, checked by value, and
+what is left behind."""
 
 from __future__ import annotations
 
@@ -123,7 +124,8 @@ def stay_busy(
     folder: str,
     timeout_s: float = GROUP_TIMEOUT_S,
 ) -> Any:
-    """All-reduces and messages until the generation ends; says how it ended, and what is left of it."""
+    """All-reduces and messages until the generation ends; says how it ended,
+    and what is left of it."""
     plan = Grid(**grid)
     why, done = "", 0
     groups = None

@@ -1,4 +1,5 @@
-"""The layouts whose numbers must equal a single process's, and a model small enough to try them all.
+"""The layouts whose numbers must equal a single process's, and a model small
+enough to try them all.
 
 A layout's name is ``<grid>-<schedule>-<block>``, such as ``tp2xpp2-zb-h1-parallel``.
 """
@@ -14,8 +15,9 @@ STEPS = 20
 BARS = {"fp64": 1e-9, "fp32": 1e-5, "bf16": 0.02}
 """How far a layout may be from the single process.
 
-fp64: step-0 gradient of each parameter, and parameters after 20 steps, relative to the tensor's norm. fp32
-and bf16: nats of loss at any of 20 steps. The largest bf16 difference of the whole matrix is 0.0043.
+fp64: step-0 gradient of each parameter, and parameters after 20 steps, relative to the
+tensor's norm. fp32 and bf16: nats of loss at any of 20 steps. The largest bf16 difference of
+the whole matrix is 0.0043.
 """
 
 GRIDS = {
@@ -82,8 +84,8 @@ def small_run(
 ) -> dict[str, Any]:
     """Four layers, no two dimensions equal, weights so large that every part of the model counts.
 
-    Eight micro-batches a step, masked labels among them; the norm is clipped in some steps and not in
-    others.
+    Eight micro-batches a step, masked labels among them; the norm is clipped in some
+    steps and not in others.
     """
     return {
         "model": {

@@ -125,7 +125,7 @@ def train_until_broken(
     """Train to ``until`` steps, or until this rank's ``fuse`` blows or a peer's does.
 
     Returns how it ended, the losses, the census after each step, evaluation and end, and how many
-    records ``fuse_step`` had. ``is_last`` lets go of the session and counts what is left.
+    records ``fuse_step`` had. ``is_last`` releases the session and counts what is left.
     """
     with no_collections():
         if keep not in context.kept:

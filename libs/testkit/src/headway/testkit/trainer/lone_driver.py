@@ -1,4 +1,5 @@
-"""A driver for tests of executors: it holds the lease, answers beats, keeps what it is sent, decides nothing."""
+"""A driver for tests of executors: it holds the lease, answers beats, keeps what it is
+sent, decides nothing."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ from headway.trainer.parallel.tensor import TensorParallel
 
 
 def tiny_model(block: str = "serial", init_std: float = 0.3, **changes: int) -> ModelConfig:
-    """Two layers, 4 heads of 6, 64 words, 16 tokens; no two dimensions are equal, and first weights are
-    large, so that every part of the model counts."""
+    """Two layers, 4 heads of 6, 64 words, 16 tokens; no two dimensions are equal, and first weights
+    are large, so that every part of the model counts."""
     shape = {
         "layers": 2,
         "hidden": 24,
@@ -30,7 +30,8 @@ def tiny_model(block: str = "serial", init_std: float = 0.3, **changes: int) -> 
 
 @dataclass(frozen=True)
 class Batch:
-    """tokens, labels int64 and mask, each [micro_batch, seq]; a fifth of the tokens does not count."""
+    """tokens, labels int64 and mask, each [micro_batch, seq]; a fifth of the
+    tokens does not count."""
 
     tokens: torch.Tensor
     labels: torch.Tensor

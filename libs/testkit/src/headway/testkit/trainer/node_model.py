@@ -1,7 +1,8 @@
-"""A node in memory: processes that start, beat, hang and die, around a ``Guardian`` that keeps them.
+"""A node in memory: processes that start, beat, hang and die, around a
+``Guardian`` that keeps them.
 
-Time is a number. Every event goes through ``Node.tell``, which carries out what the guardian wants, late
-or not at all where a disturbance says so, and checks after each event what must always hold.
+Time is a number. Every event goes through ``Node.tell``, which carries out what the guardian wants,
+late or not at all where a disturbance says so, and checks after each event what must always hold.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Process:
 
 @dataclass
 class Node:
-    """A node of two ranks and a standby; ``trouble_rate`` is the chance of each disturbance a second."""
+    """A node of two ranks and a standby; ``trouble_rate`` is the chance of each
+    disturbance a second."""
 
     seed: int = 0
     node: int = 1
@@ -160,7 +162,8 @@ class Node:
 
     # ---- events and actions -------------------------------------------------------------------
     def tell(self, event: on.Event) -> None:
-        """Hand an event to the guardian, carry out what follows, and check what must always hold."""
+        """Hand an event to the guardian, carry out what follows, and check
+        what must always hold."""
         events = [event]
         while events:
             for action in self.guardian.handle(events.pop(0), self.now):
@@ -215,7 +218,8 @@ class Node:
         return []
 
     def restart_executor(self) -> None:
-        """The executor dies and another one takes over, with what was written down and what runs."""
+        """The executor dies and another one takes over, with what was
+        written down and what runs."""
         self._later.clear()
         living = {w: p.name for w, p in self.processes.items() if p.state != "Z"}
         found = tuple((name, who) for who, name in living.items() if name[:3] != "n1w")

@@ -1,7 +1,9 @@
-"""A pool of worker processes that import torch once: a zygote forks them, tests reuse, kill and replace them.
+"""A pool of worker processes that import torch once: a zygote forks them, tests reuse,
+kill and replace them.
 
-Each worker runs one job at a time on its main thread (``module:function`` with JSON arguments) and has a
-control thread that takes aborts meanwhile, as a real worker does. Arrays travel through files.
+Each worker runs one job at a time on its main thread (``module:function`` with JSON
+arguments) and has a control thread that takes aborts meanwhile, as a real worker does. Arrays
+travel through files.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ class JobFailed(AssertionError):
 
 
 class WorkerPool:
-    """``size`` forked workers: ``submit`` and ``result`` address one, ``run`` the first few together."""
+    """``size`` forked workers: ``submit`` and ``result`` address one, ``run``
+    the first few together."""
 
     def __init__(self, size: int) -> None:
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -159,7 +162,8 @@ class WorkerContext:
 
 
 class FileRendezvous:
-    """Announces a generation's store in a folder all ranks can read, as the driver does by message."""
+    """Announces a generation's store in a folder all ranks can read, as the
+    driver does by message."""
 
     def __init__(self, folder: str, generation: int, fence: Any) -> None:
         self._path = Path(folder) / f"store-{generation}"
@@ -184,7 +188,8 @@ class FileRendezvous:
 
 
 def run_zygote(fd: int) -> None:
-    """Import torch, then fork a worker for every descriptor received; ends with the pool's owner."""
+    """Import torch, then fork a worker for every descriptor received; ends
+    with the pool's owner."""
     import gc
 
     import torch
@@ -212,7 +217,7 @@ def run_zygote(fd: int) -> None:
 
 
 def _run_worker(connection: Connection) -> None:
-    faulthandler.register(signal.SIGUSR1)  # for whoever wonders where a stuck worker is
+    faulthandler.register(signal.SIGUSR1)  # shows where a stuck worker is
     context = WorkerContext()
     jobs: SimpleQueue[dict[str, Any]] = SimpleQueue()
     connection.send_bytes(json.dumps({"pid": os.getpid()}).encode())

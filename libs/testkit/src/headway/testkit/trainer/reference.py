@@ -1,6 +1,8 @@
-"""The model once more, in plain autograd and whole tensors: what the hand-written backward is held against.
+"""The model once more, in plain autograd and whole tensors: what the hand-written
+backward is held against.
 
-Written apart from ``headway.trainer.model``: no code of it is used, only the names and shapes of parameters.
+Written apart from ``headway.trainer.model``: no code of it is used, only the names and
+shapes of parameters.
 """
 
 from __future__ import annotations

@@ -22,7 +22,8 @@ class SyntheticBatch:
 
 
 class SyntheticSource:
-    """Random tokens in which each follows from the one before, so that there is something to learn."""
+    """Random tokens in which each follows from the one before, so that there
+    is something to learn."""
 
     def __init__(self, config: RunConfig, dp_rank: int, split: Split, start_sample: int) -> None:
         self._config, self._dp_rank, self._split = config, dp_rank, split

@@ -1,4 +1,5 @@
-"""Jobs that train: a rank's part of a layout, its report, and whole tensors put together from all reports."""
+"""Jobs that train: a rank's part of a layout, its report, and whole tensors put
+together from all reports."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ Array = npt.NDArray[Any]
 
 
 class Journal(NoHooks):
-    """Writes down every loss, bit for bit, what was committed by then, and the gradients of one step."""
+    """Writes down every loss, bit for bit, what was committed by then, and the
+    gradients of one step."""
 
     def __init__(self, session: Session, grads_of: int, progress: Path, arena: Path) -> None:
         self.losses: dict[int, str] = {}
@@ -75,7 +77,8 @@ def train(
 ) -> dict[str, Any]:
     """Train ``rank``'s part up to ``until`` completed steps; says how it ended.
 
-    ``keep`` names a session that outlives the job, as a survivor's does; without it a new one is made.
+    ``keep`` names a session that outlives the job, as a survivor's does; without
+    it a new one is made.
     """
     run = from_dict(RunConfig, config)
     if failpoints:
@@ -201,7 +204,8 @@ def collect(reports: Sequence[Mapping[str, Any]], folder: Path) -> Trained:
 
 
 def assemble(reports: Sequence[Mapping[str, Array]], kind: str) -> dict[str, Array]:
-    """Whole tensors from every rank's flat pieces; copies of one element must be equal bit for bit."""
+    """Whole tensors from every rank's flat pieces; copies of one element must
+    be equal bit for bit."""
     local: dict[tuple[str, int], Array] = {}
     filled: dict[tuple[str, int], Array] = {}
     shapes: dict[str, dict[str, Any]] = {}

@@ -1,4 +1,4 @@
-"""For tests of whoever talks over the wire: a fuzz driver, stored message examples."""
+"""For tests of the wire protocol: a fuzz driver, stored message examples."""
 
 from __future__ import annotations
 

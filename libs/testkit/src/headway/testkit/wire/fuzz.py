@@ -1,8 +1,8 @@
 """Throws seeded bad input at an endpoint and lets the caller probe that it still serves.
 
-``fuzz_endpoint`` takes ZeroMQ endpoints (``ipc://``, ``tcp://``) and ``http://HOST:PORT``. About one input in
-ten is a plain connection (garbage, broken ZMTP, old ZMTP, HTTP, silence); the others are messages over valid
-ZMTP.
+``fuzz_endpoint`` takes ZeroMQ endpoints (``ipc://``, ``tcp://``) and ``http://HOST:PORT``. About
+one input in ten is a plain connection (garbage, broken ZMTP, old ZMTP, HTTP, silence); the others
+are messages over valid ZMTP.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ STUCK_S = 60.0
 
 @dataclass
 class FuzzReport:
-    """What was sent, by kind. ``refused_handshake``: no message was let in, all inputs were plain bytes."""
+    """What was sent, by kind. ``refused_handshake``: no message was let in, all
+    inputs were plain bytes."""
 
     sent: Counter[str] = field(default_factory=Counter)
     refused_handshake: bool = False
@@ -52,10 +53,10 @@ def fuzz_endpoint(
 ) -> FuzzReport:
     """Send ``count`` bad inputs and return what was sent; everything follows from ``seed``.
 
-    ``corpus``: bodies of valid messages of the service (``codec.encode``) to mutate; leave out what ends it,
-    since some mutations stay valid. ``server_key``: speak CURVE, with ``keys`` or a fresh
-    client key. ``probe`` is called every ``probe_every`` inputs and at the end, and raises if the service no
-    longer serves.
+    ``corpus``: bodies of valid messages of the service (``codec.encode``) to mutate; leave out what
+    ends it, since some mutations stay valid. ``server_key``: speak CURVE, with ``keys`` or a fresh
+    client key. ``probe`` is called every ``probe_every`` inputs and at the end, and raises if the
+    service no longer serves.
 
     Raises:
         TimeoutError: the endpoint read nothing for 60 s.

@@ -76,7 +76,8 @@ class Inputs:
         return bytes(MAX_MESSAGE_BYTES + self.rng.choice((257, 4096, MAX_MESSAGE_BYTES)))
 
     def heavy(self) -> bytes:
-        """A legal frame of the largest size, dear to build: a million empty lists, maps or numbers."""
+        """A legal frame of the largest size, dear to build: a million empty
+        lists, maps or numbers."""
         room = MAX_MESSAGE_BYTES - 200
         element = self.rng.choice((b"\x90", b"\x80", b"\xc0", b"\x01"))
         body = (
@@ -96,7 +97,10 @@ class Inputs:
                 b"POST /metrics HTTP/1.0\r\nContent-Length: 99999999999999999999\r\n\r\nx",
                 b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n",
                 b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 200 + b"\r\n",
-                b"GET /metrics?name[]=%ff%00 HTTP/9.9\r\nAccept: \xff\r\nAccept-Encoding: gzip\r\n\r\n",
+                (
+                    b"GET /metrics?name[]=%ff%00 HTTP/9.9\r\nAccept: \xff\r\n"
+                    b"Accept-Encoding: gzip\r\n\r\n"
+                ),
             )
         )
         return request if self.rng.random() < 0.3 else self._mutate(request)
@@ -209,7 +213,8 @@ class Inputs:
         return bytes(frames)
 
     def _old_zmtp(self) -> bytes:
-        """ZMTP 1.0 and 2.0 peers (RFC 13, 15), which libzmq still lets in where there are no keys."""
+        """ZMTP 1.0 and 2.0 peers (RFC 13, 15), which libzmq still lets in
+        where there are no keys."""
         identity = self._bytes(10)
         old = bytes([len(identity) + 1, 0]) + identity
         frame = self._envelope(self._body())[:200]

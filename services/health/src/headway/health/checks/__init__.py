@@ -1,2 +1,1 @@
-"""Checks of a node, one per file; each offers `check(settings) -> Finding` and runs in a process of its
-own."""
+"""Checks of a node, one per file: `check(settings) -> Finding`, each run in its own process."""

@@ -1,4 +1,4 @@
-"""Do bytes sent over loopback arrive whole, and fast enough for collectives between local ranks?"""
+"""Checks that loopback transfers bytes intact, and fast enough for collectives of local ranks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def check(settings: CheckSettings) -> Finding:
 
 
 def transfer(num_bytes: int) -> tuple[float, bool]:
-    """(bytes per second, whether what arrived equals what was sent)."""
+    """(bytes per second, whether the bytes arrived unchanged)."""
     block = bytes(range(256)) * (BLOCK_BYTES // 256)
     sent_crc = [0]
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -1,4 +1,4 @@
-"""Do the clocks agree? The monotonic clock across CPUs, and its pace beside the wall clock's."""
+"""Checks the monotonic clock across CPUs, and its pace against the wall clock."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from headway.health.checks.base import CheckSettings, Finding
 
 HOPS = 200
-"""Changes of CPU; a core whose counter is off shows at the first hop to it."""
+"""Number of CPU changes; a core with a wrong counter is found at the first switch to it."""
 PACE_S = 0.5
 
 
 def check(settings: CheckSettings) -> Finding:
-    """Reads the monotonic clock on one CPU after the other, then compares two clocks over half a second."""
+    """Read the monotonic clock on each CPU in turn, then compare two clocks over half a second."""
     back_ns = largest_step_back(read_across_cpus())
     skew = abs(pace_of_wall_clock(PACE_S) - 1)
     values: dict[str, float | str] = {"step back ns": back_ns, "skew": round(skew, 6)}
@@ -25,7 +25,8 @@ def check(settings: CheckSettings) -> Finding:
             False, message, "check the clock source (dmesg | grep -i tsc); drain the node", values
         )
     if skew > settings.max_clock_skew:
-        message = f"wall and monotonic clock differ by {skew:.2%} in pace, more than {settings.max_clock_skew:.2%}"
+        limit = settings.max_clock_skew
+        message = f"wall and monotonic clock differ by {skew:.2%} in pace, more than {limit:.2%}"
         return Finding(
             False,
             message,
@@ -40,7 +41,7 @@ def check(settings: CheckSettings) -> Finding:
 
 
 def read_across_cpus() -> list[int]:
-    """Readings of the monotonic clock, each on another CPU than the one before."""
+    """Readings of the monotonic clock, each on a different CPU than the one before."""
     allowed = sorted(os.sched_getaffinity(0))
     readings: list[int] = []
     try:
@@ -53,7 +54,7 @@ def read_across_cpus() -> list[int]:
 
 
 def largest_step_back(readings: Iterable[int]) -> int:
-    """Nanoseconds by which a reading was before its predecessor, at most; 0 for a monotonic row."""
+    """Largest step backwards between readings in nanoseconds; 0 if they are monotonic."""
     return max(0, *(before - after for before, after in itertools.pairwise(readings)), 0)
 
 

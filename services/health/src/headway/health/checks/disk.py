@@ -1,4 +1,4 @@
-"""Can the node write a file for good, and read the same back? As a checkpoint does: write, fsync, rename."""
+"""Checks that the node can write a file durably, as a checkpoint does, and read it back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NUM_BYTES = 16 * MIB
 
 
 def check(settings: CheckSettings) -> Finding:
-    """Writes 16 MiB into the folder, syncs, reads back, removes."""
+    """Write 16 MiB into the folder, sync, read back and remove."""
     free = free_bytes(settings.disk)
     values: dict[str, float | str] = {"free GiB": round(free / GIB, 2)}
     if free < settings.min_disk_free_bytes:
@@ -37,7 +37,7 @@ def check(settings: CheckSettings) -> Finding:
     if not is_whole:
         return Finding(
             False,
-            f"{settings.disk} gave back other bytes than were written",
+            f"{settings.disk} returned other bytes than were written",
             "drain the node",
             values,
         )
@@ -45,7 +45,7 @@ def check(settings: CheckSettings) -> Finding:
         wanted = settings.min_disk_bytes_per_s / MIB
         message = f"{settings.disk} writes {rate / MIB:.1f} MiB/s with fsync, below {wanted:.1f}"
         return Finding(
-            False, message, "see what else writes there (iostat), or use a local disk", values
+            False, message, "check what else writes there (iostat), or use a local disk", values
         )
     return Finding(True, f"{settings.disk} writes {rate / MIB:.0f} MiB/s with fsync", values=values)
 
@@ -61,7 +61,7 @@ def write_and_read(folder: Path) -> tuple[float, bool]:
             file.flush()
             os.fsync(file.fileno())
             elapsed_s = time.perf_counter() - began_s
-            # Ask for the pages to be dropped, so that the read goes to the disk where the system allows it.
+            # Drop the pages, so that the read goes to the disk if the system allows it.
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         return NUM_BYTES / elapsed_s, zlib.crc32(path.read_bytes()) == zlib.crc32(block)
     finally:

@@ -1,8 +1,8 @@
-"""Does matrix multiplication give exact results? On every GPU through cupy, else on the CPU through numpy.
+"""Checks that matrix products are exact: on every GPU through cupy, else on the CPU through numpy.
 
-Entries are whole numbers small enough that every partial sum is exact in float32, whatever the order of
-addition. So the checksum of the product must equal the product of the checksums bit for bit (the idea of
-algorithm-based fault tolerance, Huang and Abraham, IEEE TC 1984), on any hardware.
+Entries are integers small enough that every partial sum is exact in float32, in any order of
+addition. So the checksum of the product must equal the product of the checksums bit for bit (the
+idea of algorithm-based fault tolerance, Huang and Abraham, IEEE TC 1984), on any hardware.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ import numpy as np
 from headway.health.checks.base import CheckSettings, Finding
 
 SIZE = 512
-"""Rows and columns: |entry| <= 7, so a sum of 512 products stays below 2**24, where float32 counts
-exactly."""
+"""Rows and columns: |entry| <= 7, so a sum of 512 products is below 2**24 and exact in float32."""
 ROUNDS = 8
 
 
 def check(_settings: CheckSettings) -> Finding:
-    """Multiplies on each device in turn and compares row and column sums exactly."""
+    """Multiply on each device in turn and compare row and column sums exactly."""
     devices = list(_gpus()) or [("CPU (numpy)", np, None)]
     values: dict[str, float | str] = {}
     bad: list[str] = []
@@ -52,7 +51,8 @@ def multiply(xp: Any, device: Any) -> tuple[int, float]:
 
 
 def count_wrong_sums(left: Any, right: Any, product: Any) -> int:
-    """Row and column sums of ``product`` that differ from those the factors imply, in whole numbers."""
+    """Number of row and column sums of ``product`` that differ from those
+    implied by the factors."""
     a, b, c = (np.asarray(matrix, dtype=np.int64) for matrix in (left, right, product))
     rows = c.sum(axis=1) != a @ b.sum(axis=1)
     columns = c.sum(axis=0) != a.sum(axis=0) @ b

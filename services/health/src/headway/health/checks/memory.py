@@ -1,4 +1,4 @@
-"""Does host memory keep what is written to it? Patterns that set, clear and alternate every bit."""
+"""Checks host memory with patterns that set, clear and alternate every bit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PATTERNS = (0x00000000_00000000, 0xFFFFFFFF_FFFFFFFF, 0x55555555_55555555, 0xAAA
 
 
 def check(settings: CheckSettings) -> Finding:
-    """Writes each pattern over the whole block, then reads it back."""
+    """Write each pattern over the whole block, then read it back."""
     words = np.empty(settings.memory_bytes // 8, dtype=np.uint64)
     began_s = time.perf_counter()
     bad = [

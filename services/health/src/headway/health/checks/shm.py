@@ -1,4 +1,4 @@
-"""Is there room in shared memory for arenas, rings and flight records?"""
+"""Checks that shared memory has space for arenas, rings and flight records."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headway.health.sources.host import free_bytes
 
 
 def check(settings: CheckSettings) -> Finding:
-    """Compares free space with the least, and allocates a megabyte for real."""
+    """Compare free space with the minimum, and allocate a megabyte."""
     free = free_bytes(settings.shm)
     values: dict[str, float | str] = {"free MiB": round(free / MIB, 1)}
     remedy = f"enlarge it: mount -o remount,size=8G {settings.shm}, or docker run --shm-size=8g"

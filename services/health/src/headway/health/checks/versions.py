@@ -1,4 +1,4 @@
-"""Do the installed parts belong together? All of Headway of one version, on a supported Python."""
+"""Checks that all parts of Headway have one version, on a supported Python."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHOWN = ("numpy", "pyzmq", "msgspec", "torch", "cupy-cuda13x")
 
 
 def check(_settings: CheckSettings) -> Finding:
-    """Reads the installed distributions' records; imports none of them."""
+    """Read the metadata of the installed distributions, without importing them."""
     found = {
         dist.metadata["Name"]: dist.version
         for dist in distributions()
@@ -35,7 +35,7 @@ def check(_settings: CheckSettings) -> Finding:
 
 
 def judge(python: tuple[int, ...], ours: Mapping[str, str]) -> tuple[str, str] | None:
-    """(message, remedy), or None when all is well."""
+    """(message, remedy), or None if all versions fit."""
     if not PYTHONS[0] <= python <= PYTHONS[1]:
         supported = " to ".join(".".join(map(str, version)) for version in PYTHONS)
         return f"Python {'.'.join(map(str, python))} is not supported", f"use Python {supported}"

@@ -1,1 +1,1 @@
-"""From signals to verdicts, pure."""
+"""Pure functions from signals to verdicts."""

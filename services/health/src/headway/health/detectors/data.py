@@ -1,7 +1,7 @@
-"""Which nodes' data daemons keep ranks waiting: nothing has arrived for a waiting rank beyond its limit.
+"""Finds data daemons that keep ranks waiting: no data arrived for a rank within its limit.
 
 A rank that waits for data is a victim like one that waits for a message, but no other rank can help
-it. So nobody is killed for it: the daemon of its node is to be restarted.
+it. So no rank is killed for it; the daemon of its node is restarted.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ SERVICE = "dataloader"
 
 
 def data_key(node: int) -> Key:
-    """Names the episode of one node's data daemon."""
+    """Identifies the episode of one node's data daemon."""
     return ("data", node)
 
 
 def stalled(views: Iterable[RankView], config: HealthConfig) -> dict[int, RankView]:
-    """By node, the rank that has waited for data the longest, of those whose wait is confirmed."""
+    """By node, the rank that has waited longest for data, of those whose wait is confirmed."""
     found: dict[int, RankView] = {}
     for view in views:
         if not view.waits_for_data or view.beats_over < config.confirm_beats:
@@ -65,7 +65,7 @@ def report(episodes: Episodes, victim: RankView, config: HealthConfig) -> list[V
 def close_delivered(
     episodes: Episodes, node: int, views: Iterable[RankView], config: HealthConfig
 ) -> list[Verdict]:
-    """Closes a node's episode once none of its ranks waits for data beyond its limit."""
+    """Close a node's episode once none of its ranks waits for data beyond its limit."""
     if episodes.get(data_key(node)) is None:
         return []
     if any(view.waits_for_data and view.silence_s > view.limit_s(config) for view in views):

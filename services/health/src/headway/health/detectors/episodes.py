@@ -1,4 +1,4 @@
-"""One trouble, one verdict: opens an episode once, revises it when more is known, closes it when it ends."""
+"""One verdict per problem: opens an episode once, revises it, and closes it when it ends."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ Key = tuple[str | int, ...]
 
 
 class Episodes:
-    """The verdicts that are open now, by the key of their trouble. Every change is returned as a new
-    revision."""
+    """The open verdicts by the key of their problem. Every change is returned as a new revision."""
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
@@ -25,7 +24,7 @@ class Episodes:
         self._keys_of_id: dict[str, Key] = {}
 
     def restore(self, verdicts: Iterable[Verdict]) -> None:
-        """Takes over what an earlier monitor of the run wrote, oldest first."""
+        """Adopt what an earlier monitor of the run wrote, oldest first."""
         for verdict in verdicts:
             stem, _, number = verdict.id.rpartition("#")
             self._numbers[stem] = max(self._numbers.get(stem, 0), int(number))
@@ -35,17 +34,17 @@ class Episodes:
                 self._pop(_key_of(stem))
 
     def get(self, key: Key) -> Verdict | None:
-        """The open verdict of a trouble."""
+        """The open verdict of a problem."""
         return self._open.get(key)
 
     def key_of(self, verdict_id: str) -> Key | None:
-        """The trouble that an open verdict is about, None when no such verdict is open."""
+        """The problem of an open verdict, None if no such verdict is open."""
         return self._keys_of_id.get(verdict_id)
 
     def open_of_generation(
         self, generation: int, kinds: frozenset[str]
     ) -> list[tuple[Key, Verdict]]:
-        """What is open of these kinds in a generation, and so may explain further signs."""
+        """The open verdicts of these kinds in a generation, which may explain further symptoms."""
         return [
             (key, one)
             for key, one in self._open.items()
@@ -53,16 +52,17 @@ class Episodes:
         ]
 
     def of_rank(self, rank: int) -> list[tuple[Key, Verdict]]:
-        """The open verdicts about one rank; asked once per worker and beat, so it costs no search."""
+        """The open verdicts about one rank; indexed, since it is called once
+        per worker and beat."""
         keys = self._keys_of_rank.get(rank)
         return [(key, self._open[key]) for key in keys] if keys else []
 
     def open_keys(self) -> list[Key]:
-        """The troubles that are open now."""
+        """The problems that are open."""
         return list(self._open)
 
     def verdicts(self) -> list[Verdict]:
-        """What stands now."""
+        """All open verdicts."""
         return list(self._open.values())
 
     def report(
@@ -79,9 +79,10 @@ class Episodes:
         service: str = "",
         confidence: float | None = None,
     ) -> list[Verdict]:
-        """Opens an episode, or revises it when its ``kind`` has changed; the same kind again adds nothing.
+        """Open an episode, or revise it if its ``kind`` has changed; the same kind
+        again has no effect.
 
-        A revision has not been answered, whatever was done about the kind before it.
+        A revision counts as unanswered, whatever was done about the earlier kind.
         """
         known = self._open.get(key)
         if known is not None and known.kind == kind:
@@ -109,18 +110,19 @@ class Episodes:
         return [verdict]
 
     def note_taken(self, key: Key, taken: str) -> list[Verdict]:
-        """Writes into an open verdict what was done about it."""
+        """Record in an open verdict what was done about it."""
         return self._revise(key, taken=taken)
 
     def repeat(self, key: Key, why: Evidence, confidence: float | None = None) -> list[Verdict]:
-        """Says an open verdict again, unanswered as if it were new; ``why`` replaces earlier such reasons."""
+        """Repeat an open verdict, unanswered as if it were new; ``why`` replaces
+        earlier such reasons."""
         known = self._open[key]
         rows = (*(row for row in known.evidence if row.name != why.name), why)
         higher = known.confidence if confidence is None else confidence
         return self._revise(key, taken="", evidence=rows, confidence=higher)
 
     def close(self, key: Key, why: Evidence) -> list[Verdict]:
-        """Ends an episode, if it is open, with the reason as its last evidence."""
+        """Close an episode, if it is open, with the reason as its last evidence."""
         known = self._pop(key)
         if known is None:
             return []
@@ -147,7 +149,7 @@ class Episodes:
 
 def revise(verdict: Verdict, **changes: Any) -> Verdict:
     """A copy with some fields changed."""
-    # To a type checker a message is no msgspec struct (see ``wire.message``).
+    # For type checkers a message is not a msgspec struct (see ``wire.message``).
     return cast("Verdict", msgspec.structs.replace(cast("Any", verdict), **changes))
 
 

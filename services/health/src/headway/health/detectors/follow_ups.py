@@ -1,7 +1,7 @@
-"""What became of open verdicts: notes the driver's answers, and says when to judge a trouble again.
+"""Follows open verdicts: records the driver's answers, and when to repeat a verdict.
 
-A verdict that was acted on and is still open has not been cured by it, so it is given again, at first
-after ``again_s`` and then at growing distances.
+A verdict that was acted on and is still open was not resolved, so it is repeated, first after
+``again_s`` and then at growing intervals.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ MAX_DOUBLINGS: Final = 5
 class _FollowUp:
     kind: str
     since_s: float
-    """When the verdict was last given, repeated or answered."""
+    """When the verdict was last issued, repeated or answered."""
     num_repeats: int = 0
 
 
 class FollowUps:
-    """Of the verdicts in ``episodes``; one that was never seen here counts from time 0."""
+    """State of the verdicts in ``episodes``; unknown ones count from time 0."""
 
     def __init__(self, episodes: Episodes, again_s: float) -> None:
         self._episodes, self._again_s = episodes, again_s
         self._known: dict[str, _FollowUp] = {}
 
     def begin(self, verdicts: list[Verdict], clock_s: float) -> list[Verdict]:
-        """Counts from now for new or revised verdicts, and forgets closed ones; returns them unchanged."""
+        """Start the time of new or revised verdicts, and drop closed ones;
+        returns them unchanged."""
         for verdict in verdicts:
             if verdict.is_open:
                 self._of(verdict).since_s = clock_s
@@ -40,7 +41,8 @@ class FollowUps:
         return verdicts
 
     def answered(self, answer: VerdictTaken, clock_s: float) -> list[Verdict]:
-        """The revision that holds an answer. None for one that decides nothing or is about an older revision."""
+        """The revision with an answer; None if the answer decides nothing or
+        concerns an older revision."""
         key = self._episodes.key_of(answer.id)
         verdict = self._episodes.get(key) if key is not None else None
         if key is None or verdict is None or verdict.revision != answer.revision:
@@ -50,27 +52,27 @@ class FollowUps:
         return self.begin(self._episodes.note_taken(key, answer.taken), clock_s)
 
     def is_due(self, verdict: Verdict, clock_s: float) -> bool:
-        """Whether an open verdict was acted on so long ago that it should have ended."""
+        """Whether an open verdict was acted on so long ago that it should have been resolved."""
         known = self._of(verdict)
         wait_s = self._again_s * 2 ** min(known.num_repeats, MAX_DOUBLINGS)
         return bool(verdict.taken) and clock_s - known.since_s >= wait_s
 
     def is_in_vain(self, verdict: Verdict, clock_s: float) -> bool:
-        """Whether an open verdict has stood through what was done about it, so that it is no longer
-        the likely reason for whatever else is wrong."""
+        """Whether an open verdict is still open after the action on it, so that it is no longer the
+        likely cause of other symptoms."""
         return self._of(verdict).num_repeats > 0 or self.is_due(verdict, clock_s)
 
     def age_s(self, verdict: Verdict, clock_s: float) -> float:
-        """Time since the verdict was last given or answered."""
+        """Time since the verdict was last issued or answered."""
         return clock_s - self._of(verdict).since_s
 
     def repeat(self, key: Key, clock_s: float, confidence: float | None = None) -> list[Verdict]:
-        """Gives an open verdict again, with another ``confidence`` if that has changed."""
+        """Repeat an open verdict, with a changed ``confidence`` if given."""
         verdict = self._episodes.get(key)
         assert verdict is not None, f"no open verdict about {key}"
         known = self._of(verdict)
         known.num_repeats += 1
-        done = f"still there after {verdict.taken!r}" if verdict.taken else "not acted on so far"
+        done = f"still there after {verdict.taken!r}" if verdict.taken else "not acted on yet"
         why = Evidence(source="beat", name="repeated", value=f"{known.num_repeats} times, {done}")
         return self.begin(self._episodes.repeat(key, why, confidence), clock_s)
 

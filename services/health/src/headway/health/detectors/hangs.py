@@ -1,4 +1,4 @@
-"""Verdicts on the rank that holds a generation up, when nothing else explains why it stands still."""
+"""Verdicts on the rank that blocks a generation, if nothing else explains why it hangs."""
 
 from __future__ import annotations
 
@@ -14,35 +14,39 @@ from headway.health.detectors.silence import RankView, evidence_of, find_culprit
 from headway.health.policy import GUESS_STEP, PROCESS_ADVICE, WAITING_CONFIDENCE
 
 EXPLAINING: Final = PROCESS_KINDS | {"node_silent", "data_stall"}
-"""Kinds that may be why ranks stand still."""
+"""Kinds of verdicts that may explain why ranks hang."""
 _CERTAIN: Final = PROCESS_ADVICE["silence"].confidence
 
 
 class Hangs:
-    """One silence at a time: the next is named only when what was done about the last was in vain.
+    """One silence at a time: the next is reported only if the action on the last one did not help.
 
-    While anything is unknown or already wrong, only a certain culprit counts, not a guess among
-    ranks that all wait.
+    While anything is unknown or already wrong, only a certain culprit counts, not a guess
+    among waiting ranks.
     """
 
     def __init__(self, episodes: Episodes, follow_ups: FollowUps, config: HealthConfig) -> None:
         self._episodes, self._follow_ups, self._config = episodes, follow_ups, config
 
     def judge(
-        self, views: Sequence[RankView], unheard: Collection[int], generation: int, clock_s: float
+        self,
+        views: Sequence[RankView],
+        late_nodes: Collection[int],
+        generation: int,
+        clock_s: float,
     ) -> list[Verdict]:
         """A new or repeated verdict, or none.
 
         Args:
-            views: all ranks; those of older generations are not seen any more.
-            unheard: nodes whose beats are late.
+            views: all ranks, those of older generations excluded. late_nodes: nodes
+                whose beats are late.
         """
-        if any(not self._is_given_up(node, clock_s) for node in unheard):
-            return []  # it may prove to be what the others wait for
+        if any(not self._is_given_up(node, clock_s) for node in late_nodes):
+            return []  # it may be what the others wait for
         seen = [
             view
             for view in views
-            if view.signals.generation == generation and view.node not in unheard
+            if view.signals.generation == generation and view.node not in late_nodes
         ]
         found = find_culprit(seen, self._config)
         if found is None:
@@ -63,12 +67,13 @@ class Hangs:
         return self._name(key, culprit, seen, is_certain=is_certain, clock_s=clock_s)
 
     def _is_given_up(self, node: int, clock_s: float) -> bool:
-        """Whether a node has been silent for so long that nobody waits for its beats any more."""
+        """Whether a node has been silent for so long that its beats are no longer waited for."""
         known = self._episodes.get(("node", node))
         return known is not None and self._follow_ups.is_in_vain(known, clock_s)
 
     def _guess_before(self, views: Sequence[RankView]) -> RankView | None:
-        """The rank that is suspected already: who waits the longest may change with every beat."""
+        """The rank that is already suspected, since the longest waiter may
+        change with every beat."""
         for view in views:
             known = self._episodes.get(process_key(view.node, view.signals))
             if known is not None and known.kind == "silence":
@@ -88,11 +93,16 @@ class Hangs:
         if known is None:
             signals = culprit.signals
             return self._episodes.report(
-                key, "silence", PROCESS_ADVICE["silence"],
+                key,
+                "silence",
+                PROCESS_ADVICE["silence"],
                 evidence_of(culprit, views, self._config),
-                node=culprit.node, rank=signals.rank, pid=signals.pid, generation=signals.generation,
+                node=culprit.node,
+                rank=signals.rank,
+                pid=signals.pid,
+                generation=signals.generation,
                 confidence=None if is_certain else WAITING_CONFIDENCE,
-            )  # fmt: skip
+            )
         if known.kind != "silence":
             return []  # a stopped process is known as such
         if known.confidence < _CERTAIN:

@@ -1,4 +1,4 @@
-"""Do matched log lines tell of a new trouble, or of one that is known?"""
+"""Assigns matched log lines to new or known problems."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ from headway.health.policy import RULES_BY_NAME, advice
 
 
 class LogEpisodes:
-    """One episode per (rule, node, rank, what was captured where that names a device); it ends when its lines
-    stop."""
+    """One episode per (rule, node, rank, captured device); it ends when its lines stop."""
 
     def __init__(self, episodes: Episodes, quiet_s: float) -> None:
         self._episodes, self._quiet_s = episodes, quiet_s
         self._read_up_to: dict[tuple[str, int], int] = {}
-        """(file, inode) -> offset of the newest line seen; agents repeat lines, and two may follow one
-        file."""
+        """(file, inode) -> offset of the newest line seen; agents repeat lines, and two
+        may follow one file."""
         self._heard_s: dict[Key, float] = {}
         self._counts: dict[Key, int] = {}
 
     def restore(self, verdicts: list[Verdict], now_s: float) -> None:
-        """Remembers the lines that an earlier monitor has told of; its open episodes end after a quiet
-        time."""
+        """Adopt the lines that an earlier monitor reported; its open episodes
+        end after a quiet time."""
         for verdict in verdicts:
             for row in verdict.evidence:
                 if row.source == "log" and row.name == "at":
@@ -34,8 +33,7 @@ class LogEpisodes:
     def judge(
         self, node: int, generation: int, hits: tuple[LogHit, ...], now_s: float
     ) -> list[Verdict]:
-        """Verdicts for the lines of a beat that were not seen before. A rule of another version is
-        skipped."""
+        """Verdicts for new lines of a beat. Rules of another version are skipped."""
         verdicts: list[Verdict] = []
         for hit in hits:
             place = (hit.file, hit.inode)
@@ -64,7 +62,7 @@ class LogEpisodes:
         return verdicts
 
     def tick(self, now_s: float) -> list[Verdict]:
-        """Closes the episodes that have been quiet."""
+        """Close the episodes that have been quiet."""
         closed: list[Verdict] = []
         for key in [
             key for key, heard_s in self._heard_s.items() if now_s - heard_s > self._quiet_s

@@ -1,4 +1,4 @@
-"""Has a worker's process ended or been stopped?"""
+"""Detects worker processes that have ended or been stopped."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from headway.health.policy import PROCESS_ADVICE
 
 ENDED = frozenset({"gone", "Z", "X", "x"})
 STOPPED = frozenset({"T"})
-"""Not ``t``: a process that a debugger or a profiler holds goes on when that lets it go."""
+"""Not ``t``: a process held by a debugger or profiler continues when released."""
 PROCESS_KINDS = frozenset({"crash", "stopped", "silence"})
-"""Kinds of one worker's episode; each may turn into the next worse one."""
+"""Kinds of one worker's episode; each may become the next worse one."""
 
 
 def process_key(node: int, worker: WorkerSignals) -> Key:
-    """Names the episode of one process: its successor in the rank is another one."""
+    """Identifies the episode of one process: its successor in the rank has another."""
     return ("worker", node, worker.rank, worker.pid, worker.start_ticks)
 
 
 def judge_process(episodes: Episodes, node: int, worker: WorkerSignals) -> list[Verdict]:
-    """Crash and stop from one beat; a process that goes on again closes its episode.
+    """Crash and stop from one beat; a process that runs again closes its episode.
 
-    ``done`` (ended by itself with code 0) is no trouble, nor is anything but these states.
+    ``done`` (exited with code 0) is not a problem, nor are other states.
     """
     key = process_key(node, worker)
     state = Evidence(source="proc", name="state", value=worker.state)
@@ -51,8 +51,7 @@ def _report(
 
 
 def close_replaced(episodes: Episodes, node: int, worker: WorkerSignals) -> list[Verdict]:
-    """Closes the episodes of earlier processes of a rank once another process holds it in a later
-    generation."""
+    """Close episodes of earlier processes of a rank once another has it in a later generation."""
     closed: list[Verdict] = []
     for key, verdict in episodes.of_rank(worker.rank):
         is_earlier = verdict.kind in PROCESS_KINDS and verdict.pid != worker.pid
@@ -76,7 +75,7 @@ def _last_words(worker: WorkerSignals) -> tuple[Evidence, ...]:
 
 
 def describe_action(worker: WorkerSignals) -> str:
-    """Where a rank stood, for people."""
+    """A rank's position, for people."""
     where = (
         f"{worker.open_kind} of micro-batch {worker.open_micro_batch}"
         if worker.open_kind

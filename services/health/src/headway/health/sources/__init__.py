@@ -1,1 +1,1 @@
-"""What an agent reports is read here, one source per file."""
+"""The sources of an agent's beats, one per file."""

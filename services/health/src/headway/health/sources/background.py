@@ -1,4 +1,4 @@
-"""Readings that may block, such as on a hung mount, made on threads of their own."""
+"""Runs readings that may block, such as on a hung mount, on separate threads."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _log = structlog.get_logger(__name__)
 class Background:
     """Calls ``task`` at once and then every ``period_s``, on a daemon thread.
 
-    A task that blocks holds up nothing but itself, and not the end of the process either. One that
-    raises is logged, at most every 10 s, and called again.
+    A task that blocks delays nothing else, not even the end of the process. If it raises, that is
+    logged, at most every 10 s, and it is called again.
     """
 
     def __init__(self, name: str, task: Callable[[], object], period_s: float) -> None:
@@ -37,7 +37,7 @@ class Background:
         return self._first.wait(timeout_s)
 
     def close(self) -> None:
-        """Call the task no more. Waits for one under way for at most ``CLOSE_WAIT_S``."""
+        """Stop calling the task. Waits for a running call for at most ``CLOSE_WAIT_S``."""
         self._is_ending = True
         self._wake.set()
         self._thread.join(CLOSE_WAIT_S)
@@ -46,9 +46,9 @@ class Background:
         while not self._is_ending:
             try:
                 self._task()
-            except Exception as error:  # a failing disk must not end the readings for good
-                held_back = self._throttle.admit(self._name)
-                if held_back is not None:
+            except Exception as error:  # a failing disk must not end the readings permanently
+                suppressed = self._throttle.admit(self._name)
+                if suppressed is not None:
                     _log.error("reading failed", reading=self._name, reason=repr(error))
             self._first.set()
             self._wake.wait(self._period_s)

@@ -1,4 +1,4 @@
-"""What keeps a reader of the node's data rings waiting, and how long ago data last arrived for it.
+"""Why a reader of the node's data rings waits, and when data last arrived for it.
 
 A rank that waits for data has an empty ring. Either its daemon has not filled it, or another reader
 of the same ring holds all slots; only the first is the daemon's fault.
@@ -22,12 +22,12 @@ _SEVERITY = (READY, READERS, DAEMON)
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """One reader's view of its ring; of several rings the one that holds it up most."""
+    """One reader's view of its ring; of several rings the one that blocks it most."""
 
     wait: str
     """``daemon``, ``readers`` or ``ready``."""
     age_s: float
-    """Since the ring's head last moved, as seen here: a restarted agent starts at 0."""
+    """Time since the ring's head last changed, as seen here: a restarted agent starts at 0."""
     writer_pid: int
 
 
@@ -41,7 +41,7 @@ class _Follower:
 
 
 class FeedSource:
-    """Reads every ``ring-*.bin`` of a folder. Rings that come, go or are replaced are followed."""
+    """Reads every ``ring-*.bin`` of a folder. Rings may appear, disappear or be replaced."""
 
     def __init__(self, folder: Path, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._folder, self._clock_s = folder, clock_s

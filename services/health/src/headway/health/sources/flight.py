@@ -1,4 +1,4 @@
-"""How far has each rank come? Progress of the flight rings in the node's shared memory."""
+"""Progress of each rank, from the flight rings in the node's shared memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headway.common.node.process import ProcessId
 from headway.common.plan.schedule.actions import Kind
 
 PHASES = {Kind.JOIN: "join", Kind.RESTORE: "restore", Kind.EVAL: "eval"}
-"""Actions that may rightly take long; while one is open the rolling limit does not apply."""
+"""Actions that may take long; while one is open, the rolling limit does not apply."""
 
 INSTANT_NS = 1_000_000
 """A shorter step record was written at the step's end only."""
@@ -37,7 +37,7 @@ class Progress:
     num_steps: int
     """Steps finished in this generation."""
     median_step_s: float
-    """Over the last of these, 0.0 without any."""
+    """Median over the last of these steps, 0.0 without any."""
     age_s: float
     open_kind: str
     open_micro_batch: int
@@ -48,15 +48,14 @@ class Progress:
 
 @dataclass(slots=True)
 class _Follower:
-    """What earlier readings of one ring leave behind. Only new records are copied, so a reading costs
-    little."""
+    """State of earlier readings of one ring, so that only new records need to be copied."""
 
     reader: FlightReader
     inode: int
     durations_s: deque[float]
-    """Of the last steps of this generation."""
+    """Durations of the last steps of this generation."""
     seen: int = 0
-    """Records below this sequence number were read, the open ones among them are kept in ``open``."""
+    """Records below this sequence number were read; open ones among them are kept in ``open``."""
     counters: tuple[int, int, int] = (-1, -1, -1)
     changed_ns: int = 0
     alive: tuple[int, int] = (0, -1)
@@ -72,7 +71,7 @@ class _Follower:
 
 
 class FlightSource:
-    """Reads every ``flight-*.bin`` of a folder. Rings that come, go or are replaced are followed."""
+    """Reads every ``flight-*.bin`` of a folder. Rings may appear, disappear or be replaced."""
 
     def __init__(
         self, folder: Path, window_steps: int = 16, clock_ns: Callable[[], int] = time.monotonic_ns
@@ -82,7 +81,8 @@ class FlightSource:
         self._followers: dict[Path, _Follower] = {}
 
     def read(self) -> list[Progress]:
-        """One reading of every ring, by rank. A ring that cannot be opened is left out until it can."""
+        """One reading of every ring, by rank. A ring that cannot be opened is
+        left out until it can."""
         paths = sorted(self._folder.glob("flight-*.bin"))
         for path in set(self._followers) - set(paths):
             self._followers.pop(path).reader.close()
@@ -103,7 +103,7 @@ class FlightSource:
             return None  # being created, or removed between listing and opening
         header, now_ns = follower.reader.header, self._clock_ns()
         if header.process.pid == 0:
-            return None  # its writer is just being recorded
+            return None  # its writer is being recorded
         moved_ns = _advance(follower, header)
         counters = (header.head, header.progress, header.process.pid)
         if counters != follower.counters:
@@ -147,10 +147,10 @@ class FlightSource:
 
 
 def _advance(follower: _Follower, header: FlightHeader) -> int:
-    """Copies what is new, and the still open records once more to see which have ended.
+    """Copy new records, and the open ones again to see which have ended.
 
-    Returns the newest time stamp among them, 0 without any. What an earlier process or generation of the rank
-    left open stays open for ever and is not counted.
+    Returns the newest time stamp among them, 0 without any. Records left open by an earlier process
+    or generation of the rank stay open and do not count.
     """
     if follower.counters[2] not in (-1, header.process.pid):
         follower.open.clear()
@@ -173,8 +173,8 @@ def _is_completed_step(records: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
 
 
 def _note_steps(follower: _Follower, header: FlightHeader, steps: npt.NDArray[Any]) -> None:
-    """Takes the steps that have finished; one that was recorded only at its end lasts since the one before
-    it."""
+    """Collect finished steps; one that was recorded only at its end began at the
+    end of the one before."""
     if header.generation != follower.generation:
         follower.generation, follower.num_steps = header.generation, 0
         follower.durations_s.clear()

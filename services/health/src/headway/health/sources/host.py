@@ -14,11 +14,11 @@ from headway.health.sources.background import Background
 RESOURCES = ("cpu", "memory", "io")
 DISK_PERIOD_S = 1.0
 DISK_STALE_S = 10.0
-"""An older figure is left out: the file system has not answered since."""
+"""Older values are dropped, as the file system has not answered since."""
 
 
 class FreeSpace:
-    """Free bytes of a file system that may not answer, asked on a thread of its own."""
+    """Free bytes of a file system that may hang, queried on a separate thread."""
 
     def __init__(self, path: Path, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._path, self._clock_s = path, clock_s
@@ -26,7 +26,7 @@ class FreeSpace:
         self._background = Background("disk", self._ask, DISK_PERIOD_S)
 
     def newest(self) -> int:
-        """Bytes as of the newest answer; -1 while it is older than ``DISK_STALE_S``. Never blocks."""
+        """Bytes from the newest answer; -1 if it is older than ``DISK_STALE_S``. Never blocks."""
         asked_s, nbytes = self._newest
         return nbytes if self._clock_s() - asked_s <= DISK_STALE_S else -1
 
@@ -53,9 +53,10 @@ def read_host(disk_free_bytes: int, shm: Path) -> HostSignals:
 
 
 def read_pressure() -> dict[str, float]:
-    """Pressure stall information: ``cpu.some`` ... -> fraction of the last 10 s spent waiting, 0..1.
+    """Pressure stall information: ``cpu.some`` ... -> fraction of the last 10 s
+    spent waiting, 0..1.
 
-    Empty on a kernel without PSI (Documentation/accounting/psi.rst). psutil does not offer it.
+    Empty on a kernel without PSI (Documentation/accounting/psi.rst). psutil does not provide it.
     """
     pressure: dict[str, float] = {}
     for resource in RESOURCES:

@@ -1,4 +1,4 @@
-"""The tail of the training logs on a thread of its own, so that a hung disk delays no beat."""
+"""The tail of the training logs on a separate thread, so that a hung disk delays no beat."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from headway.health.sources.background import Background
 from headway.health.sources.train_log import LogTail
 
 MAX_WAITING_HITS = 1024
-"""With so many matched lines not yet taken nothing more is read; the rest waits in the files."""
+"""Limit of pending matched lines, beyond which reading pauses."""
 START_LIMIT_S = 1.0
-"""How long the agent's start waits for the first look at the logs: what they hold by then is old."""
+"""How long the agent's start waits for the first read of the logs, whose content counts as old."""
 
 
 class LogThread:
@@ -26,7 +26,7 @@ class LogThread:
         self._background.wait_for_first(START_LIMIT_S)
 
     def take(self, most: int) -> list[LogHit]:
-        """The oldest lines found since, at most ``most``."""
+        """The oldest pending lines, at most ``most``."""
         return [self._found.popleft() for _ in range(min(most, len(self._found)))]
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What the kernel says about one process; its figures come from psutil."""
+"""The kernel's view of one process, read through psutil."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headway.health.sources.background import Background
 
 @dataclass(frozen=True, slots=True)
 class ProcessSignals:
-    """One reading. ``state`` is the kernel's letter, or ``gone``: then everything else is zero."""
+    """One reading. ``state`` is the kernel's letter, or ``gone``, with everything else zero."""
 
     state: str
     start_ticks: int = 0
@@ -28,7 +28,7 @@ GONE = ProcessSignals("gone")
 
 
 def read_process(pid: int, start_ticks: int | None = None) -> ProcessSignals:
-    """Reads one process; ``gone`` if there is none, or if the pid now belongs to another one."""
+    """Read one process; ``gone`` if there is none, or if the pid now belongs to another one."""
     if pid <= 0:
         return GONE
     try:
@@ -39,7 +39,7 @@ def read_process(pid: int, start_ticks: int | None = None) -> ProcessSignals:
         cpu_s = _or_zero(lambda: sum(process.cpu_times()[:2]))
         rss_bytes = _or_zero(lambda: process.memory_info().rss)
         num_threads, num_fds = _or_zero(process.num_threads), _or_zero(process.num_fds)
-    # Last, so that figures of a process that took over the pid meanwhile are never reported.
+    # Last, so that values of another process that reused the pid are never reported.
     found = kernel_state(pid)
     if found is None or (start_ticks is not None and found[1] != start_ticks):
         return GONE
@@ -55,7 +55,7 @@ def read_pss(pid: int) -> int:
 
 
 class PssReader:
-    """Proportional memory of processes, read on a thread of its own.
+    """Proportional memory of processes, read on a separate thread.
 
     The kernel walks every page table for it, and waits while the process itself is stuck on a hung
     mount with its memory locked.
@@ -68,7 +68,7 @@ class PssReader:
         self._background = Background("pss", self._refresh, interval_s)
 
     def follow(self, processes: Collection[ProcessId]) -> None:
-        """These processes are read from now on, and no others."""
+        """Read only these processes from now on."""
         wanted = frozenset(processes)
         if wanted != self._wanted:
             self._wanted = wanted

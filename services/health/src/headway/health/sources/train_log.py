@@ -1,4 +1,4 @@
-"""Which new lines of the training logs match a keyword rule? An incremental tail of every log of a folder."""
+"""Finds new log lines that match a keyword rule: an incremental tail of every log of a folder."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from headway.common.wire.messages.health import LogHit
 from headway.health.policy import match
 
 MAX_LINE_BYTES = 4096
-"""A longer line is matched in pieces; a progress bar without line ends must not grow a buffer."""
+"""Longer lines are matched in pieces, since progress bars may not have line ends."""
 MAX_SHOWN = 300
-"""Characters of a line that travel in a beat."""
+"""Characters of a line that are sent in a beat."""
 _RANK_IN_LINE = re.compile(r'"rank":\s*(\d+)|\[rank\s?(\d+)\]', re.IGNORECASE)
 _RANK_IN_NAME = re.compile(r"(?:^|[-_.])r(?:ank)?[-_]?(\d+)(?=[-_.]|$)")
 
@@ -25,16 +25,16 @@ _RANK_IN_NAME = re.compile(r"(?:^|[-_.])r(?:ank)?[-_]?(\d+)(?=[-_.]|$)")
 class _Cursor:
     inode: int
     offset: int
-    """Where the next unread line begins."""
+    """Position of the next unread line."""
 
 
 class LogTail:
-    """Follows every file below ``folder`` that matches ``pattern``, each from where it stopped.
+    """Follows every file below ``folder`` that matches ``pattern``.
 
-    Files that exist when the tail is made are old news and are read from their end; later ones from their
-    start. A file that shrank, or whose name now belongs to another inode, is read from its start again: what
-    a rotation left unread in the old file is lost. With ``cursors`` the positions are kept in a file, so that
-    a restarted agent goes on where its predecessor stopped. Single-threaded.
+    Files that exist when the tail is created are read from their end; later ones from their start.
+    A file that shrank, or whose name now belongs to another inode, is read from its start again:
+    what a rotation left unread in the old file is lost. With ``cursors`` the positions are kept in
+    a file, so that a restarted agent continues where its predecessor stopped. Single-threaded.
     """
 
     def __init__(self, folder: Path, pattern: str = "*.log", cursors: Path | None = None) -> None:
@@ -49,7 +49,8 @@ class LogTail:
             self._save_cursors()
 
     def poll(self, max_bytes: int) -> list[LogHit]:
-        """Reads at most ``max_bytes`` of new text and returns the lines that matched a rule, oldest first."""
+        """Read at most ``max_bytes`` of new text; returns the lines that matched
+        a rule, oldest first."""
         hits: list[LogHit] = []
         left = max_bytes
         for path in self._files():
@@ -86,7 +87,7 @@ class LogTail:
                 path: _Cursor(int(inode), int(offset)) for path, (inode, offset) in rows.items()
             }
         except (OSError, ValueError, TypeError, AttributeError):
-            return None  # first start, or a file that cannot be trusted
+            return None  # first start, or a damaged file
 
     def _save_cursors(self) -> None:
         if self._cursor_file is None:
@@ -95,11 +96,11 @@ class LogTail:
         try:
             replace_json(self._cursor_file, rows)
         except OSError:
-            self._cursor_file = None  # a full disk costs the memory of positions, not the tail
+            self._cursor_file = None  # on a full disk only the saved positions are lost
 
 
 def _lines(block: bytes) -> list[bytes]:
-    """Complete lines with their ends; an unfinished one only when it is too long to wait for."""
+    """Complete lines with their ends; an unfinished line only if it is too long."""
     lines = block.splitlines(keepends=True)
     if lines and not lines[-1].endswith((b"\n", b"\r")) and len(lines[-1]) < MAX_LINE_BYTES:
         lines.pop()

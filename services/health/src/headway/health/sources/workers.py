@@ -1,4 +1,4 @@
-"""What is known of each rank of this node? Flight ring, process and last words, put together."""
+"""The state of each rank of this node, from flight ring, process and exit record."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NO_FEED = Feed(wait="", age_s=-1.0, writer_pid=0)
 
 
 class WorkerSource:
-    """The ranks whose flight rings lie in ``shm_dir``."""
+    """The ranks whose flight rings are in ``shm_dir``."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class WorkerSource:
         return max(0.0, signals.cpu_s - before_cpu_s) / elapsed_s if elapsed_s > 0 else 0.0
 
     def _last_words(self, process: ProcessId) -> Words | None:
-        """The record that this very process left, whatever its file is called."""
+        """The exit record of exactly this process, whatever the name of its file."""
         for path in sorted(self._shm_dir.glob("words-*.bin")):
             try:
                 words = LastWords(path).read()

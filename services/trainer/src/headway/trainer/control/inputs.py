@@ -47,8 +47,9 @@ _OWN = {
 def encode(event: Event | Start) -> bytes:
     """One event as bytes: a message as it is on the wire, the driver's own by name and fields."""
     if isinstance(event, Relay) and event.store is not None:
-        opened = msgspec.structs.replace(event.store, secret="")  # no decision rests on it
-        event = msgspec.structs.replace(event, store=opened)
+        # no decision rests on the secret
+        opened = msgspec.structs.replace(event.store, secret="")  # type: ignore[type-var]
+        event = msgspec.structs.replace(event, store=opened)  # type: ignore[type-var]
     if isinstance(event, Message):
         return msgspec.msgpack.encode({"message": codec.encode(event)})
     return msgspec.msgpack.encode(_plain(event))
@@ -154,7 +155,7 @@ def _one_line(action: Action) -> str:
     if isinstance(action, Tell):
         message = action.message
         if isinstance(message, ToWorker):
-            message = msgspec.structs.replace(message, store_secret="")
+            message = msgspec.structs.replace(message, store_secret="")  # type: ignore[type-var]
         return f"tell node {action.node} {message!r}"
     return repr(action)
 

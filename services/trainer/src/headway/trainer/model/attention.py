@@ -1,7 +1,7 @@
 """Causal attention over this rank's heads, and its backward.
 
-Shapes: S = seq, B = micro-batch, H = local heads, D = head_dim. ``qkv`` holds q, k, v of one head side by
-side, so that cutting its rows over tensor parallelism cuts between heads.
+Shapes: S = seq, B = micro-batch, H = local heads, D = head_dim. ``qkv`` holds q, k, v of one head
+next to each other, so that tensor parallelism splits its rows between heads.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from headway.trainer.model.tape import Tape
 class Attention:
     """softmax(rotate(q) rotate(k)^T / sqrt(D)) v with a causal mask, by the device's fused kernel.
 
-    The kernel and its backward differ by device and type, so this one step keeps a small autograd graph of
-    its own between forward and backward; no collective runs inside it.
+    The kernel and its backward differ by device and type, so this one step keeps a small autograd
+    graph between forward and backward; no collective runs inside it.
     """
 
     def __init__(self, head_dim: int, rotary: Rotary) -> None:
@@ -26,7 +26,7 @@ class Attention:
     def forward(self, qkv: torch.Tensor, tape: Tape | None) -> torch.Tensor:
         """qkv [S, B, H * 3 * D] -> [S, B, H * D]."""
         turned = self.rotary.turn(qkv).to(kernel_dtype(qkv.dtype, qkv.device.type))
-        # The kernels like each head's rows together; one copy gives all three.
+        # The kernels are faster with each head's rows together; one copy gives all three.
         packed = (
             turned.view(*qkv.shape[:2], -1, 3, self.head_dim).permute(3, 1, 2, 0, 4).contiguous()
         )

@@ -1,7 +1,7 @@
-"""One transformer layer, serial or parallel, with its two or one pairs of tensor-parallel collectives.
+"""One transformer layer, serial (two pairs of tensor-parallel collectives) or parallel (one pair).
 
-Shapes: x, y and their gradients [seq/tp, micro_batch, hidden]; inside ``Attend`` and ``Mlp`` whole
-sequences.
+Shapes: x, y and their gradients [seq/tp, micro_batch, hidden]; inside ``Attend`` and
+``Mlp`` whole sequences.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from headway.trainer.parallel.tensor import TensorParallel
 
 
 class Block(Protocol):
-    """A layer: forward pushes onto the tape what backward pops."""
+    """A layer; its forward pushes onto the tape what its backward pops."""
 
     def forward(self, x: torch.Tensor, tape: Tape | None) -> torch.Tensor:
         """The layer's output; ``x`` is kept, never written."""
@@ -27,8 +27,8 @@ class Block(Protocol):
 
 
 class Attend:
-    """Attention between two linears: the first cut by columns, the second by rows. Whole sequences in and
-    out."""
+    """Attention between two linears, the first split by columns, the second by
+    rows; whole sequences."""
 
     def __init__(self, qkv: Parameter, out: Parameter, attention: Attention) -> None:
         self.qkv, self.out, self.attention = Linear(qkv), Linear(out), attention
@@ -43,7 +43,7 @@ class Attend:
 
 
 class Mlp:
-    """GELU between two linears: the first cut by columns, the second by rows. Whole sequences in and out."""
+    """GELU between two linears, the first split by columns, the second by rows; whole sequences."""
 
     def __init__(self, up: Parameter, down: Parameter) -> None:
         self.up, self.down, self.gelu = Linear(up), Linear(down), Gelu()
@@ -70,12 +70,13 @@ class _Branch:
     def backward(self, grad: torch.Tensor, tape: Tape) -> torch.Tensor:
         whole = self.tp.gather(grad).wait()
         pending = self.tp.scatter(self.inner.backward(whole, tape))
-        tape.flush()  # weight gradients run while the scatter is under way
+        tape.flush()  # weight gradients run during the scatter
         return grad + self.norm.backward(pending.wait(), tape)
 
 
 class SerialBlock:
-    """y = h + mlp(norm2(h)) with h = x + attention(norm1(x)): two gathers and two scatters per direction."""
+    """y = h + mlp(norm2(h)), h = x + attention(norm1(x)): two gathers and
+    scatters per direction."""
 
     def __init__(
         self, norm1: LayerNorm, attend: Attend, norm2: LayerNorm, mlp: Mlp, tp: TensorParallel

@@ -1,7 +1,7 @@
 """One chunk of the GPT: some layers, with the embedding if it is first and the loss if it is last.
 
-A chunk knows nothing of pipelines or data parallelism: tensors in, tensors out, gradients into its flat
-buffer.
+A chunk is independent of pipelines and data parallelism: tensors in, tensors out, gradients
+into its flat buffer.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from headway.trainer.config import ModelConfig
 from headway.trainer.model.attention import Attention
 from headway.trainer.model.block import Attend, Block, Mlp, ParallelBlock, SerialBlock
-from headway.trainer.model.ends import Embedding, Head
+from headway.trainer.model.embedding_head import Embedding, Head
 from headway.trainer.model.layers import LayerNorm, Rotary
 from headway.trainer.model.tape import Tape
 from headway.trainer.parallel.flat import FlatChunk
@@ -21,10 +21,11 @@ from headway.trainer.parallel.tensor import TensorParallel
 
 
 class Forward:
-    """One micro-batch between its forward and its last backward: the output, and what the backward needs.
+    """One micro-batch from its forward to its last backward: the output and
+    what the backward needs.
 
-    ``output`` is [seq/tp, micro_batch, hidden] in the compute type, or the loss sum, an fp64 scalar, after
-    the last stage; ``tape`` is None if the forward was not for training.
+    ``output`` is [seq/tp, micro_batch, hidden] in the compute type, or the loss sum, an fp64
+    scalar, after the last stage; ``tape`` is None if the forward was not for training.
     """
 
     __slots__ = ("output", "tape")
@@ -33,8 +34,7 @@ class Forward:
         self.output, self.tape = output, tape
 
     def take_output(self) -> torch.Tensor:
-        """The output, once. No backward reads it, so from here on it lives only as long as its
-        taker needs it."""
+        """Take the output, once. No backward needs it, so only the caller keeps it alive."""
         output = self.output
         del self.output
         return output
@@ -43,8 +43,8 @@ class Forward:
 class Chunk:
     """Layers ``layers`` of ``model`` on one tensor-parallel rank, without memory until ``bind``.
 
-    ``params`` lists what it needs in a fixed order: cut parameters first, then the replicated ones (norms),
-    so that those form one segment of the flat buffers.
+    ``params`` lists its parameters in a fixed order: split ones first, then the replicated ones
+    (norms), so that the latter form one segment of the flat buffers.
     """
 
     def __init__(
@@ -73,13 +73,13 @@ class Chunk:
         self._flat: FlatChunk | None = None
 
     def bind(self, flat: FlatChunk) -> None:
-        """Take parameters and gradients from ``flat``; again after each ``flat.renew()``."""
+        """Use parameters and gradients of ``flat``; to be repeated after each ``flat.renew()``."""
         self._flat = flat
         for name, parameter in self._parameters.items():
             parameter.bind(*flat.views(name))
 
     def activation_shape(self, micro_batch_size: int) -> torch.Size:
-        """Shape of what passes between stages: [seq/tp, micro_batch, hidden]."""
+        """Shape of the tensors between stages: [seq/tp, micro_batch, hidden]."""
         return torch.Size((self.model.seq_len // self.tp.size, micro_batch_size, self.model.hidden))
 
     @torch.no_grad()
@@ -94,9 +94,8 @@ class Chunk:
         """Run one micro-batch.
 
         Args:
-            x: tokens [micro_batch, seq] of an integer type on the first stage, activations otherwise. They
-            are
-                kept, not copied: leave them alone until the backward is over.
+            x: tokens [micro_batch, seq] of an integer type on the first stage, activations
+            otherwise. They are kept, not copied, and must not change until the backward is done.
             labels, mask: [micro_batch, seq], on the last stage.
             train: False keeps nothing for a backward.
         """
@@ -110,7 +109,8 @@ class Chunk:
 
     @torch.no_grad()
     def logits(self, x: torch.Tensor, position: int) -> torch.Tensor:
-        """This rank's logits [micro_batch, vocab/tp] for the token after ``position``; last stage only."""
+        """This rank's logits [micro_batch, vocab/tp] for the token after
+        ``position``; last stage only."""
         if self.head is None:
             raise ValueError("only the last stage has logits")
         return self.head.logits(self._body(x, None), position=position)
@@ -124,11 +124,11 @@ class Chunk:
         loss_scale: float = 1.0,
         weight: bool = True,
     ) -> torch.Tensor | None:
-        """Gradient of the input of ``fwd``, None on the first stage; each ``fwd`` once.
+        """Gradient of the input of ``fwd``, None on the first stage; once per ``fwd``.
 
         Args:
-            grad_output: gradient of ``fwd.output``, kept, not copied; on the last stage None, there the
-                gradient of ``loss_scale * loss_sum`` is taken.
+            grad_output: gradient of ``fwd.output``, kept, not copied; None on the last stage, which
+                starts from ``loss_scale * loss_sum``.
             weight: False leaves weight gradients to ``backward_weight``; the bits are the same.
         """
         tape = _training_tape(fwd)
@@ -147,15 +147,15 @@ class Chunk:
 
     @torch.no_grad()
     def backward_weight(self, fwd: Forward) -> None:
-        """The weight gradients that ``backward(..., weight=False)`` left waiting."""
+        """Compute the weight gradients that ``backward(..., weight=False)`` deferred."""
         _training_tape(fwd).finish()
 
     @torch.no_grad()
     def finish_grads(self) -> None:
-        """Sum the replicated parameters' gradients over tp; once a step, after the chunk's last weight
-        gradient.
+        """Sum the gradients of replicated parameters over tp; once per step, after the
+        last weight gradient.
 
-        Under sequence parallelism each rank's norms have seen only its piece of the sequence.
+        Under sequence parallelism each rank's norms processed only its piece of the sequence.
         """
         assert self._flat is not None
         start, stop = self._flat.replicated
@@ -182,8 +182,8 @@ class Chunk:
 
     def _block(self, name: str, attention: Attention) -> Block:
         model = self.model
-        # The two maps that write to the residual stream start smaller, so that its variance does not grow
-        # with depth (Radford et al., GPT-2, section 2.3).
+        # The two maps that write to the residual stream start smaller, so that its variance does
+        # not grow with depth (Radford et al., GPT-2, section 2.3).
         narrow = model.init_std / math.sqrt(2 * model.layers)
         attend = Attend(
             self._matrix(f"{name}.attention.qkv.weight", 3 * model.hidden, model.hidden, 0),

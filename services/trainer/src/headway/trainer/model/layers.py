@@ -1,7 +1,8 @@
-"""The pieces of a block, each a forward and a backward: linear maps, LayerNorm, GELU, rotary positions.
+"""The pieces of a block, each a forward and a backward: linear maps, LayerNorm,
+GELU, rotary positions.
 
 Shapes: T = tokens of a micro-batch on this rank (seq * micro_batch), I and O = a linear's widths.
-Weight gradients go from here straight into ``Parameter.grad`` in the master type, and are returned to nobody.
+Weight gradients are added to ``Parameter.grad`` in the master type and not returned.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ _aten = torch.ops.aten
 
 
 class Linear:
-    """y[..., O] = x[..., I] @ weight[O, I]^T. How the weight is cut over ranks is its owner's business."""
+    """y[..., O] = x[..., I] @ weight[O, I]^T. The owner decides how the weight
+    is split over ranks."""
 
     def __init__(self, weight: Parameter) -> None:
         self.weight = weight
@@ -28,7 +30,7 @@ class Linear:
         return times_transposed(x, self.weight.data)
 
     def backward(self, grad: torch.Tensor, tape: Tape) -> torch.Tensor:
-        """Gradient of x; the weight gradient waits on the tape."""
+        """Gradient of x; the weight gradient is queued on the tape."""
         x = tape.pop()
         tape.later(lambda: accumulate(self.weight.grad, grad, x))
         return times(grad, self.weight.data)
@@ -43,8 +45,8 @@ class LayerNorm:
         self.weight, self.bias = weight, bias
 
     def _scales(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Weight and bias in a type that makes the kernel keep its statistics in fp32: on the CPU it keeps
-        them in the weight's type, on a GPU always in fp32, but there it wants all types equal."""
+        """Weight and bias in a type that makes the kernel keep its statistics in fp32: on the CPU
+        it uses the weight's type; on a GPU always fp32, but there all types must be equal."""
         if x.device.type == "cpu":
             return self.weight.data.to(self.weight.grad.dtype), self.bias.data.to(
                 self.bias.grad.dtype
@@ -60,7 +62,7 @@ class LayerNorm:
         return y
 
     def backward(self, grad: torch.Tensor, tape: Tape) -> torch.Tensor:
-        """Gradient of x; those of weight and bias wait on the tape."""
+        """Gradient of x; those of weight and bias are queued on the tape."""
         x, mean, rstd = tape.pop()
         weight, bias = self._scales(x)
         grad_x, grad_weight, grad_bias = _aten.native_layer_norm_backward(
@@ -76,8 +78,8 @@ class LayerNorm:
 
 
 class Gelu:
-    """GELU in its exact form (Hendrycks and Gimpel, arXiv 1606.08415); its tanh form takes four times as long
-    on a CPU (2.9 against 0.7 ms for 0.8M elements)."""
+    """GELU in its exact form (Hendrycks and Gimpel, arXiv 1606.08415); its tanh form takes four
+    times as long on a CPU (2.9 against 0.7 ms for 0.8M elements)."""
 
     def forward(self, x: torch.Tensor, tape: Tape | None) -> torch.Tensor:
         """Apply, and keep ``x``."""
@@ -91,11 +93,11 @@ class Gelu:
 
 
 class Rotary:
-    """Rotary positions (Su et al., arXiv 2104.09864): neighbours 2i and 2i + 1 of a head form a complex
-    number, which position s turns by the angle ``s * theta ** (-2i / head_dim)``.
+    """Rotary positions (Su et al., arXiv 2104.09864): neighbours 2i and 2i + 1 of a head form a
+    complex number, which position s turns by the angle ``s * theta ** (-2i / head_dim)``.
 
-    q, k and v lie side by side, so one product of complex numbers over whole contiguous rows turns q and k,
-    with 1 as the factor of v: 40 times faster on a CPU than rotating halves of strided slices.
+    q, k and v are adjacent, so one complex product over whole contiguous rows rotates q and k, with
+    factor 1 for v: 40 times faster on a CPU than rotating halves of strided slices.
     """
 
     def __init__(
@@ -109,10 +111,10 @@ class Rotary:
         self.factors = factors[:, None, None].to(device, dtype.to_complex())
 
     def turn(self, qkv: torch.Tensor, *, back: bool = False) -> torch.Tensor:
-        """Turn q and k of ``qkv`` [seq, micro_batch, heads * 3 * head_dim]; the result is in the type of
-        sums.
+        """Rotate q and k of ``qkv`` [seq, micro_batch, heads * 3 * head_dim]; result
+        in the type of sums.
 
-        ``back`` turns the other way, which is also the gradient: the map is orthogonal.
+        ``back`` rotates the other way, which is also the gradient, as the map is orthogonal.
         """
         wide = qkv.to(self.factors.dtype.to_real())
         numbers = torch.view_as_complex(wide.view(*qkv.shape[:2], -1, self.width // 2, 2))

@@ -1,7 +1,8 @@
-"""Cross-entropy over a vocabulary cut in pieces, with its gradient made in the same pass.
+"""Cross-entropy over a split vocabulary, with its gradient computed in the same pass.
 
-Shapes: N = tokens, V = this rank's piece of the vocabulary. The sum over the vocabulary is taken in fp32
-(fp64 in fp64 runs), a block of rows at a time: with bf16 logits no whole fp32 copy of them ever exists.
+Shapes: N = tokens, V = this rank's piece of the vocabulary. The sum over the vocabulary is
+taken in fp32 (fp64 in fp64 runs), one block of rows at a time, so that bf16 logits never
+need a whole fp32 copy.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import torch
 from headway.trainer.parallel.tensor import TensorParallel
 
 BLOCK_ELEMENTS = 1 << 19
-"""Elements of one block of rows on a CPU: 2 MiB in fp32, so that its passes stay in a core's cache. A GPU
-takes 64 times as many, because there a launch costs more than a pass."""
+"""Elements of one block of rows on a CPU: 2 MiB in fp32, which fits a core's cache. A GPU uses 64
+times as many, because there a launch costs more than a pass."""
 
 
 def cross_entropy(
@@ -26,12 +27,12 @@ def cross_entropy(
 ) -> torch.Tensor:
     """Sum of ``mask * -log softmax(logits)[label]`` over N, an fp64 scalar, equal on all tp ranks.
 
-    ``logits`` [N, V] of this rank are used up: with ``with_grad`` they hold the gradient of the sum
-    afterwards, otherwise nothing. Two small all-reduces join the pieces (arXiv 1909.08053, section 3).
+    ``logits`` [N, V] of this rank are overwritten: with ``with_grad`` by the gradient of the sum.
+    Two small all-reduces combine the pieces (arXiv 1909.08053, section 3).
 
     Args:
-        labels: [N] int64, positions in the whole vocabulary; where ``mask`` is 0 any value will do,
-            elsewhere the data's owner has checked them.
+        labels: [N] int64, positions in the whole vocabulary, checked by the dataloader; any value
+            where ``mask`` is 0.
         mask: [N] weight of each token, in the type in which exponentials are summed.
     """
     mine, target = _targets(logits, labels, tp)
@@ -43,7 +44,7 @@ def cross_entropy(
         exponentials = logits[rows].to(mask.dtype).sub_(highest[rows, None]).exp_()
         torch.sum(exponentials, -1, out=sums[0, rows])
         if with_grad:
-            if tp.size == 1:  # the sum is complete: scale before rounding
+            if tp.size == 1:  # the sum is complete, so scale before rounding
                 exponentials.mul_((mask[rows] / sums[0, rows])[:, None])
             logits[rows].copy_(exponentials)
     tp.comm.all_reduce(sums.view(-1)).wait()
@@ -61,7 +62,7 @@ def cross_entropy(
 def _targets(
     logits: torch.Tensor, labels: torch.Tensor, tp: TensorParallel
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which tokens' labels lie in this rank's piece, and where; 0 for those that do not."""
+    """Which tokens' labels are in this rank's piece, and where; 0 for the others."""
     local = labels - tp.rank * logits.shape[1]
     mine = (local >= 0) & (local < logits.shape[1])
     return mine, torch.where(mine, local, 0)

@@ -1,8 +1,9 @@
-"""Matrix products in the compute type, on the kernel that is fast for it on this machine.
+"""Matrix products in the compute type, with the fastest kernel of this machine.
 
-A CPU without AVX-512 has no bf16 matrix kernel: torch falls back to scalar loops, 10 to 100 times slower than
-fp32 (measured on an AVX2 EPYC: 6 against 65 GFLOP/s). There, bf16 operands are widened, multiplied in fp32
-and the product is rounded to bf16: what a bf16 kernel with fp32 sums computes, at fp32 speed.
+A CPU without AVX-512 has no bf16 matrix kernel: torch falls back to scalar loops, 10 to 100 times
+slower than fp32 (measured on an AVX2 EPYC: 6 against 65 GFLOP/s). There, bf16 operands are
+widened, multiplied in fp32 and the product is rounded to bf16: what a bf16 kernel with fp32 sums
+computes, at fp32 speed.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import torch.nn.functional as F
 
 @cache
 def kernel_dtype(dtype: torch.dtype, device_type: str) -> torch.dtype:
-    """The type to multiply ``dtype`` operands in on ``device_type``: ``dtype`` itself, or fp32 where that
-    is faster."""
+    """The type in which to multiply ``dtype`` on ``device_type``: itself, or
+    fp32 if that is faster."""
     if dtype is torch.bfloat16 and device_type == "cpu" and not _has_bf16_kernels():
         return torch.float32
     return dtype
@@ -27,7 +28,7 @@ def _has_bf16_kernels() -> bool:
 
 
 def widen(x: torch.Tensor) -> torch.Tensor:
-    """``x`` in its kernel type; itself where that is its own."""
+    """``x`` in its kernel type; ``x`` itself if that is its type."""
     return x.to(kernel_dtype(x.dtype, x.device.type))
 
 
@@ -47,8 +48,7 @@ def times(grad: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 def accumulate(
     total: torch.Tensor, grad: torch.Tensor, x: torch.Tensor, scale: float = 1.0
 ) -> None:
-    """total[O, I] += scale * grad[..., O]^T @ x[..., I], summed over tokens and micro-batches in the master
-    type."""
+    """total[O, I] += scale * grad[..., O]^T @ x[..., I], summed in the master type."""
     grad_TO, x_TI = widen(grad.flatten(0, -2)), widen(x.flatten(0, -2))
     if total.dtype == x_TI.dtype:
         total.addmm_(grad_TO.t(), x_TI, alpha=scale)

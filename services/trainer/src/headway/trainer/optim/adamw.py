@@ -12,20 +12,22 @@ from torch.optim.adamw import adamw
 
 
 class AdamW:
-    """Holds no state: the moments live in ``FlatChunk.state``, the number of updates is given."""
+    """Stateless: the moments are in ``FlatChunk.state``, the number of updates is an argument."""
 
     def __init__(self, config: OptimConfig) -> None:
         self.config = config
 
     @torch.no_grad()
     def step(self, flat: FlatChunk, lr: float, updates: int, grad_scale: float = 1.0) -> None:
-        """Update ``flat.master`` and the moments from ``flat.grad_shard``; parameters are cast separately.
+        """Update ``flat.master`` and the moments from ``flat.grad_shard``; parameters
+        are cast separately.
 
         Args:
-            updates: how many were done before this one. A skipped step is none: the bias correction
-                divides by what the moments have seen (Kingma and Ba, arXiv 1412.6980, section 3).
-            grad_scale: factor on the gradient, below 1 where the global norm is clipped; the gradient shard
-                is scaled in place.
+            updates: number of earlier updates. A skipped step does not count: the bias
+                correction depends on what the moments have accumulated (Kingma and Ba, arXiv
+                1412.6980, section 3).
+            grad_scale: factor on the gradient, below 1 where the global norm is clipped; the
+                gradient shard is scaled in place.
         """
         if grad_scale != 1.0:
             flat.grad_shard.mul_(grad_scale)

@@ -1,4 +1,4 @@
-"""The learning rate of a step: linear warm-up, then a cosine down to ``min_lr``."""
+"""The learning rate of a step: linear warm-up, then a cosine decay to ``min_lr``."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from headway.trainer.config import OptimConfig
 def learning_rate(optim: OptimConfig, step: int, total_steps: int) -> float:
     """Rate of the update after ``step`` others in a run of ``total_steps`` steps.
 
-    The first warm-up step already moves (``lr / warmup_steps``), step ``warmup_steps`` uses ``lr``, the last
-    step uses ``min_lr``, and later ones too (SGDR without restarts, arXiv 1608.03983).
+    The first warm-up step already moves (``lr / warmup_steps``), step ``warmup_steps`` uses ``lr``,
+    the last step uses ``min_lr``, and later ones too (SGDR without restarts, arXiv 1608.03983).
 
-    A skipped step is no update, as in Megatron-LM (``training.py``: the scheduler advances only
+    A skipped step is not an update, as in Megatron-LM (``training.py``: the scheduler advances only
     after a successful update): the next one repeats its rate, so a warm-up is never cut short, and
     a run with n skipped steps ends n steps before ``min_lr``.
     """
@@ -25,8 +25,8 @@ def learning_rate(optim: OptimConfig, step: int, total_steps: int) -> float:
 
 
 def clip_scale(optim: OptimConfig, grad_norm: float) -> float:
-    """Factor that brings a global gradient norm down to ``clip_grad``; 1 if it is below, or clipping is
-    off."""
+    """Factor that brings a global gradient norm down to ``clip_grad``; 1 if it is
+    below, or clipping is off."""
     if optim.clip_grad <= 0.0 or grad_norm <= optim.clip_grad:
         return 1.0
     return optim.clip_grad / grad_norm

@@ -1,11 +1,11 @@
-"""A thread that may block, and a queue that may not: how the main thread leaves a stuck transport.
+"""Runs blocking calls on threads of their own, so that the main thread can leave a stuck transport.
 
-No call of torch frees a thread that waits inside gloo for a rank that is stopped or gone elsewhere. So
-every blocking call is made by the daemon thread of a channel, and the main thread waits in a queue that an
-abort also feeds: it is out at once, whatever the transport does. A channel's thread that stays stuck is left
-behind and ends at the transport's own timeout; nobody waits for it.
+No torch call frees a thread that waits inside gloo for a rank that is stopped or has left. So every
+blocking call is made by the daemon thread of a channel, and the main thread waits in a queue that
+an abort also feeds: it returns at once, whatever the transport does. A thread that stays stuck is
+abandoned and ends at the transport's own timeout.
 
-Collectives need no thread of ours: gloo queues them for a thread of its own, which settles the call.
+Collectives need no channel: gloo queues them for its own thread, which completes the call.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ log = get_logger("channel")
 
 
 class Work(Protocol):
-    """What a transport returns for an operation under way; ``torch.distributed.Work`` is one."""
+    """A running operation of a transport, such as ``torch.distributed.Work``."""
 
     def wait(self) -> object:
         """Block until the operation ended; raises if it failed."""
 
 
 class Call(Generic[T]):
-    """A call handed to a channel; also the ``Ticket`` of a collective. Wait for it on one thread only."""
+    """A call on a channel, or the ``Ticket`` of a collective. Only one thread may wait for it."""
 
     __slots__ = ("_box", "_group", "_settled")
 
@@ -52,10 +52,10 @@ class Call(Generic[T]):
             self.result()
 
     def result(self) -> T:
-        """The call's return value; may be asked for once.
+        """The call's return value; may be read once.
 
         Raises:
-            Aborted: the generation was fenced, even if the call itself has ended since.
+            Aborted: the generation was fenced, even if the call has finished since.
             PeerLost: the transport failed. RuntimeError: anything else went wrong.
         """
         value, error = self._box.get()
@@ -66,8 +66,8 @@ class Call(Generic[T]):
             try:
                 raise error
             finally:
-                # exception -> traceback -> this frame -> exception would keep the generation's groups alive
-                # until the next full garbage collection
+                # exception -> traceback -> this frame -> exception would keep the generation's
+                # groups alive until the next full garbage collection
                 del error
         self._settled = True
         return value  # type: ignore[no-any-return]
@@ -77,7 +77,7 @@ class Call(Generic[T]):
 
 
 class Channel:
-    """Calls of one kind, started as soon as they are handed in and waited for in that order."""
+    """Calls of one kind, started as soon as they are submitted and waited for in that order."""
 
     def __init__(self, group: Channels, name: str) -> None:
         self._group = group
@@ -91,10 +91,10 @@ class Channel:
         return self._put(fn, False)
 
     def launch(self, start: Callable[[], Work]) -> Call[object]:
-        """Let the channel's thread start an operation and wait for it. Never blocks the caller.
+        """Start an operation on the channel's thread, which waits for it. Never blocks the caller.
 
-        Operations handed in while an earlier one is under way are started before that one is waited for
-        again, so receives posted in one go are all open at once.
+        Operations that are submitted while an earlier one is running are started before that one is
+        waited for again, so receives that are posted together are all open at once.
         """
         return self._put(start, True)
 
@@ -118,7 +118,7 @@ class Channels:
 
     @property
     def aborted(self) -> bool:
-        """The generation was fenced; every wait raises ``Aborted`` from now on."""
+        """Whether the generation was fenced; then every wait raises ``Aborted``."""
         return self._aborted.is_set()
 
     def open(self, name: str) -> Channel:
@@ -134,7 +134,7 @@ class Channels:
             raise Aborted
 
     def abort(self) -> None:
-        """Let every waiting call raise ``Aborted``. Any thread may call this, any number of times.
+        """Make every waiting call raise ``Aborted``. Any thread may call this, repeatedly.
 
         An action of ``on_abort`` that fails is logged, and the others run.
         """
@@ -153,10 +153,11 @@ class Channels:
         self._on_abort.append(fn)
 
     def watch(self, start: Callable[[], Any]) -> Call[object]:
-        """Start an operation on the calling thread and let its own end settle the call: no channel's thread.
+        """Start an operation on the calling thread; its own completion finishes the
+        call, without a channel.
 
-        For operations whose start only queues them and that offer a ``torch.futures.Future``, which saves a
-        collective two changes of thread.
+        For operations that are only queued when they start and that offer a
+        ``torch.futures.Future``; this saves two thread switches per collective.
         """
         call = self._new_call()
         try:
@@ -169,18 +170,19 @@ class Channels:
         return call
 
     def close(self) -> None:
-        """End the threads that are not stuck; the others end when their operation does. Never blocks."""
+        """End the threads that are not stuck; the others end when their
+        operation does. Never blocks."""
         self._aborted.set()
         for channel in self._channels.values():
             channel._close()
         self._channels.clear()
         self._on_abort.clear()
-        self._open.clear()  # a call that nobody waits for any more refers back to this object
+        self._open.clear()  # a call that is no longer waited for refers back to this object
 
     def _new_call(self) -> Call[Any]:
         call: Call[Any] = Call(self)
         self._open.add(call)
-        # after the add: an abort before it saw no call, an abort after it does
+        # checked after the add: an earlier abort did not see this call, a later one does
         if self._aborted.is_set():
             self._open.discard(call)
             raise Aborted
@@ -202,7 +204,7 @@ def _serve(jobs: _Jobs) -> None:
 
 
 def _start_all(jobs: _Jobs, pending: deque[tuple[Work, Call[Any]]]) -> bool:
-    """Start every job in the queue, blocking for the first if nothing is under way; False at the end."""
+    """Start every job in the queue, blocking for the first if none is running; False at the end."""
     while True:
         try:
             job = jobs.get(block=not pending)
@@ -213,7 +215,7 @@ def _start_all(jobs: _Jobs, pending: deque[tuple[Work, Call[Any]]]) -> bool:
         start, is_work, call = job
         del job
         if not is_work:
-            while pending:  # a plain call has its turn like any other
+            while pending:  # a plain call runs in order like any other
                 earlier, earlier_call = pending.popleft()
                 _settle_with(earlier_call, earlier.wait, _lost)
                 del earlier, earlier_call
@@ -238,8 +240,8 @@ def _settle_with(
 
 
 def _lost(error: BaseException) -> BaseException:
-    """What a transport's operation raised: torch has no type of its own for a peer that is gone,
-    but what fails here, in an operation that was started with valid tensors, is its connection."""
+    """Wrap what a transport's operation raised. torch has no error type for a lost peer, but an
+    operation that was started with valid tensors fails only because of its connection."""
     if isinstance(error, RuntimeError):
         return PeerLost(f"{type(error).__name__}: {error}")
     return _without_frames(error)

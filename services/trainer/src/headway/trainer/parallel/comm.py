@@ -1,7 +1,7 @@
-"""What the compute path asks of a process group: a handful of calls, each returning a ticket.
+"""The interface of a process group to the compute path: a few calls, each returning a ticket.
 
-The interface hides whether a call runs on a channel's thread (gloo) or on a stream (NCCL). Every wait can be
-left at once when the generation is fenced; it then raises ``Aborted``.
+The interface hides whether a call runs on a channel's thread (gloo) or on a stream (NCCL). When the
+generation is fenced, every wait raises ``Aborted`` at once.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ Op = Literal["sum", "max"]
 
 
 class Aborted(Exception):
-    """The generation was fenced while this call was under way; the caller must leave the step."""
+    """The generation was fenced during this call; the caller must leave the step."""
 
 
 class PeerLost(RuntimeError):
-    """A transport failed or timed out, so the rank at its other end is likely gone."""
+    """A transport failed or timed out, so the rank at its other end has probably failed."""
 
 
 class Ticket(Protocol):
-    """A call under way. Buffers handed to it stay untouched by the caller until ``wait`` returned."""
+    """A running call. The caller must not touch its buffers until ``wait`` has returned."""
 
     def done(self) -> bool:
         """True if ``wait`` would return or raise at once. Never blocks."""
@@ -37,7 +37,7 @@ class Ticket(Protocol):
 
 
 class Comm(Protocol):
-    """One group of ranks, seen from one member. Calls of one Comm are carried out in the order issued."""
+    """One group of ranks, seen from one member. Calls of one Comm run in the order issued."""
 
     @property
     def rank(self) -> int:
@@ -56,7 +56,7 @@ class Comm(Protocol):
     def reduce_scatter(self, out: torch.Tensor, flat: torch.Tensor) -> Ticket:
         """Sum flat ``flat`` [size * n] over members and leave this member's piece in ``out`` [n].
 
-        ``flat`` may be used as scratch space and holds no defined values afterwards.
+        ``flat`` may be used as scratch space; its values are undefined afterwards.
         """
 
     def send(self, tensor: torch.Tensor, peer: int, tag: int) -> Ticket:
@@ -67,7 +67,7 @@ class Comm(Protocol):
 
 
 class Done:
-    """The ticket of a call that had nothing to do."""
+    """The ticket of a call that is already done."""
 
     def done(self) -> bool:
         """Always."""
@@ -101,13 +101,13 @@ class Solo:
         return Done()
 
     def send(self, tensor: torch.Tensor, peer: int, tag: int) -> Ticket:
-        """A group of one has no peer."""
+        """Not possible in a group of one."""
         raise AssertionError(
             f"send of {tuple(tensor.shape)} to {peer} (tag {tag}) in a group of one"
         )
 
     def recv(self, tensor: torch.Tensor, peer: int, tag: int) -> Ticket:
-        """A group of one has no peer."""
+        """Not possible in a group of one."""
         raise AssertionError(
             f"receive of {tuple(tensor.shape)} from {peer} (tag {tag}) in a group of one"
         )

@@ -1,7 +1,8 @@
-"""Data parallelism over flat buffers: whole chunks, gathered before use, reduced after their last gradient.
+"""Data parallelism over flat buffers: chunks are gathered before use, reduced
+after their gradients.
 
-The switches decide when a ticket is waited for, never which collectives are issued or in which order: with
-one off, the same call is simply waited for at once.
+The switches decide when a ticket is waited for, never which collectives are issued or in which
+order: if one is off, the same call is waited for at once.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ class DataParallel:
         self._complete: set[int] = set()
 
     def gather(self, chunk: int, step: int) -> None:
-        """Issue the all-gather of ``chunk``'s parameters, made from the master weights.
+        """Issue the all-gather of ``chunk``'s parameters, converted from the master weights.
 
-        Not if ``gather_all`` has just made them: the master weights are the same until the step
-        that this gather belongs to changes them, and all ranks evaluate before the same steps.
+        Skipped if ``gather_all`` has just done so: the master weights do not change until the
+        optimizer of this step, and all ranks evaluate before the same steps.
         """
         if chunk in self._complete:
             self._complete.remove(chunk)
@@ -52,14 +53,14 @@ class DataParallel:
             self.ready(chunk, step)
 
     def ready(self, chunk: int, step: int) -> None:
-        """Wait until ``chunk``'s parameters are complete, if that is still open."""
+        """Wait until ``chunk``'s parameters are complete, unless that was done."""
         ticket = self._gathers.pop(chunk, None)
         if ticket is not None:
             with self._recorder.record(Kind.ALL_GATHER, step=step, chunk=chunk, flags=WAITING):
                 ticket.wait()
 
     def gather_all(self, step: int) -> None:
-        """Complete parameters of all chunks, for a pass outside of a training step."""
+        """Gather the parameters of all chunks, for a pass outside of a training step."""
         for chunk in range(len(self._flats)):
             self.gather(chunk, step)
         for chunk in range(len(self._flats)):

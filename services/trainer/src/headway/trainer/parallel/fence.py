@@ -1,11 +1,13 @@
-"""Leaving a broken generation: the main thread is out within milliseconds, whatever its peers do.
+"""Leaving a broken generation: frees the main thread within milliseconds, whatever its peers do.
 
-An abort first feeds every open call of the generation's channels, which frees the main thread, then cuts the
-connected TCP sockets made for the generation, again and again until the main thread is out: gloo's and the
-store's threads see the end of the stream and fail their operations, here and at the peers.
+An abort first feeds every open call of the generation's channels, which frees the main thread,
+then shuts down the TCP connections made for the generation, repeatedly until the main thread
+has left: gloo's and the store's threads see the end of the stream and fail their operations,
+here and at the peers.
 
-What an abort never touches: listening sockets (gloo's listener thread ends the process when its accept
-fails), Unix sockets (control), and TCP sockets that were open before the generation was entered.
+What an abort never touches: listening sockets (gloo's listener thread ends the process when
+its accept fails), Unix sockets (control), and TCP sockets that were open before the
+generation was entered.
 """
 
 from __future__ import annotations
@@ -26,9 +28,9 @@ CUT_EVERY_S = 0.002
 
 
 class Fence:
-    """Which generation the main thread is inside of, and how another thread gets it out.
+    """The generation that the main thread is in, and how another thread makes it leave.
 
-    ``enter``, ``leave`` and ``check`` are the main thread's, ``abort`` is anybody else's.
+    The main thread calls ``enter``, ``leave`` and ``check``; other threads call ``abort``.
     """
 
     def __init__(self) -> None:
@@ -37,10 +39,12 @@ class Fence:
         self._out = threading.Condition()
 
     def enter(self, generation: int, channels: Channels) -> None:
-        """Mark the main thread as inside ``generation``, whose blocking calls go through ``channels``.
+        """Mark the main thread as inside ``generation``, whose blocking calls
+        go through ``channels``.
 
         Raises:
-            Aborted: the generation was fenced before it was entered: an abort and a join may cross.
+            Aborted: the generation was fenced before it was entered, since an abort
+                and a join may cross.
         """
         self._inside = (generation, channels, tcp_inodes())
         if self._fenced >= generation:  # after the mark: one of the two sides always sees the other
@@ -50,8 +54,8 @@ class Fence:
     def leave(self, *, broken: bool = True) -> None:
         """Mark the main thread as outside; sockets opened from now on are safe from ``abort``.
 
-        ``broken`` cuts the connections of the generation: whoever learned from a failing peer, before any
-        abort, that it is over, would otherwise leave its channels waiting for the peers that still live.
+        ``broken`` cuts the connections of the generation: a rank that leaves because a peer failed,
+        before any abort, would otherwise leave its channels waiting for the peers that are alive.
         """
         with self._out:
             if broken and self._inside is not None:
@@ -60,25 +64,25 @@ class Fence:
             self._out.notify_all()
 
     def check(self) -> None:
-        """Raise ``Aborted`` if the generation the main thread is in was fenced."""
+        """Raise ``Aborted`` if the main thread's generation was fenced."""
         inside = self._inside
         if inside is not None and self._fenced >= inside[0]:
             raise Aborted
 
     def is_fenced(self, generation: int) -> bool:
-        """An abort of this or a later generation has been ordered."""
+        """Whether an abort of this or a later generation was requested."""
         return self._fenced >= generation
 
     def abort(self, generation: int, *, limit_s: float = 6.0) -> bool:
         """Fence ``generation`` and all before it; True once the main thread is outside of them.
 
-        Blocks for at most ``limit_s``: a main thread in the middle of a computation leaves at its next check.
+        Blocks for at most ``limit_s``: a main thread that is computing leaves at its next check.
         """
         self._fenced = max(self._fenced, generation)
         deadline_s = time.monotonic() + limit_s
         while (inside := self._inside) is not None and inside[0] <= generation:
             inside[1].abort()
-            # held while cutting: the next generation's sockets must not exist before the end
+            # held while cutting, so that no socket of the next generation exists yet
             with self._out:
                 if self._inside is inside:
                     cut_connections(exempt=inside[2])
@@ -89,9 +93,9 @@ class Fence:
 
 
 def cut_connections(*, exempt: frozenset[int] = frozenset()) -> int:
-    """Shut down every connected TCP socket of this process but those with an exempt inode; returns how many.
+    """Shut down every connected TCP socket of this process except exempt inodes; returns how many.
 
-    The descriptors stay open: their owner closes them, so no number is reused under its feet.
+    The descriptors stay open until their owner closes them, so that no number is reused meanwhile.
     """
     num_cut = 0
     for inode, copy in _tcp_sockets():
@@ -119,11 +123,11 @@ def _tcp_sockets() -> Iterator[tuple[int, socket.socket]]:
             copy = os.dup(int(entry.name))
         except OSError:  # closed by its owner meanwhile
             continue
-        info = os.fstat(copy)  # of the duplicate: its number cannot be given to another file
+        info = os.fstat(copy)  # of the duplicate, whose number cannot be reused for another file
         if not stat.S_ISSOCK(info.st_mode):
             os.close(copy)
             continue
-        sock = socket.socket(fileno=copy)  # family and type are asked from the kernel
+        sock = socket.socket(fileno=copy)  # the kernel reports family and type
         if sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type & socket.SOCK_STREAM:
             yield info.st_ino, sock
         else:

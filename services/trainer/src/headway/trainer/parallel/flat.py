@@ -1,12 +1,12 @@
-"""A chunk's parameters, gradients and optimizer state live in a few flat buffers.
+"""Keeps a chunk's parameters, gradients and optimizer state in a few flat buffers.
 
-    params  [padded]           compute type; filled by the all-gather of all data-parallel ranks' pieces
-    grads   [padded]           master type; weight gradients are added here, micro-batch after micro-batch
-    state   [3 * shard]        master type; master | exp_avg | exp_avg_sq of this rank's piece: one copy is
-    a snapshot
+    params  [padded]     compute type; filled by the all-gather of all data-parallel ranks' pieces
+    grads   [padded]     master type; weight gradients of every micro-batch are added here
+    state   [3 * shard]  master type; master | exp_avg | exp_avg_sq of this rank's piece, which is
+                         what a snapshot copies
 
-The optimizer state is cut over data parallelism, gradients and parameters are not (ZeRO stage 1, arXiv
-1910.02054): rank r of dp owns elements [start, stop) of the padded buffer.
+The optimizer state is sharded over data parallelism, gradients and parameters are not (ZeRO stage
+1, arXiv 1910.02054): rank r of dp owns elements [start, stop) of the padded buffer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from headway.trainer.parallel.init import initial_values
 from headway.trainer.parallel.params import ParamSpec, Precision
 
 ALIGNMENT = 64
-"""Elements; each parameter and each shard starts at a multiple, a cache line or more in every type."""
+"""In elements; parameters and shards start at multiples of it, at least a
+cache line in any type."""
 
 FIELDS = ("master", "exp_avg", "exp_avg_sq")
 
@@ -36,7 +37,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class Span:
-    """Elements [start, stop) of a shard that are all decayed, or all not."""
+    """Elements [start, stop) of a shard with the same weight decay setting."""
 
     start: int
     stop: int
@@ -73,7 +74,8 @@ class FlatChunk:
     def renew(self) -> None:
         """Replace ``params``, ``grads`` and ``grad_shard`` by fresh zeroed memory; ``state`` stays.
 
-        After an abort an abandoned collective may still write to the old buffers. ``Chunk.bind`` must follow.
+        After an abort an abandoned collective may still write to the old buffers.
+        ``Chunk.bind`` must follow.
         """
         self.params = torch.zeros(self.numel, dtype=self.precision.param_dtype, device=self.device)
         self.grads = torch.zeros(self.numel, dtype=self.precision.master_dtype, device=self.device)
@@ -87,12 +89,13 @@ class FlatChunk:
         return self.params[where].view(shape), self.grads[where].view(shape)
 
     def zero_grads(self) -> None:
-        """Begin a step: no gradient yet."""
+        """Begin a step: zero the gradients."""
         self.grads.zero_()
 
     def norm_square(self, tp_rank: int) -> torch.Tensor:
-        """Sum of squares of the reduced gradient shard, fp64 scalar; over tp, pp and dp these add up to the
-        square of the global norm, because elements that tp replicates are counted on tp rank 0 only."""
+        """Sum of squares of the reduced gradient shard, fp64 scalar; over tp, pp and dp these
+        add up to the square of the global norm, because elements that tp replicates are
+        counted on tp rank 0 only."""
         low, high = self.replicated if tp_rank else (self.stop, self.stop)
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for start, stop in ((self.start, min(low, self.stop)), (max(high, self.start), self.stop)):
@@ -102,7 +105,7 @@ class FlatChunk:
         return total
 
     def load_master_from_init(self, seed: int) -> None:
-        """Write this rank's piece of the first weights into ``master``; moments become zero."""
+        """Write this rank's piece of the initial weights into ``master`` and zero the moments."""
         self.state.zero_()
         for place, low, high in self._owned():
             values = torch.from_numpy(
@@ -115,10 +118,11 @@ class FlatChunk:
         self.param_shard.copy_(self.master)
 
     def layout_entries(self, base: int = 0) -> list[dict[str, Any]]:
-        """Where each tensor's piece lies in a snapshot whose copy of ``state`` starts at byte ``base``.
+        """Where each tensor's piece is in a snapshot whose copy of ``state``
+        starts at byte ``base``.
 
-        One entry for each field and each parameter that this shard touches; ``flat_start`` and ``flat_stop``
-        count elements in the flattened local piece of the tensor.
+        One entry for each field and each parameter that this shard touches; ``flat_start`` and
+        ``flat_stop`` count elements in the flattened local piece of the tensor.
         """
         item = self.state.element_size()
         dtype = str(self.precision.master_dtype).removeprefix("torch.")
@@ -149,7 +153,8 @@ class FlatChunk:
 
 
 def _square_sum(values: torch.Tensor) -> torch.Tensor:
-    """Sum of squares in fp64, by blocks that stay in cache: 8 times faster on a CPU than a widening norm."""
+    """Sum of squares in fp64, by cache-sized blocks: 8 times faster on a CPU
+    than a widening norm."""
     total = torch.zeros((), dtype=torch.float64, device=values.device)
     for block in values.split(1 << 16 if values.device.type == "cpu" else 1 << 26):  # type: ignore[no-untyped-call]
         wide = block.double()
@@ -170,19 +175,18 @@ def _place(specs: Sequence[ParamSpec]) -> tuple[Placed, ...]:
 
 
 def _replicated_range(placed: Sequence[Placed]) -> tuple[int, int]:
-    """The one segment of tp-replicated parameters; raises ValueError if they are not in one piece."""
+    """The one segment of tp-replicated parameters; raises ValueError if they
+    are not in one piece."""
     inside = [index for index, place in enumerate(placed) if place.spec.is_replicated]
     if not inside:
         return 0, 0
     if inside != list(range(inside[0], inside[-1] + 1)):
-        raise ValueError(
-            "replicated parameters are not next to each other; order the specs so that they are"
-        )
+        raise ValueError("replicated parameters are not adjacent; order the specs so that they are")
     return placed[inside[0]].start, placed[inside[-1]].stop
 
 
 def _spans(placed: Sequence[Placed], start: int, stop: int) -> Iterator[Span]:
-    """Cut [start, stop) into the fewest runs of equal decay; the gap after a parameter belongs to it."""
+    """Split [start, stop) into runs of equal decay; the gap after a parameter belongs to it."""
     current: Span | None = None
     for index, place in enumerate(placed):
         end = placed[index + 1].start if index + 1 < len(placed) else max(stop, place.stop)

@@ -1,7 +1,7 @@
-"""Collectives and messages over gloo: whatever may block does so on another thread than the caller's.
+"""Collectives and messages over gloo; blocking calls never run on the caller's thread.
 
-Process-group objects are used directly, without torch's global registry: no names, no counters that must
-agree, and a half-built generation is simply dropped.
+Process-group objects are used directly, without torch's global registry: there are no names or
+counters that must agree, and a half-built generation can be dropped.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import torch.distributed
 from headway.trainer.parallel.channel import Channels
 from headway.trainer.parallel.comm import Op, Ticket
 
-_dist: Any = torch.distributed  # its stubs know neither the stores nor the methods of a bare group
+_dist: Any = torch.distributed  # its stubs lack the stores and the methods of a bare group
 _OPS = {"sum": _dist.ReduceOp.SUM, "max": _dist.ReduceOp.MAX}
 
 
 class GlooComm:
-    """One gloo group. Collectives are carried out in the order issued, by the group's only thread; messages
-    by two channels called after ``name``. Instances may share a group if at most one does collectives.
+    """One gloo group. Collectives run in the order issued, on the group's only thread; messages on
+    two channels named after ``name``. Instances may share a group if at most one does collectives.
     """
 
     def __init__(self, group: Any, channels: Channels, name: str) -> None:
@@ -36,22 +36,24 @@ class GlooComm:
         return self._channels.watch(lambda: group.allreduce([tensor], reduce_op))
 
     def all_gather(self, out: torch.Tensor, shard: torch.Tensor) -> Ticket:
-        """Fill flat ``out`` with every member's flat ``shard``; the shard may be the own piece of ``out``."""
+        """Fill flat ``out`` with every member's flat ``shard``; the shard may be this
+        rank's piece of ``out``."""
         group = self._group
         return self._channels.watch(lambda: group._allgather_base(out, shard))
 
     def reduce_scatter(self, out: torch.Tensor, flat: torch.Tensor) -> Ticket:
         """Sum ``flat`` over members and keep the own piece in ``out``.
 
-        gloo's reduce_scatter takes about twice as long as its all_reduce and copies in the caller, so this is
-        an all_reduce whose other pieces nobody reads.
+        gloo's reduce_scatter takes about twice as long as its all_reduce and copies in the caller,
+        so this is an all_reduce whose other pieces are ignored.
         """
         own = flat.view(self.size, -1)[self.rank]
         reduced = self.all_reduce(flat)
         return reduced if out.data_ptr() == own.data_ptr() else _CopiedAfter(reduced, out, own)
 
     def send(self, tensor: torch.Tensor, peer: int, tag: int) -> Ticket:
-        """Send contiguous ``tensor``; done when the receiver has posted its receive and the bytes are out."""
+        """Send contiguous ``tensor``; done when the receiver has posted its receive
+        and the bytes are out."""
         group = self._group
         return self._channels.open(f"{self._name}-send").launch(
             lambda: group.send([tensor], peer, tag)
@@ -65,7 +67,7 @@ class GlooComm:
         )
 
     def detach(self) -> list[object]:
-        """Give up the group; the caller frees what is returned, which may take a gloo timeout."""
+        """Release the group; the caller frees what is returned, which may take a gloo timeout."""
         held: list[object] = [self._group]
         del self._group
         return held
@@ -88,7 +90,8 @@ class _CopiedAfter:
 
 
 def gloo_options(host: str, timeout_s: float) -> Any:
-    """Options whose one device listens on ``host`` only; groups that share them share one event thread."""
+    """Options with one device that listens on ``host`` only; groups that share
+    them share its thread."""
     options = _dist.ProcessGroupGloo._Options()
     options._devices = [_dist.ProcessGroupGloo.create_device(hostname=host)]
     options._timeout = timedelta(seconds=timeout_s)

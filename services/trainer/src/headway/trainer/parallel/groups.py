@@ -1,8 +1,8 @@
-"""The store and the process groups of one generation, made from nothing each time and dropped as a whole.
+"""The store and the process groups of one generation, created anew each time, dropped as a whole.
 
-All groups are connected when ``build`` returns; after that nobody needs the store. It lives in the
-generation's rank 0, so a lost store is just one more lost rank, and no stale key can survive. Everything
-listens on the given host address only: loopback, or the fabric's.
+All groups are connected when ``build`` returns; after that the store is not needed. It runs in the
+generation's rank 0, so losing it means losing that rank, and no stale key can survive. Everything
+listens on the given host address only: loopback, or that of the fabric.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from headway.trainer.parallel.nccl import JointAbort, NcclComm, NcclPipe, nccl_g
 from headway.trainer.parallel.p2p import Direction, PipeComm
 from headway.trainer.parallel.store import StoreClient, StoreEndpoint, StoreServer
 
-_dist: Any = torch.distributed  # its stubs know neither the stores nor the methods of a bare group
+_dist: Any = torch.distributed  # its stubs lack the stores and the methods of a bare group
 Backend = Literal["gloo", "nccl"]
 Announce = Callable[[StoreEndpoint], None]
 Lookup = Callable[[], StoreEndpoint]
@@ -31,7 +31,7 @@ Lookup = Callable[[], StoreEndpoint]
 
 @dataclass
 class Groups:
-    """What one rank needs to talk to the others in ``generation``. Groups of one are ``Solo``."""
+    """What one rank needs to communicate in ``generation``. Groups of one are ``Solo``."""
 
     generation: int
     channels: Channels
@@ -47,12 +47,13 @@ class Groups:
         return cls(generation, Channels())
 
     def release(self) -> None:
-        """End the channels and leave groups and store to a reaper. Never blocks; no call may follow."""
+        """End the channels and free groups and store in the background. Never
+        blocks; the last call."""
         self.channels.close()
         held, self._held = self._held, []
         for comm in (self.tp, self.dp, self.world, *self.pipe.comms()):
             if isinstance(comm, GlooComm | NcclComm):
-                held = comm.detach() + held  # the store and the device go last
+                held = comm.detach() + held  # the store and the device are freed last
         self.tp = self.dp = self.world = Solo()
         self.pipe = PipeComm()
         _reap(held)
@@ -71,15 +72,15 @@ def build(
     backend: Backend = "gloo",
     device: torch.device | None = None,
 ) -> Groups:
-    """Make the generation's groups on a build thread, and wait for them as for any other call.
+    """Create the generation's groups on a build thread and wait for them as for any other call.
 
-    ``announce`` and ``lookup`` run on the build thread. Rank 0 announces the address of its store; the
-    others look it up, which may block and should end when the generation is fenced (a thread that it blocks
-    is left behind).
+    ``announce`` and ``lookup`` run on the build thread. Rank 0 announces the address of its store;
+    the others look it up, which may block and should end when the generation is fenced (otherwise
+    its thread is abandoned).
 
     Raises:
         Aborted: the generation was fenced; a half-built result is freed in the background.
-        PeerLost: a member did not come within a few ``timeout_s``, or went away.
+        PeerLost: a member did not join within a few ``timeout_s``, or failed.
         RuntimeError: anything else that went wrong on the build thread.
     """
     if grid.world_size == 1:
@@ -107,7 +108,7 @@ class _Builder:
         self._groups = Groups(generation, channels)
 
     def run(self, announce: Announce, lookup: Lookup) -> Groups:
-        """Store, then tp, pp, dp, world: one order for all ranks, so that no two wait for each other."""
+        """Store, then tp, pp, dp, world: the same order on all ranks, so that none deadlock."""
         groups, grid, rank = self._groups, self._grid, self._rank
         try:
             store = self._open_store(announce, lookup)
@@ -157,7 +158,7 @@ class _Closing:
 
 
 class _Factory(Protocol):
-    """Makes the groups of one backend. ``ranks`` are world ranks, in group order."""
+    """Creates the groups of one backend. ``ranks`` are world ranks, in group order."""
 
     def comm(self, name: str, ranks: Sequence[int], rank: int) -> Comm:
         """The collective group."""
@@ -195,7 +196,7 @@ class _GlooFactory:
 
 
 class _NcclFactory:
-    """``wraps``: the last rank of a pipeline also sends forward to the first, as interleaving needs."""
+    """``wraps``: the last rank of a pipeline also sends forward to the first, for interleaving."""
 
     def __init__(
         self, store: Any, channels: Channels, timeout_s: float, device: torch.device, *, wraps: bool
@@ -239,8 +240,8 @@ class _NcclFactory:
 def _pairs(size: int, *, wraps: bool) -> list[tuple[Direction, bool, int, int]]:
     """Lane, lower and higher pipeline rank of every communicator that a pipeline needs.
 
-    All ranks make theirs in this order, so that no two wait for each other. Every other pair of neighbours comes
-    first: those are made at the same time.
+    All ranks create theirs in this order, so that none deadlock. Every other pair of neighbours
+    comes first, because those can be created at the same time.
     """
     found: list[tuple[Direction, bool, int, int]] = []
     for low in (*range(0, size - 1, 2), *range(1, size - 1, 2)):
@@ -259,9 +260,9 @@ LANES: tuple[tuple[Direction, bool], ...] = (
 
 
 def _reap(held: list[object]) -> None:
-    """Free groups and store on a thread of their own: 10 ms each, or gloo's timeout if one is in use.
+    """Free groups and store on a separate thread: 10 ms each, or gloo's timeout if one is in use.
 
-    No daemon thread: an interpreter that ends in the middle of it would abort the process.
+    Not a daemon thread, since an interpreter that exits during this would abort the process.
     """
 
     def run() -> None:

@@ -1,8 +1,8 @@
-"""Element i of a parameter has the same first value on every grid, bit for bit.
+"""Initial parameter values: equal on every grid, bit for bit.
 
-A value is a function of (seed, parameter name, index in the global tensor) alone. A tensor is drawn in blocks
-of 4,096 elements; each block has its own counter range of one Philox stream (Salmon et al., SC'11), so that a
-rank draws only the blocks its piece touches.
+A value is a function of (seed, parameter name, index in the global tensor) alone. A tensor is drawn
+in blocks of 4,096 elements; each block has its own counter range of one Philox stream (Salmon et
+al., SC'11), so that a rank draws only the blocks of its piece.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ _Array = npt.NDArray[np.float64]
 
 
 def initial_values(spec: ParamSpec, seed: int, start: int, stop: int) -> _Array:
-    """Elements [start, stop) of the flattened local piece of ``spec``, in fp64, shape [stop - start]."""
+    """Elements [start, stop) of the flattened local piece of ``spec``, in fp64,
+    shape [stop - start]."""
     if spec.init_std == 0.0:
         return np.full(stop - start, spec.init_value)
     return spec.init_std * _local_normals(spec, seed, start, stop)

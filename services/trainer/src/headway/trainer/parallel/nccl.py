@@ -1,8 +1,8 @@
-"""Collectives and messages over NCCL: queued on the communicator's stream, waited for by the current one.
+"""Collectives and messages over NCCL, queued on the communicator's stream.
 
-A ticket's ``wait`` makes the current stream wait and returns at once, so the main thread blocks nowhere but
-where it reads a value from the device; there it must poll (``read_when_ready``), because only ``abort``
-of the communicator lets the device go on.
+A ticket's ``wait`` makes the current stream wait and returns at once, so the main thread blocks
+only where it reads a value from the device; there it must poll (``read_when_ready``), because only
+``abort`` of the communicator lets the device continue.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from headway.trainer.parallel.channel import Channels
 from headway.trainer.parallel.comm import Comm, Op, Ticket
 from headway.trainer.parallel.p2p import Direction, PipeComm
 
-_dist: Any = torch.distributed  # its stubs know neither the stores nor the methods of a bare group
+_dist: Any = torch.distributed  # its stubs lack the stores and the methods of a bare group
 _OPS = {"sum": _dist.ReduceOp.SUM, "max": _dist.ReduceOp.MAX}
 _POLL_S = 20e-6
 _ENVIRONMENT = {
-    # torch's watchdog and its heartbeat monitor end the process when a peer is lost. The fence and the driver
-    # find that out themselves, and the survivors must stay for the next generation.
+    # torch's watchdog and heartbeat monitor end the process when a peer is lost. The fence and the
+    # driver detect that themselves, and the survivors are needed for the next generation.
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
-    # Streams that share one of the default 8 hardware queues wait for each other, so a send could stand behind
-    # the receive of another communicator after all.
+    # Streams that share one of the default 8 hardware queues wait for each other, so a send could
+    # still queue behind the receive of another communicator.
     "CUDA_DEVICE_MAX_CONNECTIONS": "32",
 }
-"""What a worker needs of torch and the CUDA driver; a user's own setting wins."""
+"""Settings that a worker needs of torch and the CUDA driver; a user's own setting wins."""
 
 log = get_logger("nccl")
 
@@ -47,7 +47,7 @@ class _StreamTicket:
         self._tensors = tensors
 
     def done(self) -> bool:
-        """The device has carried the operation out; asks the driver, never waits."""
+        """Whether the device has finished the operation; queries the driver, never waits."""
         return bool(self._work.is_completed())
 
     def wait(self) -> None:
@@ -58,7 +58,7 @@ class _StreamTicket:
 
 
 class NcclComm:
-    """One NCCL communicator. Calls are carried out in the order issued, on the communicator's stream."""
+    """One NCCL communicator. Calls run in the order issued, on the communicator's stream."""
 
     def __init__(self, group: Any, channels: Channels, rank: int, size: int) -> None:
         self._group = group
@@ -73,7 +73,8 @@ class NcclComm:
         return self._ticket(lambda: self._group.allreduce([tensor], options), tensor)
 
     def all_gather(self, out: torch.Tensor, shard: torch.Tensor) -> Ticket:
-        """Fill flat ``out`` with every member's flat ``shard``; the shard may be the own piece of ``out``."""
+        """Fill flat ``out`` with every member's flat ``shard``; the shard may be this
+        rank's piece of ``out``."""
         return self._ticket(lambda: self._group._allgather_base(out, shard), out, shard)
 
     def reduce_scatter(self, out: torch.Tensor, flat: torch.Tensor) -> Ticket:
@@ -89,7 +90,7 @@ class NcclComm:
         return self._ticket(lambda: self._group.recv([tensor], peer, tag), tensor)
 
     def detach(self) -> list[object]:
-        """Give up the communicator; freeing what is returned aborts it, which may take a while."""
+        """Release the communicator; freeing what is returned aborts it, which may take a while."""
         held: list[object] = [self._group]
         del self._group
         return held
@@ -102,14 +103,14 @@ class NcclComm:
 class NcclPipe(PipeComm):
     """A pipeline over NCCL: each lane has a communicator of two for each pair of neighbours.
 
-    A connected communicator carries out its messages one after the other, whoever the peers are. If a lane were
-    one communicator, a rank's send to the next would wait behind the receives from the previous one that it
-    posted ahead. A pair's communicator carries messages of one direction only, so both ends issue the same
-    messages in the same order.
+    A connected communicator processes its messages one after the other, whatever their peers. If a
+    lane were one communicator, a rank's send to the next stage would wait behind the receives that
+    it posted ahead from the previous one. A pair's communicator carries messages of one direction
+    only, so both ends issue the same messages in the same order.
 
     Args:
-        pairs: the communicator by lane (see ``PipeComm``) and peer; the lower pipeline rank is its rank 0.
-        rank, size: this rank's place in the pipeline, and the number of its ranks.
+        pairs: the communicator by lane (see ``PipeComm``) and peer; the lower pipeline rank is its
+        rank 0. rank, size: this rank's place in the pipeline, and the number of its ranks.
     """
 
     def __init__(
@@ -136,24 +137,27 @@ class NcclPipe(PipeComm):
 class JointAbort:
     """The NCCL groups of one generation, which end together.
 
-    Nothing but an abort frees a kernel that waits for a lost peer, and the abort of one communicator can wait for
-    the kernel of another (pytorch issue 119797). So all are aborted at the same time, each on a thread: torch
-    wraps them in one NCCL group call instead, which has no effect since its ``abort`` has a thread of its own,
-    because NCCL counts group calls by thread. Freed without an abort, the groups are aborted then.
+    Only an abort frees a kernel that waits for a lost peer, and the abort of one communicator can
+    wait for the kernel of another (pytorch issue 119797). So all are aborted at the same time,
+    each on its own thread. torch's single NCCL group call has no effect, because NCCL counts group
+    calls by thread and torch's ``abort`` uses another thread. Groups that are freed without an
+    abort are aborted then.
     """
 
     def __init__(self) -> None:
         self._groups: list[Any] = []
 
     def add(self, group: Any) -> None:
-        """Abort ``group`` with the others; one added after the abort is aborted when this object is freed."""
+        """Abort ``group`` with the others; a group added after the abort is aborted when
+        this object is freed."""
         self._groups.append(group)
 
     def abort(self) -> None:
-        """Begin to abort all groups; never blocks, may be repeated. A group that fails is logged."""
+        """Begin to abort all groups; never blocks, may be repeated. A group
+        that fails is logged."""
         groups, self._groups = self._groups, []
         for group in groups:
-            # no daemon, as an interpreter that ends in the middle of it would abort the process
+            # not a daemon, since an interpreter that exits during this would abort the process
             threading.Thread(target=_abort, args=(group,), name="nccl-abort", daemon=False).start()
 
     def __del__(self) -> None:
@@ -168,11 +172,11 @@ def _abort(group: Any) -> None:
 
 
 def take_device(index: int) -> torch.device:
-    """The device of this process's rank, made the current one: GPU ``index`` modulo their number, or the CPU.
+    """Select the device of this process's rank: GPU ``index`` modulo their number, or the CPU.
 
-    Call it once, on the main thread, before anything else touches CUDA: it also sets what the environment must
-    say by then. ``index`` is the rank on its machine, or any number that counts its ranks on, such as the rank
-    in the world, also where a machine plays several nodes.
+    Call it once, on the main thread, before anything else uses CUDA: it also sets environment
+    variables that must be set by then. ``index`` is the rank on its machine, or any number that
+    enumerates the ranks of a machine, such as the rank in the world.
     """
     if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
         return torch.device("cpu")
@@ -187,7 +191,8 @@ def take_device(index: int) -> torch.device:
 def nccl_group(store: Any, rank: int, size: int, timeout_s: float, device: torch.device) -> Any:
     """A communicator, connected when this returns; call it on the build thread only.
 
-    ``store`` is its own prefix of the generation's. Several ranks of a group cannot share a device.
+    ``store`` is a prefix of the generation's store, for this group only. Ranks of a group
+    cannot share a device.
     """
     _set_environment()  # torch reads it for each group
     options = _dist.ProcessGroupNCCL.Options()
@@ -203,10 +208,10 @@ def _set_environment() -> None:
 
 
 def read_when_ready(tensor: torch.Tensor, channels: Channels) -> list[float]:
-    """The values of a small device tensor, leaving at once when the generation is fenced.
+    """The values of a small device tensor; raises at once when the generation is fenced.
 
     Raises:
-        Aborted: fenced before the device got there.
+        Aborted: the generation was fenced before the values were ready.
     """
     if tensor.device.type == "cpu":
         return [float(value) for value in tensor.tolist()]

@@ -1,8 +1,8 @@
-"""Messages between the stages of one pipeline: four lanes, each ordered, none waiting for another.
+"""Messages between the stages of one pipeline: four independent lanes, each in order.
 
-A lane is a direction of the schedule (activations forward, gradients backward) and a direction of rank
-numbers: with interleaving the last rank sends forward to the first, on the same pair of ranks when pp is 2.
-Keeping them apart lets a lane be a plain queue on both sides, which is all NCCL offers.
+A lane is a direction of the schedule (activations forward, gradients backward) and a direction of
+rank numbers: with interleaving the last rank sends forward to the first, on the same pair of ranks
+when pp is 2. Separate lanes can be plain queues on both sides, which is all that NCCL offers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class PipeComm:
         self.size = size
 
     def send(self, direction: Direction, tensor: torch.Tensor, peer: int, tag: int) -> Ticket:
-        """Send contiguous ``tensor`` in the background; untouched by the caller until the ticket is done."""
+        """Send contiguous ``tensor`` in the background; untouched by the caller
+        until the ticket is done."""
         return self._lane(direction, peer > self.rank).send(tensor, peer, tag)
 
     def recv(self, direction: Direction, tensor: torch.Tensor, peer: int, tag: int) -> Ticket:

@@ -1,4 +1,4 @@
-"""What a parameter is before it has memory: its name, its global shape, its cut and its first values."""
+"""Parameters before they have memory: name, global shape, split and initial values."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from headway.common.errors import ConfigError
 
 @dataclass(frozen=True)
 class Precision:
-    """The two types of a run: what matrices multiply in, and what sums, moments and masters are kept in."""
+    """The two types of a run: of matrix products, and of sums, moments and master weights."""
 
     param_dtype: torch.dtype
     master_dtype: torch.dtype
 
     @classmethod
     def of(cls, name: str) -> Precision:
-        """The pair behind a configured type.
+        """The pair of types for a configured type.
 
         Raises:
             ConfigError: ``name`` is none of bf16, fp32, fp64.
@@ -42,9 +42,9 @@ _PRECISIONS = {
 class ParamSpec:
     """One parameter as one tensor-parallel rank sees it.
 
-    ``tp_dim`` is the dimension that is cut in ``tp_size`` equal pieces, of which this rank holds number
-    ``tp_rank``; None means every rank holds a replica. First values are normal with ``init_std`` around 0,
-    or, where ``init_std`` is 0, all equal to ``init_value``.
+    ``tp_dim`` is the dimension that is split into ``tp_size`` equal pieces, of which this rank
+    holds number ``tp_rank``; None means that every rank holds a replica. Initial values are normal
+    with ``init_std`` around 0, or, where ``init_std`` is 0, all equal to ``init_value``.
     """
 
     name: str
@@ -86,8 +86,8 @@ class ParamSpec:
 
 
 class Parameter:
-    """A spec bound to memory: ``data`` in the compute type, ``grad`` in the master type, both views of flat
-    buffers."""
+    """A spec bound to memory: ``data`` (compute type) and ``grad`` (master type),
+    views of flat buffers."""
 
     __slots__ = ("data", "grad", "spec")
 

@@ -1,16 +1,16 @@
-"""Runs a lowered schedule: one loop, one table from kind to function, no schedule known by name.
+"""Runs any lowered schedule: one loop over its actions, one table from kind to function.
 
 Receives are posted ahead of their place in the list and sends go out in the background, so a rank
-waits at the action that consumes a message, or when too many of its sends are still under way. With
-``overlap`` off the same messages are waited for where they stand.
+waits at the action that consumes a message, or when too many of its sends are unfinished. With
+``overlap`` off the same messages are waited for at their place.
 
-Why no wait here can last for ever. ``validate`` has run the lists under the strictest rule: a send
+Why no wait here can last forever. ``validate`` has run the lists under the strictest rule: a send
 and its receive happen together, each at its place. Take the order in which it did so. Here a
-receive is posted at its place or earlier, and a wait is for a message whose send and receive stand,
-in that order, before the waiting action or are that action itself. So if all that comes earlier in
-that order is done or posted, the waiting action can finish too, and the next one has all it needs.
-It makes no difference which of its earlier sends a rank waits for, so the argument holds for any
-limit on unfinished sends, zero included (``overlap`` off).
+receive is posted at its place or earlier, and a wait is for a message whose send and receive come,
+in that order, before the waiting action or are that action itself. So if everything earlier in that
+order is done or posted, the waiting action can finish too, and the next one has all its inputs. It
+does not matter which of its earlier sends a rank waits for, so the argument holds for any limit on
+unfinished sends, zero included (``overlap`` off).
 """
 
 from __future__ import annotations
@@ -34,12 +34,11 @@ POSTED_AHEAD = 3
 """Receives open beyond the one being consumed: enough to hide a message behind two computations."""
 
 MAX_UNFINISHED_SENDS = 4
-"""Sends of one direction left under way, each of which keeps its tensor: as many as the peer has
-receives posted, so that a rank waits for a peer only when it is further ahead than the peer's
-receives reach."""
+"""Unfinished sends allowed per direction, each of which keeps its tensor: as many as the peer has
+receives posted, so that a rank waits only when it is further ahead than the peer's receives."""
 
 TAG_MICRO_BATCHES = 1 << 22
-"""A tag has room for so many micro-batches, then it repeats; see ``_tag``."""
+"""Number of micro-batches after which a tag repeats; see ``_tag``."""
 
 Handler: TypeAlias = "Callable[[Pipeline, Action], None]"
 _Key = tuple[Kind, int, int]  # receiving kind, chunk, micro-batch
@@ -52,14 +51,15 @@ _DIRECTIONS: dict[Kind, Direction] = {
 
 
 class Pipeline:
-    """One pass over one rank's action list; made anew for each pass, so an aborted one leaves nothing behind.
+    """One pass over one rank's action list; a new object for each, so an aborted
+    pass leaves no state.
 
-    Its activations are freed with it, by reference counting: after an abort nobody can wait for a
-    garbage collection to return the memory. So nothing it holds may refer to it; ``handlers`` get
-    it as an argument instead of capturing it.
+    Its activations are freed with it by reference counting, because after an abort there is no time
+    for a garbage collection. So nothing that it holds may refer to it; ``handlers`` get it as an
+    argument instead of capturing it.
 
     Args:
-        handlers: what to do for each kind that is neither a computation nor a message.
+        handlers: a function for each kind that is neither a computation nor a message.
         before_compute: called with the chunk before each of its computations.
         check: raises ``Aborted`` when the generation was fenced; called between actions.
     """
@@ -96,7 +96,7 @@ class Pipeline:
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=chunks[0].device)
 
     def run(self) -> None:
-        """Carry the list out.
+        """Run the list.
 
         Raises:
             Aborted: the generation was fenced. RuntimeError: a peer failed.
@@ -161,9 +161,9 @@ class Pipeline:
             self._retire(sent, MAX_UNFINISHED_SENDS)
 
     def _retire(self, sent: deque[tuple[Ticket, Action]], limit: int) -> None:
-        """Let go of the sends that are done, then wait for the oldest until ``limit`` are left.
+        """Release finished sends, then wait for the oldest until ``limit`` are left.
 
-        ``sent`` is of one direction: its messages go to one peer, so they end in the order issued.
+        ``sent`` has one direction: its messages go to one peer, so they finish in the order issued.
         """
         while sent and sent[0][0].done():
             sent.popleft()[0].wait()  # raises if it failed
@@ -173,7 +173,7 @@ class Pipeline:
                 ticket.wait()
 
     def _receive(self, action: Action) -> None:
-        # posted here at the latest: a peer that waits for one of its sends counts on it
+        # posted here at the latest, since a peer may wait for its send
         self._num_reached += 1
         while self._num_posted < self._num_reached:
             self._post()
@@ -185,7 +185,7 @@ class Pipeline:
             self._post()
 
     def _post(self) -> None:
-        """Open the list's next receive: both positions of the switch issue the same, in the same order."""
+        """Post the list's next receive; the order is the same with ``overlap`` on and off."""
         action = self._to_post.popleft()
         chunk = self._chunks[action.chunk]
         buffer = torch.empty(
@@ -208,7 +208,7 @@ class Pipeline:
         return self._inbox.pop(key)
 
     def _arrived(self, action: Action) -> None:
-        """Wait for a posted receive and put its tensor where its consumer looks."""
+        """Wait for a posted receive and store its tensor for the consumer."""
         key = (action.kind, action.chunk, action.micro_batch)
         ticket, buffer, _ = self._posted.pop(key)
         with self._record(action, WAITING, buffer.nbytes):
@@ -223,8 +223,8 @@ class Pipeline:
     def _receiver(self, action: Action, kind: Kind) -> _Key:
         """Where the result of ``action`` goes: the receiver's kind, chunk and micro-batch.
 
-        The next stage of the last pipeline rank is chunk + 1 on rank 0, the one before rank 0's is chunk - 1
-        on the last rank.
+        The next stage of the last pipeline rank is chunk + 1 on rank 0, the one before rank 0's is
+        chunk - 1 on the last rank.
         """
         chunk, rank, size = action.chunk, self._pipe.rank, self._pipe.size
         if kind is Kind.RECV_FORWARD:
@@ -257,14 +257,14 @@ _HANDLERS: dict[Kind, Handler] = {
     Kind.RECV_FORWARD: Pipeline._receive,
     Kind.RECV_BACKWARD: Pipeline._receive,
 }
-"""Functions, not bound methods: an object that holds its own methods needs a full collection."""
+"""Functions, not bound methods: an object that holds its own methods needs garbage collection."""
 
 
 def _tag(key: _Key) -> int:
-    """A number below 2^31, gloo's limit, the same on both sides: micro-batch, chunk, direction.
+    """The message's tag, below gloo's limit of 2^31: micro-batch, chunk, direction.
 
-    No two messages under way have the same one. A lane's messages go in order, so two whose
-    micro-batches are ``TAG_MICRO_BATCHES`` apart are never under way together.
+    No two unfinished messages share a tag: a lane's messages are in order, so two whose
+    micro-batches are ``TAG_MICRO_BATCHES`` apart are never unfinished at the same time.
     """
     kind, chunk, micro_batch = key
     is_forward = kind is Kind.RECV_FORWARD

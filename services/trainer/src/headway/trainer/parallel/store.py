@@ -1,13 +1,14 @@
-"""The key-value store that the ranks of a generation meet in: one server thread in rank 0, plain TCP clients.
+"""The key-value store of a generation's rendezvous: a server thread in rank 0, TCP clients.
 
-Not torch's TCPStore, for two reasons that were measured: its client asks for the name of the server's address
-each time it connects (in DNS, even for 127.0.0.1, because it maps it to IPv6), which stalls a rebuild by the
-resolver's timeout, 5 s, whenever an answer is lost; and as a server it listens on every address.
+It replaces torch's TCPStore for two measured reasons: the client of the latter looks up the
+name of the server's address at each connect (in DNS, even for 127.0.0.1, which it maps to
+IPv6), so a lost DNS answer stalls a rebuild by the resolver's timeout of 5 s; and its server
+listens on every address.
 
-One request at a time per connection: a frame of 4 bytes length and MessagePack. The first one shows
-the store's secret, which its server makes anew and the ranks get by way of their executors. Values
-are bytes; a ``get`` or ``wait`` is answered once the keys are there. Whoever sends anything else,
-or no secret in time, is disconnected.
+One request at a time per connection: a frame of 4 bytes length and MessagePack. The first one
+carries the store's secret, which the server generates and the ranks get through their executors.
+Values are bytes; a ``get`` or ``wait`` is answered once the keys exist. Clients that send anything
+else, or no secret in time, are disconnected.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ MAX_FRAME_BYTES = 1 << 20
 MAX_FIRST_FRAME_BYTES = 256
 MAX_STORED_BYTES = 1 << 30
 MAX_STRANGERS = 128
-"""Connections that have not shown the secret yet; of more, the oldest is closed."""
+"""Limit of connections without the secret so far; beyond it the oldest is closed."""
 SECRET_LIMIT_S = 5.0
 _LENGTH = struct.Struct("<I")
 _dist: Any = torch.distributed
@@ -41,7 +42,7 @@ _dist: Any = torch.distributed
 
 @dataclass(frozen=True)
 class StoreEndpoint:
-    """Where a store listens, and what it wants to see first."""
+    """Where a store listens, and the secret that it requires."""
 
     host: str
     port: int
@@ -75,11 +76,11 @@ class StoreServer:
             host, int(self._listener.getsockname()[1]), secrets.token_urlsafe(24)
         )
         self.num_refused = 0
-        """Connections closed because they showed no secret in time, or a wrong one."""
+        """Connections closed because of a wrong secret, or none in time."""
         self._values: dict[str, bytes] = {}
         self._num_bytes = 0
         self._peers: dict[socket.socket, _Peer] = {}
-        self._strangers: dict[socket.socket, float] = {}  # until when, oldest first
+        self._strangers: dict[socket.socket, float] = {}  # deadlines, oldest first
         self._wake, self._waker = socket.socketpair()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -105,7 +106,7 @@ class StoreServer:
                         self._read(key.fileobj)
 
     def _patience_s(self) -> float | None:
-        """Refuse the strangers whose time is up; returns how long to wait for the next one's."""
+        """Refuse clients whose deadline has passed; returns the time until the next deadline."""
         now = time.monotonic()
         while self._strangers:
             sock, until = next(iter(self._strangers.items()))
@@ -126,7 +127,7 @@ class StoreServer:
     def _read(self, sock: socket.socket) -> None:
         peer = self._peers.get(sock)
         if peer is None:
-            return  # dropped earlier in this batch, by an answer that could not be sent to it
+            return  # dropped earlier in this batch, because an answer could not be sent
         try:
             data = sock.recv(65536)
             if not data:
@@ -223,7 +224,7 @@ class StoreServer:
 
 
 class _Peer:
-    """What the server knows of one connection."""
+    """The server's state of one connection."""
 
     def __init__(self, max_frame_bytes: int) -> None:
         self.max_frame_bytes = max_frame_bytes
@@ -246,11 +247,11 @@ class _Peer:
 
 
 class StoreClient(_dist.Store):  # type: ignore[misc]  # torch's stubs export no Store
-    """One rank's connection, in the shape that process groups ask for; it blocks, so only on build threads.
+    """One rank's connection, as process groups need it; blocks, so for build threads only.
 
     Raises:
-        PeerLost: from every call, once the server is gone, the connection cut, or time is up; at
-            once where the secret is not the server's.
+        PeerLost: from every call once the server is gone, the connection broken or the time is up;
+            at once if the secret is wrong.
     """
 
     def __init__(self, endpoint: StoreEndpoint, timeout_s: float) -> None:
@@ -258,7 +259,7 @@ class StoreClient(_dist.Store):  # type: ignore[misc]  # torch's stubs export no
         host, port = endpoint.host, endpoint.port
         self._lock = threading.Lock()
         self.is_lost = False
-        """A call has failed. NCCL wraps that in an error of its own, which does not say so."""
+        """Whether a call has failed; NCCL wraps that in an error that hides it."""
         try:
             self._socket = socket.create_connection((host, port), timeout=timeout_s)
         except OSError as error:
@@ -276,7 +277,7 @@ class StoreClient(_dist.Store):  # type: ignore[misc]  # torch's stubs export no
         self._ask(_Request("set", (key,), data))
 
     def get(self, key: str) -> bytes:
-        """The value, once it is there."""
+        """The value, once it exists."""
         return self._ask(_Request("get", (key,))).value
 
     def add(self, key: str, amount: int) -> int:
@@ -284,16 +285,16 @@ class StoreClient(_dist.Store):  # type: ignore[misc]  # torch's stubs export no
         return self._ask(_Request("add", (key,), amount=amount)).number
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all keys are there."""
+        """Whether all keys exist."""
         return bool(self._ask(_Request("check", tuple(keys))).number)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Block until all keys are there; the connection's own timeout bounds it."""
+        """Block until all keys exist, at most for the connection's timeout."""
         del timeout
         self._ask(_Request("wait", tuple(keys)))
 
     def delete_key(self, key: str) -> bool:
-        """Remove a key; whether it was there."""
+        """Remove a key; returns whether it existed."""
         return bool(self._ask(_Request("delete", (key,))).number)
 
     def num_keys(self) -> int:

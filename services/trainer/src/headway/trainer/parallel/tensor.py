@@ -1,8 +1,8 @@
-"""Tensor-parallel ranks share a layer's activations by two collectives along the sequence.
+"""Tensor-parallel ranks exchange activations by two collectives along the sequence.
 
-Between layers each rank holds its piece of the sequence, [seq/tp, micro_batch, width] (sequence parallelism,
-arXiv 2205.05198); inside, the whole sequence and its piece of the width. ``gather`` enters a layer,
-``scatter`` leaves it; each is the other's backward.
+Between layers each rank holds its piece of the sequence, [seq/tp, micro_batch, width] (sequence
+parallelism, arXiv 2205.05198); inside, the whole sequence and its piece of the width. ``gather``
+enters a layer, ``scatter`` leaves it; each is the other's backward.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from headway.trainer.parallel.comm import Comm, Done, Solo, Ticket
 
 
 class Pending:
-    """A tensor under way. It keeps the source alive, because the call may still read it."""
+    """A tensor in transit. It keeps the source alive, because the call may still read it."""
 
     __slots__ = ("_source", "_tensor", "_ticket")
 
@@ -33,8 +33,7 @@ class Pending:
 
 
 class TensorParallel:
-    """The tensor-parallel group of this rank; ``comm`` is replaced when a generation changes, ranks are
-    not."""
+    """The tensor-parallel group of this rank; only ``comm`` changes with a generation."""
 
     def __init__(self, comm: Comm | None = None) -> None:
         self.comm: Comm = Solo() if comm is None else comm
@@ -50,7 +49,8 @@ class TensorParallel:
         return self.comm.size
 
     def gather(self, piece: torch.Tensor) -> Pending:
-        """Start joining [seq/tp, ...] pieces to [seq, ...]. A group of one returns ``piece`` itself."""
+        """Start joining [seq/tp, ...] pieces to [seq, ...]. A group of one
+        returns ``piece`` itself."""
         if self.size == 1:
             return Pending(piece, Done())
         piece = piece.contiguous()
@@ -58,8 +58,8 @@ class TensorParallel:
         return Pending(whole, self.comm.all_gather(whole.view(-1), piece.view(-1)), piece)
 
     def scatter(self, partial: torch.Tensor) -> Pending:
-        """Start summing partial [seq, ...] over ranks, leaving each its [seq/tp, ...]. ``partial`` is used
-        up."""
+        """Start summing partial [seq, ...] over ranks, leaving each its [seq/tp, ...].
+        ``partial`` is overwritten."""
         if self.size == 1:
             return Pending(partial, Done())
         partial = partial.contiguous()

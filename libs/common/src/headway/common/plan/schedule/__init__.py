@@ -1,8 +1,8 @@
-"""Pipeline schedules as data: generate the compute order, lower it, prove it.
+"""Pipeline schedules as data: generate the compute order, lower it, validate it.
 
-Not lazy, unlike other packages: ``generate``, ``lower`` and ``validate`` share names with their modules,
-and only a function bound here, after its module was imported, stays the function. All of it is a few small
-pure files.
+Not lazy, unlike other packages: ``generate``, ``lower`` and ``validate`` share names with their
+modules, and only a function bound here, after its module was imported, stays the function. All of
+it is a few small pure files.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The schedule's vocabulary: everything in a step that takes time is an Action.
+"""The building blocks of a schedule: everything in a step that takes time is an Action.
 
-A chunk is one of the ``vp`` model chunks of a pipeline rank; chunk ``c`` of rank ``r`` is virtual stage
-``c * pp + r``. Micro-batches are numbered locally to one data-parallel replica, from 0.
+A chunk is one of the ``vp`` model chunks of a pipeline rank; chunk ``c`` of rank ``r`` is virtual
+stage ``c * pp + r``. Micro-batches are numbered locally to one data-parallel replica, from 0.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ RECEIVES = frozenset({Kind.RECV_FORWARD, Kind.RECV_BACKWARD})
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One entry of one rank's list. ``peer`` is the pipeline rank at the other end of a send or receive."""
+    """One entry of a rank's list. ``peer`` is the pipeline rank at the other end
+    of a send or receive."""
 
     kind: Kind
     chunk: int = 0
@@ -56,8 +57,8 @@ class Action:
 class Schedule:
     """What each pipeline rank does in one step, in order.
 
-    ``ranks[r]`` is rank ``r``'s list. A computed schedule holds compute actions only; ``lower`` adds
-    communication and the actions that frame a step.
+    ``ranks[r]`` is rank ``r``'s list. A computed schedule holds compute actions only; ``lower``
+    adds communication and the actions that frame a step.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Compute order of every pipeline schedule: pure functions from (pp, vp, micro-batches) to action lists.
+"""Compute order of every pipeline schedule, as pure functions of pp, vp and micro-batches.
 
 Communication is not here; ``lower`` adds it.
 """
@@ -56,11 +56,12 @@ def interleaved_1f1b(*, pp: int, vp: int, num_micro_batches: int) -> Schedule:
     """1F1B over ``vp`` chunks per rank (Megatron-LM, arXiv 2104.04473, section 2.2.2).
 
     Micro-batches go in groups of ``pp`` through one chunk, then the next; the warm-up of rank r is
-    ``2 (pp - r - 1) + (vp - 1) pp`` forwards, or all of them if there are fewer. (Megatron-LM once ran every
-    forward first when there are just ``pp`` micro-batches; that holds more activations for the same bubble.)
+    ``2 (pp - r - 1) + (vp - 1) pp`` forwards, or all of them if there are fewer. (Megatron-LM once
+    ran every forward first when there are just ``pp`` micro-batches; that holds more activations
+    for the same bubble.)
 
     Raises:
-        ConfigError: ``num_micro_batches`` is no multiple of ``pp``.
+        ConfigError: ``num_micro_batches`` is not a multiple of ``pp``.
     """
     _check(pp, vp, num_micro_batches)
     if num_micro_batches % pp:
@@ -79,9 +80,10 @@ def interleaved_1f1b(*, pp: int, vp: int, num_micro_batches: int) -> Schedule:
 
 
 def zb_h1(*, pp: int, num_micro_batches: int) -> Schedule:
-    """Zero-bubble ZB-H1 (arXiv 2401.10241, section 2.1): input gradients first, weight gradients fill gaps.
+    """Zero-bubble ZB-H1 (arXiv 2401.10241, section 2.1): weight gradients fill the gaps.
 
-    Rank r keeps up to r weight gradients waiting, so that no rank holds more activations than rank 0 of 1F1B.
+    Rank r keeps up to r weight gradients waiting, so that no rank holds more activations
+    than rank 0 of 1F1B.
     """
     ranks = []
     for rank, order in enumerate(one_f_one_b(pp=pp, num_micro_batches=num_micro_batches).ranks):
@@ -100,7 +102,7 @@ def zb_h1(*, pp: int, num_micro_batches: int) -> Schedule:
 
 
 def forward_only(*, pp: int, vp: int = 1, num_micro_batches: int) -> Schedule:
-    """Every micro-batch, any number of them, through every chunk, no backward: validation and sampling."""
+    """Forward only, any number of micro-batches through every chunk: validation and sampling."""
     _check(pp, vp, num_micro_batches)
     order = [
         Action(Kind.FORWARD, chunk, mb)
@@ -114,8 +116,8 @@ def forward_only(*, pp: int, vp: int = 1, num_micro_batches: int) -> Schedule:
 def bubble_fraction(*, pp: int, num_micro_batches: int, vp: int = 1) -> float:
     """Idle time of one 1F1B step over its ideal compute time, dimensionless.
 
-    Interleaving splits each stage into ``vp`` chunks and divides the bubble by ``vp`` (Megatron-LM, arXiv
-    2104.04473, section 2.2).
+    Interleaving splits each stage into ``vp`` chunks and divides the bubble by ``vp`` (Megatron-LM,
+    arXiv 2104.04473, section 2.2).
 
     >>> bubble_fraction(pp=4, num_micro_batches=8)
     0.375
@@ -128,7 +130,7 @@ def bubble_fraction(*, pp: int, num_micro_batches: int, vp: int = 1) -> float:
 
 
 def _weave(forwards: Order, backwards: Order, warmup: int) -> Order:
-    """``warmup`` forwards, then forward and backward in turn, then what is left of the backwards."""
+    """``warmup`` forwards, then forward and backward in turn, then the remaining backwards."""
     order = forwards[:warmup]
     for index, action in enumerate(forwards[warmup:]):
         order += [action, backwards[index]]
@@ -136,7 +138,8 @@ def _weave(forwards: Order, backwards: Order, warmup: int) -> Order:
 
 
 def _virtual(kind: Kind, k: int, pp: int, vp: int) -> Action:
-    """The k-th of a rank's virtual micro-batches: groups of ``pp`` micro-batches, chunk after chunk."""
+    """The k-th of a rank's virtual micro-batches: groups of ``pp``
+    micro-batches, chunk after chunk."""
     chunk = k % (pp * vp) // pp
     if kind is Kind.BACKWARD:
         chunk = vp - 1 - chunk
@@ -160,7 +163,7 @@ def _schedule(
     *,
     forward_only: bool = False,
 ) -> Schedule:
-    _check(pp, vp, num_micro_batches)  # gpipe and 1f1b come here unchecked
+    _check(pp, vp, num_micro_batches)  # gpipe and 1f1b call this without checking
     return Schedule(
         name=name,
         pp=pp,

@@ -1,13 +1,13 @@
-"""Adds to a compute order everything else that takes time in a step: messages, collectives, data, optimizer.
+"""Adds messages, collectives, data and the optimizer to a compute order.
 
-Messages come from one global sequence: compute actions by their start in unit time, each message at the end
-of the action that makes it. The send and its receive enter their ranks' lists at the same place of that
-sequence. So the lists run to their end even if every send waits for its receive: the first message of the
-sequence that is not done yet has nothing before it, on either side, that is not done. Both ends of a lane
+Messages come from one global sequence: compute actions by their start in unit time, each message at
+the end of the action that makes it. The send and its receive enter their ranks' lists at the same
+place of that sequence. So the lists finish even if every send waits for its receive: for the first
+unfinished message of the sequence, everything before it on either side is done. Both ends of a lane
 (two ranks, one direction) list its messages in the same order, so a lane may be a plain queue.
 
-A receive in the list is posted, its message waited for where it is used; a send is issued after
-what it sends was made, with nothing but receives in between.
+A receive in the list is posted there and waited for where its message is used; a send is issued
+after its data was computed, with only receives in between.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 from headway.common.plan.schedule.actions import COMPUTE, Action, Kind, Schedule
 from headway.common.plan.schedule.timeline import Span, stage_of, unit_timeline
 
-_BACKWARD_MESSAGE, _FORWARD_MESSAGE, _COMPUTE = range(3)  # order of what happens at one moment
+_BACKWARD_MESSAGE, _FORWARD_MESSAGE, _COMPUTE = range(3)  # order of events at the same time
 _ENDS_OF_BACKWARD = (Kind.BACKWARD, Kind.BACKWARD_WEIGHT, Kind.SEND_BACKWARD)
 
 
@@ -23,8 +23,8 @@ def lower(schedule: Schedule) -> Schedule:
     """The complete list of every rank.
 
     A forward-only schedule gets messages and data; a training schedule also the all-gathers and
-    reduce-scatters of its chunks and the actions that end a step. Neighbouring chunks on one rank need
-    no message.
+    reduce-scatters of its chunks and the actions that end a step. Neighbouring chunks on one
+    rank need no message.
 
     Raises:
         ConfigError: the compute order is impossible.
@@ -33,8 +33,9 @@ def lower(schedule: Schedule) -> Schedule:
     for span in unit_timeline(schedule):
         moments.append((span.start, _COMPUTE, span.rank, [(span.rank, span.action)]))
         message = _message(schedule, span)
-        # Of messages made at one moment those backward go first, from rank 0 up, then those forward, from the
-        # last rank down: without a ring, each rank's send then comes before what its neighbours send to it.
+        # Of messages made at the same time, backward ones go first, from rank 0 upwards, then
+        # forward ones, from the last rank downwards: without a ring, each rank's send then precedes
+        # what its neighbours send to it.
         if message and message[0][1].kind is Kind.SEND_BACKWARD:
             moments.append((span.end, _BACKWARD_MESSAGE, span.rank, message))
         elif message:
@@ -55,7 +56,8 @@ def lower(schedule: Schedule) -> Schedule:
 
 
 def _message(schedule: Schedule, span: Span) -> list[tuple[int, Action]]:
-    """The send and the receive that carry an action's result to the next stage, if it leaves the rank."""
+    """The send and the receive that carry an action's result to the next stage,
+    if it leaves the rank."""
     action, mb = span.action, span.action.micro_batch
     stage = stage_of(schedule, span.rank, action.chunk)
     if action.kind is Kind.FORWARD:
@@ -74,7 +76,7 @@ def _message(schedule: Schedule, span: Span) -> list[tuple[int, Action]]:
 
 
 def _frame(schedule: Schedule, rank: int, order: list[Action]) -> list[Action]:
-    """Put data, all-gathers and reduce-scatters where they belong, and end the step.
+    """Insert data, all-gathers and reduce-scatters, and the actions that end the step.
 
     A chunk's all-gather is issued one chunk ahead, so that it can run under the chunk before.
     """

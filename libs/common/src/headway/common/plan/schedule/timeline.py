@@ -1,4 +1,4 @@
-"""When each compute action would run if messages took no time: the order that lowering follows."""
+"""When each compute action would run if messages took no time; lowering follows this order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ UNIT_COST = {
     Kind.BACKWARD_INPUT: 1.0,
     Kind.BACKWARD_WEIGHT: 1.0,
 }
-"""A backward costs two forwards, one for each gradient (Megatron-LM, arXiv 2104.04473, section 2.2)."""
+"""A backward costs two forwards, one for each gradient (Megatron-LM, arXiv
+2104.04473, section 2.2)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,8 @@ def unit_timeline(schedule: Schedule) -> list[Span]:
     """Every compute action with its start and end, sorted by start, then rank.
 
     Raises:
-        ConfigError: the lists wait for each other in a circle, or for an action that nobody does.
+        ConfigError: the lists wait for each other in a cycle, or for an action
+            that no list contains.
     """
     done: dict[
         tuple[Kind, int, int], float
@@ -60,8 +62,8 @@ def unit_timeline(schedule: Schedule) -> list[Span]:
     for rank, order in enumerate(schedule.ranks):
         if at[rank] < len(order):
             raise ConfigError(
-                f"schedule {schedule.name!r}: rank {rank} waits for ever at {order[at[rank]]}",
-                remedy="the compute order is impossible; mend its generator",
+                f"schedule {schedule.name!r}: rank {rank} waits forever at {order[at[rank]]}",
+                remedy="the compute order is impossible; fix its generator",
             )
     return sorted(spans, key=lambda span: (span.start, span.rank))
 
@@ -74,7 +76,7 @@ def stage_of(schedule: Schedule, rank: int, chunk: int) -> int:
 def _ready(
     schedule: Schedule, rank: int, action: Action, done: dict[tuple[Kind, int, int], float]
 ) -> float | None:
-    """When the action's input is there; None if its producer has not run yet."""
+    """When the action's input is ready; None if its producer has not run yet."""
     stage, last = stage_of(schedule, rank, action.chunk), schedule.num_stages - 1
     mb = action.micro_batch
     if action.kind is Kind.FORWARD:

@@ -1,4 +1,4 @@
-"""Proves a lowered schedule: everything is done once, in an order that works, and nobody waits for ever."""
+"""Validates a lowered schedule: every action once, in a working order, without deadlock."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _BODY = COMPUTE | SENDS | RECEIVES | {Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind
 class Proof:
     """What ``validate`` found.
 
-    ``peak_in_flight[r]``: most pairs of chunk and micro-batch whose activations rank r holds at once, from
+    ``peak_in_flight[r]``: most pairs of chunk and micro-batch whose activations rank
+      r holds at once, from
     their forward to their weight gradient; 0 for a forward-only schedule.
     """
 
@@ -24,13 +25,14 @@ class Proof:
 
 
 def validate(schedule: Schedule) -> Proof:
-    """Check a lowered schedule under the strictest transport: each send waits until its receive is reached.
+    """Check a lowered schedule under the strictest transport: a send waits for its receive.
 
-    What ends there ends under every laxer one (background sends, receives posted early): in the order in
-    which the strict run did them, each action finds what it waits for already done.
+    A schedule that finishes there also finishes under every laxer transport (background sends,
+    receives posted early): in the order of the strict run, each action finds its inputs ready.
 
     Raises:
-        ConfigError: an action is missing, doubled or out of order, or ranks deadlock; names rank and action.
+        ConfigError: an action is missing, duplicated or out of order, or ranks deadlock;
+            names rank and action.
     """
     if len(schedule.ranks) != schedule.pp:
         first = min(len(schedule.ranks), schedule.pp)
@@ -45,7 +47,7 @@ def validate(schedule: Schedule) -> Proof:
 
 
 def _expected(schedule: Schedule, rank: int) -> Counter[tuple[Kind, int, int]]:
-    """Compute and message actions that rank must do, backward counted as its two halves."""
+    """Compute and message actions that a rank must do; a backward counts as its two halves."""
     wanted: Counter[tuple[Kind, int, int]] = Counter()
     last = schedule.num_stages - 1
     for chunk in range(schedule.vp):
@@ -88,7 +90,7 @@ def _check_complete(schedule: Schedule, rank: int, order: tuple[Action, ...]) ->
 
 
 def _check_frame(schedule: Schedule, rank: int, order: tuple[Action, ...]) -> None:
-    """The outer stages take data before they compute; three actions end a training step; no strangers."""
+    """The outer stages load data before they compute; three actions end a training step."""
     kinds = [action.kind for action in order]
     takes_data = rank in (0, schedule.pp - 1)
     if kinds.count(Kind.DATA) != takes_data:
@@ -128,13 +130,13 @@ def _check_sends(schedule: Schedule, rank: int, order: tuple[Action, ...]) -> No
 
 
 def _half(kind: Kind) -> Kind:
-    """What of a compute action goes to the next stage: of a whole backward the input gradient."""
+    """The result of a compute action that is sent on; for a full backward the input gradient."""
     return Kind.BACKWARD_INPUT if kind is Kind.BACKWARD else kind
 
 
 def _check_order(schedule: Schedule, rank: int, order: tuple[Action, ...]) -> None:
-    """Micro-batches go through each chunk in order, weight gradients are summed in that order, and the
-    reduction of a chunk follows its last one."""
+    """Micro-batches go through each chunk in order, weight gradients are summed in that order, and
+    the reduction of a chunk follows its last one."""
     next_forward = [0] * schedule.vp
     next_mb = [0] * schedule.vp
     reduced: set[int] = set()
@@ -167,7 +169,7 @@ def _run_rendezvous(schedule: Schedule) -> None:
                 moved = True
     for rank, order in enumerate(schedule.ranks):
         if at[rank] < len(order):
-            _refuse(schedule, rank, f"waits for ever at {order[at[rank]]}")
+            _refuse(schedule, rank, f"waits forever at {order[at[rank]]}")
 
 
 def _step(
@@ -176,7 +178,7 @@ def _step(
     """Do the rank's next action if it can be done now."""
     action = schedule.ranks[rank][at[rank]]
     if action.kind in RECEIVES:
-        return False  # done by its sender
+        return False  # handled with its send
     if action.kind in SENDS:
         return _exchange(schedule, rank, action, at, have)
     if action.kind in COMPUTE:
@@ -252,5 +254,5 @@ def _refuse(schedule: Schedule, rank: int, what: str) -> None:
     raise ConfigError(
         f"schedule {schedule.name!r} (pp={schedule.pp}, vp={schedule.vp}, "
         f"{schedule.num_micro_batches} micro-batches): rank {rank} {what}",
-        remedy="mend the schedule's generator",
+        remedy="fix the schedule's generator",
     )

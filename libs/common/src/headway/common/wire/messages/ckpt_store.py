@@ -1,30 +1,49 @@
-"""What a node's checkpoint store receives, and the notes it sends to its executor about checkpoints."""
+"""What a node's checkpoint store receives, and its notes to the executor about checkpoints."""
 
 from __future__ import annotations
 
+from headway.common.wire.about import RETRIED, About, PartOf
 from headway.common.wire.message import Message
 
 
 class StoreStatus(Message, tag="ckpt_store.status/1"):
-    """Anyone -> store, request on ipc, when asked: where the node's part of the checkpoints stands; loss:
-    asked again."""
+    """Asks how far the node's checkpoints have come."""
+
+    about = About(
+        sender="any client",
+        receiver="ckpt_store",
+        kind="request",
+        transport="ipc",
+        rate="on demand",
+        on_loss=RETRIED,
+    )
 
 
 class ArenaStatus(Message, tag="ckpt_store.arena_status/1"):
-    """Part of ``StoreStatusReply``: one rank's arena; never sent alone, so no rate and no loss of its own."""
+    """One rank's arena, as the store sees it."""
+
+    about = PartOf("StoreStatusReply")
 
     rank: int
     committed_step: int
     """Newest snapshot in memory that all ranks have sealed, -1 before the first."""
     durable_step: int
-    """Newest step of this rank that this daemon has flushed or found flushed since it started, -1 for
-    none."""
+    """Newest step of this rank that this daemon has flushed or found on disk, -1 for none."""
     pending_steps: tuple[int, ...] = ()
-    """Steps that wait to be made durable, oldest first."""
+    """Steps to be made durable, oldest first."""
 
 
 class StoreStatusReply(Message, tag="ckpt_store.status_reply/1"):
-    """Store -> whoever asked, reply to ``StoreStatus`` and ``Flush``; loss: asked again."""
+    """The state of the node's arenas and of the checkpoints folder."""
+
+    about = About(
+        sender="ckpt_store",
+        receiver="any client",
+        kind="reply",
+        transport="ipc",
+        rate="one per `StoreStatus` or `Flush`",
+        on_loss=RETRIED,
+    )
 
     run_id: str
     node: int
@@ -38,30 +57,44 @@ class StoreStatusReply(Message, tag="ckpt_store.status_reply/1"):
     bytes_written: int
     """Snapshot bytes flushed since the daemon started."""
     errors: int
-    """Attempts given up and other trouble since then."""
+    """Failed attempts and other errors since the daemon started."""
     last_error: str = ""
     last_remedy: str = ""
     last_step: int = -1
-    """The step that the last error cost, -1 if it was about no step."""
+    """The step that the last error concerned, -1 for none."""
     progress: int = 0
-    """Moves with every piece written or read back; while it moves, waiting is worth it."""
+    """Grows with every piece written or read back, so that a client knows
+    whether to keep waiting."""
 
 
 class Flush(Message, tag="ckpt_store.flush/1"):
-    """Anyone -> store, request on ipc, now and then: look at arenas and folder now, not at the next period;
-    answered by ``StoreStatusReply``; loss: asked again, or the next period comes.
+    """Asks the store to look at arenas and folder now instead of at its next period.
 
-    It does not wait for the disk: ask ``StoreStatus`` until nothing is pending. Carrying it out twice is
-    harmless.
+    The reply does not wait for the disk: send ``StoreStatus`` until nothing is pending. Carrying it
+    out twice is harmless.
     """
+
+    about = About(
+        sender="any client",
+        receiver="ckpt_store",
+        kind="request",
+        transport="ipc",
+        rate="now and then",
+        on_loss=RETRIED,
+    )
 
 
 class CheckpointComplete(Message, tag="ckpt_store.complete/1"):
-    """Store -> executor, note on ipc, once for each newest complete checkpoint a daemon sees, so also at its
-    start.
+    """A checkpoint is complete on disk: every rank's part and the manifest."""
 
-    A lost one is made up by ``StoreStatus``.
-    """
+    about = About(
+        sender="ckpt_store",
+        receiver="executor",
+        kind="note",
+        transport="ipc",
+        rate="once per newest complete checkpoint, also at start",
+        on_loss="`StoreStatus` shows the same",
+    )
 
     run_id: str
     node: int
@@ -70,14 +103,23 @@ class CheckpointComplete(Message, tag="ckpt_store.complete/1"):
 
 
 class StoreTrouble(Message, tag="ckpt_store.trouble/1"):
-    """Store -> executor, note on ipc, once for each trouble; training goes on. A lost one stands in the log
-    and in ``StoreStatus``."""
+    """The store could not write or read something. Training continues."""
+
+    about = About(
+        sender="ckpt_store",
+        receiver="executor",
+        kind="note",
+        transport="ipc",
+        rate="once per problem",
+        on_loss="the log and `StoreStatus` show it too",
+    )
 
     run_id: str
     node: int
     kind: str
-    """``no_space``, ``flush_failed``, ``manifest_failed``, ``remove_failed``, ``corrupt``,
-    ``folder_unseen`` (it cannot be listed) or ``incomplete`` (some ranks never wrote their part)."""
+    """``no_space``, ``flush_failed``, ``manifest_failed``, ``remove_failed``,
+    ``corrupt``, ``folder_unseen`` (it cannot be listed) or ``incomplete`` (some ranks
+    never wrote their part)."""
     message: str
     remedy: str
     step: int = -1

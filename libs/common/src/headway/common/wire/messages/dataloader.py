@@ -1,30 +1,34 @@
-"""What the dataloader receives and answers, over its node's ``ipc`` ROUTER. Batches are in rings, never
-here.
-"""
+"""What the dataloader receives and answers over its node's ``ipc`` ROUTER.
+Batches travel in rings."""
 
 from __future__ import annotations
 
+from headway.common.wire.about import RETRIED, About, PartOf
 from headway.common.wire.message import Message
 
 
 class StreamSpec(Message, tag="dataloader.stream_spec/1"):
-    """Part of ``OpenStream``, and as JSON the spec of a ring: it alone decides every batch. Never sent alone,
-    so no rate and no loss of its own.
+    """Everything that decides the batches of one stream.
+
+    Its JSON is stored in the ring.
 
     The global batch of step s is samples ``[start_sample + s*GB, start_sample + (s+1)*GB)``; its
-    micro-batch j, ``micro_batch_size`` samples, belongs to dp rank ``j % dp_size`` as its local ``j //
-    dp_size``.
+    micro-batch j, ``micro_batch_size`` samples, belongs to dp rank ``j % dp_size`` as its local
+    ``j // dp_size``.
     """
 
+    about = PartOf("OpenStream", "StreamStatus")
+
     path: str
-    """Absolute: a prepared folder, or the prefix of one ``.bin``/``.idx`` pair (training split only)."""
+    """Absolute: a prepared folder, or the prefix of one ``.bin``/``.idx`` pair
+    (training split only)."""
     split: str
     """``train`` or ``validation``."""
     seed: int
     seq_len: int
     micro_batch_size: int
     num_micro_batches: int
-    """Local to the dp rank; ``micro_batch_size * num_micro_batches * dp_size`` is the global batch size."""
+    """Per dp rank; ``micro_batch_size * num_micro_batches * dp_size`` is the global batch size."""
     global_batch_size: int
     dp_rank: int
     dp_size: int
@@ -32,30 +36,45 @@ class StreamSpec(Message, tag="dataloader.stream_spec/1"):
     start_sample: int = 0
     """Global samples consumed before this stream."""
     num_samples: int = 0
-    """Above 0: Megatron's order for a run of so many samples, counted from sample 0. The stream
-    ends with its last whole global batch. 0: endless, each epoch shuffled on its own.
+    """Above 0: Megatron's order for a run of this many samples, counted from sample 0. The stream
+    ends with its last whole global batch. 0: endless, with each epoch shuffled separately.
     """
     cycle_samples: int = 0
-    """Above 0: after so many samples the stream starts again at ``start_sample`` (a fixed evaluation set)."""
+    """Above 0: after this many samples the stream restarts at ``start_sample``, for evaluation."""
     ring_slots: int = 16
     num_readers: int = 1
-    """Exactly the readers there will be: one that never reads holds the ring full."""
+    """The exact number of readers: a missing reader keeps the ring full."""
     fingerprint: str = ""
-    """Of the token file. When given, other data are refused; the daemon writes it into the ring's spec."""
+    """Fingerprint of the token file. If given, other data are refused; the daemon
+    adds it to the spec."""
 
 
 class OpenStream(Message, tag="dataloader.open_stream/1"):
-    """Worker -> dataloader, request on ipc, one per generation and split; asked twice, answered with the same
-    ring.
+    """Asks for a ring of batches. Rings of older generations are removed."""
 
-    Rings of older generations are removed. A lost one is sent again by the client.
-    """
+    about = About(
+        sender="worker",
+        receiver="dataloader",
+        kind="request",
+        transport="ipc",
+        rate="one per generation and split",
+        on_loss="the client sends it again and gets the same ring",
+    )
 
     spec: StreamSpec
 
 
 class StreamOpened(Message, tag="dataloader.stream_opened/1"):
-    """Dataloader -> worker, reply to ``OpenStream``; loss: asked again, and answered with the same ring."""
+    """The ring is ready to be opened."""
+
+    about = About(
+        sender="dataloader",
+        receiver="worker",
+        kind="reply",
+        transport="ipc",
+        rate="one per `OpenStream`",
+        on_loss=RETRIED,
+    )
 
     path: str
     """The ring's file."""
@@ -63,30 +82,56 @@ class StreamOpened(Message, tag="dataloader.stream_opened/1"):
 
 
 class CloseStream(Message, tag="dataloader.close_stream/1"):
-    """Worker -> dataloader, request or note on ipc, once per ring: nobody reads it any more.
+    """The ring is no longer read and can be removed. May also be sent as a note."""
 
-    A lost one costs little: the daemon looks twice a second for rings that all readers have left.
-    """
+    about = About(
+        sender="worker",
+        receiver="dataloader",
+        kind="request",
+        transport="ipc",
+        rate="once per ring",
+        on_loss="the daemon checks twice a second for rings that all readers have left",
+    )
 
     generation: int
     dp_rank: int
     split: str
     if_left: bool = False
-    """Only if every reader has opened the ring and left it: a ring made since then stays."""
+    """Close only if every reader has opened the ring and left it; a ring made since then stays."""
 
 
 class StreamClosed(Message, tag="dataloader.stream_closed/1"):
-    """Dataloader -> worker, reply to ``CloseStream``; loss: asked again."""
+    """Confirms that the ring is closed."""
+
+    about = About(
+        sender="dataloader",
+        receiver="worker",
+        kind="reply",
+        transport="ipc",
+        rate="one per `CloseStream`",
+        on_loss=RETRIED,
+    )
 
     was_open: bool
 
 
 class GetDataStatus(Message, tag="dataloader.get_data_status/1"):
-    """Anyone -> dataloader, request on ipc, when asked: which rings are filled, how far; loss: asked again."""
+    """Asks which rings the daemon fills and how far it is."""
+
+    about = About(
+        sender="any client",
+        receiver="dataloader",
+        kind="request",
+        transport="ipc",
+        rate="on demand",
+        on_loss=RETRIED,
+    )
 
 
 class StreamStatus(Message, tag="dataloader.stream_status/1"):
-    """Part of ``DataStatus``: one ring; never sent alone, so no rate and no loss of its own."""
+    """One ring and how far it is filled."""
+
+    about = PartOf("DataStatus")
 
     ring: str
     spec: StreamSpec
@@ -96,17 +141,26 @@ class StreamStatus(Message, tag="dataloader.stream_status/1"):
     """Slots that every reader has given back."""
     next_sample: int
     error: str = ""
-    """Why nothing is filled now: the file is named that is damaged or cannot be read."""
+    """Why the ring is not being filled; names the file that is damaged or cannot be read."""
     ended: bool = False
-    """All slots of a stream with ``num_samples`` are published: nothing is left to fill."""
+    """Whether all slots of a stream with ``num_samples`` are published."""
 
 
 class DataStatus(Message, tag="dataloader.data_status/1"):
-    """Dataloader -> whoever asked, reply to ``GetDataStatus``; loss: asked again."""
+    """All rings of the daemon and its counters."""
+
+    about = About(
+        sender="dataloader",
+        receiver="any client",
+        kind="reply",
+        transport="ipc",
+        rate="one per `GetDataStatus`",
+        on_loss=RETRIED,
+    )
 
     streams: tuple[StreamStatus, ...]
     num_batches: int
     """Batches filled by this process."""
     num_tokens: int
     adopted: int
-    """Rings that this process took over from a predecessor."""
+    """Rings taken over from an earlier process."""

@@ -1,8 +1,9 @@
-"""What the driver receives: reports of executors, verdicts of the monitor, requests of the console."""
+"""What the driver receives: beats and reports of executors, requests of the console."""
 
 from __future__ import annotations
 
 import msgspec
+from headway.common.wire.about import RETRIED, About, PartOf
 from headway.common.wire.message import Message
 from headway.common.wire.messages.executor import (
     Evaluation,
@@ -15,29 +16,50 @@ from headway.common.wire.messages.executor import (
 
 
 class NodeBeat(Message, tag="driver.node_beat/1"):
-    """Executor -> driver, note, at 2 Hz and at every change. Full (with ``workers``) when the driver's
-    ``known_version`` is not the node's, else only that the node lives and its step; so loss is tolerated."""
+    """The state of a node: that it is alive, its step, its workers and services.
+
+    A full beat, with ``workers``, is sent while the driver's ``known_version`` differs from the
+    node's; otherwise only the step travels.
+    """
+
+    about = About(
+        sender="executor",
+        receiver="driver",
+        kind="note",
+        transport="tcp",
+        rate="2 Hz and at every change",
+        on_loss="the next beat carries the same",
+    )
 
     node: int
     pid: int
     workers: tuple[WorkerBeat, ...] | None = None
     """None: unchanged since ``version``."""
     services: dict[str, int] | None = None
-    """Service name -> pid, of those that are up; None: unchanged since ``version``."""
+    """Name -> pid of the services that are running; None: unchanged since ``version``."""
     version: int = 0
-    """Grows with every change of ``workers`` (but for ``step``), ``services`` or ``trouble``."""
+    """Grows with every change of ``services``, ``trouble`` or ``workers`` other
+    than their ``step``."""
     incarnation: int = 0
-    """Number of this executor process on its node; a higher one counts ``version`` anew."""
+    """Number of this executor process on its node; each one counts ``version`` from the start."""
     step: int = 0
-    """Completed steps, the least of the node's workers in their newest generation."""
+    """Completed steps: the minimum over the node's workers in their newest generation."""
     trouble: str = ""
-    """Why the node cannot do what it should, such as fork; empty while it can."""
+    """Why the node cannot work, such as a failed fork; empty while it can."""
     run_id: str = ""
 
 
 class WorkerGone(Message, tag="driver.worker_gone/1"):
-    """Executor -> driver, note, once when a worker's process ended or stopped; the next ``NodeBeat`` makes up
-    a lost one."""
+    """A worker's process has ended or was stopped."""
+
+    about = About(
+        sender="executor",
+        receiver="driver",
+        kind="note",
+        transport="tcp",
+        rate="once per worker",
+        on_loss="the next `NodeBeat` no longer lists the worker",
+    )
 
     node: int
     worker: str
@@ -45,11 +67,20 @@ class WorkerGone(Message, tag="driver.worker_gone/1"):
     rank: int
     generation: int
     reason: str
-    """``killed``, ``stopped`` or the last words of the process."""
+    """``killed``, ``stopped`` or the reason that the process recorded."""
 
 
 class Seals(Message, tag="driver.seals/1"):
-    """Executor -> driver, note in answer to ``ReadSeals``, one each; loss: the driver asks again."""
+    """The snapshots that a node's arenas hold."""
+
+    about = About(
+        sender="executor",
+        receiver="driver",
+        kind="note",
+        transport="tcp",
+        rate="one per `ReadSeals`",
+        on_loss="the driver sends `ReadSeals` again",
+    )
 
     node: int
     generation: int
@@ -62,25 +93,42 @@ class Seals(Message, tag="driver.seals/1"):
 
 
 class Report(Message, tag="driver.report/1"):
-    """Executor -> driver, note, one a step or evaluation: something to be stored; repeated until acknowledged
-    by ``DriverBeat``, so a lost one comes again."""
+    """A result of the run that the driver writes to the journal."""
+
+    about = About(
+        sender="executor",
+        receiver="driver",
+        kind="note",
+        transport="tcp",
+        rate="one per step, evaluation or sample",
+        on_loss="repeated until `DriverBeat` acknowledges it",
+    )
 
     node: int
     sequence: int
     """Counted from 1 by each executor process."""
     oldest: int = 0
-    """Sequence of the oldest report that the executor still holds: none below it will come."""
+    """Sequence of the oldest report that the executor still holds; lower ones will not be sent."""
     incarnation: int = 0
     previous: int = 0
-    """Sequence of the report before; the driver takes none before the one that comes first, so none is skipped."""
+    """Sequence of the report before this one, which the driver stores first so
+    that none is skipped."""
     metrics: StepMetrics | None = None
     evaluation: Evaluation | None = None
     sample: Sample | None = None
 
 
 class Relay(Message, tag="driver.relay/1"):
-    """Executor -> driver, note, at once when a worker said it; a lost one is made up by a beat or a time
-    limit."""
+    """Passes on what a worker reported about its generation."""
+
+    about = About(
+        sender="executor",
+        receiver="driver",
+        kind="note",
+        transport="tcp",
+        rate="on each event of a worker",
+        on_loss="a later beat shows it, or a time limit starts a new generation",
+    )
 
     node: int
     store: StoreOpened | None = None
@@ -88,17 +136,27 @@ class Relay(Message, tag="driver.relay/1"):
 
 
 class Command(Message, tag="driver.command/1"):
-    """Console -> driver, request over CURVE tcp, one a wish of the user: steer the run. The same ``id`` twice
-    is carried out once, so a lost one is sent again."""
+    """A user's command that steers the run."""
+
+    about = About(
+        sender="console",
+        receiver="driver",
+        kind="request",
+        transport="tcp",
+        rate="one per user command",
+        on_loss="sent again; the same `id` is carried out once",
+    )
 
     id: str
     operation: str
-    """``pause``, ``resume``, ``stop``, ``checkpoint``, ``set``, ``unset``, ``evict`` or ``inject``."""
+    """``pause``, ``resume``, ``stop``, ``checkpoint``, ``set``,
+    ``unset``, ``evict``, ``inject``."""
     name: str = ""
-    """With ``set`` and ``unset`` the setting (``lr``); with ``inject`` the target (``worker`` or a service)."""
+    """The setting (``lr``) with ``set`` and ``unset``; the target (``worker`` or a
+    service) with ``inject``."""
     value: float = 0.0
     force: bool = False
-    """With ``set``: take a value that looks like a slip of the keyboard."""
+    """With ``set``: accept a value that looks like a typing error."""
     fault: str = ""
     """With ``inject``: one of ``headway.trainer.control.faults.FAULTS``."""
     rank: int = -1
@@ -108,15 +166,34 @@ class Command(Message, tag="driver.command/1"):
 
 
 class Accepted(Message, tag="driver.accepted/1"):
-    """Driver -> console, reply to ``Command`` once it is in the journal; ``sequence`` is 0 for one that ranks
-    do not apply. Loss: sent again under the same ``id``, answered the same."""
+    """The command is in the journal; ``sequence`` is 0 for commands that ranks do not apply."""
+
+    about = About(
+        sender="driver",
+        receiver="console",
+        kind="reply",
+        transport="tcp",
+        rate="one per `Command`",
+        on_loss="the command is sent again with the same `id` and answered the same",
+    )
 
     sequence: int
 
 
 class MonitorBeat(Message, tag="driver.monitor_beat/1"):
-    """Monitor -> driver, note over CURVE tcp, at 1 Hz: where agents find it. Loss is tolerated, the next one
-    tells all; the driver takes the monitor of its own node and passes it on in ``DriverBeat``."""
+    """Where agents find the monitor.
+
+    The driver accepts only the monitor of its own node and passes the address on in ``DriverBeat``.
+    """
+
+    about = About(
+        sender="monitor",
+        receiver="driver",
+        kind="note",
+        transport="tcp",
+        rate="1 Hz",
+        on_loss="the next beat carries the same",
+    )
 
     run_id: str
     node: int
@@ -126,16 +203,27 @@ class MonitorBeat(Message, tag="driver.monitor_beat/1"):
 
 
 class GetStatus(Message, tag="driver.get_status/1"):
-    """Console -> driver, request over CURVE tcp, about once a second while watched: where does the run stand;
-    loss: asked again."""
+    """Asks for the state of the run."""
+
+    about = About(
+        sender="console",
+        receiver="driver",
+        kind="request",
+        transport="tcp",
+        rate="about 1 Hz while the run is watched",
+        on_loss=RETRIED,
+    )
 
     first_rank: int = 0
     num_ranks: int = 1024
-    """Which ranks ``Status.ranks`` lists: one answer stays far below a message's limit at any size."""
+    """Which ranks ``Status.ranks`` lists, so that a reply stays below the
+    message limit at any size."""
 
 
 class RankStatus(Message, tag="driver.rank_status/1"):
-    """Part of ``Status``: one rank; never sent alone, so no rate and no loss of its own."""
+    """The state of one rank."""
+
+    about = PartOf("Status")
 
     rank: int
     node: int
@@ -146,7 +234,16 @@ class RankStatus(Message, tag="driver.rank_status/1"):
 
 
 class Status(Message, tag="driver.status/1"):
-    """Driver -> console, reply to ``GetStatus``; loss: asked again."""
+    """The state of the run, with the ranks that were asked for."""
+
+    about = About(
+        sender="driver",
+        receiver="console",
+        kind="reply",
+        transport="tcp",
+        rate="one per `GetStatus`",
+        on_loss=RETRIED,
+    )
 
     name: str
     phase: str
@@ -158,14 +255,14 @@ class Status(Message, tag="driver.status/1"):
     commands: int
     applied: int
     ranks: tuple[RankStatus, ...]
-    """Those that were asked for."""
+    """The ranks that were asked for."""
     nodes: dict[int, str]
     """Node -> ``active``, ``spare``, ``silent`` or ``lost``."""
     services: dict[int, dict[str, int]]
-    """Of the nodes that carry the listed ranks, and of the driver's own."""
+    """Node -> service -> pid, for the nodes that carry the listed ranks and the driver's own."""
     detail: str = ""
     waiting: str = ""
-    """Why the run does not step now, as a sentence; empty while it steps."""
+    """Why the run makes no steps at the moment, as a sentence; empty while it does."""
     num_ranks: int = 0
     """Ranks of the whole run."""
     statuses: dict[str, int] = msgspec.field(default_factory=dict)

@@ -1,20 +1,31 @@
-"""What an executor receives: from its own workers over ``ipc``, from the driver and the engine over CURVE tcp."""
+"""What an executor receives: from its workers over ``ipc``, from driver and
+console over CURVE tcp."""
 
 from __future__ import annotations
 
+from headway.common.wire.about import RETRIED, About
 from headway.common.wire.message import Message
 from headway.common.wire.messages.worker import Assign, Steer
 
 
 class WorkerBeat(Message, tag="executor.worker_beat/1"):
-    """Worker -> executor, note on ipc, at 2 Hz and at every change of status; loss is tolerated, the next one
-    tells all."""
+    """The state of a worker: its generation, rank, step and steering commands."""
+
+    about = About(
+        sender="worker",
+        receiver="executor",
+        kind="note",
+        transport="ipc",
+        rate="2 Hz and at every change of status",
+        on_loss="the next beat carries the same",
+    )
 
     worker: str
     pid: int
     start_ticks: int
     status: str
-    """``idle``, ``joining``, ``restored`` (state in place, no step yet), ``running``, ``out``, ``finished``."""
+    """``idle``, ``joining``, ``restored`` (state in place, no step yet),
+    ``running``, ``out``, ``finished``"""
     generation: int = -1
     rank: int = -1
     step: int = 0
@@ -27,19 +38,37 @@ class WorkerBeat(Message, tag="executor.worker_beat/1"):
 
 
 class StoreOpened(Message, tag="executor.store_opened/1"):
-    """Worker of rank 0 -> executor -> driver, note, once a generation; loss ends in ``join_timeout_s`` and a
-    new one."""
+    """The address at which the ranks of a generation meet."""
+
+    about = About(
+        sender="worker",
+        receiver="driver",
+        via="executor",
+        kind="note",
+        transport="ipc, then tcp",
+        rate="once per generation, by rank 0",
+        on_loss="`join_timeout_s` ends the generation and a new one begins",
+    )
 
     generation: int
     host: str
     port: int
     secret: str = ""
-    """What a client of this store must show."""
+    """What a client must present to this store."""
 
 
 class LeftGeneration(Message, tag="executor.left_generation/1"):
-    """Worker -> executor -> driver, note, once when it left a generation; a lost one is made up by the next
-    beat."""
+    """A worker has left its generation, and why."""
+
+    about = About(
+        sender="worker",
+        receiver="driver",
+        via="executor",
+        kind="note",
+        transport="ipc, then tcp",
+        rate="once per generation that it leaves",
+        on_loss="the next `WorkerBeat` shows that the worker has left",
+    )
 
     worker: str
     generation: int
@@ -49,16 +78,25 @@ class LeftGeneration(Message, tag="executor.left_generation/1"):
     detail: str = ""
     """The exception, one line; with ``error`` the innermost frames of the traceback."""
     bad_checkpoint: bool = False
-    """The durable checkpoint that was to be restored cannot be read: an older one may be good."""
+    """The durable checkpoint to be restored cannot be read; an older one may be intact."""
     bad_snapshot: bool = False
     """The rank's snapshot in the arena does not match its digest or layout: it must not be used."""
     is_fatal: bool = False
-    """No restart mends it: the run ends with ``detail``."""
+    """A restart would not help: the run ends with ``detail``."""
 
 
 class StepMetrics(Message, tag="executor.step_metrics/1"):
-    """Worker of the reporting rank -> executor -> driver, note, one a step; kept by the executor while no
-    driver listens. A lost one is a gap in the curves."""
+    """The results of one optimizer step."""
+
+    about = About(
+        sender="worker",
+        receiver="driver",
+        via="executor",
+        kind="note",
+        transport="ipc, then tcp",
+        rate="one per step, by the reporting rank",
+        on_loss="a gap in the curves; the executor keeps it while no driver answers",
+    )
 
     generation: int
     step: int
@@ -76,8 +114,17 @@ class StepMetrics(Message, tag="executor.step_metrics/1"):
 
 
 class Evaluation(Message, tag="executor.evaluation/1"):
-    """Worker of the reporting rank -> executor -> driver, note, one an evaluation; kept and lost like
-    ``StepMetrics``."""
+    """The result of one evaluation on the validation split."""
+
+    about = About(
+        sender="worker",
+        receiver="driver",
+        via="executor",
+        kind="note",
+        transport="ipc, then tcp",
+        rate="one per evaluation, by the reporting rank",
+        on_loss="a gap in the curve; the executor keeps it while no driver answers",
+    )
 
     generation: int
     step: int
@@ -87,8 +134,17 @@ class Evaluation(Message, tag="executor.evaluation/1"):
 
 
 class Sample(Message, tag="executor.sample/1"):
-    """Worker of the reporting rank -> executor -> driver, note, once at the end of a run; kept and lost like
-    ``StepMetrics``."""
+    """Tokens that the trained model generated."""
+
+    about = About(
+        sender="worker",
+        receiver="driver",
+        via="executor",
+        kind="note",
+        transport="ipc, then tcp",
+        rate="once at the end of a run, by the reporting rank",
+        on_loss="the summary has no sample; the executor keeps it while no driver answers",
+    )
 
     generation: int
     tokens: tuple[int, ...]
@@ -96,30 +152,46 @@ class Sample(Message, tag="executor.sample/1"):
 
 
 class DriverBeat(Message, tag="executor.driver_beat/1"):
-    """Driver -> executor, note over CURVE tcp, in answer to each ``NodeBeat`` and at once when a field changes;
-    loss is tolerated, the next one tells all. Silence makes an executor look at the lease."""
+    """What the driver wants of a node, and up to where it has stored the node's reports."""
+
+    about = About(
+        sender="driver",
+        receiver="executor",
+        kind="note",
+        transport="tcp",
+        rate="one per `NodeBeat`, and when a field changes",
+        on_loss="the next beat carries the same; long silence makes the executor check the lease",
+    )
 
     epoch: int
-    """Number of this driver; an executor obeys the highest it has seen."""
+    """Epoch of this driver; an executor obeys the highest that it has seen."""
     host_node: int
     """The node whose executor runs driver and monitor."""
     refill: bool
-    """Whether the node may fork standbys now; during a rebuild the cores belong to the survivors."""
+    """Whether the node may fork standbys; during a rebuild the survivors need the cores."""
     active: bool
     """Whether the node carries ranks; a spare keeps standbys only."""
     monitor_endpoint: str = ""
     monitor_key: str = ""
     acknowledged: int = 0
-    """Newest report sequence number the driver has stored; the executor forgets up to it."""
+    """Sequence of the newest report that the driver has stored; the executor discards up to it."""
     known_version: int = -1
-    """Version of the newest full ``NodeBeat`` that the driver holds; another one than the node's own asks for
-    a full beat."""
+    """Version of the newest full ``NodeBeat`` that the driver has; the node sends a full beat if
+    its own version differs."""
     run_id: str = ""
 
 
 class ToWorker(Message, tag="executor.to_worker/1"):
-    """Driver -> executor, note, one an order: pass this on; the driver repeats it until a beat shows its
-    effect, so loss delays it."""
+    """An order for one worker, which the executor passes on."""
+
+    about = About(
+        sender="driver",
+        receiver="executor",
+        kind="note",
+        transport="tcp",
+        rate="one per order",
+        on_loss="the driver repeats it until a beat shows its effect",
+    )
 
     epoch: int
     worker: str
@@ -134,8 +206,16 @@ class ToWorker(Message, tag="executor.to_worker/1"):
 
 
 class KillWorker(Message, tag="executor.kill_worker/1"):
-    """Driver -> executor, note, one a recovery and worker: SIGKILL it; repeated until it is gone, so loss
-    delays it."""
+    """Asks the executor to end a worker with SIGKILL."""
+
+    about = About(
+        sender="driver",
+        receiver="executor",
+        kind="note",
+        transport="tcp",
+        rate="one per worker and recovery",
+        on_loss="repeated until the worker is gone",
+    )
 
     epoch: int
     worker: str
@@ -143,8 +223,16 @@ class KillWorker(Message, tag="executor.kill_worker/1"):
 
 
 class ReadSeals(Message, tag="executor.read_seals/1"):
-    """Driver -> executor, note, once a recovery: which snapshots do the node's arenas hold; repeated until
-    ``Seals`` comes, so loss delays it."""
+    """Asks which snapshots the node's arenas hold."""
+
+    about = About(
+        sender="driver",
+        receiver="executor",
+        kind="note",
+        transport="tcp",
+        rate="once per recovery",
+        on_loss="repeated until `Seals` arrives",
+    )
 
     epoch: int
     generation: int
@@ -152,20 +240,36 @@ class ReadSeals(Message, tag="executor.read_seals/1"):
 
 
 class RestartService(Message, tag="executor.restart_service/1"):
-    """Driver -> executor, note, when a verdict blames a service of the node: end it and start it again;
-    the verdict repeats until it was answered, so loss delays it."""
+    """Asks the executor to end a service of the node and to start it again."""
+
+    about = About(
+        sender="driver",
+        receiver="executor",
+        kind="note",
+        transport="tcp",
+        rate="when a verdict blames a service",
+        on_loss="the verdict repeats until it is answered",
+    )
 
     run_id: str
     epoch: int
     service: str
     reason: str
     pid: int = 0
-    """The process to end; an order that comes late must not end its successor. 0: whichever runs."""
+    """The process to end; an order that comes late must not end its successor. 0: any."""
 
 
 class StopRun(Message, tag="executor.stop_run/1"):
-    """Driver or console -> executor, note, once: the run has ended; stop what runs on the node, save events,
-    clean up. The driver repeats it while it lives; a lost one leaves the node up until its engine stops it."""
+    """The run has ended: stop its processes on the node, save events and clean up."""
+
+    about = About(
+        sender="console or driver",
+        receiver="executor",
+        kind="note",
+        transport="tcp",
+        rate="once at the end of a run",
+        on_loss="the driver repeats it while it is running, then the engine stops the node",
+    )
 
     epoch: int
     outcome: str
@@ -173,21 +277,46 @@ class StopRun(Message, tag="executor.stop_run/1"):
 
 
 class AttachRun(Message, tag="executor.attach_run/1"):
-    """Console -> executor, request over CURVE tcp, once a run and node: carry this run. Refused while another
-    one lives on the node; loss: asked again, harmless twice."""
+    """Asks a node to carry a run. Refused while the node carries another one."""
+
+    about = About(
+        sender="console",
+        receiver="executor",
+        kind="request",
+        transport="tcp",
+        rate="once per run and node",
+        on_loss="sent again; harmless twice",
+    )
 
     run_dir: str
 
 
 class Attached(Message, tag="executor.attached/1"):
-    """Executor -> console, reply to ``AttachRun``; loss: asked again."""
+    """The node carries the run."""
+
+    about = About(
+        sender="executor",
+        receiver="console",
+        kind="reply",
+        transport="tcp",
+        rate="one per `AttachRun`",
+        on_loss=RETRIED,
+    )
 
     node: int
 
 
 class Inject(Message, tag="executor.inject/1"):
-    """Driver -> executor, note, one a drill: break something on purpose; carried out at most once, and not
-    repeated when lost."""
+    """Breaks something on purpose, at most once."""
+
+    about = About(
+        sender="driver",
+        receiver="executor",
+        kind="note",
+        transport="tcp",
+        rate="one per drill",
+        on_loss="the drill does not happen",
+    )
 
     epoch: int
     target: str
@@ -196,5 +325,5 @@ class Inject(Message, tag="executor.inject/1"):
     """One of ``headway.trainer.control.faults.FAULTS``."""
     rank: int = -1
     duration_s: float = 0.0
-    """How long a fault that ends by itself lasts, 0 for its default."""
+    """How long a temporary fault lasts, 0 for its default."""
     run_id: str = ""

@@ -1,23 +1,26 @@
-"""What the health monitor receives (beats of the agents) and what it concludes from them (verdicts)."""
+"""What the health monitor receives (beats of the agents) and what it concludes
+from them (verdicts)."""
 
 from __future__ import annotations
 
 import msgspec
+from headway.common.wire.about import About, PartOf
 from headway.common.wire.message import Message
 
 
 class WorkerSignals(Message, tag="health.worker_signals/1"):
-    """Part of ``AgentBeat``: one rank's process and flight ring; never sent alone, so no rate and no loss of
-    its own."""
+    """What an agent observes of one rank's process and flight ring."""
+
+    about = PartOf("AgentBeat")
 
     rank: int
     pid: int
     start_ticks: int
     state: str
-    """``R S D T t Z`` as in /proc, ``gone`` (no such process), ``done`` (ended by itself with code 0)."""
+    """``R S D T t Z`` as in /proc, ``gone`` (no such process) or ``done`` (exited with code 0)."""
     generation: int
     head: int
-    """Flight records begun so far; together with the ring's progress counter it moves while work is done."""
+    """Flight records begun so far, which grows while the rank works."""
     step: int
     """Index of the last finished optimizer step, -1 before the first."""
     step_s: float
@@ -25,9 +28,9 @@ class WorkerSignals(Message, tag="health.worker_signals/1"):
     num_steps: int
     """Steps finished in this generation, by this process or an earlier one of the rank."""
     median_step_s: float
-    """Median duration of the last ones, over ``HealthConfig.median_window_steps``."""
+    """Median duration of the last ``HealthConfig.median_window_steps`` steps."""
     age_s: float
-    """Time since the flight ring last moved, on the node's own monotonic clock."""
+    """Time since the flight ring last changed, on the node's own monotonic clock."""
     open_kind: str = ""
     """Name of the newest action that has begun and not ended; empty between actions."""
     open_micro_batch: int = -1
@@ -35,8 +38,7 @@ class WorkerSignals(Message, tag="health.worker_signals/1"):
     """``join``, ``restore`` or ``eval`` while such an action is open, else ``step``."""
     rss_bytes: int = 0
     pss_bytes: int = 0
-    """Proportional share, refreshed every ``HealthConfig.pss_interval_s``; 0 where the kernel does not
-    tell."""
+    """Proportional share, refreshed every ``HealthConfig.pss_interval_s``; 0 if unknown."""
     num_threads: int = 0
     num_fds: int = 0
     cpu_fraction: float = 0.0
@@ -46,50 +48,68 @@ class WorkerSignals(Message, tag="health.worker_signals/1"):
     reason: str = ""
     """From the last words."""
     data_wait: str = ""
-    """What the rank's data ring shows: ``daemon`` (empty for it), ``readers`` (another reader holds the ring
-    full) or ``ready`` (data lie there); empty while no ring is known that the rank reads."""
+    """What the rank waits for in its data ring: ``daemon`` (no data for it), ``readers``
+    (another reader keeps the ring full) or ``ready`` (data is available); empty while
+    its ring is unknown."""
     data_age_s: float = -1.0
-    """Time since data last arrived in that ring, -1 while no ring is known."""
+    """Time since data last arrived in that ring, -1 while the ring is unknown."""
     data_pid: int = 0
     """The process that fills the ring, 0 while there is none."""
     alive_age_s: float = -1.0
-    """Time since the process last showed, by a thread that waits for no other rank, that it runs; -1 where
-    it shows nothing."""
+    """Time since a thread of the process that waits for no other rank last showed that it runs;
+    -1 without such a thread."""
 
 
 class HostSignals(Message, tag="health.host_signals/1"):
-    """Part of ``AgentBeat``: the node as a whole; never sent alone, so no rate and no loss of its own."""
+    """What an agent observes of the node as a whole."""
+
+    about = PartOf("AgentBeat")
 
     load_1m: float = 0.0
     num_cpus: int = 0
     memory_total_bytes: int = 0
     memory_available_bytes: int = 0
     pressure: dict[str, float] = msgspec.field(default_factory=dict)
-    """Pressure stall information: ``cpu.some``, ``memory.full``... -> fraction of the last 10 s, 0..1."""
+    """Pressure stall information: ``cpu.some``, ``memory.full``... -> share of
+    the last 10 s, 0..1."""
     disk_free_bytes: int = -1
-    """Of the file system that holds the logs; -1 unknown, also while that file system does not answer."""
+    """Free space of the log's file system; -1 if unknown, or while that file
+    system does not answer."""
     shm_free_bytes: int = -1
 
 
 class LogHit(Message, tag="health.log_hit/1"):
-    """Part of ``AgentBeat``: a log line that a keyword rule matched; repeated for a while so that a lost beat
-    is no loss."""
+    """A log line that matched a keyword rule.
+
+    It is included in several beats, so that losing one beat does not lose the line.
+    """
+
+    about = PartOf("AgentBeat")
 
     rule: str
     """Name of the rule in ``headway.health.policy``."""
     file: str
     inode: int
     offset: int
-    """Byte offset of the line in the file; (file, inode, offset) tells repetitions apart."""
+    """Byte offset of the line in the file; (file, inode, offset) identifies a repeated line."""
     line: str
     rank: int = -1
-    """From the line or the file's name; -1 when neither says."""
+    """From the line or the file's name; -1 if neither has it."""
     detail: str = ""
     """What the rule's pattern captured: an Xid number, a device, a path."""
 
 
 class AgentBeat(Message, tag="health.agent_beat/1"):
-    """Agent -> monitor, note over CURVE tcp, at 2 Hz; the whole truth of a node, so loss is tolerated."""
+    """The complete state of a node, as its agent sees it."""
+
+    about = About(
+        sender="agent",
+        receiver="monitor",
+        kind="note",
+        transport="tcp",
+        rate="2 Hz",
+        on_loss="the next beat carries the whole state again",
+    )
 
     run_id: str
     node: int
@@ -104,7 +124,9 @@ class AgentBeat(Message, tag="health.agent_beat/1"):
 
 
 class Evidence(Message, tag="health.evidence/1"):
-    """Part of ``Verdict``: one observed fact; never sent alone, so no rate and no loss of its own."""
+    """One observed fact that supports a verdict."""
+
+    about = PartOf("Verdict")
 
     source: str
     """``proc``, ``flight``, ``log``, ``beat`` or ``host``."""
@@ -113,18 +135,27 @@ class Evidence(Message, tag="health.evidence/1"):
 
 
 class Verdict(Message, tag="health.verdict/1"):
-    """Monitor -> driver, note over CURVE tcp, and a line of ``verdicts.jsonl``: one episode and what became
-    of it.
+    """One fault that the monitor found, and what became of it; also a line of ``verdicts.jsonl``.
 
-    The same ``id`` with a higher ``revision`` replaces what was said before; ``is_open = False`` closes the
-    episode, after which the same trouble is a new one. An open one is repeated once a second until
-    ``VerdictTaken`` tells what the driver did, so a lost one only comes later.
+    A higher ``revision`` of the same ``id`` replaces the earlier one. ``is_open = False`` closes
+    the episode; after that the same trouble opens a new one. An open verdict is repeated until
+    ``VerdictTaken`` says what the driver did.
     """
+
+    about = About(
+        sender="monitor",
+        receiver="driver",
+        kind="note",
+        transport="tcp",
+        rate="once a second while open and unanswered",
+        on_loss="it arrives with the next repetition",
+    )
 
     id: str
     revision: int
     kind: str
-    """``crash``, ``stopped``, ``silence``, ``data_stall``, ``node_silent``, or the kind of a log rule."""
+    """``crash``, ``stopped``, ``silence``, ``data_stall``, ``node_silent`` or
+    the kind of a log rule."""
     is_open: bool
     run_id: str
     node: int
@@ -134,23 +165,32 @@ class Verdict(Message, tag="health.verdict/1"):
     confidence: float = 0.0
     """0..1."""
     action: str = ""
-    """``replace_worker``, ``kill_worker``, ``restart_service``, ``replace_node``, ``stop_run`` or ``observe``."""
+    """``replace_worker``, ``kill_worker``, ``restart_service``,
+    ``replace_node``, ``stop_run``, ``observe``."""
     service: str = ""
-    """The service that is to blame, such as ``dataloader``; empty when it is a rank or a node."""
+    """The faulty service, such as ``dataloader``; empty if a rank or a node is at fault."""
     taken: str = ""
     """What the driver did about it; empty until it has answered."""
     remedy: str = ""
-    """The same for people: one sentence."""
+    """The action for people: one sentence."""
     evidence: tuple[Evidence, ...] = ()
     unix_s: float = 0.0
     """Wall time of this revision, for logs only."""
 
 
 class VerdictTaken(Message, tag="health.verdict_taken/1"):
-    """Driver -> monitor, note over CURVE tcp in answer to each open ``Verdict``; a lost one is sent again
-    when the verdict repeats."""
+    """What the driver did about a verdict."""
+
+    about = About(
+        sender="driver",
+        receiver="monitor",
+        kind="note",
+        transport="tcp",
+        rate="one per open `Verdict` received",
+        on_loss="sent again when the verdict repeats",
+    )
 
     id: str
     revision: int
     taken: str
-    """What was done: ``replaced the worker``, ``none: the run is paused``; empty while it is not yet decided."""
+    """For example ``replaced the worker`` or ``none: the run is paused``; empty while undecided."""

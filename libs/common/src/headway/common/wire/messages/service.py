@@ -1,14 +1,24 @@
-"""What every service receives and answers, and the beat that every service sends to its executor."""
+"""What every service receives and answers, and the beat that it sends to its executor."""
 
 from __future__ import annotations
 
+from headway.common.wire.about import RETRIED, About
 from headway.common.wire.message import Message
 
 State = dict[str, str | int | float | bool | None]
 
 
 class Failure(Message, tag="service.failure/1"):
-    """Any server -> its client, ``err`` reply on ROUTER/DEALER, one a refused request; loss: asked again."""
+    """The request was refused, with the reason and a remedy; sent with kind ``err``."""
+
+    about = About(
+        sender="any service",
+        receiver="any client",
+        kind="reply",
+        transport="ipc or tcp",
+        rate="one per refused request",
+        on_loss=RETRIED,
+    )
 
     code: str
     message: str
@@ -16,15 +26,42 @@ class Failure(Message, tag="service.failure/1"):
 
 
 class Done(Message, tag="service.done/1"):
-    """Any server -> its client, reply on ROUTER/DEALER that has nothing to tell; loss: asked again."""
+    """The request was carried out and has no result."""
+
+    about = About(
+        sender="any service",
+        receiver="any client",
+        kind="reply",
+        transport="ipc or tcp",
+        rate="one per request without a result",
+        on_loss=RETRIED,
+    )
 
 
 class Ping(Message, tag="service.ping/1"):
-    """Anyone -> any service, request on DEALER/ROUTER, now and then; loss: asked again."""
+    """Asks whether a service answers."""
+
+    about = About(
+        sender="any client",
+        receiver="any service",
+        kind="request",
+        transport="ipc or tcp",
+        rate="on demand",
+        on_loss=RETRIED,
+    )
 
 
 class Pong(Message, tag="service.pong/1"):
-    """Any service -> who sent ``Ping``, reply on ROUTER/DEALER; loss: asked again."""
+    """Which process answered, and for how long it has been running."""
+
+    about = About(
+        sender="any service",
+        receiver="any client",
+        kind="reply",
+        transport="ipc or tcp",
+        rate="one per `Ping`",
+        on_loss=RETRIED,
+    )
 
     name: str
     pid: int
@@ -34,14 +71,29 @@ class Pong(Message, tag="service.pong/1"):
 
 
 class Describe(Message, tag="service.describe/1"):
-    """Console -> any service, request on DEALER/ROUTER, by hand; loss: asked again."""
+    """Asks a service about itself."""
+
+    about = About(
+        sender="console",
+        receiver="any service",
+        kind="request",
+        transport="ipc or tcp",
+        rate="on demand",
+        on_loss=RETRIED,
+    )
 
 
 class Description(Message, tag="service.description/1"):
-    """Any service -> who sent ``Describe``, reply on ROUTER/DEALER; loss: asked again.
+    """The tags of the messages that a service accepts, and its state."""
 
-    ``messages`` are the tags that the service takes, ``state`` what it wants to tell about itself.
-    """
+    about = About(
+        sender="any service",
+        receiver="console",
+        kind="reply",
+        transport="ipc or tcp",
+        rate="one per `Describe`",
+        on_loss=RETRIED,
+    )
 
     name: str
     version: str
@@ -51,29 +103,50 @@ class Description(Message, tag="service.description/1"):
 
 
 class Drain(Message, tag="service.drain/1"):
-    """Executor or console -> any service, request on DEALER/ROUTER, once at its end; loss: asked again.
+    """Asks a service to finish the work it holds and to exit with code 0."""
 
-    The service finishes what it holds and exits 0.
-    """
+    about = About(
+        sender="console or executor",
+        receiver="any service",
+        kind="request",
+        transport="ipc or tcp",
+        rate="once, at the end of the service",
+        on_loss=RETRIED,
+    )
 
 
 class Drained(Message, tag="service.drained/1"):
-    """Any service -> who sent ``Drain``, reply on ROUTER/DEALER; loss: asked again, or its exit is seen.
+    """The service will exit; with ``done`` False only after the work that is left."""
 
-    ``done`` False: work is left, the service goes on with it and then exits.
-    """
+    about = About(
+        sender="any service",
+        receiver="console or executor",
+        kind="reply",
+        transport="ipc or tcp",
+        rate="one per `Drain`",
+        on_loss="sent again, or the exit of the process is seen",
+    )
 
     done: bool
 
 
 class ServiceBeat(Message, tag="service.beat/1"):
-    """Any service -> its executor, note on DEALER/ROUTER, one a ``Beat.period_s``; loss: the next tells all.
+    """Shows that a service is alive and whether it makes progress.
 
-    ``alive_seq`` counts turns of the service's loop timer: it stands still while a handler blocks.
-    ``progress`` moves only when useful work was done: a loop that turns in vain shows a moving ``alive_seq``
-    beside a standing ``progress``. ``slowest`` and ``slowest_s`` name the longest single callback since the
-    last beat.
+    ``alive_seq`` counts turns of the service's loop timer and does not move while a handler blocks.
+    ``progress`` moves only when useful work was done, so a loop that turns in vain shows a moving
+    ``alive_seq`` and a constant ``progress``. ``slowest`` and ``slowest_s`` name the longest single
+    callback since the last beat.
     """
+
+    about = About(
+        sender="any service",
+        receiver="executor",
+        kind="note",
+        transport="ipc",
+        rate="one per `Beat.period_s`",
+        on_loss="the next beat carries the same",
+    )
 
     name: str
     pid: int

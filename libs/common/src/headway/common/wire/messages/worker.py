@@ -1,16 +1,19 @@
-"""What a worker receives, all through its executor's ``ipc`` ROUTER, as notes to the worker's DEALER."""
+"""What a worker receives: notes from its executor's ``ipc`` ROUTER to the worker's DEALER."""
 
 from __future__ import annotations
 
+from headway.common.wire.about import About, PartOf
 from headway.common.wire.message import Message
 
 
 class Restore(Message, tag="worker.restore/1"):
-    """Part of ``Assign``: where a rank's state comes from; never sent alone, so no rate and no loss of its
-    own."""
+    """Where a rank's state comes from."""
+
+    about = PartOf("Assign")
 
     source: str
-    """``init`` (step 0 from the seed), ``arena`` (the rank's own segment) or ``durable`` (a folder)."""
+    """``init`` (step 0 from the seed), ``arena`` (the rank's own segment) or
+    ``durable`` (a folder)"""
     step: int
     """Completed steps in the state to restore."""
     folder: str = ""
@@ -18,8 +21,17 @@ class Restore(Message, tag="worker.restore/1"):
 
 
 class Steer(Message, tag="worker.steer/1"):
-    """Driver -> executor -> worker, note, one per command and again while unacknowledged; loss delays the
-    command."""
+    """A user's command that all ranks apply at the same step."""
+
+    about = About(
+        sender="driver",
+        receiver="worker",
+        via="executor",
+        kind="note",
+        transport="tcp, then ipc",
+        rate="one per command",
+        on_loss="the driver repeats it until the worker acknowledges it",
+    )
 
     sequence: int
     """Position in the run's command list, from 1; ranks apply commands in this order."""
@@ -31,44 +43,88 @@ class Steer(Message, tag="worker.steer/1"):
 
 
 class Assign(Message, tag="worker.assign/1"):
-    """Driver -> executor -> worker, note, once a generation: take a rank; sent again until the worker reports
-    joining, so loss delays it."""
+    """Makes a worker take a rank of a new generation."""
+
+    about = About(
+        sender="driver",
+        receiver="worker",
+        via="executor",
+        kind="note",
+        transport="tcp, then ipc",
+        rate="once per generation",
+        on_loss="the driver repeats it until the worker reports joining",
+    )
 
     generation: int
     rank: int
     restore: Restore
     commands: tuple[Steer, ...] = ()
-    """Every command of the run so far, so that a newcomer holds what the survivors hold."""
+    """Every command of the run so far, so that a new worker has the same ones as the survivors."""
 
 
 class StoreAddress(Message, tag="worker.store_address/1"):
-    """Driver -> executor -> worker, note, once a generation: where rank 0 listens; sent again until the worker
-    joined, so loss delays it."""
+    """Where the ranks of the generation meet: the store that rank 0 opened."""
+
+    about = About(
+        sender="driver",
+        receiver="worker",
+        via="executor",
+        kind="note",
+        transport="tcp, then ipc",
+        rate="once per generation",
+        on_loss="the driver repeats it until the worker has joined",
+    )
 
     generation: int
     host: str
     port: int
     secret: str = ""
-    """What the store wants to see before it answers."""
+    """The secret that the store requires before it answers."""
 
 
 class Abort(Message, tag="worker.abort/1"):
-    """Driver -> executor -> worker, note, once a recovery: leave every generation up to this one; sent again
-    until the worker is out, so loss delays it."""
+    """Makes a worker leave every generation up to this one."""
+
+    about = About(
+        sender="driver",
+        receiver="worker",
+        via="executor",
+        kind="note",
+        transport="tcp, then ipc",
+        rate="once per recovery",
+        on_loss="the driver repeats it until the worker has left",
+    )
 
     generation: int
 
 
 class Quit(Message, tag="worker.quit/1"):
-    """Executor -> worker, note, once: exit now; lost with the executor, whose successor sends it again."""
+    """Makes a worker exit now."""
+
+    about = About(
+        sender="executor",
+        receiver="worker",
+        kind="note",
+        transport="ipc",
+        rate="once",
+        on_loss="lost only with the executor, whose successor sends it again",
+    )
 
 
 class Acknowledged(Message, tag="worker.acknowledged/1"):
-    """Executor -> worker, note, one per ``WorkerBeat``; loss is tolerated, a worker that hears none for
-    ``orphan_limit_s`` ends itself."""
+    """Confirms a worker's beat, and which of its metrics are stored."""
+
+    about = About(
+        sender="executor",
+        receiver="worker",
+        kind="note",
+        transport="ipc",
+        rate="one per `WorkerBeat`",
+        on_loss="tolerated; a worker that gets none for `orphan_limit_s` exits",
+    )
 
     stored: tuple[int, int] = (-1, -1)
-    """(generation, step) of the newest metrics of this worker that the driver has stored; what is newer is
+    """(generation, step) of this worker's newest metrics that the driver has stored; newer ones are
     sent again to another executor."""
     incarnation: int = 0
-    """Number of the executor process: another one does not know what was sent to the one before."""
+    """Number of the executor process; a new one has not received what the earlier one did."""

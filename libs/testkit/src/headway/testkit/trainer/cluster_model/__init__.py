@@ -1,1 +1,1 @@
-"""A model of a cluster for the driver's decisions: everything in it can fail, be late, lie or come back."""
+"""A model of a cluster for the driver's decisions, in which everything can fail or be late."""

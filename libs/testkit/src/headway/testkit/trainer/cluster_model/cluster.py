@@ -1,4 +1,4 @@
-"""Nodes, workers and lines of the model, and what one tick of a tenth of a second does to them."""
+"""Nodes, workers and connections of the model, and what a tick of 0.1 s does to them."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from headway.trainer.control.decisions.state import RunState
 
 TICK_S = 0.1
 FROZEN_S = 2.0
-"""So long the monitor takes to blame a frozen worker."""
+"""Time that the monitor takes to blame a frozen worker."""
 LEASE_S = 0.5
-"""So long an executor takes to find a new driver."""
+"""Time that an executor takes to find a new driver."""
 
 
 class FakeCluster:
@@ -95,12 +95,12 @@ class FakeCluster:
                 self._to_driver(number, gone)
 
     def lose_node(self, number: int) -> None:
-        """The machine is gone for good."""
+        """The machine is lost permanently."""
         self.nodes[number].wipe()
         self.nodes[number].lost = True
 
     def new_driver(self, *, old_for_s: float = 0.0) -> None:
-        """The driver is replaced; the older one may not know that for a while."""
+        """The driver is replaced; the older one may not notice for a while."""
         if old_for_s:
             self.driver.asleep_until = 0.0
             self.driver.ends_at = self.now + old_for_s

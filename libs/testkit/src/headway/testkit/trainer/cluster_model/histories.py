@@ -1,4 +1,4 @@
-"""Seeded histories over all disturbances: each ends in a finished run, or in a refusal with a reason."""
+"""Seeded histories over all disturbances; each must end in a finished run or a reasoned refusal."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ DISTURBANCES: dict[str, Disturbance] = {
 
 
 def history(seed: int, kinds: Sequence[str] | None = None) -> FakeCluster:
-    """Disturb a run at random, then leave it alone until it is over.
+    """Disturb a run at random, then let it run undisturbed until it ends.
 
     Args:
         seed: decides everything.
@@ -159,12 +159,12 @@ def history(seed: int, kinds: Sequence[str] | None = None) -> FakeCluster:
     cluster.run(CALM_TICKS)
     end, state = cluster.finished, cluster.state
     assert end is not None, f"seed {seed}: {state.phase} since long, {state.why()!r}, after {done}"
-    assert end.outcome == "finished" or end.detail, f"seed {seed}: {end} says nothing"
+    assert end.outcome == "finished" or end.detail, f"seed {seed}: {end} has no reason"
     return cluster
 
 
 def calm(cluster: FakeCluster) -> None:
-    """No more disturbances: what is lost for good stays lost, everything else works again."""
+    """End the disturbances: what is lost permanently stays lost, everything else works again."""
     cluster.network.calm()
     cluster.disk.failing.clear()
     cluster.driver.asleep_until = 0.0

@@ -1,4 +1,4 @@
-"""Lines between driver and executors: they lose, delay, reorder and repeat, and can be cut."""
+"""Connections between driver and executors that lose, delay, reorder and repeat messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass
 class Network:
-    """Messages under way. ``delay_s`` is the longest; each message has its own, so they overtake each other."""
+    """Messages in transit, each with its own delay of at most ``delay_s``, so that they reorder."""
 
     random: random.Random
     loss: float = 0.0
@@ -22,7 +22,7 @@ class Network:
     _count: int = 0
 
     def send(self, now: float, node: int, message: object, *, to_driver: bool) -> None:
-        """Put a message on the line between the driver and a node."""
+        """Send a message between the driver and a node."""
         if self.loss and self.random.random() < self.loss:
             return
         copies = 1 + (self.duplication > 0 and self.random.random() < self.duplication)
@@ -32,7 +32,7 @@ class Network:
             heapq.heappush(self._queue, (now + delay_s, self._count, node, to_driver, message))
 
     def arrived(self, now: float) -> list[tuple[int, bool, Any]]:
-        """(node, goes to the driver, message) of what has arrived by now."""
+        """(node, goes to the driver, message) of the messages that have arrived."""
         found = []
         while self._queue and self._queue[0][0] <= now:
             _, _, node, to_driver, message = heapq.heappop(self._queue)
@@ -41,6 +41,6 @@ class Network:
         return found
 
     def calm(self) -> None:
-        """No more disturbances; what is under way arrives."""
+        """End the disturbances; messages in transit arrive."""
         self.loss = self.duplication = self.delay_s = 0.0
         self.cut.clear()

@@ -1,4 +1,4 @@
-"""A node of the model: its executor and its workers, as far as the driver can see them."""
+"""A node of the model: its executor and its workers, as seen by the driver."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ class FakeNode:
     executor: bool = True
     starts_at: float | None = None
     lost: bool = False
-    """The machine is gone for good."""
+    """The machine is lost permanently."""
     can_fork: bool = True
     epoch: int = 0
-    """Newest driver that the executor has heard of."""
+    """Newest driver epoch that the executor has seen."""
     incarnation: int = 1
     pid: int = 1
     version: int = 0
@@ -80,7 +80,8 @@ class FakeNode:
         return self.executor and not self.lost
 
     def wipe(self) -> None:
-        """The machine restarts: memory is empty, processes are gone, its executor is not started."""
+        """The machine restarts: memory is empty, processes are gone, its
+        executor is not started."""
         self.workers, self.arenas, self.flipped, self.damaged = {}, {}, set(), set()
         self.executor, self.starts_at, self.incarnation, self.epoch = False, None, 0, 0
 
@@ -89,14 +90,14 @@ class FakeNode:
         self.executor, self.starts_at = False, now + 0.7
 
     def wake(self, now: float) -> None:
-        """A started executor is up, and counts its versions anew."""
+        """A started executor is running and counts its versions from the start."""
         if self.starts_at is not None and self.starts_at <= now and not self.lost:
             self.executor, self.starts_at = True, None
             self.incarnation, self.pid = self.incarnation + 1, self.pid + 1
             self.version, self.known, self._last = 0, -1, ()
 
     def beat(self, now: float) -> NodeBeat | None:
-        """At once when something changed, else now and then; full only while the driver lacks it."""
+        """Send a beat at every change, else periodically; full only while the driver lacks it."""
         facts = tuple(
             (w.name, w.status, w.generation, w.command, w.applied, w.paused)
             for w in self.workers.values()

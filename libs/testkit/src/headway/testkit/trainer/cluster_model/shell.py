@@ -1,4 +1,4 @@
-"""The driver's side of the model: a journal, an engine and a folder that fail, and the drivers themselves."""
+"""The driver's side of the model: unreliable journal, engine and folder, and the drivers."""
 
 from __future__ import annotations
 
@@ -62,12 +62,14 @@ class Disk:
     """Step of each complete checkpoint -> whether it is good."""
     finished: Finish | None = None
     failing: dict[str, str] = field(default_factory=dict)
-    """Kind of action -> ``fails``, ``silent`` (no answer), ``lies`` (done, and reported as failed)."""
+    """Kind of action -> ``fails``, ``silent`` (no answer), ``lies`` (done, and
+    reported as failed)."""
     epoch: int = 0
 
 
 class Driver:
-    """One driver process over a ``RunState``: handles events when it is awake and carries actions out."""
+    """A driver process over a ``RunState``: handles events while it is running
+    and executes actions."""
 
     def __init__(
         self,
@@ -122,7 +124,7 @@ class Driver:
         self._check_silence()
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """Let the state decide, check every invariant, carry out."""
+        """Let the state decide, check every invariant, and execute the actions."""
         self.history.append((event, now))
         actions = self.state.handle(event, now)
         self.decisions.append(actions)
@@ -132,13 +134,13 @@ class Driver:
         return actions
 
     def _check_silence(self) -> None:
-        """Nobody waits in a phase for longer than its limit without a word."""
+        """Check that no phase exceeds its limit without a report."""
         state = self.state
         if state.phase != self._phase or state.phase in ("running", "over"):
             self._phase, self._sign_s = state.phase, self._awake_s
         silent_s = self._awake_s - self._sign_s
         limit_s = PHASES[state.phase].limit_s(state._core)
-        assert silent_s <= limit_s + SLACK_S, f"{state.phase} says nothing for {silent_s:.1f} s"
+        assert silent_s <= limit_s + SLACK_S, f"{state.phase} gave no sign for {silent_s:.1f} s"
         assert state.phase == "running" or state.why(), f"{state.phase} does not say why"
 
     # ---- actions --------------------------------------------------------------------------------
@@ -157,7 +159,7 @@ class Driver:
     def _attempt(self, action: Any, now: float) -> None:
         how = self.disk.failing.get(type(action).__name__, "")
         if self.is_superseded:
-            how = "fails"  # the journal refuses who has lost the lease
+            how = "fails"  # the journal refuses a driver that has lost the lease
         if not how or how == "lies":
             error = self._do(action, now)
         else:

@@ -1,7 +1,7 @@
 """The two ends of the model: tokens to activations, and activations to the loss.
 
-Both are cut over tensor parallelism along the vocabulary. Shapes: tokens, labels, mask [micro_batch, seq];
-activations [seq/tp, micro_batch, hidden].
+Both are split over tensor parallelism along the vocabulary. Shapes: tokens, labels, mask
+[micro_batch, seq]; activations [seq/tp, micro_batch, hidden].
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from headway.trainer.parallel.tensor import TensorParallel
 
 
 class Embedding:
-    """Row ``token`` of a table cut by rows; the scatter that sums the ranks' rows also cuts the sequence."""
+    """Row ``token`` of a table split by rows; the scatter that sums the ranks also
+    splits the sequence."""
 
     def __init__(self, weight: Parameter, tp: TensorParallel) -> None:
         self.weight, self.tp = weight, tp
@@ -38,7 +39,7 @@ class Embedding:
         return self.tp.scatter(partial).wait()
 
     def backward(self, grad: torch.Tensor, tape: Tape) -> None:
-        """The weight gradient, waiting on the tape; tokens have none."""
+        """Queue the weight gradient on the tape; tokens have no gradient."""
         local, absent = tape.pop()
         pending = self.tp.gather(grad)
         tape.flush()
@@ -48,14 +49,16 @@ class Embedding:
             rows = whole.to(self.weight.grad.dtype)
             if absent is not None:
                 rows = rows.masked_fill(absent[..., None], 0.0)
-            # index_put_ adds equal tokens in a fixed order on every device; index_add_ does not on GPUs.
+            # index_put_ adds equal tokens in a fixed order on every device;
+            # index_add_ does not on GPUs.
             self.weight.grad.index_put_((local.flatten(),), rows.flatten(0, 1), accumulate=True)
 
         tape.later(add)
 
 
 class Head:
-    """Final norm, projection to the vocabulary, loss. The gradient to the logits is made in the forward."""
+    """Final norm, projection to the vocabulary, loss; its forward computes the
+    gradient of the logits."""
 
     def __init__(self, norm: LayerNorm, weight: Parameter, tp: TensorParallel) -> None:
         self.norm, self.weight, self.tp = norm, weight, tp
@@ -63,8 +66,8 @@ class Head:
     def logits(
         self, x: torch.Tensor, tape: Tape | None = None, position: int | None = None
     ) -> torch.Tensor:
-        """This rank's logits [seq, micro_batch, vocab/tp], in the compute type or its kernel's; of
-        one ``position`` only, [micro_batch, vocab/tp], if it is given."""
+        """This rank's logits [seq, micro_batch, vocab/tp], in the compute type or its kernel's;
+        with ``position``, of that position only: [micro_batch, vocab/tp]."""
         whole = self.tp.gather(self.norm.forward(x, tape)).wait()
         if position is not None:
             whole = whole[position]

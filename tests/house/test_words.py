@@ -1,0 +1,153 @@
+"""Prose of the code and the pages avoids a short list of words that only the authors understand.
+
+Machines send, report, receive, fail and restart; they do not tell, say or hear. Names in code are
+not checked: only docstrings, comments, messages and Markdown outside code blocks.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import subprocess
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FORBIDDEN = {
+    r"mend(s|ed|ing)?": "repair, restart, fix",
+    r"for ever": "forever",
+    r"unheard": "silent, unreachable",
+    r"(is|are|was) heard": "is received, is detected",
+    r"hears (from|of|that|none|it)": "receives",
+    r"tells (all|it|them|what|who|where|that|apart)": "reports, sends, shows",
+    r"(is|are|was|were) told": "is sent, is asked",
+    r"its word": "its report",
+    r"says? nothing": "does not report anything",
+    r"whoever": "the process that, any client",
+    r"goes? on": "continues",
+    r"went on": "continued",
+    r"stands? still|stood still": "makes no progress, does not change",
+    r"is no (JSON|TOML|CURVE|Megatron|Z85|tokenizer|folder|key|multiple|socket|text|count)": (
+        "is not a"
+    ),
+    r"(one|once) a (step|run|wish|generation|recovery|order|drill|period|call)": "one per",
+    r"asked was": "but ... was requested",
+    r"of no use": "unusable",
+    r"lets? go of": "release",
+    r"gets? ahead|got ahead": "makes progress",
+    r"by and by|again and again": "repeatedly",
+    r"rightly": "(leave it out)",
+    r"beside (it|the other|a worker)": "next to",
+}
+"""Pattern -> what to write instead."""
+
+NOT_YET = (
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "benchmarks/",
+    "console/",
+    "docs/",
+    "examples/",
+    "infra/",
+    "notebooks/",
+    "services/trainer/src/headway/trainer/control/",
+    "tests/",
+)
+"""Paths whose prose is not cleaned yet; shorten this list, do not extend it."""
+
+TESTS = re.compile(r"(libs|services)/[a-z_]+/tests/")
+"""Test code of the parts, whose test names are sentences, is not checked."""
+
+WORDS = re.compile(rf"\b({'|'.join(FORBIDDEN)})\b", re.IGNORECASE)
+
+
+def _files() -> list[str]:
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py", "*.md"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    found = [name for name in listed.stdout.split() if (ROOT / name).exists()]
+    return [name for name in found if not name.startswith(NOT_YET) and not TESTS.match(name)]
+
+
+def prose(name: str, text: str) -> Iterator[tuple[int, str]]:
+    """(line, text) of what people read: strings and comments of code, Markdown without code."""
+    if name.endswith(".md"):
+        yield from _markdown(text)
+        return
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.lineno, node.value
+    block: list[str] = []
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            block.append(token.string.lstrip("# "))
+        elif token.type != tokenize.NL and block:
+            yield token.start[0] - len(block), " ".join(block)
+            block = []
+
+
+def _markdown(text: str) -> Iterator[tuple[int, str]]:
+    is_code, start, block = False, 1, list[str]()
+    for number, line in enumerate([*text.splitlines(), ""], start=1):
+        is_code ^= line.startswith("```")
+        if line.strip() and not is_code and not line.startswith("|"):
+            block.append(line)
+            continue
+        yield start, " ".join(block)
+        block, start = [], number + 1
+        if line.startswith("|"):
+            yield number, line
+
+
+def findings(name: str, text: str) -> list[str]:
+    """``file:line: the phrase and what to write``, of one file."""
+    found = []
+    for line, passage in prose(name, text):
+        for match in WORDS.finditer(" ".join(passage.split())):
+            instead = next(
+                advice
+                for pattern, advice in FORBIDDEN.items()
+                if re.fullmatch(pattern, match[0], re.IGNORECASE)
+            )
+            found.append(f"{name}:{line}: {match[0]!r}; write: {instead}")
+    return found
+
+
+def test_prose_has_none_of_the_forbidden_words() -> None:
+    names = _files()
+    assert len(names) > 200, "the files were found"
+    assert [hit for name in names for hit in findings(name, (ROOT / name).read_text())] == []
+
+
+def test_the_exempt_paths_exist() -> None:
+    assert [path for path in NOT_YET if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.py", '"""A run that goes\n    on."""\n'),
+        ("a.py", "x = 1\n# who must\n# mend it\ny = 2\n"),
+        ("a.py", 'raise ValueError(f"{x} is no JSON")\n'),
+        ("a.md", "It waits\nfor ever.\n"),
+        ("a.md", "| a | whoever reads it |\n"),
+    ],
+)
+def test_a_forbidden_word_is_found_also_across_lines(name: str, text: str) -> None:
+    assert len(findings(name, text)) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.py", "unheard = 1\n"),
+        ("a.md", "```\nfor ever\n```\n"),
+        ("a.py", '"""It continues."""\n'),
+    ],
+)
+def test_names_and_code_blocks_are_not_prose(name: str, text: str) -> None:
+    assert findings(name, text) == []
