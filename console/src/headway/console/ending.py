@@ -146,7 +146,7 @@ class _Progress:
             status = run.status(0.5, num_ranks=0)
             step = status.step
             self.waiting = f" ({status.waiting})" if status.waiting else ""
-        rows = run.query("SELECT MAX(step) FROM metrics")
+        rows = run.query("SELECT step FROM metrics ORDER BY generation DESC, step DESC LIMIT 1")
         step = max(step, int(rows[0][0] or 0) if rows else 0)
         seen = (run.outcome, bytes_below(run.folder.checkpoints))
         processes = len(processes_of(run.folder.run_id))

@@ -9,6 +9,7 @@ strings are allowed).
 from __future__ import annotations
 
 import dataclasses
+import functools
 import difflib
 import tomllib
 import types
@@ -104,13 +105,19 @@ def _merge(base: dict[str, Any], layer: Mapping[str, Any]) -> None:
             base[key] = dict(value) if isinstance(value, Mapping) else value
 
 
+@functools.cache
+def _hints(cls: Any) -> dict[str, Any]:
+    """The types of a class's fields: evaluating them takes longer than all else here."""
+    return typing.get_type_hints(cls)
+
+
 # ---- building ---------------------------------------------------------------------------------
 def _build(cls: Any, data: Any, path: str, base: Any) -> Any:
     """A ``cls`` from ``data``; absent keys come from ``base``, or without one from the class."""
     if not isinstance(data, Mapping):
         remedy = f"write it as [{path}] with keys below"
         raise ConfigError(f"{path} = {data!r} is not a table", remedy=remedy)
-    hints, prefix = typing.get_type_hints(cls), f"{path}." if path else ""
+    hints, prefix = _hints(cls), f"{path}." if path else ""
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
     for key in (key for key in data if key not in fields):
         remedy = _nearest_key(cls, key, list(fields), prefix)
@@ -152,7 +159,7 @@ def _nearest_key(cls: Any, key: str, known: Sequence[str], prefix: str) -> str:
 def _names_below(cls: Any, path: str = "") -> list[str]:
     """Dotted names of every option in the tables inside ``cls``."""
     found: list[str] = []
-    for name, hint in typing.get_type_hints(cls).items():
+    for name, hint in _hints(cls).items():
         full = f"{path}.{name}" if path else name
         is_table = dataclasses.is_dataclass(hint)
         found += _names_below(hint, full) if is_table else [full] if path else []

@@ -42,6 +42,7 @@ CREATE TABLE IF NOT EXISTS metrics (generation INTEGER, step INTEGER, loss REAL,
 CREATE TABLE IF NOT EXISTS evaluations (generation INTEGER, step INTEGER, loss REAL, tokens INTEGER,
     PRIMARY KEY (generation, step));
 """
+_SKIPPED_INDEX = "CREATE INDEX IF NOT EXISTS metrics_skipped ON metrics (step) WHERE skipped"
 SPENT_ON_RESUME = ("stop", "pause", "checkpoint")
 """Commands that have had their effect when an ended run is resumed; a rate that was set still holds."""
 
@@ -81,6 +82,8 @@ class Journal:
             self._db.executescript(_SCHEMA)
         if "skipped" not in self._columns("metrics"):  # of a run that an older version began
             self._db.execute("ALTER TABLE metrics ADD COLUMN skipped INTEGER NOT NULL DEFAULT 0")
+        with contextlib.suppress(sqlite3.OperationalError):  # a full disk: readers are slower then
+            self._db.execute(_SKIPPED_INDEX)
 
     def close(self) -> None:
         """Close the file."""
