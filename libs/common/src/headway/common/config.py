@@ -9,8 +9,8 @@ strings are allowed).
 from __future__ import annotations
 
 import dataclasses
-import functools
 import difflib
+import functools
 import tomllib
 import types
 import typing
