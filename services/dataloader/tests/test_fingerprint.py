@@ -89,7 +89,7 @@ def test_a_pair_without_digests_is_given_them_so_that_nobody_reads_it_whole_agai
     assert digests_path(prefix).read_bytes() == recorded
     assert tokens.is_current(), "the daemon does not open it anew for that"
     (line,) = [record.getMessage() for record in caplog.records]
-    assert f"{digests_path(prefix)} is written" in line
+    assert f"{digests_path(prefix)} was written" in line
     monkeypatch.setattr(formats, "compute_digests", _refuse)
     assert TokenFile(prefix).fingerprint() == found
 

@@ -91,7 +91,7 @@ def test_a_folder_with_other_files_is_never_replaced(
 ) -> None:
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "letter.txt").write_text("dear")
-    with pytest.raises(InputError, match="no prepared data"):
+    with pytest.raises(InputError, match="not prepared data"):
         prepare(_config(tmp_path / "home", text_folder), force=force)
     assert (tmp_path / "home" / "letter.txt").read_text() == "dear"
 
@@ -118,7 +118,7 @@ def test_two_runs_at_once_make_it_once(text_folder: Path, tmp_path: Path) -> Non
         subprocess.Popen(arguments, env=child_environment(), stdout=-1, stderr=-1) for _ in range(3)
     ]
     facts = [json.loads(run.communicate()[0]) for run in runs]
-    assert sorted(fact["already_prepared"] for fact in facts) == [False, True, True]
+    assert sorted(fact["was_there"] for fact in facts) == [False, True, True]
     verify(tmp_path / "d")
 
 

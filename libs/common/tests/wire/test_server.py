@@ -116,7 +116,7 @@ def test_a_socket_file_of_a_killed_server_is_replaced(sock_dir: Path) -> None:
 def test_a_file_that_is_no_socket_is_left_alone(sock_dir: Path) -> None:
     path = sock_dir / "a.sock"
     path.write_text("precious")
-    with pytest.raises(InputError, match="no socket"):
+    with pytest.raises(InputError, match="not a socket"):
         Server(f"ipc://{path}", {})
     assert path.read_text() == "precious"
 

@@ -259,7 +259,7 @@ class Executor:
                     run_id=run_id,
                     epoch=epoch,
                     current=run.guardian.epoch,
-                    held_back=held_back,
+                    suppressed=held_back,
                 )
             return
         match message:
