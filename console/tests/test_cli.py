@@ -176,6 +176,8 @@ def test_status_says_what_the_run_waits_for_and_which_steps_were_skipped(
     _, out, _ = fake_call("status", "fake")
     assert "2 steps skipped, last at step 4" in out
     assert "running: rank 1 has no worker yet" in out
+    fake.troubles = {0: "dataloader does not run: cannot be started"}
+    assert "node 0: dataloader does not run: cannot be started" in fake_call("status", "fake")[1]
     fake.advance(1)
     fake.recover(back_to=2)  # the steps are done again, and this time they are finite
     fake.advance(4)

@@ -55,6 +55,7 @@ class FakeRun:
         self.step, self.generation, self.paused, self.outcome = 0, 0, False, ""
         self.commands: list[Command] = []
         self.waiting = ""
+        self.troubles: dict[int, str] = {}
         self.is_old = False
         """A driver from before status came in pages: it lists every rank."""
         paths = NodePaths(self.folder.run_id, 0)
@@ -266,6 +267,7 @@ class FakeRun:
             nodes={0: "active"},
             services={0: {"dataloader": me.pid}},
             waiting=self.waiting,
+            troubles=self.troubles,
             num_ranks=num_ranks,
             statuses={"running": num_ranks},
         )

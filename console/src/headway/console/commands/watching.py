@@ -135,7 +135,8 @@ def _with_ranks(progress: Progress, ranks: tuple[RankStatus, ...]) -> Progress:
 def _status_lines(progress: Progress) -> list[str | Table]:
     assert progress.status is not None
     ranks = [(r.rank, r.node, r.pid, r.status, r.step) for r in progress.status.ranks]
-    lines: list[str | Table] = []
+    troubles = sorted(progress.status.troubles.items())
+    lines: list[str | Table] = [f"node {node}: {trouble}" for node, trouble in troubles]
     if progress.status.num_ranks > len(ranks):
         counts = sorted(progress.status.statuses.items(), key=lambda item: (-item[1], item[0]))
         summary = ", ".join(f"{number} {status}" for status, number in counts)
