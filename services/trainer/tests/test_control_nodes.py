@@ -271,7 +271,13 @@ def test_an_eviction_without_a_spare_is_refused_by_name() -> None:
 
 
 def test_a_successor_keeps_lost_and_evicted_nodes_out_and_releases_what_was_not() -> None:
-    memory = Memory(lost=(2,), evicted=(1, 3), released=(3,))
+    memory = Memory(
+        lost=(2,),
+        evicted=(1, 3),
+        released=(3,),
+        barred=((1, "evicted", -1, -1), (3, "evicted", -1, -1)),
+        losses=((1, 1), (2, 1), (3, 1)),
+    )
     hand = Hand(nodes=5, rank_nodes={0: 0, 1: 0, 2: 4, 3: 4}, memory=memory)
     assert [hand.state.status_of(n) for n in range(5)] == [
         "silent",
