@@ -147,8 +147,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if time.monotonic() > ends_at:
             return
         bench = benches.get()
-        killer = bench.killed_by(mutant.file, mutant.code, tests_of(mutant.file)[part])
-        benches.put(bench)
+        try:
+            killer = bench.killed_by(mutant.file, mutant.code, tests_of(mutant.file)[part])
+        finally:
+            benches.put(bench)
         row = {"mutant": mutant.name, "file": mutant.file, "killed_by": killer}
         if killer is None:
             row |= {"reason": reasons().get(mutant.name, ""), "tests": ("own", "folder")[part]}
@@ -161,6 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="headway-mutant-") as folder:
         for number in range(options.jobs):
             benches.put(Bench(Path(folder) / str(number)))
+        check_tests(benches, [one for one in mutants if options.only in one.name])
         for part in (0, 1):
             tried = [one for one in mutants if options.only in one.name]
             tried = [one for one in tried if (one.name in rows) == bool(part)]
@@ -169,8 +172,20 @@ def main(argv: Sequence[str] | None = None) -> int:
                 list(pool.map(lambda one, part=part: attempt(one, part), tried))
     survived = [row for row in rows.values() if row["killed_by"] is None]
     open_ones = [row for row in survived if not row["reason"]]
+    untried = [one for one in mutants if options.only in one.name and one.name not in rows]
     print(f"{len(rows)} mutants, {len(survived)} survived, {len(open_ones)} without a reason")
-    return 1 if open_ones else 0
+    print(f"{len(untried)} were not tried")
+    return 1 if open_ones or untried else 0
+
+
+def check_tests(benches: queue.SimpleQueue[Bench], mutants: list[Mutant]) -> None:
+    """The mutants' own tests pass without any mutant: what fails anyhow would seem to kill all."""
+    bench = benches.get()
+    for one in {rank(one.file): one for one in mutants}.values():
+        failed = bench.killed_by(one.file, (ROOT / one.file).read_text(), tests_of(one.file)[0])
+        if failed:
+            raise SystemExit(f"without any mutant: {failed}")
+    benches.put(bench)
 
 
 def write(options: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
