@@ -5,7 +5,8 @@ negated, loops that run no time. A seeded sample of them is tried, each in a cop
 comes first on the path, in a fork of a process that has loaded the heavy libraries already. The
 tests of the mutant's own file run first; a mutant that passes them all must pass the other tests of
 its folder too before it counts as a survivor: a change that no test sees.
-``benchmarks/survivors.toml`` gives the reason for each that may survive.
+``benchmarks/survivors.toml`` gives the reason for each that may survive. The tests must not be
+edited while it runs: what a half-written test fails would count as killed.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import queue
 import random
 import sys
 import tempfile
+import threading
 import time
 import tomllib
 from collections.abc import Sequence
@@ -142,12 +144,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows = {row["mutant"]: row for row in old if row["killed_by"]}
         rows = {one.name: rows[one.name] for one in mutants if one.name in rows}
     benches: queue.SimpleQueue[Bench] = queue.SimpleQueue()
+    checked: set[int] = set()
+    checking = threading.Lock()
 
     def attempt(mutant: Mutant, part: int) -> None:
         if time.monotonic() > ends_at:
             return
         bench = benches.get()
         try:
+            with checking:
+                if rank(mutant.file) not in checked:
+                    check_tests(bench, mutant.file)
+                    checked.add(rank(mutant.file))
             killer = bench.killed_by(mutant.file, mutant.code, tests_of(mutant.file)[part])
         finally:
             benches.put(bench)
@@ -163,7 +171,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="headway-mutant-") as folder:
         for number in range(options.jobs):
             benches.put(Bench(Path(folder) / str(number)))
-        check_tests(benches, [one for one in mutants if options.only in one.name])
         for part in (0, 1):
             tried = [one for one in mutants if options.only in one.name]
             tried = [one for one in tried if (one.name in rows) == bool(part)]
@@ -178,14 +185,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if open_ones or untried else 0
 
 
-def check_tests(benches: queue.SimpleQueue[Bench], mutants: list[Mutant]) -> None:
-    """The mutants' own tests pass without any mutant: what fails anyhow would seem to kill all."""
-    bench = benches.get()
-    for one in {rank(one.file): one for one in mutants}.values():
-        failed = bench.killed_by(one.file, (ROOT / one.file).read_text(), tests_of(one.file)[0])
-        if failed:
-            raise SystemExit(f"without any mutant: {failed}")
-    benches.put(bench)
+def check_tests(bench: Bench, file: str) -> None:
+    """Its own tests pass without any mutant: what fails anyhow would seem to kill all."""
+    if failed := bench.killed_by(file, (ROOT / file).read_text(), tests_of(file)[0]):
+        raise SystemExit(f"without any mutant: {failed}")
 
 
 def write(options: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
