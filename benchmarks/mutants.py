@@ -145,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows = {one.name: rows[one.name] for one in mutants if one.name in rows}
     benches: queue.SimpleQueue[Bench] = queue.SimpleQueue()
     checked: set[int] = set()
-    checking = threading.Lock()
+    checking, writing = threading.Lock(), threading.Lock()
 
     def attempt(mutant: Mutant, part: int) -> None:
         if time.monotonic() > ends_at:
@@ -163,10 +163,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if killer is None:
             row |= {"reason": reasons().get(mutant.name, ""), "tests": ("own", "folder")[part]}
         word = "killed  " if killer else ("reason  " if row["reason"] else "SURVIVED")
-        print(f"{word} {mutant.name}", flush=True)
-        rows[mutant.name] = row
-        if options.out:
-            write(options, list(rows.values()))
+        with writing:
+            print(f"{word} {mutant.name}", flush=True)
+            rows[mutant.name] = row
+            if options.out:
+                write(options, list(rows.values()))
 
     with tempfile.TemporaryDirectory(prefix="headway-mutant-") as folder:
         for number in range(options.jobs):
