@@ -2,8 +2,11 @@
 
 cosmic-ray makes the mutants: comparisons turned round, numbers and constants changed, conditions
 negated, loops that run no time. A seeded sample of them is tried, each in a copy of the source that
-comes first on the path of the tests of its folder. A survivor is a change that no test of them sees;
-``benchmarks/survivors.toml`` gives the reason for each that may survive.
+comes first on the path, in a fork of a process that has loaded the heavy libraries already. The
+tests of the mutant's own file run first; a mutant that passes them all must pass the other tests of
+its folder too before it counts as a survivor: a change that no test sees.
+``benchmarks/survivors.toml`` gives the reason for each that may survive. The tests must not be
+edited while it runs: what a half-written test fails would count as killed.
 """
 
 from __future__ import annotations
@@ -12,10 +15,11 @@ import argparse
 import json
 import os
 import platform
+import queue
 import random
-import subprocess
 import sys
 import tempfile
+import threading
 import time
 import tomllib
 from collections.abc import Sequence
@@ -24,18 +28,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.mutations import ROOT, copy_of_source
+from benchmarks.mutant_bench import FOLDERS, Bench, rank, tests_of
+from benchmarks.mutations import ROOT
 
-CONTROL = "services/trainer/src/headway/trainer/control"
-WIRE = "libs/common/src/headway/common/wire"
-TESTS = {
-    CONTROL: "services/trainer/tests/test_control*.py services/trainer/tests/test_guardian*.py "
-    "services/trainer/tests/test_journal.py services/trainer/tests/test_driver*.py "
-    "services/trainer/tests/test_node_run.py",
-    WIRE: "libs/common/tests/wire",
-}
 REASONS = Path(__file__).with_name("survivors.toml")
-LIMIT_S = 240.0
 NOT_USED = (
     "ExceptionReplacer", "VariableInserter", "VariableReplacer", "RemoveDecorator", "ReplaceBinary",
     "_IsNot", "_Is", "_NotIn", "_In", "Invert", "UAdd",
@@ -65,7 +61,7 @@ def sample(count: int, seed: int) -> list[Mutant]:
 
     kinds = [name for name in sorted(plugins.operator_names()) if not _is_unused(name)]
     places: list[tuple[str, str, int]] = []
-    for folder in TESTS:
+    for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):
             if path.name != "__init__.py" and "messages" not in path.parts:
                 places += _places(path, kinds)
@@ -122,34 +118,6 @@ def _mutant(file: str, kind: str, occurrence: int) -> Mutant | None:
     return None
 
 
-def killed_by(mutant: Mutant) -> str | None:
-    """The first failing test, or why the tests did not end well; None if the mutant survives."""
-    folder = next(one for one in TESTS if mutant.file.startswith(one))
-    tests = [
-        str(path.relative_to(ROOT)) for word in TESTS[folder].split() for path in ROOT.glob(word)
-    ]
-    with tempfile.TemporaryDirectory(prefix="headway-mutant-") as name:
-        sources = copy_of_source(Path(name))
-        (Path(name) / mutant.file).write_text(mutant.code)
-        env = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(map(str, sources)),
-            "PYTHONDONTWRITEBYTECODE": "1",
-        }
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
-        try:
-            done = subprocess.run(
-                [*command, "-m", "not slow", *sorted(tests)],
-                cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=LIMIT_S,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            return "did not end"
-    if done.returncode == 0:
-        return None
-    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
-    return failed[0].split(" - ")[0] if failed else f"pytest ended with {done.returncode}"
-
-
 def reasons() -> dict[str, str]:
     """Mutant -> why it may survive."""
     if not REASONS.exists():
@@ -164,29 +132,80 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--only", default="", help="only mutants whose name contains this")
+    parser.add_argument("--minutes", type=float, default=1e6, help="begin no mutant after that")
+    parser.add_argument("--out", type=Path, help="what it shows as killed is not tried again")
     options = parser.parse_args(argv)
-    known, rows = reasons(), []
-    mutants = sample(options.count, options.seed)
-    with ThreadPoolExecutor(options.jobs) as pool:
-        for mutant, killer in zip(mutants, pool.map(killed_by, mutants), strict=True):
-            reason = known.get(mutant.name, "") if killer is None else ""
-            word = "killed  " if killer else ("reason  " if reason else "SURVIVED")
+    ends_at = time.monotonic() + 60 * options.minutes
+    mutants = sorted(sample(options.count, options.seed), key=lambda one: rank(one.file))
+    rows: dict[str, dict[str, Any]] = {}
+    if options.out and options.out.exists():
+        old = json.loads(options.out.read_text())["mutants"]
+        rows = {row["mutant"]: row for row in old if row["killed_by"]}
+        rows = {one.name: rows[one.name] for one in mutants if one.name in rows}
+    benches: queue.SimpleQueue[Bench] = queue.SimpleQueue()
+    checked: set[int] = set()
+    checking, writing = threading.Lock(), threading.Lock()
+
+    def attempt(mutant: Mutant, part: int) -> None:
+        if time.monotonic() > ends_at:
+            return
+        bench = benches.get()
+        try:
+            with checking:
+                if rank(mutant.file) not in checked:
+                    check_tests(bench, mutant.file)
+                    checked.add(rank(mutant.file))
+            killer = bench.killed_by(mutant.file, mutant.code, tests_of(mutant.file)[part])
+        finally:
+            benches.put(bench)
+        row = {"mutant": mutant.name, "file": mutant.file, "killed_by": killer}
+        if killer is None:
+            row |= {"reason": reasons().get(mutant.name, ""), "tests": ("own", "folder")[part]}
+        word = "killed  " if killer else ("reason  " if row["reason"] else "SURVIVED")
+        with writing:
             print(f"{word} {mutant.name}", flush=True)
-            row = {"mutant": mutant.name, "file": mutant.file, "killed_by": killer}
-            rows.append({**row, "reason": reason} if killer is None else row)
-    survived = [row for row in rows if row["killed_by"] is None]
+            rows[mutant.name] = row
+            if options.out:
+                write(options, list(rows.values()))
+
+    with tempfile.TemporaryDirectory(prefix="headway-mutant-") as folder:
+        for number in range(options.jobs):
+            benches.put(Bench(Path(folder) / str(number)))
+        for part in (0, 1):
+            tried = [one for one in mutants if options.only in one.name]
+            tried = [one for one in tried if (one.name in rows) == bool(part)]
+            tried = [one for one in tried if not part or rows[one.name]["killed_by"] is None]
+            with ThreadPoolExecutor(options.jobs) as pool:
+                list(pool.map(lambda one, part=part: attempt(one, part), tried))
+    survived = [row for row in rows.values() if row["killed_by"] is None]
     open_ones = [row for row in survived if not row["reason"]]
+    untried = [one for one in mutants if options.only in one.name and one.name not in rows]
     print(f"{len(rows)} mutants, {len(survived)} survived, {len(open_ones)} without a reason")
-    if options.out:
-        facts = {
-            "command": f"python -m benchmarks.mutants --count {options.count} --seed {options.seed}",
-            "date": time.strftime("%Y-%m-%d"),
-            "hardware": f"{platform.machine()}, {os.cpu_count()} cores",
-            "mutants": rows,
-        }
-        options.out.write_text(json.dumps(facts, indent=1) + "\n")
-    return 1 if open_ones else 0
+    print(f"{len(untried)} were not tried")
+    return 1 if open_ones or untried else 0
+
+
+def check_tests(bench: Bench, file: str) -> None:
+    """Its own tests pass without any mutant: what fails anyhow would seem to kill all."""
+    if failed := bench.killed_by(file, (ROOT / file).read_text(), tests_of(file)[0]):
+        raise SystemExit(f"without any mutant: {failed}")
+
+
+def write(options: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+    """The result so far."""
+    survived = [row for row in rows if row["killed_by"] is None]
+    facts = {
+        "command": f"python -m benchmarks.mutants --count {options.count} --seed {options.seed}",
+        "date": time.strftime("%Y-%m-%d"),
+        "hardware": f"{platform.machine()}, {os.cpu_count()} cores",
+        "asked_for": options.count,
+        "tried": len(rows),
+        "survived": len(survived),
+        "survived_the_own_tests_only": sum(row["tests"] == "own" for row in survived),
+        "mutants": rows,
+    }
+    options.out.write_text(json.dumps(facts, indent=1) + "\n")
 
 
 if __name__ == "__main__":

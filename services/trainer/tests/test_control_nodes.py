@@ -78,6 +78,16 @@ def test_a_node_that_was_started_late_has_time_to_report_before_it_is_given_up()
     assert "node_lost" in events(hand.wait(1.0))
 
 
+def test_a_node_that_has_not_reported_is_not_given_up_for_having_no_worker() -> None:
+    hand = Hand()
+    hand.silent.add(1)
+    hand.hear(0)
+    hand.hear(2)
+    actions = hand.wait(LIMITS.gather_timeout_s + 1.0)
+    assert only(actions, RestartNode) == RestartNode(1)
+    assert events(actions) == ["node_silent", "waiting"]
+
+
 def test_a_node_whose_executor_was_started_again_keeps_its_ranks_and_generation() -> None:
     hand = Hand().run()
     hand.silent.add(1)
@@ -271,7 +281,13 @@ def test_an_eviction_without_a_spare_is_refused_by_name() -> None:
 
 
 def test_a_successor_keeps_lost_and_evicted_nodes_out_and_releases_what_was_not() -> None:
-    memory = Memory(lost=(2,), evicted=(1, 3), released=(3,))
+    memory = Memory(
+        lost=(2,),
+        evicted=(1, 3),
+        released=(3,),
+        barred=((1, "evicted", -1, -1), (3, "evicted", -1, -1)),
+        losses=((1, 1), (2, 1), (3, 1)),
+    )
     hand = Hand(nodes=5, rank_nodes={0: 0, 1: 0, 2: 4, 3: 4}, memory=memory)
     assert [hand.state.status_of(n) for n in range(5)] == [
         "silent",

@@ -122,7 +122,7 @@ def test_a_suspected_node_stays_out_under_the_next_driver_too() -> None:
     hand = Hand().run()
     actions = hand.send(_verdict("replace_node", 1, kind="xid"))
     memory = [a.memory for a in actions if isinstance(a, Remember)][-1]
-    assert memory.lost == (1,) and memory.losses == ((1, 1),)
+    assert (memory.lost, memory.evicted, memory.losses) == ((1,), (), ((1, 1),))
     successor = Hand(memory=memory, rank_nodes={0: 0, 1: 0, 2: 2, 3: 2})
     successor.hear(1)
     assert successor.state.status_of(1) == "lost"

@@ -265,6 +265,13 @@ def test_a_node_that_carries_no_rank_any_more_forgets_its_arenas_once_it_can() -
     assert forgotten and len([t for t in forgotten if t > node.now - 4.0]) <= 1
 
 
+def test_no_executor_forgets_the_arenas_of_a_node_that_carries_ranks() -> None:
+    node = up()
+    node.restart_executor()
+    node.run(5.0)
+    assert node.is_whole and not [a for _, a in node.actions if isinstance(a, on.ForgetArenas)]
+
+
 def test_the_version_grows_with_what_changes_and_not_with_steps() -> None:
     node = up()
     version = node.guardian.version

@@ -1,0 +1,125 @@
+"""One mutant is tried in a fork of a process that has loaded the heavy libraries already.
+
+The fork leads a session of its own, so that a mutant that hangs is ended with all that it started.
+"""
+
+from __future__ import annotations
+
+import compileall
+import contextlib
+import multiprocessing
+import os
+import resource
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+from benchmarks.mutations import ROOT, copy_of_source
+
+CONTROL = "services/trainer/src/headway/trainer/control"
+WIRE = "libs/common/src/headway/common/wire"
+FOLDERS = {CONTROL: "services/trainer/tests", WIRE: "libs/common/tests/wire"}
+LAST = {CONTROL: ["control_histories"], WIRE: []}
+"""Tests of no one file, which take the longest."""
+OWN_TESTS = (
+    (
+        f"{CONTROL}/decisions/",
+        "control_state control_nodes control_verdicts control_effects control_scale driver",
+    ),
+    (f"{CONTROL}/node/outbox", "outbox"),
+    (f"{CONTROL}/node/leading", "leading guardian node_run"),
+    *(
+        (f"{CONTROL}/node/{name}", "guardian leading node_run")
+        for name in ("guardian", "keeping", "crew", "backoff", "node_events")
+    ),
+    *((f"{WIRE}/{name}", "codec fuzz") for name in ("codec", "message")),
+    (f"{WIRE}/keys", "keys curve"),
+    (f"{WIRE}/loop", "loop server"),
+    (f"{WIRE}/client", "client server"),
+    (f"{WIRE}/server", "server doomed_listener client"),
+    (f"{WIRE}/endpoint", "server client curve"),
+    (f"{WIRE}/", "service"),
+    *((f"{CONTROL}/{name}", "journal driver") for name in ("journal", "writer", "reports")),
+    *((f"{CONTROL}/{name}", "faults") for name in ("faults", "fault_effects", "cgroups")),
+    (f"{CONTROL}/node/executor", "executor node_run"),
+    (f"{CONTROL}/node/", "node_shell node_run executor"),
+    (f"{CONTROL}/", "driver"),
+)
+"""Where a mutant's path begins -> its own tests, the fast ones first; the first line that fits
+counts, and mutants of the upper lines are tried first, because they cost least."""
+PRELOADED = [
+    "torch", "numpy", "polars", "zmq", "msgspec", "msgpack", "structlog", "hypothesis.strategies",
+    "hypothesis.internal.conjecture.engine", "prometheus_client", "psutil", "sqlite3", "pytest",
+    "xxhash", "_pytest.assertion.rewrite", "_pytest.fixtures",
+]  # fmt: skip
+"""Not ``headway``: each fork imports the copy that holds its mutant."""
+LIMIT_S = 900.0
+CPU_LIMIT_S = 150
+
+
+def rank(file: str) -> int:
+    """The line of OWN_TESTS that fits the file."""
+    return next(at for at, (start, _) in enumerate(OWN_TESTS) if file.startswith(start))
+
+
+def tests_of(file: str) -> tuple[list[str], list[str]]:
+    """Its own tests, and the others of its folder."""
+    part = next(one for one in FOLDERS if file.startswith(one))
+    own = OWN_TESTS[rank(file)][1].split()
+    lists = [tests for start, tests in OWN_TESTS if start.startswith(part)]
+    others = sorted({*" ".join(lists).split()} - {*own})
+    return _paths(part, own), _paths(part, [*others, *LAST[part]])
+
+
+def _paths(part: str, names: list[str]) -> list[str]:
+    return [f"{FOLDERS[part]}/test_{name}.py" for name in names]
+
+
+class Bench:
+    """A copy of all sources, in which one mutant after the other is tried."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.sources = [str(path) for path in copy_of_source(folder)]
+        compileall.compile_dir(folder, quiet=2)
+        self.context = multiprocessing.get_context("forkserver")
+        self.context.set_forkserver_preload(PRELOADED)
+
+    def killed_by(self, file: str, code: str, tests: list[str]) -> str | None:
+        """The first failing test, or why the tests did not end well; None if they all passed."""
+        place, log = self.folder / file, self.folder / "log"
+        place.write_text(code)
+        process = self.context.Process(target=run_tests, args=(self.sources, tests, str(log)))
+        process.start()
+        process.join(LIMIT_S)
+        is_over = process.exitcode is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # type: ignore[arg-type]
+        process.join()
+        shutil.copy2(ROOT / file, place)
+        if not is_over or process.exitcode == -signal.SIGXCPU:
+            return "did not end"
+        if process.exitcode == 0:
+            return None
+        lines = log.read_text(errors="replace").splitlines()
+        failed = [line for line in lines if line.startswith(("FAILED ", "ERROR "))]
+        return failed[0].split(" - ")[0] if failed else f"pytest ended with {process.exitcode}"
+
+
+def run_tests(sources: list[str], tests: list[str], log: str) -> None:
+    """In a fork: leads a session of its own, so that all it started can be ended together."""
+    os.setsid()
+    for number in (1, 2):
+        os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND), number)
+    os.chdir(ROOT)
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT_S, CPU_LIMIT_S + 5))
+    os.environ["PYTHONPATH"] = os.pathsep.join(sources)
+    os.environ["PYTHONDONTWRITEBYTECODE"] = os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    sys.path[:0] = sources
+    import pytest
+
+    options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "pytest_timeout", "-m", "not slow"]
+    code = pytest.main([*options, *tests])
+    sys.stdout.flush()
+    os._exit(code)  # threads that a failed test left behind hold nobody up
