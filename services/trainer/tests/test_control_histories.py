@@ -69,7 +69,7 @@ def test_a_driver_that_waits_without_a_word_is_found_out(monkeypatch: pytest.Mon
     monkeypatch.setattr(RunState, "_overdue", lambda _: [])
     cluster = FakeCluster()
     cluster.disk.failing["BeginGeneration"] = "silent"
-    with pytest.raises(AssertionError, match="beginning says nothing for"):
+    with pytest.raises(AssertionError, match="beginning gave no sign for"):
         cluster.run(200)
 
 
