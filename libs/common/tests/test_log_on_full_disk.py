@@ -168,7 +168,7 @@ def test_a_full_disk_does_not_change_the_exit_code(
 
 HUNG = """
 import os, sys
-from headway.common.log import get_logger, num_lines_lost, setup
+from headway.common.log import get_logger, setup
 
 from headway.common.log_stream import tolerate_stderr
 
@@ -177,7 +177,6 @@ setup("probe", in_background=True)
 log = get_logger("part")
 for number in range(12_000):  # far more than a pipe holds
     log.info("a line", number=number)
-assert num_lines_lost() == 0  # not known before the pipe takes something
 os.write(3, b"all are logged")
 sys.exit(7)
 """
@@ -201,6 +200,6 @@ def test_a_log_whose_reader_does_not_read_stops_nothing_and_says_what_was_lost()
     assert process.wait(60) == 7
     os.close(done_reader)
     numbers = [line["number"] for line in lines if line["event"] == "a line"]
-    assert numbers == list(range(len(numbers)))
-    (lost,) = [line for line in lines if line["event"] == "log lines were lost"]
-    assert lost["num_lost"] + len(numbers) == 12_000
+    assert numbers == sorted(set(numbers))
+    lost = [line["num_lost"] for line in lines if line["event"] == "log lines were lost"]
+    assert lost and sum(lost) + len(numbers) == 12_000

@@ -320,7 +320,7 @@ def test_nodes_that_do_not_share_their_folder_are_told_so_and_fill_no_disk(
     for daemon, folder, other in zip(daemons, folders, (1, 0), strict=True):
         until(lambda folder=folder: len(list(folder.glob("*/*.safetensors"))) <= 2)
         status = daemon.status()
-        assert f"nothing came from ranks [{other}]" in status.last_error
+        assert f"no parts from ranks [{other}]" in status.last_error
         assert "check that all nodes write to the same folder" in status.last_remedy
     for arena in arenas:
         arena.close()

@@ -116,7 +116,7 @@ def test_data_moved_away_by_a_killed_run_come_back_even_if_the_source_is_gone(
     (tmp_path / ".d.prepare").mkdir(exist_ok=True)
     (tmp_path / "x").rename(tmp_path / ".d.prepare" / "old")
     assert prepare(config_of(target, text_folder), say=said.append).already_prepared
-    assert any("is back" in line for line in said)
+    assert any("was restored" in line for line in said)
     assert [path.name for path in tmp_path.iterdir()] == ["d"]
 
 

@@ -56,7 +56,9 @@ def test_a_reader_that_gives_up_says_what_failed_and_for_how_long(
     bad_disk.fails_with("EIO")
     with DataClient(bad_disk.daemon.endpoint, spec=spec, timeout_s=3.0) as client:
         wait_until(lambda: bool(errors(bad_disk)), what="the trouble in the status")
-        with pytest.raises(DeadlineError, match=r"within 3 s: .*\(EIO\), for \d+ s now; look at"):
+        with pytest.raises(
+            DeadlineError, match=r"within 3 s: .*\(EIO\), for \d+ s now; check the disk"
+        ):
             client.next()
 
 
