@@ -72,7 +72,8 @@ from headway.trainer.control.requests import Requests
 from headway.trainer.control.writer import JournalWriter
 
 TICK_S = 0.1
-GATHER_S = 0.002  # 1,536 nodes send a message every 0.65 ms
+GATHER_S = 0.005  # messages of many nodes wait so long, to be served together; of fewer, less
+MANY_NODES = 512
 RENEW_S = 0.25
 FLUSH_S = 0.1
 ENDED_S = 0.25
@@ -141,7 +142,8 @@ class Driver:
         public = cluster.key_of("driver").public.decode()
         holder = Holder(epoch, node, me.pid, me.start_ticks, self._server.endpoint, public)
         self._tenure, self._renew_trouble = Tenure(self._lease, holder), ""
-        self._service = Service("driver", server=self._server, gather_s=GATHER_S)
+        gather_s = GATHER_S * min(1.0, cluster.nodes / MANY_NODES)
+        self._service = Service("driver", server=self._server, gather_s=gather_s)
         for source, callback in (
             (self._journal.done_fd, self._journal.run_callbacks),
             (self._background.done_fd, self._background.run_callbacks),
