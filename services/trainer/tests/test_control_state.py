@@ -15,6 +15,7 @@ from headway.testkit.trainer.cluster_model.shell import LIMITS
 from headway.trainer.control.decisions.events import (
     Action,
     BeginGeneration,
+    Done,
     DurableFound,
     FindDurable,
     Finish,
@@ -130,9 +131,9 @@ def test_a_corrupt_checkpoint_is_passed_over_also_when_a_survivor_reported_first
     hand = _from_durable(6)
     hand.send(hand.left(0, "peer", detail="connection reset"))
     hand.send(hand.left(1, detail="BadCheckpointError", bad_checkpoint=True))
-    assert hand.state.memory.max_durable == 5
+    assert hand.state.memory.bad_checkpoints == (6,)
     hand.leave()
-    assert only(hand.read(), FindDurable) == FindDurable(5)
+    assert only(hand.read(), FindDurable) == FindDurable((6,))
     # the answer to an older question must not bring the bad one back
     assert not [a for a in hand.send(DurableFound((6, "f"))) if isinstance(a, BeginGeneration)]
     begin = only(hand.send(DurableFound((4, "g"))), BeginGeneration)
@@ -143,21 +144,37 @@ def test_a_corrupt_checkpoint_is_passed_over_also_when_a_survivor_reported_first
 def test_damaged_data_after_a_durable_restore_do_not_make_the_checkpoint_bad() -> None:
     hand = _from_durable(6)
     hand.send(hand.left(1, detail="CorruptError: train.bin: sequence 7 holds token 70000"))
-    assert hand.state.memory.max_durable is None
+    assert hand.state.memory.bad_checkpoints == ()
 
 
-def test_a_bad_checkpoint_bars_newer_ones_until_the_run_has_passed_it() -> None:
+def test_a_bad_checkpoint_is_barred_until_a_generation_that_restarts_before_it_is_recorded() -> (
+    None
+):
     hand = _from_durable(6)
     hand.send(hand.left(1, bad_checkpoint=True))
     hand.leave()
     hand.read()
-    hand.begin(hand.send(DurableFound((4, "g"))))
-    hand.join(6)
-    hand.wait(0.5)
-    assert hand.state.memory.max_durable == 5
-    hand.step = 7
-    hand.wait(0.5)
-    assert hand.state.memory.max_durable is None
+    begin = only(hand.send(DurableFound((4, "g"))), BeginGeneration)
+    assert hand.state.memory.bad_checkpoints == (6,)
+    hand.send(Done(begin))
+    assert hand.state.memory.bad_checkpoints == (), (
+        "one of this step that is written now is another"
+    )
+
+
+def test_a_bad_checkpoint_stays_barred_while_the_run_restarts_beyond_it_but_newer_ones_count() -> (
+    None
+):
+    hand = _from_durable(6)
+    hand.send(hand.left(1, bad_checkpoint=True))
+    hand.leave()
+    hand.begin(hand.read(8) + hand.send(DurableFound(None)))
+    hand.join(9)
+    assert hand.state.memory.bad_checkpoints == (6,)
+    hand.send(hand.left(1))
+    hand.leave()
+    assert only(hand.read(), FindDurable) == FindDurable((6,))
+    assert only(hand.send(DurableFound((10, "h"))), BeginGeneration).restored_step == 10
 
 
 def test_a_snapshot_with_a_wrong_digest_is_never_restored_again_and_the_next_good_copy_is() -> None:

@@ -76,7 +76,7 @@ def test_a_write_that_fails_leaves_nothing_and_the_journal_usable(path: Path) ->
 
 def test_the_journal_is_private_and_keeps_what_a_successor_needs(path: Path) -> None:
     journal = Journal(path, epoch=1)
-    memory = Memory(crashes=(("rank 1 failed", 5, 2),), lost=(3,), max_durable=7)
+    memory = Memory(crashes=(("rank 1 failed", 5, 2),), lost=(3,), bad_checkpoints=(7,))
     journal.remember(memory)
     journal.close()
     assert path.stat().st_mode & 0o777 == 0o600

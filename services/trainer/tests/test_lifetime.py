@@ -15,6 +15,7 @@ JOB = "headway.testkit.trainer.lifetime:train_until_broken"
 NUM_STEPS = 50
 NUM_ABORTS = 20
 MAX_GROWTH_BYTES = 1 << 21
+UNDISTURBED_S = 60.0
 LAYOUTS = [
     Layout("pp2", "gpipe", "serial"),
     Layout("pp2xdp2", "1f1b", "serial"),
@@ -62,7 +63,9 @@ def test_fifty_steps_and_twenty_aborts_leave_nothing_behind(
                 losses.setdefault(int(step), set()).add(loss)
         return reports
 
-    records = [report["records"] for report in train(2, {}, fuse_step=1)]
+    reports = train(2, {}, fuse_step=1, timeout_s=UNDISTURBED_S)
+    assert [report["why"] for report in reports] == ["done"] * world
+    records = [report["records"] for report in reports]
     for number in range(NUM_ABORTS):
         victim = number % world
         # from the first record of a step to the last, every kind of action among them
@@ -75,7 +78,7 @@ def test_fifty_steps_and_twenty_aborts_leave_nothing_behind(
         whys = [report["why"] for report in reports]
         assert "done" not in whys, f"abort {number} at record {at} of rank {victim}: {whys}"
     step = restore_step(tmp_path, world)
-    reports = train(NUM_STEPS, {}, source="arena", step=step, is_last=True)
+    reports = train(NUM_STEPS, {}, source="arena", step=step, is_last=True, timeout_s=UNDISTURBED_S)
     assert [report["why"] for report in reports] == ["done"] * world
     assert sorted(losses) == list(range(NUM_STEPS))
     assert {len(found) for found in losses.values()} == {1}, (

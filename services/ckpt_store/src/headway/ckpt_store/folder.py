@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -168,20 +168,24 @@ def complete(
 
 
 def newest(
-    checkpoints: Path, world_size: int | None = None, max_step: int | None = None
+    checkpoints: Path,
+    world_size: int | None = None,
+    max_step: int | None = None,
+    without: Collection[int] = (),
 ) -> CheckpointInfo | None:
     """The complete checkpoint to restore: the newest step, and for equal steps
     the newest generation.
 
     Checkpoints made obsolete by a newer generation (``mark_generation``) do not count.
-    ``world_size`` and ``max_step`` narrow the choice; to skip one that turned out corrupt, pass
-    ``max_step = step - 1``.
+    ``world_size`` and ``max_step`` narrow the choice; ``without`` names steps that proved corrupt.
 
     Raises:
         CorruptError: there are manifests, but none can be read.
     """
     for info in complete(Path(checkpoints)):
-        if world_size in (None, info.world_size) and (max_step is None or info.step <= max_step):
+        if world_size not in (None, info.world_size) or info.step in without:
+            continue
+        if max_step is None or info.step <= max_step:
             return info
     return None
 

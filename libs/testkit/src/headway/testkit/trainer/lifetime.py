@@ -121,11 +121,13 @@ def train_until_broken(
     fuse_at: int = 0,
     fuse: str = "",
     is_last: bool = False,
+    timeout_s: float = TIMEOUT_S,
 ) -> dict[str, Any]:
     """Train to ``until`` steps, or until this rank's ``fuse`` blows or a peer's does.
 
     Returns how it ended, the losses, the census after each step, evaluation and end, and how many
-    records ``fuse_step`` had. ``is_last`` releases the session and counts what is left.
+    records ``fuse_step`` had. ``is_last`` releases the session and counts what is left. On a busy
+    machine a rank may be later than ``TIMEOUT_S``: a part that must reach its end needs more.
     """
     with no_collections():
         if keep not in context.kept:
@@ -141,7 +143,7 @@ def train_until_broken(
                 kept.num_tensors = census()["tensors"]
 
         why = run_generation(
-            context, session, rank, generation, folder, restore, journal, until, TIMEOUT_S
+            context, session, rank, generation, folder, restore, journal, until, timeout_s
         )
         journal.take(f"end {generation}")
         report = {

@@ -342,7 +342,7 @@ class Driver:
             found = newest(
                 self.run_dir.checkpoints,
                 world_size=self.config.parallel.world_size,
-                max_step=action.max_step,
+                without=action.bad,
             )
             return DurableFound((found.step, str(found.path)) if found else None)
 

@@ -182,8 +182,9 @@ class Driver:
                 newest = disk.journal[-1].generation if disk.journal else -1
                 assert action.generation > newest, f"{action.generation} was used before"
                 disk.journal.append(action)
+                disk.durable = {s: g for s, g in disk.durable.items() if s <= action.restored_step}
             case FindDurable():
-                steps = [s for s in disk.durable if action.max_step is None or s <= action.max_step]
+                steps = [step for step in disk.durable if step not in action.bad]
                 found = (max(steps), f"step-{max(steps)}") if steps else None
                 self.inbox.append(DurableFound(found))
             case Remember():

@@ -55,7 +55,7 @@ class Core:
         self.fleet = Fleet(start.nodes, start.rank_nodes)
         self.members = Members(self.fleet.rank_nodes)
         self.brake = Brake(limits.max_crashes, memory.crashes, memory.causes)
-        self.copies = Copies(memory.max_durable, memory.bad_snapshots)
+        self.copies = Copies(memory.bad_checkpoints, memory.bad_snapshots)
         self.commands: list[Steer] = list(start.commands)
         self.generation = self.members.generation = start.generation
         self.numbered = start.generation
@@ -226,13 +226,13 @@ class Core:
     def lose_node(self, number: int, reason: str, *, bar: str = "") -> list[Action]:
         """Give a node up. Its ranks stay its own until a spare takes them over."""
         node = self.fleet.nodes[number]
+        self.is_memory_stale = True
         if node.status == "lost":
             self.fleet.set_bar(node, bar or node.bar)
             return []
         for name in self.fleet.lose(node, bar):
             if (rank := self.members.rank_of.get(name)) is not None:
                 self.members.update(rank, None)
-        self.is_memory_stale = True
         actions: list[Action] = [Log("node_lost", {"node": number, "reason": reason})]
         if node.ranks:
             is_counted = bar != "evicted"
@@ -308,7 +308,7 @@ class Core:
             released=tuple(
                 node.number for node in lost if node.bar == "evicted" and node.is_released
             ),
-            max_durable=self.copies.max_durable,
+            bad_checkpoints=tuple(sorted(self.copies.bad_checkpoints)),
             bad_snapshots=tuple(sorted(self.copies.bad_snapshots)),
             barred=tuple((n.number, n.bar, *n.barred_process) for n in lost if n.bar),
             losses=tuple((n.number, n.losses) for n in self.fleet.nodes.values() if n.losses),

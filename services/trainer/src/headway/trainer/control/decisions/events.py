@@ -125,9 +125,9 @@ class BeginGeneration:
 
 @dataclass(frozen=True)
 class FindDurable:
-    """Look for the newest complete checkpoint, of at most ``max_step``, and answer with ``DurableFound``."""
+    """Look for the newest complete checkpoint of any step but ``bad``; answered by ``DurableFound``."""
 
-    max_step: int | None = None
+    bad: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -176,8 +176,8 @@ class Memory:
     lost: tuple[int, ...] = ()
     """Nodes that were given up; one that is heard again becomes a spare."""
     evicted: tuple[int, ...] = ()
-    max_durable: int | None = None
-    """Checkpoints beyond this step proved bad."""
+    bad_checkpoints: tuple[int, ...] = ()
+    """Steps of checkpoints that cannot be restored."""
     bad_snapshots: tuple[tuple[int, int], ...] = ()
     """(rank, step) of snapshots that do not match their digest."""
     released: tuple[int, ...] = ()

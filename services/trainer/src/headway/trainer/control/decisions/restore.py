@@ -12,14 +12,14 @@ class Copies:
     """What the nodes report of their arenas, less what proved bad.
 
     Args:
-        max_durable: checkpoints beyond this step proved bad.
+        bad_checkpoints: steps of checkpoints that cannot be restored.
         bad_snapshots: (rank, step) of snapshots that do not match their digest.
     """
 
     def __init__(
-        self, max_durable: int | None = None, bad_snapshots: Iterable[tuple[int, int]] = ()
+        self, bad_checkpoints: Iterable[int] = (), bad_snapshots: Iterable[tuple[int, int]] = ()
     ) -> None:
-        self.max_durable = max_durable
+        self.bad_checkpoints = set(bad_checkpoints)
         self.bad_snapshots = dict.fromkeys((rank, step) for rank, step in bad_snapshots)
         self.unread: dict[int, None] = {}
         """Nodes whose snapshots are not known yet."""
@@ -48,7 +48,7 @@ class Copies:
 
     def bad_checkpoint(self, step: int) -> None:
         """Never restore this checkpoint again; an older one may be good."""
-        self.max_durable = step - 1 if self.max_durable is None else min(self.max_durable, step - 1)
+        self.bad_checkpoints.add(step)
 
     def choose(self, rank_nodes: Mapping[int, int], durable: tuple[int, str] | None) -> Restore:
         """The restore point of a generation whose ranks run on these nodes."""
@@ -65,12 +65,10 @@ class Copies:
             for rank, home in rank_nodes.items()
         }
 
-    def superseded(self, step: int) -> bool:
-        """Forget bad checkpoints that a run at ``step`` has written anew; True if there were any."""
-        if self.max_durable is None or step <= self.max_durable + 1:
-            return False
-        self.max_durable = None
-        return True
+    def restarted(self, step: int) -> None:
+        """Forget bad checkpoints beyond ``step``: the generation that restarts there has marked them
+        obsolete, and one of the same step that it writes is another one."""
+        self.bad_checkpoints = {bad for bad in self.bad_checkpoints if bad <= step}
 
     def renewed(self) -> bool:
         """Forget bad snapshots: every rank restored another copy, which frees the slots of newer ones."""

@@ -196,6 +196,7 @@ class RunState:
             AssertionError: with what does not fit.
         """
         assert self._core.phase in PHASES, f"unknown phase {self._core.phase!r}"
+        assert self._memory == self._core.memory(), "a successor would know less than this driver"
         check(self._core)
 
     @property

@@ -50,7 +50,7 @@ class Choosing(Phase):
             core.enter("gathering")
             return []
         if core.effects.due(FindDurable):
-            return core.effects.ask(FindDurable(core.copies.max_durable))
+            return core.effects.ask(FindDurable(tuple(sorted(core.copies.bad_checkpoints))))
         return []
 
     def limit_s(self, core: Core) -> float:
@@ -101,8 +101,7 @@ class Beginning(Phase):
 
 def found(core: Core, checkpoint: tuple[int, str] | None, trouble: str) -> list[Action]:
     """Take in what the checkpoints folder holds."""
-    newest = core.copies.max_durable
-    if checkpoint is not None and newest is not None and checkpoint[0] > newest:
+    if checkpoint is not None and checkpoint[0] in core.copies.bad_checkpoints:
         return []  # the answer to an earlier question; this one is asked again when it stays open
     core.effects.settled(FindDurable, trouble or None)
     if core.phase != "choosing":
@@ -131,6 +130,8 @@ def begun(core: Core, action: BeginGeneration) -> list[Action]:
     for rank in core.members.workers:
         core.members.update(rank, core.view(rank))
     core.store = None
+    core.copies.restarted(core.restore.step)
+    core.is_memory_stale = True
     core.furthest, core.progress_at = core.restore.step, core.clock.now
     core.enter("joining")
     fields = {

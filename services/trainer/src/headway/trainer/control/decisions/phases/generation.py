@@ -87,8 +87,6 @@ class Running(Phase):
         if not core.members.all("joining", *HOLDING):
             left = [rank for rank, _ in _without(core, ("joining", *HOLDING))]
             return core.fence(f"{ranks(left)} left and did not say why")
-        if core.copies.max_durable is not None and node is None:
-            core.is_memory_stale |= core.copies.superseded(core.step)
         if node is None and not core.is_round_due():
             return []
         return kill_strays(core, node) + steer(core, node)
