@@ -96,7 +96,7 @@ def judge(seen: dict[str, Any], config: dict[str, int], faults: Sequence[Fault])
 def settle(
     run: Run, config: dict[str, int], faults: Sequence[Fault]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Look again and again until nothing is degraded, ``LIMIT_S`` at most; returns the last look."""
+    """Look repeatedly until nothing is degraded, ``LIMIT_S`` at most; returns the last look."""
     deadline = time.monotonic() + LIMIT_S
     while True:
         seen = look(run)

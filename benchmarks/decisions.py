@@ -115,7 +115,7 @@ def measure(nodes: int, ranks: int, beats: int) -> dict[str, Any]:
                 began_ns = time.perf_counter_ns()
                 state.handle(event, now)
                 rows.setdefault(kind, []).append(time.perf_counter_ns() - began_ns)
-        # every node is heard, so that none is silent, and all hold the same version
+        # every node reports, so that none is silent, and all hold the same version
         for node in range(nodes):
             state.handle(beat(node, ranks, **changed), now)
         now += 0.5

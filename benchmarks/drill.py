@@ -100,7 +100,7 @@ def strike_and_recover(run: Run, striker: Striker, fault: Fault) -> dict[str, An
     before = healthy(run)
     try:
         striker.strike(fault)
-        # What is told may be older than the strike: healthy is who has a new process for each that fell,
+        # What is reported may be older than the strike: healthy is who has a new process for each that fell,
         # and steps go on.
         after = healthy(run, beyond_step=before.step + 2, fallen=fault.fallen)
         until = time.monotonic()

@@ -22,10 +22,11 @@ WIRE = "libs/common/src/headway/common/wire"
 FOLDERS = {CONTROL: "services/trainer/tests", WIRE: "libs/common/tests/wire"}
 LAST = {CONTROL: ["control_histories"], WIRE: []}
 """Tests of no one file, which take the longest."""
+DECISIONS = "sentences state nodes verdicts effects scale"
 OWN_TESTS = (
     (
         f"{CONTROL}/decisions/",
-        "control_state control_nodes control_verdicts control_effects control_scale driver",
+        " ".join(f"control_{name}" for name in DECISIONS.split()) + " driver",
     ),
     (f"{CONTROL}/node/outbox", "outbox"),
     (f"{CONTROL}/node/leading", "leading guardian node_run"),

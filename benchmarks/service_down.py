@@ -1,6 +1,6 @@
 """How long do steps take while a service is down? ``python -m benchmarks.service_down``.
 
-One live run; every service is killed again and again, each time followed by a quiet stretch of the same length.
+One live run; every service is killed repeatedly, each time followed by a quiet stretch of the same length.
 A step that overlaps the time from the kill to "everything is well again" counts as one with the service down; the
 steps of the quiet stretches are what it is compared with. A step lasts from the end of the one before to its own end,
 on each rank, by the flight records.

@@ -155,7 +155,7 @@ def d11(report: Report) -> list[str]:
 
 
 def d12(report: Report) -> list[str]:
-    """The same exception again and again ends the run by name, whoever dies beside it."""
+    """The same exception, repeated, ends the run by name, whichever process dies meanwhile."""
     if not report["faulty"]:
         return [] if report["outcome"] == "" else [f"the run ended: {report['outcome']}"]
     if report["outcome"] != "failed":

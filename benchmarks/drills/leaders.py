@@ -1,4 +1,4 @@
-"""D1, D2, D9, D10: whoever leads, and whoever is silent, without being dead."""
+"""D1, D2, D9, D10: a leader or a node that is silent without being dead."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def d1(rig: Rig, rng: random.Random, faulty: bool) -> Report:
     finally:
         for process in stopped:
             process.kill(signal.SIGCONT)
-    time.sleep(5.0)  # whoever woke up has had time to act
+    time.sleep(5.0)  # a process that woke up has had time to act
     status = status_of(run)
     return {
         "recovered_s": recovered,

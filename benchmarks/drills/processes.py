@@ -1,4 +1,4 @@
-"""D6, D7, D8, D12: processes that hang, are looked at, or fail in the same way again and again."""
+"""D6, D7, D8, D12: processes that hang, are looked at, or fail repeatedly in the same way."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def d8(rig: Rig, rng: random.Random, faulty: bool) -> Report:
 
 
 def d12(rig: Rig, rng: random.Random, faulty: bool) -> Report:
-    """A rank raises at one step, again and again; KILL the driver each time."""
+    """A rank raises at one step, repeatedly; KILL the driver each time."""
     run = rig.launch("d12", f"recovery.max_crashes={MAX_CRASHES}")
     before, rank = rig.healthy(run, 10), rng.randrange(2)
     failpoints, step = NodePaths(run.folder.run_id, 0).failpoints, before.step + 60

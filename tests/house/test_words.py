@@ -45,23 +45,11 @@ FORBIDDEN = {
 }
 """Pattern -> what to write instead."""
 
-NOT_YET = (
-    "README.md",
-    "CHANGELOG.md",
-    "CONTRIBUTING.md",
-    "benchmarks/",
-    "console/",
-    "docs/",
-    "examples/",
-    "infra/",
-    "notebooks/",
-    "services/trainer/src/headway/trainer/control/",
-    "tests/",
-)
-"""Paths whose prose is not cleaned yet; shorten this list, do not extend it."""
+RECORDS = ("docs/lab_log.md",)
+"""What was written on its day stays as it was."""
 
-TESTS = re.compile(r"(libs|services)/[a-z_]+/tests/")
-"""Test code of the parts, whose test names are sentences, is not checked."""
+TESTS = re.compile(r"(.*/)?tests/")
+"""Test code, whose test names are sentences, is not checked."""
 
 WORDS = re.compile(rf"\b({'|'.join(FORBIDDEN)})\b", re.IGNORECASE)
 
@@ -70,7 +58,7 @@ def _files() -> list[str]:
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py", "*.md"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     found = [name for name in listed.stdout.split() if (ROOT / name).exists()]
-    return [name for name in found if not name.startswith(NOT_YET) and not TESTS.match(name)]
+    return [name for name in found if not name.startswith(RECORDS) and not TESTS.match(name)]
 
 
 def prose(name: str, text: str) -> Iterator[tuple[int, str]]:
@@ -121,10 +109,6 @@ def test_prose_has_none_of_the_forbidden_words() -> None:
     names = _files()
     assert len(names) > 200, "the files were found"
     assert [hit for name in names for hit in findings(name, (ROOT / name).read_text())] == []
-
-
-def test_the_exempt_paths_exist() -> None:
-    assert [path for path in NOT_YET if not (ROOT / path).exists()] == []
 
 
 @pytest.mark.parametrize(

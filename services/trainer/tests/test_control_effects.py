@@ -9,7 +9,7 @@ import re
 import pytest
 from headway.common.wire.messages.executor import ToWorker
 from headway.common.wire.messages.worker import Steer
-from headway.testkit.trainer.by_hand import Hand, events, only, told
+from headway.testkit.trainer.by_hand import Hand, events, only, sent
 from headway.testkit.trainer.cluster_model.shell import LIMITS
 from headway.trainer.control.decisions.brake import MAX_COUNTS, Brake
 from headway.trainer.control.decisions.events import (
@@ -36,10 +36,10 @@ def _to_beginning() -> tuple[Hand, BeginGeneration]:
 def test_no_worker_hears_of_a_generation_before_its_number_is_on_the_disk() -> None:
     hand, begin = _to_beginning()
     actions = hand.wait(5.0)
-    assert not told(actions, ToWorker)
+    assert not sent(actions, ToWorker)
     assert (hand.state.phase, hand.state.generation) == ("beginning", -1)
     actions = hand.send(Done(begin))
-    assert len(told(actions, ToWorker)) == 4
+    assert len(sent(actions, ToWorker)) == 4
     assert (hand.state.phase, hand.state.generation) == ("joining", 0)
 
 
@@ -60,8 +60,8 @@ def test_a_journal_that_does_not_answer_is_asked_again_and_the_wait_is_said_alou
     assert hand.state.why().startswith("the journal has not recorded generation")
     newest = [a for a in actions if isinstance(a, BeginGeneration)][-1]
     assert newest.generation > begin.generation
-    assert not told(hand.send(Done(begin)), ToWorker), "an older number was given out"
-    assert told(hand.send(Done(newest)), ToWorker)
+    assert not sent(hand.send(Done(begin)), ToWorker), "an older number was given out"
+    assert sent(hand.send(Done(newest)), ToWorker)
 
 
 def test_a_worker_that_dies_before_the_number_is_known_burns_it() -> None:
@@ -70,8 +70,8 @@ def test_a_worker_that_dies_before_the_number_is_known_burns_it() -> None:
     hand.send(hand.gone(0, view.worker, view.pid))
     hand.workers[0] = hand.workers[0][1:]
     assert hand.state.phase in ("gathering", "reading")
-    assert not told(hand.send(Done(begin)), ToWorker)
-    hand.hear(0)
+    assert not sent(hand.send(Done(begin)), ToWorker)
+    hand.beat(0)
     hand.read()
     assert only(hand.send(DurableFound(None)), BeginGeneration).generation == 1
 
@@ -83,7 +83,7 @@ def test_the_end_of_the_run_is_repeated_until_it_is_recorded() -> None:
             if view.rank >= 0:
                 hand.change(view.pid // 100 - 1, index, status="finished", step=100)
     hand.step = 100
-    actions = hand.hear(0) + hand.hear(1)
+    actions = hand.beat(0) + hand.beat(1)
     end = only(actions, Finish)
     assert end == Finish("finished", "")
     actions = hand.send(Failed(end, "disk is full")) + hand.wait(1.0)

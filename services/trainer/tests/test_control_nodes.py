@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headway.common.wire.messages.driver import NodeBeat, WorkerGone
 from headway.common.wire.messages.executor import KillWorker
-from headway.testkit.trainer.by_hand import Hand, events, only, told
+from headway.testkit.trainer.by_hand import Hand, events, only, sent
 from headway.testkit.trainer.cluster_model.shell import LIMITS
 from headway.trainer.control.decisions.events import (
     Done,
@@ -81,8 +81,8 @@ def test_a_node_that_was_started_late_has_time_to_report_before_it_is_given_up()
 def test_a_node_that_has_not_reported_is_not_given_up_for_having_no_worker() -> None:
     hand = Hand()
     hand.silent.add(1)
-    hand.hear(0)
-    hand.hear(2)
+    hand.beat(0)
+    hand.beat(2)
     actions = hand.wait(LIMITS.gather_timeout_s + 1.0)
     assert only(actions, RestartNode) == RestartNode(1)
     assert events(actions) == ["node_silent", "waiting"]
@@ -96,7 +96,7 @@ def test_a_node_whose_executor_was_started_again_keeps_its_ranks_and_generation(
     hand.silent.clear()
     hand.incarnation[1] += 1
     hand.versions[1] = 0
-    hand.hear(1)
+    hand.beat(1)
     hand.wait(20.0)
     assert (hand.state.phase, hand.state.generation) == ("running", 0)
     assert hand.state.status_of(1) == "active"
@@ -111,7 +111,7 @@ def test_after_a_silence_a_full_beat_is_asked_for_although_all_numbers_are_as_be
     assert hand.state.known_version(1) == -1
     hand.workers[1] = [hand.idle(1, 7)]
     hand.versions[1] -= 1
-    assert "fence" in events(hand.hear(1))
+    assert "fence" in events(hand.beat(1))
 
 
 def test_an_executor_that_is_known_to_have_ended_is_started_without_waiting_for_silence() -> None:
@@ -126,16 +126,16 @@ def test_a_lost_node_that_is_heard_again_becomes_a_spare_and_its_old_workers_are
     old = [view.worker for view in hand.workers[1] if view.rank >= 0]
     _lose(hand, 1)
     assert set(hand.state.rank_nodes.values()) == {0, 2}
-    actions = hand.hear(1)
+    actions = hand.beat(1)
     assert "node_returned" in events(actions)
     assert hand.state.status_of(1) == "spare"
     assert only(actions, Remember).memory.lost == ()
     actions += hand.wait(1.0)
-    killed = {tell.message.worker for tell in told(actions, KillWorker) if tell.node == 1}
+    killed = {order.message.worker for order in sent(actions, KillWorker) if order.node == 1}
     assert killed == set(old)
     hand.workers[1] = [hand.idle(1, 7)]
-    actions = hand.hear(1) + hand.wait(2.0)
-    assert not [tell for tell in told(actions, KillWorker) if tell.node == 1]
+    actions = hand.beat(1) + hand.wait(2.0)
+    assert not [order for order in sent(actions, KillWorker) if order.node == 1]
 
 
 def test_a_name_that_is_used_again_on_a_new_machine_is_not_killed() -> None:
@@ -144,8 +144,8 @@ def test_a_name_that_is_used_again_on_a_new_machine_is_not_killed() -> None:
     hand.workers[1] = [hand.idle(1, index) for index in range(3)]
     for index in range(3):
         hand.change(1, index, pid=9000 + index)
-    actions = hand.hear(1) + hand.wait(1.0)
-    assert not [tell for tell in told(actions, KillWorker) if tell.node == 1]
+    actions = hand.beat(1) + hand.wait(1.0)
+    assert not [order for order in sent(actions, KillWorker) if order.node == 1]
     assert hand.state.status_of(1) == "spare"
 
 
@@ -165,7 +165,7 @@ def test_beats_of_an_executor_that_has_ended_change_nothing() -> None:
     hand = Hand().run()
     hand.incarnation[1] = 2
     hand.versions[1] = 0
-    hand.hear(1)
+    hand.beat(1)
     late = NodeBeat(node=1, pid=1, incarnation=1, version=99, workers=(), services={}, run_id="r")
     assert hand.send(late) == []
     assert hand.state.phase == "running"
@@ -175,14 +175,14 @@ def test_beats_of_an_executor_that_has_ended_change_nothing() -> None:
 def test_an_older_full_beat_that_was_overtaken_changes_nothing() -> None:
     hand = Hand().run()
     version = hand.versions[1]
-    hand.hear(1)
-    assert hand.hear(1, version=version, workers=()) == []
+    hand.beat(1)
+    assert hand.beat(1, version=version, workers=()) == []
     assert hand.state.phase == "running"
 
 
 def test_beats_of_another_run_change_nothing() -> None:
     hand = Hand().run()
-    assert hand.hear(1, run_id="another", workers=()) == []
+    assert hand.beat(1, run_id="another", workers=()) == []
     assert hand.state.phase == "running"
 
 
@@ -191,14 +191,14 @@ def test_a_pulse_asks_for_a_full_beat_until_the_driver_holds_that_version() -> N
     assert hand.state.known_version(0) == -1
     hand.pulse(0)
     assert hand.state.known_version(0) == -1
-    hand.hear(0)
+    hand.beat(0)
     assert hand.state.known_version(0) == hand.versions[0]
 
 
 def test_a_worker_that_its_node_does_not_report_any_more_is_lost() -> None:
     hand = Hand().run()
     hand.workers[1] = hand.workers[1][1:]
-    assert {"worker_lost", "fence"} <= set(events(hand.hear(1)))
+    assert {"worker_lost", "fence"} <= set(events(hand.beat(1)))
 
 
 def test_the_end_of_an_earlier_process_of_the_same_name_changes_nothing() -> None:
@@ -221,10 +221,10 @@ def test_a_node_that_cannot_fork_is_given_up_for_a_spare_and_returns_when_it_can
     assert events(actions) == ["waiting", "node_lost", "node_replaced"]
     assert only([a for a in actions if events([a]) == ["waiting"]], Log).fields["reason"] == why
     assert hand.state.phase == "reading"
-    assert "node_returned" not in events(hand.hear(0))
+    assert "node_returned" not in events(hand.beat(0))
     hand.trouble.clear()
     hand.workers[0] = [hand.idle(0, 5)]
-    assert "node_returned" in events(hand.hear(0))
+    assert "node_returned" in events(hand.beat(0))
 
 
 def test_a_node_whose_workers_die_one_after_the_other_is_given_up_too() -> None:
@@ -236,9 +236,9 @@ def test_a_node_whose_workers_die_one_after_the_other_is_given_up_too() -> None:
             view = hand.workers[0][index]
             logged += events(hand.send(hand.gone(0, view.worker, view.pid)))
         hand.workers[0] = []
-        logged += events(hand.hear(0) + hand.wait(0.5))
+        logged += events(hand.beat(0) + hand.wait(0.5))
         hand.workers[0] = [hand.idle(0, 10 * number + index) for index in range(3)]
-        logged += events(hand.hear(0) + hand.wait(0.5))
+        logged += events(hand.beat(0) + hand.wait(0.5))
     assert "node_replaced" in logged
     assert set(hand.state.rank_nodes.values()) == {1, 2}
 
@@ -260,16 +260,16 @@ def test_an_evicted_node_is_released_until_done_and_returns_when_it_is_started_a
     hand.send(Failed(release, "no answer"))
     assert only(hand.wait(1.0), ReleaseNode) == release
     assert hand.state.memory.evicted == (1,)
-    hand.hear(1)  # it has not ended yet
+    hand.beat(1)  # it has not ended yet
     assert hand.state.status_of(1) == "lost"
     hand.send(Done(release))
-    hand.hear(1)  # its last beat was still in the socket
+    hand.beat(1)  # its last beat was still in the socket
     assert hand.state.status_of(1) == "lost"
     assert not [a for a in hand.wait(30.0) if a == RestartNode(1)]
     hand.incarnation[1] += 1
     hand.versions[1] = 0
     hand.workers[1] = [hand.idle(1, 9)]
-    assert "node_returned" in events(hand.hear(1))
+    assert "node_returned" in events(hand.beat(1))
     assert hand.state.status_of(1) == "spare"
 
 
@@ -299,7 +299,7 @@ def test_a_successor_keeps_lost_and_evicted_nodes_out_and_releases_what_was_not(
     assert hand.state.memory == memory
     hand.silent = {1, 2, 3}
     assert {a for a in hand.wait(0.2) if isinstance(a, ReleaseNode)} == {ReleaseNode(1)}
-    assert "node_returned" in events(hand.hear(2))
+    assert "node_returned" in events(hand.beat(2))
 
 
 def test_a_worker_of_a_silent_node_is_not_ended_for_an_order_that_it_never_got() -> None:
@@ -309,14 +309,14 @@ def test_a_worker_of_a_silent_node_is_not_ended_for_an_order_that_it_never_got()
     hand.send(hand.left(0, "peer"))
     hand.change(0, 0, status="out")
     hand.change(0, 1, status="out")
-    hand.hear(0)
+    hand.beat(0)
     hand.wait(3 * LIMITS.out_timeout_s)
     hand.silent.clear()
     hand.incarnation[1] += 1
     hand.versions[1] = 0
-    actions = hand.hear(1) + hand.wait(0.5)
-    assert not told(actions, KillWorker)
-    assert hand.state.phase == "leaving", "now it is told"
+    actions = hand.beat(1) + hand.wait(0.5)
+    assert not sent(actions, KillWorker)
+    assert hand.state.phase == "leaving", "now it is asked"
     hand.leave()
     hand.read(1)
     assert hand.send(DurableFound(None))
@@ -341,7 +341,7 @@ def test_a_successor_ends_workers_that_hold_groups_of_an_older_generation() -> N
     hand.change(1, 2, status="running", generation=2, rank=3)
     hand.gather()
     assert hand.state.phase == "running"
-    assert {t.message.worker for t in told(hand.wait(0.5), KillWorker)} == {"n1w2"}
+    assert {t.message.worker for t in sent(hand.wait(0.5), KillWorker)} == {"n1w2"}
     assert hand.state.phase == "running"
 
 

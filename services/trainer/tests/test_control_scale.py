@@ -14,8 +14,8 @@ from headway.trainer.control.decisions.events import (
     Done,
     DurableFound,
     Event,
+    Send,
     Start,
-    Tell,
     Tick,
 )
 from headway.trainer.control.decisions.state import RunState
@@ -141,14 +141,14 @@ def test_a_worker_that_ends_while_others_leave_costs_the_same_at_any_size() -> N
 
 
 def test_a_generation_that_is_left_is_left_by_all_at_once() -> None:
-    """The first sign of a failure may come from one node; the others are told in the same moment."""
+    """The first sign of a failure may come from one node; the others are asked in the same moment."""
     state = _running(3)
     left = LeftGeneration(worker="n0w0", rank=0, generation=0, reason="error", detail="broken")
-    told = {a.node for a in state.handle(Relay(node=0, left=left), 0.3) if isinstance(a, Tell)}
-    assert told == {0, 1, 2}
+    asked = {a.node for a in state.handle(Relay(node=0, left=left), 0.3) if isinstance(a, Send)}
+    assert asked == {0, 1, 2}
     state = _running(3)
-    told = {a.node for a in state.handle(_beat(0, 3, status="out"), 0.3) if isinstance(a, Tell)}
-    assert told == {1, 2}
+    asked = {a.node for a in state.handle(_beat(0, 3, status="out"), 0.3) if isinstance(a, Send)}
+    assert asked == {1, 2}
 
 
 def test_the_address_of_the_store_is_sent_to_all_at_once() -> None:
@@ -156,6 +156,6 @@ def test_the_address_of_the_store_is_sent_to_all_at_once() -> None:
     for node in range(3):
         state.handle(_beat(node, 2, status="joining"), 0.2)
     opened = Relay(node=0, store=StoreOpened(generation=0, host="h", port=1))
-    told = [a for a in state.handle(opened, 0.2) if isinstance(a, Tell)]
-    assert len(told) == 3 * RANKS
-    assert not [a for a in state.handle(Tick(), 0.3) if isinstance(a, Tell)]  # not due again yet
+    asked = [a for a in state.handle(opened, 0.2) if isinstance(a, Send)]
+    assert len(asked) == 3 * RANKS
+    assert not [a for a in state.handle(Tick(), 0.3) if isinstance(a, Send)]  # not due again yet

@@ -128,8 +128,8 @@ def _doomed(core: Core) -> None:
     core.fleet.doomed["n0w0"] = 0
 
 
-def _unheard(core: Core) -> None:
-    core.fleet.unheard[0] = None
+def _unreachable(core: Core) -> None:
+    core.fleet.unreachable[0] = None
 
 
 def _barred(core: Core) -> None:
@@ -163,7 +163,7 @@ def _ranks(core: Core) -> None:
         _home,
         _inside,
         _doomed,
-        _unheard,
+        _unreachable,
         _barred,
         _counted,
         _paused,

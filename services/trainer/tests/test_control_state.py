@@ -9,7 +9,7 @@ import pytest
 from headway.common.wire.messages.driver import Relay, Seals
 from headway.common.wire.messages.executor import KillWorker, ReadSeals, StoreOpened, ToWorker
 from headway.common.wire.messages.worker import Restore, Steer
-from headway.testkit.trainer.by_hand import Hand, events, only, told
+from headway.testkit.trainer.by_hand import Hand, events, only, sent
 from headway.testkit.trainer.cluster_model.cluster import FakeCluster
 from headway.testkit.trainer.cluster_model.shell import LIMITS
 from headway.trainer.control.decisions.events import (
@@ -272,10 +272,10 @@ def test_the_address_of_the_store_reaches_each_worker_with_its_secret() -> None:
         node = hand.state.rank_nodes[rank]
         index = [w.worker for w in hand.workers[node]].index(name)
         hand.change(node, index, status="joining", generation=0, rank=rank)
-    hand.hear(0)
+    hand.beat(0)
     opened = StoreOpened(generation=0, host="h", port=5, secret="s")
-    orders = [t.message for t in told(hand.send(Relay(node=0, store=opened)), ToWorker)]
-    orders += [t.message for t in told(hand.hear(1), ToWorker)]
+    orders = [t.message for t in sent(hand.send(Relay(node=0, store=opened)), ToWorker)]
+    orders += [t.message for t in sent(hand.beat(1), ToWorker)]
     assert {o.worker for o in orders if o.store_generation == 0} == set(hand.state.members.values())
     assert {(o.store_host, o.store_port, o.store_secret) for o in orders} == {("h", 5, "s")}
     assert {(o.run_id, o.epoch) for o in orders} == {("r", 0)}
@@ -313,7 +313,7 @@ def test_a_node_that_does_not_tell_its_snapshots_counts_as_having_none() -> None
     waiting = only(actions, Log)
     assert waiting.event == "waiting"
     assert waiting.fields["reason"] == "waiting for the snapshots of node 1 for 3 s"
-    assert len(told(actions, ReadSeals)) >= 3, "it was not asked again"
+    assert len(sent(actions, ReadSeals)) >= 3, "it was not asked again"
     begin = only(hand.send(DurableFound((5, "f"))), BeginGeneration)
     assert begin.restored_step == 5
 
@@ -329,7 +329,7 @@ def test_a_run_that_waits_restored_is_not_fenced_and_gets_its_commands() -> None
     actions += hand.wait(2 * LIMITS.join_timeout_s + 1)
     assert "fence" not in events(actions)
     assert hand.state.phase == "joining"
-    steers = [t.message.steer for t in told(actions, ToWorker) if t.message.steer is not None]
+    steers = [t.message.steer for t in sent(actions, ToWorker) if t.message.steer is not None]
     assert len(steers) > 4, "a command that is not held is sent again"
     assert hand.state.why().startswith("waiting for the first step of ranks 0, 1, 2, 3")
 
@@ -343,7 +343,7 @@ def test_who_does_not_restore_in_time_is_left_behind_by_name() -> None:
     actions = hand.wait(LIMITS.join_timeout_s + 0.2)
     assert events(actions)[:2] == ["waiting", "fence"]
     assert "ranks 0, 1, 2, 3 did not restore within 8 s" in str(actions)
-    killed = {tell.message.worker for tell in told(actions, KillWorker)}
+    killed = {order.message.worker for order in sent(actions, KillWorker)}
     assert killed == members, "who never answered takes no abort"
 
 
@@ -355,8 +355,8 @@ def test_a_pause_lets_nobody_wait_for_a_rank_that_does_not_restore() -> None:
     hand.join(0, status="restored")
     hand.change(0, 0, paused=True)
     hand.change(1, 0, status="joining", generation=0, rank=2)
-    hand.hear(0)
-    hand.hear(1)
+    hand.beat(0)
+    hand.beat(1)
     assert hand.state.paused and hand.state.phase == "joining"
     actions = hand.wait(LIMITS.join_timeout_s + 0.2)
     assert {"waiting", "fence"} <= set(events(actions))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from headway.common.wire.messages.executor import KillWorker, RestartService
-from headway.testkit.trainer.by_hand import Hand, events, only, told
+from headway.testkit.trainer.by_hand import Hand, events, only, sent
 from headway.trainer.control.decisions.events import (
     Action,
     Answer,
@@ -41,7 +41,7 @@ def test_a_blamed_member_is_replaced_once_and_answered_as_often_as_the_verdict_c
     actions = hand.send(verdict)
     assert {"worker_lost", "fence"} <= set(events(actions))
     assert _taken(actions) == "replaced worker n0w0 of rank 0"
-    assert {t.message.worker for t in told(hand.wait(0.2), KillWorker)} == {"n0w0"}
+    assert {t.message.worker for t in sent(hand.wait(0.2), KillWorker)} == {"n0w0"}
     again = hand.send(verdict)
     assert _taken(again) == "replaced worker n0w0 of rank 0"
     assert events(again) == []
@@ -84,10 +84,10 @@ def test_during_a_recovery_and_in_a_pause_a_worker_is_not_judged_yet() -> None:
     hand.begin(hand.send(DurableFound(None)))
     hand.join(1)
     hand.change(0, 0, paused=True)
-    hand.hear(0)
+    hand.beat(0)
     assert _taken(hand.send(verdict)) == ""
     hand.change(0, 0, paused=False)
-    hand.hear(0)
+    hand.beat(0)
     assert _taken(hand.send(verdict)) == "replaced worker n0w0 of rank 0"
 
 
@@ -95,12 +95,12 @@ def test_a_blamed_service_is_restarted_until_a_beat_shows_another_process() -> N
     hand = Hand().run()
     actions = hand.send(_verdict("restart_service", 1, service="dataloader", detail="no batch"))
     assert _taken(actions) == "restarted dataloader on node 1"
-    (order,) = told(actions, RestartService)
+    (order,) = sent(actions, RestartService)
     assert (order.node, order.message.service, order.message.run_id) == (1, "dataloader", "r")
     assert order.message.reason == "silence: no batch"
-    assert told(hand.wait(2.2), RestartService), "a lost order is not sent again"
-    hand.hear(1, services={"dataloader": 99, "agent": 8})
-    assert not told(hand.wait(10.0), RestartService)
+    assert sent(hand.wait(2.2), RestartService), "a lost order is not sent again"
+    hand.beat(1, services={"dataloader": 99, "agent": 8})
+    assert not sent(hand.wait(10.0), RestartService)
     assert hand.state.phase == "running"
 
 
@@ -111,11 +111,11 @@ def test_a_suspected_node_is_given_up_for_a_spare_and_stays_out_until_it_is_rest
     assert {"node_lost", "fence"} <= set(events(actions))
     hand.leave()
     assert set(hand.state.rank_nodes.values()) == {0, 2}
-    assert told(hand.wait(0.6), KillWorker)
+    assert sent(hand.wait(0.6), KillWorker)
     assert hand.state.status_of(1) == "lost"
     hand.incarnation[1] += 1
     hand.versions[1] = 0
-    assert "node_returned" in events(hand.hear(1))
+    assert "node_returned" in events(hand.beat(1))
 
 
 def test_a_suspected_node_stays_out_under_the_next_driver_too() -> None:
@@ -124,18 +124,18 @@ def test_a_suspected_node_stays_out_under_the_next_driver_too() -> None:
     memory = [a.memory for a in actions if isinstance(a, Remember)][-1]
     assert (memory.lost, memory.evicted, memory.losses) == ((1,), (), ((1, 1),))
     successor = Hand(memory=memory, rank_nodes={0: 0, 1: 0, 2: 2, 3: 2})
-    successor.hear(1)
+    successor.beat(1)
     assert successor.state.status_of(1) == "lost"
     successor.incarnation[1] += 1
     successor.versions[1] = 0
-    assert "node_returned" in events(successor.hear(1))
+    assert "node_returned" in events(successor.beat(1))
     assert successor.state.status_of(1) == "spare"
 
 
 def test_an_order_to_restart_a_service_names_the_process_that_is_meant() -> None:
     hand = Hand().run()
-    hand.hear(1, services={"dataloader": 77})
-    (order,) = told(hand.send(_verdict("restart_service", 1, service="dataloader")), RestartService)
+    hand.beat(1, services={"dataloader": 77})
+    (order,) = sent(hand.send(_verdict("restart_service", 1, service="dataloader")), RestartService)
     assert order.message.pid == 77
 
 

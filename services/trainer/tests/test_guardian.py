@@ -77,7 +77,7 @@ def test_a_failing_spawn_does_not_hide_the_death_of_a_worker() -> None:
     assert agent is not None
     node.processes[agent].state = node.processes[victim].state = "Z"
     node.run(0.5)
-    gone = [a.message for _, a in node.actions if isinstance(a, on.Tell)]
+    gone = [a.message for _, a in node.actions if isinstance(a, on.Send)]
     assert [m.pid for m in gone] == [victim.pid]  # type: ignore[attr-defined]
 
 
@@ -146,10 +146,10 @@ def test_an_order_to_restart_a_service_that_comes_late_leaves_its_successor_alon
     node = up()
     service = node.guardian.services.process("dataloader")
     assert service is not None
-    node.tell(on.ServiceBlamed("dataloader", "no batch", service.pid - 1))
+    node.handle(on.ServiceBlamed("dataloader", "no batch", service.pid - 1))
     node.run(5.0)
     assert node.guardian.services.process("dataloader") == service
-    node.tell(on.ServiceBlamed("dataloader", "no batch", service.pid))
+    node.handle(on.ServiceBlamed("dataloader", "no batch", service.pid))
     node.run(START_S)
     assert node.is_whole and node.guardian.services.process("dataloader") != service
 
@@ -166,7 +166,7 @@ def test_a_hung_standby_is_replaced() -> None:
 def test_a_beat_under_a_name_that_no_worker_has_is_refused(name: str) -> None:
     node = up()
     with pytest.raises(InputError, match="is not a worker of node 1"):
-        node.tell(on.WorkerSpoke(WorkerBeat(worker=name, pid=1, start_ticks=1, status="idle")))
+        node.handle(on.WorkerReported(WorkerBeat(worker=name, pid=1, start_ticks=1, status="idle")))
     assert node.is_whole
 
 
@@ -278,18 +278,20 @@ def test_the_version_grows_with_what_changes_and_not_with_steps() -> None:
     name, member = next(iter(node.guardian.crew.members.items()))
     who = member.process
     beat = {"worker": name, "pid": who.pid, "start_ticks": who.start_ticks}
-    node.tell(on.WorkerSpoke(WorkerBeat(**beat, status="idle", step=5)))  # type: ignore[arg-type]
+    node.handle(on.WorkerReported(WorkerBeat(**beat, status="idle", step=5)))  # type: ignore[arg-type]
     assert node.guardian.version == version
-    node.tell(on.WorkerSpoke(WorkerBeat(**beat, status="running", generation=0, rank=0, step=6)))  # type: ignore[arg-type]
+    node.handle(
+        on.WorkerReported(WorkerBeat(**beat, status="running", generation=0, rank=0, step=6))
+    )  # type: ignore[arg-type]
     assert node.guardian.version == version + 1 and node.guardian.crew.step() == 6
 
 
 def test_what_the_guardian_does_not_know_is_harmless() -> None:
     node = up()
-    node.tell(on.WorkerUnwanted("n1w99"))
-    node.tell(on.ServiceBlamed("nobody", "x"))
-    node.tell(on.Started(on.StartService("nobody"), ProcessId(1, 1)))
-    node.tell(on.Failed(on.StartService("agent"), "late"))
+    node.handle(on.WorkerUnwanted("n1w99"))
+    node.handle(on.ServiceBlamed("nobody", "x"))
+    node.handle(on.Started(on.StartService("nobody"), ProcessId(1, 1)))
+    node.handle(on.Failed(on.StartService("agent"), "late"))
     node.run(1.0)
     assert node.is_whole
 

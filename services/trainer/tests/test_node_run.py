@@ -74,7 +74,7 @@ def frozen_rank(run: NodeRun) -> Iterator[ProcessId]:
         beat = WorkerBeat(
             worker="n0w0", pid=process.pid, start_ticks=process.start_ticks, status="running"
         )
-        run.guardian.crew.hear(beat, 0.0)
+        run.guardian.crew.receive(beat, 0.0)
         yield process
         assert not process.alive()
 

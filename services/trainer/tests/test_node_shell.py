@@ -22,7 +22,7 @@ from headway.launch.lease import FileLease, Holder
 from headway.trainer import zygote_beat
 from headway.trainer.control.node import node_end, node_files, node_run
 from headway.trainer.control.node.folder_look import FolderLook
-from headway.trainer.control.node.node_events import FolderSeen, Looked, WorkerSpoke
+from headway.trainer.control.node.node_events import FolderSeen, Looked, WorkerReported
 from headway.trainer.control.node.node_run import NodeRun
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(100)"]
@@ -224,9 +224,9 @@ def test_a_zygote_that_cannot_fork_says_so_and_serves_on(nodes: Nodes) -> None:
 def test_a_log_that_takes_no_line_hides_no_death(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[Message] = []
+    sent: list[Message] = []
     run = nodes.add(1)
-    run._tell = told.append
+    run._send = sent.append
     wait_until(lambda: nodes.pump() and len(nodes.started) == 4, what="the services")
 
     def fail(*_: object, **__: object) -> None:
@@ -239,10 +239,10 @@ def test_a_log_that_takes_no_line_hides_no_death(
         beat = WorkerBeat(
             worker="n1w0", pid=process.pid, start_ticks=process.start_ticks, status="running"
         )
-        run.handle(WorkerSpoke(beat))
+        run.handle(WorkerReported(beat))
         nodes.process(1, "dataloader").kill()
-    wait_until(lambda: nodes.pump() and bool(told), what="a note about the worker")
-    assert isinstance(told[0], WorkerGone) and told[0].worker == "n1w0"
+    wait_until(lambda: nodes.pump() and bool(sent), what="a note about the worker")
+    assert isinstance(sent[0], WorkerGone) and sent[0].worker == "n1w0"
     wait_until(lambda: nodes.pump() and len(nodes.started) == 5, what="the service's successor")
 
 

@@ -76,7 +76,7 @@ class Follower:
                 raise
 
     def _loop(self) -> str:
-        teller, told_s = Teller(self._run, since=self._since()), float("-inf")
+        teller, shown_s = Teller(self._run, since=self._since()), float("-inf")
         reader = ProgressReader(self._run, self._peak)
         while True:
             outcome, live = self._run.outcome, self._run.live
@@ -84,9 +84,9 @@ class Follower:
                 self._view.tell(line, at_unix_s)
             now = time.monotonic()
             over = outcome in OVER and not live
-            if over or now - told_s >= self._view.period(self._every_s):
+            if over or now - shown_s >= self._view.period(self._every_s):
                 self._view.show(reader.read())
-                told_s = now
+                shown_s = now
             if over:
                 return outcome
             if not live and not self._run.outcome:

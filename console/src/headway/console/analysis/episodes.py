@@ -42,7 +42,7 @@ class Recovery:
     """
 
     generation: int
-    """The generation that went on; -1 while it is under way."""
+    """The generation that continued; -1 while it is under way."""
     reason: str
     """What was lost; what a survivor felt, where nothing more is known."""
     at_unix_s: float

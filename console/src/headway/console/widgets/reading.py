@@ -45,7 +45,7 @@ class RankLog(LogReader):
 
 
 class PictureReader:
-    """``read`` takes the next picture. One thread only; ``close`` lets go of the rings."""
+    """``read`` takes the next picture. One thread only; ``close`` releases the rings."""
 
     def __init__(self, run: Run, window_s: float) -> None:
         self._run, self._window_s = run, window_s
@@ -62,7 +62,7 @@ class PictureReader:
         self._log: RankLog | None = None
 
     def close(self) -> None:
-        """Let go of the rings."""
+        """Release the rings."""
         self._tail.close()
 
     def read(self, selected: int = -1) -> Picture:

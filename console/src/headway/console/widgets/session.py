@@ -167,5 +167,5 @@ class Session:
                 return
             try:
                 order.done.set_result(run.command(order.operation, **order.options))
-            except Exception as error:  # handed to whoever waits for it
+            except Exception as error:  # handed to the thread that waits for it
                 order.done.set_exception(error)

@@ -147,7 +147,7 @@ class FlightTail:
         return (*self._kept, self._open)
 
     def close(self) -> None:
-        """Let go of the rings."""
+        """Release the rings."""
         for ring in self._rings.values():
             ring.reader.close()
         self._rings = {}

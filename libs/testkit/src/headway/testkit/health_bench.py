@@ -151,18 +151,18 @@ class Bench:
         keys = KeyPair.generate()
         allowed = {key_of(self.keys, "monitor").public}
 
-        def hear_verdict(verdict: Verdict, peer: bytes) -> None:
+        def on_verdict(verdict: Verdict, peer: bytes) -> None:
             self.verdicts.append(verdict)
             taken = self.answer(verdict)
             answer = VerdictTaken(id=verdict.id, revision=verdict.revision, taken=taken)
             server.send(peer, answer)
 
-        def hear_monitor(beat: MonitorBeat, _peer: bytes) -> None:
+        def on_monitor(beat: MonitorBeat, _peer: bytes) -> None:
             self.monitors.append(beat)
 
         server = Server(
             "tcp://127.0.0.1:0",
-            {Verdict: hear_verdict, MonitorBeat: hear_monitor},
+            {Verdict: on_verdict, MonitorBeat: on_monitor},
             keys=keys,
             allowed=allowed,
         )
@@ -250,10 +250,10 @@ def health_bench() -> Iterator[Bench]:
         for name in ("shm", "logs"):
             (made.root / name).mkdir()
 
-        def hear_beat(beat: ServiceBeat, _peer: bytes) -> None:
+        def on_beat(beat: ServiceBeat, _peer: bytes) -> None:
             made.beats.append(beat)
 
-        made.servers.append(Server(f"ipc://{made.root}/executor.sock", {ServiceBeat: hear_beat}))
+        made.servers.append(Server(f"ipc://{made.root}/executor.sock", {ServiceBeat: on_beat}))
         try:
             yield made
         finally:

@@ -93,19 +93,19 @@ class Link:
         poller = zmq.Poller()
         poller.register(client.socket, zmq.POLLIN)
         poller.register(self._wake, zmq.POLLIN)
-        heard_at = time.monotonic()
+        beat_at = time.monotonic()
         next_beat = 0.0
         while not self._closed.is_set():
             now = time.monotonic()
             if now >= next_beat:
                 client.notify(self._beat())
                 next_beat = now + BEAT_S
-                self._on_silence(now - heard_at)
+                self._on_silence(now - beat_at)
             ready = dict(poller.poll(max(1, int(1000 * (next_beat - now)))))
             if self._wake in ready:
                 os.eventfd_read(self._wake)
             for message in client.receive() if client.socket in ready else ():
-                heard_at = time.monotonic()
+                beat_at = time.monotonic()
                 if isinstance(message, Acknowledged):
                     self._acknowledged(message)
                 else:

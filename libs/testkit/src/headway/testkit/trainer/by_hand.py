@@ -18,8 +18,8 @@ from headway.trainer.control.decisions.events import (
     Event,
     FindDurable,
     Log,
+    Send,
     Start,
-    Tell,
     Tick,
 )
 from headway.trainer.control.decisions.state import RunState
@@ -65,7 +65,7 @@ class Hand:
         self.state.validate()
         return actions
 
-    def hear(self, node: int, **changes: Any) -> list[Action]:
+    def beat(self, node: int, **changes: Any) -> list[Action]:
         """A full beat of the node, as it is now."""
         self.versions[node] += 1
         beat = NodeBeat(
@@ -129,7 +129,7 @@ class Hand:
     # ---- whole stretches ------------------------------------------------------------------------
     def gather(self) -> list[Action]:
         """Every node beats in full."""
-        return [action for node in self.workers for action in self.hear(node)]
+        return [action for node in self.workers for action in self.beat(node)]
 
     def read(self, *steps: int) -> list[Action]:
         """Every arena holds these steps."""
@@ -162,7 +162,7 @@ class Hand:
                 step=step,
                 command=len(self.state.commands),
             )
-        return [a for node in self.workers if node not in self.silent for a in self.hear(node)]
+        return [a for node in self.workers if node not in self.silent for a in self.beat(node)]
 
     def run(self, step: int = 1) -> Hand:
         """From the first beats to the first step."""
@@ -187,7 +187,7 @@ class Hand:
             for index, view in enumerate(views):
                 if view.status not in ("idle", "out"):
                     views[index] = msgspec.structs.replace(view, status="out")  # type: ignore[type-var]
-        return [a for node in self.workers if node not in self.silent for a in self.hear(node)]
+        return [a for node in self.workers if node not in self.silent for a in self.beat(node)]
 
 
 def only(actions: Iterable[Action], kind: type[T]) -> T:
@@ -201,9 +201,9 @@ def events(actions: Iterable[Action]) -> list[str]:
     return [action.event for action in actions if isinstance(action, Log)]
 
 
-def told(actions: Iterable[Action], kind: type[Any]) -> list[Tell]:
+def sent(actions: Iterable[Action], kind: type[Any]) -> list[Send]:
     """Orders of this kind to executors."""
-    return [a for a in actions if isinstance(a, Tell) and isinstance(a.message, kind)]
+    return [a for a in actions if isinstance(a, Send) and isinstance(a.message, kind)]
 
 
 def asked_for(actions: Iterable[Action]) -> bool:

@@ -1,4 +1,4 @@
-"""A job that trains without the garbage collector, breaks off where told, and counts what is left.
+"""A job that trains without the garbage collector, breaks off on request, and counts what is left.
 
 With the collector off, whatever a step leaves behind is an object that counting cannot free.
 """

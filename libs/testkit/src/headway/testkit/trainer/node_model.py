@@ -1,8 +1,9 @@
 """A node in memory: processes that start, beat, hang and die, around a
 ``Guardian`` that keeps them.
 
-Time is a number. Every event goes through ``Node.tell``, which carries out what the guardian wants,
-late or not at all where a disturbance says so, and checks after each event what must always hold.
+Time is a number. Every event goes through ``Node.handle``, which carries out what the guardian
+wants, late or not at all where a disturbance says so, and checks after each event what must always
+hold.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class Node:
                 [x[1] for x in self._later if x[0] <= self.now],
             )
             for event in due:
-                self.tell(event)
+                self.handle(event)
             self._talk()
             self._look()
 
@@ -110,12 +111,12 @@ class Node:
                 beat = WorkerBeat(
                     worker=process.name, pid=who.pid, start_ticks=who.start_ticks, status="idle"
                 )
-                self.tell(on.WorkerSpoke(beat))
+                self.handle(on.WorkerReported(beat))
                 if self.standbys_die:
                     process.state = "Z"
             elif process.name not in ("zygote", "driver"):
-                self.tell(
-                    on.ServiceSpoke(
+                self.handle(
+                    on.ServiceReported(
                         ServiceBeat(
                             name=process.name,
                             pid=who.pid,
@@ -135,7 +136,7 @@ class Node:
                 run_id=RUN_ID,
             )
             if self.guardian.obeys(RUN_ID, beat_.epoch):
-                self.tell(on.DriverSpoke(beat_))
+                self.handle(on.DriverReported(beat_))
 
     def _look(self) -> None:
         states = {
@@ -146,8 +147,8 @@ class Node:
         seen = None
         if zygote is not None and zygote.turns:
             seen = on.ZygoteSeen(zygote.id, zygote.turns, tuple(self.forks[-24:]))
-        self.tell(on.Looked(states, {}, seen))
-        self.tell(on.FolderSeen(self.folder, self.lease if self.folder == "there" else None))  # type: ignore[arg-type]
+        self.handle(on.Looked(states, {}, seen))
+        self.handle(on.FolderSeen(self.folder, self.lease if self.folder == "there" else None))  # type: ignore[arg-type]
         self.processes = {w: p for w, p in self.processes.items() if p.state != "Z"}
 
     def _of(self, name: str) -> Process | None:
@@ -161,7 +162,7 @@ class Node:
         return who
 
     # ---- events and actions -------------------------------------------------------------------
-    def tell(self, event: on.Event) -> None:
+    def handle(self, event: on.Event) -> None:
         """Hand an event to the guardian, carry out what follows, and check
         what must always hold."""
         events = [event]

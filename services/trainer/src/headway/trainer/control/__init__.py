@@ -1,1 +1,1 @@
-"""Driver and executor: what starts, watches and mends a run. Never imports torch."""
+"""Driver and executor: what starts, watches and repairs a run. Never imports torch."""

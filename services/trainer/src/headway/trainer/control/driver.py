@@ -59,8 +59,8 @@ from headway.trainer.control.decisions.events import (
     ReleaseNode,
     Remember,
     RestartNode,
+    Send,
     Start,
-    Tell,
     Tick,
 )
 from headway.trainer.control.decisions.state import RunState
@@ -77,10 +77,10 @@ MANY_NODES = 512
 RENEW_S = 0.25
 FLUSH_S = 0.1
 ENDED_S = 0.25
-"""How often the engine is asked whether executors that were not heard for ``UNHEARD_S`` have ended."""
-UNHEARD_S = 0.6  # a little longer than a beat
+"""How often the engine is asked whether executors that were silent for ``SILENT_S`` have ended."""
+SILENT_S = 0.6  # a little longer than a beat
 LINGER_S = 3.0
-"""How long a driver whose run is over keeps answering, so that every executor hears of the end."""
+"""How long a driver whose run is over keeps answering, so that every executor learns of the end."""
 CLOSE_LIMIT_S = 4.0
 """How long its last records may take; with ``LINGER_S`` less than executors leave it for its end."""
 
@@ -222,7 +222,7 @@ class Driver:
     def tick(self) -> None:
         """Let time pass for the state; say that the run is over while it is."""
         if self._outcome:
-            self.lines.tell_all(
+            self.lines.send_all(
                 StopRun(epoch=self._epoch, outcome=self._outcome, run_id=self._run_id)
             )
             return
@@ -232,7 +232,7 @@ class Driver:
     def _heard(self, message: Message, peer: bytes) -> None:
         if getattr(message, "run_id", self._run_id) not in ("", self._run_id):
             return
-        self.lines.heard(message, peer)
+        self.lines.received(message, peer)
         if isinstance(message, Report):
             if message.incarnation == self.lines.incarnation(message.node):
                 self._reports.take(message)
@@ -285,8 +285,8 @@ class Driver:
         match action:
             case Log():
                 self.note(action.event, action.fields)
-            case Tell():
-                self.lines.tell(action.node, action.message)
+            case Send():
+                self.lines.send(action.node, action.message)
             case Answer():
                 self.answer(action)
             case BeginGeneration():
@@ -308,7 +308,7 @@ class Driver:
         log.info(event, **fields)
 
     def answer(self, action: Answer) -> None:
-        """Tell the monitor what was done about a verdict."""
+        """Inform the monitor of what was done about a verdict."""
         self.lines.to_monitor(
             VerdictTaken(id=action.id, revision=action.revision, taken=action.taken)
         )
@@ -365,7 +365,7 @@ class Driver:
             for node in ended or ():
                 self.handle(ExecutorEnded(node))
 
-        nodes = self.lines.unheard(UNHEARD_S)
+        nodes = self.lines.silent(SILENT_S)
         if not nodes:
             return
         self._background.start(

@@ -1,6 +1,6 @@
 """What the faults of ``headway inject`` do to processes and files, each undone at the end of its block.
 
-Every effect is a context manager that yields a function; whoever holds the fault calls it some
+Every effect is a context manager that yields a function; the process that holds the fault calls it some
 20 times a second, for those that have to be kept up.
 """
 

@@ -1,7 +1,7 @@
 """What ``headway inject`` can break, and how a node's executor breaks it.
 
 ``inject`` never blocks. A fault that lasts is held by a process of its own, which is not part of the
-run: it undoes the fault when its time is over, when it is ended, and when whoever asked for it has
+run: it undoes the fault when its time is over, when it is ended, and when the process that asked for it has
 died. ``python -m headway.trainer.control.faults`` is that process.
 """
 
@@ -31,7 +31,7 @@ HOLD_TICK_S = 0.05
 
 @dataclass(frozen=True)
 class Fault:
-    """What it does, what it can be done to (of ``TARGETS``), and how long it lasts unless told."""
+    """What it does, what it can be done to (of ``TARGETS``), and how long it lasts by default."""
 
     does: str
     targets: frozenset[str]
@@ -209,7 +209,7 @@ def hold(
         cgroups.needed("freezer")
     argv = [sys.executable, "-m", __spec__.name, fault, str(duration_s), str(places.run_dir)]
     argv += [f"{process.pid}:{process.start_ticks}" for process in processes]
-    # Not a part of the run: whoever ends the run's processes must not leave others frozen.
+    # Not a part of the run: what ends the run's processes must not leave others frozen.
     own = (ENV_RUN_ID, ENV_NODE, "HEADWAY_ROLE", "LD_PRELOAD")
     env = {name: value for name, value in os.environ.items() if name not in own}
     env[ENV_FAULT] = RunDir(places.run_dir).run_id

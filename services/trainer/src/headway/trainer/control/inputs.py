@@ -28,8 +28,8 @@ from headway.trainer.control.decisions.events import (
     Answer,
     Event,
     Judged,
+    Send,
     Start,
-    Tell,
     Tick,
 )
 from headway.trainer.control.decisions.state import RunState
@@ -152,11 +152,11 @@ def decided(actions: list[Action]) -> str:
 
 
 def _one_line(action: Action) -> str:
-    if isinstance(action, Tell):
+    if isinstance(action, Send):
         message = action.message
         if isinstance(message, ToWorker):
             message = msgspec.structs.replace(message, store_secret="")  # type: ignore[type-var]
-        return f"tell node {action.node} {message!r}"
+        return f"send node {action.node} {message!r}"
     return repr(action)
 
 

@@ -159,7 +159,7 @@ class Journal:
         self.append([self.event_record(name, fields, now)])
 
     def begin_generation(self, generation: int, rank_nodes: dict[int, int]) -> None:
-        """Reserve a generation's number; it is durable before any worker hears of it."""
+        """Reserve a generation's number; it is durable before it is sent to any worker."""
         with self._transaction() as db:
             db.execute(
                 "INSERT INTO generations VALUES (?, ?, ?)",

@@ -1,4 +1,4 @@
-"""The driver's lines to executors and to the monitor: who is where, and what each must hear."""
+"""The driver's lines to executors and to the monitor: who is where, and what each must receive."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FORMER_S = 2.0
 
 
 class Lines:
-    """Executors dial the driver; each message of a node tells where the node is reached now."""
+    """Executors dial the driver; each message of a node shows where the node is reached now."""
 
     def __init__(
         self, server: Server, state: RunState, reports: Reports, run_id: str, home: int
@@ -28,7 +28,7 @@ class Lines:
         self._run_id, self.home = run_id, home
         self._peers: dict[int, bytes] = {}
         self._incarnations: dict[int, int] = {}
-        self._heard_at: dict[int, float] = {}
+        self._beat_at: dict[int, float] = {}
         self._began_at = time.monotonic()
         self._monitor = ("", "")
         self.monitor_peer: bytes | None = None
@@ -36,33 +36,33 @@ class Lines:
 
     @property
     def nodes(self) -> set[int]:
-        """The nodes that have been heard."""
+        """The nodes that have reported."""
         return set(self._peers)
 
-    def heard(self, message: Message, peer: bytes) -> None:
+    def received(self, message: Message, peer: bytes) -> None:
         """Note where a node is reached. Of two executors of one node the newer one counts."""
         if isinstance(message, NodeBeat) and self._is_newest(message):
             self._peers[message.node] = peer
             self._incarnations[message.node] = message.incarnation
-            self._heard_at[message.node] = time.monotonic()
+            self._beat_at[message.node] = time.monotonic()
 
     def _is_newest(self, beat: NodeBeat) -> bool:
         """Incarnations only grow, unless the machine was wiped: then the former one is silent."""
         if beat.incarnation >= self._incarnations.get(beat.node, 0):
             return True
-        return time.monotonic() - self._heard_at[beat.node] > FORMER_S
+        return time.monotonic() - self._beat_at[beat.node] > FORMER_S
 
     def incarnation(self, node: int) -> int:
         """The executor process of the node that counts now, 0 before the first beat."""
         return self._incarnations.get(node, 0)
 
-    def unheard(self, limit_s: float) -> list[int]:
+    def silent(self, limit_s: float) -> list[int]:
         """Nodes that are not lost and have sent no beat for this long, at most the 32 longest silent."""
         then = time.monotonic() - limit_s
         silent = [
-            (heard_at, node)
+            (beat_at, node)
             for node in self._state.nodes
-            if (heard_at := self._heard_at.get(node, self._began_at)) < then
+            if (beat_at := self._beat_at.get(node, self._began_at)) < then
             and self._state.status_of(node) != "lost"
         ]
         return [node for _, node in heapq.nsmallest(MAX_ASKED, silent)]
@@ -93,13 +93,13 @@ class Lines:
             known_version=self._state.known_version(node),
         )
 
-    def tell(self, node: int, message: Message) -> bool:
+    def send(self, node: int, message: Message) -> bool:
         """Send a note to a node's executor; False when it is not reached, and the note is dropped."""
         peer = self._peers.get(node)
         return peer is not None and self._server.send(peer, message)
 
-    def tell_all(self, message: Message) -> None:
-        """Send a note to every executor that has been heard."""
+    def send_all(self, message: Message) -> None:
+        """Send a note to every executor that has reported."""
         for peer in self._peers.values():
             self._server.send(peer, message)
 
@@ -109,6 +109,6 @@ class Lines:
         self._monitor = (beat.endpoint, beat.server_key)
 
     def to_monitor(self, message: Message) -> None:
-        """Send a note to the monitor, if it has been heard."""
+        """Send a note to the monitor, if it has reported."""
         if self.monitor_peer is not None:
             self._server.send(self.monitor_peer, message)

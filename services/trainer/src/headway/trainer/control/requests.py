@@ -176,7 +176,7 @@ class Requests:
         faults.check(message.fault, message.name, self._state.services(node))
         fields = {"target": message.name, "fault": message.fault, "rank": message.rank}
         self._note("injected", {**fields, "node": node})
-        self.lines.tell(
+        self.lines.send(
             node,
             Inject(
                 run_id=self._state.run_id,

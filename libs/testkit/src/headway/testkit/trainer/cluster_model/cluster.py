@@ -132,7 +132,7 @@ class FakeCluster:
         self._watch_frozen()
         for number, to_driver, message in self.network.arrived(self.now):
             if not to_driver:
-                self._told(self.nodes[number], message)
+                self._on_order(self.nodes[number], message)
             elif (driver := self._driver_of(message[0])) is not None:
                 driver.inbox.append(message[1])
                 if isinstance(message[1], NodeBeat):
@@ -268,7 +268,7 @@ class FakeCluster:
         )
         self.network.send(self.now, number, beat, to_driver=False)
 
-    def _told(self, node: FakeNode, message: object) -> None:
+    def _on_order(self, node: FakeNode, message: object) -> None:
         epoch = getattr(message, "epoch", 0)
         if not node.is_up or epoch < node.epoch:
             return
@@ -284,9 +284,9 @@ class FakeCluster:
             case KillWorker() if message.worker in node.workers:
                 self.kill(node.workers[message.worker])
             case ToWorker() if message.worker in node.workers:
-                self._worker_told(node, node.workers[message.worker], message)
+                self._on_worker_order(node, node.workers[message.worker], message)
 
-    def _worker_told(self, node: FakeNode, worker: FakeWorker, message: ToWorker) -> None:
+    def _on_worker_order(self, node: FakeNode, worker: FakeWorker, message: ToWorker) -> None:
         if worker.frozen:
             return
         if message.assign is not None:

@@ -26,8 +26,8 @@ from headway.trainer.control.decisions.events import (
     ReleaseNode,
     Remember,
     RestartNode,
+    Send,
     Start,
-    Tell,
     Tick,
 )
 from headway.trainer.control.decisions.state import PHASES, RunState
@@ -146,7 +146,7 @@ class Driver:
     # ---- actions --------------------------------------------------------------------------------
     def _carry_out(self, action: Action, now: float) -> None:
         match action:
-            case Tell():
+            case Send():
                 self._send(action.node, action.message)
             case Log():
                 self.logs.append(action)

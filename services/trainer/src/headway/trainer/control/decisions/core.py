@@ -14,8 +14,8 @@ from headway.trainer.control.decisions.events import (
     Log,
     Memory,
     RestartNode,
+    Send,
     Start,
-    Tell,
 )
 from headway.trainer.control.decisions.fleet import Fleet, Node
 from headway.trainer.control.decisions.members import Members
@@ -68,13 +68,13 @@ class Core:
         self.is_adopting = start.generation >= 0
         self.outcome = self.detail = ""
         self.furthest, self.progress_at = -1, 0.0
-        """Newest step heard of in this generation, and when it was new."""
+        """Newest step reported in this generation, and when it was new."""
         self.is_steering = True
         """Some member may not hold every command."""
         self.is_memory_stale = False
         self._sent: dict[Key, float] = {}
         for node in self.fleet.nodes.values():  # executors need that long to find a new driver
-            node.heard_at = limits.driver_silent_s
+            node.beat_at = limits.driver_silent_s
         self._recall(memory)
 
     def _recall(self, memory: Memory) -> None:
@@ -96,7 +96,7 @@ class Core:
         """Begin a phase; its limit is counted from now on.
 
         But gathering that is taken up again before a generation has begun continues to count: a node whose
-        workers die one after the other must not hold the run for ever.
+        workers die one after the other must not hold the run forever.
         """
         is_again = phase == "gathering" and self.phase in ("reading", "choosing", "beginning")
         self.phase = phase
@@ -126,7 +126,7 @@ class Core:
     def fence(
         self, reason: str, *, is_symptom: bool = False, is_counted: bool = True
     ) -> list[Action]:
-        """End the generation. A symptom is what a survivor felt; the cause may yet be heard of, or never."""
+        """End the generation. A symptom is what a survivor felt; the cause may be reported later, or never."""
         step = self.step
         self.enter("leaving")
         self.brake.fenced(reason, is_counted=is_counted)
@@ -205,19 +205,19 @@ class Core:
         """The newest beat of the rank's worker, None if it is not alive."""
         return self.fleet.living(self.members.workers.get(rank))
 
-    def tell_worker(self, name: str, message: ToWorker | KillWorker) -> Tell:
+    def order_worker(self, name: str, message: ToWorker | KillWorker) -> Send:
         """Send an order to a worker through its executor."""
-        return Tell(self.fleet.home[name], message)
+        return Send(self.fleet.home[name], message)
 
-    def to_worker(self, name: str, **order: object) -> Tell:
+    def to_worker(self, name: str, **order: object) -> Send:
         """The same for the orders of ``ToWorker``."""
         message = ToWorker(run_id=self.run_id, epoch=self.epoch, worker=name, **order)  # type: ignore[arg-type]
-        return self.tell_worker(name, message)
+        return self.order_worker(name, message)
 
     def kills(self) -> list[Action]:
-        """Have the condemned killed, again and again until no beat shows them."""
+        """Have the condemned killed, repeatedly until no beat shows them."""
         return [
-            self.tell_worker(name, KillWorker(run_id=self.run_id, epoch=self.epoch, worker=name))
+            self.order_worker(name, KillWorker(run_id=self.run_id, epoch=self.epoch, worker=name))
             for name in list(self.fleet.doomed)
             if self.due("kill", name)
         ]
@@ -242,7 +242,7 @@ class Core:
     def replace_lost(self) -> list[Action]:
         """Move the ranks of lost nodes to spares; fail only when no node is left that could become one."""
         actions: list[Action] = []
-        for number in [n for n in self.fleet.unheard if self.fleet.nodes[n].status == "lost"]:
+        for number in [n for n in self.fleet.unreachable if self.fleet.nodes[n].status == "lost"]:
             spare = self.fleet.spare_for(number)
             if spare is not None:
                 ranks = self.fleet.move_ranks(number, spare)
@@ -267,7 +267,7 @@ class Core:
             if not node.is_missed:
                 actions += self._miss(node)
             if self._is_beyond_help(node):
-                silent_s = self.clock.now - node.heard_at
+                silent_s = self.clock.now - node.beat_at
                 actions += self.lose_node(node.number, f"silent for {silent_s:.1f} s")
             elif self.effects.due(RestartNode, node.number, again_s=RESTART_GRACE_S):
                 actions += self.effects.ask(RestartNode(node.number))
@@ -275,16 +275,16 @@ class Core:
 
     def _miss(self, node: Node) -> list[Action]:
         self.fleet.miss(node)
-        fields = {"node": node.number, "silent_s": round(self.clock.now - node.heard_at, 1)}
+        fields = {"node": node.number, "silent_s": round(self.clock.now - node.beat_at, 1)}
         return [Log("node_silent", fields)]
 
     def _is_beyond_help(self, node: Node) -> bool:
         """Long silent although it was started again, while a spare is ready and no step is made.
 
-        Steps need every rank: while they are made, its workers are well, and only its executor is not heard.
+        Steps need every rank: while they are made, its workers are well, and only its executor is silent.
         """
         now, limit_s = self.clock.now, self.limits.node_lost_s
-        if not node.ranks or node.status == "lost" or now - node.heard_at < limit_s:
+        if not node.ranks or node.status == "lost" or now - node.beat_at < limit_s:
             return False
         if self.phase == "running" and now - self.progress_at < limit_s:
             return False
@@ -294,7 +294,7 @@ class Core:
 
     def lost_carriers(self) -> list[int]:
         """Numbers of the lost nodes that carry ranks, sorted."""
-        return sorted(n for n in self.fleet.unheard if self.fleet.nodes[n].status == "lost")
+        return sorted(n for n in self.fleet.unreachable if self.fleet.nodes[n].status == "lost")
 
     # ---- memory ---------------------------------------------------------------------------------
     def memory(self) -> Memory:

@@ -1,7 +1,7 @@
 """The driver's own events and actions; everything else it decides on is a message of ``headway.common``.
 
 Actions that may fail come back as ``Done`` or ``Failed``; until then their effect counts as not there.
-``Tell`` and ``Log`` never come back: what they say is repeated until its effect shows, or is kept by
+``Send`` and ``Log`` never come back: what they cause is repeated until its effect shows, or is kept by
 the journal until it can be written.
 """
 
@@ -97,7 +97,7 @@ class Judged:
 
 # ---- what to do -------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class Tell:
+class Send:
     """Send a note to a node's executor."""
 
     node: int
@@ -106,7 +106,7 @@ class Tell:
 
 @dataclass(frozen=True)
 class Answer:
-    """Tell the monitor what was done about a verdict."""
+    """Inform the monitor of what was done about a verdict."""
 
     id: str
     revision: int
@@ -115,7 +115,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class BeginGeneration:
-    """Record the generation before any worker hears of it; its number is never used again."""
+    """Record the generation before it is sent to any worker; its number is never used again."""
 
     generation: int
     rank_nodes: dict[int, int]
@@ -174,7 +174,7 @@ class Memory:
     crashes: tuple[tuple[str, int, int], ...] = ()
     """(signature, "" for any; step gone back to; count)."""
     lost: tuple[int, ...] = ()
-    """Nodes that were given up; one that is heard again becomes a spare."""
+    """Nodes that were given up; one that reports again becomes a spare."""
     evicted: tuple[int, ...] = ()
     bad_checkpoints: tuple[int, ...] = ()
     """Steps of checkpoints that cannot be restored."""
@@ -206,7 +206,7 @@ class Start:
 
 
 Action = (
-    Tell
+    Send
     | Answer
     | BeginGeneration
     | FindDurable

@@ -28,8 +28,8 @@ class Node:
     barred_process: tuple[int, int] = (-1, -1)
     """Who beat when it was barred: beats of that executor may still be in a socket."""
     is_released: bool = False
-    """The engine has taken the machine of an evicted node away; what is heard from now on was started anew."""
-    heard_at: float = 0.0
+    """The engine has taken the machine of an evicted node away; what reports from now on was started anew."""
+    beat_at: float = 0.0
     is_missed: bool = False
     """Its silence has been logged."""
     process: tuple[int, int] = (-1, -1)
@@ -61,7 +61,7 @@ class Change:
 
 
 @dataclass(slots=True)
-class Heard:
+class Received:
     """What a beat changed."""
 
     node: Node
@@ -83,8 +83,8 @@ class Fleet:
         self.doomed: dict[str, int] = {}
         """Condemned workers that a beat still shows -> their node: they are to be killed."""
         self.spares: dict[int, None] = {}
-        """Nodes that carry no rank and were heard."""
-        self.unheard: dict[int, None] = {}
+        """Nodes that carry no rank and have reported."""
+        self.unreachable: dict[int, None] = {}
         """Nodes that carry ranks and are silent or lost."""
         self.barred: dict[int, None] = {}
         """Lost nodes that do not return at their next beat."""
@@ -130,15 +130,15 @@ class Fleet:
         return any(self.nodes[home].status != "silent" for home in self.inside.values())
 
     def quiet(self, now: float, limit_s: float) -> Iterator[Node]:
-        """Nodes not heard for ``limit_s``, the longest silent first."""
+        """Nodes that were silent for ``limit_s``, the longest silent first."""
         for number in list(self._by_silence):
             node = self.nodes[number]
-            if now - node.heard_at < limit_s:
+            if now - node.beat_at < limit_s:
                 return
             yield node
 
     # ---- beats ----------------------------------------------------------------------------------
-    def hear(self, beat: NodeBeat, now: float) -> Heard | None:
+    def receive(self, beat: NodeBeat, now: float) -> Received | None:
         """Take in a beat; None when it is not from a node of the run, or from an executor that has ended."""
         node = self.nodes.get(beat.node)
         if node is None:
@@ -148,23 +148,23 @@ class Fleet:
             if beat.incarnation < node.process[0] and node.status in ("active", "spare"):
                 return None
             node.process, node.version = process, -1
-        node.heard_at = now
+        node.beat_at = now
         del self._by_silence[node.number]
         self._by_silence[node.number] = None
-        heard = Heard(node, [], was_silent=node.is_missed)
+        received = Received(node, [], was_silent=node.is_missed)
         node.is_missed = False
         if beat.workers is None:
             if beat.version == node.version:
                 node.step = beat.step
         elif beat.version >= node.version:
-            heard.changes = self._take(node, beat, beat.workers)
+            received.changes = self._take(node, beat, beat.workers)
         if node.status == "lost":
             if node.version < 0 or not _may_return(node):
-                return heard
+                return received
             self.set_bar(node, "")
-            heard.returned = True
+            received.returned = True
         self._set_status(node, "active" if node.ranks else "spare")
-        return heard
+        return received
 
     def _take(self, node: Node, beat: NodeBeat, workers: tuple[WorkerBeat, ...]) -> list[Change]:
         """The whole truth about the node's workers."""
@@ -246,7 +246,7 @@ class Fleet:
 
     # ---- nodes ----------------------------------------------------------------------------------
     def miss(self, node: Node) -> None:
-        """Nothing is heard of the node. What comes next may be a new machine that counts as the old one did."""
+        """The node is silent. What comes next may be a new machine that counts as the old one did."""
         node.is_missed, node.version = True, -1
         if node.status != "lost":
             self._set_status(node, "silent")
@@ -254,7 +254,7 @@ class Fleet:
     def lose(self, node: Node, bar: str) -> list[str]:
         """Give the node up; returns its workers, which count no more.
 
-        Those that were in a generation are condemned: if the node is heard again, they are killed.
+        Those that were in a generation are condemned: if the node reports again, they are killed.
         """
         workers = list(node.workers)
         for name in workers:
@@ -297,7 +297,7 @@ class Fleet:
     def _set_status(self, node: Node, status: str) -> None:
         node.status = status
         _keep(self.spares, node.number, None, status == "spare")
-        _keep(self.unheard, node.number, None, bool(node.ranks) and status != "active")
+        _keep(self.unreachable, node.number, None, bool(node.ranks) and status != "active")
 
 
 def _keep(table: dict[Any, Any], key: object, value: object, is_in: bool) -> None:
@@ -321,7 +321,7 @@ def _is_as_before(old: WorkerBeat, new: WorkerBeat) -> bool:
 
 
 def _may_return(node: Node) -> bool:
-    """Whether a lost node that is heard may be used again."""
+    """Whether a lost node that reports may be used again."""
     match node.bar:
         case "trouble":
             return not node.trouble and any(v.status == "idle" for v in node.workers.values())

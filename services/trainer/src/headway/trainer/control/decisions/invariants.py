@@ -34,8 +34,10 @@ def _check_nodes(fleet: Fleet) -> None:
         known = ("silent", "lost", "active" if ranks else "spare")
         assert node.status in known, f"node {number} with ranks {ranks} is {node.status}"
         assert (number in fleet.spares) == (node.status == "spare"), f"spares lack node {number}"
-        is_unheard = bool(ranks) and node.status != "active"
-        assert (number in fleet.unheard) == is_unheard, f"node {number}: unheard is wrong"
+        is_unreachable = bool(ranks) and node.status != "active"
+        assert (number in fleet.unreachable) == is_unreachable, (
+            f"node {number}: unreachable is wrong"
+        )
         assert (number in fleet.barred) == bool(node.bar), f"node {number}: barred is wrong"
         assert not node.bar or node.status == "lost", f"node {number} is barred and {node.status}"
 
@@ -85,7 +87,7 @@ def _check_phase(core: Core) -> None:
     assert (core.phase == "over") == bool(core.outcome), f"{core.phase} with {core.outcome!r}"
     if core.phase in AFTER_BEGIN:
         assert not core.members.vacant, f"{core.phase} without ranks {list(core.members.vacant)}"
-        lost = [n for n in core.fleet.unheard if core.fleet.nodes[n].status == "lost"]
+        lost = [n for n in core.fleet.unreachable if core.fleet.nodes[n].status == "lost"]
         assert not lost, f"{core.phase} on lost nodes {lost}"
     if core.phase == "running":
         inside = sum(core.members.current[status] for status in INSIDE)

@@ -21,21 +21,21 @@ def on_beat(core: Core, beat: NodeBeat) -> tuple[int | None, list[Action]]:
     """Returns the node when something of it has changed that phases look at, and what follows at once."""
     if beat.run_id and beat.run_id != core.run_id:
         return None, []
-    heard = core.fleet.hear(beat, core.clock.now)
-    if heard is None:
+    received = core.fleet.receive(beat, core.clock.now)
+    if received is None:
         return None, []
-    node = heard.node
+    node = received.node
     actions: list[Action] = []
     if node.step > core.furthest and node.ranks and node.generation == core.generation:
         core.furthest, core.progress_at = node.step, core.clock.now
-    if heard.was_silent:
+    if received.was_silent:
         core.effects.forget(RestartNode, node.number)
-    if heard.returned:
+    if received.returned:
         core.is_memory_stale = True
         killed = [name for name in node.workers if name in core.fleet.doomed]
         actions.append(Log("node_returned", {"node": node.number, "killed": killed}))
         actions += core.kills()
-    for change in heard.changes:
+    for change in received.changes:
         rank = core.members.rank_of.get(change.worker)
         if rank is None:
             continue
@@ -43,7 +43,9 @@ def on_beat(core: Core, beat: NodeBeat) -> tuple[int | None, list[Action]]:
             actions += core.lost_worker(change.worker, "its node does not report it any more")
         else:
             core.members.update(rank, core.fleet.living(change.worker))
-    has_changed = heard.changes or heard.was_silent or heard.returned or core.fleet.unheard
+    has_changed = (
+        received.changes or received.was_silent or received.returned or core.fleet.unreachable
+    )
     return (node.number if has_changed else None), actions
 
 
@@ -108,7 +110,7 @@ def _note_cause(core: Core, left: LeftGeneration) -> bool:
 
 
 def on_seals(core: Core, seals: Seals) -> list[Action]:
-    """A node told which snapshots it holds, and which arenas are damaged."""
+    """A node reports which snapshots it holds, and which arenas are damaged."""
     if seals.node not in core.copies.unread:
         return []
     core.copies.take(seals)
@@ -146,7 +148,7 @@ def on_done(core: Core, action: Action) -> list[Action]:
 
 
 def on_failed(core: Core, failed: Failed) -> list[Action]:
-    """An action did not take effect; whoever needs it asks for it again."""
+    """An action did not take effect; what needs it asks for it again."""
     action = failed.action
     core.effects.settle(action, failed.error or "it failed")
     fields = {"action": type(action).__name__, "reason": failed.error}

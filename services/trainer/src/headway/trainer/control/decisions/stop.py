@@ -20,7 +20,7 @@ class StopWatch:
         """Called at each tick; ends a run that does not stop.
 
         Args:
-            why: tells why the run does not step now.
+            why: returns why the run does not step now.
         """
         if not any(command.operation == "stop" for command in core.commands):
             return []
@@ -28,7 +28,7 @@ class StopWatch:
         progress = (core.step, core.applied, core.members.current["finished"])
         if self._since is None:
             self._since = self._moved_at = now
-        # only new bests: a run that recovers again and again steps too
+        # only new bests: a run that recovers repeatedly steps too
         if any(new > best for new, best in zip(progress, self._best, strict=True)):
             self._moved_at = now
             self._best = tuple(map(max, progress, self._best))  # type: ignore[assignment]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headway.common.wire.messages.executor import RestartService
 from headway.trainer.control.decisions.core import Core
-from headway.trainer.control.decisions.events import Action, Answer, Judged, Tell
+from headway.trainer.control.decisions.events import Action, Answer, Judged, Send
 
 MAX_ANSWERS = 1024
 RESTART_AGAIN_S = 2.0
@@ -29,7 +29,7 @@ class Verdicts:
     def __init__(self) -> None:
         self._answers: dict[tuple[str, int], str] = {}
         self._restarts: dict[tuple[int, str], tuple[int, str, float, int]] = {}
-        """(node, service) -> pid of the process to end, the reason, when it was told, how often."""
+        """(node, service) -> pid of the process to end, the reason, when it was sent, how often."""
 
     def judge(self, core: Core, verdict: Judged) -> list[Action]:
         """Act on a verdict and answer it."""
@@ -78,18 +78,18 @@ class Verdicts:
     def repeat(self, core: Core) -> list[Action]:
         """Send orders to restart a service again while its old process is still shown."""
         actions: list[Action] = []
-        for key, (pid, reason, told_at, times) in list(self._restarts.items()):
+        for key, (pid, reason, sent_at, times) in list(self._restarts.items()):
             number, service = key
             if not pid or core.fleet.nodes[number].services.get(service) != pid or times > RESTARTS:
                 del self._restarts[key]
-            elif core.clock.now - told_at >= RESTART_AGAIN_S:
+            elif core.clock.now - sent_at >= RESTART_AGAIN_S:
                 self._restarts[key] = (pid, reason, core.clock.now, times + 1)
                 actions.append(_restart_order(core, number, service, pid, reason))
         return actions
 
 
-def _restart_order(core: Core, node: int, service: str, pid: int, reason: str) -> Tell:
-    return Tell(
+def _restart_order(core: Core, node: int, service: str, pid: int, reason: str) -> Send:
+    return Send(
         node,
         RestartService(
             run_id=core.run_id, epoch=core.epoch, service=service, reason=reason, pid=pid
@@ -100,7 +100,7 @@ def _restart_order(core: Core, node: int, service: str, pid: int, reason: str) -
 def _end_worker(core: Core, verdict: Judged) -> tuple[str, list[Action]]:
     if 0 <= verdict.generation < core.generation:
         return f"none: generation {verdict.generation} has ended", []
-    # who stands still in a pause or in a recovery may have every reason to
+    # a rank that makes no progress in a pause or a recovery may have every reason to
     if core.phase not in ("joining", "running") or core.members.num_paused:
         return "", []
     workers = core.fleet.nodes[verdict.node].workers.values()

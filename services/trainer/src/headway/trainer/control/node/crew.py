@@ -19,7 +19,7 @@ from headway.trainer.control.node.node_events import (
     Fork,
     Kill,
     Log,
-    Tell,
+    Send,
 )
 
 # a worker beats twice a second; ten beats missed after a restart mean that it hangs
@@ -39,7 +39,7 @@ class Member:
     process: ProcessId
     beat: WorkerBeat
     since: float
-    heard_at: float
+    beat_at: float
     is_proven: bool = False
     """It was assigned a rank, or lived for ``YOUNG_S``: its fork was a success."""
     is_killed: bool = False
@@ -67,7 +67,7 @@ class Crew:
         self.asked: dict[str, _Asked] = {}
         """Forks that were asked for and have not said hello."""
         self.orphans = dict(orphans or {})
-        """Workers of the executor before this one that have not spoken yet."""
+        """Workers of the executor before this one that have not reported yet."""
         self.next_worker = next_worker
         self.backoff = Backoff(*FORK_PAUSE_S)
         self.why = ""
@@ -76,7 +76,7 @@ class Crew:
     # ---- what is known ------------------------------------------------------------------------
     @property
     def is_settled(self) -> bool:
-        """False after a restart until every worker of the executor before has spoken or is dead.
+        """False after a restart until every worker of the executor before has reported or is dead.
 
         Before that the node's beat would look as if they were gone.
         """
@@ -98,7 +98,7 @@ class Crew:
         return min(own, default=0) if newest >= 0 else 0
 
     # ---- what happens -------------------------------------------------------------------------
-    def hear(self, beat: WorkerBeat, now: float) -> None:
+    def receive(self, beat: WorkerBeat, now: float) -> None:
         """Take a beat.
 
         Raises:
@@ -116,7 +116,7 @@ class Crew:
         member = self.members.get(beat.worker)
         if member is None or member.process != process:
             member = self.members[beat.worker] = Member(process, beat, now, now)
-        member.beat, member.heard_at = beat, now
+        member.beat, member.beat_at = beat, now
 
     def forked(self, forks: Collection[Fork], now: float) -> list[Action]:
         """Take in how the zygote answered requests."""
@@ -177,7 +177,7 @@ class Crew:
         if not member.is_proven and (not is_idle or now - member.since > YOUNG_S):
             member.is_proven = True
             self.backoff.succeed()
-        if is_idle and not member.is_killed and now - member.heard_at > IDLE_SILENT_S:
+        if is_idle and not member.is_killed and now - member.beat_at > IDLE_SILENT_S:
             return self.kill(name, "a standby that sends no beats")
         return []
 
@@ -238,7 +238,7 @@ class Crew:
             reason=reason,
         )
         fields = {"worker": name, "rank": member.beat.rank, "reason": reason}
-        actions: list[Action] = [Tell(gone), Log("warning", "worker is gone", fields)]
+        actions: list[Action] = [Send(gone), Log("warning", "worker is gone", fields)]
         if not member.is_proven and not member.is_killed and member.beat.status == "idle":
             actions.append(
                 self._failed(name, f"a standby ended soon after its start: {reason}", now)

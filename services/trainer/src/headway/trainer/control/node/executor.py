@@ -1,6 +1,6 @@
 """The executor of one node: its sockets and timers, around the run that the node carries.
 
-It dials whoever holds the driver's lease, passes messages between the driver and the node's workers, and
+It dials the process that holds the driver's lease, passes messages between the driver and the node's workers, and
 lets ``Guardian`` decide about everything else. Killed, it leaves everything running; its successor finds
 it again.
 """
@@ -46,10 +46,10 @@ from headway.common.wire.service import Service
 from headway.launch.cluster import ClusterFolder
 from headway.trainer.config import RunConfig
 from headway.trainer.control.node.node_events import (
-    DriverSpoke,
+    DriverReported,
     ServiceBlamed,
-    ServiceSpoke,
-    WorkerSpoke,
+    ServiceReported,
+    WorkerReported,
     WorkerUnwanted,
 )
 from headway.trainer.control.node.node_events import Trouble as NodeTrouble
@@ -58,7 +58,7 @@ from headway.trainer.control.node.uplink import Uplink
 
 WATCH_S = 0.05  # 20 Hz: a stopped worker is found within one period
 BEAT_S = 0.5
-LEASE_LOOK_S = 0.25  # while the driver is not heard
+LEASE_LOOK_S = 0.25  # while the driver is silent
 CALM_LOOK_S = 1.0  # while it is
 ANNOUNCE_AGAIN_S = 1.0
 
@@ -139,7 +139,7 @@ class Executor:
 
     def _carry(self, run_dir: Path, *, is_fresh: bool) -> None:
         run = NodeRun(
-            self.cluster, self.node, run_dir, is_fresh=is_fresh, tell=self._to_driver, end=self._end
+            self.cluster, self.node, run_dir, is_fresh=is_fresh, send=self._to_driver, end=self._end
         )
         self._run, self._sent_version = run, -1
         identity = f"n{self.node}-{run.incarnation}"
@@ -206,7 +206,7 @@ class Executor:
             return
         if self._ending is None:
             self._run.look()
-            self._tell_change()
+            self._report_change()
             return
         reap_children()
         if not self._ending.is_alive():
@@ -215,9 +215,9 @@ class Executor:
     def _watch_folder(self) -> None:
         if self._run is None or self._ending is not None:
             return
-        is_heard = self._run.guardian.driver_silent_s < CALM_LOOK_S
+        is_reached = self._run.guardian.driver_silent_s < CALM_LOOK_S
         now = time.monotonic()
-        if not is_heard or now - self._looked_at >= CALM_LOOK_S:
+        if not is_reached or now - self._looked_at >= CALM_LOOK_S:
             self._looked_at = now
             self._run.look_at_folder()
 
@@ -230,9 +230,9 @@ class Executor:
             self._run.guardian.known_version = -1
             self._run.outbox.begin_again()
             self._beat()
-        self._tell_change()
+        self._report_change()
 
-    def _tell_change(self) -> None:
+    def _report_change(self) -> None:
         if self._run is not None and self._run.guardian.version != self._sent_version:
             self._beat()
 
@@ -267,8 +267,8 @@ class Executor:
                 run.outbox.acknowledge(message.acknowledged)
                 if not len(run.outbox):
                     run.handle(NodeTrouble("metrics", ""))
-                run.handle(DriverSpoke(message))
-                self._tell_change()
+                run.handle(DriverReported(message))
+                self._report_change()
             case ToWorker():
                 self._to_worker(run, message)
             case KillWorker():
@@ -312,16 +312,16 @@ class Executor:
     # ---- from the node's own processes --------------------------------------------------------
     def _worker_beat(self, message: WorkerBeat, peer: bytes) -> None:
         assert self._run is not None
-        self._run.handle(WorkerSpoke(message))
+        self._run.handle(WorkerReported(message))
         self._run.peers[message.worker] = peer
         stored = self._run.outbox.stored(message.worker)
         self._send(peer, Acknowledged(stored=stored, incarnation=self._run.incarnation))
-        self._tell_change()
+        self._report_change()
 
     def _service_beat(self, message: ServiceBeat, peer: bytes) -> None:
         del peer
         assert self._run is not None
-        self._run.handle(ServiceSpoke(message))
+        self._run.handle(ServiceReported(message))
 
     def _store_opened(self, message: StoreOpened, peer: bytes) -> None:
         del peer

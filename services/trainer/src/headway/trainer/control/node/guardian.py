@@ -23,7 +23,7 @@ from headway.trainer.control.node.node_events import (
     Claim,
     Claimed,
     Done,
-    DriverSpoke,
+    DriverReported,
     EndRun,
     Event,
     Failed,
@@ -35,11 +35,11 @@ from headway.trainer.control.node.node_events import (
     PassOnMonitor,
     Remember,
     ServiceBlamed,
-    ServiceSpoke,
+    ServiceReported,
     Started,
     StartService,
     Trouble,
-    WorkerSpoke,
+    WorkerReported,
     WorkerUnwanted,
     ZygoteSeen,
 )
@@ -90,7 +90,7 @@ class Guardian:
         self._monitor = self._monitor_wanted = ("", "")
         self._retry_files_at = 0.0
         self._arenas_to_forget = False
-        self._heard_at = 0.0
+        self._beat_at = 0.0
         self.known_version = -1
         self._folder = FolderSeen("unknown", detail="it has not been looked at")
         self._gone_since: float | None = None
@@ -118,14 +118,14 @@ class Guardian:
         for name in names:
             self._keep(name, memory.leading, known.get(name))
         for name, service in self.services.kept.items():
-            service.has_spoken = name in memory.heard
+            service.has_reported = name in memory.reported
         for name in known.keys() - set(names):
             # adopted for a moment, so that it is asked to end like any other
             self._keep(name, -1, known[name])
             self.services.retire(name, 0.0)
 
     def _keep(self, name: str, epoch: int, process: ProcessId | None) -> Service:
-        service = self.services.keep(name, self._clock_s, process, is_heard=name != "driver")
+        service = self.services.keep(name, self._clock_s, process, is_reporting=name != "driver")
         if name == "driver":
             service.epoch = service.started_epoch = epoch
             service.may_start = process is not None
@@ -140,7 +140,7 @@ class Guardian:
         return True
 
     def watched(self) -> set[ProcessId]:
-        """The processes whose state the next ``Looked`` must tell."""
+        """The processes whose state the next ``Looked`` must report."""
         return {
             *self.services.processes().values(),
             *self.services.leaving,
@@ -155,8 +155,8 @@ class Guardian:
 
     @property
     def driver_silent_s(self) -> float:
-        """How long no driver was heard."""
-        return self._clock_s - self._heard_at
+        """How long the drivers were silent."""
+        return self._clock_s - self._beat_at
 
     def trouble(self) -> str:
         """Why the node cannot do what it should, as sentences; empty while it can."""
@@ -192,11 +192,11 @@ class Guardian:
         match event:
             case Looked():
                 return self._looked(event, now)
-            case WorkerSpoke():
-                self.crew.hear(event.beat, now)
-            case ServiceSpoke():
-                self.services.hear(event.beat, now)
-            case DriverSpoke():
+            case WorkerReported():
+                self.crew.receive(event.beat, now)
+            case ServiceReported():
+                self.services.receive(event.beat, now)
+            case DriverReported():
                 return self._driver_spoke(event.beat, now)
             case FolderSeen():
                 return self._folder_seen(event, now)
@@ -240,7 +240,7 @@ class Guardian:
         return self.crew.forked(seen.forks, now)
 
     def _driver_spoke(self, beat: DriverBeat, now: float) -> list[Action]:
-        self._heard_at = now
+        self._beat_at = now
         self.known_version = beat.known_version
         if self.active and not beat.active:
             self._arenas_to_forget = True
@@ -344,7 +344,7 @@ class Guardian:
             now,
             own=self._own_driver(driver, now),
             failures=driver.backoff.failures if driver is not None else 0,
-            silent_s=now - self._heard_at,
+            silent_s=now - self._beat_at,
             is_readable=self._folder.state == "there",
         )
         if standing.leave:
@@ -361,11 +361,11 @@ class Guardian:
     # ---- what is kept and sent ----------------------------------------------------------------
     def memory(self) -> Memory:
         """What a successor of this executor needs now."""
-        spoken = [name for name, service in self.services.kept.items() if service.has_spoken]
+        reported = [name for name, service in self.services.kept.items() if service.has_reported]
         return Memory(
             epoch=self.epoch,
             leading=self.leading.epoch,
-            heard=tuple(spoken),
+            reported=tuple(reported),
             services=tuple(self.services.processes().items()),
             workers=tuple(self.crew.processes().items()),
             next_worker=self.crew.next_worker,

@@ -26,7 +26,7 @@ class Service:
     """One service that should run, and its process."""
 
     name: str
-    is_heard: bool = True
+    is_reporting: bool = True
     """It sends beats from its start on; another one is only watched once it has sent some."""
     status: str = "down"
     """``down``, ``asked`` (a start is under way), ``up`` or ``ending`` (SIGKILL was sent)."""
@@ -37,8 +37,8 @@ class Service:
     """The epoch that its process was started with."""
     process: ProcessId | None = None
     since: float = 0.0
-    heard_at: float | None = None
-    has_spoken: bool = False
+    beat_at: float | None = None
+    has_reported: bool = False
     """A process of this name has sent a beat; remembered over the executor's own death."""
     turns: int = -1
     killed_at: float = 0.0
@@ -60,11 +60,11 @@ class Services:
 
     # ---- which should run ---------------------------------------------------------------------
     def keep(
-        self, name: str, now: float, process: ProcessId | None = None, *, is_heard: bool = True
+        self, name: str, now: float, process: ProcessId | None = None, *, is_reporting: bool = True
     ) -> Service:
         """Keep a service running from now on; ``process`` is the one that already does."""
         if name not in self.kept:
-            made = Service(name, is_heard=is_heard, since=now, process=process)
+            made = Service(name, is_reporting=is_reporting, since=now, process=process)
             made.status = "up" if process is not None else "down"
             self.kept[name] = made
         return self.kept[name]
@@ -89,7 +89,7 @@ class Services:
     def is_serving(self, name: str) -> bool:
         """Whether the service's process has sent a beat."""
         service = self.kept.get(name)
-        return service is not None and service.status == "up" and service.heard_at is not None
+        return service is not None and service.status == "up" and service.beat_at is not None
 
     # ---- what happens -------------------------------------------------------------------------
     def started(self, action: StartService, process: ProcessId, now: float) -> list[Action]:
@@ -101,7 +101,7 @@ class Services:
             return [Kill(process, signal.SIGTERM, f"{action.name} is not wanted here any more")]
         service.status, service.process, service.since = "up", process, now
         service.started_epoch = action.epoch
-        service.heard_at, service.turns = None, -1
+        service.beat_at, service.turns = None, -1
         return []
 
     def not_started(self, action: StartService, error: str, now: float) -> list[Action]:
@@ -112,15 +112,15 @@ class Services:
             return []
         return [self._fell(service, f"cannot be started: {error}", now)]
 
-    def hear(self, beat: ServiceBeat, now: float) -> None:
-        """Take a beat; one of another process than the kept one says nothing."""
+    def receive(self, beat: ServiceBeat, now: float) -> None:
+        """Take a beat; one of another process than the kept one does not count."""
         self.moved(beat.name, ProcessId(beat.pid, beat.start_ticks), beat.alive_seq, now)
 
     def moved(self, name: str, process: ProcessId, turns: int, now: float) -> None:
         """A service's process has counted to ``turns``; standing still is silence."""
         service = self.kept.get(name)
         if service is not None and service.process == process and service.turns != turns:
-            service.heard_at, service.turns, service.has_spoken = now, turns, True
+            service.beat_at, service.turns, service.has_reported = now, turns, True
 
     def blame(self, name: str, why: str, now: float) -> list[Action]:
         """End a service so that it is started again."""
@@ -162,12 +162,12 @@ class Services:
 
     def _silence(self, service: Service, now: float) -> float | None:
         """How long the service has been silent, once that is too long."""
-        if service.heard_at is not None:
-            since, limit_s = service.heard_at, self._silent_s
-        elif service.has_spoken and service.restarts == 0:
-            # adopted: it spoke to the executor before this one, and needs only to reconnect
+        if service.beat_at is not None:
+            since, limit_s = service.beat_at, self._silent_s
+        elif service.has_reported and service.restarts == 0:
+            # adopted: it reported to the executor before this one, and needs only to reconnect
             since, limit_s = service.since, 2 * self._silent_s
-        elif service.is_heard:
+        elif service.is_reporting:
             since, limit_s = service.since, self._start_s
         else:
             return None

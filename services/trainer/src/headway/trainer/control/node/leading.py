@@ -1,7 +1,7 @@
 """Whether this node should start a driver, and whether the one it has should go.
 
 An executor leads by claiming the next epoch of the lease; only the one that wins starts a driver. It
-does so when the lease has not been renewed for too long and no driver is heard, at once when its own
+does so when the lease has not been renewed for too long and no driver reports, at once when its own
 driver has ended, and at once on the first node of a fresh run.
 """
 
@@ -18,8 +18,8 @@ START_GRACE_S = 20.0
 """How long a driver that is being started may take to publish itself: machines may be busy."""
 JITTER_S = 1.0
 """Nodes wait for up to so much longer, each for another time, so that they do not claim all at once."""
-UNHEARD_LIMIT_S = 10.0
-"""A driver that is heard but does not renew its lease is replaced after so much more."""
+HUNG_LIMIT_S = 10.0
+"""A driver that reports but does not renew its lease is replaced after so much more."""
 CLAIM_PAUSE_S = (0.25, 5.0)  # first and longest pause after a claim that failed
 MAX_STARTS = 4
 """A node whose driver has failed so often in a row lets another node try."""
@@ -94,7 +94,7 @@ class Leading:
             own: how the node's own driver is: ``up``, ``down`` (it has ended and may be started
                 again), ``waiting`` (it has ended, its pause is not over) or empty.
             failures: how often in a row it has ended soon after its start.
-            silent_s: how long no driver was heard.
+            silent_s: how long no driver has reported.
             is_readable: the last look at the run's folder found it there.
         """
         view = self.view
@@ -108,8 +108,8 @@ class Leading:
         if self._at_once or (self.epoch and own == "down"):
             return self._claim(view)
         limit_s = self._limit_s(view)
-        is_heard = silent_s < self._silent_s and self._stale_s < limit_s + UNHEARD_LIMIT_S
-        if self._stale_s <= limit_s or is_heard:
+        is_reporting = silent_s < self._silent_s and self._stale_s < limit_s + HUNG_LIMIT_S
+        if self._stale_s <= limit_s or is_reporting:
             return Standing()
         # a driver of this node that is still up is ended once the claim is made, not before: where
         # nobody can claim, as in a folder that takes no writes, it is the only one there can be

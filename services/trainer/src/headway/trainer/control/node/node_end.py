@@ -31,7 +31,7 @@ log = get_logger("node")
 
 
 class NodeEnd:
-    """``run`` blocks some seconds, or for as long as the checkpoint store gets ahead with what is still to
+    """``run`` blocks some seconds, or for as long as the checkpoint store makes progress with what is still to
     be made durable. It never raises and may be called on any thread, once."""
 
     def __init__(
@@ -53,7 +53,7 @@ class NodeEnd:
         store = self._services.pop("ckpt_store", None)
         agent = self._services.get("agent")
         services = list(self._services.values())
-        # All at once, so that each has the whole time; and services first: an agent that was told
+        # All at once, so that each has the whole time; and services first: an agent that was asked
         # sends no beat any more, which would report ranks that end in order as crashed.
         for process in [*services, *self._workers]:
             _attempt(lambda p=process: p.kill(signal.SIGTERM))  # type: ignore[misc]

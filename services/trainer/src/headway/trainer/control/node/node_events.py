@@ -1,7 +1,7 @@
 """What happens on a node, as its guardian sees it, and what the guardian wants done about it.
 
 Every action that can fail comes back as ``Done``, ``Started``, ``Claimed`` or ``Failed``; until then
-its effect counts as not there. ``Tell``, ``Log`` and ``EndRun`` do not come back.
+its effect counts as not there. ``Send``, ``Log`` and ``EndRun`` do not come back.
 """
 
 from __future__ import annotations
@@ -53,21 +53,21 @@ class Looked:
 
 
 @dataclass(frozen=True)
-class WorkerSpoke:
+class WorkerReported:
     """A worker's beat."""
 
     beat: WorkerBeat
 
 
 @dataclass(frozen=True)
-class ServiceSpoke:
+class ServiceReported:
     """A service's beat."""
 
     beat: ServiceBeat
 
 
 @dataclass(frozen=True)
-class DriverSpoke:
+class DriverReported:
     """A beat of the driver, checked by ``Guardian.obeys``."""
 
     beat: DriverBeat
@@ -202,7 +202,7 @@ class PassOnMonitor:
 
 
 @dataclass(frozen=True)
-class Tell:
+class Send:
     """Send a note to the driver, if one is connected; a beat makes up for a lost one."""
 
     message: Message
@@ -232,7 +232,7 @@ class Memory:
     """The newest driver's; older ones are not obeyed."""
     leading: int = 0
     """The epoch that this node claimed for its own driver, 0 for none."""
-    heard: tuple[str, ...] = ()
+    reported: tuple[str, ...] = ()
     """Services that have sent a beat."""
     services: tuple[tuple[str, ProcessId], ...] = ()
     workers: tuple[tuple[str, ProcessId], ...] = ()
@@ -241,9 +241,9 @@ class Memory:
 
 Event = (
     Looked
-    | WorkerSpoke
-    | ServiceSpoke
-    | DriverSpoke
+    | WorkerReported
+    | ServiceReported
+    | DriverReported
     | FolderSeen
     | WorkerUnwanted
     | ServiceBlamed
@@ -262,7 +262,7 @@ Action = (
     | Remember
     | ForgetArenas
     | PassOnMonitor
-    | Tell
+    | Send
     | EndRun
     | Log
 )

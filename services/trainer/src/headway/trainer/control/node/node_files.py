@@ -43,7 +43,7 @@ class MemoryFiles:
         return Memory(
             epoch=_number(state, "epoch"),
             leading=_number(state, "leading"),
-            heard=tuple(str(name) for name in state.get("heard", ())),
+            reported=tuple(str(name) for name in state.get("reported", ())),
             services=_processes(children),
             workers=_processes(workers.get("workers")),
             next_worker=_number(workers, "next"),
@@ -55,7 +55,11 @@ class MemoryFiles:
         Raises:
             OSError: a file cannot be written; it then is what it was.
         """
-        facts = {"epoch": memory.epoch, "leading": memory.leading, "heard": list(memory.heard)}
+        facts = {
+            "epoch": memory.epoch,
+            "leading": memory.leading,
+            "reported": list(memory.reported),
+        }
         files = {
             "executor.json": {"incarnation": self.incarnation, **facts},
             "children.json": {n: [p.pid, p.start_ticks] for n, p in memory.services},

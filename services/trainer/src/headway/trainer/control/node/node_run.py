@@ -1,4 +1,4 @@
-"""One run on one node: tells its guardian what happens, and carries out what the guardian decides.
+"""One run on one node: informs its guardian of what happens, and carries out what the guardian decides.
 
 A failing action never keeps the others from being done: it comes back to the guardian as ``Failed``.
 """
@@ -54,9 +54,9 @@ from headway.trainer.control.node.node_events import (
     Looked,
     PassOnMonitor,
     Remember,
+    Send,
     Started,
     StartService,
-    Tell,
     ZygoteSeen,
 )
 from headway.trainer.control.node.node_services import NodeServices
@@ -65,7 +65,7 @@ from headway.trainer.control.node.outbox import Outbox
 ZYGOTE_LOOK_S = 0.25
 FOLDER_HANGS_S = 5.0
 """A look at the run's folder that takes longer is reported: its file system hangs."""
-NEVER_BACK = Log | Tell | Kill
+NEVER_BACK = Log | Send | Kill
 """Their failure changes nothing: a signal is sent again while its process lives, beats make up for notes."""
 
 log = get_logger("node")
@@ -87,7 +87,7 @@ class NodeRun:
         node: its number.
         run_dir: the run's folder.
         is_fresh: the run was attached just now.
-        tell: sends a note to the driver.
+        send: sends a note to the driver.
         end: ends the run on this node; gets the outcome.
     """
 
@@ -98,7 +98,7 @@ class NodeRun:
         run_dir: Path,
         *,
         is_fresh: bool = False,
-        tell: Callable[[Message], object] = lambda _: None,
+        send: Callable[[Message], object] = lambda _: None,
         end: Callable[[str], object] = lambda _: None,
     ) -> None:
         self.cluster, self.node = cluster, node
@@ -108,7 +108,7 @@ class NodeRun:
         self.lock = RunLock.hold(self.run.run_id)
         configure(self.paths.failpoints, node=node)
         self.services = NodeServices(self.run, self.config, self.paths, cluster.path)
-        self._tell, self._end = tell, end
+        self._send, self._end = send, end
         self._files = node_files.MemoryFiles(self.paths.sock_dir)
         self.guardian = self._guardian(is_fresh=is_fresh)
         self.outbox = Outbox(node, self.incarnation)
@@ -235,8 +235,8 @@ class NodeRun:
                     "signal sent", pid=action.process.pid, signal=action.signum, why=action.why
                 )
                 return None
-            case Tell():
-                self._tell(action.message)
+            case Send():
+                self._send(action.message)
                 return None
             case Log():
                 getattr(log, action.level)(action.event, **action.fields)

@@ -1,4 +1,4 @@
-"""The executor's line to whoever holds the driver's lease."""
+"""The executor's connection to the process that holds the driver's lease."""
 
 from __future__ import annotations
 

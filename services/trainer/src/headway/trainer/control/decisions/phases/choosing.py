@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headway.common.wire.messages.executor import ReadSeals
 from headway.trainer.control.decisions.core import Core
-from headway.trainer.control.decisions.events import Action, BeginGeneration, FindDurable, Log, Tell
+from headway.trainer.control.decisions.events import Action, BeginGeneration, FindDurable, Log, Send
 from headway.trainer.control.decisions.fleet import names
 from headway.trainer.control.decisions.phases.base import Phase, seconds
 
@@ -15,13 +15,13 @@ class Reading(Phase):
     name = "reading"
 
     def look(self, core: Core, node: int | None) -> list[Action]:
-        if core.members.vacant or core.fleet.unheard:
+        if core.members.vacant or core.fleet.unreachable:
             core.enter("gathering")
             return []
         if core.copies.unread:
             order = ReadSeals(run_id=core.run_id, epoch=core.epoch, generation=core.generation)
             asked = core.copies.unread if node is None else {node} & core.copies.unread.keys()
-            return [Tell(n, order) for n in asked if core.due("seals", n)]
+            return [Send(n, order) for n in asked if core.due("seals", n)]
         core.enter("choosing")
         core.effects.forget(FindDurable)
         return []

@@ -19,7 +19,7 @@ class Gathering(Phase):
         if core.phase != self.name:
             return actions
         if core.is_adopting:
-            if core.fleet.unheard or not _are_all_known(core):
+            if core.fleet.unreachable or not _are_all_known(core):
                 return actions
             actions += _adopt(core)
             node = None
@@ -32,7 +32,7 @@ class Gathering(Phase):
         for rank in list(core.members.vacant) if changed is None else changed:
             if rank in core.members.vacant:
                 _fill(core, rank)
-        if not core.fleet.unheard and not core.members.vacant:
+        if not core.fleet.unreachable and not core.members.vacant:
             carriers = core.fleet.carriers()
             core.copies.begin(carriers)
             for number in carriers:
@@ -57,7 +57,7 @@ class Gathering(Phase):
     def why(self, core: Core) -> str:
         if lost := core.lost_carriers():
             return f"{names(lost)} {'are' if len(lost) > 1 else 'is'} lost and no spare is ready"
-        if silent := sorted(core.fleet.unheard):
+        if silent := sorted(core.fleet.unreachable):
             has = "have" if len(silent) > 1 else "has"
             return f"{names(silent)} {has} not reported for {_silence(core, silent)}"
         if core.is_adopting:
@@ -68,7 +68,7 @@ class Gathering(Phase):
 
 
 def _last_resort(core: Core) -> list[Action]:
-    """No spare is ready for a lost node: a suspected node is better than none, and a restart may mend one."""
+    """No spare is ready for a lost node: a suspected node is better than none, and a restart may repair one."""
     if not core.lost_carriers():
         return []
     actions: list[Action] = []
@@ -83,12 +83,12 @@ def _last_resort(core: Core) -> list[Action]:
 
 
 def _silence(core: Core, nodes: list[int]) -> str:
-    longest_s = max(core.clock.now - core.fleet.nodes[number].heard_at for number in nodes)
+    longest_s = max(core.clock.now - core.fleet.nodes[number].beat_at for number in nodes)
     return f"{max(0.0, longest_s):.0f} s"
 
 
 def _short(core: Core) -> list[int]:
-    """Nodes that are heard and lack a worker for one of their ranks."""
+    """Nodes that report and lack a worker for one of their ranks."""
     nodes = {core.fleet.rank_nodes[rank]: None for rank in core.members.vacant}
     return sorted(number for number in nodes if core.fleet.nodes[number].status == "active")
 
@@ -118,7 +118,7 @@ def _is_free(core: Core, view: WorkerBeat) -> bool:
 
 def _are_all_known(core: Core) -> bool:
     """Whether every node with ranks has reported its workers: an executor that was restarted too beats
-    before its workers have spoken."""
+    before its workers have reported."""
     return all(core.fleet.nodes[number].version >= 0 for number in core.fleet.carriers())
 
 

@@ -96,7 +96,7 @@ class Running(Phase):
 
 
 class Leaving(Phase):
-    """Whoever holds groups of a generation gives them up; left once nobody does."""
+    """Workers that hold groups of a generation give them up; left once none does."""
 
     name = "leaving"
 
@@ -117,7 +117,8 @@ class Leaving(Phase):
         return core.limits.out_timeout_s
 
     def overdue(self, core: Core) -> list[Action]:
-        """Who was told and does not leave is ended. Workers of a silent node were not told."""
+        """A worker that received the abort and does not leave is killed. Those of a silent node
+        have not received it."""
         reason = f"did not leave within {core.limits.out_timeout_s:g} s"
         nodes = core.fleet.nodes
         late = [n for n, home in core.fleet.inside.items() if nodes[home].status != "silent"]
@@ -175,7 +176,7 @@ def steer(core: Core, node: int | None) -> list[Action]:
 
 
 def kill_strays(core: Core, node: int | None) -> list[Action]:
-    """End workers that hold groups of another generation: they were not heard when it was left."""
+    """End workers that hold groups of another generation: they were silent when it was left."""
     if len(core.fleet.inside) <= len(core.members.workers) - len(core.members.vacant):
         return []
     inside, rank_of = core.fleet.inside, core.members.rank_of
