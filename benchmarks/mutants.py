@@ -134,14 +134,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", default="", help="only mutants whose name contains this")
     parser.add_argument("--minutes", type=float, default=1e6, help="begin no mutant after that")
-    parser.add_argument("--out", type=Path, help="what it shows as killed is not tried again")
+    parser.add_argument(
+        "--out", type=Path, help="what it shows as killed, or has a reason, is not tried again"
+    )
     options = parser.parse_args(argv)
     ends_at = time.monotonic() + 60 * options.minutes
     mutants = sorted(sample(options.count, options.seed), key=lambda one: rank(one.file))
     rows: dict[str, dict[str, Any]] = {}
     if options.out and options.out.exists():
         old = json.loads(options.out.read_text())["mutants"]
-        rows = {row["mutant"]: row for row in old if row["killed_by"]}
+        known = reasons()
+        for row in old:
+            if not row["killed_by"]:
+                row["reason"] = known.get(row["mutant"], "")
+        rows = {row["mutant"]: row for row in old if row["killed_by"] or row["reason"]}
         rows = {one.name: rows[one.name] for one in mutants if one.name in rows}
     benches: queue.SimpleQueue[Bench] = queue.SimpleQueue()
     checked: set[int] = set()
@@ -175,11 +181,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         for part in (0, 1):
             tried = [one for one in mutants if options.only in one.name]
             tried = [one for one in tried if (one.name in rows) == bool(part)]
-            tried = [one for one in tried if not part or rows[one.name]["killed_by"] is None]
+            tried = [one for one in tried if not part or is_open(rows[one.name])]
             with ThreadPoolExecutor(options.jobs) as pool:
                 list(pool.map(lambda one, part=part: attempt(one, part), tried))
     survived = [row for row in rows.values() if row["killed_by"] is None]
-    open_ones = [row for row in survived if not row["reason"]]
+    open_ones = [row for row in survived if is_open(row)]
     untried = [one for one in mutants if options.only in one.name and one.name not in rows]
     print(f"{len(rows)} mutants, {len(survived)} survived, {len(open_ones)} without a reason")
     print(f"{len(untried)} were not tried")
@@ -190,6 +196,11 @@ def check_tests(bench: Bench, file: str) -> None:
     """Its own tests pass without any mutant: what fails anyhow would seem to kill all."""
     if failed := bench.killed_by(file, (ROOT / file).read_text(), tests_of(file)[0]):
         raise SystemExit(f"without any mutant: {failed}")
+
+
+def is_open(row: dict[str, Any]) -> bool:
+    """Whether the mutant survived and has no reason to."""
+    return row["killed_by"] is None and not row["reason"]
 
 
 def write(options: argparse.Namespace, rows: list[dict[str, Any]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from headway.common.wire.messages.driver import NodeBeat, WorkerGone
 from headway.common.wire.messages.executor import KillWorker
 from headway.testkit.trainer.by_hand import Hand, events, only, sent
@@ -121,8 +122,11 @@ def test_an_executor_that_is_known_to_have_ended_is_started_without_waiting_for_
     assert [a for a in hand.send(ExecutorEnded(1)) if isinstance(a, RestartNode)] == []
 
 
-def test_a_lost_node_that_is_heard_again_becomes_a_spare_and_its_old_workers_are_killed() -> None:
-    hand = Hand().run()
+@pytest.mark.parametrize("generation", [-1, 6], ids=["first", "later"])
+def test_a_lost_node_that_reports_again_becomes_a_spare_and_its_old_workers_are_killed(
+    generation: int,
+) -> None:
+    hand = Hand(generation=generation).run()
     old = [view.worker for view in hand.workers[1] if view.rank >= 0]
     _lose(hand, 1)
     assert set(hand.state.rank_nodes.values()) == {0, 2}
@@ -136,6 +140,17 @@ def test_a_lost_node_that_is_heard_again_becomes_a_spare_and_its_old_workers_are
     hand.workers[1] = [hand.idle(1, 7)]
     actions = hand.beat(1) + hand.wait(2.0)
     assert not [order for order in sent(actions, KillWorker) if order.node == 1]
+
+
+def test_a_step_counts_only_with_the_full_beat_that_it_follows() -> None:
+    hand = Hand().run(3)
+    hand.step = 50
+    for node in (0, 1):
+        hand.versions[node] += 1  # the full beat of this version is lost on the way
+        hand.pulse(node)
+    assert hand.state.step == 3
+    hand.join(50)
+    assert hand.state.step == 50
 
 
 def test_a_name_that_is_used_again_on_a_new_machine_is_not_killed() -> None:

@@ -147,6 +147,21 @@ def test_damaged_data_after_a_durable_restore_do_not_make_the_checkpoint_bad() -
     assert hand.state.memory.bad_checkpoints == ()
 
 
+def test_a_driver_that_takes_over_in_the_middle_of_a_recovery_begins_it_again() -> None:
+    hand = Hand(generation=2, epoch=2)
+    for node in (0, 1):
+        for index, rank in enumerate((2 * node, 2 * node + 1)):
+            hand.change(node, index, status="joining", generation=2, rank=rank)
+    logs = [a for a in hand.gather() if isinstance(a, Log) and a.event == "fence"]
+    assert [log.fields["reason"] for log in logs] == [
+        "the driver was restarted in the middle of a recovery"
+    ]
+    assert hand.state.phase == "leaving"
+    hand.leave()
+    hand.begin(hand.read() + hand.send(DurableFound(None)))
+    assert hand.state.generation == 3
+
+
 def test_a_bad_checkpoint_is_barred_until_a_generation_that_restarts_before_it_is_recorded() -> (
     None
 ):

@@ -218,7 +218,8 @@ def test_a_node_ends_only_when_its_store_has_written_what_was_wanted(
         end(run)
     found = newest(run.run.checkpoints)
     assert found is not None and (found.step, found.world_size) == (5, RANKS)
-    assert not store.alive() and not run.paths.shm_dir.exists()
+    wait_until(lambda: not store.alive(), what="the store's end")  # SIGKILL is on its way
+    assert not run.paths.shm_dir.exists()
     assert not [line for line in logs if "checkpoint store" in line["event"]]
 
 
@@ -231,7 +232,8 @@ def test_a_store_that_stands_still_is_ended_with_a_line_that_says_what_is_lost(
     _want_durable(run, 5, action)
     with capture_logs() as logs:
         end(run)
-    assert not store.alive() and not run.paths.shm_dir.exists()
+    wait_until(lambda: not store.alive(), what="the store's end")  # SIGKILL is on its way
+    assert not run.paths.shm_dir.exists()
     (line,) = [line for line in logs if "checkpoint store is ended" in line["event"]]
     assert line["undurable_steps"] == [5]
     assert line["checkpoints"] == str(run.run.checkpoints)
@@ -250,7 +252,7 @@ def test_a_file_that_is_no_arena_keeps_no_run_from_its_end(
         end(run)
     found = newest(run.run.checkpoints)
     assert found is not None and found.step == 5
-    assert not store.alive()
+    wait_until(lambda: not store.alive(), what="the store's end")
     told = [line["arena"] for line in logs if "arena is not looked at" in line["event"]]
     assert sorted(Path(path).name for path in told) == ["arena-7.bin", "arena-8.bin"]
     NodeRun(run.cluster, 0, run.run.path).lock.release()

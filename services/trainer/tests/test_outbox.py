@@ -6,7 +6,7 @@ import time
 
 import pytest
 from headway.common.wire.messages.driver import Report
-from headway.common.wire.messages.executor import Evaluation, StepMetrics
+from headway.common.wire.messages.executor import Evaluation, Sample, StepMetrics
 from headway.trainer.control.node.outbox import PATIENCE, Outbox
 
 
@@ -47,6 +47,16 @@ def test_reports_are_numbered_from_one_and_sent_once_in_order() -> None:
     assert sent(box) == []
     box.add("n0w0", metrics(3))
     assert [r.sequence for r in sent(box)] == [4]
+
+
+def test_each_kind_of_report_travels_in_its_own_field() -> None:
+    box = outbox(1)
+    evaluation = Evaluation(generation=0, step=1, loss=1.0, tokens=1)
+    sample = Sample(generation=0, tokens=(1, 2), num_prompt_tokens=1)
+    box.add("n0w0", evaluation)
+    box.add("n0w0", sample)
+    found = [(r.metrics, r.evaluation, r.sample) for r in sent(box)]
+    assert found == [(metrics(0), None, None), (None, evaluation, None), (None, None, sample)]
 
 
 def test_another_driver_gets_what_is_not_acknowledged_a_part_at_a_time() -> None:
