@@ -22,7 +22,7 @@ WIRE = "libs/common/src/headway/common/wire"
 FOLDERS = {CONTROL: "services/trainer/tests", WIRE: "libs/common/tests/wire"}
 LAST = {CONTROL: ["control_histories"], WIRE: []}
 """Tests of no one file, which take the longest."""
-DECISIONS = "sentences state nodes verdicts effects scale"
+DECISIONS = "sentences state copies nodes verdicts effects scale"
 OWN_TESTS = (
     (
         f"{CONTROL}/decisions/",

@@ -143,7 +143,7 @@ MUTATIONS = (
         f"{TRAINER}/control/decisions/restore.py",
         "frozenset.intersection(*holdings)",
         "frozenset.union(*holdings)",
-        "services/trainer/tests/test_control_state.py::test_the_restore_point_is_the_newest_step_that_every_rank_holds",
+        "services/trainer/tests/test_control_copies.py::test_the_restore_point_is_the_newest_step_that_every_rank_holds",
     ),
     Mutation(
         "give-the-newest-committed-slot-away",

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from headway.console.cli import main
 from headway.console.testing import FakeRun
+
+Shell = Callable[..., tuple[int, str, str]]
+"""(exit code, stdout, stderr) of a command."""
 
 
 @pytest.fixture
@@ -24,3 +28,15 @@ def fake(own_roots: Path) -> Iterator[FakeRun]:
     made = FakeRun(own_roots / "runs")
     yield made
     made.close()
+
+
+@pytest.fixture
+def shell(fake: FakeRun, capsys: pytest.CaptureFixture[str]) -> Shell:
+    """A command line about the runs that hold ``fake``."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        code = main([*arguments, "--runs-dir", str(fake.folder.path.parent)])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call

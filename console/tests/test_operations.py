@@ -21,6 +21,8 @@ from headway.console.run import Run
 from headway.console.steering import OPERATIONS, Steering, Word, as_cli, as_python, operation
 from headway.console.testing import FakeRun
 
+Shell = Callable[..., tuple[int, str, str]]
+
 CALLS: dict[str, dict[str, Any]] = {
     "pause": {},
     "resume": {},
@@ -31,19 +33,6 @@ CALLS: dict[str, dict[str, Any]] = {
     "inject": {"fault": "kill", "rank": 1},
     "stop": {},
 }
-Seen = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def shell(fake: FakeRun, capsys: pytest.CaptureFixture[str]) -> Seen:
-    """A command line in the folder above the runs."""
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        code = main([*arguments, "--runs-dir", str(fake.folder.path.parent)])
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return call
 
 
 def test_the_table_is_complete() -> None:
@@ -81,7 +70,7 @@ def test_lines_to_copy_name_the_run_and_leave_defaults_out(
 
 
 @pytest.mark.parametrize("name", sorted(set(CALLS) - {"stop"}))
-def test_without_a_run_the_newest_one_is_meant(name: str, fake: FakeRun, shell: Seen) -> None:
+def test_without_a_run_the_newest_one_is_meant(name: str, fake: FakeRun, shell: Shell) -> None:
     words = shlex.split(as_cli(fake.folder.path, name, CALLS[name]))
     words = [word for word in words[1 : words.index("--runs-dir")] if word != "fake"]
     code, out, err = shell(*words)
@@ -108,7 +97,7 @@ def test_without_a_run_the_newest_one_is_meant(name: str, fake: FakeRun, shell: 
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_wrong_words_are_refused_with_an_example(
-    words: list[str], said: str, fake: FakeRun, shell: Seen
+    words: list[str], said: str, fake: FakeRun, shell: Shell
 ) -> None:
     code, out, err = shell(*words)
     assert (code, out) == (2, "") and said in err and err.count("\n") == 1
@@ -177,7 +166,7 @@ DESTRUCTIVE = {
 @pytest.mark.parametrize("case", DESTRUCTIVE)
 @pytest.mark.parametrize("answer", [False, True])
 def test_on_a_terminal_it_is_asked_once(
-    case: str, answer: bool, fake: FakeRun, shell: Seen, monkeypatch: pytest.MonkeyPatch
+    case: str, answer: bool, fake: FakeRun, shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words, question = DESTRUCTIVE[case]
     asked: list[str] = []
@@ -198,7 +187,7 @@ def test_on_a_terminal_it_is_asked_once(
 
 @pytest.mark.parametrize("case", DESTRUCTIVE)
 def test_without_a_terminal_nothing_is_asked(
-    case: str, fake: FakeRun, shell: Seen, monkeypatch: pytest.MonkeyPatch
+    case: str, fake: FakeRun, shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(options.sys.stdin, "isatty", lambda: False, raising=False)
     monkeypatch.setattr(options.typer, "confirm", lambda *_, **__: pytest.fail("it asks"))

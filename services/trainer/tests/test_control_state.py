@@ -1,4 +1,4 @@
-"""The life of a generation: what leads to it, what ends it, and from which copy of the state it starts."""
+"""The life of a generation: what leads to it and what ends it."""
 
 from __future__ import annotations
 
@@ -8,22 +8,18 @@ import random
 import pytest
 from headway.common.wire.messages.driver import Relay, Seals
 from headway.common.wire.messages.executor import KillWorker, ReadSeals, StoreOpened, ToWorker
-from headway.common.wire.messages.worker import Restore, Steer
+from headway.common.wire.messages.worker import Steer
 from headway.testkit.trainer.by_hand import Hand, events, only, sent
 from headway.testkit.trainer.cluster_model.cluster import FakeCluster
 from headway.testkit.trainer.cluster_model.shell import LIMITS
 from headway.trainer.control.decisions.events import (
     Action,
     BeginGeneration,
-    Done,
     DurableFound,
-    FindDurable,
     Finish,
     Log,
-    Remember,
     Steered,
 )
-from headway.trainer.control.decisions.restore import choose_restore
 
 
 def test_an_undisturbed_run_needs_one_generation_and_finishes() -> None:
@@ -105,48 +101,6 @@ def test_a_survivors_report_is_a_symptom_and_a_later_failure_of_another_rank_is_
     assert (failed.fields["rank"], failed.fields["reason"]) == (1, "ValueError: labels")
 
 
-def test_a_bad_copy_that_is_found_after_a_peers_report_is_no_failure_of_the_code() -> None:
-    hand = Hand().run(8)
-    hand.send(hand.left(0, "peer"))
-    hand.leave()
-    hand.read(7, 8)
-    hand.begin(hand.send(DurableFound((5, "f"))))
-    hand.send(hand.left(0, "peer", detail="connection reset"))
-    found = only(hand.send(hand.left(1, bad_snapshot=True, detail="arena-1.bin: digest")), Log)
-    assert found.event == "snapshot_damaged"
-    assert (found.fields["node"], found.fields["rank"]) == (0, 1)
-
-
-def _from_durable(step: int, folder: str = "f") -> Hand:
-    """A run that restored a checkpoint."""
-    hand = Hand()
-    hand.gather()
-    hand.read()
-    hand.begin(hand.send(DurableFound((step, folder))))
-    hand.join(step + 1)
-    return hand
-
-
-def test_a_corrupt_checkpoint_is_passed_over_also_when_a_survivor_reported_first() -> None:
-    hand = _from_durable(6)
-    hand.send(hand.left(0, "peer", detail="connection reset"))
-    hand.send(hand.left(1, detail="BadCheckpointError", bad_checkpoint=True))
-    assert hand.state.memory.bad_checkpoints == (6,)
-    hand.leave()
-    assert only(hand.read(), FindDurable) == FindDurable((6,))
-    # the answer to an older question must not bring the bad one back
-    assert not [a for a in hand.send(DurableFound((6, "f"))) if isinstance(a, BeginGeneration)]
-    begin = only(hand.send(DurableFound((4, "g"))), BeginGeneration)
-    assert begin.restored_step == 4
-    assert hand.state.memory.crashes == (("", 4, 1),), "it counted as a crash of the code"
-
-
-def test_damaged_data_after_a_durable_restore_do_not_make_the_checkpoint_bad() -> None:
-    hand = _from_durable(6)
-    hand.send(hand.left(1, detail="CorruptError: train.bin: sequence 7 holds token 70000"))
-    assert hand.state.memory.bad_checkpoints == ()
-
-
 def test_a_driver_that_takes_over_in_the_middle_of_a_recovery_begins_it_again() -> None:
     hand = Hand(generation=2, epoch=2)
     for node in (0, 1):
@@ -162,70 +116,6 @@ def test_a_driver_that_takes_over_in_the_middle_of_a_recovery_begins_it_again() 
     assert hand.state.generation == 3
 
 
-def test_a_bad_checkpoint_is_barred_until_a_generation_that_restarts_before_it_is_recorded() -> (
-    None
-):
-    hand = _from_durable(6)
-    hand.send(hand.left(1, bad_checkpoint=True))
-    hand.leave()
-    hand.read()
-    begin = only(hand.send(DurableFound((4, "g"))), BeginGeneration)
-    assert hand.state.memory.bad_checkpoints == (6,)
-    hand.send(Done(begin))
-    assert hand.state.memory.bad_checkpoints == (), (
-        "one of this step that is written now is another"
-    )
-
-
-def test_a_bad_checkpoint_stays_barred_while_the_run_restarts_beyond_it_but_newer_ones_count() -> (
-    None
-):
-    hand = _from_durable(6)
-    hand.send(hand.left(1, bad_checkpoint=True))
-    hand.leave()
-    hand.begin(hand.read(8) + hand.send(DurableFound(None)))
-    hand.join(9)
-    assert hand.state.memory.bad_checkpoints == (6,)
-    hand.send(hand.left(1))
-    hand.leave()
-    assert only(hand.read(), FindDurable) == FindDurable((6,))
-    assert only(hand.send(DurableFound((10, "h"))), BeginGeneration).restored_step == 10
-
-
-def test_a_snapshot_with_a_wrong_digest_is_never_restored_again_and_the_next_good_copy_is() -> None:
-    hand = Hand().run(8)
-    hand.send(hand.left(0, "peer"))
-    hand.leave()
-    hand.read(7, 8)
-    hand.begin(hand.send(DurableFound((5, "f"))))
-    assert hand.state.restore == Restore(source="arena", step=8)
-    actions = hand.send(hand.left(1, bad_snapshot=True, detail="arena-1.bin: wrong digest"))
-    assert only(actions, Remember).memory.bad_snapshots == ((1, 8),)
-    hand.leave()
-    hand.read(7, 8)
-    begin = only(hand.send(DurableFound((5, "f"))), BeginGeneration)
-    assert begin.restored_step == 7
-    assert not [
-        signature for signature, step, _ in hand.state.memory.crashes if "digest" in signature
-    ]
-    hand.begin([begin])
-    hand.join(8)
-    assert hand.state.memory.bad_snapshots == (), "the slot has been written anew"
-
-
-def test_a_damaged_arena_is_named_and_counts_as_absent() -> None:
-    hand = Hand().run(8)
-    hand.send(hand.left(0, "peer"))
-    hand.leave()
-    damaged = Seals(
-        node=0, generation=0, sealed={0: (8,), 1: (8,)}, damaged={1: "arena-1.bin: bad magic"}
-    )
-    log = only(hand.send(damaged), Log)
-    assert (log.event, log.fields["reason"]) == ("snapshot_damaged", "arena-1.bin: bad magic")
-    hand.send(Seals(node=1, generation=0, sealed={2: (8,), 3: (8,)}))
-    assert only(hand.send(DurableFound((5, "f"))), BeginGeneration).restored_step == 5
-
-
 @pytest.mark.parametrize("phase", ["joining", "running", "leaving"])
 def test_what_no_restart_mends_ends_the_run_at_once_with_the_ranks_own_words(phase: str) -> None:
     hand = Hand()
@@ -239,17 +129,6 @@ def test_what_no_restart_mends_ends_the_run_at_once_with_the_ranks_own_words(pha
     assert hand.state.phase == phase
     actions = hand.send(hand.left(1, detail="data/x has changed", is_fatal=True))
     assert only(actions, Finish) == Finish("failed", "rank 1: data/x has changed")
-
-
-def test_the_restore_point_is_the_newest_step_that_every_rank_holds() -> None:
-    assert choose_restore(range(2), {0: (4, 5), 1: (5, 6)}, None) == Restore(source="arena", step=5)
-    assert choose_restore(range(2), {0: (4, 5)}, (3, "f")) == Restore(
-        source="durable", step=3, folder="f"
-    )
-    assert choose_restore(range(2), {0: (4,), 1: (3,)}, None) == Restore(source="init", step=0)
-    assert choose_restore(range(1), {0: (4,)}, (9, "f")) == Restore(
-        source="durable", step=9, folder="f"
-    )
 
 
 def test_words_of_an_older_generation_change_nothing() -> None:
@@ -294,29 +173,6 @@ def test_the_address_of_the_store_reaches_each_worker_with_its_secret() -> None:
     assert {o.worker for o in orders if o.store_generation == 0} == set(hand.state.members.values())
     assert {(o.store_host, o.store_port, o.store_secret) for o in orders} == {("h", 5, "s")}
     assert {(o.run_id, o.epoch) for o in orders} == {("r", 0)}
-
-
-def test_without_any_readable_state_a_run_fails_by_name_and_never_starts_over() -> None:
-    hand = Hand()
-    hand.gather()
-    hand.read()
-    hand.send(DurableFound(None, trouble="MANIFEST.json is damaged"))
-    assert hand.state.phase == "choosing", "it is asked again first"
-    actions = hand.wait(LIMITS.choose_timeout_s + 1)
-    assert [a for a in actions if isinstance(a, FindDurable)], "it was not asked again"
-    finish = only(actions, Finish)
-    assert "cannot be read: MANIFEST.json is damaged; repair" in finish.detail
-
-
-@pytest.mark.parametrize("answer", [DurableFound(None, trouble="it is damaged"), None])
-def test_without_a_readable_checkpoint_a_run_continues_from_its_arenas(
-    answer: DurableFound | None,
-) -> None:
-    hand = Hand()
-    hand.gather()
-    hand.read(7)
-    actions = hand.send(answer) if answer else hand.wait(LIMITS.read_timeout_s + 0.5)
-    assert only(actions, BeginGeneration).restored_step == 7
 
 
 def test_a_node_that_does_not_tell_its_snapshots_counts_as_having_none() -> None:

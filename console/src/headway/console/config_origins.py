@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from headway.common.config import diff, to_dict
+from headway.common.config import diff, leaves, to_dict
 from headway.common.node.files import replace_json
 from headway.console.records import RunRecords
 from headway.trainer.config import RunConfig
@@ -61,12 +61,3 @@ def rows(config: RunConfig, origins: Mapping[str, str]) -> list[tuple[str, Any, 
     return [
         (key, value, origins.get(key, DEFAULT)) for key, value in leaves(to_dict(config)).items()
     ]
-
-
-def leaves(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Dotted key -> value."""
-    found: dict[str, Any] = {}
-    for key, value in tree.items():
-        full = f"{path}.{key}" if path else key
-        found.update(leaves(value, full) if isinstance(value, Mapping) else {full: value})
-    return found

@@ -141,16 +141,13 @@ class Steering:
         DeadlineError: no driver took it.
     """
 
-    if TYPE_CHECKING:  # RunRecords has both, and importing it here would slow every --help
+    if TYPE_CHECKING:  # Run has them, and importing it here would slow every --help
 
         @property
         def name(self) -> str: ...
         @property
         def config(self) -> RunConfig: ...
-
-    def command(self, operation: str, **fields: Any) -> int:
-        """Send one operation with the fields of the message ``Command``."""
-        raise NotImplementedError
+        def command(self, operation: str, **fields: Any) -> int: ...
 
     @operation("headway pause --wait")
     def pause(self) -> int:

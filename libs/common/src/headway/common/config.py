@@ -58,7 +58,7 @@ def to_toml(config: Any) -> str:
 
 def diff(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
     """Dotted key -> (old value, new value) of every leaf that differs; None where it is absent."""
-    left, right = _leaves(to_dict(old)), _leaves(to_dict(new))
+    left, right = leaves(to_dict(old)), leaves(to_dict(new))
     return {
         key: (left.get(key), right.get(key))
         for key in sorted(left.keys() | right.keys())
@@ -214,9 +214,10 @@ def _plain(value: Any, default: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def _leaves(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+def leaves(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Dotted key -> value of a nested mapping."""
     found: dict[str, Any] = {}
     for key, value in tree.items():
         full = f"{path}.{key}" if path else key
-        found.update(_leaves(value, full) if isinstance(value, Mapping) else {full: value})
+        found.update(leaves(value, full) if isinstance(value, Mapping) else {full: value})
     return found
