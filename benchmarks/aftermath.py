@@ -119,7 +119,8 @@ def why_not_writable(run: Run) -> str:
 
 
 def missing_steps(run: Run) -> list[int]:
-    """Steps without metrics below the newest that has some; but for the last few, which may be on their way."""
+    """Steps without metrics below the newest that has some;
+    but for the last few, which may be on their way."""
     steps = {int(row[0]) for row in run.query("SELECT DISTINCT step FROM metrics")}
     return sorted(set(range(max(steps, default=0))) - steps)
 
@@ -133,7 +134,8 @@ def crashes(run: Run) -> dict[str, int]:
 
 
 def starts(run: Run) -> dict[str, int]:
-    """How often each service of each node was started, and how many workers each node has forked."""
+    """How often each service of each node was started,
+    and how many workers each node has forked."""
     found: collections.Counter[str] = collections.Counter()
     for log in run.folder.logs.glob("n*.log"):
         head, _, service = log.stem.partition("-")

@@ -29,7 +29,8 @@ class Places:
         self._random, self._witness = rng, witness
 
     def node_of(self, fault: Fault, status: Status) -> int:
-        """The node of the fault's first rank; else one in use, and of whole nodes not the witness's."""
+        """The node of the fault's first rank;
+        else one in use, and of whole nodes not the witness's."""
         home = {row.rank: row.node for row in status.ranks}
         if fault.ranks:
             return home[fault.ranks[0]]

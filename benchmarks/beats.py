@@ -1,9 +1,11 @@
-"""What do the beats of many nodes cost their driver, sockets included? ``python -m benchmarks.beats``.
+"""What do the beats of many nodes cost their driver, sockets included?
 
-A real driver process gets a run of ``--nodes`` nodes with 8 ranks each. This process plays all their
-executors over CURVE: it answers what a generation needs until every rank runs, and sends one beat a
-second for each node, one more whenever a node changes. Reported is the processor time of the driver in
-that time, as cores.
+``python -m benchmarks.beats``.
+
+A real driver process gets a run of ``--nodes`` nodes with 8 ranks each. This process plays all
+their executors over CURVE: it answers what a generation needs until every rank runs, and sends one
+beat a second for each node, one more whenever a node changes. Reported is the processor time of the
+driver in that time, as cores.
 """
 
 from __future__ import annotations

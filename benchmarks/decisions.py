@@ -1,10 +1,11 @@
 """What does a decision of the driver cost at scale? ``python -m benchmarks.decisions``.
 
-A run of ``--ranks`` ranks a node is put in the running phase at several sizes; then beats of one node after the
-other are handled, as they come at that size: pulses (the node lives), pulses with a new step, full beats without a
-change, full beats with a change; and ticks. Microseconds per event, the median of all. At 1 Hz a node,
-``core_at_1_hz`` is the share of one core that decisions take, pulses with a step and ticks together. The
-work of a beat is the same at every size, as ``test_control_scale.py`` counts; what grows are misses of the caches.
+A run of ``--ranks`` ranks a node is put in the running phase at several sizes; then beats of one
+node after the other are handled, as they come at that size: pulses (the node lives), pulses with a
+new step, full beats without a change, full beats with a change; and ticks. Microseconds per event,
+the median of all. At 1 Hz a node, ``core_at_1_hz`` is the share of one core that decisions take,
+pulses with a step and ticks together. The work of a beat is the same at every size, as
+``test_control_scale.py`` counts; what grows are misses of the caches.
 """
 
 from __future__ import annotations
@@ -129,7 +130,8 @@ def measure(nodes: int, ranks: int, beats: int) -> dict[str, Any]:
 
 
 def recovery(nodes: int, ranks: int) -> dict[str, float]:
-    """Seconds of decisions for a command to all ranks, beside those of a whole generation (``made_s``)."""
+    """Seconds of decisions for a command to all ranks,
+    beside those of a whole generation (``made_s``)."""
     state = running(nodes, ranks)
     began_s = time.perf_counter()
     actions = state.handle(Steered(Steer(sequence=1, operation="pause")), 2.0)

@@ -1,8 +1,8 @@
 """Breaks runs on purpose and judges how they come back: ``python -m benchmarks.drill``.
 
-Each run gets a seeded plan of faults, more than 40 % of them not signals, struck one after the other, each only after
-the run is healthy again. At the end nothing may be degraded, and the digest of the final parameters is compared with
-the undisturbed run's.
+Each run gets a seeded plan of faults, more than 40 % of them not signals, struck one after the
+other, each only after the run is healthy again. At the end nothing may be degraded, and the digest
+of the final parameters is compared with the undisturbed run's.
 """
 
 from __future__ import annotations
@@ -52,11 +52,13 @@ SMALL = (
 )
 CONFIG = "examples/tiny.toml"
 STEPS_PER_FAULT = 75
-"""A run must not end before its last fault; at 0.33 s a step these are 25 s, more than most faults take."""
+"""A run must not end before its last fault;
+at 0.33 s a step these are 25 s, more than most faults take."""
 
 
 def recovery_times(run: Run, fault: Fault, until_s: float) -> dict[str, float]:
-    """Seconds from the strike to: the fence (detect), the new generation (decide), all ranks' first new step."""
+    """Seconds from the strike to: the fence (detect), the new generation (decide),
+    all ranks' first new step."""
     rows = run.query(
         "SELECT name, monotonic_s FROM events WHERE monotonic_s BETWEEN ? AND ? ORDER BY id",
         (fault.struck_at_s, until_s),
@@ -96,12 +98,13 @@ def _restores(path: Path, since_s: float) -> list[float]:
 
 
 def strike_and_recover(run: Run, striker: Striker, fault: Fault) -> dict[str, Any]:
-    """One fault, from healthy to healthy; of one that lasts, until it is over and lost nodes are back."""
+    """One fault, from healthy to healthy;
+    of one that lasts, until it is over and lost nodes are back."""
     before = healthy(run)
     try:
         striker.strike(fault)
-        # What is reported may be older than the strike: healthy is who has a new process for each that fell,
-        # and steps go on.
+        # What is reported may be older than the strike: healthy is who has a new process for each
+        # that fell, and steps go on.
         after = healthy(run, beyond_step=before.step + 2, fallen=fault.fallen)
         until = time.monotonic()
         striker.undo(fault)

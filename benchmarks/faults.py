@@ -1,4 +1,5 @@
-"""The faults of a drill and a plan of them, which is a function of its seed; and when a run is healthy again."""
+"""The faults of a drill and a plan of them, which is a function of its seed;
+and when a run is healthy again."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from headway.launch.cluster import ClusterFolder
 NODE_SERVICES = ("dataloader", "ckpt_store", "agent", "zygote")
 SERVICES = (*NODE_SERVICES, "monitor", "driver")
 SIGNALS = frozenset({"kill", "stop", "double", "lose", "evict"})
-"""Kinds that end or stop processes by a signal; all others leave them alive, or break something else."""
+"""Kinds that end or stop processes by a signal;
+all others leave them alive, or break something else."""
 DAMAGE = frozenset({"damaged_arena_header", "flipped_snapshot_bit"})
 LOSSES = frozenset({"lose", "evict", "returning_node"})
 """Kinds that cost a run a node; it comes back after each."""
@@ -50,12 +52,14 @@ class Fault:
 
     @property
     def goes_back(self) -> bool:
-        """Whether more than the step under way may be done again: the snapshots in memory are lost."""
+        """Whether more than the step under way may be done again:
+        the snapshots in memory are lost."""
         return self.kind in LOSSES | DAMAGE or self.target == "node" or self.may_lose_its_node
 
     @property
     def may_lose_its_node(self) -> bool:
-        """Whether a spare may take over meanwhile: the node is silent for longer than ``node_lost_s``."""
+        """Whether a spare may take over meanwhile:
+        the node is silent for longer than ``node_lost_s``."""
         return self.kind == "returning_node" or (self.kind, self.target) == ("freeze", "executor")
 
     @property
@@ -67,7 +71,8 @@ class Fault:
 
 
 def witness(seed: int, world: int) -> int:
-    """The one rank that no fault of a plan strikes, so that its process can be watched through all of them."""
+    """The one rank that no fault of a plan strikes,
+    so that its process can be watched through all of them."""
     return seed % world
 
 
@@ -159,7 +164,8 @@ def _all(rng: random.Random, others: list[int]) -> tuple[list[Fault], ...]:
 def healthy(
     run: Run, *, beyond_step: int = -1, fallen: Collection[int] = (), limit_s: float = 120.0
 ) -> Status:
-    """Wait until every rank runs, every node in use has its services, and ``beyond_step`` is passed.
+    """Wait until every rank runs, every node in use has its services,
+    and ``beyond_step`` is passed.
 
     ``fallen`` are pids of workers, services and executors that must have been replaced by then.
 

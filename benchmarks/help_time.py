@@ -28,7 +28,8 @@ COMMANDS = {
 
 
 def measure(command: list[str], num_starts: int) -> list[tuple[float, float]]:
-    """(wall, processor) seconds of each start, after one that is not counted (it fills the page cache).
+    """(wall, processor) seconds of each start,
+    after one that is not counted (it fills the page cache).
 
     On a busy machine only the second figure means something.
     """

@@ -1,4 +1,5 @@
-"""Every layout against one process, as ``make matrix`` runs it; one JSON, a row per layout and type.
+"""Every layout against one process, as ``make matrix`` runs it;
+one JSON, a row per layout and type.
 
     python -m benchmarks.matrix --out benchmarks/results/matrix.json [--only tp2] [--dtypes fp64]
 

@@ -1,4 +1,6 @@
-"""How dense are the tests of control and wire? ``python -m benchmarks.mutants --count 200 --seed 0``.
+"""How dense are the tests of control and wire?
+
+``python -m benchmarks.mutants --count 200 --seed 0``.
 
 cosmic-ray makes the mutants: comparisons turned round, numbers and constants changed, conditions
 negated, loops that run no time. A seeded sample of them is tried, each in a copy of the source that

@@ -1,7 +1,9 @@
-"""Does each check fail when what it guards is broken? ``python -m benchmarks.mutations [--only NAME]``.
+"""Does each check fail when what it guards is broken?
+``python -m benchmarks.mutations [--only NAME]``.
 
-Every mutation changes one place of a copy of the source and runs the test that must catch it; it survives when that
-test passes. The copy comes first on the path of the test and of every process that it starts.
+Every mutation changes one place of a copy of the source and runs the test that must catch it; it
+survives when that test passes. The copy comes first on the path of the test and of every process
+that it starts.
 """
 
 from __future__ import annotations

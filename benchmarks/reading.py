@@ -4,8 +4,8 @@
 
 The journal is written through its own schema, with 10,000 events; nothing is trained. ``status`` is
 what ``headway status`` reads, ``watch`` and ``picture`` what one more round costs after one more
-step. ``picture_64_ranks`` also reads the flight records of 64 ranks with 32 micro-batches. On a busy
-machine only ``cpu_ms`` means something.
+step. ``picture_64_ranks`` also reads the flight records of 64 ranks with 32 micro-batches. On a
+busy machine only ``cpu_ms`` means something.
 """
 
 from __future__ import annotations

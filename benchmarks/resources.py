@@ -1,4 +1,5 @@
-"""Open files, threads and anonymous memory of processes over a run, and whether they stayed flat."""
+"""Open files, threads and anonymous memory of processes over a run,
+and whether they stayed flat."""
 
 from __future__ import annotations
 
@@ -17,17 +18,20 @@ MORE_FDS = 3
 MORE_THREADS = 2
 MORE_MEMORY = 0.15
 MORE_MEMORY_KIB = 16 << 10
-"""What the median of the last third of the samples may exceed that of the first third by; of memory the larger."""
+"""What the median of the last third of the samples may exceed that of the first third by;
+of memory the larger."""
 
 
 def sample(pid: int) -> dict[str, float] | None:
     """Age, open files, threads and KiB of anonymous memory of a process; None when it is gone.
 
-    Pages of shared memory do not count: whether they are private changes with every other process that maps them.
+    Pages of shared memory do not count: whether they are private changes with every other process
+    that maps them.
     """
     try:
         process = psutil.Process(pid)
-        # psutil sums private pages only; this sum costs the kernel one walk, unlike one per mapping.
+        # psutil sums private pages only; this sum costs the kernel one walk, unlike one per
+        # mapping.
         rollup = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
         return {
             "age_s": round(time.time() - process.create_time(), 1),

@@ -1,9 +1,9 @@
 """How long do steps take while a service is down? ``python -m benchmarks.service_down``.
 
-One live run; every service is killed repeatedly, each time followed by a quiet stretch of the same length.
-A step that overlaps the time from the kill to "everything is well again" counts as one with the service down; the
-steps of the quiet stretches are what it is compared with. A step lasts from the end of the one before to its own end,
-on each rank, by the flight records.
+One live run; every service is killed repeatedly, each time followed by a quiet stretch of the same
+length. A step that overlaps the time from the kill to "everything is well again" counts as one with
+the service down; the steps of the quiet stretches are what it is compared with. A step lasts from
+the end of the one before to its own end, on each rank, by the flight records.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def kill_and_wait(run: Run, striker: Striker, service: str) -> Span:
 
 
 def step_spans(run: Run) -> list[tuple[int, int]]:
-    """(begin, end) of every step of every rank in monotonic ns; it begins where the step before has ended."""
+    """(begin, end) of every step of every rank in monotonic ns;
+    it begins where the step before has ended."""
     done = completed_steps(load_events(run.folder.path)).sort("rank", "step")
     begun = pl.col("end_ns").shift(1).over("rank").alias("begun_ns")
     follows = (pl.col("step") - pl.col("step").shift(1).over("rank") == 1).alias("follows")
@@ -69,7 +70,8 @@ def step_spans(run: Run) -> list[tuple[int, int]]:
 
 
 def compare(spans: Sequence[Span], steps: Sequence[tuple[int, int]]) -> dict[str, Any]:
-    """Median and p99 of step times by service, beside those of the quiet stretches after its kills."""
+    """Median and p99 of step times by service,
+    beside those of the quiet stretches after its kills."""
     rows = {}
     for service in dict.fromkeys([*(span.service for span in spans), "all"]):
         mine = [span for span in spans if service in (span.service, "all")]

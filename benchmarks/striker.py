@@ -1,4 +1,5 @@
-"""Carries the faults of a plan out on a live run, from outside: signals, crash points, and what lasts."""
+"""Carries the faults of a plan out on a live run, from outside:
+signals, crash points, and what lasts."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ class Striker:
         self._gone: int | None = None
 
     def strike(self, fault: Fault) -> None:
-        """Break it; returns once it is broken. ``victims``, ``fallen``, ``struck_at_s`` (monotonic) are filled in."""
+        """Break it; returns once it is broken.
+        ``victims``, ``fallen``, ``struck_at_s`` (monotonic) are filled in."""
         status = healthy(self.run)
         self._count += 1
         actions: dict[str, Callable[[Fault, Status], None]] = {

@@ -1,4 +1,5 @@
-"""A machine of its own for each test: private roots for sockets and shared memory, a tiny corpus."""
+"""A machine of its own for each test:
+private roots for sockets and shared memory, a tiny corpus."""
 
 from __future__ import annotations
 
@@ -53,7 +54,8 @@ TWO_RANKS = (
 
 
 def wait_until(condition: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> Any:
-    """Poll until ``condition`` gives something true and return it; fails, naming ``what``, after ``limit_s``."""
+    """Poll until ``condition`` gives something true and return it;
+    fails, naming ``what``, after ``limit_s``."""
     deadline = time.monotonic() + limit_s
     while not (found := condition()):
         assert time.monotonic() < deadline, f"not within {limit_s:.0f} s: {what}"
@@ -171,7 +173,8 @@ class Machine:
 
     # ---- what is left -------------------------------------------------------------------------
     def processes(self) -> list[ProcessId]:
-        """Every living process that was started with this machine's roots, the console's own included."""
+        """Every living process that was started with this machine's roots,
+        the console's own included."""
         return [
             identity
             for identity, env in _environments()

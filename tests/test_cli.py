@@ -1,4 +1,5 @@
-"""The commands as people type them: help without heavy imports, and bad input told in one line, code 2."""
+"""The commands as people type them: help without heavy imports, and bad input told in one line,
+code 2."""
 
 from __future__ import annotations
 
@@ -87,7 +88,8 @@ def test_help_imports_nothing_heavy(command: list[str]) -> None:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Path]:
-    """A folder with a valid configuration ``ok.toml`` whose corpus is ``corpus``, and roots of its own."""
+    """A folder with a valid configuration ``ok.toml`` whose corpus is ``corpus``,
+    and roots of its own."""
     with private_roots():
         (tmp_path / "text").mkdir()
         for number in range(12):

@@ -1,7 +1,8 @@
-"""Every part is built, installed outside the tree beside nothing but what it needs of Headway, and used there.
+"""Every part is built, installed outside the tree beside nothing but what it needs of Headway,
+and used there.
 
-Third-party packages come from this environment; Headway's own, which are installed editable, do not: the
-child runs with ``-I -S`` and gets exactly two folders.
+Third-party packages come from this environment; Headway's own, which are installed editable, do
+not: the child runs with ``-I -S`` and gets exactly two folders.
 """
 
 from __future__ import annotations
@@ -107,7 +108,8 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def third_party(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Everything installed here but Headway: links, so that no ``.pth`` of an editable part is read."""
+    """Everything installed here but Headway:
+    links, so that no ``.pth`` of an editable part is read."""
     folder = tmp_path_factory.mktemp("third")
     for name in {"purelib", "platlib"}:
         for path in Path(sysconfig.get_path(name)).iterdir():

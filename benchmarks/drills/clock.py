@@ -1,4 +1,5 @@
-"""A wall clock that belongs to one run: a small C library, preloaded, and the file with its offset."""
+"""A wall clock that belongs to one run:
+a small C library, preloaded, and the file with its offset."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ def why_not() -> str:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Build the clock in ``folder``; returns what processes need in their environment to have it."""
+    """Build the clock in ``folder``; returns what processes need
+    in their environment to have it."""
     library, file = folder / "clock.so", folder / "clock"
     words = ["gcc", "-O2", "-shared", "-fPIC", "-o", str(library), str(SOURCE), "-ldl"]
     subprocess.run(words, check=True, capture_output=True)

@@ -14,7 +14,8 @@ WELL = frozenset({"active", "spare"})
 
 
 def left(report: Report) -> list[str]:
-    """After every drill: the run stopped when asked to, and nothing of it or of the fault is left."""
+    """After every drill: the run stopped when asked to,
+    and nothing of it or of the fault is left."""
     row = report["left"]
     wrong = (
         [] if row["outcome"] in report.get("outcomes", ("stopped",)) else [f"run {row['outcome']}"]

@@ -22,7 +22,8 @@ from benchmarks.drills.rig import Rig
 
 
 def d1(rig: Rig, rng: random.Random, faulty: bool) -> Report:
-    """STOP the driver's executor, the driver and the monitor; 5 s later KILL a rank of the other node."""
+    """STOP the driver's executor, the driver and the monitor;
+    5 s later KILL a rank of the other node."""
     run = rig.launch("d1")
     before = rig.healthy(run, 10)
     home = rig.home(before)

@@ -1,4 +1,5 @@
-"""What a drill finds: processes by the run in their environment, what driver and journal say, a corpus."""
+"""What a drill finds: processes by the run in their environment, what driver and journal say,
+a corpus."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ def environments() -> Iterator[tuple[ProcessId, dict[str, str]]]:
 
 
 def members(run: Run) -> list[tuple[ProcessId, str, int]]:
-    """(process, role, node) of every living process of a run; workers have the role of their zygote."""
+    """(process, role, node) of every living process of a run;
+    workers have the role of their zygote."""
     wanted = {run.folder.run_id, ClusterFolder(run.cluster_folder).id}
     return [
         (process, env.get("HEADWAY_ROLE", ""), int(env.get(ENV_NODE, "-1")))

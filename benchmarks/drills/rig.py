@@ -1,4 +1,5 @@
-"""The place of one drill: a machine of its own, a small run on it, and an end that leaves nothing."""
+"""The place of one drill: a machine of its own, a small run on it,
+and an end that leaves nothing."""
 
 from __future__ import annotations
 
@@ -231,7 +232,8 @@ class Rig:
     def steps_on(
         self, run: Run, limit_s: float, accept: Callable[[Status], bool], more: int = 3
     ) -> float:
-        """Seconds until the run is in an accepted status, all ranks run and ``more`` steps follow."""
+        """Seconds until the run is in an accepted status,
+        all ranks run and ``more`` steps follow."""
         first: list[int] = []
 
         def stepping() -> bool:

@@ -62,7 +62,8 @@ def d4(rig: Rig, rng: random.Random, faulty: bool) -> Report:
 
 
 def d5(rig: Rig, rng: random.Random, faulty: bool) -> Report:
-    """Pause; flip a bit in each slot of a rank; KILL it; resume; finish. Then the same run undisturbed."""
+    """Pause; flip a bit in each slot of a rank; KILL it; resume; finish.
+    Then the same run undisturbed."""
     steps, rank = 400, rng.randrange(2)
     run = rig.launch("d5", steps=steps)
     before = rig.healthy(run, 20 + rng.randrange(60))
@@ -88,7 +89,8 @@ def d5(rig: Rig, rng: random.Random, faulty: bool) -> Report:
 
 
 def d11(rig: Rig, rng: random.Random, faulty: bool) -> Report:
-    """KILL all executors and the driver at once; start the run again. Its control stops the run first."""
+    """KILL all executors and the driver at once; start the run again.
+    Its control stops the run first."""
     run = rig.launch("d11")
     before = rig.healthy(run, 20 + rng.randrange(60))
     if faulty:

@@ -105,7 +105,8 @@ def test_steps_done_again_are_counted_per_recovery_and_not_per_rank() -> None:
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=6))
 def test_redone_steps_equal_a_count_by_hand(lengths: list[int]) -> None:
-    """Generation g starts where the one before stood or one step earlier, and completes lengths[g] steps."""
+    """Generation g starts where the one before stood or one step earlier,
+    and completes lengths[g] steps."""
     parts, done, expected, position, at = [], set[int](), {}, 0, 0
     for generation, length in enumerate(lengths):
         position = max(0, position - generation % 2)

@@ -56,9 +56,9 @@ def test_an_unfinished_run_is_resumed_and_a_finished_one_gets_the_next_number(
     launch: Launch, config: RunConfig
 ) -> None:
     told: list[str] = []
-    first = launch(config, base="tiny", tell=told.append)
+    first = launch(config, base="tiny", report=told.append)
     assert first.name == "tiny" and "starting run tiny" in told
-    assert launch(config, base="tiny", tell=told.append).path == first.path
+    assert launch(config, base="tiny", report=told.append).path == first.path
     assert "resuming run tiny" in told
     end(first, "finished")
     second = launch(config, base="tiny")
@@ -183,7 +183,7 @@ def test_the_second_of_two_starts_of_one_name_is_told_so(
         with pytest.raises(
             InputError, match="run tiny is being started by another command; watch it"
         ):
-            launch(config, base="tiny", tell=told.append)
+            launch(config, base="tiny", report=told.append)
 
     monkeypatch.setattr(launch_module, "start", start_again)
     assert launch(config, base="tiny").path == own_roots / "runs" / "tiny"

@@ -15,7 +15,7 @@ import pytest
 from headway.common.errors import DeadlineError, HeadwayError
 from headway.console import follow, news
 from headway.console.follow import Follower
-from headway.console.news import Teller
+from headway.console.news import News
 from headway.console.peak import Peak
 from headway.console.progress import clock, read_progress
 from headway.console.run import Run
@@ -218,10 +218,10 @@ def test_a_verdict_is_told_when_it_opens_and_not_when_it_closes(
     fake: FakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(news, "HOLD_S", 0.0)
-    teller = Teller(fake.run)
+    reader = News(fake.run)
     for is_open in (True, False):
         fake.verdict("crash", is_open=is_open)
-    assert [line for _, line in teller.news()] == ["verdict: crash on node 0, rank 1; wait"]
+    assert [line for _, line in reader.read()] == ["verdict: crash on node 0, rank 1; wait"]
 
 
 def test_a_terminal_gets_a_bar_that_ends_complete(fake: FakeRun) -> None:
@@ -239,11 +239,11 @@ def test_a_terminal_gets_a_bar_that_ends_complete(fake: FakeRun) -> None:
 
 def test_news_is_told_once_and_from_the_present_unless_asked(fake: FakeRun) -> None:
     fake.recover()
-    late, all_of_it = Teller(fake.run), Teller(fake.run, since=0)
-    assert late.news() == []
-    assert len(all_of_it.news()) == 2 and all_of_it.news() == []
+    late, all_of_it = News(fake.run), News(fake.run, since=0)
+    assert late.read() == []
+    assert len(all_of_it.read()) == 2 and all_of_it.read() == []
     fake.recover()
-    assert len(late.news()) == 1
+    assert len(late.read()) == 1
 
 
 def test_times_are_told_as_a_clock() -> None:

@@ -16,7 +16,7 @@ from headway.console.analysis.newest import (
     repeated_steps,
     skipped_steps,
 )
-from headway.console.news import Teller
+from headway.console.news import News
 from headway.console.progress import ProgressReader, read_progress
 from headway.console.run import Run
 from headway.console.testing import FakeRun
@@ -221,9 +221,9 @@ def test_a_step_without_a_finite_loss_leaves_a_gap(idle: FakeRun, steps: Steps) 
 def test_recent_news_begin_at_a_moment_when_all_ranks_stepped(fake: FakeRun) -> None:
     for _ in range(5):
         fake.recover()
-    lines = [line for _, line in Teller.recent(fake.run, 7).news()]
+    lines = [line for _, line in News.recent(fake.run, 7).read()]
     assert lines and all("back after" in line for line in lines) and len(lines) < 5
-    assert Teller.recent(fake.run, 500).news()[0][1] == "starting"
+    assert News.recent(fake.run, 500).read()[0][1] == "starting"
 
 
 def test_a_run_without_a_journal_has_nothing_to_read(idle: FakeRun) -> None:

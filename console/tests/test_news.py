@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from headway.console import news
-from headway.console.news import Teller
+from headway.console.news import News
 from headway.console.testing import FakeRun
 
 Lines = Callable[..., list[str]]
@@ -15,12 +15,12 @@ Lines = Callable[..., list[str]]
 @pytest.fixture
 def lines(fake: FakeRun) -> Lines:
     """What is printed after these journal events, some of them with their fields."""
-    teller = Teller(fake.run)
+    reader = News(fake.run)
 
     def told(*events: tuple[str, dict[str, object]]) -> list[str]:
         for name, fields in events:
             fake._do(lambda name=name, fields=fields: fake._log(name, **fields))  # type: ignore[misc]
-        return [line.partition("; back after")[0] for _, line in teller.news()]
+        return [line.partition("; back after")[0] for _, line in reader.read()]
 
     return told
 

@@ -1,4 +1,5 @@
-"""One table of operations: the shell, Python and buttons say the same, and destruction is confirmed."""
+"""One table of operations: the shell, Python and buttons say the same,
+and destruction is confirmed."""
 
 from __future__ import annotations
 

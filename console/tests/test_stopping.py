@@ -1,4 +1,5 @@
-"""`headway stop` and its like: asked once on a terminal, clean while the run moves, else by force."""
+"""`headway stop` and its like: asked once on a terminal, clean while the run moves,
+else by force."""
 
 from __future__ import annotations
 
@@ -129,7 +130,7 @@ def test_a_run_that_moves_is_waited_for_beyond_the_limit(fake: FakeRun) -> None:
             time.sleep(0.4)
         fake.finish("stopped")
 
-    ending = end(fake.run, limit_s=1.5, tell=told)
+    ending = end(fake.run, limit_s=1.5, report=told)
     assert (ending.outcome, ending.reason) == ("stopped", "")
 
 

@@ -1,4 +1,5 @@
-"""All services as real processes on one emulated node, without any training: a spare and its driver."""
+"""All services as real processes on one emulated node, without any training:
+a spare and its driver."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ NEVER = {
 DIALS = {"driver": "executor", "monitor": "agent"}
 """Whose key a service's own clients show; executors have the most to say to a driver."""
 ENDS = {"service.drain/1", "executor.stop_run/1", "executor.attach_run/1", "executor.driver_beat/1"}
-"""Messages that do what they say when whoever holds the key sends them; mutations of them would too."""
+"""Messages that do what they say when whoever holds the key sends them;
+mutations of them would too."""
 LOCAL = [tag_of(message) for message in (WorkerBeat, StoreOpened, LeftGeneration, StepMetrics, Evaluation,
                                          Sample, ServiceBeat, CheckpointComplete, StoreTrouble)]  # fmt: skip
 """What the executor takes from its own node; that socket answers no ``Describe``."""
@@ -59,7 +61,8 @@ LOCAL = [tag_of(message) for message in (WorkerBeat, StoreOpened, LeftGeneration
 
 @dataclass(frozen=True)
 class Target:
-    """One socket of a living service: how to reach it, whose it is, and how to see that it serves."""
+    """One socket of a living service: how to reach it, whose it is,
+    and how to see that it serves."""
 
     endpoint: str
     pid: Callable[[], int]
@@ -95,7 +98,8 @@ class Node:
         return int(found[0])
 
     def target(self, name: str) -> Target:
-        """The socket called ``name``; a ``.stranger`` knows the server's key and is not admitted."""
+        """The socket called ``name``; a ``.stranger`` knows the server's key
+        and is not admitted."""
         service, _, who = name.partition(".")
         if service == "executor" and who == "ipc":
             return Target(
@@ -167,7 +171,8 @@ def _listens(port: int) -> bool:
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    """Executor, dataloader, store, agent and zygote of a spare; its driver waits for node 0 in vain."""
+    """Executor, dataloader, store, agent and zygote of a spare;
+    its driver waits for node 0 in vain."""
     folder = tmp_path_factory.mktemp("house")
     with private_roots(), contextlib.ExitStack() as stack:
         cluster = ClusterFolder.create(folder / "cluster", nodes=2)

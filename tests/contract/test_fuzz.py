@@ -1,6 +1,8 @@
-"""Whatever arrives on a socket of ours, its process lives, keeps its memory and serves others meanwhile.
+"""Whatever arrives on a socket of ours, its process lives,
+keeps its memory and serves others meanwhile.
 
-The daemons are the real ones. Some hundred inputs each belong to every suite, 100,000 each to ``make fuzz``.
+The daemons are the real ones. Some hundred inputs each belong to every suite, 100,000 each to
+``make fuzz``.
 """
 
 from __future__ import annotations

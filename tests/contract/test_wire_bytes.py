@@ -1,4 +1,5 @@
-"""What version 1 has sent stays readable: stored bytes of every message, and a round trip of any value.
+"""What version 1 has sent stays readable:
+stored bytes of every message, and a round trip of any value.
 
 ``wire_bytes_v1.json`` holds one encoded body per message, by tag. A new message gets its entry from
 ``python -m headway.testkit.wire.messages tests/contract/wire_bytes_v1.json``, which leaves stored

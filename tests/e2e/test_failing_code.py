@@ -1,4 +1,5 @@
-"""An exception of the training code: once it is recovered from, again and again it ends the run, with the culprit."""
+"""An exception of the training code: once it is recovered from, again and again it ends the run,
+with the culprit."""
 
 from __future__ import annotations
 

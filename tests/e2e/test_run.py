@@ -1,4 +1,5 @@
-"""``headway run`` as a user meets it: it trains, is interrupted, killed, started again, and leaves nothing."""
+"""``headway run`` as a user meets it: it trains, is interrupted, killed, started again,
+and leaves nothing."""
 
 from __future__ import annotations
 
@@ -170,7 +171,8 @@ def test_ctrl_c_before_the_first_step_leaves_nothing_running(machine: Any) -> No
     os.kill(foreground.pid, signal.SIGINT)
     foreground.wait(90)
     text = machine.output.read_text()
-    # Caught while starting (130, and a new run's folder goes too) or already followed (stopped, as after any step).
+    # Caught while starting (130, and a new run's folder goes too) or already followed (stopped, as
+    # after any step).
     assert foreground.returncode in (0, 130), text
     assert "Traceback" not in text
     machine.assert_clean(*(["tiny"] if foreground.returncode == 0 else []))

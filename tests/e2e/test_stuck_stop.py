@@ -1,4 +1,5 @@
-"""`headway stop` ends a run whose processes cannot help: stopped, frozen by a cgroup, or diverged."""
+"""`headway stop` ends a run whose processes cannot help:
+stopped, frozen by a cgroup, or diverged."""
 
 from __future__ import annotations
 

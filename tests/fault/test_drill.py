@@ -1,4 +1,5 @@
-"""A part of ``make drill`` in the normal suite, and proof that its judge can find a promise broken."""
+"""A part of ``make drill`` in the normal suite,
+and proof that its judge can find a promise broken."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ GOOD: dict[str, Any] = {
 def test_a_run_recovers_from_every_kind_of_fault_to_the_bits_of_an_undisturbed_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The disturbed run goes on until the last fault is mended; then an undisturbed one makes as many steps."""
+    """The disturbed run goes on until the last fault is mended;
+    then an undisturbed one makes as many steps."""
     monkeypatch.chdir(ROOT)
     faults = [
         Fault("kill", "worker", "snapshot.mid_seal", (1,)),

@@ -1,4 +1,5 @@
-"""The quickest of the twelve drills, and proof that the judge of each can find its promise broken."""
+"""The quickest of the twelve drills,
+and proof that the judge of each can find its promise broken."""
 
 from __future__ import annotations
 

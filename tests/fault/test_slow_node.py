@@ -1,4 +1,5 @@
-"""A node that is slow to come back is given up only when a restart did not help and a spare is ready."""
+"""A node that is slow to come back is given up only when a restart did not help
+and a spare is ready."""
 
 from __future__ import annotations
 

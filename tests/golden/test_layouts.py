@@ -1,6 +1,7 @@
 """Every layout computes what one process computes: gradients, parameters, losses.
 
-The whole matrix is ``make matrix``; this is a subset in which each grid, schedule, block and type occurs.
+The whole matrix is ``make matrix``; this is a subset in which each grid, schedule, block and type
+occurs.
 """
 
 from __future__ import annotations

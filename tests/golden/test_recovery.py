@@ -71,7 +71,8 @@ def _finish(pool: WorkerPool, folder: Path) -> tuple[int, list[dict[str, Any]]]:
 def _assert_same(
     undisturbed: Trained, early: list[Mapping[str, Any]], late: Trained, step: int
 ) -> None:
-    """Every step, also one done twice, has the undisturbed run's loss; the end has its parameters."""
+    """Every step, also one done twice, has the undisturbed run's loss;
+    the end has its parameters."""
     assert sorted(late.losses) == list(range(step, STEPS))
     for losses in [
         late.losses,
@@ -184,7 +185,8 @@ def test_a_stopped_rank_holds_nobody(
 def test_no_step_ends_before_every_rank_has_sealed_the_state_it_began_with(
     pool: WorkerPool, tmp_path: Path
 ) -> None:
-    """Catches a norm all-reduce that does not wait for the seal: its rank's would then come too late."""
+    """Catches a norm all-reduce that does not wait for the seal:
+    its rank's would then come too late."""
     failpoints = tmp_path / "failpoints.bin"
     for step in (3, 4):
         arm(failpoints, "snapshot.mid_seal", "sleep:0.4", {"rank": 1, "step": step})

@@ -69,7 +69,8 @@ def test_a_lazy_package_serves_what_it_promises_to_type_checkers(sources: list[A
         assert dir(package) == package.__all__ == sorted(_typed_names(source)), source.path
         for item in source.imports:
             for name in item.names if item.for_types_only else ():
-                # A module that is called like its function hides it, once somebody imported the module.
+                # A module that is called like its function hides it, once somebody imported the
+                # module.
                 home = importlib.import_module(item.module)
                 known = (getattr(home, name), home)
                 assert getattr(package, name) in known, (
@@ -83,7 +84,8 @@ def _is_lazy(source: Any) -> bool:
 
 
 def test_packages_load_their_names_late(sources: list[Any]) -> None:
-    """``import headway.dataloader`` costs nothing: no ``__init__`` of a service imports its own modules."""
+    """``import headway.dataloader`` costs nothing:
+    no ``__init__`` of a service imports its own modules."""
     eager = [
         f"{source.path}:{item.line}"
         for source in sources

@@ -1,4 +1,5 @@
-"""The local target with the real terraform: a dead executor is seen, mended, and nothing stays after down."""
+"""The local target with the real terraform:
+a dead executor is seen, mended, and nothing stays after down."""
 
 from __future__ import annotations
 

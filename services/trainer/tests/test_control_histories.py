@@ -1,4 +1,5 @@
-"""Seeded histories over every disturbance, and decisions that can be made again from the same events."""
+"""Seeded histories over every disturbance,
+and decisions that can be made again from the same events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Nodes that are slow, silent, lost, evicted, unable to fork, or back again; and a driver that slept."""
+"""Nodes that are slow, silent, lost, evicted, unable to fork, or back again;
+and a driver that slept."""
 
 from __future__ import annotations
 

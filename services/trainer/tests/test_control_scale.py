@@ -1,4 +1,5 @@
-"""A beat costs the same work at any number of nodes; counted in function calls, which no load changes."""
+"""A beat costs the same work at any number of nodes;
+counted in function calls, which no load changes."""
 
 from __future__ import annotations
 
@@ -141,7 +142,8 @@ def test_a_worker_that_ends_while_others_leave_costs_the_same_at_any_size() -> N
 
 
 def test_a_generation_that_is_left_is_left_by_all_at_once() -> None:
-    """The first sign of a failure may come from one node; the others are asked in the same moment."""
+    """The first sign of a failure may come from one node;
+    the others are asked in the same moment."""
     state = _running(3)
     left = LeftGeneration(worker="n0w0", rank=0, generation=0, reason="error", detail="broken")
     asked = {a.node for a in state.handle(Relay(node=0, left=left), 0.3) if isinstance(a, Send)}

@@ -1,4 +1,5 @@
-"""What ``headway status`` shows as the reason of a wait; and that the invariants see what is wrong."""
+"""What ``headway status`` shows as the reason of a wait;
+and that the invariants see what is wrong."""
 
 from __future__ import annotations
 

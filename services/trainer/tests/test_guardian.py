@@ -1,4 +1,5 @@
-"""The guardian's decisions: services and workers that die, hang or cannot be started; seeded histories."""
+"""The guardian's decisions: services and workers that die, hang or cannot be started;
+seeded histories."""
 
 from __future__ import annotations
 

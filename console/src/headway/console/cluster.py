@@ -65,7 +65,7 @@ class Cluster:
         name: str | None = None,
         base: str | None = None,
         measure: bool = False,
-        tell: Callable[[str], None] = lambda _line: None,
+        report: Callable[[str], None] = lambda _line: None,
     ) -> Run:
         """Start a run, or resume the unfinished one of that name; returns when its driver answers.
 
@@ -75,7 +75,7 @@ class Cluster:
             name: an explicit name must be free, or that of an unfinished run.
             base: where no name is given: the run's name, numbered when taken; else after the file.
             measure: find out this machine's peak first, if it never was measured.
-            tell: called with one line per stage of the start.
+            report: called with one line per stage of the start.
 
         Raises:
             InputError: anything wrong that can be found before step 0. A new run then leaves no
@@ -95,7 +95,7 @@ class Cluster:
             folder=self.folder,
             measure=measure,
             origins=origins,
-            tell=tell,
+            report=report,
         )
 
 

@@ -72,14 +72,14 @@ def end(
     *,
     limit_s: float | None = None,
     now: bool = False,
-    tell: Callable[[str], None] = lambda _line: None,
+    report: Callable[[str], None] = lambda _line: None,
 ) -> Ending:
     """End ``run`` and return when none of its processes is left; its checkpoints stay.
 
     Args:
         limit_s: longest it may make no progress; None takes ``recovery.stop_timeout_s``.
         now: by force at once, without a clean stop.
-        tell: called with one line per stage.
+        report: called with one line per stage.
 
     Raises:
         InputError: the run has ended and none of its processes is left.
@@ -90,11 +90,11 @@ def end(
             f"run {run.name} is {run.state}, not live", remedy=f"see {run.hint('status')}"
         )
     limit_s = run.config.recovery.stop_timeout_s if limit_s is None else limit_s
-    reason = "ended at once, as asked" if now else _stop(run, limit_s, tell)
+    reason = "ended at once, as asked" if now else _stop(run, limit_s, report)
     if not reason:
         return Ending(run.name, run.state, newest_checkpoint(run))
     if not now:
-        tell(f"run {run.name}: {reason}; ending its processes by force")
+        report(f"run {run.name}: {reason}; ending its processes by force")
     ended, left = _force(run)
     return Ending(
         run.name, run.outcome or "interrupted", newest_checkpoint(run), reason, ended, left
@@ -102,7 +102,7 @@ def end(
 
 
 # ---- the clean stop -----------------------------------------------------------------------------
-def _stop(run: Run, limit_s: float, tell: Callable[[str], None]) -> str:
+def _stop(run: Run, limit_s: float, report: Callable[[str], None]) -> str:
     """Ask for a stop and wait for the end; returns why that did not work, "" if it did."""
     command = Command(id=uuid.uuid4().hex, operation="stop")
     progress, accepted = _Progress(run), False
@@ -112,7 +112,7 @@ def _stop(run: Run, limit_s: float, tell: Callable[[str], None]) -> str:
                 run.send(command, timeout_s=2.0)
                 accepted = True
                 progress.note()
-                tell(f"stopping run {run.name} with a checkpoint")
+                report(f"stopping run {run.name} with a checkpoint")
         if progress.stale_s() > limit_s:
             if run.outcome:
                 return f"it is {run.outcome}, but its processes have not ended in {limit_s:g} s"

@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 from headway.common.errors import DeadlineError, HeadwayError
 from headway.common.output import to_json
-from headway.console.news import Teller
+from headway.console.news import News
 from headway.console.peak import Peak
 from headway.console.progress import Progress, ProgressReader
 from headway.console.run import OVER, Run
@@ -76,12 +76,12 @@ class Follower:
                 raise
 
     def _loop(self) -> str:
-        teller, shown_s = Teller(self._run, since=self._since()), float("-inf")
+        news, shown_s = News(self._run, since=self._since()), float("-inf")
         reader = ProgressReader(self._run, self._peak)
         while True:
             outcome, live = self._run.outcome, self._run.live
-            for at_unix_s, line in teller.news():
-                self._view.tell(line, at_unix_s)
+            for at_unix_s, line in news.read():
+                self._view.report(line, at_unix_s)
             now = time.monotonic()
             over = outcome in OVER and not live
             if over or now - shown_s >= self._view.period(self._every_s):
@@ -103,7 +103,7 @@ class Follower:
         newest = self._run.query("SELECT MAX(id) FROM events WHERE name = 'driver_started'")
         return int(newest[0][0]) - 1 if newest and newest[0][0] is not None else None
 
-    # ---- Ctrl-C and SIGTERM -------------------------------------------------------------------------------
+    # ---- Ctrl-C and SIGTERM ----------------------------------------------------------------------
     @contextlib.contextmanager
     def _counting(self) -> Iterator[None]:
         def count(number: int, frame: FrameType | None) -> None:
@@ -129,11 +129,11 @@ class Follower:
             left = f"left {name}, which is stopping with a checkpoint"
             if not self._stop_accepted:
                 left = f"left {name} running; stop it with {self._run.hint('stop')}"
-            self._view.tell(f"{left}; watch it with {self._again}")
+            self._view.report(f"{left}; watch it with {self._again}")
             return True
         if not self._stop_sent:
             self._stop_sent = True
-            self._view.tell("stopping with a checkpoint; press Ctrl-C again to return at once")
+            self._view.report("stopping with a checkpoint; press Ctrl-C again to return at once")
             try:
                 self._run.stop()
                 self._stop_accepted = True
@@ -141,7 +141,7 @@ class Follower:
                 self._stop_sent = False
             except HeadwayError as error:
                 if self._run.outcome not in OVER:
-                    self._view.tell(f"not stopped: {error}")
+                    self._view.report(f"not stopped: {error}")
         return False
 
 
@@ -161,7 +161,7 @@ class _View:
         """Seconds between two ``show``."""
         return every_s
 
-    def tell(self, line: str, at_unix_s: float | None = None) -> None:
+    def report(self, line: str, at_unix_s: float | None = None) -> None:
         """Something happened: to the run at a time, or here and now."""
         print(_timed(line, at_unix_s), file=self._out, flush=True)
 
@@ -184,7 +184,7 @@ class _LineView(_View):
 
 
 class _JsonView(_View):
-    def tell(self, line: str, at_unix_s: float | None = None) -> None:
+    def report(self, line: str, at_unix_s: float | None = None) -> None:
         self._print({"event": line, "unix_s": time.time() if at_unix_s is None else at_unix_s})
 
     def show(self, progress: Progress) -> None:
@@ -220,7 +220,7 @@ class _BarView(_View):
     def period(self, every_s: float) -> float:
         return min(every_s, 0.5)
 
-    def tell(self, line: str, at_unix_s: float | None = None) -> None:
+    def report(self, line: str, at_unix_s: float | None = None) -> None:
         self._bar.console.print(_timed(line, at_unix_s), markup=False)
 
     def show(self, progress: Progress) -> None:

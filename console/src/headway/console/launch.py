@@ -59,7 +59,7 @@ def launch(
     folder: Path | None = None,
     measure: bool = False,
     origins: Mapping[str, str],
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> Run:
     """Start a run below ``runs_dir``, or resume one; ``Cluster.launch`` explains the arguments.
 
@@ -71,17 +71,17 @@ def launch(
     check_torch()
     asked = config
     config, line = settled(own_corpus_folder(config), ranks=config.parallel.world_size)
-    tell(line)
+    report(line)
     check_machine(config, runs_dir)
-    prepare_corpus(config, tell)
+    prepare_corpus(config, report)
     with claimed(_choose(runs_dir, base, name)) as (run, resumed):
         for line in sweep(sock_root(), shm_root(), spare=run.folder.run_id):
-            tell(line)
+            report(line)
         if resumed:
             check_resumable(run, config)
         if measure:
-            measure_peak(config.train.device, tell)
-        tell(f"{'resuming' if resumed else 'starting'} run {run.name}")
+            measure_peak(config.train.device, report)
+        report(f"{'resuming' if resumed else 'starting'} run {run.name}")
         end_run(
             run.folder.run_id,
             keep_arenas=folder is None and resumed and has_same_nodes(run, config),
@@ -89,10 +89,10 @@ def launch(
         if run.outcome:
             reopen(run.folder.database)
         for line in keep_config(run, config):
-            tell(line)
+            report(line)
         config_origins.keep(run, origins, asked, config)
         cluster = _cluster_for(run, folder, config.launch.nodes + config.launch.spares)
-        start(run, cluster, config.launch, tell)
+        start(run, cluster, config.launch, report)
     return run
 
 
@@ -249,19 +249,21 @@ def has_same_nodes(run: Run, config: RunConfig) -> bool:
 
 
 # ---- 3. the peak, for MFU -----------------------------------------------------------------
-def measure_peak(device: str, tell: Callable[[str], None]) -> None:
+def measure_peak(device: str, report: Callable[[str], None]) -> None:
     """Measure this machine's peak unless it is known; a failure only costs the run its MFU."""
     known = cached_peak(device)
     if known is None or not known.is_idle:
         busy = " again: it was busy the last time" * (known is not None)
-        tell(f"measuring this machine's peak for MFU{busy}")
+        report(f"measuring this machine's peak for MFU{busy}")
         try:
             measured = machine_peak(device)
         except HeadwayError as error:
-            tell(str(error))
+            report(str(error))
             return
         if not measured.is_idle:
-            tell("the machine is busy: MFU is left out until its peak has been measured while idle")
+            report(
+                "the machine is busy: MFU is left out until its peak has been measured while idle"
+            )
 
 
 # ---- 4. the processes ---------------------------------------------------------------------
@@ -289,7 +291,7 @@ def start(
     run: Run,
     cluster: ClusterFolder,
     launch: LaunchConfig,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> None:
     """Start the nodes, attach the run to each and wait for its driver.
 
@@ -300,7 +302,7 @@ def start(
     (run.path / "driver.json").unlink(missing_ok=True)
     try:
         attach(engine, cluster, run.path, launch.nodes + launch.spares)
-        tell(f"{_counted(launch.nodes, 'node')} and {_counted(launch.spares, 'spare')} are up")
+        report(f"{_counted(launch.nodes, 'node')} and {_counted(launch.spares, 'spare')} are up")
         _wait_for_driver(run)
     except BaseException:  # Ctrl-C too: no part of a launch that failed may keep running
         detach(engine, cluster, run.folder.run_id)

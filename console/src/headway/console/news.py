@@ -1,4 +1,5 @@
-"""Turns the journal into lines for people: one line for each fault, with its cause and what it cost.
+"""Turns the journal into lines for people:
+one line for each fault, with its cause and what it cost.
 
 A recovery is printed when all ranks step again. What belongs to it (the loss itself, verdicts about
 it, survivors that lost a peer, nodes that moved) is not printed on its own.
@@ -85,11 +86,11 @@ class _Recovery:
         return "; ".join([*dict.fromkeys(parts), *self.moves])
 
 
-class Teller:
+class News:
     """The lines of a run's journal after event number ``since``, or after now; each once."""
 
     @classmethod
-    def recent(cls, run: Run, number: int = 500) -> Teller:
+    def recent(cls, run: Run, number: int = 500) -> News:
         """From about ``number`` events ago, from a moment when all ranks stepped."""
         rows = run.query(
             "SELECT id FROM events WHERE id <= (SELECT MAX(id) FROM events) - ? "
@@ -106,7 +107,7 @@ class Teller:
         self._recovery: _Recovery | None = None
         self._recovered: dict[tuple[str, int], float] = {}
 
-    def news(self) -> list[tuple[float, str]]:
+    def read(self) -> list[tuple[float, str]]:
         """(Unix time, line) of what happened since the last call."""
         sql = "SELECT id, unix_s, monotonic_s, name, fields FROM events WHERE id > ? ORDER BY id"
         lines: list[tuple[float, str]] = []

@@ -90,7 +90,7 @@ def own_corpus_folder(config: RunConfig) -> RunConfig:
     return dataclasses.replace(config, data=dataclasses.replace(data, path=str(path)))
 
 
-def prepare_corpus(config: RunConfig, tell: Callable[[str], None]) -> None:
+def prepare_corpus(config: RunConfig, report: Callable[[str], None]) -> None:
     """Make the corpus if it is absent, then check that it can be read and fits the model.
 
     With the default source only the default folder is made: a path that was given must be there.
@@ -106,7 +106,7 @@ def prepare_corpus(config: RunConfig, tell: Callable[[str], None]) -> None:
                 f"no prepared data at {path}",
                 remedy=f"run `headway data prepare --out {path}` or leave data.path out",
             )
-        _prepare(config, path, tell)
+        _prepare(config, path, report)
     from headway.dataloader import Dataset
 
     try:
@@ -123,9 +123,9 @@ def prepare_corpus(config: RunConfig, tell: Callable[[str], None]) -> None:
         wanted = config.model.vocab_size
         raise InputError(
             f"the corpus {path} has {data.vocab_size} tokens, but model.vocab_size={wanted}",
-            remedy=f"set model.vocab_size={data.vocab_size}, or prepare another folder for data.path "
-            f"with `headway data prepare --source {config.data.source} --vocab-size {wanted} "
-            "--out DIR`",
+            remedy=f"set model.vocab_size={data.vocab_size}, or prepare another folder for "
+            f"data.path with `headway data prepare --source {config.data.source} --vocab-size "
+            f"{wanted} --out DIR`",
         )
 
 
@@ -155,8 +155,8 @@ def _refuse_other_source(config: RunConfig, path: Path, source: str, sha256: str
     )
 
 
-def _prepare(config: RunConfig, path: Path, tell: Callable[[str], None]) -> None:
-    tell(f"preparing corpus {config.data.source} in {path}")
+def _prepare(config: RunConfig, path: Path, report: Callable[[str], None]) -> None:
+    report(f"preparing corpus {config.data.source} in {path}")
     data = config.data
     options = {
         "--source": data.source,
@@ -178,4 +178,4 @@ def _prepare(config: RunConfig, path: Path, tell: Callable[[str], None]) -> None
         )
         raise InputError(said, remedy="" if lines else "run `headway data prepare` by hand")
     for line in done.stdout.strip().splitlines()[-1:]:
-        tell(line)
+        report(line)

@@ -160,7 +160,8 @@ def read_progress(
 
 
 def utilisation(config: RunConfig, peak: Peak | None, tokens_per_s: float) -> float | None:
-    """MFU of a run at this rate, 0..1; None without a rate, or without a peak that was taken on an idle machine."""
+    """MFU of a run at this rate, 0..1; None without a rate,
+    or without a peak that was taken on an idle machine."""
     if peak is None or not peak.is_idle or not tokens_per_s:
         return None
     flops = peak.of_run(config.train.dtype, config.parallel.world_size)

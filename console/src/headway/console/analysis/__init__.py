@@ -1,4 +1,5 @@
-"""A run as polars frames: metrics, flight records, recoveries. Pure functions, with loaders beside them."""
+"""A run as polars frames: metrics, flight records, recoveries.
+Pure functions, with loaders beside them."""
 
 from __future__ import annotations
 

@@ -36,9 +36,11 @@ _FOUND_ALIVE = frozenset({"adopted", "fence", "generation"})
 class Recovery:
     """From a fence to all ranks stepping again. Spans in seconds; None = unknown.
 
-    detect: the fault put in on purpose -> fence. decide: fence -> the last generation's number, survivors
-    having left and the restore point been chosen. restore: -> the last rank has its state back. first_step:
-    -> every rank has completed a step.
+    detect: the fault put in on purpose -> fence.
+    decide: fence -> the last generation's number, survivors having left and the restore point been
+        chosen.
+    restore: -> the last rank has its state back.
+    first_step: -> every rank has completed a step.
     """
 
     generation: int
@@ -84,8 +86,8 @@ def load_journal(run: RunRecords) -> pl.DataFrame:
 def recoveries(journal: pl.DataFrame, events: pl.DataFrame | None = None) -> pl.DataFrame:
     """One row per recovery, columns ``SCHEMA``.
 
-    Without ``events`` (flight records of the same host) ``restore_s`` is null and ``first_step_s`` counts
-    from the generation's number.
+    Without ``events`` (flight records of the same host) ``restore_s`` is null and ``first_step_s``
+    counts from the generation's number.
     """
     episodes = Episodes()
     for row in journal.iter_rows(named=True):

@@ -1,4 +1,5 @@
-"""What did each rank do, when? The flight records of all ranks as one frame, and what follows from it."""
+"""What did each rank do, when? The flight records of all ranks as one frame,
+and what follows from it."""
 
 from __future__ import annotations
 
@@ -29,10 +30,12 @@ SCHEMA = {
 
 
 def load_events(run_dir: Path) -> pl.DataFrame:
-    """All flight records of a run: saved windows, and the live rings of this machine, each record once.
+    """All flight records of a run: saved windows, and the live rings of this machine,
+    each record once.
 
-    Columns ``SCHEMA``: ``action`` is the kind's name, ``waiting`` and ``broken`` its flags; times in ns of the host's
-    monotonic clock; an action still open has ``end_ns`` null. Sorted by rank and start.
+    Columns ``SCHEMA``: ``action`` is the kind's name, ``waiting`` and ``broken`` its flags; times
+    in ns of the host's monotonic clock; an action still open has ``end_ns`` null. Sorted by rank
+    and start.
 
     Raises:
         CorruptError: a saved window is unreadable.
@@ -40,7 +43,8 @@ def load_events(run_dir: Path) -> pl.DataFrame:
     parts = [frame(node, rank, records) for node, rank, records in windows(RunDir(run_dir))]
     if not parts:
         return pl.DataFrame(schema=SCHEMA)
-    # A record may lie in a window and still be in the ring, there open, here closed: the closed one counts.
+    # A record may lie in a window and still be in the ring, there open, here closed: the closed one
+    # counts.
     identity = ["node", "rank", "sequence", "start_ns"]
     return (
         pl.concat(parts)
@@ -110,7 +114,8 @@ def timeline(
 ) -> pl.DataFrame:
     """Closed actions of some steps: what each was, ``start_s`` and ``end_s``.
 
-    Seconds count from the earliest action shown. STEP records, which only frame the others, are left out.
+    Seconds count from the earliest action shown. STEP records, which only frame the others, are
+    left out.
     """
     shown = events.filter(
         pl.col("end_ns").is_not_null()
@@ -144,7 +149,8 @@ def completed_steps(events: pl.DataFrame) -> pl.DataFrame:
 
 
 def redone_steps(events: pl.DataFrame) -> pl.DataFrame:
-    """Completed steps that were done again, by the generation that did so: generation, num_steps, ranks.
+    """Completed steps that were done again, by the generation that did so:
+    generation, num_steps, ranks.
 
     ``num_steps`` counts different steps; ``ranks`` how many ranks did at least one again.
     """
@@ -192,7 +198,8 @@ def idle(events: pl.DataFrame) -> pl.DataFrame:
 
 
 def heat_map(events: pl.DataFrame) -> pl.DataFrame:
-    """Milliseconds per step of each action (columns, by total) on each rank (rows): the median over steps.
+    """Milliseconds per step of each action (columns, by total) on each rank (rows):
+    the median over steps.
 
     Waits are columns of their own, ``NAME (wait)``, as they tell whom a rank waits for.
     """

@@ -20,13 +20,15 @@ EVALUATIONS = {"generation": pl.Int64, "step": pl.Int64, "loss": pl.Float64, "to
 
 
 def load_metrics(run: RunRecords) -> pl.DataFrame:
-    """One row per (generation, completed step), in the order they were done; columns ``METRICS``."""
+    """One row per (generation, completed step), in the order they were done; columns
+    ``METRICS``."""
     rows = run.query(f"SELECT {', '.join(METRICS)} FROM metrics ORDER BY generation, step")
     return pl.DataFrame(rows, schema=METRICS, orient="row")
 
 
 def load_evaluations(run: RunRecords) -> pl.DataFrame:
-    """One row per validation loss, nats per token; ``step`` counts the steps completed before it."""
+    """One row per validation loss, nats per token;
+    ``step`` counts the steps completed before it."""
     rows = run.query(f"SELECT {', '.join(EVALUATIONS)} FROM evaluations ORDER BY generation, step")
     return pl.DataFrame(rows, schema=EVALUATIONS, orient="row")
 
@@ -37,7 +39,8 @@ def current(metrics: pl.DataFrame) -> pl.DataFrame:
 
 
 def step_times(metrics: pl.DataFrame) -> pl.DataFrame:
-    """By generation: steps, median and 99th percentile of the step time in seconds, tokens per second."""
+    """By generation: steps, median and 99th percentile of the step time in seconds,
+    tokens per second."""
     return (
         metrics.group_by("generation")
         .agg(

@@ -137,12 +137,12 @@ def _launch(
 ) -> Run:
     from headway.console.cluster import Cluster
 
-    def tell(line: str) -> None:
+    def report(line: str) -> None:
         typer.echo(line, err=as_json)
 
     try:
         return Cluster(runs_dir, folder=cluster).launch(
-            config, settings, name=name, measure=True, tell=tell
+            config, settings, name=name, measure=True, report=report
         )
     except KeyboardInterrupt:
         typer.echo("interrupted: launch cancelled, nothing left running", err=True)

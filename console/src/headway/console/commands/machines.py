@@ -112,7 +112,7 @@ def drain(
         confirm(f"stop {', '.join(run.name for run in runs)} on {folder}?", yes)
     for run in runs:
         try:
-            done = end(run, limit_s=limit, tell=lambda line: typer.echo(line, err=as_json))
+            done = end(run, limit_s=limit, report=lambda line: typer.echo(line, err=as_json))
             outcome, line = done.outcome, done.line()
         except HeadwayError as error:
             outcome, line = run.outcome, f"run {run.name}: {error.message}"

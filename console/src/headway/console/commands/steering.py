@@ -231,7 +231,7 @@ def stop(
         row = OPERATIONS["stop"]
         _send(row, found.name, {}, runs_dir, wait=False, yes=True, as_json=as_json)
         return
-    ending = end(found, limit_s=limit, now=now, tell=lambda line: typer.echo(line, err=as_json))
+    ending = end(found, limit_s=limit, now=now, report=lambda line: typer.echo(line, err=as_json))
     emit(ending, as_json, [ending.line()])
     raise typer.Exit(ending.exit_code(now=now))
 

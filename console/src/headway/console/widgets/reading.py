@@ -11,7 +11,7 @@ from headway.console.analysis.curve import Curve, Point
 from headway.console.analysis.episodes import Episodes, Recovery
 from headway.console.analysis.newest import repeated_steps
 from headway.console.logs import LogReader, as_text
-from headway.console.news import Teller
+from headway.console.news import News
 from headway.console.progress import ProgressReader, utilisation
 from headway.console.run import PAGE_RANKS, Run
 from headway.console.widgets.picture import Band, Picture
@@ -50,7 +50,7 @@ class PictureReader:
     def __init__(self, run: Run, window_s: float) -> None:
         self._run, self._window_s = run, window_s
         self._progress = ProgressReader(run, run.peak)
-        self._tail, self._events = FlightTail(run.path, window_s), Teller.recent(run)
+        self._tail, self._events = FlightTail(run.path, window_s), News.recent(run)
         self._news: deque[str] = deque(maxlen=NEWS)
         self._episodes, self._num_done = Episodes(), 0
         self._bands: deque[Band] = deque(maxlen=MAX_BANDS)
@@ -71,7 +71,7 @@ class PictureReader:
         unchanged = self._read_curve()
         self._read_events()
         self._read_evaluations()
-        self._news.extend(line for _, line in self._events.news())
+        self._news.extend(line for _, line in self._events.read())
         new = self._tail.read()
         self._number += 1
         newest = self._progress.newest

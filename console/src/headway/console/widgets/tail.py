@@ -188,7 +188,8 @@ class FlightTail:
 
 
 def as_frame(parts: Iterable[Records], window_s: float) -> pl.DataFrame:
-    """Columns as ``load_events``, each record of the newest ``window_s`` once; open ones end with null."""
+    """Columns as ``load_events``, each record of the newest ``window_s`` once;
+    open ones end with null."""
     records = Records.merge(list(parts))
     if not len(records):
         return pl.DataFrame(schema=SCHEMA)

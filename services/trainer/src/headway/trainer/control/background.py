@@ -1,4 +1,5 @@
-"""Actions that may take long, each kind on a thread of its own; their outcome returns as an event."""
+"""Actions that may take long, each kind on a thread of its own;
+their outcome returns as an event."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ class Background:
     def start(
         self, kind: str, work: Callable[[], Any], then: Callable[[Any, Exception | None], None]
     ) -> None:
-        """Do ``work`` on a thread; ``then(result, None)`` or ``then(None, error)`` runs in the loop."""
+        """Do ``work`` on a thread; ``then(result, None)``
+        or ``then(None, error)`` runs in the loop."""
         if kind in self._running:
             self._hand_back(lambda: then(None, TimeoutError(f"the last {kind} has not ended yet")))
             return

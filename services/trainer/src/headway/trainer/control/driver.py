@@ -1,9 +1,9 @@
-"""One per run: receives what every executor reports, lets ``RunState`` decide, and carries the actions out.
+"""One per run: receives reports, lets ``RunState`` decide, and carries the actions out.
 
 It holds the run's lease and renews it from its loop, so a driver that hangs loses it. It keeps
 nothing that a successor could not find again: generations, commands, reports and ``Memory`` are in
-the journal, the rest is in the executors' beats. What may hang with the run's file system (journal, lease,
-checkpoints, log) and the engine have threads of their own; only a command waits up to
+the journal, the rest is in the executors' beats. What may hang with the run's file system (journal,
+lease, checkpoints, log) and the engine have threads of their own; only a command waits up to
 ``JOURNAL_LIMIT_S`` for the journal.
 """
 
@@ -82,7 +82,7 @@ SILENT_S = 0.6  # a little longer than a beat
 LINGER_S = 3.0
 """How long a driver whose run is over keeps answering, so that every executor learns of the end."""
 CLOSE_LIMIT_S = 4.0
-"""How long its last records may take; with ``LINGER_S`` less than executors leave it for its end."""
+"""For its last records; with ``LINGER_S`` less than executors leave it for its end."""
 
 log = get_logger("driver")
 

@@ -1,8 +1,9 @@
 """What ``headway inject`` can break, and how a node's executor breaks it.
 
-``inject`` never blocks. A fault that lasts is held by a process of its own, which is not part of the
-run: it undoes the fault when its time is over, when it is ended, and when the process that asked for it has
-died. ``python -m headway.trainer.control.faults`` is that process.
+``inject`` never blocks. A fault that lasts is held by a process of its own, which is not part of
+the
+run: it undoes the fault when its time is over, when it is ended, and when the process that asked
+for it has died. ``python -m headway.trainer.control.faults`` is that process.
 """
 
 from __future__ import annotations
@@ -90,7 +91,8 @@ class Parts:
 
 
 def check(fault: str, target: str, services: Collection[str] | None = None) -> Fault:
-    """The fault, if it can be done to ``target``: ``worker``, ``node``, ``run`` or a service's name.
+    """The fault, if it can be done to ``target``:
+    ``worker``, ``node``, ``run`` or a service's name.
 
     Args:
         fault: one of ``FAULTS``.

@@ -1,4 +1,5 @@
-"""The inputs of the driver's decisions, kept in the journal so that the decisions can be made again.
+"""The inputs of the driver's decisions,
+kept in the journal so that the decisions can be made again.
 
 What no decision rests on is left out, see ``InputRecorder``. Together with the time of each, in the
 core's own clock, the rest determines the same decisions as the whole stream.
@@ -95,12 +96,13 @@ def _own(row: dict[str, Any]) -> Any:
 
 
 class InputRecorder:
-    """Hands the inputs that matter to ``write(clock, event, decided)``, in the order of their times.
+    """Hands the inputs that matter to ``write(clock, event, decided)``,
+    in the order of their times.
 
-    Left out are ticks and pulses that decided nothing, but for those that later decisions rest on: of
-    each node the first pulse of its newest step (progress is timed by it) and the newest pulse
-    (silence is), and all ticks while a stop is awaited. A verdict that repeats until it can be decided
-    is left out too.
+    Left out are ticks and pulses that decided nothing, but for those that later decisions rest on:
+    of each node the first pulse of its newest step (progress is timed by it) and the newest pulse
+    (silence is), and all ticks while a stop is awaited. A verdict that repeats until it can be
+    decided is left out too.
     """
 
     def __init__(self, state: RunState, write: Callable[[float, bytes, str], None]) -> None:
@@ -144,7 +146,8 @@ def _is_put_off(action: Action) -> bool:
 
 
 def decided(actions: list[Action]) -> str:
-    """What was decided, as text that can be compared; a long one ends with a digest of the whole."""
+    """What was decided, as text that can be compared;
+    a long one ends with a digest of the whole."""
     text = "; ".join(_one_line(action) for action in actions)
     if len(text) <= MAX_TEXT:
         return text

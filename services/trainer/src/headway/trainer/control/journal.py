@@ -44,7 +44,8 @@ CREATE TABLE IF NOT EXISTS evaluations (generation INTEGER, step INTEGER, loss R
 """
 _SKIPPED_INDEX = "CREATE INDEX IF NOT EXISTS metrics_skipped ON metrics (step) WHERE skipped"
 SPENT_ON_RESUME = ("stop", "pause", "checkpoint")
-"""Commands that have had their effect when an ended run is resumed; a rate that was set still holds."""
+"""Commands that have had their effect when an ended run is resumed;
+a rate that was set still holds."""
 
 log = get_logger("journal")
 
@@ -58,7 +59,8 @@ class Record:
 
 
 class Journal:
-    """Not thread-safe. Every method may raise ``sqlite3.Error``; what it was to write is then absent.
+    """Not thread-safe. Every method may raise ``sqlite3.Error``;
+    what it was to write is then absent.
 
     Args:
         path: made when it is absent, readable by its owner only.
@@ -174,7 +176,8 @@ class Journal:
         return (int(row[0]), {int(k): v for k, v in json.loads(row[1]).items()}) if row else None
 
     def memory(self) -> Memory:
-        """What the drivers before have found out; empty when it cannot be read, which costs only time."""
+        """What the drivers before have found out;
+        empty when it cannot be read, which costs only time."""
         text = self.fact("memory", "")
         try:
             return msgspec.json.decode(text, type=Memory) if text else Memory()
@@ -221,7 +224,8 @@ class Journal:
         ]
 
     def reopen(self) -> None:
-        """Make an ended run unfinished again; what stopped or paused it before has had its effect."""
+        """Make an ended run unfinished again;
+        what stopped or paused it before has had its effect."""
         newest = self._db.execute("SELECT MAX(sequence) FROM commands").fetchone()[0]
         self.set_facts(outcome="", detail="", spent_commands=str(newest or 0))
 

@@ -57,7 +57,8 @@ class Lines:
         return self._incarnations.get(node, 0)
 
     def silent(self, limit_s: float) -> list[int]:
-        """Nodes that are not lost and have sent no beat for this long, at most the 32 longest silent."""
+        """Nodes that are not lost and have sent no beat for this long,
+        at most the 32 longest silent."""
         then = time.monotonic() - limit_s
         silent = [
             (beat_at, node)
@@ -94,7 +95,8 @@ class Lines:
         )
 
     def send(self, node: int, message: Message) -> bool:
-        """Send a note to a node's executor; False when it is not reached, and the note is dropped."""
+        """Send a note to a node's executor;
+        False when it is not reached, and the note is dropped."""
         peer = self._peers.get(node)
         return peer is not None and self._server.send(peer, message)
 

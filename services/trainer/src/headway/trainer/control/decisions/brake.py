@@ -1,4 +1,5 @@
-"""The crash brake: counts what led back to a step, and names what has done so too often to be an accident."""
+"""The crash brake: counts what led back to a step,
+and names what has done so too often to be an accident."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from collections.abc import Iterable
 RECOVERIES_PER_CRASH = 4
 """Recoveries may have many causes; so many times ``max_crashes`` of them at one step have one."""
 MAX_COUNTS = 64
-"""So many counts are kept, the newest: a long run goes back to many steps, and the journal keeps them all."""
+"""So many counts are kept, the newest:
+a long run goes back to many steps, and the journal keeps them all."""
 MAX_SIGNATURE = 300
 
 

@@ -1,11 +1,13 @@
-"""The driver's own clock: a stall of the driver counts as a moment, so it is not held against the nodes."""
+"""The driver's own clock: a stall of the driver counts as a moment,
+so it is not held against the nodes."""
 
 from __future__ import annotations
 
 TICK_LIMIT_S = 1.0
 EVENT_LIMIT_S = 0.25
-"""What one tick, or any other event, can add at most. While the driver's thread is blocked, beats wait in its
-socket and are handled one after the other: each must not look like a long silence of the other nodes."""
+"""What one tick, or any other event, can add at most. While the driver's thread is blocked, beats
+wait in its socket and are handled one after the other: each must not look like a long silence of
+the other nodes."""
 
 
 class Clock:

@@ -22,12 +22,15 @@ from headway.trainer.control.decisions.members import Members
 from headway.trainer.control.decisions.restore import Copies
 
 RESEND_S = 0.5
-"""An answer takes one beat at most; to repeat an order sooner would only repeat what is under way."""
+"""An answer takes one beat at most;
+to repeat an order sooner would only repeat what is under way."""
 RESTART_GRACE_S = 10.0
-"""An executor that was started needs up to 5 s before its first beat; starting it again would end it."""
+"""An executor that was started needs up to 5 s before its first beat;
+starting it again would end it."""
 
 NOT_RESTARTED = ("gone", "evicted", "verdict")
-"""Bars of nodes whose executor is not started again: a person or the engine must provide another machine."""
+"""Bars of nodes whose executor is not started again:
+a person or the engine must provide another machine."""
 
 Key = tuple[object, ...]
 _ROUND: Key = ("round",)
@@ -95,8 +98,8 @@ class Core:
     def enter(self, phase: str) -> None:
         """Begin a phase; its limit is counted from now on.
 
-        But gathering that is taken up again before a generation has begun continues to count: a node whose
-        workers die one after the other must not hold the run forever.
+        But gathering that is taken up again before a generation has begun continues to count: a
+        node whose workers die one after the other must not hold the run forever.
         """
         is_again = phase == "gathering" and self.phase in ("reading", "choosing", "beginning")
         self.phase = phase
@@ -120,13 +123,15 @@ class Core:
         self._sent.pop(_ROUND, None)
 
     def is_round_due(self) -> bool:
-        """Whether to look at all workers again for orders to repeat; beats make each node looked at."""
+        """Whether to look at all workers again for orders to repeat;
+        beats make each node looked at."""
         return self.due(*_ROUND)
 
     def fence(
         self, reason: str, *, is_symptom: bool = False, is_counted: bool = True
     ) -> list[Action]:
-        """End the generation. A symptom is what a survivor felt; the cause may be reported later, or never."""
+        """End the generation. A symptom is what a survivor felt;
+        the cause may be reported later, or never."""
         step = self.step
         self.enter("leaving")
         self.brake.fenced(reason, is_counted=is_counted)
@@ -240,7 +245,8 @@ class Core:
         return actions
 
     def replace_lost(self) -> list[Action]:
-        """Move the ranks of lost nodes to spares; fail only when no node is left that could become one."""
+        """Move the ranks of lost nodes to spares;
+        fail only when no node is left that could become one."""
         actions: list[Action] = []
         for number in [n for n in self.fleet.unreachable if self.fleet.nodes[n].status == "lost"]:
             spare = self.fleet.spare_for(number)
@@ -259,7 +265,8 @@ class Core:
         return actions
 
     def watch_nodes(self) -> list[Action]:
-        """Have silent executors started again; give a node up when that did not help and a spare is ready."""
+        """Have silent executors started again;
+        give a node up when that did not help and a spare is ready."""
         actions: list[Action] = []
         for node in self.fleet.quiet(self.clock.now, self.limits.node_silent_s):
             if node.bar in NOT_RESTARTED:
@@ -281,7 +288,8 @@ class Core:
     def _is_beyond_help(self, node: Node) -> bool:
         """Long silent although it was started again, while a spare is ready and no step is made.
 
-        Steps need every rank: while they are made, its workers are well, and only its executor is silent.
+        Steps need every rank: while they are made, its workers are well, and only its executor is
+        silent.
         """
         now, limit_s = self.clock.now, self.limits.node_lost_s
         if not node.ranks or node.status == "lost" or now - node.beat_at < limit_s:

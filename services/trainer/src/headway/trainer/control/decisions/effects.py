@@ -20,8 +20,8 @@ LONGEST_RETRY_S = 30.0
 """Pause after a failure: doubles from the first to the longest."""
 ANSWER_S = 10.0
 LONGEST_ANSWER_S = 60.0
-"""How long an answer may take before the action is repeated, doubling likewise. A slow disk is not a lost
-message: asking too often would only make it slower."""
+"""How long an answer may take before the action is repeated, doubling likewise. A slow disk is not
+a lost message: asking too often would only make it slower."""
 
 Fallible = BeginGeneration | FindDurable | RestartNode | ReleaseNode | Remember | Finish
 Key = tuple[str, int]
@@ -74,7 +74,8 @@ class Effects:
         return [action]
 
     def settle(self, action: Action, error: str | None = None) -> bool:
-        """Take in an answer; False when the action is not the newest of its kind, or was answered before."""
+        """Take in an answer; False when the action is not the newest of its kind,
+        or was answered before."""
         effect = self._effects.get(_key(action))
         if effect is None or effect.action != action or effect.answered_at is not None:
             return False
@@ -95,7 +96,8 @@ class Effects:
         return (kind.__name__, node) in self._effects
 
     def tried_at(self, kind: type[Fallible], node: int = -1) -> float | None:
-        """When the newest attempt was answered, or given up as unanswered; None while it may still help."""
+        """When the newest attempt was answered, or given up as unanswered;
+        None while it may still help."""
         effect = self._effects.get((kind.__name__, node))
         if effect is None:
             return None

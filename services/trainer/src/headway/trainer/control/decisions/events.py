@@ -1,8 +1,9 @@
-"""The driver's own events and actions; everything else it decides on is a message of ``headway.common``.
+"""The driver's own events and actions; everything else it decides on is a message of
+``headway.common``.
 
-Actions that may fail come back as ``Done`` or ``Failed``; until then their effect counts as not there.
-``Send`` and ``Log`` never come back: what they cause is repeated until its effect shows, or is kept by
-the journal until it can be written.
+Actions that may fail come back as ``Done`` or ``Failed``; until then their effect counts as not
+there. ``Send`` and ``Log`` never come back: what they cause is repeated until its effect shows, or
+is kept by the journal until it can be written.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ class Tick:
 
 @dataclass(frozen=True)
 class Done:
-    """An action took effect: a generation's number is on the disk, a node's executor was started."""
+    """An action took effect: a generation's number is on the disk,
+    a node's executor was started."""
 
     action: Action
 
@@ -56,7 +58,8 @@ class DurableFound:
 
 @dataclass(frozen=True)
 class ExecutorEnded:
-    """The engine knows that the node's executor has ended: it is started again without waiting for its silence."""
+    """The engine knows that the node's executor has ended:
+    it is started again without waiting for its silence."""
 
     node: int
 
@@ -125,7 +128,8 @@ class BeginGeneration:
 
 @dataclass(frozen=True)
 class FindDurable:
-    """Look for the newest complete checkpoint of any step but ``bad``; answered by ``DurableFound``."""
+    """Look for the newest complete checkpoint of any step but ``bad``; answered by
+    ``DurableFound``."""
 
     bad: tuple[int, ...] = ()
 
@@ -146,7 +150,8 @@ class ReleaseNode:
 
 @dataclass(frozen=True)
 class Remember:
-    """Keep what a successor must know: the brake's counts, lost and evicted nodes, bad checkpoints."""
+    """Keep what a successor must know:
+    the brake's counts, lost and evicted nodes, bad checkpoints."""
 
     memory: Memory
 
@@ -185,8 +190,8 @@ class Memory:
     causes: tuple[tuple[str, str], ...] = ()
     """(signature, sentence) of failures that the brake counts when the next generation begins."""
     barred: tuple[tuple[int, str, int, int], ...] = ()
-    """(node, bar, incarnation and pid of its executor then) of lost nodes that may not return at
-    their next beat."""
+    """(node, bar, incarnation and pid of its executor then) of lost nodes
+    that may not return at their next beat."""
     losses: tuple[tuple[int, int], ...] = ()
     """(node, how often it was given up)."""
 

@@ -1,4 +1,5 @@
-"""Nodes and their workers as the newest beats show them, indexed so that a beat costs the same at any size."""
+"""Nodes and their workers as the newest beats show them,
+indexed so that a beat costs the same at any size."""
 
 from __future__ import annotations
 
@@ -24,11 +25,13 @@ class Node:
     status: str = "silent"
     """``active`` (carries ranks), ``spare``, ``silent`` (no beat) or ``lost`` (given up)."""
     bar: str = ""
-    """Why a lost node may not return at its next beat: ``gone``, ``evicted``, ``trouble`` or ``verdict``."""
+    """Why a lost node may not return at its next beat:
+    ``gone``, ``evicted``, ``trouble`` or ``verdict``."""
     barred_process: tuple[int, int] = (-1, -1)
     """Who beat when it was barred: beats of that executor may still be in a socket."""
     is_released: bool = False
-    """The engine has taken the machine of an evicted node away; what reports from now on was started anew."""
+    """The engine has taken the machine of an evicted node away;
+    what reports from now on was started anew."""
     beat_at: float = 0.0
     is_missed: bool = False
     """Its silence has been logged."""
@@ -46,14 +49,16 @@ class Node:
     """Completed steps, the least of its workers in that generation."""
     trouble: str = ""
     gone: dict[str, int] = field(default_factory=dict)
-    """Worker -> pid of those that are dead or as good as dead, until no full beat shows them any more."""
+    """Worker -> pid of those that are dead or as good as dead,
+    until no full beat shows them any more."""
     losses: int = 0
     """How often it was given up: another spare is preferred."""
 
 
 @dataclass(slots=True)
 class Change:
-    """A worker that is not as it was, in more than its step; None where there was, or is, no such worker."""
+    """A worker that is not as it was, in more than its step;
+    None where there was, or is, no such worker."""
 
     worker: str
     old: WorkerBeat | None
@@ -114,7 +119,8 @@ class Fleet:
         return [number for number, node in self.nodes.items() if node.ranks]
 
     def spare_for(self, number: int) -> int | None:
-        """The spare to take over from the node: one in good order, rather one that was never given up."""
+        """The spare to take over from the node:
+        one in good order, rather one that was never given up."""
         ready = [n for n in self.spares if n != number and not self.nodes[n].trouble]
         return min(ready, key=lambda n: (self.nodes[n].losses, n), default=None)
 
@@ -139,7 +145,8 @@ class Fleet:
 
     # ---- beats ----------------------------------------------------------------------------------
     def receive(self, beat: NodeBeat, now: float) -> Received | None:
-        """Take in a beat; None when it is not from a node of the run, or from an executor that has ended."""
+        """Take in a beat; None when it is not from a node of the run,
+        or from an executor that has ended."""
         node = self.nodes.get(beat.node)
         if node is None:
             return None
@@ -246,7 +253,8 @@ class Fleet:
 
     # ---- nodes ----------------------------------------------------------------------------------
     def miss(self, node: Node) -> None:
-        """The node is silent. What comes next may be a new machine that counts as the old one did."""
+        """The node is silent. What comes next may be a new machine
+        that counts as the old one did."""
         node.is_missed, node.version = True, -1
         if node.status != "lost":
             self._set_status(node, "silent")

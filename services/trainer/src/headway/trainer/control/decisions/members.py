@@ -12,13 +12,14 @@ MISSING = "missing"
 
 
 Counted = tuple[str, bool, bool]
-"""How one rank is counted: its status, whether its worker is in the current generation, whether that waits in a
-pause."""
+"""How one rank is counted: its status, whether its worker is in the current generation,
+whether that waits in a pause."""
 _VACANT: Counted = (MISSING, False, False)
 
 
 class Members:
-    """``workers`` maps ranks to the workers of the current generation, or of the one that is being made."""
+    """``workers`` maps ranks to the workers of the current generation,
+    or of the one that is being made."""
 
     def __init__(self, ranks: Iterable[int]) -> None:
         self.workers: dict[int, str] = {}

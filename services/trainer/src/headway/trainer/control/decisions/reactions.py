@@ -18,7 +18,8 @@ from headway.trainer.control.decisions.phases.choosing import begun
 
 
 def on_beat(core: Core, beat: NodeBeat) -> tuple[int | None, list[Action]]:
-    """Returns the node when something of it has changed that phases look at, and what follows at once."""
+    """Returns the node when something of it has changed that phases look at,
+    and what follows at once."""
     if beat.run_id and beat.run_id != core.run_id:
         return None, []
     received = core.fleet.receive(beat, core.clock.now)

@@ -1,4 +1,5 @@
-"""Which copies of the state there are: sealed in arenas, durable in the folder, or known to be bad."""
+"""Which copies of the state there are:
+sealed in arenas, durable in the folder, or known to be bad."""
 
 from __future__ import annotations
 
@@ -66,12 +67,13 @@ class Copies:
         }
 
     def restarted(self, step: int) -> None:
-        """Forget bad checkpoints beyond ``step``: the generation that restarts there has marked them
-        obsolete, and one of the same step that it writes is another one."""
+        """Forget bad checkpoints beyond ``step``: the generation that restarts there has marked
+        them obsolete, and one of the same step that it writes is another one."""
         self.bad_checkpoints = {bad for bad in self.bad_checkpoints if bad <= step}
 
     def renewed(self) -> bool:
-        """Forget bad snapshots: every rank restored another copy, which frees the slots of newer ones."""
+        """Forget bad snapshots: every rank restored another copy,
+        which frees the slots of newer ones."""
         found = bool(self.bad_snapshots)
         self.bad_snapshots.clear()
         return found
@@ -84,8 +86,8 @@ def choose_restore(
 
     Args:
         ranks: every rank of the grid.
-        sealed: rank -> steps of the snapshots in that rank's arena on the node that carries the rank
-            now; a rank without an arena (a fresh run, a lost node) is absent.
+        sealed: rank -> steps of the snapshots in that rank's arena on the node that carries the
+            rank now; a rank without an arena (a fresh run, a lost node) is absent.
         durable: step and folder of the newest complete checkpoint, None when there is none.
 
     A step is never taken from a mixture of arenas and folders: all ranks restore from one kind.

@@ -1,14 +1,16 @@
-"""The recovery decisions of a run: (state, event, now) -> actions, without sockets, clocks or files.
+"""The recovery decisions of a run: (state, event, now) -> actions, without sockets,
+clocks or files.
 
     gathering -> reading -> choosing -> beginning -> joining -> running -> over
         ^                                               |          |
         +------------------ leaving <-------------------+----------+
 
-A phase is a row of ``PHASES``: what it does, its time limit, the sentence why it waits, the next rung.
-Actions that can fail come back as ``Done`` or ``Failed`` and count only then. Orders to executors are
-level-triggered: what beats show is compared with what should be, and the difference is sent again until
-it is gone; so a lost message, a restarted executor or a restarted driver needs no case of its own.
-Every decision is a function of ``Start``, the limits, and the events with their times.
+A phase is a row of ``PHASES``: what it does, its time limit, the sentence why it waits, the next
+rung. Actions that can fail come back as ``Done`` or ``Failed`` and count only then. Orders to
+executors are level-triggered: what beats show is compared with what should be, and the difference
+is sent again until it is gone; so a lost message, a restarted executor or a restarted driver needs
+no case of its own. Every decision is a function of ``Start``, the limits, and the events with their
+times.
 """
 
 from __future__ import annotations
@@ -297,7 +299,8 @@ class RunState:
         return self._core.fleet.nodes[node].services
 
     def troubles(self) -> dict[int, str]:
-        """Node -> what its executor cannot do now, of those that have said so in their newest beat."""
+        """Node -> what its executor cannot do now,
+        of those that have said so in their newest beat."""
         nodes = self._core.fleet.nodes.items()
         return {n: node.trouble for n, node in nodes if node.trouble and node.status != "lost"}
 
@@ -306,7 +309,8 @@ class RunState:
         return node in self._core.fleet.nodes and bool(self._core.fleet.nodes[node].ranks)
 
     def known_version(self, node: int) -> int:
-        """Version of the newest full beat of the node, -1 when one is needed or the node is not known."""
+        """Version of the newest full beat of the node,
+        -1 when one is needed or the node is not known."""
         return self._core.fleet.nodes[node].version if node in self._core.fleet.nodes else -1
 
     def spare_for(self, node: int) -> int | None:

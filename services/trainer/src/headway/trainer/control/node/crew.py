@@ -1,4 +1,5 @@
-"""The workers of a node: who they are, what they last said, and enough warm standbys beside them."""
+"""The workers of a node: who they are, what they last said,
+and enough warm standbys beside them."""
 
 from __future__ import annotations
 
@@ -209,7 +210,8 @@ class Crew:
         )
 
     def refill(self, wanted: int, now: float) -> list[Action]:
-        """Ask for forks until ``wanted`` workers exist or are on their way; one by one after a failure."""
+        """Ask for forks until ``wanted`` workers exist or are on their way;
+        one by one after a failure."""
         actions: list[Action] = []
         while self._num_coming() < wanted and self.backoff.is_over(now):
             if self.backoff.failures and self.asked:

@@ -1,8 +1,8 @@
 """The executor of one node: its sockets and timers, around the run that the node carries.
 
-It dials the process that holds the driver's lease, passes messages between the driver and the node's workers, and
-lets ``Guardian`` decide about everything else. Killed, it leaves everything running; its successor finds
-it again.
+It dials the process that holds the driver's lease, passes messages between the driver and the
+node's workers, and lets ``Guardian`` decide about everything else. Killed, it leaves everything
+running; its successor finds it again.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ log = get_logger("executor")
 
 
 class Executor:
-    """``run`` returns when the service is stopped, or when an ephemeral cluster's only run has ended."""
+    """``run`` returns when the service is stopped,
+    or when an ephemeral cluster's only run has ended."""
 
     def __init__(self, cluster: ClusterFolder, node: int) -> None:
         if not 0 <= node < cluster.nodes:
@@ -172,7 +173,8 @@ class Executor:
         self._end(message.outcome)
 
     def _end(self, outcome: str) -> None:
-        """End the run on a thread of its own: its processes take seconds, the console's requests must not."""
+        """End the run on a thread of its own:
+        its processes take seconds, the console's requests must not."""
         if self._run is None or self._ending is not None:
             return
         run = self._run

@@ -1,4 +1,5 @@
-"""A look at the run's folder: is it there, was it removed for certain, and how does the lease stand?"""
+"""A look at the run's folder: is it there, was it removed for certain,
+and how does the lease stand?"""
 
 from __future__ import annotations
 
@@ -35,8 +36,8 @@ class FolderLook:
         """What makes the folder a run must be absent, and its parent on the device that it was on.
 
         A run without its configuration was damaged, not removed (a service may have made the folder
-        of its own files again since); a parent on another device means that the folder's file system
-        is not mounted now.
+        of its own files again since); a parent on another device means that the folder's file
+        system is not mounted now.
         """
         parent = self._folder.parent
         if (self._folder / "run.json").exists():

@@ -1,8 +1,8 @@
 """Everything an executor decides about its node: (state, event, now) -> actions.
 
 There is no clock, process, socket or file in here. The parts are the services (``keeping``), the
-workers (``crew``) and the driver's lease (``leading``); this module passes events to them, keeps what a
-successor needs, and says in ``trouble`` why the node cannot do what it should.
+workers (``crew``) and the driver's lease (``leading``); this module passes events to them, keeps
+what a successor needs, and says in ``trouble`` why the node cannot do what it should.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ from headway.trainer.control.node.node_events import (
 SERVICES = ("dataloader", "ckpt_store", "agent", "zygote")
 LEADER_SERVICES = ("driver", "monitor")  # beside them on the node that leads
 LONGEST_STEP_S = 1.0
-"""Between two events the own clock advances at most by this: a longer gap is the executor's own stall,
-which is not held against anybody."""
+"""Between two events the own clock advances at most by this: a longer gap is the executor's own
+stall, which is not held against anybody."""
 AGAIN_S = 1.0  # pause before a state file that could not be written is tried again
 
 

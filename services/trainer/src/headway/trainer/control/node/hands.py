@@ -17,7 +17,8 @@ Result = TypeVar("Result")
 class Hands(Generic[Job, Result]):
     """Does jobs one after the other; ``fd`` is readable when results wait.
 
-    ``work`` runs on the thread and must not raise; it is the caller's duty to turn errors into results.
+    ``work`` runs on the thread and must not raise; it is the caller's duty to turn errors into
+    results.
     """
 
     def __init__(self, work: Callable[[Job], Result]) -> None:

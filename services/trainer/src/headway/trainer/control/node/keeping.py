@@ -1,7 +1,8 @@
 """The services of a node: which should run, which do, and which are to be replaced.
 
-A service is replaced when its process has died, was stopped, or sends no beats any more, and when the
-driver blames it. Its successor starts only once it is certain that the process will never run again.
+A service is replaced when its process has died, was stopped, or sends no beats any more, and when
+the driver blames it. Its successor starts only once it is certain that the process will never run
+again.
 """
 
 from __future__ import annotations

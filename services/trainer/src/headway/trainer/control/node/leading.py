@@ -1,8 +1,8 @@
 """Whether this node should start a driver, and whether the one it has should go.
 
-An executor leads by claiming the next epoch of the lease; only the one that wins starts a driver. It
-does so when the lease has not been renewed for too long and no driver reports, at once when its own
-driver has ended, and at once on the first node of a fresh run.
+An executor leads by claiming the next epoch of the lease; only the one that wins starts a driver.
+It does so when the lease has not been renewed for too long and no driver reports, at once when its
+own driver has ended, and at once on the first node of a fresh run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from headway.trainer.control.node.node_events import Claim
 START_GRACE_S = 20.0
 """How long a driver that is being started may take to publish itself: machines may be busy."""
 JITTER_S = 1.0
-"""Nodes wait for up to so much longer, each for another time, so that they do not claim all at once."""
+"""Nodes wait for up to so much longer, each for another time,
+so that they do not claim all at once."""
 HUNG_LIMIT_S = 10.0
 """A driver that reports but does not renew its lease is replaced after so much more."""
 CLAIM_PAUSE_S = (0.25, 5.0)  # first and longest pause after a claim that failed

@@ -1,7 +1,8 @@
-"""The end of a run on a node: everything is stopped, what must survive is saved, the rest is removed.
+"""The end of a run on a node: everything is stopped, what must survive is saved,
+the rest is removed.
 
-Whatever fails on the way is logged, and the next step is taken: an end that stops half-way would leave
-processes behind.
+Whatever fails on the way is logged, and the next step is taken: an end that stops half-way would
+leave processes behind.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ log = get_logger("node")
 
 
 class NodeEnd:
-    """``run`` blocks some seconds, or for as long as the checkpoint store makes progress with what is still to
-    be made durable. It never raises and may be called on any thread, once."""
+    """``run`` blocks some seconds, or for as long as the checkpoint store makes progress with what
+    is still to be made durable. It never raises and may be called on any thread, once."""
 
     def __init__(
         self,
@@ -102,7 +103,8 @@ class NodeEnd:
             watch.close()
 
     def _wanted(self) -> list[int]:
-        """The steps that ranks of this node still want durable, as far as their arenas can be read."""
+        """The steps that ranks of this node still want durable,
+        as far as their arenas can be read."""
         steps: set[int] = set()
         for path in set(self._paths.segments("arena")) - self._unreadable:
             try:
@@ -124,7 +126,8 @@ class NodeEnd:
 
 
 def _attempt(step: Callable[[], object]) -> None:
-    """Do one step of the end; a failure is logged if that is possible, and never keeps the next from its turn."""
+    """Do one step of the end; a failure is logged if that is possible,
+    and never keeps the next from its turn."""
     try:
         step()
     except Exception as error:

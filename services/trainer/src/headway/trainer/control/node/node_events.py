@@ -1,7 +1,7 @@
 """What happens on a node, as its guardian sees it, and what the guardian wants done about it.
 
-Every action that can fail comes back as ``Done``, ``Started``, ``Claimed`` or ``Failed``; until then
-its effect counts as not there. ``Send``, ``Log`` and ``EndRun`` do not come back.
+Every action that can fail comes back as ``Done``, ``Started``, ``Claimed`` or ``Failed``; until
+then its effect counts as not there. ``Send``, ``Log`` and ``EndRun`` do not come back.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from headway.launch.lease import LeaseView
 
 @dataclass(frozen=True)
 class Fork:
-    """How the zygote answered one request: with a process, or with the error that kept it from forking."""
+    """How the zygote answered one request:
+    with a process, or with the error that kept it from forking."""
 
     worker: str
     process: ProcessId | None
@@ -28,7 +29,8 @@ class Fork:
 
 @dataclass(frozen=True)
 class ZygoteSeen:
-    """The zygote's own record: ``turns`` grows while it serves; ``forks`` are its newest answers."""
+    """The zygote's own record: ``turns`` grows while it serves;
+    ``forks`` are its newest answers."""
 
     process: ProcessId
     turns: int
@@ -41,8 +43,8 @@ class Looked:
     """A look at the node's processes, some 20 times a second.
 
     Args:
-        states: state letter of each process in ``Guardian.watched``, as in proc_pid_stat(5); one that
-            will never run again because SIGKILL waits for it counts as gone.
+        states: state letter of each process in ``Guardian.watched``, as in proc_pid_stat(5); one
+            that will never run again because SIGKILL waits for it counts as gone.
         words: worker -> how it ended by its own account, for those found dead.
         zygote: the zygote's record, None when it was not read this time.
     """
@@ -169,7 +171,8 @@ class AskForFork:
 
 @dataclass(frozen=True)
 class ClearAway:
-    """Remove what dead workers left behind, but for the newest of it; ``living`` are to be spared."""
+    """Remove what dead workers left behind, but for the newest of it;
+    ``living`` are to be spared."""
 
     living: frozenset[str]
 
@@ -190,7 +193,8 @@ class Remember:
 
 @dataclass(frozen=True)
 class ForgetArenas:
-    """Remove the node's arenas: it carries no rank any more and must not offer what it once held."""
+    """Remove the node's arenas: it carries no rank any more
+    and must not offer what it once held."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""The files of a node's run: what an executor leaves to its successor, and what workers leave behind."""
+"""The files of a node's run: what an executor leaves to its successor,
+and what workers leave behind."""
 
 from __future__ import annotations
 
@@ -34,8 +35,8 @@ class MemoryFiles:
     def load(self, me: ProcessId) -> Memory:
         """What the executor before left; unreadable files count as absent.
 
-        The number of this executor on the node is its predecessor's plus one, and never less than its
-        start time in ticks, so that it grows even where the files could not be written.
+        The number of this executor on the node is its predecessor's plus one, and never less than
+        its start time in ticks, so that it grows even where the files could not be written.
         """
         state, children = self._read("executor.json"), self._read("children.json")
         workers = self._read("workers.json")
@@ -92,10 +93,12 @@ def _processes(data: Any) -> tuple[tuple[str, ProcessId], ...]:
 
 
 def running_services(paths: NodePaths, names: Collection[str]) -> dict[str, ProcessId]:
-    """Services of this node that run, by the environment they were started with: one that was started a
-    moment before the executor died, or while its files could not be written, is in no file.
+    """Services of this node that run, by the environment they were started with: one that was
+    started a moment before the executor died, or while its files could not be written, is in no
+    file.
 
-    Workers have the environment of the zygote that forked them, which therefore is known by its record.
+    Workers have the environment of the zygote that forked them, which therefore is known by its
+    record.
     """
     found: dict[str, ProcessId] = {}
     for process in processes_of(paths.run_id, paths.node):

@@ -1,6 +1,8 @@
-"""One run on one node: informs its guardian of what happens, and carries out what the guardian decides.
+"""One run on one node: informs its guardian of what happens,
+and carries out what the guardian decides.
 
-A failing action never keeps the others from being done: it comes back to the guardian as ``Failed``.
+A failing action never keeps the others from being done: it comes back to the guardian as
+``Failed``.
 """
 
 from __future__ import annotations
@@ -66,7 +68,8 @@ ZYGOTE_LOOK_S = 0.25
 FOLDER_HANGS_S = 5.0
 """A look at the run's folder that takes longer is reported: its file system hangs."""
 NEVER_BACK = Log | Send | Kill
-"""Their failure changes nothing: a signal is sent again while its process lives, beats make up for notes."""
+"""Their failure changes nothing: a signal is sent again while its process lives,
+beats make up for notes."""
 
 log = get_logger("node")
 
@@ -80,7 +83,8 @@ Job = StartService | Claim | ClearAway | LookAtFolder
 
 
 class NodeRun:
-    """Made when a run is attached to the node, and again by a restarted executor, which finds all as it was.
+    """Made when a run is attached to the node, and again by a restarted executor,
+    which finds all as it was.
 
     Args:
         cluster: the cluster of the node.
@@ -192,7 +196,8 @@ class NodeRun:
             state = process.state()
         except OSError:  # no descriptor is left for /proc: not known, and the others are looked at
             return "S"
-        # in a frozen cgroup (state D) SIGKILL only waits: the process will never run again all the same
+        # in a frozen cgroup (state D) SIGKILL only waits: the process will never run again all the
+        # same
         is_suspect = state == "D" or process in self._killed
         return GONE if is_suspect and process.is_doomed() else state
 
@@ -280,7 +285,8 @@ class NodeRun:
 
     # ---- for the driver -----------------------------------------------------------------------
     def beat(self) -> NodeBeat:
-        """What the driver does not know yet: everything, or only that the node lives and its step."""
+        """What the driver does not know yet:
+        everything, or only that the node lives and its step."""
         guardian = self.guardian
         is_settled = guardian.crew.is_settled
         is_full = is_settled and guardian.known_version != guardian.version

@@ -17,7 +17,8 @@ from headway.health.config import HealthConfig
 from headway.trainer.config import RunConfig
 
 MALLOC_ARENAS = os.environ.get("MALLOC_ARENA_MAX", "2")
-"""glibc gives threads heaps of their own, whose tops it never returns: workers would grow with each recovery."""
+"""glibc gives threads heaps of their own, whose tops it never returns:
+workers would grow with each recovery."""
 
 
 @dataclass(frozen=True)

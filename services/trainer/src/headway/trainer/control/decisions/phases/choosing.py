@@ -1,4 +1,5 @@
-"""Reading, choosing, beginning: from which copy of the state the next generation starts, and its number."""
+"""Reading, choosing, beginning: from which copy of the state the next generation starts,
+and its number."""
 
 from __future__ import annotations
 

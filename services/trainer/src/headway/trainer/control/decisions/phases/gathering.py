@@ -10,7 +10,8 @@ from headway.trainer.control.decisions.phases.base import Phase, ranks
 
 
 class Gathering(Phase):
-    """Left for reading once every rank has a worker; a restarted driver first adopts what it finds."""
+    """Left for reading once every rank has a worker;
+    a restarted driver first adopts what it finds."""
 
     name = "gathering"
 
@@ -44,7 +45,8 @@ class Gathering(Phase):
         return core.limits.gather_timeout_s
 
     def overdue(self, core: Core) -> list[Action]:
-        """A node that beats and has no worker: a spare instead, else its executor is started again, once."""
+        """A node that beats and has no worker:
+        a spare instead, else its executor is started again, once."""
         actions = _last_resort(core)
         for number in [] if core.is_adopting else _short(core):
             if core.fleet.spare_for(number) is not None:
@@ -68,7 +70,8 @@ class Gathering(Phase):
 
 
 def _last_resort(core: Core) -> list[Action]:
-    """No spare is ready for a lost node: a suspected node is better than none, and a restart may repair one."""
+    """No spare is ready for a lost node: a suspected node is better than none,
+    and a restart may repair one."""
     if not core.lost_carriers():
         return []
     actions: list[Action] = []
@@ -101,7 +104,8 @@ def _no_worker(core: Core, number: int) -> str:
 
 
 def _fill(core: Core, rank: int) -> None:
-    """Who held the rank before keeps its memory; a worker left over from another rank is the last resort."""
+    """Who held the rank before keeps its memory;
+    a worker left over from another rank is the last resort."""
     node = core.fleet.nodes[core.fleet.rank_nodes[rank]]
     if node.status != "active":
         return
@@ -117,8 +121,8 @@ def _is_free(core: Core, view: WorkerBeat) -> bool:
 
 
 def _are_all_known(core: Core) -> bool:
-    """Whether every node with ranks has reported its workers: an executor that was restarted too beats
-    before its workers have reported."""
+    """Whether every node with ranks has reported its workers: an executor that was restarted too
+    beats before its workers have reported."""
     return all(core.fleet.nodes[number].version >= 0 for number in core.fleet.carriers())
 
 

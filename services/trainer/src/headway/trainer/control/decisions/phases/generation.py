@@ -55,7 +55,8 @@ class Joining(Phase):
         return math.inf if core.members.num_paused and is_restored else core.limits.join_timeout_s
 
     def overdue(self, core: Core) -> list[Action]:
-        """Who has its state may wait for a pause or a long evaluation; who has none holds the others up."""
+        """Who has its state may wait for a pause or a long evaluation;
+        who has none holds the others up."""
         late = _without(core, HOLDING)
         if not late:
             return []
@@ -117,8 +118,8 @@ class Leaving(Phase):
         return core.limits.out_timeout_s
 
     def overdue(self, core: Core) -> list[Action]:
-        """A worker that received the abort and does not leave is killed. Those of a silent node
-        have not received it."""
+        """A worker that received the abort and does not leave is killed.
+        Those of a silent node have not received it."""
         reason = f"did not leave within {core.limits.out_timeout_s:g} s"
         nodes = core.fleet.nodes
         late = [n for n, home in core.fleet.inside.items() if nodes[home].status != "silent"]
