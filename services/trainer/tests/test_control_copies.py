@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from headway.common.wire.messages.driver import Seals
 from headway.common.wire.messages.worker import Restore
-from headway.testkit.trainer.by_hand import Hand, only
+from headway.testkit.trainer.by_hand import Hand, events, only
 from headway.testkit.trainer.cluster_model.shell import LIMITS
 from headway.trainer.control.decisions.events import (
     BeginGeneration,
@@ -47,7 +47,7 @@ def test_a_corrupt_checkpoint_is_passed_over_also_when_a_survivor_reported_first
     hand.send(hand.left(1, detail="BadCheckpointError", bad_checkpoint=True))
     assert hand.state.memory.bad_checkpoints == (6,)
     hand.leave()
-    assert only(hand.read(), FindDurable) == FindDurable((6,))
+    assert only(hand.read(), FindDurable) == FindDurable((6,), marked=0)
     # the answer to an older question must not bring the bad one back
     assert not [a for a in hand.send(DurableFound((6, "f"))) if isinstance(a, BeginGeneration)]
     begin = only(hand.send(DurableFound((4, "g"))), BeginGeneration)
@@ -87,8 +87,32 @@ def test_a_bad_checkpoint_stays_barred_while_the_run_restarts_beyond_it_but_newe
     assert hand.state.memory.bad_checkpoints == (6,)
     hand.send(hand.left(1))
     hand.leave()
-    assert only(hand.read(), FindDurable) == FindDurable((6,))
+    assert only(hand.read(), FindDurable) == FindDurable((6,), marked=1)
     assert only(hand.send(DurableFound((10, "h"))), BeginGeneration).restored_step == 10
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_ends_by_name_and_never_starts_over() -> None:
+    hand = _from_durable(6)
+    hand.send(hand.left(1, bad_checkpoint=True))
+    hand.leave()
+    hand.read()
+    finish = only(hand.send(DurableFound(None)), Finish)
+    assert finish.outcome == "failed"
+    assert finish.detail.startswith(
+        "no node has a usable snapshot and every checkpoint is damaged (step 6); "
+    )
+
+
+def test_a_run_that_starts_over_because_it_has_no_checkpoint_yet_says_so_aloud() -> None:
+    hand = Hand()
+    hand.gather()
+    hand.read()
+    assert "started_over" not in events(hand.begin(hand.send(DurableFound(None))))
+    hand.join(3)
+    hand.send(hand.left(1))
+    hand.leave()
+    assert only(hand.read(), FindDurable).marked == 0
+    assert "started_over" in events(hand.begin(hand.send(DurableFound(None))))
 
 
 def test_a_snapshot_with_a_wrong_digest_is_never_restored_again_and_the_next_good_copy_is() -> None:

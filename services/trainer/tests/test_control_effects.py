@@ -78,6 +78,7 @@ def test_a_worker_that_dies_before_the_number_is_known_burns_it() -> None:
 
 def test_the_end_of_the_run_is_repeated_until_it_is_recorded() -> None:
     hand = Hand().run()
+    hand.send(Done(Remember(hand.state.memory)))
     for views in hand.workers.values():
         for index, view in enumerate(views):
             if view.rank >= 0:

@@ -3,15 +3,18 @@ and that the invariants see what is wrong."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import msgspec
 import pytest
 from headway.testkit.trainer.by_hand import Hand
+from headway.testkit.trainer.cluster_model.shell import LIMITS
 from headway.trainer.control.decisions.core import Core
 from headway.trainer.control.decisions.effects import RETRY_S, Effects
 from headway.trainer.control.decisions.events import (
     BeginGeneration,
+    DurableFound,
     EvictNode,
     Failed,
     FindDurable,
@@ -95,6 +98,26 @@ def test_a_failed_action_is_due_again_after_a_pause_that_doubles() -> None:
     assert not effects.due(FindDurable), "it was done"
     assert effects.due(FindDurable, again_s=5.0)
     assert effects.due(RestartNode, 1), "never asked"
+
+
+def test_the_same_failure_at_the_same_step_waits_longer_each_time_and_a_first_one_not_at_all() -> (
+    None
+):
+    hand = Hand(limits=dataclasses.replace(LIMITS, max_crashes=5)).run()
+    pauses = []
+    for _ in range(4):
+        hand.send(hand.left(1, detail="ValueError: labels"))
+        hand.leave()
+        hand.read(5)
+        began, actions = hand.now, hand.send(DurableFound(None))
+        while not any(isinstance(action, BeginGeneration) for action in actions):
+            why = hand.state.why()
+            assert "before the next attempt: rank 1 failed: ValueError: labels (" in why
+            actions = hand.wait(0.1)
+        pauses.append(hand.now - began)
+        hand.begin(actions)
+        hand.join(6)
+    assert pauses == pytest.approx([0.0, 0.5, 2.0, 8.0], abs=0.2)
 
 
 def _vacant(core: Core) -> None:

@@ -83,7 +83,7 @@ def test_the_same_failure_at_the_same_step_stops_the_run_and_names_it() -> None:
         hand.read(5)
         actions = hand.send(DurableFound(None))
         if hand.state.phase == "beginning":
-            hand.begin(actions)
+            hand.begin(hand.wait(1.0) if hand.state.why().startswith("waiting") else actions)
             hand.join(6)
     finish = only(actions, Finish)
     assert finish == Finish("failed", "rank 1 failed: ValueError: labels (3 times at step 5)")

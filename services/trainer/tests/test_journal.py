@@ -262,3 +262,28 @@ def test_a_writer_learns_that_a_newer_driver_has_written(path: Path) -> None:
     assert writer.close(LIMIT_S)
     assert _rows(path, "SELECT name FROM events") == [("newer",)]
     newer.close()
+
+
+def test_a_journal_that_is_removed_is_put_back_with_all_that_it_held(path: Path) -> None:
+    journal = Journal(path, epoch=1)
+    journal.begin_generation(0, {0: 0})
+    for file in path.parent.glob(f"{path.name}*"):
+        file.unlink()
+    journal.begin_generation(1, {0: 0})
+    assert _rows(path, "SELECT generation FROM generations") == [(0,), (1,)]
+    assert path.stat().st_mode & 0o777 == 0o600
+    journal.begin_generation(2, {0: 0})
+    journal.close()
+    assert Journal(path).last_generation() == (2, {0: 0})
+
+
+def test_a_journal_in_whose_place_is_another_file_is_not_written(path: Path) -> None:
+    journal = Journal(path, epoch=1)
+    path.rename(path.with_suffix(".moved"))
+    path.write_text("another file")
+    with pytest.raises(sqlite3.OperationalError, match="was replaced by another file"):
+        journal.begin_generation(0, {0: 0})
+    assert path.read_text() == "another file"
+    path.with_suffix(".moved").rename(path)
+    journal.begin_generation(0, {0: 0})
+    journal.close()

@@ -279,6 +279,11 @@ def mark_generation(
         files.sync_dir(path.parent)
 
 
+def has_mark(checkpoints: Path, generation: int) -> bool:
+    """Whether ``mark_generation`` has recorded the generation in this folder."""
+    return (Path(checkpoints) / mark_name(generation)).exists()
+
+
 def _entries(checkpoints: Path) -> list[Path]:
     try:
         return list(Path(checkpoints).iterdir())

@@ -232,7 +232,7 @@ class RecoveryConfig:
 
     group_timeout_s: float = 20.0
     """Timeout of a collective."""
-    gather_timeout_s: float = 60.0
+    gather_timeout_s: float = 90.0
     """Longest wait for a worker for each rank before other nodes are used."""
     read_timeout_s: float = 20.0
     """Longest time for the nodes to report which snapshots are sealed."""

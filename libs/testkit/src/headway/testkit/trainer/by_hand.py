@@ -177,7 +177,10 @@ class Hand:
         """A successor: no worker is left over, and every arena holds this step."""
         self.gather()
         self.read(step)
-        self.begin(self.send(DurableFound(None)))
+        actions = self.send(DurableFound(None))
+        while not any(isinstance(action, BeginGeneration) for action in actions):
+            actions = self.wait(0.1)  # the pause after the same failure at the same step
+        self.begin(actions)
         self.join(step + 1)
         return self
 

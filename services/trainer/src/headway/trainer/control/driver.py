@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from headway.ckpt_store.client import mark_generation, newest
+from headway.ckpt_store.client import mark_generation
 from headway.common.config import load
 from headway.common.errors import HeadwayError
 from headway.common.log import get_logger
@@ -64,6 +64,7 @@ from headway.trainer.control.decisions.events import (
     Tick,
 )
 from headway.trainer.control.decisions.state import RunState
+from headway.trainer.control.durable import search
 from headway.trainer.control.inputs import InputRecorder, begin_text, encode
 from headway.trainer.control.journal import Journal
 from headway.trainer.control.lines import Lines
@@ -339,12 +340,7 @@ class Driver:
 
     def _find_durable(self, action: FindDurable) -> None:
         def find() -> DurableFound:
-            found = newest(
-                self.run_dir.checkpoints,
-                world_size=self.config.parallel.world_size,
-                without=action.bad,
-            )
-            return DurableFound((found.step, str(found.path)) if found else None)
+            return search(self.run_dir.checkpoints, self.config.parallel.world_size, action)
 
         def then(found: DurableFound | None, error: Exception | None) -> None:
             self.handle(found or DurableFound(None, trouble=str(error)))

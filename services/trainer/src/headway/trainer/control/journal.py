@@ -8,6 +8,7 @@ driver has written: the epoch is compared inside the transaction.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import sqlite3
 import time
@@ -71,21 +72,25 @@ class Journal:
     """
 
     def __init__(self, path: Path, *, epoch: int = 0) -> None:
-        self.epoch = epoch
-        path.touch(mode=0o600)
-        self._db = sqlite3.connect(
-            path, isolation_level=None, timeout=BUSY_S, check_same_thread=False
-        )
-        # a journal that exists is in WAL mode already, which a full disk does not let us set again
-        with contextlib.suppress(sqlite3.OperationalError):
-            self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute("PRAGMA synchronous=FULL")
+        self.epoch, self._path = epoch, path
+        self._open()
         if not self._tables() >= {"facts", "inputs", "metrics"}:
             self._db.executescript(_SCHEMA)
         if "skipped" not in self._columns("metrics"):  # of a run that an older version began
             self._db.execute("ALTER TABLE metrics ADD COLUMN skipped INTEGER NOT NULL DEFAULT 0")
         with contextlib.suppress(sqlite3.OperationalError):  # a full disk: readers are slower then
             self._db.execute(_SKIPPED_INDEX)
+
+    def _open(self) -> None:
+        self._path.touch(mode=0o600)
+        self._db = sqlite3.connect(
+            self._path, isolation_level=None, timeout=BUSY_S, check_same_thread=False
+        )
+        self._file = self._path.stat().st_ino
+        # a journal that exists is in WAL mode already, which a full disk does not let us set again
+        with contextlib.suppress(sqlite3.OperationalError):
+            self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=FULL")
 
     def close(self) -> None:
         """Close the file."""
@@ -97,8 +102,29 @@ class Journal:
     def _columns(self, table: str) -> set[str]:
         return {row[1] for row in self._db.execute(f"PRAGMA table_info({table})")}
 
+    def _stay_in_place(self) -> None:
+        """Put the file back if somebody removed it: this connection still has all of it.
+
+        Else everything would be written to a file that nobody can read, and lost at its end.
+        """
+        try:
+            if self._path.stat().st_ino != self._file:
+                raise sqlite3.OperationalError(f"{self._path} was replaced by another file")
+        except FileNotFoundError:
+            if not self._path.parent.exists():
+                return  # with the folder went the run, or it was renamed with the file in it
+            copy = self._path.with_suffix(".rescued")
+            copy.unlink(missing_ok=True)
+            copy.touch(mode=0o600)
+            self._db.execute("VACUUM INTO ?", (str(copy),))
+            copy.replace(self._path)
+            self._db.close()
+            self._open()
+            log.warning("the journal was removed, and is put back", journal=str(self._path))
+
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
+        self._stay_in_place()
         self._db.execute("BEGIN IMMEDIATE")
         try:
             self._check_epoch()
@@ -225,7 +251,8 @@ class Journal:
 
     def reopen(self) -> None:
         """Make an ended run unfinished again;
-        what stopped or paused it before has had its effect."""
+        what stopped or paused it before has had its effect, and checkpoints may be repaired."""
+        self.remember(dataclasses.replace(self.memory(), bad_checkpoints=()))
         newest = self._db.execute("SELECT MAX(sequence) FROM commands").fetchone()[0]
         self.set_facts(outcome="", detail="", spent_commands=str(newest or 0))
 

@@ -214,7 +214,7 @@ class FakeCluster:
             home = self._home(worker)
             home.arenas[worker.rank] = {step, step - 1}
             home.flipped -= {(worker.rank, step)}
-        if step % 5 == 0:
+        if step % 5 == 0 and not self.disk.is_elsewhere:
             self.disk.durable[step] = True
 
     def _home(self, worker: FakeWorker) -> FakeNode:

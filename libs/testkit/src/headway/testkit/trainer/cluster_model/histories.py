@@ -92,6 +92,13 @@ def _corrupt(cluster: FakeCluster, chance: random.Random) -> None:
         cluster.disk.durable[chance.choice(sorted(cluster.disk.durable))] = False
 
 
+def _unmount(cluster: FakeCluster, chance: random.Random) -> None:
+    del chance
+    cluster.disk.is_elsewhere = (
+        not cluster.disk.is_elsewhere and cluster.driver.state.memory.marked >= 0
+    )
+
+
 def _evict(cluster: FakeCluster, chance: random.Random) -> None:
     number = chance.randrange(NODES)
     cluster.driver.inbox.append(EvictNode(number))
@@ -128,6 +135,7 @@ DISTURBANCES: dict[str, Disturbance] = {
     "flip": _flip,
     "damage": _damage,
     "corrupt": _corrupt,
+    "unmount": _unmount,
     "evict": _evict,
     "return": _return,
     "verdict": _verdict,
@@ -167,6 +175,7 @@ def calm(cluster: FakeCluster) -> None:
     """End the disturbances: what is lost permanently stays lost, everything else works again."""
     cluster.network.calm()
     cluster.disk.failing.clear()
+    cluster.disk.is_elsewhere = False
     cluster.driver.asleep_until = 0.0
     for node in cluster.nodes.values():
         node.can_fork = True

@@ -60,6 +60,8 @@ class Disk:
     commands: list[Steer] = field(default_factory=list)
     durable: dict[int, bool] = field(default_factory=dict)
     """Step of each complete checkpoint -> whether it is good."""
+    is_elsewhere: bool = False
+    """Where the checkpoints folder was there is an empty one, as without its mount."""
     finished: Finish | None = None
     failing: dict[str, str] = field(default_factory=dict)
     """Kind of action -> ``fails``, ``silent`` (no answer), ``lies`` (done, and
@@ -184,6 +186,9 @@ class Driver:
                 disk.journal.append(action)
                 disk.durable = {s: g for s, g in disk.durable.items() if s <= action.restored_step}
             case FindDurable():
+                if disk.is_elsewhere and action.marked >= 0:
+                    self.inbox.append(DurableFound(None, trouble="it is another folder"))
+                    return ""
                 steps = [step for step in disk.durable if step not in action.bad]
                 found = (max(steps), f"step-{max(steps)}") if steps else None
                 self.inbox.append(DurableFound(found))

@@ -11,6 +11,10 @@ MAX_COUNTS = 64
 """So many counts are kept, the newest:
 a long run goes back to many steps, and the journal keeps them all."""
 MAX_SIGNATURE = 300
+PAUSE_S = 0.5
+LONGEST_PAUSE_S = 30.0
+"""Before the second generation after the same failure at the same step; then four times as long
+each, at most the longest: what fills up or is restarted meanwhile may recover by itself."""
 
 
 class Brake:
@@ -33,6 +37,10 @@ class Brake:
         self._causes = dict(causes)
         self._reason = ""
         self._is_recovery = bool(self._causes)
+        self.pause_s = 0.0
+        """How long the next generation waits after what was counted last."""
+        self.repeated = ""
+        """What it waits for, as a sentence."""
 
     def blame(self, signature: str, sentence: str) -> None:
         """Note what a rank did or suffered; the first sentence for a signature stays."""
@@ -57,9 +65,15 @@ class Brake:
         causes = self._causes or ({self._reason: self._reason} if self._reason else {})
         is_recovery, last = self._is_recovery, next(reversed(causes.values()), "a bad snapshot")
         self._causes, self._reason, self._is_recovery = {}, "", False
+        self.pause_s, self.repeated = 0.0, ""
         for signature, sentence in causes.items():
-            if self._add(signature, step) >= self.max_crashes:
+            count = self._add(signature, step)
+            if count >= self.max_crashes:
                 return f"{sentence} ({self.max_crashes} times at step {step})"
+            if count > 1:
+                pause_s = min(PAUSE_S * 4.0 ** (count - 2), LONGEST_PAUSE_S)
+                self.pause_s = max(self.pause_s, pause_s)
+                self.repeated = f"{sentence} ({count} times at step {step})"
         limit = RECOVERIES_PER_CRASH * self.max_crashes
         if is_recovery and self._add("", step) >= limit:
             return f"{limit} recoveries at step {step}, the last: {last}"

@@ -61,6 +61,10 @@ class Core:
         self.copies = Copies(memory.bad_checkpoints, memory.bad_snapshots)
         self.commands: list[Steer] = list(start.commands)
         self.generation = self.members.generation = start.generation
+        self.marked = memory.marked
+        """The newest generation that is recorded in the checkpoints folder."""
+        self.begins_at = 0.0
+        """The next generation begins no sooner: the same failure led back to its step before."""
         self.numbered = start.generation
         """The highest generation number that may be on the disk."""
         self.restore = Restore(source="init", step=0)
@@ -317,6 +321,7 @@ class Core:
                 node.number for node in lost if node.bar == "evicted" and node.is_released
             ),
             bad_checkpoints=tuple(sorted(self.copies.bad_checkpoints)),
+            marked=self.marked,
             bad_snapshots=tuple(sorted(self.copies.bad_snapshots)),
             barred=tuple((n.number, n.bar, *n.barred_process) for n in lost if n.bar),
             losses=tuple((n.number, n.losses) for n in self.fleet.nodes.values() if n.losses),

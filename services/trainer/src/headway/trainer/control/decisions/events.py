@@ -132,6 +132,8 @@ class FindDurable:
     ``DurableFound``."""
 
     bad: tuple[int, ...] = ()
+    marked: int = -1
+    """A folder without a checkpoint must hold the mark of this generation, or it is another one."""
 
 
 @dataclass(frozen=True)
@@ -183,6 +185,8 @@ class Memory:
     evicted: tuple[int, ...] = ()
     bad_checkpoints: tuple[int, ...] = ()
     """Steps of checkpoints that cannot be restored."""
+    marked: int = -1
+    """Newest generation that is recorded in the checkpoints folder."""
     bad_snapshots: tuple[tuple[int, int], ...] = ()
     """(rank, step) of snapshots that do not match their digest."""
     released: tuple[int, ...] = ()

@@ -182,7 +182,7 @@ class Services:
         kill = Kill(service.process, signal.SIGKILL, f"{service.name}: {why}")
         if was_ending:
             return [kill]
-        fields = {"service": service.name, "pid": service.process.pid, "reason": why}
+        fields = {"name": service.name, "pid": service.process.pid, "reason": why}
         return [kill, Log("warning", "ended a service to start it again", fields)]
 
     def _fell(self, service: Service, why: str, now: float) -> Action:
@@ -194,7 +194,7 @@ class Services:
         service.restarts += 1
         if service.name == "driver":
             service.may_start = service.epoch > service.started_epoch
-        fields = {"service": service.name, "reason": why, "retry_in_s": retry_in_s}
+        fields = {"name": service.name, "reason": why, "retry_in_s": retry_in_s}
         return Log("warning", "service is gone", {**fields, "restarts": service.restarts})
 
     def due(self, now: float) -> list[Action]:

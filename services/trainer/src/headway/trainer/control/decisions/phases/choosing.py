@@ -9,6 +9,8 @@ from headway.trainer.control.decisions.events import Action, BeginGeneration, Fi
 from headway.trainer.control.decisions.fleet import names
 from headway.trainer.control.decisions.phases.base import Phase, seconds
 
+STARTED_OVER = "no node has a usable snapshot, and the run has no complete checkpoint yet"
+
 
 class Reading(Phase):
     """The snapshots of all ranks are read from their arenas."""
@@ -51,7 +53,8 @@ class Choosing(Phase):
             core.enter("gathering")
             return []
         if core.effects.due(FindDurable):
-            return core.effects.ask(FindDurable(tuple(sorted(core.copies.bad_checkpoints))))
+            bad = tuple(sorted(core.copies.bad_checkpoints))
+            return core.effects.ask(FindDurable(bad, core.marked))
         return []
 
     def limit_s(self, core: Core) -> float:
@@ -83,7 +86,7 @@ class Beginning(Phase):
         if core.members.vacant:
             core.enter("gathering")
             return []
-        if not core.effects.due(BeginGeneration):
+        if core.clock.now < core.begins_at or not core.effects.due(BeginGeneration):
             return []
         # one that failed may yet be on the disk, so each try has its own number
         core.numbered = max(core.numbered, core.fleet.newest) + 1
@@ -95,6 +98,8 @@ class Beginning(Phase):
         return core.limits.choose_timeout_s
 
     def why(self, core: Core) -> str:
+        if core.clock.now < core.begins_at:
+            return f"waiting before the next attempt: {core.brake.repeated}"
         error = core.effects.error(BeginGeneration) or "no answer yet"
         number = core.numbered
         return f"the journal has not recorded generation {number} for {seconds(core)}: {error}"
@@ -113,12 +118,23 @@ def found(core: Core, checkpoint: tuple[int, str] | None, trouble: str) -> list[
 
 
 def decide(core: Core, checkpoint: tuple[int, str] | None) -> list[Action]:
-    """Choose the restore point; end the run when the same failure led back to it too often."""
+    """Choose the restore point; end the run when the same failure led back to it too often.
+
+    A run whose checkpoints are all damaged ends too: to start over would delete them.
+    """
     core.restore = core.copies.choose(core.fleet.rank_nodes, checkpoint)
     core.is_memory_stale = True
+    if core.restore.source == "init" and core.copies.bad_checkpoints:
+        steps = ", ".join(map(str, sorted(core.copies.bad_checkpoints)))
+        detail = (
+            f"no node has a usable snapshot and every checkpoint is damaged (step {steps}); "
+            "repair them, then `headway run` resumes, or start a new run"
+        )
+        return core.finish("failed", detail)
     if loop := core.brake.count(core.restore.step):
         return core.finish("failed", loop)
     core.enter("beginning")
+    core.begins_at = core.clock.now + core.brake.pause_s
     core.effects.forget(BeginGeneration)
     return []
 
@@ -127,6 +143,7 @@ def begun(core: Core, action: BeginGeneration) -> list[Action]:
     """The number is on the disk: from now on it is the generation."""
     if core.phase != "beginning" or action.generation != core.numbered:
         return []
+    before, core.marked = core.generation, action.generation
     core.generation = core.members.generation = action.generation
     for rank in core.members.workers:
         core.members.update(rank, core.view(rank))
@@ -140,7 +157,10 @@ def begun(core: Core, action: BeginGeneration) -> list[Action]:
         "source": core.restore.source,
         "step": core.restore.step,
     }
-    return [Log("generation", fields)]
+    actions: list[Action] = [Log("generation", fields)]
+    if core.restore.source == "init" and before >= 0:
+        actions.append(Log("started_over", {"generation": core.generation, "reason": STARTED_OVER}))
+    return actions
 
 
 def _in_arenas(core: Core) -> bool:

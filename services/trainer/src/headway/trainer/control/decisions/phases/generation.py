@@ -69,8 +69,10 @@ class Joining(Phase):
 
     def why(self, core: Core) -> str:
         if late := _without(core, HOLDING):
-            who = ranks([rank for rank, _ in late])
-            return f"waiting for {who} to restore step {core.restore.step} for {seconds(core)}"
+            silent = [r for r, v in late if v is None or v.generation < core.generation]
+            who = ranks(silent or [rank for rank, _ in late])
+            what = "answer" if silent else f"restore step {core.restore.step}"
+            return f"waiting for {who} to {what} for {seconds(core)}"
         if core.members.num_paused:
             return "the run is paused"
         late = _without(core, ("running", "finished"))

@@ -1,0 +1,31 @@
+"""The search for the checkpoint that the next generation restores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headway.ckpt_store import has_mark, newest
+from headway.trainer.control.decisions.events import DurableFound, FindDurable
+
+
+def search(checkpoints: Path, world_size: int, action: FindDurable) -> DurableFound:
+    """The newest complete checkpoint, or what is wrong with the folder.
+
+    A folder that holds neither a checkpoint nor the mark of the run's generation is another one: a
+    mount that is missing, or one that somebody emptied. A run that took it for its own would start
+    over.
+
+    Raises:
+        HeadwayError: none of the checkpoints can be read.
+        OSError: the folder cannot be read.
+    """
+    found = newest(checkpoints, world_size=world_size, without=action.bad)
+    if found is not None:
+        return DurableFound((found.step, str(found.path)))
+    if action.marked >= 0 and not has_mark(checkpoints, action.marked):
+        trouble = (
+            f"{checkpoints} does not hold the record of generation {action.marked}: it is another "
+            "folder, or it was emptied"
+        )
+        return DurableFound(None, trouble=trouble)
+    return DurableFound(None)
