@@ -8,6 +8,7 @@ CONFIG ?= examples/tiny.toml
 TARGET ?= local
 NODES ?= 3
 TIMES ?= 1
+JOBS ?= 2
 SRC := $(wildcard libs/*/src services/*/src console/src)
 INSTALL := VENV="$(VENV)" PYTHON="$(PYTHON)" TORCH="$(TORCH)" infra/setup/setup.sh
 export OMP_NUM_THREADS ?= 1
@@ -33,9 +34,9 @@ run: setup ## train examples/tiny.toml (CONFIG=...) on this machine, all service
 lab: setup-lab ## JupyterLab with the notebooks
 	"$(BIN)/jupyter" lab notebooks $(ARGS)
 
-test: setup-test ## every test but the 100,000-input ones of `make fuzz`
+test: setup-test ## every test but the 100,000-input ones of `make fuzz`; JOBS=2 files at a time
 	@mkdir -p .pytest_cache
-	"$(PY)" -m pytest -q -m "not slow" --durations=10 $(ARGS); \
+	"$(PY)" -m pytest -q -m "not slow" -n $(JOBS) --dist loadfile --durations=10 $(ARGS); \
 	    code=$$?; echo $$code > .pytest_cache/exit; exit $$code
 
 check: lint types ## format, lint, types and the fast tests
