@@ -16,7 +16,7 @@ from headway.trainer.control.decisions.events import (
 )
 
 RETRY_S = 0.5
-LONGEST_RETRY_S = 30.0
+LONGEST_RETRY_S = 5.0
 """Pause after a failure: doubles from the first to the longest."""
 ANSWER_S = 10.0
 LONGEST_ANSWER_S = 60.0
