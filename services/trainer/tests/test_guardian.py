@@ -51,6 +51,21 @@ def test_a_service_that_never_beats_is_replaced_after_its_time_to_start() -> Non
     assert node.is_whole and node.guardian.services.process("dataloader") != dead
 
 
+def test_a_service_that_is_slow_to_die_is_logged_once_and_counted_once() -> None:
+    node = up()
+    hung = node.guardian.services.process("dataloader")
+    assert hung is not None
+    node.processes[hung].is_hung = node.processes[hung].is_stuck = True
+    node.run(20.0)
+    logs = [a.event for _, a in node.actions if isinstance(a, on.Log)]
+    assert logs.count("ended a service to start it again") == 1
+    node.processes[hung].state = "Z"
+    node.run(START_S)
+    assert node.is_whole
+    (gone,) = [a for _, a in node.actions if isinstance(a, on.Log) and a.event == "service is gone"]
+    assert (gone.fields["name"], gone.fields["restarts"]) == ("dataloader", 1)
+
+
 def test_the_executors_own_stall_is_not_held_against_services() -> None:
     node = up()
     for _ in range(5):
@@ -178,6 +193,12 @@ def test_a_state_file_that_cannot_be_written_stops_nothing_and_is_tried_again() 
     assert (
         node.guardian.trouble() == "the executor's state cannot be written: no space left on device"
     )
+    failed = [a for _, a in node.actions if isinstance(a, on.Remember)][-1]
+    before = len(node.actions)
+    for error in ("b: I/O error", "b: I/O error", "a: stale file handle"):
+        node.handle(on.Failed(failed, error))
+    logs = [a.fields["reason"] for _, a in node.actions[before:] if isinstance(a, on.Log)]
+    assert logs == ["b: I/O error", "a: stale file handle"], "each reason is logged once"
     node.files_fail = False
     node.run(3.0)
     assert node.is_whole and node.memory == node.guardian.memory()

@@ -11,6 +11,7 @@ import msgpack
 import pytest
 import zmq
 from headway.common.errors import (
+    BusyError,
     DeadlineError,
     InputError,
     RemoteError,
@@ -24,6 +25,7 @@ from headway.common.wire.client import CallAbortedError, Client
 from headway.common.wire.endpoint import HIGH_WATER_MARK
 from headway.common.wire.keys import KeyPair
 from headway.common.wire.message import Message
+from headway.common.wire.messages.service import Failure
 from headway.common.wire.server import Server
 from headway.testkit.wire import serving
 
@@ -81,6 +83,15 @@ def test_a_remote_error_carries_code_message_and_remedy() -> None:
         client.call(Ask(), Answer)
     assert (caught.value.remote_code, caught.value.message) == ("input", "no such run: x")
     assert caught.value.remedy == "see headway runs"
+
+
+@pytest.mark.parametrize("code", ["bad_request", "busy", "internal"])
+def test_only_a_busy_server_is_called_busy(code: str) -> None:
+    failure = Failure(code=code, message="no", remedy="later")
+    envelope = codec.decode_frame(codec.encode_frame("err", 1, codec.encode(failure)))
+    with pytest.raises(RemoteError if code != "busy" else BusyError) as caught:
+        client_module._result(envelope, Answer)
+    assert isinstance(caught.value, BusyError) == (code == "busy")
 
 
 def test_a_reply_of_another_type_is_a_wire_error() -> None:
@@ -153,8 +164,6 @@ def test_garbage_from_a_server_is_counted_and_skipped() -> None:
     ids=["frame of version 2", "error reply"],
 )
 def test_a_server_of_another_version_is_named_with_the_remedy(frame: bytes | None) -> None:
-    from headway.common.wire.messages.service import Failure
-
     with strange_server() as (endpoint, router), Client(endpoint) as client:
 
         def answer() -> None:
@@ -189,6 +198,20 @@ def test_a_server_that_fell_silent_is_a_deadline_error_that_says_so() -> None:
             client.call(Ask(), Answer)
         with pytest.raises(DeadlineError, match="answered before"):
             client.call(Ask(), Answer, timeout_s=0.1)
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+def test_the_remedy_for_a_server_that_never_answered_follows_from_whether_keys_were_given(
+    keyed: bool,
+) -> None:
+    with strange_server() as (endpoint, _):
+        server_key = KeyPair.generate().public if keyed else None
+        with (
+            Client(endpoint, server_key=server_key) as client,
+            pytest.raises(DeadlineError) as caught,
+        ):
+            client.call(Ask(), Answer, timeout_s=0.2)
+    assert caught.value.remedy.startswith("check the keys") == keyed
 
 
 def test_an_abort_ends_the_wait_and_the_request(sock_dir: Path) -> None:

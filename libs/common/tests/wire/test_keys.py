@@ -19,6 +19,7 @@ def test_a_saved_pair_loads_again_and_only_its_owner_may_read_it(tmp_path: Path)
     finally:
         os.umask(before)
     assert KeyPair.load(tmp_path / "keys" / "run.key") == pair
+    assert (tmp_path / "keys").stat().st_mode & 0o777 == 0o700
     assert (tmp_path / "keys" / "run.key").stat().st_mode & 0o777 == 0o600
     assert [path.name for path in (tmp_path / "keys").iterdir()] == ["run.key"]
 
@@ -105,6 +106,7 @@ def test_loopback_and_ipc_go_without_keys(endpoint: str) -> None:
         "",
         "127.0.0.1:5555",
         "tcp://127.0.0.1",
+        "tcp://127.0.0.1:65536",
         "tcp://127.0.0.1:70000",
         "tcp://127.0.0.1:5555;127.0.0.1:1",
         "tcp://127.0.0.1:-1",

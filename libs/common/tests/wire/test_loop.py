@@ -61,6 +61,16 @@ def test_waiting_for_a_timer_takes_no_processor_time(
     assert len(polls) <= 5
 
 
+def test_the_wait_ends_with_the_earliest_timer(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = []
+    poll = loop._poller.poll
+    monkeypatch.setattr(loop._poller, "poll", lambda ms: (waits.append(ms), poll(ms))[1])
+    for delay_s in (5.0, 0.05, 3.0):
+        loop.after(delay_s, loop.end)
+    loop.run()
+    assert waits and max(waits) <= 51
+
+
 def test_a_timer_that_raises_is_counted_and_called_again(loop: Loop) -> None:
     def fail() -> None:
         if loop.errors.total() == 2:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -202,7 +203,24 @@ def test_a_failing_handler_is_answered_and_runs_once_too() -> None:
             version, kind, request_id, body = msgpack.unpackb(raw.recv())
             assert (version, kind, request_id) == (1, "err", 9)
             assert msgpack.unpackb(body)["code"] == "internal"
+        assert server.counts["internal_errors"] == 1
     assert len(calls) == 1
+
+
+def test_the_longest_handler_is_named_once() -> None:
+    def dawdle(message: Count, _peer: bytes) -> None:
+        time.sleep(0.02 if not slept else 0.0)
+        slept.append(message)
+
+    slept: list[Count] = []
+    with serving(Server("tcp://127.0.0.1:0", {Count: dawdle})) as server:
+        with dealer(server.endpoint) as raw:
+            for number in (1, 2):
+                raw.send(codec.encode_frame("req", number, codec.encode(Count())))
+                raw.recv()
+        tag, seconds = server.take_slowest()
+        assert tag == "test.count/1" and seconds >= 0.02
+        assert server.take_slowest() == ("", 0.0)
 
 
 def test_bad_input_is_counted_by_kind_and_valid_requests_go_on() -> None:

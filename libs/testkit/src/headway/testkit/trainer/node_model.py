@@ -35,6 +35,8 @@ class Process:
     is_hung: bool = False
     """It lives and sends nothing."""
     is_killed: bool = False
+    is_stuck: bool = False
+    """SIGKILL waits, as in state D."""
     turns: int = 0
 
 
@@ -184,8 +186,11 @@ class Node:
                     return [started]
                 self._later.append((self.now + delay_s, started))
             case on.Kill(who, signum):
-                if who in self.processes and (signum == 9 or not self.processes[who].is_hung):
-                    self.processes[who].state = "Z"
+                process = self.processes.get(who)
+                if process is None or process.is_stuck:
+                    return []
+                if signum == 9 or not process.is_hung:
+                    process.state = "Z"
             case on.AskForFork(worker):
                 self.asked_forks.append(self.now)
                 crew = self.guardian.crew
