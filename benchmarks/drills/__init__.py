@@ -1,2 +1,2 @@
-"""Twelve drills, D1 to D12: each breaks one thing that is not a clean death,
+"""Fourteen drills, D1 to D14: each breaks one thing that is not a clean death,
 and judges what is true after."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.drills import clock, judge, leaders, means, processes, state
+from benchmarks.drills import checkpoints, clock, judge, leaders, means, processes, state
 from benchmarks.drills.judge import Judge, Report
 from benchmarks.drills.rig import Rig
 
@@ -48,6 +48,8 @@ DRILLS = {
     "D10": Drill(leaders.d10, judge.d10, clock.why_not, own_clock=True),
     "D11": Drill(state.d11, judge.d11),
     "D12": Drill(processes.d12, judge.d12),
+    "D13": Drill(checkpoints.d13, judge.d13),
+    "D14": Drill(checkpoints.d14, judge.d14),
 }
 
 

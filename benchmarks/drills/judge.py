@@ -169,3 +169,25 @@ def d12(report: Report) -> list[str]:
     if not any(word in report["detail"] for word in report["words"]):
         wrong.append(f"{report['detail']!r} names none of {report['words']}")
     return wrong
+
+
+def d13(report: Report) -> list[str]:
+    """Damaged checkpoints end the run by name and stay; once they are repaired it continues."""
+    wrong = late(report, "recovered_s", 60, "running and three steps on")
+    if report["outcome"] != "failed" or "every checkpoint is damaged" not in report["detail"]:
+        wrong.append(f"not refused by name: {report['outcome']}, {report['detail']!r}")
+    if not report["kept"]:
+        wrong.append("damaged checkpoints were removed")
+    if report["source"] != "durable":
+        wrong.append(f"state came from {report['source']!r} and not from 'durable'")
+    return wrong
+
+
+def d14(report: Report) -> list[str]:
+    """Another folder is not taken for the run's own: the run waits for its checkpoints."""
+    wrong = late(report, "recovered_s", 45, "running and three steps on")
+    if report["source"] != "durable":
+        wrong.append(f"state came from {report['source']!r} and not from 'durable'")
+    if any(row["name"] == "started_over" for row in report["events"]):
+        wrong.append("the run started over")
+    return wrong

@@ -1,4 +1,4 @@
-"""The quickest of the twelve drills,
+"""The quickest of the fourteen drills,
 and proof that the judge of each can find its promise broken."""
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ GOOD: dict[str, dict[str, Any]] = {
     "D11": {"recovered_s": 9.0, "source": "arena", "steps_again": 1},
     "D12": {"outcome": "failed", "recoveries": 3,
             "detail": "rank 1 failed: FailpointError", "words": ["FailpointError"]},
+    "D13": {"recovered_s": 9.0, "outcome": "failed", "kept": True, "source": "durable",
+            "detail": "no node has a usable snapshot and every checkpoint is damaged (step 5)"},
+    "D14": {"recovered_s": 9.0, "source": "durable", "events": []},
 }  # fmt: skip
 BROKEN: list[tuple[str, dict[str, Any], str]] = [
     ("D1", {"recovered_s": INFINITY}, "not within 30 s"),
@@ -72,6 +75,14 @@ BROKEN: list[tuple[str, dict[str, Any], str]] = [
     ("D12", {"outcome": ""}, "not failed but running"),
     ("D12", {"recoveries": 9}, "only after 9 recoveries"),
     ("D12", {"detail": "too many crashes"}, "names none of"),
+    ("D13", {"outcome": "stopped"}, "not refused by name: stopped"),
+    ("D13", {"detail": "out of memory"}, "not refused by name: failed"),
+    ("D13", {"kept": False}, "damaged checkpoints were removed"),
+    ("D13", {"source": "init"}, "state came from 'init'"),
+    ("D13", {"recovered_s": INFINITY}, "not within 60 s"),
+    ("D14", {"recovered_s": INFINITY}, "not within 45 s"),
+    ("D14", {"source": "init"}, "state came from 'init'"),
+    ("D14", {"events": [{"name": "started_over"}]}, "the run started over"),
 ]
 
 

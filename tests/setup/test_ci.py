@@ -33,13 +33,13 @@ CASES = {
         1,
         "not all of them passed",
     ),
-    "collection error": (f"{PASS}\nif first: raise ImportError", 1, "did not run to its end"),
+    "collection error": (f"{PASS}\nraise ImportError", 1, "did not run to its end"),
     "interrupted": (
         f"{FLAKY}\ndef test_f():\n if first: raise KeyboardInterrupt\n{RED}",
         1,
         "did not run to its end: exit code 2",
     ),
-    "killed": (f"def test_g(): os._exit(1 if first else 0)\n{RED}", 1, "did not run to its end"),
+    "killed": (f"def test_g(): os._exit(1 if first else 0)\n{RED}", 1, "not all of them passed"),
 }
 
 

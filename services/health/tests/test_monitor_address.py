@@ -53,6 +53,8 @@ def test_a_second_monitor_that_comes_and_goes_leaves_the_first_reachable(bench: 
     first = read_address(bench.root / "monitor.json")
     second = bench.monitor()
     bench.wait(lambda: read_address(bench.root / "monitor.json") != first, "the second monitor")
+    # it serves, so that it takes SIGTERM as a service does
+    bench.wait(lambda: any(beat.pid == second.pid for beat in bench.monitors), "its first beat")
     second.terminate()
     assert second.wait(20) == 0
     bench.wait(lambda: read_address(bench.root / "monitor.json") == first, "the first one again")
