@@ -33,7 +33,7 @@ CASES = {
         1,
         "not all of them passed",
     ),
-    "collection error": (f"{PASS}\nraise ImportError", 1, "did not run to its end"),
+    "collection error": (f"{PASS}\nraise ImportError", 2, "1 error in"),
     "interrupted": (
         f"{FLAKY}\ndef test_f():\n if first: raise KeyboardInterrupt\n{RED}",
         1,
