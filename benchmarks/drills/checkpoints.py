@@ -13,7 +13,7 @@ from headway.launch.local import LocalEngine
 
 from benchmarks.drills.judge import Report
 from benchmarks.drills.place import events_of, last_generation
-from benchmarks.drills.rig import STOP_LIMIT_S, Rig
+from benchmarks.drills.rig import Rig
 
 KEEP = "ckpt.keep=2"
 
@@ -22,8 +22,7 @@ def d13(rig: Rig, rng: random.Random, faulty: bool) -> Report:
     """Stop; flip a byte in a rank's part of every checkpoint; start; repair it; start again."""
     run, rank = rig.launch("d13", KEEP), rng.randrange(2)
     rig.healthy(run, 20 + rng.randrange(40))
-    run.stop()
-    run.wait(STOP_LIMIT_S)
+    rig.finish(run)
     outcome, detail = "failed", "every checkpoint is damaged"
     files = sorted(run.folder.checkpoints.glob(f"step-*/rank-{rank}.safetensors"))
     if faulty:
@@ -31,6 +30,7 @@ def d13(rig: Rig, rng: random.Random, faulty: bool) -> Report:
         run = rig.launch("d13", KEEP)
         rig.wait(lambda: run.outcome in OVER, 60.0)
         outcome, detail = run.outcome, run.fact("detail")
+        rig.finish(run)
     kept = all(file.exists() for file in files)
     if faulty and kept:
         _flip(files)
