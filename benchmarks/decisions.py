@@ -148,8 +148,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(argv)
     rows = []
-    print(f"{'nodes':>6} {'ranks':>6} {'pulse':>8} {'step':>8} {'full':>8} {'changed':>8} {'tick':>8}"
-          f" {'1 Hz':>8}   us per event; share of a core")  # fmt: skip
+    print(f"{'nodes':>6} {'ranks':>6} {'pulse':>8} {'step':>8} {'full':>8} {'changed':>8}"
+          f" {'tick':>8} {'1 Hz':>8}   us per event; share of a core")  # fmt: skip
     for nodes in options.nodes:
         row = measure(nodes, options.ranks, options.beats) | recovery(nodes, options.ranks)
         rows.append(row)

@@ -58,16 +58,19 @@ def main() -> int:
     parser.add_argument("--starts", type=int, default=5)
     options = parser.parse_args()
     result: dict[str, Any] = {
-        "unit": "s", "limit": LIMIT_S, "starts": options.starts, "python": platform.python_version(),
+        "unit": "s", "limit": LIMIT_S, "starts": options.starts,
+        "python": platform.python_version(),
         "cpus": len(os.sched_getaffinity(0)), "load_1m": round(os.getloadavg()[0], 2),
-        "commands": {name: row(measure(command, options.starts)) for name, command in COMMANDS.items()},
+        "commands": {name: row(measure(command, options.starts)) for name,
+                     command in COMMANDS.items()},
     }  # fmt: skip
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(result, indent=1) + "\n")
     for name, facts in result["commands"].items():
         print(
-            f"{name + ' --help':<38} {facts['median']:.3f} s, {facts['median_cpu']:.3f} s of a processor"
+            f"{name + ' --help':<38} {facts['median']:.3f} s, {facts['median_cpu']:.3f} s of a "
+            f"processor"
         )
     return 0
 

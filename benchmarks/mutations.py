@@ -67,7 +67,8 @@ MUTATIONS = (
         "flip-a-checkpoint-byte",
         f"{STORE}/flush.py",
         "            chunks.append(digest(piece))\n",
-        "            chunks.append(digest(piece))\n            piece = bytes([piece[0] ^ 1]) + bytes(piece[1:])\n",
+        "            chunks.append(digest(piece))\n            piece = bytes([piece[0] ^ 1]) + "
+        "bytes(piece[1:])\n",
         "services/ckpt_store/tests/test_client.py",
     ),
     Mutation(
@@ -87,7 +88,8 @@ MUTATIONS = (
     Mutation(
         "leak-a-ring",
         f"{LOADER}/prefetch.py",
-        "        self._drop(stream for stream in self._streams if stream.spec.generation < spec.generation)\n",
+        "        self._drop(stream for stream in self._streams if stream.spec.generation < "
+        "spec.generation)\n",
         "",
         "services/dataloader/tests/test_daemon.py::test_a_newer_generation_removes_the_rings_of_older_ones",
     ),
@@ -101,7 +103,8 @@ MUTATIONS = (
     Mutation(
         "hear-who-left-an-older-generation",
         f"{TRAINER}/control/decisions/reactions.py",
-        "    if left.generation != core.generation or core.members.workers.get(left.rank) != left.worker:\n",
+        "    if left.generation != core.generation or core.members.workers.get(left.rank) != "
+        "left.worker:\n",
         "    if core.members.workers.get(left.rank) != left.worker:\n",
         "services/trainer/tests/test_control_state.py::test_words_of_an_older_generation_change_nothing",
     ),
@@ -115,7 +118,8 @@ MUTATIONS = (
     Mutation(
         "read-the-seals-of-an-older-generation",
         f"{TRAINER}/control/decisions/state.py",
-        '            case Seals() if event.generation == core.generation and core.phase == "reading":\n',
+        "            case Seals() if event.generation == core.generation and "
+        'core.phase == "reading":\n',
         '            case Seals() if core.phase == "reading":\n',
         "services/trainer/tests/test_control_state.py::test_seals_read_for_an_older_generation_do_not_count",
     ),
@@ -136,7 +140,8 @@ MUTATIONS = (
     Mutation(
         "enter-a-fenced-generation",
         f"{TRAINER}/parallel/fence.py",
-        "        if self._fenced >= generation:  # after the mark: one of the two sides always sees the other\n",
+        "        if self._fenced >= generation:  # after the mark: one of the two sides always "
+        "sees the other\n",
         "        if False:\n",
         "services/trainer/tests/test_groups.py::test_a_generation_that_was_fenced_before_it_was_entered_is_left_at_once",
     ),
@@ -197,12 +202,14 @@ def caught_by(mutation: Mutation) -> str | None:
             "PYTHONDONTWRITEBYTECODE": "1",
         }
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow", mutation.test],
+            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow",
+             mutation.test],
             cwd=ROOT, env=env, capture_output=True, text=True, check=False,
         )  # fmt: skip
     if done.returncode not in (0, 1):
         raise ValueError(
-            f"{mutation.name}: pytest ended with {done.returncode}\n{done.stdout[-2000:]}{done.stderr}"
+            f"{mutation.name}: pytest ended with "
+            f"{done.returncode}\n{done.stdout[-2000:]}{done.stderr}"
         )
     failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
     return failed[0].split(" - ")[0] if failed else None

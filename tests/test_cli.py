@@ -289,7 +289,10 @@ def test_make_up_without_terraform_is_told(place: Path) -> None:
     assert done.returncode == 2
     said = [line for line in done.stderr.splitlines() if not line.startswith("make")]
     assert said == [
-        "error: no terraform on the PATH; install Terraform 1.9 or newer; `make run` does not need it"
+        (
+            "error: no terraform on the PATH; install Terraform 1.9 or newer; `make run` does not "
+            "need it"
+        )
     ]
 
 

@@ -25,7 +25,8 @@ from headway.console.testing import FakeRun
 pytestmark = pytest.mark.timeout(900)
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ["libs/common", "libs/launch", "services/dataloader", "services/ckpt_store", "services/health",
+FOLDERS = ["libs/common", "libs/launch", "services/dataloader", "services/ckpt_store",
+           "services/health",
            "services/trainer", "console"]  # fmt: skip
 PRELUDE = "import sys; sys.path += [{own!r}, {others!r}]; sys.dont_write_bytecode = True\n"
 IMPORT_ALL = """
@@ -58,7 +59,8 @@ def walk(command, words):
         walk(command.get_command(context, name), [*words, name])
 walk(typer.main.get_command(app), [])
 """
-LEFT_OUT = ("torch", "functorch", "nvidia", "triton", "anywidget", "traitlets", "ipywidgets", "jupyter",
+LEFT_OUT = ("torch", "functorch", "nvidia", "triton", "anywidget", "traitlets", "ipywidgets",
+            "jupyter",
             "ipykernel", "ipython", "widgetsnbextension")  # fmt: skip
 """Beginnings of what the extras ``local`` and ``notebooks`` bring."""
 ENTRY_POINTS = """

@@ -161,7 +161,10 @@ def d12(report: Report) -> list[str]:
         return [] if report["outcome"] == "" else [f"the run ended: {report['outcome']}"]
     if report["outcome"] != "failed":
         return [
-            f"not failed but {report['outcome'] or 'running'} after {report['recoveries']} recoveries"
+            (
+                f"not failed but {report['outcome'] or 'running'} after {report['recoveries']} "
+                f"recoveries"
+            )
         ]
     wrong = []
     if report["recoveries"] > 8:

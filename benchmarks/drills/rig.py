@@ -31,7 +31,8 @@ from benchmarks.faults import healthy
 
 CONFIG = "examples/tiny.toml"
 SHAPE = (
-    "model.layers=2", "model.hidden=64", "model.heads=4", "model.seq_len=64", "model.vocab_size=512",
+    "model.layers=2", "model.hidden=64", "model.heads=4", "model.seq_len=64",
+    "model.vocab_size=512",
     "train.dtype=fp32", "train.eval_batches=1", "train.eval_every=0", "train.sample_tokens=0",
     "train.global_batch_size=8", "parallel.pp=2", "parallel.dp=1", "launch.nodes=2",
     "launch.ranks_per_node=1", "launch.spares=1", "launch.standbys=1", "ckpt.durable_every=5",

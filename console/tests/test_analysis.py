@@ -150,7 +150,8 @@ def test_the_time_that_a_run_was_down_is_no_recovery() -> None:
     assert found(*begun, (65.0, "driver_started"), *back) == [], (
         "everything was killed in the middle of it"
     )
-    assert found((0.0, "injected"), (2.0, "run_over"), (65.0, "driver_started"), *back, (70.0, "fence"),
+    assert found((0.0, "injected"), (2.0, "run_over"), (65.0, "driver_started"), *back, (70.0,
+                                                                                         "fence"),
                  (71.0, "generation"), (72.0, "stepping")) == [2.0]  # fmt: skip
     assert found(
         *begun, (2.0, "driver_started"), (3.0, "fence"), (4.0, "generation"), (5.0, "stepping")
@@ -267,7 +268,8 @@ def test_a_recovery_names_what_was_lost_and_not_the_survivor_who_felt_it(
 ) -> None:
     (row,) = recoveries(journal(
         ("fence", 1, {"reason": "rank 2 is lost: stopped", "is_symptom": is_symptom}),
-        ("worker_lost", 2, {"rank": 3, "reason": "killed"}), ("worker_lost", 3, {"rank": 1, "reason": "late"}),
+        ("worker_lost", 2, {"rank": 3, "reason": "killed"}), ("worker_lost", 3, {"rank": 1,
+                                                                                 "reason": "late"}),
         ("generation", 4, GEN1), ("stepping", 5, {}),
     )).to_dicts()  # fmt: skip
     assert row["reason"] == reason

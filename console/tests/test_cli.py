@@ -45,14 +45,16 @@ def fake_call(fake: FakeRun, call: Call) -> Call:
 def test_help_lists_own_and_service_commands_without_importing_any_service() -> None:
     program = (
         "import sys; from headway.console.cli import main; code = main(['--help']); "
-        "heavy = {'torch', 'polars', 'numpy', 'zmq', 'headway.dataloader.cli', 'headway.health.cli'}; "
+        "heavy = {'torch', 'polars', 'numpy', 'zmq', 'headway.dataloader.cli', "
+        "'headway.health.cli'}; "
         "sys.exit(f'imported {heavy & set(sys.modules)}' if heavy & set(sys.modules) else code)"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    named = "run runs status watch logs pause resume stop checkpoint set evict inject trace doctor node cluster"
+    named = "run runs status watch logs pause resume stop checkpoint set evict inject trace doctor "
+    named += "node cluster"
     for name in [*named.split(), "data", "ckpt", "health"]:
         assert f"\n  {name} " in done.stdout, name
 

@@ -90,5 +90,8 @@ def test_no_terraform_names_what_needs_it(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_doctor_needs_no_torch_import() -> None:
-    program = "import sys; from headway.console.doctor import examine; examine(); sys.exit('torch' in sys.modules)"
+    program = (
+        "import sys; from headway.console.doctor import examine; examine(); "
+        "sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -84,8 +84,10 @@ def test_what_is_new_is_appended_and_a_gap_is_noticed(tmp_path: Path) -> None:
       const told = [];
       store.replace({ number: 3, points: given.all, base_s: 10, bars: given.bars });
       told.push(steps(), store.numBars);
-      told.push(store.apply({ number: 3, kept: 0, points: given.all, base_s: 10, bars: given.bars }));
-      told.push(store.apply({ number: 4, kept: 1, points: given.more, base_s: 20, bars: given.bars }));
+      told.push(store.apply(
+        { number: 3, kept: 0, points: given.all, base_s: 10, bars: given.bars }));
+      told.push(store.apply(
+        { number: 4, kept: 1, points: given.more, base_s: 20, bars: given.bars }));
       told.push(steps(), store.numBars, store.apply({ number: 6, kept: 0 }), store.number);
       store.replace({ number: 6, points: given.all, base_s: 15, bars: given.bars });
       told.push(steps(), store.numBars);

@@ -270,7 +270,8 @@ def test_a_pressed_button_becomes_one_command_and_shows_its_shell_line(
     press(console, "a4", "resume")
     sent = [(c.operation, c.name, c.value, c.fault, c.rank) for c in fake.commands]
     assert sent == [
-        ("pause", "", 0.0, "", -1), ("set", "lr", 3e-4, "", -1), ("inject", "worker", 0.0, "kill", 1),
+        ("pause", "", 0.0, "", -1), ("set", "lr", 3e-4, "", -1), ("inject", "worker", 0.0, "kill",
+                                                                  1),
         ("resume", "", 0.0, "", -1),
     ]  # fmt: skip
 

@@ -54,8 +54,10 @@ DIALS = {"driver": "executor", "monitor": "agent"}
 ENDS = {"service.drain/1", "executor.stop_run/1", "executor.attach_run/1", "executor.driver_beat/1"}
 """Messages that do what they say when whoever holds the key sends them;
 mutations of them would too."""
-LOCAL = [tag_of(message) for message in (WorkerBeat, StoreOpened, LeftGeneration, StepMetrics, Evaluation,
-                                         Sample, ServiceBeat, CheckpointComplete, StoreTrouble)]  # fmt: skip
+LOCAL = [tag_of(message) for message in (WorkerBeat, StoreOpened, LeftGeneration, StepMetrics,
+                                         Evaluation,
+                                         Sample, ServiceBeat, CheckpointComplete,
+                                         StoreTrouble)]  # fmt: skip
 """What the executor takes from its own node; that socket answers no ``Describe``."""
 
 
@@ -208,9 +210,11 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 def _beside(cluster: ClusterFolder, run: RunDir) -> dict[str, list[str]]:
     return {
-        "driver": ["-m", "headway.trainer", "driver", "--run", str(run.path), "--cluster", str(cluster.path),
+        "driver": ["-m", "headway.trainer", "driver", "--run", str(run.path), "--cluster",
+                   str(cluster.path),
                    "--node", "0", "--epoch", "1"],
-        "monitor": ["-m", "headway.health", "monitor", "--keys", str(cluster.path / "keys"), "--run-id",
+        "monitor": ["-m", "headway.health", "monitor", "--keys", str(cluster.path / "keys"),
+                    "--run-id",
                     run.run_id, "--run-dir", str(run.path), "--node", "0"],
     }  # fmt: skip
 
@@ -243,8 +247,10 @@ def exporter(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Target]
                       "--keys", tmp_path / "keys", "--run-id", "0badcafe", "--node", "0"],
         }  # fmt: skip
         module = "health" if request.param == "agent" else request.param
-        command = ["-m", f"headway.{module}", "agent" if module == "health" else "serve", "--endpoint",
-                   f"ipc://{sockets}/x.sock", "--metrics-port", port, *places[request.param]]  # fmt: skip
+        command = ["-m", f"headway.{module}", "agent" if module == "health" else "serve",
+                   "--endpoint",
+                   f"ipc://{sockets}/x.sock", "--metrics-port", port,
+                   *places[request.param]]  # fmt: skip
         with _process(tmp_path, *map(str, command)) as made:
             url = f"http://127.0.0.1:{port}"
             wait_until(

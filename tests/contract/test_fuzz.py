@@ -143,7 +143,8 @@ def _bad_name(draw: random.Random, number: int) -> bytes:
     [
         ["headway.dataloader", "serve", "--shm-dir", "{shm}"],
         ["headway.ckpt_store", "serve", "--shm-dir", "{shm}", "--checkpoints", "{here}"],
-        ["headway.health", "agent", "--shm-dir", "{shm}", "--logs", "{here}", "--node-file", "{here}/m.json",
+        ["headway.health", "agent", "--shm-dir", "{shm}", "--logs", "{here}", "--node-file",
+         "{here}/m.json",
          "--keys", "{here}/keys", "--run-id", "0badcafe", "--node", "0"],
     ],
     ids=["dataloader", "ckpt_store", "agent"],

@@ -14,7 +14,8 @@ from headway.console.summary import recovery_rows
 from headway.trainer.optim.schedule import learning_rate
 
 NAME = "verbs"
-SHAPE = ("parallel.tp=1", "parallel.pp=2", "parallel.dp=1", "launch.nodes=2", "launch.ranks_per_node=1",
+SHAPE = ("parallel.tp=1", "parallel.pp=2", "parallel.dp=1", "launch.nodes=2",
+         "launch.ranks_per_node=1",
          "launch.spares=1", "launch.standbys=1", "train.global_batch_size=4", "train.steps=1000000",
          "ckpt.durable_every=1000000")  # fmt: skip
 
@@ -189,7 +190,8 @@ def test_a_trace_holds_slices_of_every_rank(live: Live) -> None:
     ("inject", NAME, "burn", "--rank", "0"), ("inject", NAME, "kill"), ("evict", NAME, "7"),
     ("inject", NAME, "kill", "--service", "nope", "--node", "0"),
     ("inject", NAME, "kill", "--service", "worker"),
-    ("status", "nobody"), ("pause", "nobody"), ("logs", NAME, "--level", "loud")], ids=" ".join)  # fmt: skip
+    ("status", "nobody"), ("pause", "nobody"), ("logs", NAME, "--level", "loud")],
+    ids=" ".join)  # fmt: skip
 def test_a_wrong_verb_is_one_line_with_a_remedy_and_code_2(
     live: Live, words: tuple[str, ...]
 ) -> None:

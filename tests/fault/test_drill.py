@@ -27,14 +27,16 @@ ROW: dict[str, Any] = {
     "goes_back": False, "spares_the_generation": False,
 }  # fmt: skip
 GOOD: dict[str, Any] = {
-    "run": "drill", "outcome": "finished", "stopped_by": "", "digest": "aa", "redone_steps": {"1": 1},
+    "run": "drill", "outcome": "finished", "stopped_by": "", "digest": "aa",
+    "redone_steps": {"1": 1},
     "faults": [
         {**ROW, "fault": "kill worker [1]", "generations": [1]},
         {**ROW, "fault": "kill driver", "generations": [], "spares_the_generation": True},
         {**ROW, "fault": "double workers [1, 2]", "generations": [2, 3]}],
     "num_faults": 3, "degraded": [], "missing_steps": [],
     "witness": "rank 0",
-    "resources": {"rank 0": [{"age_s": 9.0, "fds": 30, "threads": 9, "anonymous_kib": 100 << 10}] * 8},
+    "resources": {"rank 0": [{"age_s": 9.0, "fds": 30, "threads": 9,
+                              "anonymous_kib": 100 << 10}] * 8},
 }  # fmt: skip
 
 

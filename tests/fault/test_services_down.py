@@ -30,7 +30,8 @@ class Live:
         overrides = machine.settings(
             machine.two_ranks, "train.steps=1000000", "ckpt.durable_every=10", PATIENCE
         )
-        machine.headway("run", "examples/tiny.toml", "--name", "down", "--detach", "--runs-dir", machine.runs,
+        machine.headway("run", "examples/tiny.toml", "--name", "down", "--detach", "--runs-dir",
+                        machine.runs,
                         *overrides)  # fmt: skip
         self.run = Run(machine.runs / "down")
 

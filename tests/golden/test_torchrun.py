@@ -110,7 +110,8 @@ def test_missing_data_are_one_line_and_exit_code_2(tmp_path: Path) -> None:
 def test_help_imports_no_torch() -> None:
     program = (
         "import sys; from typer.testing import CliRunner; from headway.trainer.cli import app\n"
-        "result = CliRunner().invoke(app, ['--help']); assert result.exit_code == 0, result.output\n"
+        "result = CliRunner().invoke(app, ['--help']); assert result.exit_code == 0, "
+        "result.output\n"
         "assert 'torch' not in sys.modules and 'numpy' not in sys.modules, 'help imports too much'"
     )
     checked = _run("-c", program)

@@ -28,7 +28,8 @@ class Terraform:
 
     def __init__(self, machine: Any, name: str = "cluster") -> None:
         self.machine, self.folder = machine, machine.folder / name
-        self.env = {**machine.env, "CLUSTER_DIR": str(self.folder), "TF_DATA_DIR": str(self.folder / ".terraform"),
+        self.env = {**machine.env, "CLUSTER_DIR": str(self.folder),
+                    "TF_DATA_DIR": str(self.folder / ".terraform"),
                     "TF_IN_AUTOMATION": "1", "CHECKPOINT_DISABLE": "1"}  # fmt: skip
 
     def _run(self, *words: str, codes: tuple[int, ...] = (0,)) -> tuple[int, str]:
@@ -77,7 +78,8 @@ class Terraform:
 def test_the_plans_of_the_target_hold(machine: Any) -> None:
     env = {**machine.env, "TF_DATA_DIR": str(machine.folder / "tf"), "CHECKPOINT_DISABLE": "1"}
     for words in (["init", "-backend=false", "-input=false"], ["validate"], ["test"]):
-        done = subprocess.run(["terraform", f"-chdir={TARGET}", *words, "-no-color"], env=env, capture_output=True,
+        done = subprocess.run(["terraform", f"-chdir={TARGET}", *words, "-no-color"], env=env,
+                              capture_output=True,
                               text=True, check=False)  # fmt: skip
         assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
     assert "3 passed, 0 failed" in done.stdout
@@ -106,9 +108,12 @@ def test_a_cluster_is_made_mended_grown_used_and_removed(machine: Any) -> None:
     assert tf.plan(3) == (0, set())
     assert len(machine.processes()) == 3
 
-    shape = ("parallel.pp=2", "parallel.dp=1", "launch.nodes=2", "launch.ranks_per_node=1", "launch.spares=1",
-             "launch.standbys=1", "train.steps=5", "train.global_batch_size=4", "ckpt.durable_every=5")  # fmt: skip
-    text = machine.headway("run", ROOT / "examples/tiny.toml", "--runs-dir", machine.runs, "--cluster", tf.folder,
+    shape = ("parallel.pp=2", "parallel.dp=1", "launch.nodes=2", "launch.ranks_per_node=1",
+             "launch.spares=1",
+             "launch.standbys=1", "train.steps=5", "train.global_batch_size=4",
+             "ckpt.durable_every=5")  # fmt: skip
+    text = machine.headway("run", ROOT / "examples/tiny.toml", "--runs-dir", machine.runs,
+                           "--cluster", tf.folder,
                            *machine.settings(shape))  # fmt: skip
     assert "run tiny: finished after step 5/5" in text
     machine.wait_until(lambda: len(machine.processes()) == 3, "only the executors stay")
@@ -146,7 +151,8 @@ def test_without_terraform_up_says_what_to_do(machine: Any) -> None:
     folder.mkdir()
     for tool in ("bash", "dirname", "env"):
         (folder / tool).symlink_to(str(shutil.which(tool)))
-    done = subprocess.run([str(ROOT / "infra/terraform/up.sh"), "local", "1"], env={**machine.env, "PATH": str(folder)},
+    env = {**machine.env, "PATH": str(folder)}
+    done = subprocess.run([str(ROOT / "infra/terraform/up.sh"), "local", "1"], env=env,
                           capture_output=True, text=True, check=False)  # fmt: skip
     assert done.returncode == 2
     assert done.stderr.startswith("error: no terraform on the PATH; install Terraform")
