@@ -66,7 +66,7 @@ docs: setup-test ## make docs/configuration.md again from the docstrings
 matrix: setup-test ## every layout, schedule and block against one process
 	"$(PY)" -m benchmarks.matrix --out benchmarks/results/matrix.json
 
-drill: setup-test ## the fourteen drills (TIMES=1), then 60 seeded faults over 3 runs
+drill: setup-test ## the fifteen drills (TIMES=1), then 60 seeded faults over 3 runs
 	"$(PY)" -m benchmarks.drills --all --times $(TIMES) --out benchmarks/results/drills.json; \
 	    code=$$?; "$(PY)" -m benchmarks.drill --faults 60 --out benchmarks/results/drill.json \
 	    && exit $$code

@@ -1,2 +1,2 @@
-"""Fourteen drills, D1 to D14: each breaks one thing that is not a clean death,
+"""Fifteen drills, D1 to D15: each breaks one thing that is not a clean death,
 and judges what is true after."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.drills import checkpoints, clock, judge, leaders, means, processes, state
+from benchmarks.drills import checkpoints, clock, hanging, judge, leaders, means, processes, state
 from benchmarks.drills.judge import Judge, Report
 from benchmarks.drills.rig import Rig
 
@@ -50,6 +50,7 @@ DRILLS = {
     "D12": Drill(processes.d12, judge.d12),
     "D13": Drill(checkpoints.d13, judge.d13),
     "D14": Drill(checkpoints.d14, judge.d14),
+    "D15": Drill(hanging.d15, judge.d15, hanging.why_not),
 }
 
 

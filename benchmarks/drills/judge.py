@@ -36,6 +36,12 @@ def same(report: Report, key: str, what: str) -> list[str]:
     return [] if before == after else [f"{what} changed from {before} to {after}"]
 
 
+def gaps(steps: list[int]) -> list[str]:
+    """Every step up to the last has metrics."""
+    missing = sorted(set(range(steps[-1] + 1)) - set(steps))
+    return [f"metrics miss steps {missing[:5]}, {len(missing)} in all"] if missing else []
+
+
 def nodes_well(report: Report) -> list[str]:
     """Every node is active or a spare."""
     bad = {node: status for node, status in report["nodes"].items() if status not in WELL}
@@ -138,8 +144,7 @@ def d9(report: Report) -> list[str]:
 def d10(report: Report) -> list[str]:
     """A clock that goes back loses no metrics."""
     wrong = late(report, "metrics_s", 10, "new metrics")
-    gaps = sorted(set(range(report["metrics"][-1] + 1)) - set(report["metrics"]))
-    wrong += [f"metrics miss steps {gaps[:5]}, {len(gaps)} in all"] if gaps else []
+    wrong += gaps(report["metrics"])
     if report["faulty"] and not -125 < report["clock_moved_s"] < -115:
         wrong.append(f"the clock moved by {report['clock_moved_s']:.1f} s and not by -120 s")
     return wrong
@@ -194,3 +199,12 @@ def d14(report: Report) -> list[str]:
     if any(row["name"] == "started_over" for row in report["events"]):
         wrong.append("the run started over")
     return wrong
+
+
+def d15(report: Report) -> list[str]:
+    """While its folder hangs a run trains on and loses neither a process nor a metric."""
+    wrong = same(report, "pids", "the workers") + same(report, "generation", "the generation")
+    wrong += late(report, "recovered_s", 45, "running and twenty steps on") + nodes_well(report)
+    if report["steps_meanwhile"] < 1:
+        wrong.append("no step, or no status, while the folder was hanging")
+    return wrong + gaps(report["metrics"])

@@ -1,4 +1,4 @@
-"""The quickest of the fourteen drills,
+"""The quickest of the fifteen drills,
 and proof that the judge of each can find its promise broken."""
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ GOOD: dict[str, dict[str, Any]] = {
     "D13": {"recovered_s": 9.0, "outcome": "failed", "kept": True, "source": "durable",
             "detail": "no node has a usable snapshot and every checkpoint is damaged (step 5)"},
     "D14": {"recovered_s": 9.0, "source": "durable", "events": []},
+    "D15": {"recovered_s": 1.0, "steps_meanwhile": 99, "metrics": [0, 1, 2], **GENERATION, **PIDS,
+            **WELL},
 }  # fmt: skip
 BROKEN: list[tuple[str, dict[str, Any], str]] = [
     ("D1", {"recovered_s": INFINITY}, "not within 30 s"),
@@ -83,6 +85,9 @@ BROKEN: list[tuple[str, dict[str, Any], str]] = [
     ("D14", {"recovered_s": INFINITY}, "not within 45 s"),
     ("D14", {"source": "init"}, "state came from 'init'"),
     ("D14", {"events": [{"name": "started_over"}]}, "the run started over"),
+    ("D15", {"pids_after": {0: 7, 1: 9}}, "the workers changed"),
+    ("D15", {"steps_meanwhile": -1}, "no step, or no status"),
+    ("D15", {"metrics": [0, 2]}, "metrics miss steps [1]"),
 ]
 
 
