@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-from headway.testkit.trainer.by_hand import Hand
+from headway.testkit.trainer.by_hand import Hand, events
 from headway.testkit.trainer.cluster_model.shell import LIMITS
 from headway.trainer.control.decisions.core import Core
 from headway.trainer.control.decisions.effects import RETRY_S, Effects
@@ -104,20 +104,23 @@ def test_the_same_failure_at_the_same_step_waits_longer_each_time_and_a_first_on
     None
 ):
     hand = Hand(limits=dataclasses.replace(LIMITS, max_crashes=5)).run()
-    pauses = []
+    pauses, logged = [], list[str]()
     for _ in range(4):
         hand.send(hand.left(1, detail="ValueError: labels"))
         hand.leave()
         hand.read(5)
         began, actions = hand.now, hand.send(DurableFound(None))
+        first = actions
         while not any(isinstance(action, BeginGeneration) for action in actions):
             why = hand.state.why()
             assert "before the next attempt: rank 1 failed: ValueError: labels (" in why
             actions = hand.wait(0.1)
         pauses.append(hand.now - began)
+        logged += events(first)
         hand.begin(actions)
         hand.join(6)
     assert pauses == pytest.approx([0.0, 0.5, 2.0, 8.0], abs=0.2)
+    assert logged.count("pause_before_retry") == 3
 
 
 def _vacant(core: Core) -> None:

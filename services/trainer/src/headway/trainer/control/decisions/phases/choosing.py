@@ -134,9 +134,10 @@ def decide(core: Core, checkpoint: tuple[int, str] | None) -> list[Action]:
     if loop := core.brake.count(core.restore.step):
         return core.finish("failed", loop)
     core.enter("beginning")
-    core.begins_at = core.clock.now + core.brake.pause_s
     core.effects.forget(BeginGeneration)
-    return []
+    pause_s, reason = core.brake.pause_s, core.brake.repeated
+    core.begins_at = core.clock.now + pause_s
+    return [Log("pause_before_retry", {"pause_s": pause_s, "reason": reason})] if pause_s else []
 
 
 def begun(core: Core, action: BeginGeneration) -> list[Action]:
