@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.drills.judge import Report
 from benchmarks.drills.place import status_of
-from benchmarks.drills.rig import START_DISK_BYTES, Rig
+from benchmarks.drills.rig import Rig
 
 TOOLS = ("mkfs.ext4", "fsfreeze")
 MORE_STEPS = 20
@@ -20,26 +20,27 @@ MORE_STEPS = 20
 
 def d15(rig: Rig, rng: random.Random, faulty: bool) -> Report:
     """``fsfreeze`` of the runs' file system for 12 to 18 s while the run trains."""
-    with _own_file_system(rig):
-        run = rig.launch("d15")
-        before = rig.healthy(run, 20)
-        with _frozen(rig.runs) if faulty else contextlib.nullcontext():
-            time.sleep(rng.uniform(12.0, 18.0))
-            meanwhile = status_of(run)
-        recovered = rig.steps_on(run, 45.0, lambda _: True, more=MORE_STEPS)
-        after = rig.healthy(run)
-        report = {
-            "recovered_s": recovered,
-            "steps_meanwhile": meanwhile.step - before.step if meanwhile is not None else -1,
-            "generation_before": before.generation,
-            "generation_after": after.generation,
-            "pids_before": {row.rank: row.pid for row in before.ranks},
-            "pids_after": {row.rank: row.pid for row in after.ranks},
-            "nodes": after.nodes,
-            "left": rig.finish(run),
-        }
-        rows = run.query("SELECT DISTINCT step FROM metrics ORDER BY step")
-        return {**report, "metrics": [step for (step,) in rows]}
+    rig.mount_image()
+    run = rig.launch("d15")
+    before = rig.healthy(run, 20)
+    with _frozen(rig.runs) if faulty else contextlib.nullcontext():
+        time.sleep(rng.uniform(12.0, 18.0))
+        meanwhile = status_of(run)
+    recovered = rig.steps_on(run, 45.0, lambda _: True, more=MORE_STEPS)
+    after = rig.healthy(run)
+    left = rig.finish(run)
+    rows = run.query("SELECT DISTINCT step FROM metrics ORDER BY step")
+    return {
+        "recovered_s": recovered,
+        "steps_meanwhile": meanwhile.step - before.step if meanwhile is not None else -1,
+        "generation_before": before.generation,
+        "generation_after": after.generation,
+        "pids_before": {row.rank: row.pid for row in before.ranks},
+        "pids_after": {row.rank: row.pid for row in after.ranks},
+        "nodes": after.nodes,
+        "metrics": [step for (step,) in rows],
+        "left": left,
+    }
 
 
 def why_not() -> str:
@@ -49,20 +50,6 @@ def why_not() -> str:
         return f"{missing[0]} is not installed"
     found = subprocess.run(["losetup", "-f"], capture_output=True, check=False)
     return "" if found.returncode == 0 else "no loop device can be used here"
-
-
-@contextlib.contextmanager
-def _own_file_system(rig: Rig) -> Iterator[None]:
-    """An ext4 in a file, mounted where the runs are."""
-    image = rig.folder / "disk"
-    with image.open("wb") as opened:
-        opened.truncate(START_DISK_BYTES)
-    for words in (["mkfs.ext4", "-q", str(image)], ["mount", "-o", "loop", image, rig.runs]):
-        subprocess.run(words, check=True, capture_output=True)
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", str(rig.runs)], check=False, capture_output=True)
 
 
 @contextlib.contextmanager

@@ -71,7 +71,7 @@ class Rig:
         self._env = {name: os.environ.get(name) for name in ROOTS}
         self._cwd = Path.cwd()
         self._started: list[Run] = []
-        self._mounted = False
+        self._mounted = self._is_small = False
         wanted = {
             ENV_SOCK_ROOT: str(self.folder / "s"),
             ENV_SHM_ROOT: str(self._shm),
@@ -103,10 +103,10 @@ class Rig:
 
     def start(self, name: str, config: str, settings: Sequence[str]) -> Run:
         """Start a run of any configuration."""
-        if self._mounted:
+        if self._is_small:
             self._remount(START_DISK_BYTES)
         run = Cluster(self.runs).launch(config, settings, name=name)
-        if self._mounted:
+        if self._is_small:
             self._remount(shutil.disk_usage(self.runs).used + ROOM_BYTES)
         if run.name not in [known.name for known in self._started]:
             self._started.append(run)
@@ -217,6 +217,15 @@ class Rig:
     def _mount(self, nbytes: int) -> None:
         words = ["mount", "-t", "tmpfs", "-o", f"size={nbytes}", "none", str(self.runs)]
         subprocess.run(words, check=True, capture_output=True)
+        self._mounted = self._is_small = True
+
+    def mount_image(self) -> None:
+        """Put the runs on an ext4 in a file, which can be frozen."""
+        image = self.folder / "disk"
+        with image.open("wb") as opened:
+            opened.truncate(START_DISK_BYTES)
+        for words in (["mkfs.ext4", "-q", image], ["mount", "-o", "loop", image, self.runs]):
+            subprocess.run(words, check=True, capture_output=True)
         self._mounted = True
 
     # ---- waiting and looking ------------------------------------------------------------------
