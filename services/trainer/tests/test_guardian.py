@@ -195,10 +195,10 @@ def test_a_state_file_that_cannot_be_written_stops_nothing_and_is_tried_again() 
     )
     failed = [a for _, a in node.actions if isinstance(a, on.Remember)][-1]
     before = len(node.actions)
-    for error in ("b: I/O error", "b: I/O error", "a: stale file handle"):
+    for error in ("b: I/O error", "b: I/O error", "a: stale file handle", "c: quota"):
         node.handle(on.Failed(failed, error))
     logs = [a.fields["reason"] for _, a in node.actions[before:] if isinstance(a, on.Log)]
-    assert logs == ["b: I/O error", "a: stale file handle"], "each reason is logged once"
+    assert logs == ["b: I/O error", "a: stale file handle", "c: quota"], "each is logged once"
     node.files_fail = False
     node.run(3.0)
     assert node.is_whole and node.memory == node.guardian.memory()
