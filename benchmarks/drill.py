@@ -104,7 +104,7 @@ def strike_and_recover(run: Run, striker: Striker, fault: Fault) -> dict[str, An
     try:
         striker.strike(fault)
         # What is reported may be older than the strike: healthy is who has a new process for each
-        # that fell, and steps go on.
+        # that fell, and steps continue.
         after = healthy(run, beyond_step=before.step + 2, fallen=fault.fallen)
         until = time.monotonic()
         striker.undo(fault)

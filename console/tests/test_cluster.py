@@ -55,11 +55,11 @@ def end(run: Run, outcome: str) -> None:
 def test_an_unfinished_run_is_resumed_and_a_finished_one_gets_the_next_number(
     launch: Launch, config: RunConfig
 ) -> None:
-    told: list[str] = []
-    first = launch(config, base="tiny", report=told.append)
-    assert first.name == "tiny" and "starting run tiny" in told
-    assert launch(config, base="tiny", report=told.append).path == first.path
-    assert "resuming run tiny" in told
+    lines: list[str] = []
+    first = launch(config, base="tiny", report=lines.append)
+    assert first.name == "tiny" and "starting run tiny" in lines
+    assert launch(config, base="tiny", report=lines.append).path == first.path
+    assert "resuming run tiny" in lines
     end(first, "finished")
     second = launch(config, base="tiny")
     end(second, "stopped")
@@ -177,17 +177,17 @@ def test_a_new_run_whose_start_fails_leaves_no_folder_and_a_resumed_one_keeps_it
 def test_the_second_of_two_starts_of_one_name_is_told_so(
     launch: Launch, config: RunConfig, own_roots: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[str] = []
+    lines: list[str] = []
 
     def start_again(*_: object) -> None:
         with pytest.raises(
             InputError, match="run tiny is being started by another command; watch it"
         ):
-            launch(config, base="tiny", report=told.append)
+            launch(config, base="tiny", report=lines.append)
 
     monkeypatch.setattr(launch_module, "start", start_again)
     assert launch(config, base="tiny").path == own_roots / "runs" / "tiny"
-    assert not any("resuming" in line for line in told)
+    assert not any("resuming" in line for line in lines)
 
 
 def test_a_folder_with_other_things_is_neither_used_nor_removed(

@@ -81,17 +81,17 @@ def test_what_is_new_is_appended_and_a_gap_is_noticed(tmp_path: Path) -> None:
     script = """
       const store = new Store(), steps = () => Array.from({ length: store.numPoints },
         (_, row) => store.point(row, POINT.step));
-      const told = [];
+      const seen = [];
       store.replace({ number: 3, points: given.all, base_s: 10, bars: given.bars });
-      told.push(steps(), store.numBars);
-      told.push(store.apply(
+      seen.push(steps(), store.numBars);
+      seen.push(store.apply(
         { number: 3, kept: 0, points: given.all, base_s: 10, bars: given.bars }));
-      told.push(store.apply(
+      seen.push(store.apply(
         { number: 4, kept: 1, points: given.more, base_s: 20, bars: given.bars }));
-      told.push(steps(), store.numBars, store.apply({ number: 6, kept: 0 }), store.number);
+      seen.push(steps(), store.numBars, store.apply({ number: 6, kept: 0 }), store.number);
       store.replace({ number: 6, points: given.all, base_s: 15, bars: given.bars });
-      told.push(steps(), store.numBars);
-      return told
+      seen.push(steps(), store.numBars);
+      return seen
     """
     found = run_page(tmp_path, script, all=points(0, 1), more=points(4, 5), bars=bar(0))
     assert found == [

@@ -119,7 +119,7 @@ def test_a_run_that_moves_is_waited_for_beyond_the_limit(fake: FakeRun) -> None:
     """Progress, not time, counts."""
     lines: list[str] = []
 
-    def told(line: str) -> None:
+    def report(line: str) -> None:
         lines.append(line)
         if "stopping" in line:
             threading.Thread(target=slowly).start()
@@ -130,7 +130,7 @@ def test_a_run_that_moves_is_waited_for_beyond_the_limit(fake: FakeRun) -> None:
             time.sleep(0.4)
         fake.finish("stopped")
 
-    ending = end(fake.run, limit_s=1.5, report=told)
+    ending = end(fake.run, limit_s=1.5, report=report)
     assert (ending.outcome, ending.reason) == ("stopped", "")
 
 
@@ -140,9 +140,9 @@ def test_a_run_that_accepts_the_stop_and_does_not_move_is_ended_by_force(
     fake.waiting = "rank 1 does not leave"
     where = ("--runs-dir", str(fake.folder.path.parent))
     code, out, err = call("stop", "fake", "--limit", "0.5", "--json", *where)
-    told = json.loads(out)
-    assert code == 3 and told["reason"].startswith("it did not stop: no progress for 0.5 s")
-    assert "rank 1 does not leave" in told["reason"]
+    reply = json.loads(out)
+    assert code == 3 and reply["reason"].startswith("it did not stop: no progress for 0.5 s")
+    assert "rank 1 does not leave" in reply["reason"]
     assert "by force" in err
     assert not (fake.cluster.path / "nodes" / "0.run").exists(), "the node is free again"
 

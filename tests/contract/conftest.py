@@ -52,8 +52,7 @@ NEVER = {
 DIALS = {"driver": "executor", "monitor": "agent"}
 """Whose key a service's own clients show; executors have the most to say to a driver."""
 ENDS = {"service.drain/1", "executor.stop_run/1", "executor.attach_run/1", "executor.driver_beat/1"}
-"""Messages that do what they say when whoever holds the key sends them;
-mutations of them would too."""
+"""Messages that end something when a holder of the key sends them; so would their mutations."""
 LOCAL = [tag_of(message) for message in (WorkerBeat, StoreOpened, LeftGeneration, StepMetrics,
                                          Evaluation,
                                          Sample, ServiceBeat, CheckpointComplete,

@@ -20,15 +20,21 @@ from headway.trainer.control.decisions.restore import choose_restore
 
 
 def test_a_bad_copy_that_is_found_after_a_peers_report_is_no_failure_of_the_code() -> None:
+    hand = _from_arena()
+    hand.send(hand.left(0, "peer", detail="connection reset"))
+    found = only(hand.send(hand.left(1, bad_snapshot=True, detail="arena-1.bin: digest")), Log)
+    assert found.event == "snapshot_damaged"
+    assert (found.fields["node"], found.fields["rank"]) == (0, 1)
+
+
+def _from_arena() -> Hand:
+    """A run that lost a peer and restored the snapshot of step 8."""
     hand = Hand().run(8)
     hand.send(hand.left(0, "peer"))
     hand.leave()
     hand.read(7, 8)
     hand.begin(hand.send(DurableFound((5, "f"))))
-    hand.send(hand.left(0, "peer", detail="connection reset"))
-    found = only(hand.send(hand.left(1, bad_snapshot=True, detail="arena-1.bin: digest")), Log)
-    assert found.event == "snapshot_damaged"
-    assert (found.fields["node"], found.fields["rank"]) == (0, 1)
+    return hand
 
 
 def _from_durable(step: int, folder: str = "f") -> Hand:
@@ -116,11 +122,7 @@ def test_a_run_that_starts_over_because_it_has_no_checkpoint_yet_says_so_aloud()
 
 
 def test_a_snapshot_with_a_wrong_digest_is_never_restored_again_and_the_next_good_copy_is() -> None:
-    hand = Hand().run(8)
-    hand.send(hand.left(0, "peer"))
-    hand.leave()
-    hand.read(7, 8)
-    hand.begin(hand.send(DurableFound((5, "f"))))
+    hand = _from_arena()
     assert hand.state.restore == Restore(source="arena", step=8)
     actions = hand.send(hand.left(1, bad_snapshot=True, detail="arena-1.bin: wrong digest"))
     assert only(actions, Remember).memory.bad_snapshots == ((1, 8),)
