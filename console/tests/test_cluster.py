@@ -252,7 +252,7 @@ def test_runs_are_listed_in_order_and_the_newest_is_the_default(own_roots: Path)
         folder = RunDir.create(own_roots / "runs" / name, run_id=new_run_id())
         folder.config.write_text(to_toml(SMALL))
     assert {run.name for run in cluster.runs()} == {"a", "b"}
-    assert repr(cluster.run("a")) == "Run('a', interrupted)"
+    assert repr(cluster.run("a")) == "Run('a', not started)"
     for name, remedy in (("c", "the newest is [ab]"), ("aa", "did you mean a?")):
         with pytest.raises(InputError, match=rf"holds no run '{name}'; .*{remedy}"):
             cluster.run(name)

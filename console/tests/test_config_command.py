@@ -11,7 +11,7 @@ import pytest
 from headway.common.config import load
 from headway.console import config_origins
 from headway.console.cli import main
-from headway.console.launch import keep_config
+from headway.console.run_folder import keep_config
 from headway.console.testing import SMALL, FakeRun
 from headway.trainer.config import RunConfig
 

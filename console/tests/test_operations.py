@@ -3,6 +3,7 @@ and destruction is confirmed."""
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 import re
@@ -11,16 +12,22 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import pytest
 import typer
+from headway.ckpt_store.client import CheckpointClient
 from headway.common.cli import group, run
+from headway.common.config import to_toml
 from headway.common.errors import InputError
 from headway.console.cli import main
 from headway.console.commands import options
-from headway.console.commands.steering import SENT, command_of
+from headway.console.commands.steering import RESULT_KEYS, RESULTS, SENT, command_of
+from headway.console.news import News
 from headway.console.run import Run
 from headway.console.steering import OPERATIONS, Steering, Word, as_cli, as_python, operation
-from headway.console.testing import FakeRun
+from headway.console.testing import SMALL, FakeRun
+from headway.dataloader import DataConfig
+from headway.dataloader.prepare import prepare
 
 Shell = Callable[..., tuple[int, str, str]]
 
@@ -30,10 +37,36 @@ CALLS: dict[str, dict[str, Any]] = {
     "checkpoint": {},
     "set": {"lr": 3e-4},
     "unset": {"name": "lr"},
+    "evaluate": {},
+    "sample": {"prompt": "def", "tokens": 8, "temperature": 0.5},
+    "extend": {"steps": 20},
+    "rollback": {"step": 7},
+    "fork": {"name": "other", "step": 7, "changes": ["optim.lr=0.01", "train.steps=50"]},
     "evict": {"node": 0},
     "inject": {"fault": "kill", "rank": 1},
     "stop": {},
 }
+
+
+SENT_TO_THE_DRIVER = sorted(set(CALLS) - {"stop", "fork"})
+
+
+@pytest.fixture
+def fake(fake: FakeRun, tmp_path: Path) -> FakeRun:
+    """The run with what the operations need: a corpus for a prompt, and a checkpoint of step 7."""
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for number in range(30):
+        (texts / f"{number}.txt").write_text(f"def function_{number}(x):\n    return x\n" * 20)
+    data = DataConfig(
+        path=str(tmp_path / "data"), source=str(texts), vocab_size=300, validation_fraction=0.3
+    )
+    prepare(data, say=lambda _: None)
+    config = dataclasses.replace(fake.config, data=dataclasses.replace(SMALL.data, path=data.path))
+    fake.config = config
+    fake.folder.config.write_text(to_toml(config))
+    CheckpointClient(fake.folder.checkpoints).save(7, {"w": np.full(8, 1)})
+    return fake
 
 
 def test_the_table_is_complete() -> None:
@@ -42,14 +75,15 @@ def test_the_table_is_complete() -> None:
         assert getattr(Run, name).__name__ == row.name == name
 
 
-@pytest.mark.parametrize("name", sorted(set(CALLS) - {"stop"}))
+@pytest.mark.parametrize("name", SENT_TO_THE_DRIVER)
 def test_shell_and_python_send_the_same_message(name: str, fake: FakeRun) -> None:
     arguments = CALLS[name]
     words = shlex.split(as_cli(fake.folder.path, name, arguments))
     assert main(words[1:]) == 0, "the line finds the run from anywhere"
     exec(as_python(name, arguments), {"run": fake.run})
     OPERATIONS[name].method(fake.run, **arguments)
-    sent = [{f: getattr(c, f) for f in c.__struct_fields__ if f != "id"} for c in fake.commands]
+    own = ("id", "count") if name == "extend" else ("id",)  # each extends what there is then
+    sent = [{f: getattr(c, f) for f in c.__struct_fields__ if f not in own} for c in fake.commands]
     assert len(sent) == 3 and sent[0] == sent[1] == sent[2]
     assert sent[0]["operation"] == name
 
@@ -70,15 +104,73 @@ def test_lines_to_copy_name_the_run_and_leave_defaults_out(
     assert as_cli(path, "pause", {}).startswith("headway pause fake --runs-dir ")
 
 
-@pytest.mark.parametrize("name", sorted(set(CALLS) - {"stop"}))
+@pytest.mark.parametrize("name", SENT_TO_THE_DRIVER)
 def test_without_a_run_the_newest_one_is_meant(name: str, fake: FakeRun, shell: Shell) -> None:
     words = shlex.split(as_cli(fake.folder.path, name, CALLS[name]))
     words = [word for word in words[1 : words.index("--runs-dir")] if word != "fake"]
     code, out, err = shell(*words)
-    assert (code, err) == (0, "") and out.endswith("sent to fake\n")
+    assert (code, err) == (0, "")
+    if name not in RESULTS:
+        assert out.endswith("sent to fake\n")
     code, out, _ = shell(*words, "--json")
-    row = OPERATIONS[name]
-    assert list(json.loads(out)) == [*SENT, *(parameter.name for parameter in row.parameters)]
+    given = [parameter.name for parameter in OPERATIONS[name].parameters]
+    keys = dict.fromkeys([*SENT, *given, *RESULT_KEYS.get(name, ())])
+    assert list(json.loads(out)) == list(keys)
+
+
+def test_an_evaluation_and_a_sample_are_printed_unless_nobody_waits(shell: Shell) -> None:
+    assert shell("evaluate")[1] == "validation loss after step 0: 5.0000 nats per token\n"
+    code, out, _ = shell("sample", "--prompt", "def function", "--tokens", "2")
+    lines = out.splitlines()
+    assert code == 0 and lines[0] == "after step 0:" and lines[1].startswith("def function")
+    assert shell("evaluate", "--no-wait")[1] == "evaluate: sent to fake\n"
+
+
+def test_an_extension_shows_in_the_status_and_after_the_end(fake: FakeRun, shell: Shell) -> None:
+    shell("extend", "20")
+    shell("extend", "5")
+    assert "step 0/65" in shell("status")[1]
+    fake.finish("stopped")
+    assert fake.run.total_steps == 65
+    assert "0/65" in shell("runs")[1]
+
+
+def test_what_came_after_a_rollback_is_not_of_the_present_course(
+    fake: FakeRun, shell: Shell
+) -> None:
+    fake.advance(10)
+    fake.evaluate(4.0)
+    shell("rollback", "7", "--yes")
+    metrics = fake.run.metrics()
+    assert metrics["step"].to_list() == list(range(8))
+    assert metrics["generation"].to_list() == [0] * 7 + [1]
+    assert fake.run.metrics(repeated=True).height == 11
+    assert fake.run.evaluations().is_empty()
+    news = [line for _, line in News(fake.run, since=0).read()]
+    assert news[-1].startswith("the run is rolled back to step 7 on request; back after")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("rollback", "8"), "there is no checkpoint of step 8; there are those of 7"),
+        (("fork", "fake"), "there is a run 'fake' already; choose another name"),
+        (("fork", "a b"), "cannot be a folder's name"),
+        (("fork", "other", "--step", "8"), "there is no checkpoint of step 8"),
+        (("fork", "other", "--set", "model.hidden=64"), "has model.hidden=32, not 64"),
+        (("fork", "other", "--set", "optim.rate=1"), "optim.rate"),
+        (("sample", "--prompt", "def " * 40), "exceed the model's 32"),
+        (("sample", "--tokens", "0"), "cannot write 0 tokens"),
+    ],
+    ids=lambda value: " ".join(value)[:30] if isinstance(value, tuple) else "",
+)
+def test_what_cannot_be_done_is_refused_and_leaves_nothing(
+    words: tuple[str, ...], message: str, fake: FakeRun, shell: Shell
+) -> None:
+    code, _, err = shell(*words)
+    assert code == 2 and message in err and err.count("\n") == 1
+    assert fake.commands == []
+    assert [path.name for path in fake.folder.path.parent.iterdir()] == ["fake"]
 
 
 @pytest.mark.parametrize(
@@ -151,6 +243,10 @@ def test_a_new_operation_needs_only_its_method(
 
 # ---- one question before anything is ended or broken --------------------------------------------
 DESTRUCTIVE = {
+    "rollback": (
+        ["rollback", "7"],
+        r"go back to step 7 of run fake\? Its newer checkpoints are removed",
+    ),
     "stop": (["stop", "--no-wait"], r"stop run fake\?"),
     "evict": (["evict", "0"], r"take node 0 out of run fake for good\?"),
     "inject a worker": (

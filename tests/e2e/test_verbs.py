@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import polars as pl
 import pytest
 from headway.ckpt_store.client import newest
 from headway.console.run import Run
@@ -120,6 +121,52 @@ def test_checkpoint_makes_the_present_state_durable(live: Live) -> None:
     assert before is None or found.step > before.step
 
 
+def test_an_evaluation_and_a_sample_are_made_now(live: Live) -> None:
+    evaluated = json.loads(live.headway("evaluate", NAME, "--json"))
+    assert evaluated["step"] > 0 and evaluated["loss"] > 0
+    live.headway("pause", NAME, "--wait")
+    prompt = ("--prompt", "def main(", "--tokens", "4")
+    first, second = (json.loads(live.headway("sample", NAME, *prompt, "--json")) for _ in range(2))
+    assert live.status()["paused"], "it is made while the run is held"
+    live.headway("resume", NAME, "--wait")
+    assert first["text"] == second["text"], "the same weights write the same text"
+    assert first["step"] == second["step"]
+    assert live.run.samples()["prompt"].to_list() == ["def main(", "def main("]
+    assert evaluated["step"] in live.run.evaluations()["step"]
+
+
+def test_a_run_that_is_rolled_back_makes_the_same_steps_again(live: Live) -> None:
+    before = live.status()["generation"]
+    (checkpoint,) = live.run.checkpoints().tail(1).to_dicts()
+    step = checkpoint["step"]
+    live.wait_until(lambda: live.step() > step + 4, "some steps after the checkpoint")
+    live.headway("rollback", NAME, str(step))
+    live.wait_running(before + 1)
+    live.wait_until(lambda: live.step() > step + 4, "the same steps again")
+    metrics = live.wait_until(
+        lambda: _attempts(live.run, step, before), "the steps of both generations are journaled"
+    )
+    for first, again in metrics:
+        assert first == again
+
+
+def _attempts(run: Run, step: int, generation: int) -> list[tuple[Any, Any]]:
+    """(loss, norm, rate) of four steps in a generation and in a later one, once both are there."""
+    sql = (
+        "SELECT step, loss, grad_norm, lr FROM metrics WHERE step BETWEEN ? AND ? "
+        "AND generation {} ? ORDER BY step"
+    )
+    first = run.query(sql.format("="), (step, step + 3, generation))
+    again = run.query(sql.format(">"), (step, step + 3, generation))
+    return list(zip(first, again, strict=True)) if len(first) == len(again) == 4 else []
+
+
+def test_an_extension_is_known_to_driver_and_journal(live: Live) -> None:
+    steps = live.status()["steps"]
+    live.headway("extend", NAME, "25", "--wait")
+    assert live.status()["steps"] == steps + 25 == live.run.total_steps
+
+
 def test_an_injected_kill_replaces_that_worker_alone(live: Live) -> None:
     pids, generation = live.pids(), live.status()["generation"]
     live.headway("inject", NAME, "kill", "--rank", "1")
@@ -211,3 +258,22 @@ def test_stop_ends_the_run_with_a_checkpoint_and_later_commands_are_refused(live
     text = live.headway("pause", NAME, code=2)
     assert "not live" in text
     assert json.loads(live.headway("runs", "--json"))[0]["state"] == "stopped"
+
+
+@pytest.mark.timeout(240)
+def test_a_fork_continues_from_the_checkpoint_as_its_parent_did(live: Live) -> None:
+    checkpoints = live.run.checkpoints()["step"].to_list()
+    step = next(s for s in checkpoints if live.run.metrics()["step"].max() >= s + 3)
+    live.headway("fork", NAME, "forked", "--step", str(step), "--set", "train.eval_every=0")
+    run = Run(live.machine.runs / "forked")
+    assert (run.state, run.forked_from) == ("not started", {"run": NAME, "step": step})
+    live.headway("extend", NAME, "1", code=2)
+    config = str(run.folder.config)
+    live.headway("run", config, "--name", "forked", "--detach")
+    live.wait_until(lambda: run.completed_steps >= step + 4, "four steps of the fork")
+    live.headway("stop", "forked", "--now")
+    columns = ["step", "loss", "grad_norm"]
+    parent = live.run.metrics().filter(pl.col("step").is_between(step, step + 3))
+    assert run.metrics().head(4).select(columns).rows() == parent.select(columns).rows()
+    assert run.config.train.eval_every == 0 != live.run.config.train.eval_every
+    live.machine.assert_clean("forked")

@@ -14,6 +14,7 @@ import pytest
 from headway.common.polling import wait_until
 from headway.common.wire.messages.driver import Report
 from headway.common.wire.messages.executor import Sample, StepMetrics
+from headway.common.wire.messages.worker import Steer
 from headway.launch.lease import SupersededError
 from headway.trainer.control.decisions.events import Memory
 from headway.trainer.control.journal import Journal
@@ -103,11 +104,11 @@ def test_an_older_driver_cannot_write_once_a_newer_one_has(path: Path) -> None:
 
 def test_a_resumed_run_forgets_its_stop_and_keeps_its_rate_and_its_history(path: Path) -> None:
     journal = Journal(path)
-    journal.add_command("a", "set", "lr", 0.1)
-    journal.add_command("b", "stop", "", 0.0)
+    journal.add_command("a", Steer(sequence=0, operation="set", name="lr", value=0.1))
+    journal.add_command("b", Steer(sequence=0, operation="stop"))
     journal.set_facts(outcome="stopped")
     journal.reopen()
-    journal.add_command("c", "pause", "", 0.0)
+    journal.add_command("c", Steer(sequence=0, operation="pause"))
     assert [one.operation for one in journal.commands()] == ["set", "retired", "pause"]
     assert journal.fact("outcome", "?") == ""
     assert _rows(path, "SELECT operation FROM commands") == [("set",), ("stop",), ("pause",)]

@@ -28,7 +28,6 @@ from headway.trainer.optim.schedule import learning_rate
 from headway.trainer.parallel.comm import Aborted
 from headway.trainer.parallel.flat import FlatChunk
 from headway.trainer.parallel.groups import Groups
-from headway.trainer.sample import sample_text
 from headway.trainer.snapshot import Extra, Snapshots
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -314,6 +313,6 @@ def test_a_sample_never_goes_beyond_the_positions_that_the_model_knows() -> None
     session.join(Groups.alone())
     session.load("init")
     length = session.config.model.seq_len
-    tokens = sample_text(session, [1, 2], length)
+    tokens = session.sample([1, 2], length)
     assert len(tokens) == length - 2
     session.leave()

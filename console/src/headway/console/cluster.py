@@ -38,7 +38,7 @@ class Cluster:
         return runs_below(self.runs_dir)
 
     def run(self, name: str | None = None) -> Run:
-        """A run by name; without one the newest.
+        """A run by name; without one the newest that was started.
 
         Raises:
             InputError: there is none.
@@ -55,7 +55,7 @@ class Cluster:
                 f"no run in {self.runs_dir}",
                 remedy="start one with `headway run examples/tiny.toml`",
             )
-        return runs[-1]
+        return next((run for run in reversed(runs) if run.has_begun), runs[-1])
 
     def launch(
         self,

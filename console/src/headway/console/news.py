@@ -30,6 +30,7 @@ _LINES = {
     "node_replaced": "node {spare} takes over ranks {ranks} of node {node}",
     "adopted": "a new driver took over generation {generation}",
     "verdict": "verdict: {kind} on {where}; {remedy}",
+    "rollback_failed": "the run was not rolled back to step {step}: {reason}",
     "command": "command {sequence}: {operation} {setting}",
     "run_over": "run {outcome}{because}",
 }
@@ -245,11 +246,20 @@ def _line(event: _Event) -> str:
             rank = f", rank {f['rank']}" if f["rank"] >= 0 else ""
             more["where"] = f"node {f['node']}{rank}"
         case "command":
-            value = f"={f['value']:g}" if f["operation"] == "set" else ""
-            more["setting"] = f"{f['name']}{value}"
+            more["setting"] = _setting(f)
         case "run_over":
             more["because"] = f": {f['detail']}" if f["detail"] else ""
     return _LINES[event.name].format(**f, **more).strip()
+
+
+def _setting(command: dict[str, Any]) -> str:
+    match command["operation"]:
+        case "set":
+            return f"{command['name']}={command['value']:g}"
+        case "extend":
+            return f"to {command['count']} steps"
+        case _:
+            return str(command["name"])
 
 
 def _phrase(reason: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 from headway.ckpt_store.client import newest
 from headway.common.errors import HeadwayError
 from headway.console.records import RunRecords
-from headway.dataloader import Dataset
 
 
 def checkpoints(run: RunRecords) -> list[dict[str, Any]]:
@@ -37,22 +35,6 @@ def newest_checkpoint(run: RunRecords) -> int | None:
         found = newest(run.folder.checkpoints)
         return None if found is None else found.step
     return None
-
-
-def corpus(run: RunRecords) -> Dataset | None:
-    """The text that the run trains on, None where it is not on this machine."""
-    with contextlib.suppress(HeadwayError):
-        return Dataset(run.config.data.path)
-    return None
-
-
-def sample_text(run: RunRecords, data: Dataset | None) -> str:
-    """The text that the model wrote at the end, empty if it wrote none."""
-    raw = run.fact("sample")
-    if not raw or data is None or data.meta is None:
-        return ""
-    tokens = [token for token in json.loads(raw)["tokens"] if token != data.meta.eod_id]
-    return data.tokenizer.decode(tokens).strip("\n")
 
 
 def bytes_below(folder: Path) -> int:

@@ -132,6 +132,8 @@ class ProgressReader:
         )
         if not progress.is_over:
             progress = _ask_driver(run, progress, timeout_s, num_ranks)
+        if progress.status is None:  # only the driver knows at once
+            progress = replace(progress, steps=run.total_steps)
         progress = self._with_skipped(progress)
         per_step = self.newest.seconds_per_step()
         if per_step and not progress.is_over and progress.phase != "interrupted":
@@ -179,6 +181,7 @@ def _ask_driver(run: Run, progress: Progress, timeout_s: float, num_ranks: int) 
         status=status,
         phase=status.phase,
         step=status.step if status.phase == "running" else max(progress.step, status.step),
+        steps=status.steps,
         generation=status.generation,
         paused=status.paused,
         applied=status.applied,

@@ -74,8 +74,14 @@ class RunRecords:
 
     @property
     def state(self) -> str:
-        """``live``, its outcome, or ``interrupted`` if it ended without one."""
-        return self.outcome or ("live" if self.live else "interrupted")
+        """``live``, its outcome, ``interrupted`` if it ended without one, or ``not started``."""
+        ended = "interrupted" if self.has_begun else "not started"
+        return self.outcome or ("live" if self.live else ended)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a driver has led it yet; a fork waits for its start."""
+        return bool(self.query("SELECT 1 FROM events LIMIT 1"))
 
     @property
     def outcome(self) -> str:
@@ -88,6 +94,19 @@ class RunRecords:
         newest = "SELECT step FROM metrics ORDER BY generation DESC, step DESC LIMIT 1"
         rows = self.query(newest)
         return int(rows[0][0]) + 1 if rows else 0
+
+    @property
+    def forked_from(self) -> dict[str, Any] | None:
+        """The run and the step that it was forked from: run, step; None if it began at step 0."""
+        record: dict[str, Any] = json.loads(self.folder.run_json.read_text())
+        return record.get("forked_from")
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole run, extensions included."""
+        longest = "SELECT MAX(count) FROM commands WHERE operation = 'extend'"
+        rows = self.query(longest)
+        return max(self.config.train.steps, (rows[0][0] or 0) if rows else 0)
 
     @property
     def cluster_folder(self) -> Path:

@@ -133,11 +133,14 @@ class Run(RunFrames, Steering):
 
         Raises:
             DeadlineError: not within ``timeout_s``.
+            InputError: the run ended before.
         """
 
         def is_applied() -> bool:
             with contextlib.suppress(DeadlineError):
-                return self.status().applied >= sequence
+                if self.status().applied >= sequence:
+                    return True
+            self._refuse_over()
             return False
 
         if not wait_until(is_applied, timeout_s, every_s=0.1):
@@ -145,6 +148,31 @@ class Run(RunFrames, Steering):
                 f"command {sequence} is not applied after {timeout_s} s",
                 remedy="see `headway status`",
             )
+
+    def result(self, sequence: int, timeout_s: float = 60.0) -> dict[str, Any]:
+        """Block until the result of ``evaluate`` or ``sample`` is there: step, and loss (nats per
+        token) or prompt and text.
+
+        Raises:
+            DeadlineError: not within ``timeout_s``.
+            InputError: the run ended before.
+        """
+        from headway.console.texts import result_of
+
+        found: list[dict[str, Any]] = []
+
+        def is_there() -> bool:
+            found.extend(result_of(self, sequence))
+            if not found:
+                self._refuse_over()
+            return bool(found)
+
+        if not wait_until(is_there, timeout_s, every_s=0.1):
+            raise DeadlineError(
+                f"command {sequence} has no result after {timeout_s} s",
+                remedy="see `headway status`",
+            )
+        return found[-1]
 
     # ---- inside -------------------------------------------------------------------------------
     def _driver(self) -> Client:

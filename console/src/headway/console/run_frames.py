@@ -117,11 +117,16 @@ class RunFrames(RunRecords):
         schema = {"step": pl.Int64, "generation": pl.Int64, "total_bytes": pl.Int64}
         return pl.DataFrame(checkpoints(self), schema={**schema, "path": pl.String})
 
-    def sample(self) -> str:
-        """The text that the model wrote at the end of the run, empty if it wrote none."""
-        from headway.console.outputs import corpus, sample_text
+    def samples(self) -> pl.DataFrame:
+        """Texts that the model has written, the oldest first: step, prompt, text, generation.
 
-        return sample_text(self, corpus(self))
+        The last one of a finished run was written at its end.
+        """
+        import polars as pl
+        from headway.console.texts import samples
+
+        schema = {"step": pl.Int64, "prompt": pl.String, "text": pl.String, "generation": pl.Int64}
+        return pl.DataFrame(samples(self), schema=schema)
 
     def trace(self, path: str | Path, *, steps: tuple[int, int | None] = (0, None)) -> Path:
         """Write a trace of all ranks for https://ui.perfetto.dev; returns ``path``.
@@ -155,8 +160,10 @@ class RunFrames(RunRecords):
         from headway.console.hints import resume_command
         from headway.console.outputs import newest_checkpoint
 
-        steps = f"{self.completed_steps}/{self.config.train.steps}"
+        steps = f"{self.completed_steps}/{self.total_steps}"
         facts = [("state", self.state), ("step", steps)]
+        if (origin := self.forked_from) is not None:
+            facts.append(("forked from", f"{origin['run']} at step {origin['step']}"))
         newest = "SELECT loss FROM metrics ORDER BY generation DESC, step DESC LIMIT 1"
         for (loss,) in self.query(newest):
             facts.append(("loss", "not finite" if loss is None else f"{loss:.4f}"))

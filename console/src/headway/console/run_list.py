@@ -55,7 +55,7 @@ def entries(runs: Iterable[RunRecords]) -> list[Entry]:
 def _entry(run: RunRecords) -> Entry:
     state = run.state
     try:
-        steps: int | None = run.config.train.steps
+        steps: int | None = run.total_steps
     except HeadwayError:  # being started, or written by another version
         steps = None
     return Entry(

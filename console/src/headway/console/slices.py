@@ -18,7 +18,7 @@ from headway.common.plan.schedule.actions import COMPUTE, Kind
 GROUPS = ("steps", "compute", "sends", "receives", "collectives", "data", "state", "other")
 PREFIXES = {"SEND": "sends", "RECV": "receives", "STEP": "steps", "DATA": "data"}
 COLLECTIVES = {Kind.ALL_GATHER.name, Kind.REDUCE_SCATTER.name, Kind.NORM.name}
-STATE = {Kind.SNAPSHOT.name, Kind.RESTORE.name, Kind.JOIN.name, Kind.EVAL.name}
+STATE = {Kind.SNAPSHOT.name, Kind.RESTORE.name, Kind.JOIN.name, Kind.EVAL.name, Kind.SAMPLE.name}
 DRIVER = 1_000_000
 """Process number of the driver in a trace; a rank's number is the rank."""
 

@@ -6,7 +6,8 @@ operation is a new method here:
 
 - a positional parameter is a word after RUN on the command line: ``headway evict RUN NODE``;
 - a keyword without a default is written KEY=VALUE: ``headway set RUN lr=3e-4``;
-- a keyword with a default is an option; ``Word`` gives its help and its name on the command line;
+- a keyword with a default is an option, which may be given several times if it holds several
+  values; ``Word`` gives its help and its name on the command line;
 - the first line of the docstring is the help.
 """
 
@@ -15,18 +16,20 @@ from __future__ import annotations
 import functools
 import inspect
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar, get_type_hints
 
 from headway.common.errors import InputError
 from headway.console.hints import runs_dir_option
 
 if TYPE_CHECKING:
+    from headway.common.node.run_dir import RunDir
     from headway.trainer.config import RunConfig
 
-F = TypeVar("F", bound=Callable[..., int])
+F = TypeVar("F", bound=Callable[..., Any])
 FAULTS = (
     "kill, stop, freeze, debugger, slow_disk, full_disk, locked_journal, damaged_arena_header, "
     "flipped_snapshot_bit, spawn_failure, silent_node, returning_node or clock_step"
@@ -48,7 +51,7 @@ class Word:
 class Operation:
     """One operation, as described by its method."""
 
-    method: Callable[..., int]
+    method: Callable[..., Any]
     examples: tuple[str, ...]
     """Command lines for the help."""
     asks: Callable[[Mapping[str, Any]], str] | None
@@ -71,8 +74,9 @@ class Operation:
     @functools.cached_property
     def parameters(self) -> list[inspect.Parameter]:
         """Those of the method, with evaluated annotations."""
-        hints = get_type_hints(self.method, include_extras=True)
         found = list(inspect.signature(self.method).parameters.values())[1:]
+        annotations = SimpleNamespace(__annotations__={p.name: p.annotation for p in found})
+        hints = get_type_hints(annotations, self.method.__globals__, include_extras=True)
         return [parameter.replace(annotation=hints[parameter.name]) for parameter in found]
 
     @property
@@ -147,6 +151,8 @@ class Steering:
         def name(self) -> str: ...
         @property
         def config(self) -> RunConfig: ...
+        @property
+        def folder(self) -> RunDir: ...
         def command(self, operation: str, **fields: Any) -> int: ...
 
     @operation("headway pause --wait")
@@ -193,6 +199,97 @@ class Steering:
 
         check_name(name)
         return self.command("unset", name=name)
+
+    @operation("headway evaluate")
+    def evaluate(self) -> int:
+        """Measure the validation loss now; ``result`` waits for it."""
+        return self.command("evaluate")
+
+    @operation("headway sample --prompt 'def main('", "headway sample --temperature 0")
+    def sample(
+        self,
+        *,
+        prompt: Annotated[str, Word("The text to continue; none begins a new one.", "TEXT")] = "",
+        tokens: Annotated[int, Word("How many tokens to write.", "N")] = 64,
+        temperature: Annotated[
+            float, Word("0 for the likeliest tokens; higher is more varied.", "T")
+        ] = 0.8,
+    ) -> int:
+        """Let the model continue a text.
+
+        ``result`` waits for what it wrote, ``samples`` lists all.
+
+        Raises:
+            InputError: the prompt and ``tokens`` exceed the model's length, or the corpus with its
+                tokenizer is not on this machine.
+        """
+        from headway.console.texts import encode
+        from headway.trainer.client import check_sample
+
+        encoded = encode(self.config, prompt)
+        check_sample(encoded, tokens, temperature, self.config)
+        return self.command("sample", tokens=encoded, count=tokens, value=temperature)
+
+    @operation("headway extend 100", "headway extend tiny 100 --wait")
+    def extend(self, steps: Annotated[int, Word("Number of additional steps.", "STEPS")]) -> int:
+        """Train more steps than configured.
+
+        The learning rate's schedule reaches to the new end from the next step on.
+        """
+        return self.command("extend", count=steps)
+
+    @operation(
+        "headway rollback 80",
+        asks=lambda a: (
+            f"go back to step {a['step']} of run {a['run']}? Its newer checkpoints are removed"
+        ),
+        is_step=False,
+    )
+    def rollback(self, step: Annotated[int, Word("Step of a complete checkpoint.", "STEP")]) -> int:
+        """Continue from an earlier checkpoint.
+
+        What came after it is trained again; newer checkpoints are removed.
+
+        Raises:
+            InputError: there is no checkpoint of that step; those that there are are named.
+        """
+        from headway.console.forking import checkpoint_of
+
+        checkpoint_of(self.folder.checkpoints, step)
+        return self.command("rollback", step=step)
+
+    @operation(
+        "headway fork tiny-b --set optim.lr=1e-3",
+        "headway fork tiny tiny-b --step 80",
+        is_step=False,
+        has_own_command=True,
+    )
+    def fork(
+        self,
+        name: Annotated[str, Word("Name of the new run.", "NEW")],
+        *,
+        step: Annotated[
+            int | None, Word("Step of the checkpoint; the newest by default.", "STEP")
+        ] = None,
+        changes: Annotated[
+            Sequence[str],
+            Word("Change one setting, e.g. optim.lr=1e-3; repeatable.", "KEY=VALUE", ("--set",)),
+        ] = (),
+    ) -> Self:
+        """Make a new run from a checkpoint, with changed settings.
+
+        This run stays as it is. The new one is not started: `headway run` or ``Cluster.launch``
+        with its configuration and name does that.
+
+        Raises:
+            InputError: there is no such checkpoint, the name is taken, or the checkpoint does not
+                fit the changed configuration.
+        """
+        from headway.console.forking import fork
+
+        this: Any = self  # a Run, which is above this class
+        made: Self = type(this)(fork(this, name, step=step, changes=changes))
+        return made
 
     @operation(
         "headway evict 1",
@@ -276,7 +373,8 @@ def words_after_run(name: str, arguments: Mapping[str, Any]) -> list[str]:
         value = arguments.get(parameter.name, parameter.default)
         if value != parameter.default:
             flag = word_of(parameter).flags[0]
-            words += [flag] if value is True else [flag, _value(value)]
+            several = value if isinstance(value, list | tuple) else [value]
+            words += [flag] if value is True else [w for v in several for w in (flag, _value(v))]
     return words
 
 

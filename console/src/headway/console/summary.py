@@ -11,9 +11,10 @@ from headway.console.analysis.episodes import load_journal, recoveries
 from headway.console.analysis.events import load_events, redone_steps
 from headway.console.analysis.metrics import load_evaluations
 from headway.console.hints import resume_command
-from headway.console.outputs import checkpoints, corpus, sample_text
+from headway.console.outputs import checkpoints
 from headway.console.progress import read_progress, utilisation
 from headway.console.run import Run
+from headway.console.texts import corpus, final_sample
 
 TRACED_STEPS = 50
 """The trace written by itself shows this many steps at the end and around each recovery."""
@@ -53,7 +54,7 @@ def summarise(run: Run, *, write_trace: bool = False) -> Summary:
     config, peak = run.config, run.peak
     progress, rate = read_progress(run), _mean_rate(run)
     losses = load_evaluations(run).sort("step", "generation")["loss"].to_list()
-    data = corpus(run)
+    data = corpus(config)
     return Summary(
         name=run.name,
         outcome=run.outcome or progress.phase,
@@ -70,7 +71,7 @@ def summarise(run: Run, *, write_trace: bool = False) -> Summary:
         dtype=config.train.dtype,
         checkpoints=checkpoints(run),
         recoveries=recovery_rows(run),
-        sample=sample_text(run, data),
+        sample=final_sample(run),
         trace=_trace(run) if write_trace else "",
         notebook=_notebook(),
         resume=_resume(run),

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from headway.common.config import to_toml
 from headway.common.errors import InputError
 from headway.common.node.flight import FlightWriter
@@ -22,6 +23,7 @@ from headway.common.node.run_dir import NodePaths, RunDir, new_run_id
 from headway.common.plan.schedule.actions import Kind
 from headway.common.wire.messages.driver import Accepted, Command, GetStatus, RankStatus, Status
 from headway.common.wire.messages.executor import Evaluation, Sample, StepMetrics
+from headway.common.wire.messages.worker import Steer
 from headway.common.wire.server import Handler, Server
 from headway.console.run import Run
 from headway.launch.cluster import ClusterFolder
@@ -218,6 +220,10 @@ class FakeRun:
             raise InputError(
                 f"cannot set lr to {message.value}", remedy="set lr to a number above 0"
             )
+        if message.operation == "extend":
+            known = [one.count for one in self._journal.commands() if one.operation == "extend"]
+            count = max(self.config.train.steps, *known, 0) + message.count
+            message = msgspec.structs.replace(message, count=count)  # type: ignore[type-var]
         if message.operation == "evict" and message.node != 0:
             raise InputError(f"node {message.node} is not there", remedy="see `headway status`")
         self.commands.append(message)
@@ -227,23 +233,40 @@ class FakeRun:
             )
             self._recover(f"rank {message.rank} is lost: killed", self.step)
             return Accepted(sequence=0)
+        if message.operation == "rollback":
+            reason = f"the run is rolled back to step {message.step} on request"
+            self._recover(reason, message.step)
+            return Accepted(sequence=0)
         if message.operation in ("pause", "resume"):
             self.paused = message.operation == "pause"
-        steer, _ = self._journal.add_command(
-            message.id, message.operation, message.name, message.value
-        )
+        names = ("operation", "name", "value", "count", "tokens")
+        asked = Steer(sequence=0, **{name: getattr(message, name) for name in names})
+        steer, _ = self._journal.add_command(message.id, asked)
         self._log(
             "command",
             sequence=steer.sequence,
             operation=steer.operation,
             name=steer.name,
             value=steer.value,
+            count=steer.count,
         )
+        self._carry_out(steer)
         return Accepted(sequence=steer.sequence)
+
+    def _carry_out(self, steer: Steer) -> None:
+        """What the ranks would report of an evaluation or a sample."""
+        about = {"generation": self.generation, "step": self.step, "sequence": steer.sequence}
+        if steer.operation == "evaluate":
+            self._journal.store([Evaluation(loss=5.0, tokens=TOKENS, **about)])
+        if steer.operation == "sample":
+            tokens = steer.tokens + steer.tokens[-1:] * steer.count
+            number = len(steer.tokens)
+            self._journal.store([Sample(tokens=tokens, num_prompt_tokens=number, **about)])
 
     def _status(self, message: GetStatus, peer: bytes) -> Status:
         del peer
-        me, commands = ProcessId.current(), len(self._journal.commands())
+        me, commands = ProcessId.current(), self._journal.commands()
+        extended = [one.count for one in commands if one.operation == "extend"]
         ranks = tuple(
             RankStatus(
                 rank=rank, node=0, worker=f"w{rank}", pid=me.pid, status="running", step=self.step
@@ -259,10 +282,10 @@ class FakeRun:
             epoch=1,
             generation=self.generation,
             step=self.step,
-            steps=self.config.train.steps,
+            steps=max(self.config.train.steps, *extended, 0),
             paused=self.paused,
-            commands=commands,
-            applied=commands,
+            commands=len(commands),
+            applied=len(commands),
             ranks=ranks,
             nodes={0: "active"},
             services={0: {"dataloader": me.pid}},

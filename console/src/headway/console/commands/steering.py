@@ -7,9 +7,9 @@ waits for the end, and ends by force what cannot stop.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 from headway.common.cli import AsJson
@@ -28,18 +28,28 @@ from headway.console.commands.options import (
     find_run,
 )
 from headway.console.commands.pages import STEER, add
+from headway.console.hints import resume_command
 from headway.console.steering import OPERATIONS, Operation, word_of, words_after_run
+
+if TYPE_CHECKING:
+    from headway.console.run import Run
 
 SENT = ("run", "operation", "sequence", "applied")
 """Keys of the JSON of every operation; its own arguments follow."""
 Wait = Annotated[bool, typer.Option("--wait", help="Return when all ranks have applied it.")]
+WaitForResult = Annotated[
+    bool, typer.Option("--wait/--no-wait", help="Wait for the result and print it (the default).")
+]
+WAIT_S = 86400.0
+"""Longest wait of --wait: the end of the run ends it too, and Ctrl-C."""
 COMPLETION = {"rank": complete_ranks, "node": complete_nodes}
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     for name, row in OPERATIONS.items():
-        keys = ", ".join((*SENT, *(parameter.name for parameter in row.parameters)))
+        more = RESULT_KEYS.get(name, ())
+        keys = ", ".join((*SENT, *(parameter.name for parameter in row.parameters), *more))
         json = OWN_KEYS.get(name, keys)
         function = OWN[name] if row.has_own_command else command_of(row)
         add(
@@ -52,20 +62,30 @@ def register(app: typer.Typer) -> None:
         )
 
 
-def command_of(row: Operation) -> Callable[..., None]:
-    """The function that typer turns into the command of an operation."""
+def command_of(
+    row: Operation, show: Callable[[Run, dict[str, Any], bool], None] | None = None
+) -> Callable[..., None]:
+    """The function that typer turns into the command of an operation.
+
+    ``show`` carries it out and prints the result; by default the operation is sent.
+    """
 
     def command(runs_dir: Path, as_json: bool, **given: Any) -> None:
         name: str | None = given.pop("run", None)
         arguments: dict[str, Any] = {}
         if "words" in given:
             name, arguments = read_words(row, given.pop("words") or [])
+        if show is not None:
+            show(find_run(name, runs_dir), {**arguments, **given}, as_json)
+            return
         wait, yes = given.pop("wait", False), given.pop("yes", False)
         _send(row, name, {**arguments, **given}, runs_dir, wait=wait, yes=yes, as_json=as_json)
 
     parameters = [*_positional(row), *(_option(parameter) for parameter in row.options)]
     if row.is_step:
-        parameters.append(_parameter("wait", Wait, False))
+        has_result = row.name in RESULTS
+        kind = WaitForResult if has_result else Wait
+        parameters.append(_parameter("wait", kind, has_result))
     if row.asks is not None:
         parameters.append(_parameter("yes", Yes, False))
     parameters.append(_parameter("runs_dir", RunsDir, RUNS))
@@ -92,12 +112,30 @@ def _send(
     if row.asks is not None:
         confirm(row.asks({"run": run.name, **arguments}), yes)
     sequence = row.method(run, **arguments)
+    result: dict[str, Any] = {}
     if wait:
-        run.wait_applied(sequence)
+        run.wait_applied(sequence, timeout_s=WAIT_S)
+        result = run.result(sequence) if row.name in RESULTS else {}
     done = dict(zip(SENT, (run.name, row.name, sequence, wait), strict=True))
     what = " ".join((row.name, *words_after_run(row.name, arguments)))
     lines = [f"{what}: {'applied' if wait else 'sent'} to {run.name}"]
-    emit({**done, **arguments}, as_json, lines)
+    if result:
+        lines = RESULTS[row.name](result)
+    emit({**done, **arguments, **result}, as_json, lines)
+
+
+def _evaluated(result: dict[str, Any]) -> list[str]:
+    loss = "not finite" if result["loss"] is None else f"{result['loss']:.4f} nats per token"
+    return [f"validation loss after step {result['step']}: {loss}"]
+
+
+def _sampled(result: dict[str, Any]) -> list[str]:
+    return [f"after step {result['step']}:", *(result["prompt"] + result["text"]).splitlines()]
+
+
+RESULTS = {"evaluate": _evaluated, "sample": _sampled}
+"""Operations that have a result, and how it is shown."""
+RESULT_KEYS = {"evaluate": ("step", "loss"), "sample": ("step", "text", "generation")}
 
 
 def read_words(row: Operation, words: list[str]) -> tuple[str | None, dict[str, Any]]:
@@ -193,6 +231,8 @@ def _option(parameter: inspect.Parameter) -> inspect.Parameter:
         metavar=None if is_flag else word.metavar,
         autocompletion=COMPLETION.get(parameter.name),
     )
+    if kind == Sequence[str]:
+        return _parameter(parameter.name, Annotated[list[str], option], [])
     return _parameter(parameter.name, Annotated[kind, option], parameter.default)
 
 
@@ -236,6 +276,25 @@ def stop(
     raise typer.Exit(ending.exit_code(now=now))
 
 
-OWN = {"stop": stop}
-"""Commands that are written out, by operation."""
-OWN_KEYS = {"stop": "run, outcome, checkpoint, reason, ended, left"}
+# ---- fork ---------------------------------------------------------------------------------------
+def _fork_command() -> Callable[..., None]:
+    """The generated command, which prints where the new run is instead of what was sent."""
+    row = OPERATIONS["fork"]
+
+    def show(run: Run, arguments: dict[str, Any], as_json: bool) -> None:
+        made = row.method(run, **arguments)
+        step = made.forked_from["step"]
+        resume = resume_command(made.path, made.cluster_folder)
+        done = {"run": made.name, "path": made.path, "step": step, "resume": resume}
+        lines = [f"{made.name} begins at step {step} of {run.name}; start it with", f"  {resume}"]
+        emit(done, as_json, lines)
+
+    return command_of(row, show)
+
+
+OWN = {"stop": stop, "fork": _fork_command()}
+"""Commands that do more than send the operation."""
+OWN_KEYS = {
+    "stop": "run, outcome, checkpoint, reason, ended, left",
+    "fork": "run, path, step, resume",
+}

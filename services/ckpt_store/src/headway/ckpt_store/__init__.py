@@ -12,13 +12,20 @@ from headway.common.lazy import lazy
 if TYPE_CHECKING:
     from headway.ckpt_store.client import CheckpointClient
     from headway.ckpt_store.config import StoreConfig
-    from headway.ckpt_store.folder import CheckpointInfo, has_mark, mark_generation, newest
+    from headway.ckpt_store.folder import (
+        CheckpointInfo,
+        complete,
+        has_mark,
+        mark_generation,
+        newest,
+    )
     from headway.ckpt_store.verify import read_shard, read_shard_into
 
 __all__ = [
     "CheckpointClient",
     "CheckpointInfo",
     "StoreConfig",
+    "complete",
     "has_mark",
     "mark_generation",
     "newest",
@@ -30,6 +37,6 @@ __getattr__, __dir__ = lazy(
     __name__,
     client="CheckpointClient",
     config="StoreConfig",
-    folder="CheckpointInfo has_mark mark_generation newest",
+    folder="CheckpointInfo complete has_mark mark_generation newest",
     verify="read_shard read_shard_into",
 )

@@ -48,6 +48,7 @@ __all__ = [
     "CheckpointInfo",
     "Saved",
     "apply_retention",
+    "complete",
     "keep",
     "mark_generation",
     "newest",

@@ -1,17 +1,20 @@
-"""What other packages import: resolve a configuration, reopen an ended run,
-replay its decisions."""
+"""What other packages import: resolve a configuration, reopen an ended run, fork one,
+replay decisions."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+from headway.ckpt_store.client import CheckpointInfo, read_part
 from headway.common.errors import InputError
 from headway.launch.lease import FileLease
 from headway.trainer.control.inputs import Replayed, replay
 from headway.trainer.control.journal import Journal
 from headway.trainer.machine import settled
+from headway.trainer.settings import check_sample
 
-__all__ = ["Replayed", "reopen", "replay", "settled"]
+__all__ = ["Replayed", "check_sample", "inherit", "reopen", "replay", "settled"]
 
 
 def reopen(database: Path) -> None:
@@ -31,3 +34,24 @@ def reopen(database: Path) -> None:
         journal.reopen()
     finally:
         journal.close()
+
+
+def inherit(database: Path, parent: Path, checkpoint: CheckpointInfo) -> None:
+    """Make the journal of a run that begins at a checkpoint of another run.
+
+    It takes over the commands that the checkpoint's state rests on, such as a learning rate that
+    was set, and counts generations on from the one that wrote the checkpoint.
+    """
+    # the field of ``snapshot.Extra``, which needs torch
+    applied = msgspec.msgpack.decode(read_part(checkpoint, 0).extra).get("command", 0)
+    old = Journal(parent)
+    try:
+        commands = old.commands()[:applied]
+        placement = old.placement(checkpoint.generation)
+    finally:
+        old.close()
+    new = Journal(database)
+    try:
+        new.inherit(checkpoint.generation, placement, commands)
+    finally:
+        new.close()

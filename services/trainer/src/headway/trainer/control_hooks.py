@@ -10,7 +10,7 @@ from headway.ckpt_store.client import keep, newest
 from headway.common.errors import HeadwayError
 from headway.common.log import get_logger
 from headway.common.node.run_dir import NodePaths, RunDir
-from headway.common.wire.messages.executor import Evaluation, StepMetrics
+from headway.common.wire.messages.executor import Evaluation, Sample, StepMetrics
 from headway.common.wire.messages.worker import Steer
 from headway.trainer.config import RunConfig
 from headway.trainer.hooks import Directive, NoHooks, StepResult
@@ -55,6 +55,7 @@ class ControlHooks(NoHooks):
         del step
         lr: float | None = None
         pause = stop = checkpoint = False
+        steps, asked = 0, []
         for command in self._context.commands[:agreed]:
             match command.operation:
                 case "pause" | "resume":
@@ -69,10 +70,25 @@ class ControlHooks(NoHooks):
                     )
                 case "checkpoint":
                     checkpoint = checkpoint or command.sequence > applied
+                case "extend":
+                    steps = max(steps, command.count)
+                case "evaluate" | "sample" if command.sequence > applied:
+                    asked.append(command.sequence)
                 case _:
                     pass
-        self._context.view.applied = agreed
-        return Directive(lr=lr, pause=pause, stop=stop, checkpoint=checkpoint)
+        if not asked:
+            self.on_applied(agreed)
+        return Directive(
+            lr=lr, pause=pause, stop=stop, checkpoint=checkpoint, steps=steps, asked=tuple(asked)
+        )
+
+    def command(self, sequence: int) -> Steer:
+        """One of the commands that this worker has received."""
+        return self._context.commands[sequence - 1]
+
+    def on_applied(self, sequence: int) -> None:
+        """Report it with the next beat."""
+        self._context.view.applied = sequence
 
     def on_step(self, result: StepResult) -> None:
         """Report the step to the executor; the first one of a generation at once."""
@@ -137,7 +153,7 @@ class ControlHooks(NoHooks):
         except (OSError, HeadwayError) as error:
             log.warning("the checkpoint before it could not be pinned", error=str(error))
 
-    def on_eval(self, step: int, loss: float) -> None:
+    def on_eval(self, step: int, loss: float, sequence: int = 0) -> None:
         """Report a validation loss."""
         if self._reports:
             train, seq = self._context.config.train, self._context.config.model.seq_len
@@ -147,6 +163,20 @@ class ControlHooks(NoHooks):
                     step=step,
                     loss=loss,
                     tokens=train.eval_batches * train.global_batch_size * seq,
+                    sequence=sequence,
+                )
+            )
+
+    def on_sample(self, sequence: int, step: int, prompt: list[int], tokens: list[int]) -> None:
+        """Report what the model wrote."""
+        if self._reports:
+            self._context.link.send(
+                Sample(
+                    generation=self._generation,
+                    tokens=(*prompt, *tokens),
+                    num_prompt_tokens=len(prompt),
+                    step=step,
+                    sequence=sequence,
                 )
             )
 

@@ -18,6 +18,7 @@ from headway.common.plan.schedule.actions import Kind
 from headway.dataloader.client import ChangedDataError
 from headway.trainer.batches import BatchReader, BatchSource, DataFactory, Split
 from headway.trainer.config import RunConfig
+from headway.trainer.context import StepContext
 from headway.trainer.errors import DivergedError, RefusedError
 from headway.trainer.hooks import StepHooks, StepResult
 from headway.trainer.layout_check import difference
@@ -28,9 +29,10 @@ from headway.trainer.parallel.groups import Groups
 from headway.trainer.parallel.params import Precision
 from headway.trainer.parallel.tensor import TensorParallel
 from headway.trainer.recorder import NoRecorder, Recorder
+from headway.trainer.sample import sample_text
 from headway.trainer.snapshot import Extra, Snapshots, layout, offsets
 from headway.trainer.steering import readers_of_other_data
-from headway.trainer.step import StepContext, TrainStep
+from headway.trainer.step import TrainStep
 
 ArenaFactory = Callable[[int, bytes], Arena]
 """``(slot_bytes, layout)`` -> the rank's arena, created or opened; a damaged one or one
@@ -87,6 +89,8 @@ class Session:
         """Global samples consumed in ``step`` steps."""
         self.is_last_wanted = False
         """Whether ``run`` could mark its last snapshot durable."""
+        self.is_complete = False
+        """Whether ``run`` has done the last step of the run."""
 
     def join(self, groups: Groups) -> None:
         """Use ``groups`` from now on; the first call builds the model."""
@@ -157,16 +161,19 @@ class Session:
             RefusedError: the data are not those that the run began with, or differ between ranks.
             DivergedError: ``train.max_skipped_steps`` steps in a row were not finite.
         """
-        total = self.config.train.steps if until is None else until
         trainer = TrainStep(self._parts(), hooks, self._reader("train"))
         trainer.applied, trainer.durable_due = self._extra.command, self._extra.durable_due
         trainer.samples = self.samples
         trainer.skipped = self._extra.skipped
         trainer.skipped_in_row = self._extra.skipped_in_row
+        trainer.asked = self._extra.asked
         if self.ready_snapshots().sealed < self.step:
             trainer.snapshot(self.step, durable=False)
         trainer.directive = hooks.apply(self.step, trainer.applied, trainer.applied)
-        while self.step < total and not trainer.directive.stop:
+        while not trainer.directive.stop and self.step < (
+            trainer.total_steps if until is None else until
+        ):
+            self._carry_out(trainer)
             if trainer.directive.pause:
                 self._pause(trainer, hooks)
                 continue
@@ -176,7 +183,9 @@ class Session:
             self.step, self.samples = self.step + 1, trainer.samples
             hooks.on_step(result)
             self._check_divergence(result)
-        if self.step >= self.config.train.steps:
+        self._carry_out(trainer)
+        self.is_complete = self.step >= trainer.total_steps
+        if self.is_complete:
             hooks.on_eval(self.step, trainer.evaluate(self.step, self._reader("validation")))
         self._make_last_durable(trainer)
 
@@ -203,16 +212,9 @@ class Session:
         assert self._groups is not None
         return self._groups
 
-    @property
-    def tp(self) -> TensorParallel:
-        """The tensor-parallel context; after the first ``join``."""
-        assert self._tp is not None
-        return self._tp
-
-    @property
-    def param_dtype(self) -> torch.dtype:
-        """The compute type of parameters and activations."""
-        return Precision.of(self.config.train.dtype).param_dtype
+    def sample(self, prompt: list[int], count: int) -> list[int]:
+        """Tokens that the model writes after ``prompt``; right after ``run``, on all ranks."""
+        return sample_text(self._parts(), prompt, count)
 
     def _build(self, tp: TensorParallel) -> None:
         config, grid = self.config, self.config.parallel.grid
@@ -347,7 +349,12 @@ class Session:
         while trainer.directive.pause and not trainer.directive.stop:
             time.sleep(PAUSE_ROUND_S)
             trainer.control_round(self.step)
+            self._carry_out(trainer)
         hooks.on_pause(False)
+
+    def _carry_out(self, trainer: TrainStep) -> None:
+        if trainer.asked:
+            trainer.carry_out(self.step, lambda: self._reader("validation"))
 
     def _make_last_durable(self, trainer: TrainStep) -> None:
         """Commit the last snapshot, marked durable, once every store has released the one before.

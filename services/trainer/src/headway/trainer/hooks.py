@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from headway.common.wire.messages.worker import Steer
+
 
 @dataclass(frozen=True)
 class StepResult:
@@ -34,6 +36,10 @@ class Directive:
     stop: bool = False
     checkpoint: bool = False
     """Make the snapshot that follows durable."""
+    steps: int = 0
+    """Steps of the whole run, if it was extended."""
+    asked: tuple[int, ...] = ()
+    """Sequences of the evaluations and samples to do before the next step."""
 
 
 class StepHooks(Protocol):
@@ -50,14 +56,23 @@ class StepHooks(Protocol):
         alone, so that a step that is repeated after a recovery gives the same result.
         """
 
+    def command(self, sequence: int) -> Steer:
+        """One of the commands up to ``command_seq``."""
+
     def stop_requested(self) -> bool:
         """Whether this rank wants the run to end, independently of commands."""
 
     def on_step(self, result: StepResult) -> None:
         """A step is complete."""
 
-    def on_eval(self, step: int, loss: float) -> None:
-        """Validation loss after ``step`` completed steps."""
+    def on_eval(self, step: int, loss: float, sequence: int = 0) -> None:
+        """Validation loss after ``step`` completed steps; ``sequence`` of the command, if any."""
+
+    def on_sample(self, sequence: int, step: int, prompt: list[int], tokens: list[int]) -> None:
+        """Tokens that the model wrote after ``prompt``; ``sequence`` is the command's."""
+
+    def on_applied(self, sequence: int) -> None:
+        """Commands up to ``sequence`` are done, evaluations and samples included."""
 
     def on_pause(self, paused: bool) -> None:
         """The run was paused or resumed."""
@@ -79,6 +94,10 @@ class NoHooks:
         del step, applied, agreed
         return Directive()
 
+    def command(self, sequence: int) -> Steer:
+        """There is none."""
+        raise LookupError(sequence)
+
     def stop_requested(self) -> bool:
         """Never."""
         return False
@@ -86,7 +105,13 @@ class NoHooks:
     def on_step(self, result: StepResult) -> None:
         """No effect."""
 
-    def on_eval(self, step: int, loss: float) -> None:
+    def on_eval(self, step: int, loss: float, sequence: int = 0) -> None:
+        """No effect."""
+
+    def on_sample(self, sequence: int, step: int, prompt: list[int], tokens: list[int]) -> None:
+        """No effect."""
+
+    def on_applied(self, sequence: int) -> None:
         """No effect."""
 
     def on_pause(self, paused: bool) -> None:

@@ -20,13 +20,12 @@ from headway.common.node.flight import FlightWriter
 from headway.common.node.process import return_free_memory
 from headway.common.plan.placement import Placement
 from headway.common.wire.messages.dataloader import StreamSpec
-from headway.common.wire.messages.executor import Sample
 from headway.common.wire.messages.worker import Assign
 from headway.dataloader.client import DataClient
 from headway.dataloader.config import stream_spec
 from headway.trainer.batches import Split
 from headway.trainer.config import RunConfig
-from headway.trainer.control_hooks import REPORTING_RANK, ControlHooks, RankContext
+from headway.trainer.control_hooks import ControlHooks, RankContext
 from headway.trainer.errors import BadCheckpointError, DivergedError
 from headway.trainer.generation import Session
 from headway.trainer.layout_check import difference
@@ -34,7 +33,6 @@ from headway.trainer.parallel.channel import Channels
 from headway.trainer.parallel.groups import build
 from headway.trainer.parallel.nccl import take_device
 from headway.trainer.parallel.store import StoreEndpoint
-from headway.trainer.sample import sample_text
 from headway.trainer.store_watch import StoreWatch
 
 CLAIM_LIMIT_S = 5.0  # the rank's earlier process was killed; the kernel may take a moment
@@ -95,11 +93,12 @@ class Rank:
             context.view.status = "restored"
             context.link.beat_now()
             try:
-                self._session.run(ControlHooks(context, generation))
+                hooks = ControlHooks(context, generation)
+                self._session.run(hooks)
             except DivergedError as error:
                 raise error.with_way_back(self._way_back(error.first_step)) from None
-            if self._session.step >= self.config.train.steps and self.config.train.sample_tokens:
-                self._sample(generation)
+            if self._session.is_complete and self.config.train.sample_tokens:
+                self._sample(hooks)
             self._wait_for_store()
         finally:
             self._session.leave()
@@ -192,15 +191,10 @@ class Rank:
             copy=False,  # a batch is converted before the next is taken
         )
 
-    def _sample(self, generation: int) -> None:
+    def _sample(self, hooks: ControlHooks) -> None:
         prompt = [json.loads((Path(self.config.data.path) / "meta.json").read_text())["eod_id"]]
-        tokens = sample_text(self._session, prompt, self.config.train.sample_tokens)
-        if self.rank == REPORTING_RANK:
-            self._context.link.send(
-                Sample(
-                    generation=generation, tokens=(*prompt, *tokens), num_prompt_tokens=len(prompt)
-                )
-            )
+        tokens = self._session.sample(prompt, self.config.train.sample_tokens)
+        hooks.on_sample(0, self._session.step, prompt, tokens)
 
     def _wait_for_store(self) -> None:
         """Wait until the last checkpoint is on disk, or the store makes no progress."""

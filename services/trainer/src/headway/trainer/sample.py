@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from headway.trainer.generation import Session
+from headway.trainer.context import StepContext
+from headway.trainer.parallel.params import Precision
 from headway.trainer.parallel.tensor import TensorParallel
 
 TEMPERATURE = 0.8
 
 
 @torch.no_grad()
-def sample_text(session: Session, prompt: list[int], count: int) -> list[int]:
-    """At most ``count`` tokens after ``prompt``, equal on all ranks; depends on
-    weights and seed only.
+def sample_text(
+    parts: StepContext, prompt: list[int], count: int, *, temperature: float = TEMPERATURE
+) -> list[int]:
+    """At most ``count`` tokens after ``prompt``, equal on all ranks; depends on weights,
+    ``train.seed`` and the arguments only.
 
     The whole text, rounded up to a multiple of tp, has at most ``seq_len`` tokens, the number of
     positions of the model. Every replica computes the same; nothing is cached, so each token costs
@@ -22,31 +25,32 @@ def sample_text(session: Session, prompt: list[int], count: int) -> list[int]:
     Raises:
         Aborted: the generation was fenced.
     """
-    config, groups, tp = session.config, session.groups, session.tp
+    config, groups, tp = parts.config, parts.groups, parts.tp
+    dtype = Precision.of(config.train.dtype).param_dtype
     pipe, vocabulary = groups.pipe, np.random.Generator(np.random.Philox(config.train.seed))
     count = min(count, config.model.seq_len // tp.size * tp.size - len(prompt))
     length = -(-(len(prompt) + count) // tp.size) * tp.size
-    text = torch.zeros((1, length), dtype=torch.int64, device=session.device)
+    text = torch.zeros((1, length), dtype=torch.int64, device=parts.device)
     text[0, : len(prompt)] = torch.tensor(prompt)
-    stages = len(session.chunks) * pipe.size
+    stages = len(parts.chunks) * pipe.size
     for position in range(len(prompt) - 1, len(prompt) - 1 + count):
         uniform = float(vocabulary.random())
-        picked = torch.zeros(1, dtype=torch.float64, device=session.device)
+        picked = torch.zeros(1, dtype=torch.float64, device=parts.device)
         x = text
         for stage in range(stages):
             if stage % pipe.size != pipe.rank:
                 continue
-            chunk = session.chunks[stage // pipe.size]
+            chunk = parts.chunks[stage // pipe.size]
             if stage > 0 and pipe.size > 1:
                 x = torch.empty(
                     (length // tp.size, 1, config.model.hidden),
-                    dtype=session.param_dtype,
-                    device=session.device,
+                    dtype=dtype,
+                    device=parts.device,
                 )
                 pipe.recv("forward", x, (stage - 1) % pipe.size, stage).wait()
             if stage == stages - 1:
                 logits = chunk.logits(x, position)
-                picked[0] = sample_next(logits, tp, temperature=TEMPERATURE, uniform=uniform).item()
+                picked[0] = sample_next(logits, tp, temperature=temperature, uniform=uniform).item()
             else:
                 x = chunk.forward(x, train=False).output
                 if pipe.size > 1:

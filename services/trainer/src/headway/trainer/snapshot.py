@@ -52,6 +52,8 @@ class Extra:
     """Steps so far whose update was skipped: the optimizer's count is ``step - skipped``."""
     skipped_in_row: int = 0
     """Skipped steps directly before ``step``."""
+    asked: tuple[int, ...] = ()
+    """Sequences of evaluations and samples that were asked for and not done yet."""
 
     def pack(self) -> bytes:
         """MessagePack."""

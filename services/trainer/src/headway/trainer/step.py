@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from headway.common.node.failpoints import failpoint
@@ -17,37 +17,16 @@ from headway.common.node.flight import WAITING
 from headway.common.plan.schedule.actions import Action, Kind
 from headway.common.plan.schedule.generate import forward_only, generate
 from headway.common.plan.schedule.lower import lower
-from headway.trainer.batches import BatchReader, MicroBatch, Split
-from headway.trainer.config import RunConfig
+from headway.trainer.batches import BatchReader, MicroBatch
+from headway.trainer.context import StepContext
 from headway.trainer.hooks import Directive, StepHooks, StepResult
-from headway.trainer.model.gpt import Chunk
 from headway.trainer.optim.adamw import AdamW
 from headway.trainer.optim.schedule import clip_scale, learning_rate
 from headway.trainer.parallel.data import DataParallel
-from headway.trainer.parallel.flat import FlatChunk
-from headway.trainer.parallel.groups import Groups
 from headway.trainer.parallel.pipeline import Handler, Pipeline
-from headway.trainer.parallel.tensor import TensorParallel
-from headway.trainer.recorder import Recorder
-from headway.trainer.snapshot import Extra, Snapshots
+from headway.trainer.sample import sample_text
+from headway.trainer.snapshot import Extra
 from headway.trainer.steering import Agreement, Sums, add_up, agree
-
-
-@dataclass
-class StepContext:
-    """What a rank trains with; the model is kept over generations, the rest belongs to one."""
-
-    config: RunConfig
-    rank: int
-    chunks: Sequence[Chunk]
-    flats: Sequence[FlatChunk]
-    tp: TensorParallel
-    groups: Groups
-    snapshots: Snapshots
-    recorder: Recorder
-    device: torch.device
-    fingerprints: Mapping[Split, str]
-    """Fingerprints of the data read so far in this run; stored in snapshots."""
 
 
 class TrainStep:
@@ -85,8 +64,15 @@ class TrainStep:
         """Number of earlier steps that left the state unchanged."""
         self.skipped_in_row = 0
         """Number of skipped steps directly before the next one."""
+        self.asked: tuple[int, ...] = ()
+        """Sequences of commands that ``carry_out`` has yet to do, between two steps."""
         self._is_asked_for = False
         self._busy = False
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole run, extensions included."""
+        return max(self._parts.config.train.steps, self.directive.steps)
 
     def run(self, step: int) -> StepResult:
         """Do optimizer step ``step``.
@@ -98,8 +84,9 @@ class TrainStep:
         with self._parts.recorder.record(Kind.STEP, step=step):
             for flat in self._parts.flats:
                 flat.zero_grads()
-            updates, steps = step - self.skipped, self._parts.config.train.steps
-            run = _StepTotals(step, learning_rate(self._parts.config.optim, updates, steps))
+            updates = step - self.skipped
+            lr = learning_rate(self._parts.config.optim, updates, self.total_steps)
+            run = _StepTotals(step, lr)
             if self.directive.lr is not None:
                 run.lr = self.directive.lr
             self._pass(run).run()
@@ -131,6 +118,25 @@ class TrainStep:
             pipeline.run()
             sums = self._add_up(0.0, pipeline.loss_sum, tokens)
         return sums.mean_loss
+
+    def carry_out(self, step: int, open_validation: Callable[[], BatchReader]) -> None:
+        """Do the evaluations and samples that were asked for; all ranks call this together."""
+        for sequence in self.asked:
+            command = self._hooks.command(sequence)
+            if command.operation == "evaluate":
+                self._hooks.on_eval(step, self.evaluate(step, open_validation()), sequence)
+            else:
+                prompt, count = list(command.tokens), command.count
+                text = self.sample(step, prompt, count, temperature=command.value)
+                self._hooks.on_sample(sequence, step, prompt, text)
+        self.asked = ()
+        self._hooks.on_applied(self.applied)
+
+    def sample(self, step: int, prompt: list[int], count: int, *, temperature: float) -> list[int]:
+        """Tokens that the model writes after ``prompt``; all ranks call this together."""
+        with self._parts.recorder.record(Kind.SAMPLE, step=step):
+            self._data.gather_all(step)
+            return sample_text(self._parts, prompt, count, temperature=temperature)
 
     def control_round(
         self, step: int, *, moved: bool = False, look_at_state: bool = False
@@ -167,6 +173,7 @@ class TrainStep:
             validation_fingerprint=self._parts.fingerprints["validation"],
             skipped=self.skipped,
             skipped_in_row=self.skipped_in_row,
+            asked=self.asked,
         )
         with self._parts.recorder.record(Kind.SNAPSHOT, step=step - 1):
             self._parts.snapshots.begin(step, self._parts.groups.generation, extra, durable=durable)
@@ -269,6 +276,7 @@ class TrainStep:
         snapshots.commit(agreed.sealed)
         directive = self._hooks.apply(step, self.applied, agreed.command)
         self.applied = max(self.applied, agreed.command)
+        self.asked += directive.asked
         self.durable_due |= directive.checkpoint
         self._is_asked_for = self.skipped_in_row > 0 and (
             directive.checkpoint or (self._is_asked_for and self.durable_due)

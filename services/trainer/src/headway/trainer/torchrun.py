@@ -32,7 +32,6 @@ from headway.trainer.parallel.groups import Groups, build
 from headway.trainer.parallel.nccl import take_device
 from headway.trainer.parallel.store import StoreEndpoint
 from headway.trainer.rank import replica_stream
-from headway.trainer.sample import sample_text
 
 GENERATION = 0
 STORE_KEY = "headway/store"
@@ -98,8 +97,9 @@ class Progress(NoHooks):
             f"lr {result.lr:.2e}  {rate:,.0f} tokens/s{skipped}"
         )
 
-    def on_eval(self, step: int, loss: float) -> None:
+    def on_eval(self, step: int, loss: float, sequence: int = 0) -> None:
         """One line per validation."""
+        del sequence
         self.say(f"validation loss after {step} steps: {loss:.4f}")
 
     def say(self, line: str) -> None:
@@ -138,7 +138,7 @@ def train(files: list[Path], overrides: list[str]) -> int:
         session.join(_groups(config, place, device))
         session.load("init")
         session.run(progress)
-        if session.step >= config.train.steps and config.train.sample_tokens:
+        if session.is_complete and config.train.sample_tokens:
             _show_sample(session, progress)
     finally:
         session.leave()
@@ -199,7 +199,7 @@ def _show_sample(session: Session, progress: Progress) -> None:
     folder = Path(session.config.data.path)
     prompt = [int(json.loads((folder / "meta.json").read_text())["eod_id"])]
     started_s = time.monotonic()
-    tokens = sample_text(session, prompt, session.config.train.sample_tokens)
+    tokens = session.sample(prompt, session.config.train.sample_tokens)
     text = str(tokens)
     if (folder / "tokenizer.json").exists():
         from tokenizers import Tokenizer

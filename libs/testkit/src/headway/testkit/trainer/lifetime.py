@@ -75,9 +75,9 @@ class _Journal(NoHooks):
         self.losses[result.step] = result.loss.hex()
         self.take(f"step {result.step}")
 
-    def on_eval(self, step: int, loss: float) -> None:
+    def on_eval(self, step: int, loss: float, sequence: int = 0) -> None:
         """And those of the evaluation."""
-        del loss
+        del loss, sequence
         self.take(f"evaluation {step}")
 
     def take(self, label: str) -> None:

@@ -55,8 +55,9 @@ class Journal(NoHooks):
             self.grads = [flat.grad_shard.numpy().copy() for flat in self._session.flats]
         self._progress.write_text(str(result.step))
 
-    def on_eval(self, step: int, loss: float) -> None:
+    def on_eval(self, step: int, loss: float, sequence: int = 0) -> None:
         """Note the validation loss."""
+        del sequence
         self.evals[step] = loss.hex()
 
 

@@ -17,7 +17,7 @@ from headway.common.node.flight import BROKEN, FlightHeader, FlightReader
 from headway.common.node.process import ProcessId
 from headway.common.plan.schedule.actions import Kind
 
-PHASES = {Kind.JOIN: "join", Kind.RESTORE: "restore", Kind.EVAL: "eval"}
+PHASES = {Kind.JOIN: "join", Kind.RESTORE: "restore", Kind.EVAL: "eval", Kind.SAMPLE: "sample"}
 """Actions that may take long; while one is open, the rolling limit does not apply."""
 
 INSTANT_NS = 1_000_000

@@ -343,7 +343,7 @@ class Driver:
             return search(self.run_dir.checkpoints, self.config.parallel.world_size, action)
 
         def then(found: DurableFound | None, error: Exception | None) -> None:
-            self.handle(found or DurableFound(None, trouble=str(error)))
+            self.handle(found or DurableFound(None, str(error), action.only))
 
         self._background.start("look for the newest checkpoint", find, then)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headway.ckpt_store import has_mark, newest
+from headway.ckpt_store import complete, has_mark, newest
 from headway.trainer.control.decisions.events import DurableFound, FindDurable
 
 
 def search(checkpoints: Path, world_size: int, action: FindDurable) -> DurableFound:
-    """The newest complete checkpoint, or what is wrong with the folder.
+    """The newest complete checkpoint, or the one asked for, or what is wrong with the folder.
 
     A folder that holds neither a checkpoint nor the mark of the run's generation is another one: a
     mount that is missing, or one that somebody emptied. A run that took it for its own would start
@@ -19,6 +19,8 @@ def search(checkpoints: Path, world_size: int, action: FindDurable) -> DurableFo
         HeadwayError: none of the checkpoints can be read.
         OSError: the folder cannot be read.
     """
+    if action.only >= 0:
+        return DurableFound(_of_step(checkpoints, world_size, action), only=action.only)
     found = newest(checkpoints, world_size=world_size, without=action.bad)
     if found is not None:
         return DurableFound((found.step, str(found.path)))
@@ -29,3 +31,11 @@ def search(checkpoints: Path, world_size: int, action: FindDurable) -> DurableFo
         )
         return DurableFound(None, trouble=trouble)
     return DurableFound(None)
+
+
+def _of_step(checkpoints: Path, world_size: int, action: FindDurable) -> tuple[int, str] | None:
+    """The complete checkpoint of ``action.only``, None without one or where it proved bad."""
+    for info in complete(checkpoints):
+        if (info.step, info.world_size) == (action.only, world_size):
+            return None if info.step in action.bad else (info.step, str(info.path))
+    return None

@@ -36,13 +36,23 @@ CREATE TABLE IF NOT EXISTS inputs (id INTEGER PRIMARY KEY, epoch INTEGER NOT NUL
 CREATE TABLE IF NOT EXISTS generations (generation INTEGER PRIMARY KEY, unix_s REAL NOT NULL,
     rank_nodes TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS commands (sequence INTEGER PRIMARY KEY, id TEXT UNIQUE NOT NULL,
-    unix_s REAL NOT NULL, operation TEXT NOT NULL, name TEXT NOT NULL, value REAL NOT NULL);
+    unix_s REAL NOT NULL, operation TEXT NOT NULL, name TEXT NOT NULL, value REAL NOT NULL,
+    count INTEGER NOT NULL DEFAULT 0, tokens TEXT NOT NULL DEFAULT '[]');
 CREATE TABLE IF NOT EXISTS metrics (generation INTEGER, step INTEGER, loss REAL, grad_norm REAL,
     lr REAL, tokens INTEGER, duration_s REAL, unix_s REAL, skipped INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (generation, step));
 CREATE TABLE IF NOT EXISTS evaluations (generation INTEGER, step INTEGER, loss REAL, tokens INTEGER,
-    PRIMARY KEY (generation, step));
+    sequence INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (generation, step));
+CREATE TABLE IF NOT EXISTS samples (generation INTEGER, sequence INTEGER, step INTEGER, tokens TEXT,
+    num_prompt_tokens INTEGER, PRIMARY KEY (generation, sequence));
 """
+_ADDED = (
+    ("metrics", "skipped", "INTEGER NOT NULL DEFAULT 0"),
+    ("commands", "count", "INTEGER NOT NULL DEFAULT 0"),
+    ("commands", "tokens", "TEXT NOT NULL DEFAULT '[]'"),
+    ("evaluations", "sequence", "INTEGER NOT NULL DEFAULT 0"),
+)
+_STEER = "operation, name, value, count, tokens"
 _SKIPPED_INDEX = "CREATE INDEX IF NOT EXISTS metrics_skipped ON metrics (step) WHERE skipped"
 SPENT_ON_RESUME = ("stop", "pause", "checkpoint")
 """Commands that have had their effect when an ended run is resumed;
@@ -74,10 +84,11 @@ class Journal:
     def __init__(self, path: Path, *, epoch: int = 0) -> None:
         self.epoch, self._path = epoch, path
         self._open()
-        if not self._tables() >= {"facts", "inputs", "metrics"}:
+        if not self._tables() >= {"facts", "inputs", "metrics", "samples"}:
             self._db.executescript(_SCHEMA)
-        if "skipped" not in self._columns("metrics"):  # of a run that an older version began
-            self._db.execute("ALTER TABLE metrics ADD COLUMN skipped INTEGER NOT NULL DEFAULT 0")
+        for table, column, kind in _ADDED:  # to a run that an older version began
+            if column not in self._columns(table):
+                self._db.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
         with contextlib.suppress(sqlite3.OperationalError):  # a full disk: readers are slower then
             self._db.execute(_SKIPPED_INDEX)
 
@@ -201,6 +212,12 @@ class Journal:
         ).fetchone()
         return (int(row[0]), {int(k): v for k, v in json.loads(row[1]).items()}) if row else None
 
+    def placement(self, generation: int) -> dict[int, int]:
+        """Rank -> node of a generation, empty if it is not known."""
+        sql = "SELECT rank_nodes FROM generations WHERE generation = ?"
+        row = self._db.execute(sql, (generation,)).fetchone()
+        return {int(k): v for k, v in json.loads(row[0]).items()} if row else {}
+
     def memory(self) -> Memory:
         """What the drivers before have found out;
         empty when it cannot be read, which costs only time."""
@@ -216,38 +233,45 @@ class Journal:
         self.set_facts(memory=msgspec.json.encode(memory).decode())
 
     # ---- commands -----------------------------------------------------------------------------
-    def add_command(
-        self, command_id: str, operation: str, name: str, value: float
-    ) -> tuple[Steer, bool]:
-        """Append a command; False with it when this id is already in the list (a retry)."""
+    def add_command(self, command_id: str, steer: Steer) -> tuple[Steer, bool]:
+        """Append a command, which gets the next sequence; False with it when this id is already
+        in the list (a retry)."""
         row = self._db.execute(
-            "SELECT sequence, operation, name, value FROM commands WHERE id = ?", (command_id,)
+            f"SELECT sequence, {_STEER} FROM commands WHERE id = ?", (command_id,)
         ).fetchone()
         if row:
-            return Steer(sequence=row[0], operation=row[1], name=row[2], value=row[3]), False
+            return _steer(*row), False
         with self._transaction() as db:
             cursor = db.execute(
-                "INSERT INTO commands (id, unix_s, operation, name, value) VALUES (?, ?, ?, ?, ?)",
-                (command_id, time.time(), operation, name, value),
-            )
+                f"INSERT INTO commands (id, unix_s, {_STEER}) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (command_id, time.time(), steer.operation, steer.name, steer.value, steer.count,
+                 json.dumps(steer.tokens)),
+            )  # fmt: skip
         sequence = int(cursor.lastrowid or 0)
-        return Steer(sequence=sequence, operation=operation, name=name, value=value), True
+        return msgspec.structs.replace(steer, sequence=sequence), True  # type: ignore[type-var]
 
     def commands(self) -> list[Steer]:
         """Every command of the run, in order; one that an earlier end has spent is ``retired``."""
         spent = int(self.fact("spent_commands", "0"))
-        rows = self._db.execute(
-            "SELECT sequence, operation, name, value FROM commands ORDER BY sequence"
-        )
+        rows = self._db.execute(f"SELECT sequence, {_STEER} FROM commands ORDER BY sequence")
         return [
-            Steer(
-                sequence=sequence,
-                operation="retired" if sequence <= spent and did in SPENT_ON_RESUME else did,
-                name=name,
-                value=value,
+            _steer(
+                sequence,
+                "retired" if sequence <= spent and operation in SPENT_ON_RESUME else operation,
+                *rest,
             )
-            for sequence, did, name, value in rows
+            for sequence, operation, *rest in rows
         ]
+
+    def inherit(self, generation: int, rank_nodes: dict[int, int], commands: list[Steer]) -> None:
+        """Begin a fork: what its state rests on of the run that it was taken from.
+
+        Generations are counted on from ``generation``, which wrote the checkpoint.
+        """
+        for steer in commands:
+            self.add_command(f"inherited-{steer.sequence}", steer)
+        self.begin_generation(generation, rank_nodes)
+        self.set_facts(spent_commands=str(len(commands)))
 
     def reopen(self) -> None:
         """Make an ended run unfinished again;
@@ -274,13 +298,29 @@ class Journal:
                 )  # fmt: skip
             case Evaluation():
                 db.execute(
-                    "INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?)",
-                    (one.generation, one.step, one.loss, one.tokens),
+                    "INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?, ?)",
+                    (one.generation, one.step, one.loss, one.tokens, one.sequence),
                 )
             case Sample():
-                shown = {"tokens": one.tokens, "num_prompt_tokens": one.num_prompt_tokens}
-                self._put("sample", json.dumps(shown))
+                db.execute(
+                    "INSERT OR REPLACE INTO samples VALUES (?, ?, ?, ?, ?)",
+                    (one.generation, one.sequence, one.step, json.dumps(one.tokens),
+                     one.num_prompt_tokens),
+                )  # fmt: skip
 
     def skipped(self) -> set[int]:
         """The steps that were skipped for a loss or norm that was not finite."""
         return {row[0] for row in self._db.execute("SELECT step FROM metrics WHERE skipped")}
+
+
+def _steer(
+    sequence: int, operation: str, name: str, value: float, count: int, tokens: str
+) -> Steer:
+    return Steer(
+        sequence=sequence,
+        operation=operation,
+        name=name,
+        value=value,
+        count=count,
+        tokens=tuple(json.loads(tokens)),
+    )

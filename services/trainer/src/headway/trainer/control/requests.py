@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -12,12 +13,18 @@ from headway.common.wire.messages.executor import Inject
 from headway.common.wire.messages.worker import Steer
 from headway.trainer.config import RunConfig, check_name, check_setting
 from headway.trainer.control import faults
-from headway.trainer.control.decisions.events import Event, EvictNode, Steered, Tick
+from headway.trainer.control.decisions.events import Event, EvictNode, RollBack, Steered, Tick
 from headway.trainer.control.decisions.state import RunState
 from headway.trainer.control.lines import Lines
 from headway.trainer.control.writer import JournalWriter
+from headway.trainer.settings import check_sample
 
-STEERED = frozenset({"pause", "resume", "stop", "checkpoint", "set", "unset"})
+STEERED = frozenset(
+    {"pause", "resume", "stop", "checkpoint", "set", "unset", "extend", "evaluate", "sample"}
+)
+MOST_STEPS = 10**9
+MAX_ANSWERED = 256
+"""Ids of carried out commands that are remembered, beside those in the journal."""
 JOURNAL_LIMIT_S = 0.5
 """How long a request waits for the journal; meanwhile nothing else is handled."""
 MAX_LISTED = 4096  # ranks of one status
@@ -55,6 +62,7 @@ class Requests:
         self._name, self._config, self._state, self._journal = name, config, state, journal
         self._handle, self._note, self._over = handle, note, over
         self._num_skipped = num_skipped
+        self._answered: deque[str] = deque(maxlen=MAX_ANSWERED)
 
     def take(self, message: Command, peer: bytes) -> Accepted:
         """Carry a command out, or note it for the workers; a repeated id changes nothing.
@@ -66,35 +74,64 @@ class Requests:
         del peer
         if message.operation in STEERED:
             return Accepted(sequence=self._steer(message))
-        if message.operation == "inject":
-            self._inject(message)
-        elif message.operation == "evict":
-            self._evict(message)
-        else:
-            raise InputError(
-                f"unknown operation {message.operation!r}", remedy="see `headway --help`"
-            )
+        if message.id not in self._answered:
+            match message.operation:
+                case "inject":
+                    self._inject(message)
+                case "evict":
+                    self._evict(message)
+                case "rollback":
+                    self._roll_back(message)
+                case _:
+                    raise InputError(
+                        f"unknown operation {message.operation!r}", remedy="see `headway --help`"
+                    )
+            self._answered.append(message.id)
         return Accepted(sequence=0)
 
     # ---- steering -----------------------------------------------------------------------------
     def _steer(self, message: Command) -> int:
-        if message.operation == "set":
-            check_setting(message.name, message.value, self._config, force=message.force)
-        elif message.operation == "unset":
-            check_name(message.name)
-        steer, is_new = self._durable(message)
+        steer, is_new = self._durable(message.id, self._checked(message))
         if is_new:
             self._handle(Tick())
         return steer.sequence
 
-    def _durable(self, message: Command) -> tuple[Steer, bool]:
+    def _checked(self, message: Command) -> Steer:
+        """What the ranks get of a command.
+
+        Raises:
+            InputError: a value that cannot be used.
+        """
+        count = message.count
+        match message.operation:
+            case "set":
+                check_setting(message.name, message.value, self._config, force=message.force)
+            case "unset":
+                check_name(message.name)
+            case "extend":
+                count = self._state.steps + message.count  # of the whole run: may be repeated
+                if message.count < 1 or count > MOST_STEPS:
+                    raise InputError(
+                        f"cannot extend the run by {message.count} steps",
+                        remedy="give a number of additional steps, from 1 on",
+                    )
+            case "sample":
+                check_sample(message.tokens, message.count, message.value, self._config)
+        return Steer(
+            sequence=0,
+            operation=message.operation,
+            name=message.name,
+            value=message.value,
+            count=count,
+            tokens=message.tokens,
+        )
+
+    def _durable(self, command_id: str, steer: Steer) -> tuple[Steer, bool]:
         """The command once it is in the journal, and whether it is new."""
         is_there, found = threading.Event(), []
 
         def add(journal: Any) -> tuple[Steer, bool]:
-            result: tuple[Steer, bool] = journal.add_command(
-                message.id, message.operation, message.name, message.value
-            )
+            result: tuple[Steer, bool] = journal.add_command(command_id, steer)
             found.append(result)
             is_there.set()
             return result
@@ -116,7 +153,7 @@ class Requests:
 
     def _accepted(self, steer: Steer) -> None:
         self._handle(Steered(steer))
-        names = ("sequence", "operation", "name", "value")
+        names = ("sequence", "operation", "name", "value", "count")
         self._note("command", {name: getattr(steer, name) for name in names})
 
     # ---- status -------------------------------------------------------------------------------
@@ -160,7 +197,7 @@ class Requests:
         node = self._state.rank_nodes[rank]
         return RankStatus(rank=rank, node=node, worker=worker, pid=pid, status=status, step=step)
 
-    # ---- drills and eviction ------------------------------------------------------------------
+    # ---- drills, eviction, roll back ----------------------------------------------------------
     def _inject(self, message: Command) -> None:
         if message.name == "worker" and message.rank not in self._state.rank_nodes:
             raise InputError(
@@ -196,3 +233,11 @@ class Requests:
                 remedy="see `headway status`; add a node or stop the run",
             )
         self._handle(EvictNode(message.node))
+
+    def _roll_back(self, message: Command) -> None:
+        if not 0 < message.step < self._state.step:
+            raise InputError(
+                f"cannot roll back to step {message.step}: the run is at step {self._state.step}",
+                remedy="`headway ckpt ls` lists the checkpoints",
+            )
+        self._handle(RollBack(message.step))

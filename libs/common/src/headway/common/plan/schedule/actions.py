@@ -31,6 +31,7 @@ class Kind(IntEnum):
     STEP = 16  # a whole optimizer step, written when it completes
     RESTORE = 17
     JOIN = 18  # building the groups of a generation
+    SAMPLE = 19
 
 
 COMPUTE = frozenset({Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT})

@@ -149,12 +149,19 @@ class Command(Message, tag="driver.command/1"):
 
     id: str
     operation: str
-    """``pause``, ``resume``, ``stop``, ``checkpoint``, ``set``,
-    ``unset``, ``evict``, ``inject``."""
+    """``pause``, ``resume``, ``stop``, ``checkpoint``, ``set``, ``unset``, ``extend``,
+    ``evaluate``, ``sample``, ``rollback``, ``evict``, ``inject``."""
     name: str = ""
     """The setting (``lr``) with ``set`` and ``unset``; the target (``worker`` or a
     service) with ``inject``."""
     value: float = 0.0
+    """With ``set``: the setting's value; with ``sample``: the temperature."""
+    count: int = 0
+    """With ``extend``: additional steps; with ``sample``: tokens to write."""
+    tokens: tuple[int, ...] = ()
+    """With ``sample``: the prompt."""
+    step: int = -1
+    """With ``rollback``: the checkpoint's step."""
     force: bool = False
     """With ``set``: accept a value that looks like a typing error."""
     fault: str = ""

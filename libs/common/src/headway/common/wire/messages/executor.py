@@ -131,10 +131,12 @@ class Evaluation(Message, tag="executor.evaluation/1"):
     loss: float
     """Mean cross-entropy per token of the validation batches, nats."""
     tokens: int
+    sequence: int = 0
+    """Of the command that asked for it; 0 for a planned one."""
 
 
 class Sample(Message, tag="executor.sample/1"):
-    """Tokens that the trained model generated."""
+    """Tokens that the model generated."""
 
     about = About(
         sender="worker",
@@ -142,13 +144,18 @@ class Sample(Message, tag="executor.sample/1"):
         via="executor",
         kind="note",
         transport="ipc, then tcp",
-        rate="once at the end of a run, by the reporting rank",
-        on_loss="the summary has no sample; the executor keeps it while no driver answers",
+        rate="one per `sample` command and one at the end of a run, by the reporting rank",
+        on_loss="the sample is missing; the executor keeps it while no driver answers",
     )
 
     generation: int
     tokens: tuple[int, ...]
     num_prompt_tokens: int
+    """How many of ``tokens`` are the prompt."""
+    step: int = 0
+    """Completed steps of the model that wrote it."""
+    sequence: int = 0
+    """Of the command that asked for it; 0 for the one at the end of the run."""
 
 
 class DriverBeat(Message, tag="executor.driver_beat/1"):

@@ -36,10 +36,16 @@ class Steer(Message, tag="worker.steer/1"):
     sequence: int
     """Position in the run's command list, from 1; ranks apply commands in this order."""
     operation: str
-    """``pause``, ``resume``, ``stop``, ``checkpoint``, ``set`` or ``unset``."""
+    """``pause``, ``resume``, ``stop``, ``checkpoint``, ``set``, ``unset``, ``extend``,
+    ``evaluate`` or ``sample``."""
     name: str = ""
     """With ``set`` and ``unset``: the setting, today ``lr``."""
     value: float = 0.0
+    """With ``set``: the setting's value; with ``sample``: the temperature."""
+    count: int = 0
+    """With ``extend``: steps of the whole run from now on; with ``sample``: tokens to write."""
+    tokens: tuple[int, ...] = ()
+    """With ``sample``: the prompt."""
 
 
 class Assign(Message, tag="worker.assign/1"):

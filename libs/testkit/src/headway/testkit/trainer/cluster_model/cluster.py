@@ -69,6 +69,15 @@ class FakeCluster:
     def journal(self) -> list[BeginGeneration]:
         return self.disk.journal
 
+    @property
+    def total(self) -> int:
+        """Steps of the whole run, with every extension that was accepted."""
+        return self._total(len(self.disk.commands))
+
+    def _total(self, agreed: int) -> int:
+        commands = self.disk.commands[:agreed]
+        return max(self.steps, *(c.count for c in commands if c.operation == "extend"), 0)
+
     def members(self) -> list[FakeWorker]:
         """Workers that were given a rank."""
         return [w for n in self.nodes.values() for w in n.workers.values() if w.rank >= 0]
@@ -107,9 +116,9 @@ class FakeCluster:
             self.old_drivers.append(self.driver)
         self.driver = self._new_driver()
 
-    def command(self, operation: str) -> None:
+    def command(self, operation: str, count: int = 0) -> None:
         """A command of the user."""
-        steer = Steer(sequence=len(self.disk.commands) + 1, operation=operation)
+        steer = Steer(sequence=len(self.disk.commands) + 1, operation=operation, count=count)
         self.disk.commands.append(steer)
         self.driver.inbox.append(Steered(steer))
 
@@ -208,7 +217,7 @@ class FakeCluster:
         if step <= self.furthest:
             self.redone.append(step)
         self.furthest = max(self.furthest, step)
-        ends = step >= self.steps or "stop" in operations
+        ends = step >= self._total(agreed) or "stop" in operations
         for worker in ready:
             worker.step, worker.status = step, "finished" if ends else "running"
             home = self._home(worker)

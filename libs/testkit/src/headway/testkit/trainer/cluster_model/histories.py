@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from headway.testkit.trainer.cluster_model.cluster import FakeCluster
-from headway.trainer.control.decisions.events import EvictNode, ExecutorEnded
+from headway.trainer.control.decisions.events import EvictNode, ExecutorEnded, RollBack
 
 NODES = 4
 STEPS = 150
@@ -115,6 +115,16 @@ def _verdict(cluster: FakeCluster, chance: random.Random) -> None:
     cluster.judge(response, chance.randrange(NODES), service="dataloader", detail="seen in the log")
 
 
+def _roll_back(cluster: FakeCluster, chance: random.Random) -> None:
+    steps = [*cluster.disk.durable, 7]
+    cluster.driver.inbox.append(RollBack(chance.choice(steps)))
+
+
+def _extend(cluster: FakeCluster, chance: random.Random) -> None:
+    if cluster.finished is None:
+        cluster.command("extend", count=cluster.total + chance.choice((1, 20)))
+
+
 def _pause(cluster: FakeCluster, chance: random.Random) -> None:
     cluster.command(chance.choice(("pause", "resume")))
 
@@ -139,6 +149,8 @@ DISTURBANCES: dict[str, Disturbance] = {
     "evict": _evict,
     "return": _return,
     "verdict": _verdict,
+    "roll back": _roll_back,
+    "extend": _extend,
     "pause": _pause,
 }
 

@@ -169,7 +169,7 @@ class Driver:
         if how == "silent" or (isinstance(action, FindDurable) and not error):
             return
         if isinstance(action, FindDurable):
-            answer: Event = DurableFound(None, trouble="MANIFEST.json cannot be read")
+            answer: Event = DurableFound(None, "MANIFEST.json cannot be read", action.only)
         elif error or how == "lies":
             answer = Failed(action, error or "the disk did not answer", is_final=error == "gone")
         else:
@@ -186,12 +186,7 @@ class Driver:
                 disk.journal.append(action)
                 disk.durable = {s: g for s, g in disk.durable.items() if s <= action.restored_step}
             case FindDurable():
-                if disk.is_elsewhere and action.marked >= 0:
-                    self.inbox.append(DurableFound(None, trouble="it is another folder"))
-                    return ""
-                steps = [step for step in disk.durable if step not in action.bad]
-                found = (max(steps), f"step-{max(steps)}") if steps else None
-                self.inbox.append(DurableFound(found))
+                self.inbox.append(self._found(action))
             case Remember():
                 disk.memory = action.memory
             case Finish():
@@ -203,3 +198,11 @@ class Driver:
             case ReleaseNode():
                 self.nodes[action.node].wipe()
         return ""
+
+    def _found(self, action: FindDurable) -> DurableFound:
+        disk, only = self.disk, action.only
+        if disk.is_elsewhere and action.marked >= 0:
+            return DurableFound(None, "it is another folder", only)
+        steps = [s for s in disk.durable if s not in action.bad and only in (-1, s)]
+        found = (max(steps), f"step-{max(steps)}") if steps else None
+        return DurableFound(found, only=only)

@@ -46,12 +46,7 @@ class Core:
     """
 
     def __init__(self, start: Start, limits: RecoveryConfig, now: float) -> None:
-        self.run_id, self.epoch, self.steps, self.limits = (
-            start.run_id,
-            start.epoch,
-            start.steps,
-            limits,
-        )
+        self.run_id, self.epoch, self.limits = start.run_id, start.epoch, limits
         memory = start.memory
         self.clock = Clock(now)
         self.effects = Effects(self.clock)
@@ -59,7 +54,10 @@ class Core:
         self.members = Members(self.fleet.rank_nodes)
         self.brake = Brake(limits.max_crashes, memory.crashes, memory.causes)
         self.copies = Copies(memory.bad_checkpoints, memory.bad_snapshots)
-        self.commands: list[Steer] = list(start.commands)
+        self.steps = start.steps
+        self.commands: list[Steer] = []
+        for steer in start.commands:
+            self.add_command(steer)
         self.generation = self.members.generation = start.generation
         self.marked = memory.marked
         """The newest generation that is recorded in the checkpoints folder."""
@@ -79,6 +77,8 @@ class Core:
         self.is_steering = True
         """Some member may not hold every command."""
         self.is_memory_stale = False
+        self.rollback = memory.rollback
+        """(step, generation): the user wants this checkpoint back in a later generation."""
         self._sent: dict[Key, float] = {}
         for node in self.fleet.nodes.values():  # executors need that long to find a new driver
             node.beat_at = limits.driver_silent_s
@@ -97,6 +97,22 @@ class Core:
         for number, losses in memory.losses:
             if number in nodes:
                 nodes[number].losses = losses
+
+    def add_command(self, steer: Steer) -> None:
+        """Append a command that ranks apply; an extension counts at once."""
+        self.commands.append(steer)
+        if steer.operation == "extend":
+            self.steps = max(self.steps, steer.count)
+
+    @property
+    def rollback_step(self) -> int:
+        """Step of the checkpoint that the user wants back, -1 for none."""
+        return self.rollback[0] if self.rollback else -1
+
+    def end_rollback(self) -> None:
+        """It was carried out or given up."""
+        if self.rollback is not None:
+            self.rollback, self.is_memory_stale = None, True
 
     # ---- phases ---------------------------------------------------------------------------------
     def enter(self, phase: str) -> None:
@@ -324,5 +340,6 @@ class Core:
             marked=self.marked,
             bad_snapshots=tuple(sorted(self.copies.bad_snapshots)),
             barred=tuple((n.number, n.bar, *n.barred_process) for n in lost if n.bar),
+            rollback=self.rollback,
             losses=tuple((n.number, n.losses) for n in self.fleet.nodes.values() if n.losses),
         )

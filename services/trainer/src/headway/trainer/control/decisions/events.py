@@ -54,6 +54,8 @@ class DurableFound:
 
     checkpoint: tuple[int, str] | None
     trouble: str = ""
+    only: int = -1
+    """Copied from the question."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,13 @@ class EvictNode:
     """The user wants the node out of the run."""
 
     node: int
+
+
+@dataclass(frozen=True)
+class RollBack:
+    """The user wants the run to continue from the checkpoint of ``step``."""
+
+    step: int
 
 
 @dataclass(frozen=True)
@@ -134,6 +143,8 @@ class FindDurable:
     bad: tuple[int, ...] = ()
     marked: int = -1
     """A folder without a checkpoint must hold the mark of this generation, or it is another one."""
+    only: int = -1
+    """Look for the checkpoint of this step alone; -1 looks for the newest."""
 
 
 @dataclass(frozen=True)
@@ -198,6 +209,9 @@ class Memory:
     that may not return at their next beat."""
     losses: tuple[tuple[int, int], ...] = ()
     """(node, how often it was given up)."""
+    rollback: tuple[int, int] | None = None
+    """(step of the checkpoint that the user wants back, newest generation when it was asked for),
+    until the run steps from there."""
 
 
 @dataclass(frozen=True)
@@ -238,5 +252,6 @@ Event = (
     | ExecutorEnded
     | Steered
     | EvictNode
+    | RollBack
     | Judged
 )

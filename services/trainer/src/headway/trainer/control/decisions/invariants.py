@@ -89,7 +89,11 @@ def _check_phase(core: Core) -> None:
         assert not core.members.vacant, f"{core.phase} without ranks {list(core.members.vacant)}"
         lost = [n for n in core.fleet.unreachable if core.fleet.nodes[n].status == "lost"]
         assert not lost, f"{core.phase} on lost nodes {lost}"
+    if core.phase == "joining" and core.rollback:
+        restored = (core.restore.source, core.restore.step)
+        assert restored == ("durable", core.rollback[0]), f"{restored} for {core.rollback}"
     if core.phase == "running":
+        assert not core.rollback, f"running with {core.rollback}"
         inside = sum(core.members.current[status] for status in INSIDE)
         assert inside == len(core.fleet.rank_nodes), f"running with {core.members.current}"
     assert core.phase != "beginning" or not core.is_adopting, "beginning before adopting"

@@ -186,6 +186,14 @@ def evict(core: Core, node: int) -> list[Action]:
     return [log, *core.lose_node(node, "evicted", bar="evicted"), *release(core)]
 
 
+def roll_back(core: Core, step: int) -> list[Action]:
+    """Leave the generation; the next one begins at the checkpoint of ``step``."""
+    core.rollback, core.is_memory_stale = (step, core.generation), True
+    log = Log("rollback", {"step": step, "from_step": core.step})
+    reason = f"the run is rolled back to step {step} on request"
+    return [log, *core.interrupted(reason, is_counted=False)]
+
+
 def release(core: Core) -> list[Action]:
     """Have the machines of evicted nodes taken away, until that is done."""
     return [

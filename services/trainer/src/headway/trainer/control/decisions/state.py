@@ -35,6 +35,7 @@ from headway.trainer.control.decisions.events import (
     Log,
     Memory,
     Remember,
+    RollBack,
     Start,
     Steered,
     Tick,
@@ -155,7 +156,7 @@ class RunState:
             case _ if core.phase == "over":
                 return []
             case DurableFound():
-                return found(core, event.checkpoint, event.trouble)
+                return found(core, event)
             case WorkerGone():
                 return reactions.on_gone(core, event)
             case Relay(left=left) if left is not None:
@@ -170,11 +171,13 @@ class RunState:
                 return reactions.on_executor_ended(core, event.node)
             case Steered():
                 if event.steer.sequence > len(core.commands):
-                    core.commands.append(event.steer)
+                    core.add_command(event.steer)
                     core.is_steering = True
                     core.begin_round()
             case EvictNode():
                 return reactions.evict(core, event.node)
+            case RollBack():
+                return reactions.roll_back(core, event.step)
             case _:
                 pass
         return []

@@ -4,8 +4,16 @@ and its number."""
 from __future__ import annotations
 
 from headway.common.wire.messages.executor import ReadSeals
+from headway.common.wire.messages.worker import Restore
 from headway.trainer.control.decisions.core import Core
-from headway.trainer.control.decisions.events import Action, BeginGeneration, FindDurable, Log, Send
+from headway.trainer.control.decisions.events import (
+    Action,
+    BeginGeneration,
+    DurableFound,
+    FindDurable,
+    Log,
+    Send,
+)
 from headway.trainer.control.decisions.fleet import names
 from headway.trainer.control.decisions.phases.base import Phase, seconds
 
@@ -54,7 +62,7 @@ class Choosing(Phase):
             return []
         if core.effects.due(FindDurable):
             bad = tuple(sorted(core.copies.bad_checkpoints))
-            return core.effects.ask(FindDurable(bad, core.marked))
+            return core.effects.ask(FindDurable(bad, core.marked, core.rollback_step))
         return []
 
     def limit_s(self, core: Core) -> float:
@@ -64,6 +72,8 @@ class Choosing(Phase):
 
     def overdue(self, core: Core) -> list[Action]:
         """Snapshots will do; but a run never starts over beside checkpoints that may be good."""
+        if core.rollback:
+            return _give_up_rollback(core, _trouble(core))
         if _in_arenas(core):
             return decide(core, None)
         detail = (
@@ -105,16 +115,29 @@ class Beginning(Phase):
         return f"the journal has not recorded generation {number} for {seconds(core)}: {error}"
 
 
-def found(core: Core, checkpoint: tuple[int, str] | None, trouble: str) -> list[Action]:
+def found(core: Core, event: DurableFound) -> list[Action]:
     """Take in what the checkpoints folder holds."""
+    checkpoint, trouble = event.checkpoint, event.trouble
     if checkpoint is not None and checkpoint[0] in core.copies.bad_checkpoints:
         return []  # the answer to an earlier question; this one is asked again when it stays open
+    if event.only != core.rollback_step:
+        return []  # an earlier question, too
     core.effects.settled(FindDurable, trouble or None)
     if core.phase != "choosing":
         return []
-    if trouble and not _in_arenas(core):
+    if core.rollback and checkpoint is None and not trouble:
+        return _give_up_rollback(core, f"there is no checkpoint of step {event.only}")
+    if trouble and (core.rollback or not _in_arenas(core)):
         return []
     return decide(core, checkpoint)
+
+
+def _give_up_rollback(core: Core, why: str) -> list[Action]:
+    """The run continues from its newest state, as after any other interruption."""
+    log = Log("rollback_failed", {"step": core.rollback_step, "reason": why})
+    core.end_rollback()
+    core.effects.forget(FindDurable)
+    return [log]
 
 
 def decide(core: Core, checkpoint: tuple[int, str] | None) -> list[Action]:
@@ -122,7 +145,10 @@ def decide(core: Core, checkpoint: tuple[int, str] | None) -> list[Action]:
 
     A run whose checkpoints are all damaged ends too: to start over would delete them.
     """
-    core.restore = core.copies.choose(core.fleet.rank_nodes, checkpoint)
+    if core.rollback and checkpoint is not None:
+        core.restore = Restore(source="durable", step=checkpoint[0], folder=checkpoint[1])
+    else:
+        core.restore = core.copies.choose(core.fleet.rank_nodes, checkpoint)
     core.is_memory_stale = True
     if core.restore.source == "init" and core.copies.bad_checkpoints:
         steps = ", ".join(map(str, sorted(core.copies.bad_checkpoints)))

@@ -144,6 +144,10 @@ def _adopt(core: Core) -> list[Action]:
             core.members.put(view.rank, view)
     if core.members.all("running", "finished"):
         core.enter("running")
+        if core.rollback and core.generation <= core.rollback[1]:
+            reason = f"the run is rolled back to step {core.rollback_step} on request"
+            return core.fence(reason, is_counted=False)
+        core.end_rollback()
         return [Log("adopted", {"generation": core.generation})]
     if not views:
         return []

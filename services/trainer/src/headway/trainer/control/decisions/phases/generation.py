@@ -24,6 +24,7 @@ class Joining(Phase):
         if core.members.all("running", "finished"):
             core.enter("running")
             core.is_memory_stale |= core.copies.renewed()
+            core.end_rollback()
             return [Log("stepping", {"generation": core.generation, "step": core.step})]
         if node is None and not core.is_round_due():
             return []
@@ -86,7 +87,7 @@ class Running(Phase):
 
     def look(self, core: Core, node: int | None) -> list[Action]:
         if core.members.all("finished"):
-            return core.finish("stopped" if core.step < core.steps else "finished")
+            return _finished(core)
         if not core.members.all("joining", *HOLDING):
             left = [rank for rank, _ in _without(core, ("joining", *HOLDING))]
             return core.fence(f"{ranks(left)} left and did not say why")
@@ -96,6 +97,14 @@ class Running(Phase):
 
     def why(self, core: Core) -> str:
         return "the run is paused" if core.members.num_paused else ""
+
+
+def _finished(core: Core) -> list[Action]:
+    if core.step >= core.steps:
+        return core.finish("finished")
+    is_late = any(c.operation == "extend" for c in core.commands[core.applied :])
+    late = "the extension arrived after the last step; `headway run` resumes the run"
+    return core.finish("stopped", late if is_late else "")
 
 
 class Leaving(Phase):

@@ -1,0 +1,74 @@
+"""A new run that begins at another run's checkpoint, with changed settings."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from headway.ckpt_store.client import CheckpointInfo, complete
+from headway.common.config import load
+from headway.common.errors import InputError
+from headway.common.node.files import replace_json
+from headway.console.records import RunRecords
+from headway.console.run_folder import check_name, check_resumable, claimed, keep_config
+from headway.trainer.client import inherit
+from headway.trainer.config import RunConfig
+
+
+def checkpoint_of(checkpoints: Path, step: int | None) -> CheckpointInfo:
+    """The complete checkpoint of ``step``, or the newest.
+
+    Raises:
+        InputError: there is none; those that there are are named.
+    """
+    found = complete(checkpoints)
+    for info in found:
+        if step in (None, info.step):
+            return info
+    if not found:
+        raise InputError(
+            f"{checkpoints} holds no complete checkpoint",
+            remedy="write one with `headway checkpoint --wait`",
+        )
+    steps = ", ".join(str(info.step) for info in reversed(found))
+    raise InputError(f"there is no checkpoint of step {step}", remedy=f"there are those of {steps}")
+
+
+def fork(parent: RunRecords, name: str, *, step: int | None, changes: Sequence[str]) -> Path:
+    """Make run ``name`` beside ``parent`` and return its folder; see ``Steering.fork``."""
+    check_name(name)
+    config = load(RunConfig, [parent.folder.config], list(changes))
+    check_resumable(parent, config)
+    info = checkpoint_of(parent.folder.checkpoints, step)
+    path = parent.path.parent / name
+    if (path / "run.json").exists():
+        raise InputError(f"there is a run {name!r} already", remedy="choose another name")
+    with claimed(path) as (run, _):
+        _copy(info.path, run.folder.checkpoints / info.path.name)
+        inherit(run.folder.database, parent.folder.database, info)
+        keep_config(run, config)
+        record = json.loads(run.folder.run_json.read_text())
+        record["forked_from"] = {"run": parent.name, "step": info.step}
+        replace_json(run.folder.run_json, record)
+    return path
+
+
+def _copy(source: Path, target: Path) -> None:
+    """The checkpoint's files, linked where the file system allows it: no bytes are copied."""
+    target.mkdir(parents=True)
+    try:
+        for entry in sorted(source.iterdir()):
+            try:
+                os.link(entry, target / entry.name)
+            except FileNotFoundError:
+                raise
+            except OSError:
+                shutil.copy2(entry, target / entry.name)
+    except FileNotFoundError:
+        raise InputError(
+            f"{source} was removed meanwhile, as newer checkpoints were written",
+            remedy="fork again, from a newer step",
+        ) from None

@@ -1,0 +1,83 @@
+"""Text to tokens and back, with the tokenizer of the run's corpus."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from headway.common.errors import HeadwayError, InputError
+from headway.console.records import RunRecords
+from headway.dataloader import Dataset
+from headway.trainer.config import RunConfig
+
+
+def corpus(config: RunConfig) -> Dataset | None:
+    """The text that a run trains on, None where it is not on this machine."""
+    with contextlib.suppress(HeadwayError):
+        return Dataset(config.data.path)
+    return None
+
+
+def encode(config: RunConfig, prompt: str) -> tuple[int, ...]:
+    """The tokens of ``prompt``, after the one that begins a text.
+
+    Raises:
+        InputError: the corpus with its tokenizer is not on this machine.
+    """
+    data = corpus(config)
+    if data is None or data.meta is None:
+        raise InputError(
+            f"{config.data.path} holds no prepared corpus, whose tokenizer the prompt needs",
+            remedy="give the command on the machine that has the corpus",
+        )
+    return (data.meta.eod_id, *(data.tokenizer.encode(prompt) if prompt else ()))
+
+
+def decode(tokens: Sequence[int], data: Dataset | None) -> str:
+    """The text of ``tokens`` without the ends of documents; empty without the corpus."""
+    if data is None or data.meta is None:
+        return ""
+    inside = [token for token in tokens if token != data.meta.eod_id]
+    return str(data.tokenizer.decode(inside))
+
+
+def final_sample(run: RunRecords) -> str:
+    """The text that the model wrote at the end of the run, empty if it wrote none."""
+    newest = "SELECT tokens FROM samples WHERE sequence = 0 ORDER BY generation DESC LIMIT 1"
+    for (tokens,) in run.query(newest):
+        return decode(json.loads(tokens), corpus(run.config)).strip("\n")
+    return ""
+
+
+def samples(run: RunRecords) -> list[dict[str, Any]]:
+    """Every text that the model has written, the oldest first: step, prompt, text, generation.
+
+    ``step`` counts the completed steps; the last one of a finished run is at its end.
+    """
+    return _samples(run, "ORDER BY rowid")
+
+
+def result_of(run: RunRecords, sequence: int) -> list[dict[str, Any]]:
+    """What the command with this sequence has brought: no entry yet, or one per attempt."""
+    sql = "SELECT step, loss FROM evaluations WHERE sequence = ? ORDER BY rowid"
+    losses = [{"step": step, "loss": loss} for step, loss in run.query(sql, (sequence,))]
+    return losses or _samples(run, "WHERE sequence = ? ORDER BY rowid", (sequence,))
+
+
+def _samples(run: RunRecords, which: str, values: tuple[int, ...] = ()) -> list[dict[str, Any]]:
+    columns = "step, generation, tokens, num_prompt_tokens"
+    rows = run.query(f"SELECT {columns} FROM samples {which}", values)
+    data, found = corpus(run.config) if rows else None, []
+    for step, generation, text, num_prompt in rows:
+        tokens = json.loads(text)
+        found.append(
+            {
+                "step": step,
+                "prompt": decode(tokens[:num_prompt], data),
+                "text": decode(tokens[num_prompt:], data),
+                "generation": generation,
+            }
+        )
+    return found

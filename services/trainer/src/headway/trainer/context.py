@@ -1,0 +1,33 @@
+"""What a step works with: the rank's model and state, and what the generation gives it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from headway.trainer.batches import Split
+from headway.trainer.config import RunConfig
+from headway.trainer.model.gpt import Chunk
+from headway.trainer.parallel.flat import FlatChunk
+from headway.trainer.parallel.groups import Groups
+from headway.trainer.parallel.tensor import TensorParallel
+from headway.trainer.recorder import Recorder
+from headway.trainer.snapshot import Snapshots
+
+
+@dataclass
+class StepContext:
+    """What a rank trains with; the model is kept over generations, the rest belongs to one."""
+
+    config: RunConfig
+    rank: int
+    chunks: Sequence[Chunk]
+    flats: Sequence[FlatChunk]
+    tp: TensorParallel
+    groups: Groups
+    snapshots: Snapshots
+    recorder: Recorder
+    device: torch.device
+    fingerprints: Mapping[Split, str]
+    """Fingerprints of the data read so far in this run; stored in snapshots."""

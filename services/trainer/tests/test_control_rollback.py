@@ -1,0 +1,136 @@
+"""Roll back: the next generation begins at the checkpoint that the user chose, or the run says why
+it does not."""
+
+from __future__ import annotations
+
+import pytest
+from headway.common.wire.messages.worker import Restore, Steer
+from headway.testkit.trainer.by_hand import Hand, events, only
+from headway.testkit.trainer.cluster_model.shell import LIMITS
+from headway.trainer.control.decisions.events import (
+    BeginGeneration,
+    DurableFound,
+    FindDurable,
+    Finish,
+    Log,
+    RollBack,
+    Steered,
+)
+
+FOUND = DurableFound((10, "step-10"), only=10)
+
+
+def _asked(hand: Hand) -> FindDurable:
+    """Every rank leaves and holds snapshots of steps 29 and 30; then the folder is asked."""
+    hand.leave()
+    hand.gather()
+    return only(hand.read(29, 30), FindDurable)
+
+
+def test_the_next_generation_restores_the_chosen_checkpoint_although_newer_snapshots_exist() -> (
+    None
+):
+    hand = Hand().run(step=30)
+    actions = hand.send(RollBack(10))
+    assert events(actions) == ["rollback", "fence"]
+    assert _asked(hand).only == 10
+    begin = only(hand.send(FOUND), BeginGeneration)
+    assert begin.restored_step == 10
+    hand.begin([begin])
+    assert hand.state.restore == Restore(source="durable", step=10, folder="step-10")
+    hand.join(11)
+    assert hand.state.phase == "running"
+    assert hand.state.memory.rollback is None
+
+
+def test_it_costs_no_crash() -> None:
+    hand = Hand().run(step=30)
+    for _ in range(LIMITS.max_crashes + 2):
+        hand.send(RollBack(10))
+        _asked(hand)
+        hand.begin(hand.send(FOUND))
+        hand.join(30)
+    assert hand.state.phase == "running"
+
+
+@pytest.mark.parametrize("phase", ["joining", "choosing", "leaving"])
+def test_a_failure_in_between_does_not_lose_it(phase: str) -> None:
+    hand = Hand().run(step=30)
+    hand.send(RollBack(10))
+    if phase != "leaving":
+        _asked(hand)
+    if phase == "joining":
+        hand.begin(hand.send(FOUND))
+        hand.join(10, status="joining")
+    if phase != "leaving":
+        assert hand.state.phase == phase
+    node = hand.state.rank_nodes[0]
+    index = [view.worker for view in hand.workers[node]].index(hand.state.members[0])
+    gone = hand.workers[node].pop(index)
+    hand.send(hand.gone(node, gone.worker, gone.pid))
+    hand.workers[node].append(hand.idle(node, 7))
+    assert _asked(hand).only == 10
+    hand.begin(hand.send(FOUND))
+    assert hand.state.restore.step == 10
+
+
+def test_an_answer_to_an_earlier_question_is_ignored() -> None:
+    hand = Hand().run(step=30)
+    hand.send(RollBack(10))
+    _asked(hand)
+    assert hand.send(DurableFound((20, "step-20"))) == []
+    assert hand.state.phase == "choosing"
+    assert only(hand.send(FOUND), BeginGeneration).restored_step == 10
+
+
+def test_a_checkpoint_that_is_gone_leaves_the_run_where_it_was() -> None:
+    hand = Hand().run(step=30)
+    hand.send(RollBack(10))
+    _asked(hand)
+    actions = hand.send(DurableFound(None, only=10))
+    (log,) = [a for a in actions if isinstance(a, Log) and a.event == "rollback_failed"]
+    assert log.fields == {"step": 10, "reason": "there is no checkpoint of step 10"}
+    assert only(actions, FindDurable).only == -1
+    begin = only(hand.send(DurableFound((20, "step-20"))), BeginGeneration)
+    assert begin.restored_step == 30
+    assert hand.state.memory.rollback is None
+
+
+def test_a_folder_that_does_not_answer_ends_it_after_the_limit() -> None:
+    hand = Hand().run(step=30)
+    hand.send(RollBack(10))
+    _asked(hand)
+    assert hand.send(DurableFound(None, trouble="it hangs", only=10)) == []
+    actions = hand.wait(LIMITS.read_timeout_s + LIMITS.choose_timeout_s + 1.0)
+    (log,) = [a for a in actions if isinstance(a, Log) and a.event == "rollback_failed"]
+    assert "it hangs" in log.fields["reason"]
+    begin = next(a for a in actions if isinstance(a, BeginGeneration))
+    assert begin.restored_step == 30, "its snapshots"
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+def test_a_new_driver_knows_whether_it_was_carried_out(is_done: bool) -> None:
+    before = Hand().run(step=30)
+    before.send(RollBack(10))
+    memory = before.state.memory
+    generation = before.state.generation + is_done
+    hand = Hand(memory=memory, generation=before.state.generation, epoch=2)
+    for rank, node in hand.state.rank_nodes.items():
+        hand.change(node, rank % 2, status="running", generation=generation, rank=rank, step=30)
+    actions = hand.gather()
+    assert ("adopted" in events(actions)) == is_done
+    if is_done:
+        assert (hand.state.phase, hand.state.memory.rollback) == ("running", None)
+    else:
+        assert _asked(hand).only == 10
+
+
+def test_an_extension_counts_at_once_and_for_the_next_driver() -> None:
+    hand = Hand().run(step=30)
+    extend = Steer(sequence=1, operation="extend", count=150)
+    hand.send(Steered(extend))
+    assert hand.state.steps == 150
+    finish = only(hand.join(100, status="finished"), Finish)
+    assert finish.outcome == "stopped"
+    assert "extension arrived after the last step" in finish.detail
+    assert Hand(commands=(extend,)).state.steps == 150
