@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import pytest
 from headway.common.config import to_toml
-from headway.common.errors import BusyError, DeadlineError
+from headway.common.errors import BusyError, DeadlineError, RemoteError
 from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import NodePaths, RunDir, new_run_id
 from headway.common.node.testing import private_roots
@@ -304,6 +304,49 @@ def _accepted(console: Client, command: Command) -> int | None:
     with contextlib.suppress(BusyError):
         return console.call(command, Accepted).sequence
     return None
+
+
+@pytest.mark.parametrize(
+    ("command", "refusal"),
+    [
+        (
+            Command(id="a", operation="rollback", step=9),
+            "cannot roll back to step 9",
+        ),
+        (Command(id="b", operation="extend", count=0), "cannot extend the run by 0 steps"),
+        (Command(id="c", operation="extend", count=10**12), "cannot extend the run by"),
+        (Command(id="d", operation="sample", count=4), "the prompt has no token"),
+        (Command(id="e", operation="dance"), "unknown operation 'dance'"),
+    ],
+    ids=lambda value: value.operation if isinstance(value, Command) else "",
+)
+def test_what_the_driver_cannot_do_is_refused_and_not_kept(
+    place: Place, command: Command, refusal: str
+) -> None:
+    place.start()
+    begin(place)
+    with place_console(place) as console, pytest.raises(RemoteError, match=refusal):
+        console.call(command, Accepted)
+    assert place.rows("SELECT id FROM commands") == []
+
+
+def test_a_rollback_that_is_sent_twice_is_carried_out_once_and_survives_its_driver(
+    place: Place,
+) -> None:
+    place.start()
+    node = begin(place)
+    run_to_first_step(place, node)
+    command = Command(id="back", operation="rollback", step=1)
+    node.client.notify(place.beat("running", generation=0, rank=0, step=5))
+    with place_console(place) as console:
+        assert wait_until(lambda: console.call(GetStatus(), Status).step > 1, LIMIT_S)
+        for _ in range(3):
+            assert console.call(command, Accepted).sequence == 0
+    events = "SELECT name FROM events WHERE name IN ('rollback', 'fence')"
+    assert wait_until(lambda: len(place.rows(events)) >= 2, LIMIT_S)
+    assert place.rows(events) == [("rollback",), ("fence",)]
+    memory = "SELECT value FROM facts WHERE key = 'memory'"
+    assert wait_until(lambda: '"rollback":[1,0]' in place.rows(memory)[0][0], LIMIT_S)
 
 
 def test_the_decisions_can_be_replayed_from_the_journal(place: Place) -> None:
