@@ -25,6 +25,7 @@ from headway.common.errors import HeadwayError, InputError
 from headway.dataloader.blocks import ReadError
 from headway.dataloader.config import DataConfig
 from headway.dataloader.dataset import META_VERSION, Dataset, Meta, SplitMeta, read_meta, sha256
+from headway.dataloader.document_keys import write_keys
 from headway.dataloader.formats import TokenFileWriter, bin_path, idx_path, token_dtype
 from headway.dataloader.place import draft_of, put, recover, sweep
 from headway.dataloader.sources import Document, read_source
@@ -191,6 +192,7 @@ def _encode(
     """Encode and write; ``documents`` is emptied meanwhile."""
     counts = np.zeros(tokenizer.vocab_size, dtype=np.int64)
     num_documents, text_bytes = len(documents), 0
+    write_keys(prefix, [document.key for document in documents])
 
     def texts() -> Iterator[str]:
         nonlocal text_bytes
