@@ -1,0 +1,77 @@
+"""The whole time of all ranks by cause: what became model FLOPs, and where the rest went."""
+
+from __future__ import annotations
+
+import polars as pl
+from headway.console.analysis.ledger import COLUMNS
+
+SCHEMA = {"cause": pl.String, "share": pl.Float64, "per_rank_s": pl.Float64, "meaning": pl.String}
+MFU = "model FLOPs at the peak rate (MFU)"
+BELOW_PEAK = "forward and backward below the peak"
+COMPUTE = "forward and backward (peak not known)"
+BUBBLE = "pipeline bubble of the schedule"
+BEYOND = "waiting beyond that bubble"
+NOT_RECORDED = "not recorded"
+MEANINGS = {
+    MFU: "what all this time would do at the measured peak, and did",
+    BELOW_PEAK: "small products, memory-bound work, tensor-parallel messages, shared cores",
+    COMPUTE: "measure the peak on an idle machine, then it is divided by MFU",
+    BUBBLE: "idle time over compute time as the order of the schedule makes it",
+    BEYOND: "unequal stages, stragglers, slow neighbours",
+    "optimizer": "AdamW on this rank's shard",
+    "communication": "issued or waited for while both sides were there",
+    "data": "taking the step's micro-batches",
+    "snapshot": "copying the state into memory; checkpoints are written in the background",
+    "warm_up": "allocations and caches of a new process",
+    "evaluation": "validation losses between steps",
+    "recovery": "from the lost rank to the next step, and steps done again",
+    "stopped": "from the last step of one start to the first of the next",
+    "paused": "by command",
+    NOT_RECORDED: "Python between records, clearing gradients, commands, clean-up",
+}
+"""What each cause of the table means."""
+
+
+def model_flops_share(
+    rows: pl.DataFrame, *, flops_per_step: float, peak_flops: float | None
+) -> float | None:
+    """MFU over the whole time of the ledger ``rows``, all losses included, 0..1.
+
+    Args:
+        flops_per_step: model FLOPs of one global batch.
+        peak_flops: of all ranks together, FLOP/s; None where it is unknown.
+    """
+    kept = rows.filter("is_kept").select("generation", "step").n_unique()
+    mean_s = rows["total"].sum() / max(1, rows["rank"].n_unique())
+    return kept * flops_per_step / (peak_flops * mean_s) if peak_flops and mean_s > 0 else None
+
+
+def lost_time(
+    rows: pl.DataFrame, *, mfu: float | None = None, bubble: float = 0.0
+) -> pl.DataFrame:
+    """One row per cause, columns ``SCHEMA``; the shares of all ranks' time add up to 1.
+
+    ``per_rank_s`` is the mean over ranks. A negative share of ``BELOW_PEAK`` means that the peak
+    was measured too low.
+
+    Args:
+        rows: as ``ledger`` returns them.
+        mfu: as ``model_flops_share`` returns it; None leaves compute undivided.
+        bubble: idle over compute time of the schedule in theory; so much of the time that ranks
+            waited for each other is its bubble, if they waited so long.
+    """
+    total, ranks = float(rows["total"].sum()), max(1, rows["rank"].n_unique())
+    if total <= 0:
+        return pl.DataFrame(schema=SCHEMA)
+    parts = {name: float(rows[name].sum()) / total for name in COLUMNS}
+    compute, waiting = parts.pop("compute"), parts.pop("waiting")
+    shares = {COMPUTE: compute} if mfu is None else {MFU: mfu, BELOW_PEAK: compute - mfu}
+    shares[BUBBLE] = min(waiting, bubble * compute)
+    shares[BEYOND] = waiting - shares[BUBBLE]
+    unknown = parts.pop("unrecorded") + parts.pop("between")
+    shares |= parts | {NOT_RECORDED: unknown}
+    found = [
+        (COLUMNS.get(cause, cause), share, share * total / ranks, MEANINGS[cause])
+        for cause, share in shares.items()
+    ]
+    return pl.DataFrame(found, schema=SCHEMA, orient="row")
