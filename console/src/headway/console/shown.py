@@ -57,7 +57,10 @@ class Shown:
         return "\n".join([self.title, *table, *([self.note] if self.note else [])])
 
     def _repr_html_(self) -> str:
-        head = "".join(f'<th style="{_side(c)}">{escape(c.label)}</th>' for c in self.columns)
+        head = "".join(
+            f'<th style="{_side(c)};max-width:9em;vertical-align:bottom">{escape(c.label)}</th>'
+            for c in self.columns
+        )
         highest = self._highest()
         body = "".join(
             "<tr>" + "".join(_cell(c, row[c.name], highest[c.name]) for c in self.columns) + "</tr>"
@@ -87,11 +90,11 @@ def _maximum(frame: pl.DataFrame, names: Sequence[str]) -> float:
 
 
 def _side(column: Column) -> str:
-    return f"text-align:{'left' if column.is_text else 'right'};white-space:nowrap"
+    return f"text-align:{'left' if column.is_text else 'right'};padding:2px 8px"
 
 
 def _cell(column: Column, value: Any, highest: float) -> str:
-    style = _side(column).replace("nowrap", "pre-wrap" if column.is_text else "nowrap")
+    style = f"{_side(column)};white-space:{'pre-wrap' if column.is_text else 'nowrap'}"
     if column.mark and value is not None and highest > 0 and math.isfinite(value):
         part = min(1.0, max(0.0, value / highest))
         if column.mark == "shade":

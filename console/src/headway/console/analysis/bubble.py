@@ -25,7 +25,10 @@ def schedule_of(config: RunConfig) -> Schedule:
     """What the pipeline ranks of a run compute in one step."""
     parallel = config.parallel
     return generate(
-        parallel.schedule, pp=parallel.pp, vp=parallel.vp, num_micro_batches=config.num_micro_batches
+        parallel.schedule,
+        pp=parallel.pp,
+        vp=parallel.vp,
+        num_micro_batches=config.num_micro_batches,
     )
 
 

@@ -29,8 +29,8 @@ def communication(actions: pl.DataFrame) -> pl.DataFrame:
 
     ``open_s``: from the moment that both sides had begun until the result was taken; an upper bound
     of the transfer's duration, since its arrival is not recorded. ``exposed_s``: the part of it in
-    which the rank did nothing but issue it or wait. ``hidden``: 1 - exposed / open, so also an upper
-    bound. ``actions`` as ``step_actions`` returns them.
+    which the rank did nothing but issue it or wait. ``hidden``: 1 - exposed / open, an upper bound
+    too. ``actions`` as ``step_actions`` returns them.
     """
     num_steps = actions.select(STEP_KEY).n_unique()
     if not num_steps:
@@ -43,8 +43,10 @@ def communication(actions: pl.DataFrame) -> pl.DataFrame:
         (pl.col("exposed_ns").sum() / num_steps * 1e-9).alias("exposed_s"),
     )
     hidden = (1.0 - pl.col("exposed_s") / pl.col("open_s")).clip(0.0, 1.0)
-    return totals.with_columns(hidden.alias("hidden")).select(*SCHEMA).sort(
-        "exposed_s", descending=True
+    return (
+        totals.with_columns(hidden.alias("hidden"))
+        .select(*SCHEMA)
+        .sort("exposed_s", descending=True)
     )
 
 

@@ -61,7 +61,7 @@ def ledger(
         recoveries: when the run recovered, see ``Spans``; of the same host as ``events``.
         pauses: when it was paused.
     """
-    steps = completed_steps(events).sort("rank", "start_ns")
+    steps = completed_steps(events).sort("rank", "generation", "start_ns")
     newest = pl.col("generation") == pl.col("generation").max().over("step")
     before = {
         "gap_ns": (pl.col("start_ns") - pl.col("end_ns").shift(1).over("rank")).clip(0),
@@ -98,7 +98,9 @@ def _with_inside(rows: pl.DataFrame, actions: pl.DataFrame) -> pl.DataFrame:
     """Seconds of each kind of work inside of steps; what no record covers is ``unrecorded``."""
     own, late = pl.col("own_ns"), pl.col("late_ns")
     work = pl.col("action").replace_strict(_OWN, default="communication")
-    spent = actions.with_columns(pl.when(is_compute()).then(pl.lit("compute")).otherwise(work).alias("of"))
+    spent = actions.with_columns(
+        pl.when(is_compute()).then(pl.lit("compute")).otherwise(work).alias("of")
+    )
     sums = spent.group_by(STEP_KEY).agg(
         *((own - late).filter(pl.col("of") == name).sum().alias(name) for name in INSIDE[:6]
           if name != "waiting"),

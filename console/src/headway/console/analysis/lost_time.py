@@ -10,14 +10,16 @@ MFU = "model FLOPs at the peak rate (MFU)"
 BELOW_PEAK = "forward and backward below the peak"
 COMPUTE = "forward and backward (peak not known)"
 BUBBLE = "pipeline bubble of the schedule"
-BEYOND = "waiting beyond that bubble"
+UNEQUAL = "pipeline stages of unequal length"
+BEYOND = "waiting beyond both"
 NOT_RECORDED = "not recorded"
 MEANINGS = {
-    MFU: "what all this time would do at the measured peak, and did",
+    MFU: "model FLOPs done over what the peak rate allows in all this time",
     BELOW_PEAK: "small products, memory-bound work, tensor-parallel messages, shared cores",
     COMPUTE: "measure the peak on an idle machine, then it is divided by MFU",
     BUBBLE: "idle time over compute time as the order of the schedule makes it",
-    BEYOND: "unequal stages, stragglers, slow neighbours",
+    UNEQUAL: "the same order with the stages' own median times idles that much more",
+    BEYOND: "steps unlike the median, stragglers, replicas that come late",
     "optimizer": "AdamW on this rank's shard",
     "communication": "issued or waited for while both sides were there",
     "data": "taking the step's micro-batches",
@@ -42,12 +44,16 @@ def model_flops_share(
         peak_flops: of all ranks together, FLOP/s; None where it is unknown.
     """
     kept = rows.filter("is_kept").select("generation", "step").n_unique()
-    mean_s = rows["total"].sum() / max(1, rows["rank"].n_unique())
+    mean_s = float(rows["total"].sum()) / max(1, rows["rank"].n_unique())
     return kept * flops_per_step / (peak_flops * mean_s) if peak_flops and mean_s > 0 else None
 
 
 def lost_time(
-    rows: pl.DataFrame, *, mfu: float | None = None, bubble: float = 0.0
+    rows: pl.DataFrame,
+    *,
+    mfu: float | None = None,
+    bubble: float = 0.0,
+    replayed: float | None = None,
 ) -> pl.DataFrame:
     """One row per cause, columns ``SCHEMA``; the shares of all ranks' time add up to 1.
 
@@ -59,6 +65,8 @@ def lost_time(
         mfu: as ``model_flops_share`` returns it; None leaves compute undivided.
         bubble: idle over compute time of the schedule in theory; so much of the time that ranks
             waited for each other is its bubble, if they waited so long.
+        replayed: the same with the stages' own times; what it is above ``bubble`` comes from
+            unequal stages.
     """
     total, ranks = float(rows["total"].sum()), max(1, rows["rank"].n_unique())
     if total <= 0:
@@ -67,7 +75,9 @@ def lost_time(
     compute, waiting = parts.pop("compute"), parts.pop("waiting")
     shares = {COMPUTE: compute} if mfu is None else {MFU: mfu, BELOW_PEAK: compute - mfu}
     shares[BUBBLE] = min(waiting, bubble * compute)
-    shares[BEYOND] = waiting - shares[BUBBLE]
+    unequal = max(0.0, (replayed or 0.0) - bubble) * compute
+    shares[UNEQUAL] = min(waiting - shares[BUBBLE], unequal)
+    shares[BEYOND] = waiting - shares[BUBBLE] - shares[UNEQUAL]
     unknown = parts.pop("unrecorded") + parts.pop("between")
     shares |= parts | {NOT_RECORDED: unknown}
     found = [

@@ -51,7 +51,8 @@ class SampleReader:
         The last token is only a label; the next sample of the same epoch's text begins with it.
 
         Raises:
-            EndOfOrderError: past the end of an order of ``num_samples``. CorruptError: damaged data.
+            EndOfOrderError: past the end of an order of ``num_samples``.
+            CorruptError: damaged data. ReadError: the disk or the network failed.
         """
         order, index = self._packer.find(sample)
         pieces = []
