@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+import polars as pl
 import pytest
 from headway.common.config import load, to_toml
 from headway.common.node.janitor import end_run, processes_of
@@ -134,32 +135,62 @@ def test_the_notebooks_about_data_and_performance_show_a_run(
     )
     text = text_of(data)
     for part in (
-        "Sources of train: stdlib", "Length of train documents", "Step 12, rank 0 (replica 0", "rank 1 (replica 1", ", its end", "on another grid",
-        "Most frequent tokens", "frequencies of the training tokens",
-        "validation after 12 steps", "Data of run trained: time per step",
-    ):  # fmt: skip
+        "Sources of train: stdlib",
+        "Length of train documents",
+        "Step 12, rank 0 (replica 0",
+        "rank 1 (replica 1",
+        ", its end",
+        "Most frequent tokens",
+        "frequencies of the training tokens",
+        "validation after 12 steps",
+        "Data of run trained: time per step",
+    ):
         assert part in text, part
-    assert "NO" not in [line.split()[-1] for line in text.splitlines() if line.strip()]
+    orders = trained.data().same_order(step=12).frame
+    assert orders["is_same"].all() and orders["replicas"].to_list() == [2, 2, 1, 4, 8]
+    assert trained.data().waits().frame["num_steps"].to_list() == [12] * 4
     _looks_tidy(data)
 
     copy = with_paths("03_performance.ipynb", tmp_path, runs=folder)
     performance = execute(copy, tmp_path / "03-done.ipynb")
     text = text_of(performance)
     for part in (
-        "12 of 12 completed steps", "The shares add up to 100.0 %", "(p-1)/m: Megatron-LM",
-        "gradients (reduce-scatter)", "Rank by action, ms per step", "Slowest steps",
+        "12 of 12 completed steps",
+        "The shares add up to 100.0 %",
+        "(p-1)/m: Megatron-LM",
+        "gradients (reduce-scatter)",
+        "Rank by action, ms per step",
+        "Slowest steps",
         "first step of a start",
-    ):  # fmt: skip
+    ):
         assert part in text, part
     assert html_of(performance).count("<svg") == 2
     _looks_tidy(performance)
-    assert trained.performance().lost_time().frame["share"].sum() == pytest.approx(1.0, abs=1e-9)
+    _adds_up(trained)
 
 
 def test_the_notebook_about_data_needs_no_run(small: Path, tmp_path: Path) -> None:
     copy = with_paths("02_data.ipynb", tmp_path, config=small, runs=tmp_path / "none")
     text = text_of(execute(copy, tmp_path / "done.ipynb"))
     assert "Most frequent tokens" in text and "Data of run" not in text
+
+
+def _adds_up(run: Run) -> None:
+    """Nothing is lost or counted twice, and the records are those of the schedule."""
+    found = run.performance()
+    shares = found.lost_time().frame
+    assert shares["share"].sum() == pytest.approx(1.0, abs=1e-9)
+    assert shares["share"].min() >= 0, "without a peak nothing is subtracted"
+    steps = run.events().filter(pl.col("action") == "STEP")
+    spans = steps.group_by("rank").agg((pl.col("end_ns").max() - pl.col("start_ns").min()) * 1e-9)
+    totals = found.ledger.group_by("rank").agg(pl.col("total").sum())
+    both = dict(spans.rows()), dict(totals.rows())
+    assert both[0] == pytest.approx(both[1])
+    passes = found.actions().frame.filter(pl.col("label").is_in(["forward", "backward"]))
+    assert passes["num_per_step"].to_list() == [4.0] * 4, "two stages, without evaluations"
+    theory, replayed, measured = found.bubble().frame["bubble"]
+    assert theory == pytest.approx(1 / 4) and min(replayed, measured) > 0
+    assert found.communication().frame["hidden"].is_between(0, 1).all()
 
 
 def _looks_tidy(notebook: Any) -> None:

@@ -20,13 +20,13 @@ def share(value: float | None) -> str:
 
 
 def digits(value: float | None) -> str:
-    """Three significant digits without an exponent: ``0.0123``, ``1.23``, ``1,234``."""
+    """Three significant digits: ``0.0123``, ``1.23``, ``1,234``; an exponent below 1e-6."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     if value == 0:
         return "0"
     places = max(0, 2 - math.floor(math.log10(abs(value))))
-    return f"{value:,.{places}f}" if places <= 6 else f"{value:.2e}"
+    return f"{value:,.{places}f}" if places <= 8 else f"{value:.2e}"
 
 
 def milliseconds(seconds: float | None) -> str:

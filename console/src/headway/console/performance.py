@@ -11,15 +11,15 @@ from functools import cached_property
 import polars as pl
 from headway.common.errors import InputError
 from headway.common.plan.schedule.actions import Kind
-from headway.console.analysis.action_times import action_times, heat_map
 from headway.console.analysis.actions import label, step_actions
 from headway.console.analysis.bubble import bubbles, schedule_of
-from headway.console.analysis.communication import communication
+from headway.console.analysis.by_action import action_times, heat_map
+from headway.console.analysis.causes import lost_time, model_flops_share
 from headway.console.analysis.episodes import Episodes, load_journal
 from headway.console.analysis.events import load_events
-from headway.console.analysis.ledger import ledger, pauses
-from headway.console.analysis.lost_time import lost_time, model_flops_share
-from headway.console.analysis.slow_steps import slow_steps, step_time_quantiles
+from headway.console.analysis.overlap import communication
+from headway.console.analysis.slowest import slow_steps, step_time_quantiles
+from headway.console.analysis.time_ledger import ledger, pauses
 from headway.console.charts import Bar, Drawing, bars_in_rows
 from headway.console.figures import count, digits, milliseconds, share
 from headway.console.html import facts_html

@@ -61,7 +61,7 @@ def view_of(
     title: str,
     note: str = "",
 ) -> SampleView:
-    """``pieces`` of a training sample decoded; token ids where there is no tokenizer."""
+    """``pieces`` of a training sample decoded; token ids for data without a tokenizer."""
     parts = tuple(
         Part(
             f"document {piece.document:,}" if keys is None else keys[piece.document],

@@ -24,9 +24,9 @@ from headway.console.analysis.corpus import (
     token_counts,
 )
 from headway.console.analysis.events import load_events
-from headway.console.analysis.ledger import ledger
 from headway.console.analysis.metrics import current, load_evaluations, load_metrics
 from headway.console.analysis.reading import data_waits, run_stream, same_order, samples_of
+from headway.console.analysis.time_ledger import ledger
 from headway.console.charts import Drawing, curves
 from headway.console.figures import count, digits, milliseconds, share
 from headway.console.html import facts_html

@@ -75,9 +75,10 @@ def _with_late(actions: pl.DataFrame, grid: Grid) -> pl.DataFrame:
     key = ["rank", "generation", "step", "action", "chunk", "micro_batch"]
     late = (pl.min_horizontal("end_ns", "ready_ns") - pl.col("start_ns")).clip(0)
     is_wait = pl.col("waiting") | (pl.col("action") == Kind.NORM.name)
+    is_known = pl.col("ready_ns").is_not_null()
     return actions.join(ready, on=key, how="left", maintain_order="left").with_columns(
-        pl.when(is_wait)
-        .then(pl.min_horizontal(late.fill_null(0), "own_ns"))
+        pl.when(is_wait & is_known)
+        .then(pl.min_horizontal(late, "own_ns"))
         .otherwise(0)
         .alias("late_ns")
     )

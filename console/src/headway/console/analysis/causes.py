@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import polars as pl
-from headway.console.analysis.ledger import COLUMNS
+from headway.console.analysis.time_ledger import COLUMNS
 
 SCHEMA = {"cause": pl.String, "share": pl.Float64, "per_rank_s": pl.Float64, "meaning": pl.String}
 MFU = "model FLOPs at the peak rate (MFU)"

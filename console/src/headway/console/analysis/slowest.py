@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import polars as pl
-from headway.console.analysis.ledger import COLUMNS, GAPS, INSIDE
+from headway.console.analysis.time_ledger import COLUMNS, GAPS, INSIDE
 
 SCHEMA = {
     "step": pl.Int64,
