@@ -14,7 +14,8 @@ from headway.console import TrainingData
 from headway.console.analysis.corpus import document_lengths, length_histogram, sources
 from headway.console.analysis.reading import run_stream, samples_of
 from headway.console.testing import SMALL, FakeRun
-from headway.dataloader import DataClient, DataConfig, Dataset, prepare
+from headway.dataloader import DataClient, DataConfig, Dataset
+from headway.dataloader.prepare import prepare
 from headway.trainer.config import LaunchConfig, ParallelConfig, RunConfig, TrainConfig
 
 WORDS = ["ring", "batch", "token", "daemon", "rank", "node", "slot", "step", "loss", "shard"]

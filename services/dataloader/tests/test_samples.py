@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from headway.common.errors import InputError
-from headway.dataloader import DataClient, Dataset, SampleReader, stream_spec
+from headway.dataloader import DataClient, DataConfig, Dataset, SampleReader, stream_spec
 from headway.dataloader.document_keys import keys_path, write_keys
-from headway.dataloader.prepare import split_documents
+from headway.dataloader.prepare import prepare, split_documents
 from headway.dataloader.sources import read_source
 
 SEQ_LEN = 48
@@ -65,6 +65,20 @@ def test_data_without_usable_names_are_data_without_names(
     assert Dataset(folder).keys("validation")
     with pytest.raises(InputError, match="split 'test' is unknown"):
         Dataset(folder).keys("test")
+
+
+def test_preparing_again_adds_names_to_a_folder_without_them(
+    text_folder: Path, tmp_path: Path
+) -> None:
+    config = DataConfig(path=str(tmp_path / "d"), source=str(text_folder), vocab_size=300)
+    prepare(config)
+    keys = Dataset(config.path).keys("train")
+    assert keys
+    for split in ("train", "validation"):
+        keys_path(tmp_path / "d" / split).unlink()
+    assert prepare(config).already_prepared
+    assert Dataset(config.path).keys("train") == keys
+    assert Dataset(config.path).keys("validation")
 
 
 def test_a_name_may_have_any_characters(tmp_path: Path) -> None:

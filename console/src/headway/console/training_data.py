@@ -107,7 +107,9 @@ class TrainingData:
             part = share(float(rest["share"].sum()))
             note = f"{len(rest)} more parts have {part} of the tokens. "
         if self._keys(split) is None:
-            note += "The names of the documents were not kept: prepare the corpus again (--force)."
+            note += (
+                "Their names were not kept: `headway data prepare` with the same source adds them."
+            )
         return Shown(frame[:MOST_SOURCES], f"Sources of {split}: {name}", columns, note.strip())
 
     def document_lengths(self, split: str = "train") -> Shown:

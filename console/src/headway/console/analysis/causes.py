@@ -43,9 +43,9 @@ def model_flops_share(
         flops_per_step: model FLOPs of one global batch.
         peak_flops: of all ranks together, FLOP/s; None where it is unknown.
     """
-    kept = rows.filter("is_kept").select("generation", "step").n_unique()
-    mean_s = float(rows["total"].sum()) / max(1, rows["rank"].n_unique())
-    return kept * flops_per_step / (peak_flops * mean_s) if peak_flops and mean_s > 0 else None
+    total_s, num_kept = float(rows["total"].sum()), rows.filter("is_kept").height
+    # both are sums over ranks; of a live run some may have completed a step more than others
+    return num_kept * flops_per_step / (peak_flops * total_s) if peak_flops and total_s else None
 
 
 def lost_time(

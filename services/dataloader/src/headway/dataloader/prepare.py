@@ -25,7 +25,7 @@ from headway.common.errors import HeadwayError, InputError
 from headway.dataloader.blocks import ReadError
 from headway.dataloader.config import DataConfig
 from headway.dataloader.dataset import META_VERSION, Dataset, Meta, SplitMeta, read_meta, sha256
-from headway.dataloader.document_keys import write_keys
+from headway.dataloader.document_keys import read_keys, write_keys
 from headway.dataloader.formats import TokenFileWriter, bin_path, idx_path, token_dtype
 from headway.dataloader.place import draft_of, put, recover, sweep
 from headway.dataloader.sources import Document, read_source
@@ -70,6 +70,7 @@ def prepare(
         digest = corpus_hash(documents)
         if not force and (found := _found(target, config, digest)) is not None:
             report(f"{target} is already prepared from {config.source} (corpus {digest[:16]})")
+            _add_keys(target, documents, config.validation_fraction)
             return Prepared(target, found, already_prepared=True)
         try:
             meta = _build(draft_of(target, own), documents, digest, config, report)
@@ -184,6 +185,17 @@ def _build(
         msgspec.json.format(msgspec.json.encode(meta), indent=1) + b"\n"
     )
     return meta
+
+
+def _add_keys(target: Path, documents: Sequence[Document], fraction: float) -> None:
+    """Write the names of the documents into a folder that was prepared without them, if possible.
+
+    The folder has the digest of ``documents``, so they are the same ones in the same order.
+    """
+    for split, part in split_documents(documents, fraction).items():
+        if read_keys(target / split) is None:
+            with contextlib.suppress(OSError):
+                write_keys(target / split, [document.key for document in part])
 
 
 def _encode(
