@@ -233,6 +233,11 @@ def test_a_live_run_shows_all_of_it(fake: FakeRun) -> None:
         assert name in shown.picture()._repr_html_()
     with pytest.raises(InputError, match="step 77 is not recorded"):
         shown.picture(77)
+    some = fake.run.performance(first_step=1, last_step=2)
+    assert "2 of 5 completed steps" in repr(some)
+    assert some.ledger["total"].sum() < shown.ledger["total"].sum()
+    assert set(some.actions_frame["step"]) == {1, 2}
+    assert some.lost_time().frame["share"].sum() == pytest.approx(1.0)
 
 
 def test_mfu_of_a_run_needs_a_peak_of_an_idle_machine(

@@ -72,6 +72,15 @@ def test_the_time_between_steps_has_a_cause() -> None:
     assert shares[COLUMNS["recovery"]] == pytest.approx(100 / 1310)
 
 
+def test_a_first_step_that_was_broken_off_and_its_recovery_count() -> None:
+    broken = events_of(0, (Kind.STEP, 0, 0, 40)).with_columns(broken=True)
+    again = events_of(0, *step(0, 100), *step(1, 110), generation=1)
+    rows = ledger(pl.concat([broken, again]), Grid(), recoveries=[(0.040, 0.115)])
+    assert rows["total"].sum() == pytest.approx(0.120)
+    assert rows["recovery"].to_list() == pytest.approx([0.100, 0])
+    assert rows["step"].to_list() == [0, 1] and rows["is_kept"].all()
+
+
 def test_the_first_step_of_a_start_is_cut_down_to_a_usual_one() -> None:
     first = [*step(0, 0, compute=60, length=100)]
     rows = ledger(

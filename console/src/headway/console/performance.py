@@ -48,25 +48,33 @@ _KINDS = ["forward", "backward", "weight gradient", _OTHER, _MESSAGES, _WAITING]
 class Performance:
     """The records of a run as they are now; make a new one to see more of a live run.
 
+    Args:
+        first_step: steps before it are left out.
+        last_step: the last step shown; None means to the end.
+
     Raises:
-        InputError: no step of all ranks is recorded.
+        InputError: none of these steps is recorded. CorruptError: a saved window is unreadable.
     """
 
-    def __init__(self, run: RunRecords) -> None:
+    def __init__(
+        self, run: RunRecords, *, first_step: int = 0, last_step: int | None = None
+    ) -> None:
         self._run, self.config = run, run.config
+        last = pl.lit(True) if last_step is None else pl.col("step") <= last_step
+        self._chosen = (pl.col("step") >= first_step) & last
         self._grid = self.config.parallel.grid
         self._events = load_events(run.path)
         if self.ledger.is_empty():
             raise InputError(
-                f"run {run.name} has no records of completed steps",
-                remedy="wait for its first step, or choose another run (`headway runs`)",
+                f"run {run.name} has no records of completed steps here",
+                remedy="wait for one, or choose other steps or another run (`headway runs`)",
             )
 
     # ---- frames -------------------------------------------------------------------------------
     @cached_property
     def actions_frame(self) -> pl.DataFrame:
         """Every action inside a step, as ``analysis.step_actions``."""
-        return step_actions(self._events, self._grid)
+        return step_actions(self._events.filter(self._chosen), self._grid)
 
     @cached_property
     def ledger(self) -> pl.DataFrame:
@@ -83,7 +91,7 @@ class Performance:
             self._grid,
             recoveries=recovered,
             pauses=pauses(journal, last_s),
-        )
+        ).filter(self._chosen)
 
     @cached_property
     def mfu(self) -> float | None:

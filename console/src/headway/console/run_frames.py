@@ -149,15 +149,15 @@ class RunFrames(RunRecords):
         schema = dict.fromkeys(("key", "this", "other"), pl.String)
         return pl.DataFrame(rows, schema=schema, orient="row")
 
-    def performance(self) -> Performance:
-        """Where its time went, as tables and drawings.
+    def performance(self, *, first_step: int = 0, last_step: int | None = None) -> Performance:
+        """Where its time went, as tables and drawings; of some steps, both ends included.
 
         Raises:
-            InputError: no completed step is recorded.
+            InputError: none of these steps is recorded.
         """
         from headway.console.performance import Performance
 
-        return Performance(self)
+        return Performance(self, first_step=first_step, last_step=last_step)
 
     def data(self) -> TrainingData:
         """What it reads, as tables and drawings.

@@ -1,7 +1,8 @@
 """Where each rank's time went, step by step: every nanosecond is in exactly one column.
 
 A step's row covers the time from the end of the rank's step before it to its own end, so a rank's
-rows add up to the time from its first step to its last.
+rows add up to the time from the start of its first step, completed or not, to the end of its last
+completed one.
 """
 
 from __future__ import annotations
@@ -61,16 +62,7 @@ def ledger(
         recoveries: when the run recovered, see ``Spans``; of the same host as ``events``.
         pauses: when it was paused.
     """
-    steps = completed_steps(events).sort("rank", "generation", "start_ns")
-    newest = pl.col("generation") == pl.col("generation").max().over("step")
-    before = {
-        "gap_ns": (pl.col("start_ns") - pl.col("end_ns").shift(1).over("rank")).clip(0),
-        "old": pl.col("generation").shift(1).over("rank"),
-    }
-    rows = steps.with_columns(newest.alias("is_kept"), **before).with_columns(
-        pl.col("gap_ns").fill_null(0)
-    )
-    rows = _with_inside(rows, step_actions(events, grid))
+    rows = _with_inside(_rows(events), step_actions(events, grid))
     rows = _with_gaps(rows, events, list(recoveries), list(pauses))
     rows = _with_warm_up(rows)
     again = (pl.sum_horizontal(*INSIDE, "warm_up") + pl.col("recovery")).alias("recovery")
@@ -92,6 +84,30 @@ def pauses(journal: pl.DataFrame, until_s: float) -> list[tuple[float, float]]:
             found.append((begin, at))
             begin = None
     return found if begin is None else [*found, (begin, until_s)]
+
+
+def _rows(events: pl.DataFrame) -> pl.DataFrame:
+    """A row per completed step, with what came before: ``gap_ns`` since, and ``old`` generation."""
+    first = (
+        events.filter(pl.col("action") == Kind.STEP.name)
+        .sort("generation", "start_ns")
+        .group_by("rank", maintain_order=True)
+        .agg(pl.col("start_ns").first().alias("begin"), pl.col("generation").first().alias("begun"))
+    )
+    steps = completed_steps(events).sort("rank", "generation", "start_ns")
+    newest = pl.col("generation") == pl.col("generation").max().over("step")
+    before = pl.col("generation").shift(1).over("rank")
+    end = pl.col("end_ns").shift(1).over("rank")
+    return (
+        steps.join(first, on="rank", maintain_order="left")
+        .with_columns(
+            newest.alias("is_kept"),
+            (pl.col("start_ns") - pl.coalesce(end, "begin")).clip(0).alias("gap_ns"),
+            pl.coalesce(before, "begun").alias("old"),
+            (before != pl.col("generation")).fill_null(True).alias("is_first"),
+        )
+        .drop("begin", "begun")
+    )
 
 
 def _with_inside(rows: pl.DataFrame, actions: pl.DataFrame) -> pl.DataFrame:
@@ -127,7 +143,7 @@ def _with_gaps(
         _overlap(rows, recovered).alias("recovered_ns"), _overlap(rows, paused).alias("paused_ns")
     )
     gap = pl.col("gap_ns")
-    is_new = (pl.col("old") != pl.col("generation")).fill_null(False)
+    is_new = pl.col("old") != pl.col("generation")
     has_recovered = is_new & (pl.col("recovered_ns") > 0)
     old = pl.when(is_new).then(0)
     evaluation = old.otherwise(pl.min_horizontal(gap, pl.col("eval_ns").fill_null(0)))
@@ -147,7 +163,7 @@ def _with_warm_up(rows: pl.DataFrame) -> pl.DataFrame:
 
     It allocates, and builds what later steps find ready; the other ranks wait for the slowest.
     """
-    is_first = (pl.col("old") != pl.col("generation")).fill_null(True)
+    is_first = pl.col("is_first")
     spent = pl.sum_horizontal(*INSIDE)
     usual = spent.filter(~is_first).median().over("rank")
     kept = pl.when(is_first & (spent > usual)).then(usual / spent).otherwise(1.0)
