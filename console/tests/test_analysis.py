@@ -12,7 +12,6 @@ from headway.common.errors import CorruptError
 from headway.common.node.flight import BROKEN, RECORD
 from headway.common.plan.schedule.actions import Kind
 from headway.console.analysis import (
-    heat_map,
     idle,
     load_evaluations,
     load_events,
@@ -156,17 +155,6 @@ def test_the_time_that_a_run_was_down_is_no_recovery() -> None:
     assert found(
         *begun, (2.0, "driver_started"), (3.0, "fence"), (4.0, "generation"), (5.0, "stepping")
     ) == [4.0], "only the driver was restarted"
-
-
-def test_the_heat_map_tells_waits_from_work() -> None:
-    table = heat_map(
-        pl.concat([frame(0, r, records(*a_step(0, 0), *a_step(1, 10))) for r in (0, 1)])
-    )
-    assert table["rank"].to_list() == [0, 1]
-    assert table.columns[1] == "FORWARD (wait)", "the dearest action comes first"
-    assert table["FORWARD"].to_list() == [2.0, 2.0]
-    assert table["FORWARD (wait)"].to_list() == [3.0, 3.0]
-    assert "STEP" not in table.columns
 
 
 def test_the_timeline_starts_at_zero_and_keeps_to_the_steps_asked_for() -> None:

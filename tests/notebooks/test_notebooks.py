@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+import polars as pl
 import pytest
 from headway.common.config import load, to_toml
 from headway.common.node.janitor import end_run, processes_of
-from headway.console import Cluster
+from headway.console import Cluster, Run
 from headway.console.preflight import prepare_corpus
 from headway.trainer.config import RunConfig
 
@@ -74,12 +76,14 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def with_paths(path: Path, out: Path, **paths: Path) -> Path:
-    """A copy of a notebook that names other files; each name must be in it once."""
-    text = path.read_text()
-    for name, file in {"../examples/tiny.toml": paths["config"], "../runs": paths["runs"]}.items():
-        assert text.count(f'\\"{name}\\"') == 1, name
-        text = text.replace(f'\\"{name}\\"', f'\\"{file}\\"')
+def with_paths(name: str, folder: Path, *, runs: Path, config: Path | None = None) -> Path:
+    """A copy of a notebook that names other files; each must be in its code, at least once."""
+    files = {"../runs": runs} | ({"../examples/tiny.toml": config} if config else {})
+    text = (REPOSITORY / "notebooks" / name).read_text()
+    for old, file in files.items():
+        assert f'\\"{old}\\"' in text, old
+        text = text.replace(f'\\"{old}\\"', f'\\"{file}\\"')
+    out = folder / name
     out.write_text(text)
     return out
 
@@ -95,22 +99,115 @@ def execute(path: Path, out: Path) -> Any:
     return nbformat.read(out, as_version=4)
 
 
+def outputs_of(notebook: Any) -> list[Any]:
+    """All outputs of all cells."""
+    return [output for cell in notebook.cells for output in cell.get("outputs", ())]
+
+
 def text_of(notebook: Any) -> str:
     """All that the cells printed or showed, as text."""
-    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    outputs = outputs_of(notebook)
     return "\n".join(o.get("text") or o.get("data", {}).get("text/plain", "") for o in outputs)
+
+
+def html_of(notebook: Any) -> str:
+    """All that the cells showed as HTML."""
+    return "\n".join(o.get("data", {}).get("text/html", "") for o in outputs_of(notebook))
+
+
+@pytest.fixture
+def trained(runs: Path, small: Path) -> Run:
+    """A real run of a few steps, with an evaluation in the middle, that has ended."""
+    steps = ["train.steps=12", "train.eval_every=6", "ckpt.durable_every=6"]
+    run = Cluster(runs).launch(small, steps, name="trained")
+    assert run.wait(timeout_s=240) == "finished"
+    return run
+
+
+@pytest.mark.timeout(600)
+def test_the_notebooks_about_data_and_performance_show_a_run(
+    trained: Run, small: Path, tmp_path: Path
+) -> None:
+    """Both on one run, as each run costs seconds."""
+    folder = trained.path.parent
+    data = execute(
+        with_paths("02_data.ipynb", tmp_path, config=small, runs=folder), tmp_path / "02-done.ipynb"
+    )
+    text = text_of(data)
+    for part in (
+        "Sources of train: stdlib",
+        "Length of train documents",
+        "Step 12, rank 0 (replica 0",
+        "rank 1 (replica 1",
+        ", its end",
+        "Most frequent tokens",
+        "frequencies of the training tokens",
+        "validation after 12 steps",
+        "Data of run trained: time per step",
+    ):
+        assert part in text, part
+    orders = trained.data().same_order(step=12).frame
+    assert orders["is_same"].all() and orders["replicas"].to_list() == [2, 2, 1, 4, 8]
+    assert trained.data().waits().frame["num_steps"].to_list() == [12] * 4
+    _looks_tidy(data)
+
+    copy = with_paths("03_performance.ipynb", tmp_path, runs=folder)
+    performance = execute(copy, tmp_path / "03-done.ipynb")
+    text = text_of(performance)
+    for part in (
+        "12 of 12 completed steps",
+        "The shares add up to 100.0 %",
+        "(p-1)/m: Megatron-LM",
+        "gradients (reduce-scatter)",
+        "Rank by action, ms per step",
+        "Slowest steps",
+        "first step of a start",
+    ):
+        assert part in text, part
+    assert html_of(performance).count("<svg") == 2
+    _looks_tidy(performance)
+    _adds_up(trained)
+
+
+def test_the_notebook_about_data_needs_no_run(small: Path, tmp_path: Path) -> None:
+    copy = with_paths("02_data.ipynb", tmp_path, config=small, runs=tmp_path / "none")
+    text = text_of(execute(copy, tmp_path / "done.ipynb"))
+    assert "Most frequent tokens" in text and "Data of run" not in text
+
+
+def _adds_up(run: Run) -> None:
+    """Nothing is lost or counted twice, and the records are those of the schedule."""
+    found = run.performance()
+    shares = found.lost_time().frame
+    assert shares["share"].sum() == pytest.approx(1.0, abs=1e-9)
+    assert shares["share"].min() >= 0, "without a peak nothing is subtracted"
+    last = pl.col("end_ns").filter(~pl.col("broken")).max()
+    steps = run.events().filter(pl.col("action") == "STEP")
+    spans = steps.group_by("rank").agg((last - pl.col("start_ns").min()) * 1e-9)
+    totals = found.ledger.group_by("rank").agg(pl.col("total").sum())
+    both = dict(spans.rows()), dict(totals.rows())
+    assert both[0] == pytest.approx(both[1])
+    passes = found.actions().frame.filter(pl.col("label").is_in(["forward", "backward"]))
+    assert passes["num_per_step"].to_list() == [4.0] * 4, "two stages, without evaluations"
+    theory, replayed, measured = found.bubble().frame["bubble"]
+    assert theory == pytest.approx(1 / 4) and min(replayed, measured) > 0
+    assert found.communication().frame["hidden"].is_between(0, 1).all()
+
+
+def _looks_tidy(notebook: Any) -> None:
+    """Every table has a HTML form; no figure has float noise; no colour breaks a dark theme."""
+    html = html_of(notebook)
+    assert not re.search(r"\d\.\d{6,}|\de-\d\d", re.sub(r"<[^>]+>", " ", html))
+    assert "background:#" not in html and "color:black" not in html
+    shown = [o for o in outputs_of(notebook) if o.get("output_type") != "stream"]
+    assert all("text/html" in o["data"] for o in shown)
 
 
 @pytest.mark.timeout(600)
 def test_launch_and_steer_recovers_from_the_kill_and_stops_with_a_checkpoint(
     runs: Path, small: Path, tmp_path: Path
 ) -> None:
-    copy = with_paths(
-        REPOSITORY / "notebooks" / "01_launch_and_steer.ipynb",
-        tmp_path / "01.ipynb",
-        config=small,
-        runs=runs,
-    )
+    copy = with_paths("01_launch_and_steer.ipynb", tmp_path, config=small, runs=runs)
     notebook = execute(copy, tmp_path / "done.ipynb")
     text = text_of(notebook)
     assert "RunConsole" in text, "the live console is shown"

@@ -10,7 +10,14 @@ if TYPE_CHECKING:
     from headway.console.cluster import Cluster
     from headway.console.compare import compare
     from headway.console.run import Run
+    from headway.console.training_data import TrainingData
 
-__all__ = ["Cluster", "Run", "compare"]
+__all__ = ["Cluster", "Run", "TrainingData", "compare"]
 
-__getattr__, __dir__ = lazy(__name__, cluster="Cluster", compare="compare", run="Run")
+__getattr__, __dir__ = lazy(
+    __name__,
+    cluster="Cluster",
+    compare="compare",
+    run="Run",
+    training_data="TrainingData",
+)

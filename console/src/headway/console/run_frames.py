@@ -12,6 +12,8 @@ from headway.console.records import RunRecords
 
 if TYPE_CHECKING:
     import polars as pl
+    from headway.console.performance import Performance
+    from headway.console.training_data import TrainingData
 
 
 class RunFrames(RunRecords):
@@ -151,6 +153,26 @@ class RunFrames(RunRecords):
         rows = [(key, _text(mine), _text(theirs)) for key, (mine, theirs) in changed.items()]
         schema = dict.fromkeys(("key", "this", "other"), pl.String)
         return pl.DataFrame(rows, schema=schema, orient="row")
+
+    def performance(self, *, first_step: int = 0, last_step: int | None = None) -> Performance:
+        """Where its time went, as tables and drawings; of some steps, both ends included.
+
+        Raises:
+            InputError: none of these steps is recorded.
+        """
+        from headway.console.performance import Performance
+
+        return Performance(self, first_step=first_step, last_step=last_step)
+
+    def data(self) -> TrainingData:
+        """What it reads, as tables and drawings.
+
+        Raises:
+            InputError: its corpus is not on this machine.
+        """
+        from headway.console.training_data import TrainingData
+
+        return TrainingData(self.config, run=self)
 
     # ---- in a notebook ------------------------------------------------------------------------
     def _repr_html_(self) -> str:

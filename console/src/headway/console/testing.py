@@ -1,7 +1,8 @@
 """A run without training, for tests of programs that watch runs: folder, journal, a live driver.
 
 ``FakeRun`` keeps the real journal, the real messages over a real socket and real flight rings; only
-the training is made up. Its driver lives in a thread of this process.
+the training is made up. Its driver lives in a thread of this process. ``events_of`` makes flight
+records by hand.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 from headway.common.config import to_toml
 from headway.common.errors import InputError
-from headway.common.node.flight import FlightWriter
+from headway.common.node.flight import RECORD, WAITING, FlightWriter
 from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import NodePaths, RunDir, new_run_id
 from headway.common.plan.schedule.actions import Kind
@@ -31,6 +33,9 @@ from headway.launch.lease import FileLease, Holder
 from headway.trainer.config import LaunchConfig, ModelConfig, ParallelConfig, RunConfig, TrainConfig
 from headway.trainer.control.journal import Journal
 
+if TYPE_CHECKING:
+    import polars as pl
+
 TOKENS = 1000
 STEP_S = 0.01
 SMALL = RunConfig(
@@ -39,6 +44,28 @@ SMALL = RunConfig(
     launch=LaunchConfig(nodes=1, ranks_per_node=2),
     train=TrainConfig(steps=40, global_batch_size=4, dtype="fp32", device="cpu"),
 )
+
+Row = tuple[int, int, float, float]
+"""Kind (negative for a wait), step, start and end in ms: one flight record made by hand."""
+
+
+def events_of(rank: int, *rows: Row, generation: int = 0, **fields: int) -> pl.DataFrame:
+    """Flight records of one rank in this order, as ``analysis.load_events`` returns them.
+
+    ``fields`` are the same in all of them: chunk, micro_batch, peer, nbytes.
+    """
+    from headway.console.analysis.events import frame
+
+    made = np.zeros(len(rows), RECORD)
+    made["micro_batch"], made["generation"] = -1, generation
+    for number, (kind, step, start_ms, end_ms) in enumerate(rows):
+        record = made[number : number + 1]
+        record["kind"], record["flags"] = abs(kind), WAITING if kind < 0 else 0
+        record["step"], record["sequence"] = step, number
+        record["start_ns"], record["end_ns"] = round(start_ms * 1e6), round(end_ms * 1e6)
+        for name, value in fields.items():
+            record[name] = value
+    return frame(0, rank, made)
 
 
 class FakeRun:

@@ -195,31 +195,3 @@ def idle(events: pl.DataFrame) -> pl.DataFrame:
         )
         .sort("rank")
     )
-
-
-def heat_map(events: pl.DataFrame) -> pl.DataFrame:
-    """Milliseconds per step of each action (columns, by total) on each rank (rows):
-    the median over steps.
-
-    Waits are columns of their own, ``NAME (wait)``, as they tell whom a rank waits for.
-    """
-    closed = events.filter(
-        pl.col("end_ns").is_not_null()
-        & (pl.col("step") >= 0)
-        & (pl.col("action") != Kind.STEP.name)
-    )
-    name = pl.when("waiting").then(pl.format("{} (wait)", "action")).otherwise("action")
-    per_step = closed.group_by("rank", "generation", "step", name.alias("name")).agg(
-        ((pl.col("end_ns") - pl.col("start_ns")).sum() * 1e-6).alias("ms")
-    )
-    medians = per_step.group_by("rank", "name").agg(pl.col("ms").median())
-    order = (
-        medians.group_by("name")
-        .agg(pl.col("ms").sum())
-        .sort("ms", descending=True)["name"]
-        .to_list()
-    )
-    if not order:
-        return pl.DataFrame(schema={"rank": pl.Int64})
-    wide = medians.pivot("name", index="rank", values="ms").sort("rank").fill_null(0.0)
-    return wide.select("rank", *order)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from headway.dataloader.config import DataConfig, StreamSpec, stream_spec
     from headway.dataloader.dataset import Dataset
     from headway.dataloader.prepare import prepare
+    from headway.dataloader.samples import Piece, SampleReader
     from headway.dataloader.tokenizer import Tokenizer
 
 __all__ = [
@@ -19,6 +20,8 @@ __all__ = [
     "DataClient",
     "DataConfig",
     "Dataset",
+    "Piece",
+    "SampleReader",
     "StreamSpec",
     "Tokenizer",
     "prepare",
@@ -31,5 +34,6 @@ __getattr__, __dir__ = lazy(
     config="DataConfig StreamSpec stream_spec",
     dataset="Dataset",
     prepare="prepare",
+    samples="Piece SampleReader",
     tokenizer="Tokenizer",
 )

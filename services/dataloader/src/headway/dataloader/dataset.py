@@ -1,7 +1,7 @@
 """A prepared folder: two token files, a tokenizer, and ``meta.json``, which describes them.
 
-train.bin train.idx train.digests validation.bin validation.idx
-validation.digests tokenizer.json meta.json
+train.bin train.idx train.digests train.keys validation.bin validation.idx
+validation.digests validation.keys tokenizer.json meta.json
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from headway.dataloader.blocks import (
 )
 from headway.dataloader.config import SPLITS
 from headway.dataloader.digests import BlockHasher, digests_path
+from headway.dataloader.document_keys import read_keys
 from headway.dataloader.formats import TokenFile, bin_path, idx_path
 from headway.dataloader.tokenizer import Tokenizer
 
@@ -103,6 +104,19 @@ class Dataset:
         prefix = self.prefix(split)
         known = self.meta.splits.get(split) if self.meta is not None else None
         return TokenFile(prefix, known.bin_sha256 if known is not None else "")
+
+    def keys(self, split: str) -> list[str] | None:
+        """Where each document came from: a path relative to the source, or file and line.
+
+        None for data that were prepared without them, as by other programs.
+
+        Raises:
+            InputError: no such split.
+        """
+        prefix = self.prefix(split)
+        keys = read_keys(prefix)
+        known = None if self.meta is None else self.meta.splits.get(split)
+        return keys if known is None or keys is None or len(keys) == known.documents else None
 
     @property
     def vocab_size(self) -> int | None:

@@ -25,6 +25,7 @@ from headway.common.errors import HeadwayError, InputError
 from headway.dataloader.blocks import ReadError
 from headway.dataloader.config import DataConfig
 from headway.dataloader.dataset import META_VERSION, Dataset, Meta, SplitMeta, read_meta, sha256
+from headway.dataloader.document_keys import read_keys, write_keys
 from headway.dataloader.formats import TokenFileWriter, bin_path, idx_path, token_dtype
 from headway.dataloader.place import draft_of, put, recover, sweep
 from headway.dataloader.sources import Document, read_source
@@ -69,6 +70,7 @@ def prepare(
         digest = corpus_hash(documents)
         if not force and (found := _found(target, config, digest)) is not None:
             report(f"{target} is already prepared from {config.source} (corpus {digest[:16]})")
+            _add_keys(target, documents, config.validation_fraction)
             return Prepared(target, found, already_prepared=True)
         try:
             meta = _build(draft_of(target, own), documents, digest, config, report)
@@ -185,12 +187,24 @@ def _build(
     return meta
 
 
+def _add_keys(target: Path, documents: Sequence[Document], fraction: float) -> None:
+    """Write the names of the documents into a folder that was prepared without them, if possible.
+
+    The folder has the digest of ``documents``, so they are the same ones in the same order.
+    """
+    for split, part in split_documents(documents, fraction).items():
+        if read_keys(target / split) is None:
+            with contextlib.suppress(OSError):
+                write_keys(target / split, [document.key for document in part])
+
+
 def _encode(
     prefix: Path, documents: deque[Document], tokenizer: Tokenizer, dtype: np.dtype[np.generic]
 ) -> tuple[SplitMeta, npt.NDArray[np.int64]]:
     """Encode and write; ``documents`` is emptied meanwhile."""
     counts = np.zeros(tokenizer.vocab_size, dtype=np.int64)
     num_documents, text_bytes = len(documents), 0
+    write_keys(prefix, [document.key for document in documents])
 
     def texts() -> Iterator[str]:
         nonlocal text_bytes

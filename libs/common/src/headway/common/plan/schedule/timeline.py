@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from headway.common.errors import ConfigError
@@ -27,8 +28,19 @@ class Span:
     end: float
 
 
-def unit_timeline(schedule: Schedule) -> list[Span]:
+def unit_cost(rank: int, action: Action) -> float:
+    """``UNIT_COST``, the same on every rank."""
+    del rank
+    return UNIT_COST[action.kind]
+
+
+def unit_timeline(
+    schedule: Schedule, cost: Callable[[int, Action], float] = unit_cost
+) -> list[Span]:
     """Every compute action with its start and end, sorted by start, then rank.
+
+    Args:
+        cost: how long an action takes on a pipeline rank, in any unit; ``UNIT_COST`` by default.
 
     Raises:
         ConfigError: the lists wait for each other in a cycle, or for an action
@@ -50,7 +62,7 @@ def unit_timeline(schedule: Schedule) -> list[Span]:
                 if ready is None:
                     break
                 start = max(clock[rank], ready)
-                clock[rank] = start + UNIT_COST[action.kind]
+                clock[rank] = start + cost(rank, action)
                 spans.append(Span(rank, action, start, clock[rank]))
                 kind = Kind.FORWARD if action.kind is Kind.FORWARD else Kind.BACKWARD
                 if action.kind is not Kind.BACKWARD_WEIGHT:

@@ -1,0 +1,128 @@
+"""What each rank did inside its completed steps, and whom it waited for.
+
+The records of a wait do not say why it lasted. Where both sides are recorded by one host, a wait is
+divided in two: ``late_ns``, before the other side had begun its part, is time that this rank had
+nothing to do; what follows is the transfer itself.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+from headway.common.plan.grid import Grid
+from headway.common.plan.schedule.actions import RECEIVES, SENDS, Kind
+from headway.console.analysis.events import COMPUTE_KINDS, completed_steps
+
+STEP_KEY = ["rank", "generation", "step"]
+COLLECTIVES = [Kind.ALL_GATHER.name, Kind.REDUCE_SCATTER.name]
+MESSAGES = sorted(kind.name for kind in SENDS | RECEIVES)
+FRAMES = [Kind.STEP.name, Kind.EVAL.name, Kind.RESTORE.name, Kind.JOIN.name]
+"""Records that contain others, or stand outside of steps."""
+
+
+def step_actions(events: pl.DataFrame, grid: Grid) -> pl.DataFrame:
+    """One row per record inside a completed step; those of evaluations are left out.
+
+    Columns of ``events``, and ``pp_rank``, ``dp_rank``, ``tp_rank``; ``own_ns``, the duration
+    without what an earlier record covers, so that they add up; ``ready_ns``, when the other side
+    had begun (null where that is not known), and ``late_ns``, see above.
+    """
+    steps = completed_steps(events)
+    inside = (
+        events.filter(pl.col("end_ns").is_not_null() & ~pl.col("action").is_in(FRAMES))
+        .join(steps, on=STEP_KEY, suffix="_step")
+        .filter(
+            (pl.col("start_ns") >= pl.col("start_ns_step"))
+            & (pl.col("end_ns") <= pl.col("end_ns_step"))
+        )
+        .drop("start_ns_step", "end_ns_step")
+        .with_columns(*coordinates(grid))
+    )
+    return _with_late(_with_own(inside), grid)
+
+
+def coordinates(grid: Grid) -> tuple[pl.Expr, pl.Expr, pl.Expr]:
+    """``pp_rank``, ``dp_rank`` and ``tp_rank`` of the column ``rank``."""
+    rank = pl.col("rank")
+    return (
+        (rank // (grid.tp * grid.dp)).alias("pp_rank"),
+        (rank // grid.tp % grid.dp).alias("dp_rank"),
+        (rank % grid.tp).alias("tp_rank"),
+    )
+
+
+def is_compute() -> pl.Expr:
+    """Forward and backward passes."""
+    kinds = [kind for kind in COMPUTE_KINDS if kind != Kind.OPTIMIZER.name]
+    return pl.col("action").is_in(kinds) & ~pl.col("waiting")
+
+
+def label() -> pl.Expr:
+    """The action's name for people; waits are rows of their own."""
+    plain = pl.col("action").str.to_lowercase().str.replace_all("_", " ")
+    return pl.when("waiting").then(pl.format("{}: wait", plain)).otherwise(plain).alias("label")
+
+
+def _with_own(actions: pl.DataFrame) -> pl.DataFrame:
+    """Records of a rank follow each other; should two overlap, the later one counts from there."""
+    ordered = actions.sort("rank", "start_ns", "sequence")
+    covered = pl.col("end_ns").cum_max().shift(1).over(STEP_KEY)
+    begin = pl.max_horizontal("start_ns", covered.fill_null(0))
+    return ordered.with_columns((pl.col("end_ns") - begin).clip(0).alias("own_ns"))
+
+
+def _with_late(actions: pl.DataFrame, grid: Grid) -> pl.DataFrame:
+    ready = pl.concat([_sent(actions, grid), _issued(actions), _arrived(actions)])
+    key = ["rank", "generation", "step", "action", "chunk", "micro_batch"]
+    late = (pl.min_horizontal("end_ns", "ready_ns") - pl.col("start_ns")).clip(0)
+    is_wait = pl.col("waiting") | (pl.col("action") == Kind.NORM.name)
+    is_known = pl.col("ready_ns").is_not_null()
+    return actions.join(ready, on=key, how="left", maintain_order="left").with_columns(
+        pl.when(is_wait & is_known)
+        .then(pl.min_horizontal(late, "own_ns"))
+        .otherwise(0)
+        .alias("late_ns")
+    )
+
+
+def _sent(actions: pl.DataFrame, grid: Grid) -> pl.DataFrame:
+    """When the message of each receive was sent: the receiver's key and ``ready_ns``."""
+    stage = pl.col("chunk") * grid.pp + pl.col("pp_rank")
+    parts = []
+    for sends, receives, forth in (
+        (Kind.SEND_FORWARD, Kind.RECV_FORWARD, 1),
+        (Kind.SEND_BACKWARD, Kind.RECV_BACKWARD, -1),
+    ):
+        target = stage + forth
+        receiver = (target % grid.pp * grid.dp + pl.col("dp_rank")) * grid.tp + pl.col("tp_rank")
+        parts.append(
+            actions.filter((pl.col("action") == sends.name) & ~pl.col("waiting")).select(
+                receiver.alias("rank"),
+                "generation",
+                "step",
+                pl.lit(receives.name).alias("action"),
+                (target // grid.pp).alias("chunk"),
+                "micro_batch",
+                pl.col("start_ns").alias("ready_ns"),
+            )
+        )
+    return pl.concat(parts).unique(["rank", "generation", "step", "action", "chunk", "micro_batch"])
+
+
+def _issued(actions: pl.DataFrame) -> pl.DataFrame:
+    """When the last replica issued each collective of a chunk."""
+    group = ["generation", "step", "action", "chunk", "pp_rank", "tp_rank"]
+    issues = actions.filter(pl.col("action").is_in(COLLECTIVES) & ~pl.col("waiting"))
+    return _of_last(issues, group)
+
+
+def _arrived(actions: pl.DataFrame) -> pl.DataFrame:
+    """When the last rank of all came to the all-reduces that end a step."""
+    return _of_last(
+        actions.filter(pl.col("action") == Kind.NORM.name), ["generation", "step", "action"]
+    )
+
+
+def _of_last(actions: pl.DataFrame, group: list[str]) -> pl.DataFrame:
+    last = pl.col("start_ns").max().over(group).alias("ready_ns")
+    key = ["rank", "generation", "step", "action", "chunk", "micro_batch"]
+    return actions.select(*key, last).unique(key)
