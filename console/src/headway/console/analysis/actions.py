@@ -15,7 +15,8 @@ from headway.console.analysis.events import COMPUTE_KINDS, completed_steps
 STEP_KEY = ["rank", "generation", "step"]
 COLLECTIVES = [Kind.ALL_GATHER.name, Kind.REDUCE_SCATTER.name]
 MESSAGES = sorted(kind.name for kind in SENDS | RECEIVES)
-FRAMES = [Kind.STEP.name, Kind.EVAL.name, Kind.RESTORE.name, Kind.JOIN.name]
+BETWEEN_STEPS = [Kind.EVAL.name, Kind.SAMPLE.name]
+FRAMES = [Kind.STEP.name, *BETWEEN_STEPS, Kind.RESTORE.name, Kind.JOIN.name]
 """Records that contain others, or stand outside of steps."""
 
 

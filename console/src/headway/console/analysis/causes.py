@@ -25,7 +25,7 @@ MEANINGS = {
     "data": "taking the step's micro-batches",
     "snapshot": "copying the state into memory; checkpoints are written in the background",
     "warm_up": "allocations and caches of a new process",
-    "evaluation": "validation losses between steps",
+    "evaluation": "validation losses and samples between steps",
     "recovery": "from the lost rank to the next step, and steps done again",
     "stopped": "from the last step of one start to the first of the next",
     "paused": "by command",

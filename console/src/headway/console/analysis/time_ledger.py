@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 import polars as pl
 from headway.common.plan.grid import Grid
 from headway.common.plan.schedule.actions import Kind
-from headway.console.analysis.actions import STEP_KEY, is_compute, step_actions
+from headway.console.analysis.actions import BETWEEN_STEPS, STEP_KEY, is_compute, step_actions
 from headway.console.analysis.events import completed_steps
 
 COLUMNS = {
@@ -25,7 +25,7 @@ COLUMNS = {
     "snapshot": "snapshot in memory",
     "unrecorded": "in a step, not recorded",
     "warm_up": "first step of a start, beyond a usual one",
-    "evaluation": "evaluation",
+    "evaluation": "evaluations and samples",
     "recovery": "recovery and steps done again",
     "stopped": "stopped and started again",
     "paused": "paused",
@@ -135,7 +135,7 @@ def _with_gaps(
 ) -> pl.DataFrame:
     """Divide the time before each step: a new generation, else evaluation, else a pause."""
     evaluated = (
-        events.filter((pl.col("action") == Kind.EVAL.name) & pl.col("end_ns").is_not_null())
+        events.filter((pl.col("action").is_in(BETWEEN_STEPS)) & pl.col("end_ns").is_not_null())
         .group_by(STEP_KEY)
         .agg((pl.col("end_ns") - pl.col("start_ns")).sum().alias("eval_ns"))
     )
