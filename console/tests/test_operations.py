@@ -23,8 +23,9 @@ from headway.console.cli import main
 from headway.console.commands import options
 from headway.console.commands.steering import RESULT_KEYS, RESULTS, SENT, command_of
 from headway.console.news import News
+from headway.console.operations import Word, operation
 from headway.console.run import Run
-from headway.console.steering import OPERATIONS, Steering, Word, as_cli, as_python, operation
+from headway.console.steering import OPERATIONS, Steering
 from headway.console.testing import SMALL, FakeRun
 from headway.dataloader import DataConfig
 from headway.dataloader.prepare import prepare
@@ -78,9 +79,9 @@ def test_the_table_is_complete() -> None:
 @pytest.mark.parametrize("name", SENT_TO_THE_DRIVER)
 def test_shell_and_python_send_the_same_message(name: str, fake: FakeRun) -> None:
     arguments = CALLS[name]
-    words = shlex.split(as_cli(fake.folder.path, name, arguments))
+    words = shlex.split(OPERATIONS[name].cli_line(fake.folder.path, arguments))
     assert main(words[1:]) == 0, "the line finds the run from anywhere"
-    exec(as_python(name, arguments), {"run": fake.run})
+    exec(OPERATIONS[name].python_line(arguments), {"run": fake.run})
     OPERATIONS[name].method(fake.run, **arguments)
     own = ("id", "count") if name == "extend" else ("id",)  # each extends what there is then
     sent = [{f: getattr(c, f) for f in c.__struct_fields__ if f not in own} for c in fake.commands]
@@ -93,20 +94,26 @@ def test_lines_to_copy_name_the_run_and_leave_defaults_out(
 ) -> None:
     monkeypatch.chdir(own_roots)
     path = fake.folder.path
-    assert as_cli(path, "set", {"lr": 3e-4, "force": False}) == "headway set fake lr=0.0003"
+    assert (
+        OPERATIONS["set"].cli_line(path, {"lr": 3e-4, "force": False})
+        == "headway set fake lr=0.0003"
+    )
     given = {"fault": "freeze", "target": "agent", "node": 0, "duration_s": 5.0, "rank": None}
     line = "headway inject fake freeze --service agent --node 0 --for 5"
-    assert as_cli(path, "inject", given) == line
+    assert OPERATIONS["inject"].cli_line(path, given) == line
     python = "run.inject('freeze', target='agent', node=0, duration_s=5.0)"
-    assert as_python("inject", given) == python
-    assert as_python("set", {"lr": 3e-4, "force": True}) == "run.set(lr=0.0003, force=True)"
+    assert OPERATIONS["inject"].python_line(given) == python
+    assert (
+        OPERATIONS["set"].python_line({"lr": 3e-4, "force": True})
+        == "run.set(lr=0.0003, force=True)"
+    )
     monkeypatch.chdir("/")
-    assert as_cli(path, "pause", {}).startswith("headway pause fake --runs-dir ")
+    assert OPERATIONS["pause"].cli_line(path, {}).startswith("headway pause fake --runs-dir ")
 
 
 @pytest.mark.parametrize("name", SENT_TO_THE_DRIVER)
 def test_without_a_run_the_newest_one_is_meant(name: str, fake: FakeRun, shell: Shell) -> None:
-    words = shlex.split(as_cli(fake.folder.path, name, CALLS[name]))
+    words = shlex.split(OPERATIONS[name].cli_line(fake.folder.path, CALLS[name]))
     words = [word for word in words[1 : words.index("--runs-dir")] if word != "fake"]
     code, out, err = shell(*words)
     assert (code, err) == (0, "")
@@ -220,6 +227,7 @@ def roll_back() -> Iterator[str]:
         """Go back to a checkpoint."""
         return self.command("roll_back", node=step, force=keep)
 
+    OPERATIONS["roll_back"] = roll_back.operation  # type: ignore[attr-defined]
     yield "roll_back"
     del OPERATIONS["roll_back"]
 
@@ -236,9 +244,9 @@ def test_a_new_operation_needs_only_its_method(
     assert (done["operation"], done["step"], done["keep"]) == ("roll_back", 40, True)
     (sent,) = fake.commands
     assert (sent.operation, sent.node, sent.force) == ("roll_back", 40, True)
-    line = as_cli(fake.folder.path, roll_back, {"step": 40, "keep": True})
+    line = OPERATIONS[roll_back].cli_line(fake.folder.path, {"step": 40, "keep": True})
     assert line.startswith("headway roll_back fake 40 --keep --runs-dir ")
-    assert as_python(roll_back, {"step": 40}) == "run.roll_back(40)"
+    assert OPERATIONS[roll_back].python_line({"step": 40}) == "run.roll_back(40)"
 
 
 # ---- one question before anything is ended or broken --------------------------------------------

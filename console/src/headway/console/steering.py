@@ -1,117 +1,21 @@
-"""Everything that can be asked of a live run: one method each.
-
-``OPERATIONS`` collects them. A shell command (``commands/steering.py``), the lines that a button
-shows (``as_cli``, ``as_python``) and the method itself come from the same signature, so a new
-operation is a new method here:
-
-- a positional parameter is a word after RUN on the command line: ``headway evict RUN NODE``;
-- a keyword without a default is written KEY=VALUE: ``headway set RUN lr=3e-4``;
-- a keyword with a default is an option, which may be given several times if it holds several
-  values; ``Word`` gives its help and its name on the command line;
-- the first line of the docstring is the help.
-"""
+"""Everything that can be asked of a run: one method each, which is a command and a button, too."""
 
 from __future__ import annotations
 
-import functools
-import inspect
-import shlex
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar, get_type_hints
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from headway.common.errors import InputError
-from headway.console.hints import runs_dir_option
+from headway.console.operations import Word, operation, operations_of
 
 if TYPE_CHECKING:
     from headway.common.node.run_dir import RunDir
     from headway.trainer.config import RunConfig
 
-F = TypeVar("F", bound=Callable[..., Any])
 FAULTS = (
     "kill, stop, freeze, debugger, slow_disk, full_disk, locked_journal, damaged_arena_header, "
     "flipped_snapshot_bit, spawn_failure, silent_node, returning_node or clock_step"
 )
-
-
-@dataclass(frozen=True)
-class Word:
-    """How a parameter appears on the command line."""
-
-    help: str
-    metavar: str = ""
-    """What stands for the value in the usage line; the parameter's name by default."""
-    flags: tuple[str, ...] = ()
-    """Names of the option; ``--parameter-name`` by default."""
-
-
-@dataclass(frozen=True)
-class Operation:
-    """One operation, as described by its method."""
-
-    method: Callable[..., Any]
-    examples: tuple[str, ...]
-    """Command lines for the help."""
-    asks: Callable[[Mapping[str, Any]], str] | None
-    """The question before it breaks or ends something, from its arguments; None asks nothing."""
-    is_step: bool
-    """Whether ranks apply it at a step, so that a caller can wait for that."""
-    has_own_command: bool
-    """Whether its command is written out because it does more than send the operation."""
-
-    @property
-    def name(self) -> str:
-        """On every surface."""
-        return self.method.__name__
-
-    @property
-    def summary(self) -> str:
-        """One sentence."""
-        return inspect.getdoc(self.method).partition("\n")[0]  # type: ignore[union-attr]
-
-    @functools.cached_property
-    def parameters(self) -> list[inspect.Parameter]:
-        """Those of the method, with evaluated annotations."""
-        found = list(inspect.signature(self.method).parameters.values())[1:]
-        annotations = SimpleNamespace(__annotations__={p.name: p.annotation for p in found})
-        hints = get_type_hints(annotations, self.method.__globals__, include_extras=True)
-        return [parameter.replace(annotation=hints[parameter.name]) for parameter in found]
-
-    @property
-    def words(self) -> list[inspect.Parameter]:
-        """Written after RUN, in this order."""
-        return [p for p in self.parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-
-    @property
-    def settings(self) -> list[inspect.Parameter]:
-        """Written KEY=VALUE after RUN."""
-        return [p for p in self.parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
-
-    @property
-    def options(self) -> list[inspect.Parameter]:
-        """Written ``--name VALUE``."""
-        return [p for p in self.parameters if p.kind is p.KEYWORD_ONLY and p.default is not p.empty]
-
-
-OPERATIONS: dict[str, Operation] = {}
-"""By name, in the order of the help."""
-
-
-def operation(
-    *examples: str,
-    asks: Callable[[Mapping[str, Any]], str] | None = None,
-    is_step: bool = True,
-    has_own_command: bool = False,
-) -> Callable[[F], F]:
-    """Enter a method in ``OPERATIONS``."""
-
-    def enter(method: F) -> F:
-        OPERATIONS[method.__name__] = Operation(method, examples, asks, is_step, has_own_command)
-        return method
-
-    return enter
 
 
 def _check_victim(rank: int | None, target: str) -> None:
@@ -353,47 +257,5 @@ class Steering:
             )
 
 
-def _value(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def word_of(parameter: inspect.Parameter) -> Word:
-    """Its ``Word``, with the defaults filled in."""
-    (found,) = [extra for extra in parameter.annotation.__metadata__ if isinstance(extra, Word)]
-    flags = found.flags or (f"--{parameter.name.replace('_', '-')}",)
-    return Word(found.help, found.metavar or parameter.name.upper(), flags)
-
-
-def words_after_run(name: str, arguments: Mapping[str, Any]) -> list[str]:
-    """What follows RUN on the command line; arguments with their default are left out."""
-    row, words = OPERATIONS[name], []
-    words += [_value(arguments[p.name]) for p in row.words if p.name in arguments]
-    words += [f"{p.name}={_value(arguments[p.name])}" for p in row.settings if p.name in arguments]
-    for parameter in row.options:
-        value = arguments.get(parameter.name, parameter.default)
-        if value != parameter.default:
-            flag = word_of(parameter).flags[0]
-            several = value if isinstance(value, list | tuple) else [value]
-            words += [flag] if value is True else [w for v in several for w in (flag, _value(v))]
-    return words
-
-
-def as_cli(run: Path, name: str, arguments: Mapping[str, Any]) -> str:
-    """The command line that calls method ``name`` with ``arguments`` on the run at ``run``.
-
-    It finds the run from the present working folder.
-    """
-    words = ["headway", name, run.name, *words_after_run(name, arguments), *runs_dir_option(run)]
-    return shlex.join(words)
-
-
-def as_python(name: str, arguments: Mapping[str, Any]) -> str:
-    """The same as a line of Python, for a ``Run`` in ``run``."""
-    row = OPERATIONS[name]
-    parts = [repr(arguments[p.name]) for p in row.words if p.name in arguments]
-    parts += [
-        f"{p.name}={arguments[p.name]!r}"
-        for p in (*row.settings, *row.options)
-        if p.name in arguments and arguments[p.name] != p.default
-    ]
-    return f"run.{name}({', '.join(parts)})"
+OPERATIONS = operations_of(Steering)
+"""By name, in the order of the help."""

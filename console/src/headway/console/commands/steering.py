@@ -29,7 +29,8 @@ from headway.console.commands.options import (
 )
 from headway.console.commands.pages import STEER, add
 from headway.console.hints import resume_command
-from headway.console.steering import OPERATIONS, Operation, word_of, words_after_run
+from headway.console.operations import Operation, word_of
+from headway.console.steering import OPERATIONS
 
 if TYPE_CHECKING:
     from headway.console.run import Run
@@ -117,7 +118,7 @@ def _send(
         run.wait_applied(sequence, timeout_s=WAIT_S)
         result = run.result(sequence) if row.name in RESULTS else {}
     done = dict(zip(SENT, (run.name, row.name, sequence, wait), strict=True))
-    what = " ".join((row.name, *words_after_run(row.name, arguments)))
+    what = " ".join((row.name, *row.words_after_run(arguments)))
     lines = [f"{what}: {'applied' if wait else 'sent'} to {run.name}"]
     if result:
         lines = RESULTS[row.name](result)
