@@ -130,11 +130,11 @@ def test_every_service_is_scraped_and_every_step_exported_over_kills(machine: An
     # The run ends, nothing is left, and TensorBoard shows every step of its course once.
     machine.headway("stop", NAME, "--runs-dir", machine.runs, "--yes")
     machine.assert_clean(NAME)
-    shown = EventAccumulator(str(run.folder.sinks / "tensorboard"), size_guidance={"tensors": 0})
+    shown = EventAccumulator(str(run.folder.sinks / "tensorboard"), size_guidance={"scalars": 0})
     shown.Reload()
-    assert [event.step for event in shown.Tensors("train/loss")] == list(
+    assert [event.step for event in shown.Scalars("train/loss")] == list(
         range(1, run.completed_steps + 1)
     )
-    assert shown.Tensors("validation/loss")[0].step == 0
+    assert shown.Scalars("validation/loss")[0].step == 0
     log = (run.folder.logs / "sink-tensorboard.log").read_text()
     assert "exporting" in log and "Traceback" not in log

@@ -33,6 +33,8 @@ class WandbOffline:
         _wait_for_a_free_name(out, run_id)
         # wandb's own process inherits the environment, and must not pass for the follower
         os.environ.pop("HEADWAY_ROLE", None)
+        # one process of wandb per follower: a shared one keeps the runs of a client that was killed
+        os.environ.pop("WANDB_SERVICE", None)
         self._run = _session(out, run_id, name)
         self._run.define_metric("step", hidden=True)
         self._run.define_metric("*", step_metric="step")
