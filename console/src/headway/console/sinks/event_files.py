@@ -28,6 +28,8 @@ PATTERN = "events.out.tfevents.*.headway"
 class EventFiles:
     """A ``Sink``; ``state`` holds ``files``: name -> bytes as of the newest commit."""
 
+    commits_at_end = False
+
     def __init__(self, out: Path, *, run_id: str, name: str, state: Mapping[str, Any]) -> None:
         del run_id
         self._out, self._group = out, name

@@ -50,7 +50,7 @@ class Export:
         try:
             return self._update()
         except BaseException:
-            self.close()
+            self.close(is_whole=False)
             raise
 
     def _update(self) -> Exported:
@@ -60,7 +60,7 @@ class Export:
             items, is_more = reader.read()
             if items:
                 opened.write(items)
-            if items or is_more:
+            if (items or is_more) and not opened.commits_at_end:
                 reader.position.sink = opened.commit()
                 position.save(self._out, reader.position)
         now = (reader.num_steps, reader.num_evaluations, reader.num_recoveries)
@@ -77,15 +77,18 @@ class Export:
             self._sink = make(self._out, run_id=run_id, name=self._run.name, state=at.sink)
         return self._reader, self._sink
 
-    def close(self) -> None:
-        """End the sink; ``update`` opens it again."""
-        if self._reader is not None:
-            reader, old = self._reader, self._counts
-            now = (reader.num_steps, reader.num_evaluations, reader.num_recoveries)
-            self._counts = (old[0] + now[0], old[1] + now[1], old[2] + now[2])
-        opened, self._sink, self._reader = self._sink, None, None
-        if opened is not None:
-            opened.close()
+    def close(self, *, is_whole: bool = True) -> None:
+        """End the sink; ``update`` opens it again. ``is_whole``: it has all that was read."""
+        reader, opened = self._reader, self._sink
+        self._sink = self._reader = None
+        if reader is None or opened is None:
+            return
+        old, now = self._counts, (reader.num_steps, reader.num_evaluations, reader.num_recoveries)
+        self._counts = (old[0] + now[0], old[1] + now[1], old[2] + now[2])
+        opened.close()
+        if is_whole and opened.commits_at_end:
+            reader.position.sink = opened.commit()
+            position.save(self._out, reader.position)
 
 
 @contextlib.contextmanager

@@ -58,6 +58,9 @@ Item = Scalars | Text | Settings | TakenBack
 class Sink(Protocol):
     """One place that metrics go to. One thread only."""
 
+    commits_at_end: bool
+    """Only ``close`` makes what was written durable, so ``commit`` is called after it."""
+
     def write(self, items: list[Item]) -> None:
         """Write items in order; they count once ``commit`` has returned.
 

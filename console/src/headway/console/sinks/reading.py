@@ -144,12 +144,13 @@ class CourseReader:
         course = self._course
         for row in self._run.query(_EVALUATIONS, (self.position.evaluations_row, PAGE)):
             rowid, generation, step, loss = row
-            if step > course.top and not self._is_first(generation, step):
+            holds = self._holds(generation, step)
+            if holds and step > course.top and not self._is_first(generation, step):
                 return  # its steps are on a later page, or not stored yet
             if generation > course.generation and step < course.top:
                 return  # its generation may take steps back: its first step shows it
             self.position.evaluations_row = int(rowid)
-            if step <= course.evaluated or not self._holds(generation, step):
+            if step <= course.evaluated or not holds:
                 continue
             course.evaluated = int(step)
             values = _known({"validation/loss": loss})

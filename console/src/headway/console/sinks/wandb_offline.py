@@ -7,6 +7,7 @@ back are there twice, told apart by ``run/generation``, and ``run/taken_back_to`
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,14 +23,20 @@ IN_USE_S = 10.0
 
 
 class WandbOffline:
-    """A ``Sink``; ``state`` holds ``rows``: the number of rows of the newest commit.
+    """A ``Sink``; ``state`` holds ``rows`` and ``sessions``: row count and finished folders.
 
-    wandb's own process takes each row at once, and survives a killed follower. Rows are numbered
-    over all sessions, so one that is written again, after a kill, is the same row for W&B.
+    wandb keeps rows in memory until the end of a session, so what a killed follower had written is
+    removed and written again. Rows are numbered over all sessions.
     """
+
+    commits_at_end = True
 
     def __init__(self, out: Path, *, run_id: str, name: str, state: Mapping[str, Any]) -> None:
         self._rows = int(state.get("rows", 0))
+        self._sessions = [str(session) for session in state.get("sessions", ())]
+        for folder in out.glob(f"wandb/offline-run-*-{run_id}"):
+            if folder.name not in self._sessions:
+                shutil.rmtree(folder)
         _wait_for_a_free_name(out, run_id)
         # wandb's own process inherits the environment, and must not pass for the follower
         os.environ.pop("HEADWAY_ROLE", None)
@@ -57,8 +64,9 @@ class WandbOffline:
         self._rows += 1
 
     def commit(self) -> dict[str, Any]:
-        """How many rows wandb has; they are in the hands of its own process."""
-        return {"rows": self._rows}
+        """How many rows wandb has in the folders of all sessions so far."""
+        session = Path(self._run.dir).parent.name
+        return {"rows": self._rows, "sessions": [*self._sessions, session]}
 
     def close(self) -> None:
         """Let wandb finish its files."""
