@@ -25,7 +25,7 @@ WIDTH = 100
 INTRO = """
 # Configuration
 
-*Written by `make docs` from the dataclasses in `services/*/src/headway/*/config.py`. Change a
+*Written by `make docs` from the dataclasses in `headway.*.config` of each service. Change a
 docstring there, not this page; a test compares the two.*
 
 A run is described by one TOML file with the tables below. Every key has a default, so a file names

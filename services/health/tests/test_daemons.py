@@ -220,17 +220,38 @@ def test_beats_to_the_executor_show_progress(bench: Bench) -> None:
     assert seen == sorted(seen) and seen[-1] > seen[0]
 
 
-def test_the_exporter_shows_the_ranks(bench: Bench) -> None:
+@pytest.mark.parametrize("options", [[], ["--rank-metrics"]])
+def test_the_exporter_adds_up_the_ranks_and_shows_each_only_on_request(
+    bench: Bench, options: list[str]
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    bench.monitor(), bench.agent("--metrics-port", str(port))
+    bench.monitor(), bench.agent("--metrics-port", str(port), *options)
     with bench.worker(0) as child:
         assert read_line(child) == "up"
         bench.wait_for_ranks(1)
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as reply:
             text = reply.read().decode()
-    assert 'headway_worker_step{node="4",rank="0"}' in text
-    assert 'headway_node_load_1m{node="4"}' in text
+    assert "headway_node_ranks 1.0" in text
+    assert "headway_node_ranks_proportional_bytes " in text
+    assert "headway_node_load1 " in text
+    assert ('headway_rank_step{rank="0"}' in text) == bool(options)
+
+
+def test_the_monitor_exports_what_it_sees(bench: Bench) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    bench.monitor("--metrics-port", str(port)), bench.agent()
+    with bench.worker(0) as child:
+        assert read_line(child) == "up"
+        bench.wait_for_ranks(1)
+
+        def text() -> str:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as reply:
+                return str(reply.read().decode())
+
+        bench.wait(lambda: "headway_monitor_ranks 1.0" in text(), "the rank to be exported")
+        assert "headway_monitor_nodes 1.0" in text()
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import typer
 from headway.common.cli import fail, group, run
 from headway.console.commands import (
     configuration,
+    exporting,
     inspecting,
     launching,
     machines,
@@ -151,7 +152,7 @@ app = group(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.callback()(_root)
-for module in (launching, watching, inspecting, configuration, steering, machines):
+for module in (launching, watching, inspecting, exporting, configuration, steering, machines):
     module.register(app)
 
 

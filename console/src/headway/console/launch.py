@@ -20,7 +20,15 @@ from headway.common.node.run_dir import shm_root, sock_root
 from headway.common.polling import wait_until
 from headway.console import config_origins
 from headway.console.peak import cached_peak, machine_peak
-from headway.console.preflight import check_machine, check_torch, own_corpus_folder, prepare_corpus
+from headway.console.preflight import (
+    check_machine,
+    check_metrics_ports,
+    check_sinks,
+    check_torch,
+    own_corpus_folder,
+    prepare_corpus,
+)
+from headway.console.progress import full_rate
 from headway.console.run import Run
 from headway.console.run_folder import check_name, check_resumable, claimed, keep_config
 from headway.launch.cluster import ClusterFolder
@@ -53,6 +61,7 @@ def launch(
     asked = config
     config, line = settled(own_corpus_folder(config), ranks=config.parallel.world_size)
     report(line)
+    check_sinks(config.launch.sinks)
     check_machine(config, runs_dir)
     prepare_corpus(config, report)
     with claimed(_choose(runs_dir, base, name)) as (records, resumed):
@@ -68,6 +77,7 @@ def launch(
             run.folder.run_id,
             keep_arenas=folder is None and resumed and has_same_nodes(run, config),
         )
+        check_metrics_ports(config.launch.metrics_ports)
         if run.outcome:
             reopen(run.folder.database)
         for line in keep_config(run, config):
@@ -154,6 +164,7 @@ def _cluster_for(run: Run, folder: Path | None, nodes: int) -> ClusterFolder:
         )
     record = json.loads(run.folder.run_json.read_text())
     record["cluster"] = str(cluster.path)
+    record["full_tokens_per_s"] = full_rate(run.config, run.peak)
     replace_json(run.folder.run_json, record)
     return cluster
 
@@ -171,6 +182,7 @@ def start(
     """
     engine: Engine = LocalEngine(cluster)
     (run.path / "driver.json").unlink(missing_ok=True)
+    run.folder.metrics_targets.unlink(missing_ok=True)  # the driver writes it, if it exports any
     try:
         attach(engine, cluster, run.path, launch.nodes + launch.spares)
         report(f"{_counted(launch.nodes, 'node')} and {_counted(launch.spares, 'spare')} are up")

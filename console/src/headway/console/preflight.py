@@ -5,16 +5,17 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import shutil
+import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from headway.common.errors import CorruptError, InputError
 from headway.common.node.segment import check_processor
 from headway.common.plan.model_shape import ModelShape
 from headway.dataloader.config import DataConfig
-from headway.trainer.config import RunConfig
+from headway.trainer.config import MetricsPorts, RunConfig
 
 MIN_FREE_BYTES = 2 << 30
 SHM = Path("/dev/shm")
@@ -50,6 +51,33 @@ def check_machine(config: RunConfig, runs_dir: Path) -> None:
             f"{SHM} has {there >> 20} MiB free, the snapshots of this run need {need >> 20} MiB",
             remedy="enlarge it (mount -o remount,size=... /dev/shm; docker --shm-size)",
         )
+
+
+def check_sinks(names: Sequence[str]) -> None:
+    """Raises InputError when a sink of ``launch.sinks`` or ``headway export`` is not installed."""
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            raise InputError(
+                f"the sink {name!r} needs the package {name}, which is not installed",
+                remedy=f"pip install './console[{name}]' in the checkout, or leave the sink out",
+            )
+
+
+def check_metrics_ports(ports: MetricsPorts | None) -> None:
+    """Raises InputError when a metrics port of the run is in use."""
+    for port, service, node in ports or ():
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError as error:
+                where = service if node is None else f"{service} of node {node}"
+                assert ports is not None
+                raise InputError(
+                    f"metrics port {port} for the {where} cannot be used: {error.strerror}",
+                    remedy=f"set launch.metrics_port so that its {ports.last - ports.first + 1} "
+                    "ports are free, or to 0",
+                ) from error
 
 
 def shared_bytes(config: RunConfig) -> int:

@@ -164,11 +164,17 @@ def read_progress(
 def utilisation(config: RunConfig, peak: Peak | None, tokens_per_s: float) -> float | None:
     """MFU of a run at this rate, 0..1; None without a rate,
     or without a peak that was taken on an idle machine."""
-    if peak is None or not peak.is_idle or not tokens_per_s:
+    full = full_rate(config, peak)
+    return None if full is None or not tokens_per_s else tokens_per_s / full
+
+
+def full_rate(config: RunConfig, peak: Peak | None) -> float | None:
+    """Tokens per second at which MFU would be 1; None without a peak of an idle machine."""
+    if peak is None or not peak.is_idle:
         return None
     flops = peak.of_run(config.train.dtype, config.parallel.world_size)
     flops_per_token = model_shape(config).flops_per_token
-    return mfu(tokens_per_s=tokens_per_s, flops_per_token=flops_per_token, peak_flops=flops)
+    return 1.0 / mfu(tokens_per_s=1.0, flops_per_token=flops_per_token, peak_flops=flops)
 
 
 def _ask_driver(run: Run, progress: Progress, timeout_s: float, num_ranks: int) -> Progress:

@@ -128,7 +128,7 @@ class Steering:
                 tokenizer is not on this machine.
         """
         from headway.console.texts import encode
-        from headway.trainer.client import check_sample
+        from headway.trainer.config import check_sample
 
         encoded = encode(self.config, prompt)
         check_sample(encoded, tokens, temperature, self.config)

@@ -4,6 +4,7 @@ threads and real processes."""
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -339,6 +340,35 @@ def test_a_metrics_port_in_use_is_an_input_error_that_leaves_nothing_open(sock_d
                 "x", beat=Beat(endpoint=f"ipc://{sock_dir}/e.sock", progress=int), metrics_port=port
             )
         wait_until(lambda: settled_descriptors() == before)  # sockets close in the background
+
+
+def test_a_service_goes_without_metrics_until_their_port_is_free(
+    sock_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headway.common.wire.service.METRICS_RETRY_S", 0.02)
+    server = Server(f"ipc://{sock_dir}/a.sock", {Work: dawdle})
+    taken = socket.create_server(("127.0.0.1", 0))
+    port = taken.getsockname()[1]
+    service = Service("x", server)
+    service.serve_metrics(port)
+    assert service.metrics_port is None
+    with running(service), Client(server.endpoint) as client:
+        client.call(Work(), Done)  # the port in use does not keep it from serving
+        assert service.metrics_port is None
+        taken.close()
+        wait_until(lambda: service.metrics_port == port)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            assert b"headway_wire_messages_total" in answer.read()
+
+
+def test_metrics_that_are_ended_free_their_port(sock_dir: Path) -> None:
+    service = Service("x", Server(f"ipc://{sock_dir}/a.sock", {}), metrics_port=0)
+    port = service.metrics_port
+    assert port is not None
+    service.end_metrics()
+    assert service.metrics_port is None
+    socket.create_server(("127.0.0.1", port)).close()
+    service.close()
 
 
 def test_a_service_without_a_server_runs_its_timers_and_leaves_no_descriptor() -> None:

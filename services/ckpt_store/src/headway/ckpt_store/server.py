@@ -45,9 +45,9 @@ from headway.common.wire.messages.ckpt_store import (
     StoreStatusReply,
     StoreTrouble,
 )
+from headway.common.wire.metrics import Figure, Figures
 from headway.common.wire.server import Server
 from headway.common.wire.service import Beat, Service
-from prometheus_client import CollectorRegistry, Gauge
 
 _log = structlog.get_logger(__name__)
 
@@ -156,25 +156,32 @@ class Store:
             "errors": status.errors,
         }
 
-    def register_metrics(self, registry: CollectorRegistry) -> None:
-        """Export what an operator alerts on."""
-        facts = {
-            "headway_ckpt_bytes_written": (
+    def figures(self) -> Figures:
+        """What an operator alerts on."""
+        return Figures(
+            Figure(
+                "headway_ckpt_written_bytes",
                 "Snapshot bytes flushed",
                 lambda: self.disk.bytes_written,
+                is_counter=True,
             ),
-            "headway_ckpt_errors": ("Failed attempts and other problems", lambda: self.errors),
-            "headway_ckpt_complete_step": (
-                "Newest complete checkpoint",
+            Figure(
+                "headway_ckpt_errors",
+                "Failed attempts and other problems",
+                lambda: self.errors,
+                is_counter=True,
+            ),
+            Figure(
+                "headway_ckpt_complete_step",
+                "Newest complete checkpoint, -1 without one",
                 lambda: (self._state.announced or (-1,))[0],
             ),
-            "headway_ckpt_pending": (
+            Figure(
+                "headway_ckpt_pending_snapshots",
                 "Snapshots waiting for the disk",
                 lambda: len(self._state.wanted),
             ),
-        }
-        for name, (text, read) in facts.items():
-            Gauge(name, text, registry=registry).set_function(read)
+        )
 
     def close(self) -> None:
         """End the disk thread and close the arenas, whose files remain."""
@@ -279,11 +286,13 @@ def serve(options: ServeOptions, config: StoreConfig) -> int:
             "ckpt_store",
             server,
             beat=beat,
-            metrics_port=options.metrics_port,
+            metrics_port=options.metrics_port if options.executor is None else None,
             describe=store.describe,
             run_id=options.run_id or None,
         )
-        store.register_metrics(service.metrics)
+        service.metrics.register(store.figures())
+        if options.executor is not None and options.metrics_port is not None:
+            service.serve_metrics(options.metrics_port)
         service.every(config.scan_period_s, store.scan)
         service.every(config.folder_period_s, store.disk.look)
         service.watch(store.disk.ready_fd, store.pump)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from headway.common.errors import InputError
@@ -18,7 +18,7 @@ from headway.common.wire.messages.dataloader import (
     StreamOpened,
 )
 from headway.common.wire.messages.service import State
-from headway.common.wire.metrics import counts_collector
+from headway.common.wire.metrics import Figure, Figures
 from headway.common.wire.server import Handler, Server
 from headway.common.wire.service import Beat, Service
 from headway.dataloader.prefetch import Prefetcher
@@ -69,20 +69,22 @@ class Dataloader:
         }
 
 
-class _Counts(Mapping[str, int]):
-    """The prefetcher's counters, read when scraped."""
+def figures(prefetcher: Prefetcher) -> Figures:
+    """What a daemon exports."""
 
-    def __init__(self, prefetcher: Prefetcher) -> None:
-        self._prefetcher = prefetcher
+    def counted(name: str, text: str, read: Callable[[], float]) -> Figure:
+        return Figure(f"headway_dataloader_{name}", text, read, is_counter=True)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(("batches", "tokens", "adopted"))
-
-    def __len__(self) -> int:
-        return 3
-
-    def __getitem__(self, key: str) -> int:
-        return int(getattr(self._prefetcher, f"num_{key}"))
+    return Figures(
+        counted("batches", "Batches put into rings", lambda: prefetcher.num_batches),
+        counted("tokens", "Tokens put into rings", lambda: prefetcher.num_tokens),
+        counted(
+            "adopted_rings", "Rings taken over from a predecessor", lambda: prefetcher.num_adopted
+        ),
+        Figure(
+            "headway_dataloader_open_rings", "Rings being filled", lambda: len(prefetcher.streams)
+        ),
+    )
 
 
 def serve(
@@ -98,7 +100,7 @@ def serve(
 
     ``executor`` receives the beats. ``keep_rings``: keep rings at a clean end, so that a successor
     adopts them; by default only under an executor, which removes them with its node. A killed
-    daemon always leaves them.
+    daemon always leaves them. ``metrics_port`` in use ends only a daemon without an executor.
 
     Raises:
         InputError: the endpoint or the folder cannot be used.
@@ -117,14 +119,16 @@ def serve(
             "dataloader",
             server,
             beat=beat,
-            metrics_port=metrics_port,
+            metrics_port=metrics_port if executor is None else None,
             describe=loader.facts,
             run_id=run_id or None,
         )
     except BaseException:
         server.close()
         raise
-    service.metrics.register(counts_collector("headway_dataloader", _Counts(prefetcher), "what"))
+    service.metrics.register(figures(prefetcher))
+    if executor is not None and metrics_port is not None:
+        service.serve_metrics(metrics_port)
     service.every(_ADOPT_PERIOD_S, prefetcher.adopt)
     prefetcher.adopt()
     prefetcher.start()

@@ -34,6 +34,9 @@ Keys = Annotated[
 Executor = Annotated[
     str | None, typer.Option(help="ipc:// endpoint of the executor that gets beats.")
 ]
+MetricsPort = Annotated[
+    int | None, typer.Option(help="Prometheus port on loopback; 0 takes a free one.")
+]
 
 
 @app.command()
@@ -83,9 +86,10 @@ def agent(
         str, typer.Option(help="Pattern of this node's files in the folder.")
     ] = "*.log",
     executor: Executor = None,
-    metrics_port: Annotated[
-        int | None, typer.Option(help="Prometheus port on loopback; 0 takes a free one.")
-    ] = None,
+    metrics_port: MetricsPort = None,
+    rank_metrics: Annotated[
+        bool, typer.Option("--rank-metrics", help="Export the figures of each rank, too.")
+    ] = False,
     events: Annotated[Path | None, _unread(help="Folder where flight records are saved.")] = None,
     overrides: Set = None,
 ) -> None:
@@ -105,6 +109,7 @@ def agent(
         log_pattern,
         executor,
         metrics_port,
+        rank_metrics,
         events,
     )
     raise typer.Exit(run_agent(options, load(HealthConfig, overrides=overrides or ())))
@@ -126,6 +131,7 @@ def monitor(
     ] = None,
     bind: Annotated[str, typer.Option(help="tcp:// address to listen on.")] = "tcp://127.0.0.1:0",
     executor: Executor = None,
+    metrics_port: MetricsPort = None,
     overrides: Set = None,
 ) -> None:
     """Evaluate the beats of a run's agents and advise its driver."""
@@ -133,7 +139,7 @@ def monitor(
     from headway.health.config import HealthConfig
     from headway.health.monitor import MonitorOptions, run_monitor
 
-    options = MonitorOptions(bind, keys, run_dir, run_id, node, announce, executor)
+    options = MonitorOptions(bind, keys, run_dir, run_id, node, announce, executor, metrics_port)
     raise typer.Exit(run_monitor(options, load(HealthConfig, overrides=overrides or ())))
 
 

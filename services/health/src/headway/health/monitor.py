@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from headway.common.log import setup
 from headway.common.wire.keys import KeyPair
 from headway.common.wire.messages.driver import MonitorBeat
 from headway.common.wire.messages.health import AgentBeat
+from headway.common.wire.metrics import Figure, Figures
 from headway.common.wire.server import Server
 from headway.common.wire.service import Beat, Service
 from headway.health.announce import Address, announce, keep_announced
@@ -41,6 +44,7 @@ class MonitorOptions:
     announce: Path | None = None
     """File for the address, for agents of a run without a driver."""
     executor: str | None = None
+    metrics_port: int | None = None
 
 
 def run_monitor(options: MonitorOptions, config: HealthConfig) -> int:
@@ -62,9 +66,13 @@ def run_monitor(options: MonitorOptions, config: HealthConfig) -> int:
             beat=Beat(endpoint=options.executor, progress=lambda: monitor.num_ticks)
             if options.executor
             else None,
+            metrics_port=options.metrics_port if options.executor is None else None,
             describe=monitor.describe,
             run_id=options.run_id,
         )
+        service.metrics.register(monitor.figures())
+        if options.executor is not None and options.metrics_port is not None:
+            service.serve_metrics(options.metrics_port)
         monitor.serve(service, server.endpoint)
         return service.run()
 
@@ -78,6 +86,7 @@ class Monitor:
         self._reporter = Reporter(options.run_dir, keys, watch=self._watch, unwatch=self._unwatch)
         self._state = MonitorState(config, options.run_id)
         self._state.restore(self._reporter.earlier)
+        self._open_by_kind: Counter[str] = Counter()
         self.num_ticks = 0
 
     def serve(self, service: Service, endpoint: str) -> None:
@@ -107,6 +116,23 @@ class Monitor:
             "generation": self._state.generation,
         }
 
+    def figures(self) -> Figures:
+        """What the monitor exports, as of its newest tick."""
+
+        def figure(name: str, text: str, read: Callable[[], float]) -> Figure:
+            return Figure(f"headway_monitor_{name}", text, read)
+
+        return Figures(
+            figure("nodes", "Nodes whose agents report", lambda: len(self._state.nodes)),
+            figure("ranks", "Ranks that agents report", lambda: len(self._state.ranks)),
+            Figure(
+                "headway_monitor_open_verdicts",
+                "Open verdicts by kind",
+                lambda: self._open_by_kind,
+                label="kind",
+            ),
+        )
+
     def close(self) -> None:
         self._reporter.close()
 
@@ -114,6 +140,7 @@ class Monitor:
         now_s = time.monotonic()
         self._reporter.follow_driver(now_s)
         self._reporter.report(self._state.tick(now_s), now_s)
+        self._open_by_kind = Counter(one.kind for one in self._state.open_verdicts())
         self.num_ticks += 1
 
     def _show(self, address: Address) -> None:

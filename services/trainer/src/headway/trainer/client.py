@@ -12,9 +12,8 @@ from headway.launch.lease import FileLease
 from headway.trainer.control.inputs import Replayed, replay
 from headway.trainer.control.journal import Journal
 from headway.trainer.machine import settled
-from headway.trainer.settings import check_sample
 
-__all__ = ["Replayed", "check_sample", "inherit", "reopen", "replay", "settled"]
+__all__ = ["Replayed", "inherit", "reopen", "replay", "settled"]
 
 
 def reopen(database: Path) -> None:

@@ -295,3 +295,11 @@ class RunDir:
     @property
     def keys(self) -> Path:
         return self.path / "keys"
+
+    @property
+    def sinks(self) -> Path:
+        return self.path / "sinks"
+
+    @property
+    def metrics_targets(self) -> Path:
+        return self.path / "metrics_targets.json"

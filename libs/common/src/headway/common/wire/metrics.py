@@ -4,12 +4,13 @@ robust against any client."""
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from headway.common.errors import InputError
 from prometheus_client import CollectorRegistry, start_http_server
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 BACKLOG = 128
@@ -64,6 +65,53 @@ class _Counts(Collector):
         for key, count in dict(self._counts).items():
             family.add_metric([key], count)
         yield family
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure that is read when it is scraped.
+
+    Args:
+        name: ends in its unit; a counter is exported as ``name_total``.
+        text: its line of help.
+        read: returns the value, or a value for each value of ``label``; None leaves it out.
+        label: name of that label.
+        is_counter: it only grows.
+    """
+
+    name: str
+    text: str
+    read: Callable[[], float | Mapping[str, float] | None]
+    label: str = ""
+    is_counter: bool = False
+
+    def family(self) -> Metric | None:
+        """The figure as it stands now."""
+        value = self.read()
+        if value is None:
+            return None
+        make = CounterMetricFamily if self.is_counter else GaugeMetricFamily
+        family = make(self.name, self.text, labels=[self.label] if self.label else [])
+        if isinstance(value, Mapping):
+            for key, one in dict(value).items():
+                family.add_metric([key], float(one))
+        else:
+            family.add_metric([], float(value))
+        return family
+
+
+class Figures(Collector):
+    """Exports figures; they are read in the exporter's thread, so ``read`` must be quick."""
+
+    def __init__(self, *figures: Figure) -> None:
+        self._figures = figures
+
+    def collect(self) -> Iterable[Metric]:
+        """The figures that are known."""
+        for figure in self._figures:
+            family = figure.family()
+            if family is not None:
+                yield family
 
 
 def _ignore_error(_request: socket.socket | tuple[bytes, socket.socket], _address: Any) -> None:

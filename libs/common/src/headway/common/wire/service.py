@@ -37,6 +37,7 @@ from prometheus_client import CollectorRegistry
 DRAIN_PERIOD_S = 0.05
 DRAIN_LIMIT_S = 30.0
 EXIT_LINGER_S = 0.25  # time for the last replies; a peer that does not read cannot delay the exit
+METRICS_RETRY_S = 5.0
 
 _log = structlog.get_logger(__name__)
 
@@ -98,6 +99,7 @@ class Service:
             if self._beat_client is not None:
                 self._beat_client.close()
             raise
+        self._metrics_retry: Timer | None = None
         self._server = server
         self._describe = describe
         self._started_at_s = time.monotonic()
@@ -127,6 +129,40 @@ class Service:
     def metrics_port(self) -> int | None:
         """The port of the Prometheus exporter on loopback, None if there is none."""
         return self._exporter.port if self._exporter is not None else None
+
+    def serve_metrics(self, port: int) -> None:
+        """Export metrics on ``port`` as soon as it is free; in the thread that calls ``run``.
+
+        For services that others depend on: a port in use costs the metrics and never the service.
+        It is logged once, and tried again every ``METRICS_RETRY_S``. An earlier port is given up.
+        """
+        self.end_metrics()
+
+        def open_port() -> None:
+            try:
+                self._exporter = Exporter(port, self.metrics)
+            except InputError as error:
+                if self._metrics_retry is None:
+                    complain(
+                        _log.warning, "no metrics for now", service=self.name, reason=str(error)
+                    )
+                    self._metrics_retry = self._loop.every(METRICS_RETRY_S, open_port)
+            else:
+                self._end_metrics_retry()
+
+        open_port()
+
+    def end_metrics(self) -> None:
+        """Export metrics no longer."""
+        self._end_metrics_retry()
+        exporter, self._exporter = self._exporter, None
+        if exporter is not None:
+            exporter.close()
+
+    def _end_metrics_retry(self) -> None:
+        if self._metrics_retry is not None:
+            self._metrics_retry.cancel()
+        self._metrics_retry = None
 
     @property
     def errors(self) -> dict[str, int]:
@@ -188,15 +224,13 @@ class Service:
     def close(self) -> None:
         """Close everything including the server; ``run`` does so before it
         returns. May be repeated."""
-        exporter, self._exporter = self._exporter, None
         with contextlib.ExitStack() as stack:  # a failure must not keep the others open
             stack.callback(self._loop.close)
             if self._server is not None:
                 stack.callback(self._server.close, linger_s=EXIT_LINGER_S)
             if self._beat_client is not None:
                 stack.callback(self._beat_client.close)
-            if exporter is not None:
-                stack.callback(exporter.close)
+            stack.callback(self.end_metrics)
 
     def _begin_drain(self, is_signal: bool) -> None:
         """The first request to end starts the drain; another signal (a second

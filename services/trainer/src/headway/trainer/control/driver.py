@@ -70,6 +70,7 @@ from headway.trainer.control.journal import Journal
 from headway.trainer.control.lines import Lines
 from headway.trainer.control.reports import Reports
 from headway.trainer.control.requests import Requests
+from headway.trainer.control.run_metrics import RunMetrics
 from headway.trainer.control.writer import JournalWriter
 
 TICK_S = 0.1
@@ -106,6 +107,7 @@ class Driver:
         journal = Journal(self.run_dir.database, epoch=epoch)
         start = self._start(journal)
         self._outcome, skipped = journal.fact("outcome", ""), journal.skipped()
+        self._metrics = RunMetrics(self.run_dir, self.config.launch, node, journal.event_names())
         self._detail = journal.fact("detail", "")
         self.state = RunState(start, self.config.recovery, time.monotonic())
         self._records = journal  # only makes records here: its thread alone writes
@@ -145,15 +147,15 @@ class Driver:
         self._tenure, self._renew_trouble = Tenure(self._lease, holder), ""
         gather_s = GATHER_S * min(1.0, cluster.nodes / MANY_NODES)
         self._service = Service("driver", server=self._server, gather_s=gather_s)
-        for source, callback in (
-            (self._journal.done_fd, self._journal.run_callbacks),
-            (self._background.done_fd, self._background.run_callbacks),
-        ):
-            self._service.watch(source, callback)
+        for thread in (self._journal, self._background):
+            self._service.watch(thread.done_fd, thread.run_callbacks)
         self._service.every(RENEW_S, self._renew)
         self._service.every(TICK_S, self.tick)
         self._service.every(FLUSH_S, self._reports.flush)
         self._service.every(ENDED_S, self._look_for_ended)
+        self._metrics.serve(
+            self._service, self._background, self.state, self._reports, lambda: self._outcome
+        )
 
     def _make_engine(self) -> Engine:
         return LocalEngine(self.cluster)
@@ -306,6 +308,7 @@ class Driver:
     def note(self, event: str, fields: dict[str, Any]) -> None:
         """Keep what happened in the journal, and say it in the log."""
         self._journal.append(self._records.event_record(event, fields, time.monotonic()))
+        self._metrics.feed(event)
         log.info(event, **fields)
 
     def answer(self, action: Answer) -> None:

@@ -197,6 +197,10 @@ class Journal:
         """Write what happened."""
         self.append([self.event_record(name, fields, now)])
 
+    def event_names(self) -> list[str]:
+        """What has happened so far, in order."""
+        return [str(row[0]) for row in self._db.execute("SELECT name FROM events ORDER BY id")]
+
     def begin_generation(self, generation: int, rank_nodes: dict[int, int]) -> None:
         """Reserve a generation's number; it is durable before it is sent to any worker."""
         with self._transaction() as db:

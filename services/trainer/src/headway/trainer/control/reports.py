@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -12,6 +13,8 @@ from headway.trainer.control.writer import JournalWriter
 
 MAX_WAITING = 20_000
 """Reports on their way to the journal; beyond that executors keep theirs and send them again."""
+RATE_STEPS = 20
+"""Steps that the exported rate in tokens per second is taken over."""
 _LARGEST = 2**63 - 1  # of SQLite's integers
 
 log = get_logger("driver")
@@ -34,6 +37,8 @@ class Reports:
         self._writer = writer
         self.skipped = set(skipped)
         """The steps that were skipped for a loss or norm that was not finite."""
+        self.newest: deque[StepMetrics] = deque(maxlen=RATE_STEPS)
+        """The newest steps of the newest generation that has reported any."""
         self._lines: dict[int, _Line] = {}
         self._waiting: list[tuple[int, Report]] = []
         self._is_writing = False
@@ -52,8 +57,17 @@ class Reports:
         if report.sequence == line.expected and len(self._waiting) < MAX_WAITING:
             line.expected += 1
             self._waiting.append((report.node, report))
-            if report.metrics is not None and report.metrics.skipped:
-                self.skipped.add(report.metrics.step)
+            if report.metrics is not None:
+                self._note(report.metrics)
+
+    def _note(self, step: StepMetrics) -> None:
+        if step.skipped:
+            self.skipped.add(step.step)
+        last = self.newest[-1] if self.newest else None
+        if last is not None and step.generation > last.generation:
+            self.newest.clear()
+        if last is None or step.generation >= last.generation:
+            self.newest.append(step)
 
     def acknowledged(self, node: int, incarnation: int) -> int:
         """The newest report of this executor process that is in the journal."""

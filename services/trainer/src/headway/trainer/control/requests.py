@@ -11,13 +11,12 @@ from headway.common.errors import BusyError, InputError
 from headway.common.wire.messages.driver import Accepted, Command, GetStatus, RankStatus, Status
 from headway.common.wire.messages.executor import Inject
 from headway.common.wire.messages.worker import Steer
-from headway.trainer.config import RunConfig, check_name, check_setting
+from headway.trainer.config import RunConfig, check_name, check_sample, check_setting
 from headway.trainer.control import faults
 from headway.trainer.control.decisions.events import Event, EvictNode, RollBack, Steered, Tick
 from headway.trainer.control.decisions.state import RunState
 from headway.trainer.control.lines import Lines
 from headway.trainer.control.writer import JournalWriter
-from headway.trainer.settings import check_sample
 
 STEERED = frozenset(
     {"pause", "resume", "stop", "checkpoint", "set", "unset", "extend", "evaluate", "sample"}

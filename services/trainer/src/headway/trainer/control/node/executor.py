@@ -53,6 +53,7 @@ from headway.trainer.control.node.node_events import (
     WorkerUnwanted,
 )
 from headway.trainer.control.node.node_events import Trouble as NodeTrouble
+from headway.trainer.control.node.node_metrics import node_figures
 from headway.trainer.control.node.node_run import NodeRun
 from headway.trainer.control.node.uplink import Uplink
 
@@ -98,6 +99,7 @@ class Executor:
         self._service.every(WATCH_S, self._watch)
         self._service.every(BEAT_S, self._beat)
         self._service.every(LEASE_LOOK_S, self._watch_folder)
+        self._service.metrics.register(node_figures(lambda: self._run))
 
     def run(self) -> int:
         """Serve until stopped; returns the exit code."""
@@ -160,6 +162,8 @@ class Executor:
         self._service.watch(self._local.socket, self._local.handle_ready)
         self._service.watch(run.hands.fd, self._take_results)
         self._looked_at = 0.0
+        if (ports := run.config.launch.metrics_ports) is not None:
+            self._service.serve_metrics(ports.of("executor", self.node))
 
     def _console_stops(self, message: StopRun, peer: bytes) -> None:
         del peer
@@ -196,6 +200,7 @@ class Executor:
         self._run = self._uplink = self._local = self._ending = None
         assert run is not None and local is not None
         local.close()
+        self._service.end_metrics()
         # who waits for the run to be over waits for this node to be clean: K.run goes last
         if self._cluster_id == run.paths.run_id:
             self._service.stop()

@@ -45,11 +45,18 @@ from headway.trainer.control.node.node_events import (
 )
 
 SERVICES = ("dataloader", "ckpt_store", "agent", "zygote")
-LEADER_SERVICES = ("driver", "monitor")  # beside them on the node that leads
+LEADER_SERVICES = ("driver", "monitor")  # beside them on the node that leads, and a sink each
+SINK = "sink-"
+"""Before the name of a sink: its follower as a service."""
 LONGEST_STEP_S = 1.0
 """Between two events the own clock advances at most by this: a longer gap is the executor's own
 stall, which is not held against anybody."""
 AGAIN_S = 1.0  # pause before a state file that could not be written is tried again
+
+
+def leader_services(config: RunConfig) -> tuple[str, ...]:
+    """What the node that leads keeps beside its other services."""
+    return (*LEADER_SERVICES, *(f"{SINK}{name}" for name in config.launch.sinks))
 
 
 @dataclass(frozen=True)
@@ -75,7 +82,7 @@ class Guardian:
         memory: Memory | None = None,
         living: Collection[ProcessId] = (),
     ) -> None:
-        self.facts = facts
+        self.facts, self._leading_services = facts, leader_services(facts.config)
         limits, launch = facts.config.recovery, facts.config.launch
         memory = memory or Memory()
         self._clock_s, self._seen_at = 0.0, float("nan")
@@ -114,7 +121,7 @@ class Guardian:
 
     def _adopt(self, memory: Memory, living: Collection[ProcessId]) -> None:
         known = {name: process for name, process in memory.services if process in living}
-        names = [*SERVICES, *(LEADER_SERVICES if memory.leading else ())]
+        names = [*SERVICES, *(self._leading_services if memory.leading else ())]
         for name in names:
             self._keep(name, memory.leading, known.get(name))
         for name, service in self.services.kept.items():
@@ -125,7 +132,8 @@ class Guardian:
             self.services.retire(name, 0.0)
 
     def _keep(self, name: str, epoch: int, process: ProcessId | None) -> Service:
-        service = self.services.keep(name, self._clock_s, process, is_reporting=name != "driver")
+        is_reporting = name != "driver" and not name.startswith(SINK)
+        service = self.services.keep(name, self._clock_s, process, is_reporting=is_reporting)
         if name == "driver":
             service.epoch = service.started_epoch = epoch
             service.may_start = process is not None
@@ -276,7 +284,7 @@ class Guardian:
         self.leading.claimed(epoch)
         if epoch is None:
             return self._leave(now)
-        for name in LEADER_SERVICES:
+        for name in self._leading_services:
             service = self._keep(name, epoch, None)
             if name == "driver":
                 service.epoch, service.may_start = epoch, True
@@ -288,7 +296,8 @@ class Guardian:
         return actions
 
     def _leave(self, now: float) -> list[Action]:
-        return [action for name in LEADER_SERVICES for action in self.services.retire(name, now)]
+        names = self._leading_services
+        return [action for name in names for action in self.services.retire(name, now)]
 
     def _done(self, action: Action) -> None:
         match action:

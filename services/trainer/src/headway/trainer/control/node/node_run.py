@@ -35,7 +35,7 @@ from headway.trainer.config import RunConfig
 from headway.trainer.control import faults
 from headway.trainer.control.node import node_files
 from headway.trainer.control.node.folder_look import FolderLook
-from headway.trainer.control.node.guardian import LEADER_SERVICES, SERVICES, Guardian, NodeFacts
+from headway.trainer.control.node.guardian import SERVICES, Guardian, NodeFacts, leader_services
 from headway.trainer.control.node.hands import Hands
 from headway.trainer.control.node.node_end import NodeEnd
 from headway.trainer.control.node.node_events import (
@@ -128,7 +128,7 @@ class NodeRun:
 
     def _guardian(self, *, is_fresh: bool) -> Guardian:
         memory = self._files.load(ProcessId.current())
-        names = (*SERVICES, *LEADER_SERVICES)
+        names = (*SERVICES, *leader_services(self.config))
         living = {n: p for n, p in memory.services if not p.is_doomed()}
         if not is_fresh:
             living = {**node_files.running_services(self.paths, names), **living}

@@ -15,6 +15,7 @@ from headway.common.node.process import ProcessId, spawn
 from headway.common.node.run_dir import NodePaths, RunDir
 from headway.health.config import HealthConfig
 from headway.trainer.config import RunConfig
+from headway.trainer.control.node.guardian import SINK
 
 MALLOC_ARENAS = os.environ.get("MALLOC_ARENA_MAX", "2")
 """glibc gives threads heaps of their own, whose tops it never returns:
@@ -44,9 +45,11 @@ class NodeServices:
             HeadwayError: it cannot be started.
         """
         spec = self.spec(name, epoch)
+        # of a sink there is one log per run, which the agent does not search for signs of faults
+        log = name if name.startswith(SINK) else f"n{self._paths.node}-{name}"
         return spawn(
             spec.argv,
-            log_path=self._logs / f"n{self._paths.node}-{name}.log",
+            log_path=self._logs / f"{log}.log",
             env={**os.environ, **spec.env, "HEADWAY_ROLE": name},
             cwd=Path.cwd(),
         )
@@ -76,9 +79,19 @@ class NodeServices:
                 )
             case "monitor":
                 argv = self._monitor()
+            case _ if name.startswith(SINK):
+                argv = _command("console.sinks", run=self._run.path, to=name.removeprefix(SINK))
+                return Spec(name, argv, self._env())
             case _:
                 raise InputError(f"no service {name!r}", remedy="name one that a node keeps")
-        return Spec(name, argv, self._env())
+        return Spec(name, [*argv, *self._metrics(name)], self._env())
+
+    def _metrics(self, name: str) -> list[str]:
+        """The option for the service's metrics port; the driver knows its own."""
+        ports = self._config.launch.metrics_ports
+        if ports is None or name == "driver":
+            return []
+        return ["--metrics-port", str(ports.of(name, self._paths.node))]
 
     def _common(self) -> dict[str, object]:
         return {
@@ -137,9 +150,9 @@ def _settings(defaults: object, config: object) -> list[str]:
     return [word for key, (_, value) in changed.items() for word in ("--set", f"{key}={value}")]
 
 
-def _command(part: str, verb: str, **options: object) -> list[str]:
+def _command(part: str, *verb: str, **options: object) -> list[str]:
     """``python -m headway.PART VERB`` with its options: ``shm_dir=x`` becomes ``--shm-dir x``."""
-    command = [sys.executable, "-m", f"headway.{part}", verb]
+    command = [sys.executable, "-m", f"headway.{part}", *verb]
     for name, value in options.items():
         command += [f"--{name.replace('_', '-')}", str(value)]
     return command

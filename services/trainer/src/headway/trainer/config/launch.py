@@ -1,0 +1,73 @@
+"""The table ``[launch]``: where the ranks run, and where their metrics go."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+
+from headway.common.errors import ConfigError
+from headway.trainer.config.checks import positive
+from headway.trainer.config.ports import MetricsPorts
+
+SINKS = ("tensorboard", "wandb")
+"""What ``launch.sinks`` and ``headway export --to`` may name."""
+
+
+@dataclass(frozen=True)
+class LaunchConfig:
+    """Where the ranks run, and where their metrics go."""
+
+    nodes: int = 1
+    """Nodes that train, emulated on this machine."""
+    ranks_per_node: int = 1
+    """Worker processes on each node."""
+    spares: int = 0
+    """Idle nodes that replace a lost one."""
+    standbys: int = 1
+    """Warm standby workers kept on each node."""
+    threads_per_rank: int = 1
+    """OpenMP threads of one worker."""
+    sinks: tuple[str, ...] = ()
+    """Where the run exports its metrics while it is live: ``["tensorboard"]``, ``["wandb"]`` or
+    both. A process of its own writes them to ``sinks/`` in the run's folder; training does not
+    depend on it."""
+    metrics_port: int = 0
+    """First of the loopback ports on which the services of the run serve Prometheus metrics; 0
+    turns them off. The driver has this port, the monitor the next one, and node ``n`` the four
+    from ``metrics_port + 2 + 4 * n`` on: executor, dataloader, ckpt_store, agent."""
+
+    def __post_init__(self) -> None:
+        positive(
+            "launch",
+            nodes=self.nodes,
+            ranks_per_node=self.ranks_per_node,
+            threads_per_rank=self.threads_per_rank,
+        )
+        if self.spares < 0 or self.standbys < 0:
+            raise ConfigError(
+                f"launch.spares={self.spares}, launch.standbys={self.standbys}: below 0",
+                remedy="use 0 or more",
+            )
+        for name in self.sinks:
+            check_sink(name)
+        if len(set(self.sinks)) < len(self.sinks):
+            raise ConfigError(
+                f"launch.sinks={list(self.sinks)} names a sink twice", remedy="name each once"
+            )
+        if self.metrics_port:
+            MetricsPorts(self.metrics_port, self.nodes + self.spares).check()
+
+    @property
+    def metrics_ports(self) -> MetricsPorts | None:
+        """The ports of all services of the run, None where metrics are off."""
+        if not self.metrics_port:
+            return None
+        return MetricsPorts(self.metrics_port, self.nodes + self.spares)
+
+
+def check_sink(name: str) -> None:
+    """Raises ConfigError unless ``name`` is a sink, with the nearest name as the remedy."""
+    if name not in SINKS:
+        near = difflib.get_close_matches(name, SINKS, n=1, cutoff=0.4)
+        remedy = f"did you mean {near[0]!r}?" if near else f"use one of: {', '.join(SINKS)}"
+        raise ConfigError(f"there is no sink {name!r}", remedy=remedy)

@@ -1,0 +1,97 @@
+"""The tables ``[model]`` and ``[parallel]``: what is trained, and how it spreads over ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from headway.common.errors import ConfigError
+from headway.common.plan.grid import Grid
+from headway.trainer.config.checks import positive
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A GPT: pre-norm LayerNorm blocks, GELU, rotary positions, untied head,
+    no biases in linears."""
+
+    layers: int = 4
+    """Transformer blocks; a multiple of ``pp * vp``."""
+    hidden: int = 384
+    """Width of the residual stream."""
+    heads: int = 6
+    """Attention heads; ``hidden / heads`` is even, and ``tp`` divides ``heads``."""
+    ffn: int | None = None
+    """Width of the MLP; None means ``4 * hidden``."""
+    vocab_size: int = 8192
+    """Rows of the embedding and of the head; at least the tokens of the corpus."""
+    seq_len: int = 512
+    """Tokens of one sequence."""
+    block: Literal["serial", "parallel"] = "serial"
+    """``parallel``: y = x + mlp(norm(x)) + attn(norm(x)) (MegaScale, arXiv
+    2402.15627, section 3.1)."""
+    rope_theta: float = 10_000.0
+    """Base of the rotary position embedding."""
+    init_std: float = 0.02
+    """Standard deviation of the initial weights."""
+
+    def __post_init__(self) -> None:
+        positive(
+            "model",
+            layers=self.layers,
+            hidden=self.hidden,
+            heads=self.heads,
+            vocab_size=self.vocab_size,
+            seq_len=self.seq_len,
+        )
+        if self.hidden % self.heads or (self.hidden // self.heads) % 2:
+            raise ConfigError(
+                f"model.hidden={self.hidden} does not split into {self.heads} heads of an even "
+                "size",
+                remedy="choose model.hidden as an even multiple of model.heads",
+            )
+
+    @property
+    def ffn_width(self) -> int:
+        """Width of the MLP's inner layer."""
+        return self.ffn or 4 * self.hidden
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.hidden // self.heads
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    """How the model spreads over ranks; ``tp * pp * dp`` is the world size."""
+
+    tp: int = 1
+    """Tensor-parallel ranks, with sequence parallelism."""
+    pp: int = 1
+    """Pipeline stages."""
+    dp: int = 1
+    """Data-parallel replicas; each keeps a part of the optimizer state."""
+    vp: int = 1
+    """Model chunks per pipeline rank; above 1 only with the interleaved schedule."""
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zb-h1"] = "1f1b"
+    """Order of a pipeline rank's forward and backward passes."""
+    overlap_grad_reduce: bool = True
+    """Start a chunk's gradient reduction at its last weight gradient; off waits for it at once."""
+    overlap_param_gather: bool = True
+    """Gather chunks while data loads; off waits for each gather at once. Same bits either way."""
+    overlap_p2p: bool = True
+    """Send in the background and post receives early; off waits for each message at once."""
+
+    def __post_init__(self) -> None:
+        positive("parallel", tp=self.tp, pp=self.pp, dp=self.dp, vp=self.vp)
+
+    @property
+    def grid(self) -> Grid:
+        """The ranks' coordinates."""
+        return Grid(tp=self.tp, pp=self.pp, dp=self.dp, vp=self.vp)
+
+    @property
+    def world_size(self) -> int:
+        """Number of worker processes."""
+        return self.tp * self.pp * self.dp

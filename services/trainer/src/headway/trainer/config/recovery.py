@@ -1,0 +1,78 @@
+"""The table ``[recovery]``: the time limits of detection and recovery."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from headway.common.errors import ConfigError
+
+_IN_ORDER = (
+    ("driver_silent_s", "node_silent_s", "a driver must be back before its nodes look silent"),
+    ("node_silent_s", "node_lost_s", "a node is restarted before it is given up"),
+    ("node_lost_s", "orphan_limit_s", "workers must outlive the restart of their executor"),
+    ("group_timeout_s", "join_timeout_s", "joining builds groups and uses them"),
+    ("out_timeout_s", "join_timeout_s", "leaving is a part of joining the next generation"),
+    ("fork_limit_s", "gather_timeout_s", "gathering waits for at least one fork"),
+    ("service_silent_s", "service_start_s", "a start takes longer than a beat"),
+)
+"""(smaller, larger, why): pairs of limits in ``[recovery]`` of which the first must
+be below the second."""
+
+
+@dataclass(frozen=True)
+class RecoveryConfig:
+    """Time limits of detection and recovery, in seconds; docs/operations.md gives their sources."""
+
+    group_timeout_s: float = 20.0
+    """Timeout of a collective."""
+    gather_timeout_s: float = 90.0
+    """Longest wait for a worker for each rank before other nodes are used."""
+    read_timeout_s: float = 20.0
+    """Longest time for the nodes to report which snapshots are sealed."""
+    choose_timeout_s: float = 60.0
+    """Longest time for the search for the newest checkpoint."""
+    join_timeout_s: float = 60.0
+    """Longest time from assignment until each rank has its state; then the generation is fenced."""
+    out_timeout_s: float = 8.0
+    """Longest time for a survivor to leave a fenced generation before it is killed."""
+    stop_timeout_s: float = 60.0
+    """Longest time without progress after a stop command before the run is ended by force."""
+    orphan_limit_s: float = 600.0
+    """A worker exits after this long without an executor; its snapshots stay in the arena."""
+    node_silent_s: float = 3.0
+    """An executor that is silent for this long counts as dead and is restarted."""
+    node_lost_s: float = 10.0
+    """A node that neither answers nor restarts for this long is replaced by a spare."""
+    driver_silent_s: float = 2.0
+    """A driver that is silent for this long is replaced by one of another executor."""
+    service_silent_s: float = 5.0
+    """A service that sends no beats for this long is killed and restarted."""
+    service_start_s: float = 60.0
+    """Longest time from the start of a service to its first beat."""
+    fork_limit_s: float = 20.0
+    """Longest time from a fork request to the worker's first beat (torch imports in 1-2 s)."""
+    folder_gone_s: float = 60.0
+    """A run ends once its folder has been gone for this long."""
+    max_crashes: int = 5
+    """Equal failures at one step before the run fails and reports the cause."""
+
+    def __post_init__(self) -> None:
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if entry.name.endswith("_s") and not 0 < value < math.inf:
+                raise ConfigError(
+                    f"recovery.{entry.name}={value} is not a valid time limit",
+                    remedy="use seconds above 0",
+                )
+        if self.max_crashes < 1:
+            raise ConfigError(
+                f"recovery.max_crashes={self.max_crashes} is below 1", remedy="use 1 or more"
+            )
+        for smaller, larger, why in _IN_ORDER:
+            low, high = getattr(self, smaller), getattr(self, larger)
+            if not low < high:
+                raise ConfigError(
+                    f"recovery.{smaller}={low:g} is not below recovery.{larger}={high:g}: {why}",
+                    remedy=f"lower recovery.{smaller} or raise recovery.{larger}",
+                )

@@ -1,0 +1,88 @@
+"""The tables ``[train]`` and ``[optim]``: the training loop and its optimizer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from headway.common.errors import ConfigError
+from headway.trainer.config.checks import positive, within
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The training loop: its length, batch size and precision."""
+
+    steps: int = 200
+    """Optimizer steps of the whole run, those before a resume included."""
+    global_batch_size: int = 8
+    """Sequences per optimizer step, over all data-parallel replicas."""
+    micro_batch_size: int = 1
+    """Sequences in one forward pass."""
+    seed: int = 1234
+    """Of the initial weights."""
+    dtype: Literal["auto", "bf16", "fp32", "fp64"] = "auto"
+    """Compute type; bf16 has an fp32 master. ``auto`` is resolved at launch: bf16 if the machine
+    has units for it, else fp32. fp64 is for equality tests."""
+    device: Literal["auto", "gpu", "cpu"] = "auto"
+    """Where ranks compute. ``auto`` is resolved at launch: one GPU per rank (NCCL), or the CPU for
+    all (gloo) if the machine has fewer GPUs than ranks."""
+    eval_every: int = 0
+    """Steps between validation losses; 0 means only before the first and after the last step."""
+    eval_batches: int = 8
+    """Global batches of the validation split per evaluation."""
+    sample_tokens: int = 64
+    """Tokens of the text sample at the end; 0 for none."""
+    max_skipped_steps: int = 10
+    """Number of consecutive skipped steps (loss or gradient norm not finite) after which the run
+    fails; 0 never ends it."""
+
+    def __post_init__(self) -> None:
+        if self.max_skipped_steps < 0:
+            raise ConfigError(
+                f"train.max_skipped_steps={self.max_skipped_steps} is below 0",
+                remedy="use a number of steps, or 0 to never end the run",
+            )
+        positive(
+            "train",
+            steps=self.steps,
+            global_batch_size=self.global_batch_size,
+            micro_batch_size=self.micro_batch_size,
+            eval_batches=self.eval_batches,
+        )
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """AdamW with decoupled weight decay (arXiv 1711.05101), warm-up and cosine decay."""
+
+    lr: float = 1e-3
+    """Peak learning rate, at the end of the warm-up."""
+    min_lr: float = 1e-4
+    """Learning rate at the last step."""
+    warmup_steps: int = 20
+    """Steps over which the rate rises linearly from 0."""
+    beta1: float = 0.9
+    """Decay of the first moment."""
+    beta2: float = 0.95
+    """Decay of the second moment."""
+    eps: float = 1e-8
+    """Added to the root of the second moment."""
+    weight_decay: float = 0.1
+    """Decoupled decay, multiplied by the learning rate."""
+    clip_grad: float = 1.0
+    """Largest global gradient norm; 0 turns clipping off."""
+
+    def __post_init__(self) -> None:
+        within(
+            "optim",
+            0.0,
+            math.inf,
+            lr=self.lr,
+            min_lr=self.min_lr,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+        )
+        within("optim", 0.0, math.inf, warmup_steps=self.warmup_steps, clip_grad=self.clip_grad)
+        within("optim", 0.0, 1.0, beta1=self.beta1, beta2=self.beta2)
