@@ -4,3 +4,90 @@
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from headway.ckpt_store.config import StoreConfig
+from headway.common.errors import ConfigError
+from headway.dataloader.config import DataConfig
+from headway.health.config import HealthConfig
+from headway.trainer.config.launch import LaunchConfig
+from headway.trainer.config.model import ModelConfig, ParallelConfig
+from headway.trainer.config.recovery import RecoveryConfig
+from headway.trainer.config.training import OptimConfig, TrainConfig
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything a run needs, checked as a whole before step 0."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    launch: LaunchConfig = field(default_factory=LaunchConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    ckpt: StoreConfig = field(default_factory=StoreConfig)
+    health: HealthConfig = field(default_factory=HealthConfig)
+    recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
+
+    def __post_init__(self) -> None:
+        self._check_world()
+        self._check_batch()
+        self._check_split()
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Micro-batches of one replica in one step."""
+        return self.train.global_batch_size // (self.train.micro_batch_size * self.parallel.dp)
+
+    def _check_world(self) -> None:
+        world, ranks = self.parallel.world_size, self.launch.nodes * self.launch.ranks_per_node
+        if world != ranks:
+            raise ConfigError(
+                f"tp x pp x dp = {self.parallel.tp} x {self.parallel.pp} x {self.parallel.dp} = "
+                f"{world}, but launch.nodes x launch.ranks_per_node = {ranks}",
+                remedy="make the two products equal",
+            )
+
+    def _check_batch(self) -> None:
+        unit = self.train.micro_batch_size * self.parallel.dp
+        if self.train.global_batch_size % unit:
+            raise ConfigError(
+                f"train.global_batch_size={self.train.global_batch_size} is not a multiple of "
+                f"train.micro_batch_size x parallel.dp = {unit}",
+                remedy=f"use a multiple of {unit}",
+            )
+        interleaved = self.parallel.schedule == "interleaved"
+        if self.parallel.vp > 1 and not interleaved:
+            raise ConfigError(
+                f"parallel.vp={self.parallel.vp} with parallel.schedule={self.parallel.schedule!r}",
+                remedy="set parallel.schedule='interleaved' or parallel.vp=1",
+            )
+        if interleaved and self.num_micro_batches % self.parallel.pp:
+            raise ConfigError(
+                f"{self.num_micro_batches} micro-batches per replica are not a multiple of "
+                "parallel.pp="
+                f"{self.parallel.pp}, which the interleaved schedule needs",
+                remedy="change train.global_batch_size",
+            )
+
+    def _check_split(self) -> None:
+        stages = self.parallel.pp * self.parallel.vp
+        if self.model.layers % stages:
+            raise ConfigError(
+                f"model.layers={self.model.layers} is not divisible by pp x vp = {stages}",
+                remedy=f"use a multiple of {stages} layers",
+            )
+        tp = self.parallel.tp
+        for name, value in (
+            ("model.heads", self.model.heads),
+            ("model ffn width", self.model.ffn_width),
+            ("model.vocab_size", self.model.vocab_size),
+            ("model.seq_len", self.model.seq_len),
+        ):
+            if value % tp:
+                raise ConfigError(
+                    f"{name}={value} is not divisible by parallel.tp={tp}",
+                    remedy=f"use a multiple of {tp}",
+                )
