@@ -33,7 +33,9 @@ class Reports:
     def __init__(self, writer: JournalWriter, skipped: Iterable[int] = ()) -> None:
         self._writer = writer
         self.skipped = set(skipped)
-        """The steps that were skipped for a loss or norm that was not finite."""
+        """The steps that were skipped for a loss or norm that was not finite; without those that a
+        recovery took back."""
+        self._generation = -1
         self._lines: dict[int, _Line] = {}
         self._waiting: list[tuple[int, Report]] = []
         self._is_writing = False
@@ -52,8 +54,15 @@ class Reports:
         if report.sequence == line.expected and len(self._waiting) < MAX_WAITING:
             line.expected += 1
             self._waiting.append((report.node, report))
-            if report.metrics is not None and report.metrics.skipped:
-                self.skipped.add(report.metrics.step)
+            if report.metrics is not None:
+                self._count_skipped(report.metrics)
+
+    def _count_skipped(self, done: StepMetrics) -> None:
+        if done.generation > self._generation:  # from this step on a recovery took back what was
+            self._generation = done.generation
+            self.skipped = {step for step in self.skipped if step < done.step}
+        if done.skipped and done.generation == self._generation:
+            self.skipped.add(done.step)
 
     def acknowledged(self, node: int, incarnation: int) -> int:
         """The newest report of this executor process that is in the journal."""
