@@ -46,6 +46,12 @@ class LazyGroup(PageGroup):
 
     headings = HEADINGS
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Without typer's own options where a command follows: to convert them loads pydantic."""
+        if args and not args[0].startswith("-"):
+            self.params = [p for p in self.params if not str(p.name).endswith("_completion")]
+        return super().parse_args(ctx, args)
+
     def list_commands(self, ctx: Any) -> list[str]:
         """Own commands in their order, then the services'."""
         return [*super().list_commands(ctx), *sorted(_services())]
