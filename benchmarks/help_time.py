@@ -1,5 +1,7 @@
 """How long does each command take to print its help? Median of 5 starts, in seconds, as JSON.
 
+The five command lines, and every command of ``headway``, those of the services too.
+
 ``python -m benchmarks.help_time --out benchmarks/results/help_time.json``
 """
 
@@ -18,13 +20,28 @@ from pathlib import Path
 from typing import Any
 
 LIMIT_S = 0.3
+HEADWAY = str(Path(sys.executable).with_name("headway"))
 COMMANDS = {
-    "headway": [str(Path(sys.executable).with_name("headway"))],
+    "headway": [HEADWAY],
     **{
         f"python -m headway.{name}": [sys.executable, "-m", f"headway.{name}"]
         for name in ("dataloader", "ckpt_store", "health", "trainer")
     },
 }
+
+
+def subcommands(group: Any = None, path: tuple[str, ...] = ()) -> dict[str, list[str]]:
+    """Every command below ``headway``."""
+    from headway.console.cli import app
+    from typer.main import get_command
+
+    group, found = group or get_command(app), {}
+    for name in group.list_commands(None):
+        words, command = (*path, name), group.get_command(None, name)
+        found[" ".join(("headway", *words))] = [HEADWAY, *words]
+        if hasattr(command, "list_commands"):
+            found |= subcommands(command, words)
+    return found
 
 
 def measure(command: list[str], num_starts: int) -> list[tuple[float, float]]:
@@ -62,7 +79,7 @@ def main() -> int:
         "python": platform.python_version(),
         "cpus": len(os.sched_getaffinity(0)), "load_1m": round(os.getloadavg()[0], 2),
         "commands": {name: row(measure(command, options.starts)) for name,
-                     command in COMMANDS.items()},
+                     command in (COMMANDS | subcommands()).items()},
     }  # fmt: skip
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)

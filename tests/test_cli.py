@@ -33,6 +33,7 @@ HEAVY = {
     "polars",
     "msgspec",
     "asyncio",
+    "pydantic",
     "rich",
     "structlog",
     "prometheus_client",
@@ -71,8 +72,13 @@ def refused(done: subprocess.CompletedProcess[str], *parts: str) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [HEADWAY, *([sys.executable, "-m", f"headway.{name}"] for name in SERVICES)],
-    ids=["headway", *SERVICES],
+    [
+        HEADWAY,
+        [*HEADWAY, "status"],
+        [*HEADWAY, "ckpt", "ls"],
+        *([sys.executable, "-m", f"headway.{name}"] for name in SERVICES),
+    ],
+    ids=["headway", "status", "ckpt", *SERVICES],
 )
 def test_help_imports_nothing_heavy(command: list[str]) -> None:
     """Their import is what makes a command slow; the seconds are in ``benchmarks/help_time.py``."""

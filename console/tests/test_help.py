@@ -7,9 +7,15 @@ import shlex
 from collections.abc import Iterator
 
 import pytest
+import typer
+from headway.ckpt_store import cli as ckpt_store
+from headway.common.cli import run
 from headway.console import cli
 from headway.console.cli import main
 from headway.console.steering import OPERATIONS
+from headway.dataloader import cli as dataloader
+from headway.health import cli as health
+from headway.trainer import cli as trainer
 from typer.main import get_command
 
 WIDTH = 80
@@ -31,6 +37,18 @@ def commands(group: object = None, path: tuple[str, ...] = ()) -> Iterator[tuple
 
 COMMANDS = sorted(commands())
 IDS = [" ".join(words) for words in COMMANDS]
+SERVICES = {
+    ("headway", "ckpt"): ckpt_store.app,
+    ("headway", "data"): dataloader.app,
+    ("headway", "health"): health.app,
+    ("python -m headway.trainer",): trainer.app,
+}
+DAEMONS = ("serve", "agent", "monitor", "executor", "driver", "zygote", "worker")
+SERVICE_COMMANDS = [
+    (app, (*path, *words))
+    for path, app in SERVICES.items()
+    for words in sorted(commands(get_command(app)))
+]
 
 
 def page(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -98,16 +116,45 @@ def test_examples_only_use_options_that_the_page_lists(
             assert re.search(rf"(?<![\w-]){option}\b", options), option
 
 
-@pytest.mark.parametrize("service", ["ckpt", "data", "health"])
+@pytest.mark.parametrize("path", SERVICES, ids=" ".join)
 def test_a_service_lists_its_commands_in_the_same_form(
-    service: str, capsys: pytest.CaptureFixture[str]
+    path: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = page(capsys, service)
-    assert text.index("\nCommands:\n") < text.index("\nOptions:\n")
-    assert "..." not in text.partition("Options:")[0].partition("\nCommands:\n")[2]
-    for verb in listed(text):
-        if verb in ("ls", "verify", "prepare", "check"):
-            assert not re.search(r"<(str|int|path|float)", page(capsys, service, verb))
+    assert run(SERVICES[path], " ".join(path), ["-h"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"Usage: {' '.join(path)} [OPTIONS] COMMAND")
+    lists, _, _ = text.partition("\nOptions:\n")
+    assert "\nCommands:\n" in lists and "..." not in lists.partition("\nCommands:\n")[2]
+    assert not re.search(r"^ {10,}\S", lists, re.MULTILINE), "a wrapped line"
+
+
+@pytest.mark.parametrize(
+    ("app", "words"), SERVICE_COMMANDS, ids=[" ".join(words) for _, words in SERVICE_COMMANDS]
+)
+def test_a_page_of_a_service_is_as_plain(
+    app: typer.Typer, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(app, " ".join(words[:-1]), [words[-1], "--help"]) == 0
+    text = capsys.readouterr().out
+    assert not re.search(r"<|\[required|\[default|\b(INT|STR|FLOAT|PATH)\b", text)
+    options, _, examples = text.partition("\nExamples:\n")
+    for line in re.findall(r"^  -.*", options, re.MULTILINE):
+        assert re.match(r"  -\S+( [A-Z=]+|, --?\w+)?( {2,}\S|$)", line), f"no help: {line}"
+    assert "{command}" not in examples
+    if words[-1] in DAEMONS:
+        return  # who starts one by hand knows the parts of a run
+    assert examples and not PRIVATE.search(text)
+    assert ("--json" in options) == ("\nJSON:\n" in text)
+    for option in re.findall(r"(?<!\S)--[a-z][a-z-]*", examples.partition("\n\n")[0]):
+        if option != "--nproc-per-node":  # of torchrun
+            assert re.search(rf"(?<![\w-]){option}\b", options), option
+
+
+def test_what_a_command_cannot_do_without_is_in_its_usage_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    usage = page(capsys, "node", "start").partition("\n\n")[0]
+    assert usage == "Usage: headway node start [OPTIONS] --cluster DIR --node NODE"
 
 
 NEEDS_NONE = {"run", "runs", "doctor", "cluster", "node", "config"}

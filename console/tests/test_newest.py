@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import sqlite3
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from headway.common.wire.messages.executor import StepMetrics
+from headway.console import records
 from headway.console.analysis.curve import MAX_BLOCKS, Curve
 from headway.console.analysis.metrics import current, load_metrics, seconds_per_step, throughput
 from headway.console.analysis.newest import (
@@ -20,6 +23,7 @@ from headway.console.news import News
 from headway.console.progress import ProgressReader, read_progress
 from headway.console.run import Run
 from headway.console.testing import FakeRun
+from headway.console.widgets.reading import PictureReader
 from headway.trainer.control.journal import Journal
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -156,6 +160,27 @@ def test_what_was_skipped_follows_a_recovery(idle: FakeRun, steps: Steps) -> Non
     steps.do(1)
     assert reader.skipped == [5, 6] and reader.read().last_skipped == 5
     assert skipped_steps(idle.run) == reader.skipped == [5]
+
+
+def test_one_look_opens_the_journal_once(
+    idle: FakeRun, steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[sqlite3.Connection] = []
+    connect = records._connect
+
+    def counting(file: Path) -> sqlite3.Connection:
+        opened.append(connect(file))
+        return opened[-1]
+
+    monkeypatch.setattr(records, "_connect", counting)
+    steps.do(3)
+    assert read_progress(idle.run).step == 3 and len(opened) == 1
+    reader = PictureReader(idle.run, 20.0)
+    opened.clear()
+    assert reader.read().progress.step == 3 and len(opened) == 1
+    reader.close()
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        opened[0].execute("SELECT 1")
 
 
 def test_a_resumed_run_is_seen_with_its_new_settings(idle: FakeRun, steps: Steps) -> None:

@@ -111,6 +111,23 @@ def test_commands_are_lines_with_what_they_set(lines: Lines) -> None:
     assert lines(*sent) == ["command 3: set lr=0.0003", "command 3: unset lr", "command 3: pause"]
 
 
+def test_verdicts_about_the_victims_of_a_fault_belong_to_its_recovery(lines: Lines) -> None:
+    victims = [_verdict("collective_timeout", rank) for rank in (0, 2, 3)]
+    lost = (_lost(1, "killed"), _fence("rank 1 is lost: killed"))
+    assert lines(*victims, *lost, *BACK) == ["rank 1 was killed"]
+    assert lines(*lost, *victims, *BACK, *victims) == ["rank 1 was killed"]
+    assert lines() == []
+
+
+def test_victims_of_what_no_recovery_follows_are_one_line(
+    lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert lines(*(_verdict("peer_lost", rank) for rank in (2, 0, 3))) == []
+    monkeypatch.setattr(news, "HOLD_S", 0.0)
+    assert lines() == ["verdict: peer_lost on node 0, rank 2; wait"]
+    assert lines() == []
+
+
 def test_a_verdict_about_a_service_names_no_rank(lines: Lines) -> None:
     assert lines(_verdict("data_stall", rank=-1)) == ["verdict: data_stall on node 0; wait"]
 

@@ -13,6 +13,9 @@ import time
 from collections.abc import Callable
 
 import pytest
+from headway.common.errors import DeadlineError
+from headway.common.wire.messages.driver import Status
+from headway.console import ending
 from headway.console.cli import main
 from headway.console.ending import end
 from headway.console.testing import FakeRun
@@ -130,8 +133,8 @@ def test_a_run_that_moves_is_waited_for_beyond_the_limit(fake: FakeRun) -> None:
             time.sleep(0.4)
         fake.finish("stopped")
 
-    ending = end(fake.run, limit_s=1.5, report=report)
-    assert (ending.outcome, ending.reason) == ("stopped", "")
+    ended = end(fake.run, limit_s=1.5, report=report)
+    assert (ended.outcome, ended.reason) == ("stopped", "")
 
 
 def test_a_run_that_accepts_the_stop_and_does_not_move_is_ended_by_force(
@@ -171,3 +174,87 @@ def test_a_drained_cluster_has_stopped_its_runs(fake: FakeRun, call: Call) -> No
 def test_draining_ends_a_stuck_run_at_its_limit(fake: FakeRun, call: Call) -> None:
     code, out, _ = call("cluster", "drain", str(fake.cluster.path), "--limit", "0.1")
     assert code == 0 and "by force" in out
+
+
+class Stuck:
+    """A run on a clock of its own: what the driver is asked takes all the time that it may take."""
+
+    def __init__(self, fake: FakeRun, patch: pytest.MonkeyPatch) -> None:
+        self.now_s, self.bytes, self.accepts, self.step = 1000.0, 0, False, -1
+        self.has_ended = False
+        self.growth = lambda: 1
+        patch.setattr(ending.time, "monotonic", lambda: self.now_s)
+        patch.setattr(ending.time, "sleep", self._pass)
+        patch.setattr(ending, "_remains", lambda _run: not self.has_ended)
+        patch.setattr(ending, "bytes_below", self._grow)
+        self.run = fake.run
+        patch.setattr(self.run, "send", self._send)
+        patch.setattr(self.run, "status", self._status)
+
+    def stop(self, limit_s: float) -> str:
+        """Why the run has to be ended by force; and never much later than the limit."""
+        return ending._stop(self.run, limit_s, lambda _line: None)
+
+    def _pass(self, seconds: float) -> None:
+        self.now_s += seconds
+        assert self.now_s < 10_000.0, "the stop does not end"
+
+    def _grow(self, _folder: object) -> int:
+        self.bytes += self.growth()
+        return self.bytes
+
+    def _send(self, _command: object, *, timeout_s: float) -> int:
+        if not self.accepts:
+            self._pass(timeout_s)
+            raise DeadlineError("no answer")
+        return 1
+
+    def _status(self, timeout_s: float = 5.0, **_: object) -> Status:
+        if self.step < 0:
+            self._pass(timeout_s)
+            raise DeadlineError("no answer")
+        return Status(
+            name="fake", phase="running", epoch=1, generation=0, step=self.step, steps=40,
+            paused=False, commands=1, applied=0, ranks=(), nodes={}, services={},
+        )  # fmt: skip
+
+
+@pytest.fixture
+def stuck(fake: FakeRun, monkeypatch: pytest.MonkeyPatch) -> Stuck:
+    return Stuck(fake, monkeypatch)
+
+
+def test_checkpoints_that_go_on_without_a_driver_do_not_put_off_the_limit(stuck: Stuck) -> None:
+    """Its executor and driver are frozen; ranks and store work on."""
+    assert stuck.stop(3.0) == "no driver has answered for 3 s"
+    assert stuck.now_s - 1000.0 < 3.0 + ending.STATUS_LIMIT_S + 2 * ending.LOOK_S
+
+
+def test_a_driver_that_freezes_after_the_stop_is_not_waited_for(stuck: Stuck) -> None:
+    stuck.accepts = True
+    assert stuck.stop(3.0) == "no driver has answered for 3 s"
+    assert stuck.now_s - 1000.0 < 3.0 + ending.STATUS_LIMIT_S + 2 * ending.LOOK_S
+
+
+def test_a_run_that_accepts_the_stop_and_trains_on_is_ended(stuck: Stuck) -> None:
+    stuck.accepts, stuck.step = True, 0
+
+    def train() -> int:
+        stuck.step += 1
+        return 1
+
+    stuck.growth = train
+    patience = ending.MAX_STEPS * ending.LOOK_S
+    assert "it trains on, at step 2" in stuck.stop(3.0)
+    assert stuck.now_s - 1000.0 < patience + 3.0 + 4 * ending.LOOK_S
+
+
+def test_a_checkpoint_that_is_written_for_long_is_waited_for(stuck: Stuck) -> None:
+    stuck.accepts, stuck.step = True, 7
+
+    def write() -> int:
+        stuck.has_ended = stuck.now_s > 1030.0
+        return 1 << 20
+
+    stuck.growth = write
+    assert stuck.stop(3.0) == "" and stuck.now_s > 1030.0

@@ -49,7 +49,8 @@ class ClusterPid:
 
 @pytest.mark.timeout(240)
 def test_a_run_whose_executor_and_driver_are_stopped_is_ended_by_force(machine: Any) -> None:
-    run = _launch(machine, "ckpt.durable_every=5")
+    """Its ranks train on, and its store writes checkpoints more often than the limit."""
+    run = _launch(machine, "ckpt.durable_every=1")
     for pid in _pids(run, "executor", "driver"):
         os.kill(pid, signal.SIGSTOP)
     text = machine.headway("stop", NAME, "--limit", "3", "--runs-dir", machine.runs, code=3)

@@ -27,6 +27,7 @@ from headway.common.wire.messages.service import Describe, Description
 from headway.dataloader.client import DataClient
 from headway.dataloader.config import StreamSpec, stream_spec
 from headway.testkit.data_daemon import Daemon, full, in_process, rows, running_daemon
+from structlog.testing import capture_logs
 
 
 def test_daemon_and_process_give_equal_bits_on_both_splits_and_all_dp_ranks(
@@ -313,6 +314,19 @@ def test_no_daemon_is_an_error_after_the_clients_time(short_folder: Path, corpus
             spec=stream_spec(corpus, seq_len=8, micro_batch_size=1),
             timeout_s=0.2,
         )
+
+
+def test_a_wait_for_a_daemon_is_reported_once_and_before_it_is_over(
+    short_folder: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headway.dataloader.ring_source._SILENT_S", 0.1)
+    endpoint = f"ipc://{short_folder}/none.sock"
+    spec = stream_spec(corpus, seq_len=8, micro_batch_size=1)
+    with capture_logs() as logs, pytest.raises(DeadlineError):
+        DataClient(endpoint, spec=spec, timeout_s=1.0)
+    (line,) = logs
+    assert line["event"] == "no dataloader is at that address yet"
+    assert (line["endpoint"], line["log_level"]) == (endpoint, "warning") and line["remedy"]
 
 
 def test_a_stopped_daemon_that_is_ended_leaves_its_rings_to_the_next(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import sqlite3
@@ -17,7 +18,7 @@ from headway.common.wire.messages.executor import Sample, StepMetrics
 from headway.common.wire.messages.worker import Steer
 from headway.launch.lease import SupersededError
 from headway.trainer.control.decisions.events import Memory
-from headway.trainer.control.journal import Journal
+from headway.trainer.control.journal import _TAKE_BACK_SKIPPED, Journal
 from headway.trainer.control.reports import Reports
 from headway.trainer.control.writer import JournalWriter
 from structlog.testing import capture_logs
@@ -25,9 +26,12 @@ from structlog.testing import capture_logs
 LIMIT_S = 30.0
 
 
-def _metrics(step: int, loss: float = 1.0) -> StepMetrics:
+NAN = float("nan")
+
+
+def _metrics(step: int, loss: float = 1.0, generation: int = 0) -> StepMetrics:
     return StepMetrics(
-        generation=0,
+        generation=generation,
         step=step,
         loss=loss,
         grad_norm=1.0,
@@ -125,10 +129,45 @@ def test_a_journal_of_an_older_version_gets_the_new_column(path: Path) -> None:
         database.execute("INSERT INTO metrics VALUES (0, 0, 1, 1, 1, 1, 1, 1)")
         database.commit()
     journal = Journal(path, epoch=1)
-    journal.store([_metrics(1, float("nan")), _metrics(2)])
+    journal.store([_metrics(1, NAN), _metrics(2)])
     assert journal.skipped() == {1}
     assert _rows(path, "SELECT step, skipped FROM metrics") == [(0, 0), (1, 1), (2, 0)]
     journal.close()
+
+
+def test_a_skipped_step_that_a_recovery_took_back_counts_no_longer(path: Path) -> None:
+    journal = Journal(path, epoch=1)
+    journal.store([_metrics(step, NAN if step in (3, 5, 7) else 1.0) for step in range(9)])
+    assert journal.skipped() == {3, 5, 7}
+    journal.store([_metrics(5, generation=1)])
+    assert journal.skipped() == {3}, "7 is to be done again too"
+    journal.store([_metrics(6, generation=1), _metrics(7, NAN, generation=1)])
+    assert journal.skipped() == {3, 7}
+    assert _rows(path, "SELECT generation, step FROM metrics WHERE skipped = 2") == [(0, 5), (0, 7)]
+    journal.close()
+
+
+def test_what_is_done_at_each_step_does_not_grow_with_the_run(path: Path) -> None:
+    journal = Journal(path, epoch=1)
+    (plan,) = journal._db.execute(f"EXPLAIN QUERY PLAN {_TAKE_BACK_SKIPPED}", (0, 0)).fetchall()
+    assert "USING INDEX metrics_skipped (step>?)" in plan[3]
+    journal.close()
+
+
+def test_reports_count_the_skipped_steps_of_the_present_course(writer: JournalWriter) -> None:
+    reports, numbers = Reports(writer, [2, 40]), itertools.count(1)
+
+    def take(metrics: StepMetrics) -> None:
+        reports.take(Report(node=0, sequence=next(numbers), oldest=1, metrics=metrics))
+
+    take(_metrics(30, generation=1))
+    assert reports.skipped == {2}, "a driver that is new knows of 40 from the journal"
+    take(_metrics(31, NAN, generation=1))
+    take(_metrics(31, generation=2))
+    take(_metrics(32, NAN, generation=1))  # late, of before the recovery
+    assert reports.skipped == {2}
+    take(_metrics(32, NAN, generation=2))
+    assert reports.skipped == {2, 32}
 
 
 def test_a_locked_journal_holds_nobody_up_and_loses_nothing(

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 from headway.common.cli import fail, group, run
+from headway.common.help_pages import PageGroup, epilog
 from headway.console.commands import (
     configuration,
     exporting,
@@ -23,15 +24,7 @@ from headway.console.commands import (
     watching,
 )
 from headway.console.commands.options import RUNS, run_names
-from headway.console.commands.pages import (
-    SERVICES,
-    PageGroup,
-    described,
-    epilog,
-    write_commands,
-    write_epilog,
-    write_parameters,
-)
+from headway.console.commands.pages import HEADINGS, SERVICES
 
 GROUP = "headway.commands"
 SERVICE_HELP = {
@@ -51,6 +44,14 @@ EXAMPLES = (
 
 class LazyGroup(PageGroup):
     """Knows the services' command groups by name and imports one only to run it."""
+
+    headings = HEADINGS
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Without typer's own options where a command follows: to convert them loads pydantic."""
+        if args and not args[0].startswith("-"):
+            self.params = [p for p in self.params if not str(p.name).endswith("_completion")]
+        return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Own commands in their order, then the services'."""
@@ -72,29 +73,10 @@ class LazyGroup(PageGroup):
             return None
         command: Any = typer.main.get_command(point.load())
         command.name = cmd_name
-        _as_list(command)
-        for verb in command.commands.values():
-            _as_page(verb)
-            if cmd_name == "ckpt":
+        if cmd_name == "ckpt":
+            for verb in command.commands.values():
                 _accept_run_names(verb)
         return command
-
-
-def _as_list(service: Any) -> None:
-    """Have a service's group list its commands as ours do."""
-
-    def write(ctx: Any, formatter: Any) -> None:
-        commands = {name: described(verb) for name, verb in service.commands.items()}
-        write_commands(commands, formatter)
-        write_parameters(service, ctx, formatter)
-
-    service.format_options = write
-
-
-def _as_page(verb: Any) -> None:
-    """Have a service's command print its help as ours do."""
-    verb.format_options = functools.partial(write_parameters, verb)
-    verb.format_epilog = lambda _context, formatter: write_epilog(verb, formatter)
 
 
 def _accept_run_names(verb: Any) -> None:
@@ -149,7 +131,6 @@ app = group(
     cls=LazyGroup,
     add_completion=True,
     epilog=epilog(EXAMPLES),
-    context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.callback()(_root)
 for module in (launching, watching, inspecting, exporting, configuration, steering, machines):

@@ -25,6 +25,10 @@ from headway.launch.local import LocalEngine
 
 KILL_LIMIT_S = 10.0  # as in the janitor: a process with much memory takes seconds to end
 LOOK_S = 0.2
+SEND_LIMIT_S, STATUS_LIMIT_S = 2.0, 0.5
+"""Of one question to the driver; a stop asks again."""
+MAX_STEPS = 20
+"""A stop that was accepted takes effect within so many steps, with a recovery in between."""
 CGROUPS = Path("/sys/fs/cgroup")
 
 
@@ -105,18 +109,19 @@ def end(
 def _stop(run: Run, limit_s: float, report: Callable[[str], None]) -> str:
     """Ask for a stop and wait for the end; returns why that did not work, "" if it did."""
     command = Command(id=uuid.uuid4().hex, operation="stop")
-    progress, accepted = _Progress(run), False
+    progress = _Progress(run)
     while _remains(run):
-        if not accepted and not run.outcome:
+        if not progress.is_accepted and not run.outcome:
             with contextlib.suppress(DeadlineError):
-                run.send(command, timeout_s=2.0)
-                accepted = True
-                progress.note()
+                left_s = limit_s - progress.stale_s
+                run.send(command, timeout_s=min(SEND_LIMIT_S, max(LOOK_S, left_s)))
+                progress.accept()
                 report(f"stopping run {run.name} with a checkpoint")
-        if progress.stale_s() > limit_s:
+        progress.look()
+        if progress.stale_s > limit_s:
             if run.outcome:
                 return f"it is {run.outcome}, but its processes have not ended in {limit_s:g} s"
-            if not accepted:
+            if not progress.is_answered:
                 return f"no driver has answered for {limit_s:g} s"
             return f"it did not stop: no progress for {limit_s:g} s{progress.waiting}"
         time.sleep(LOOK_S)
@@ -124,37 +129,59 @@ def _stop(run: Run, limit_s: float, report: Callable[[str], None]) -> str:
 
 
 class _Progress:
-    """Whether a run makes progress: steps, bytes of checkpoints, processes that end, an outcome."""
+    """Whether the stop makes progress: checkpoints grow, processes end, there is an outcome.
+
+    Ranks train on and write checkpoints without a driver, or if they cannot be reached. So all this
+    counts only while a driver that accepted the stop answers, and for ``MAX_STEPS`` more steps; or
+    when the run has an outcome.
+    """
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._step = -1
+        self._last_step: int | None = None
+        self._step, self._processes = -1, 1 << 30
         self._seen: tuple[object, ...] = ()
-        self._processes = 1 << 30
         self._moved_at = time.monotonic()
+        self.is_accepted = False
+        self.is_answered = False
+        """Whether the driver has answered since the last progress."""
         self.waiting = ""
         """What the driver says that it waits for."""
 
-    def note(self) -> None:
-        """Something happened."""
-        self._moved_at = time.monotonic()
+    def accept(self) -> None:
+        """The driver took the stop."""
+        self.is_accepted = True
+        self._note()
 
+    @property
     def stale_s(self) -> float:
         """Seconds since the last sign of progress."""
-        run, step = self._run, -1
-        with contextlib.suppress(HeadwayError):
-            status = run.status(0.5, num_ranks=0)
-            step = status.step
-            self.waiting = f" ({status.waiting})" if status.waiting else ""
-        rows = run.query("SELECT step FROM metrics ORDER BY generation DESC, step DESC LIMIT 1")
-        step = max(step, int(rows[0][0] or 0) if rows else 0)
-        seen = (run.outcome, bytes_below(run.folder.checkpoints))
-        processes = len(processes_of(run.folder.run_id))
-        if step > self._step or seen != self._seen or processes < self._processes:
-            self.note()
-        self._step, self._seen = max(step, self._step), seen
-        self._processes = min(processes, self._processes)
         return time.monotonic() - self._moved_at
+
+    def look(self) -> None:
+        """Look for a sign of progress."""
+        run, step = self._run, None
+        with contextlib.suppress(HeadwayError):
+            status = run.status(STATUS_LIMIT_S, num_ranks=0)
+            step, self.is_answered = status.step, True
+            self.waiting = f" ({status.waiting})" if status.waiting else ""
+        if not run.outcome and not (self.is_accepted and step is not None):
+            return
+        if step is not None and self._last_step is None:
+            self._last_step = step + MAX_STEPS
+        if step is not None and self._last_step is not None and step > self._last_step:
+            self.waiting = f" (it trains on, at step {step})"
+            return
+        processes = len(processes_of(run.folder.run_id))
+        seen = (run.outcome, bytes_below(run.folder.checkpoints))
+        is_further = (step or 0) > self._step or processes < self._processes
+        if is_further or seen != self._seen:
+            self._note()
+        self._step, self._processes = max(step or 0, self._step), min(processes, self._processes)
+        self._seen = seen
+
+    def _note(self) -> None:
+        self._moved_at, self.is_answered = time.monotonic(), False
 
 
 def _remains(run: Run) -> bool:

@@ -20,6 +20,8 @@ HOLD_S = 5.0
 """A cause is held back this long for the recovery that it explains, then printed by itself."""
 ACTED_ON = frozenset({"crash", "stopped", "silence"})
 """Verdicts that the driver answers by replacing a worker."""
+OF_VICTIMS = frozenset({"collective_timeout", "peer_lost"})
+"""Verdicts about ranks that suffer from what happened to another one; often several at once."""
 
 _LINES = {
     "node_silent": "node {node} is silent; starting it again",
@@ -43,7 +45,7 @@ _PHRASES = {
     "silence": "hung",
     "evicted": "was evicted",
 }
-_NODE, _RANK, _VERDICT, _SYMPTOM = range(4)
+_NODE, _RANK, _VERDICT, _SYMPTOM, _VICTIM = range(5)
 """What names the cause of a recovery, the best first."""
 
 
@@ -126,7 +128,15 @@ class News:
         """Causes that no recovery has followed."""
         due = [cause for cause in self._held if now_unix_s - cause.event.unix_s >= HOLD_S]
         self._held = [cause for cause in self._held if cause not in due]
-        return [(cause.event.unix_s, cause.line) for cause in due if cause.line]
+        lines: dict[str, tuple[float, str]] = {}
+        for cause in due:
+            f = cause.event.fields
+            is_alike = cause.event.name == "verdict" and f["kind"] in OF_VICTIMS
+            # the first of several victims of the same trouble stands for them
+            lines.setdefault(
+                f["kind"] if is_alike else cause.line, (cause.event.unix_s, cause.line)
+            )
+        return [entry for entry in lines.values() if entry[1]]
 
     def _lines(self, event: _Event) -> Iterator[str]:
         if (cause := _cause_of(event)) is not None:
@@ -156,7 +166,7 @@ class News:
                 self._recovery.causes.append(cause)
         elif self._recovery is not None:
             self._recovery.causes.append(cause)
-        elif cause.order != _VERDICT or not self._is_late(cause):
+        elif cause.order not in (_VERDICT, _VICTIM) or not self._is_late(cause):
             self._held.append(cause)
 
     def _is_late(self, verdict: _Cause) -> bool:
@@ -181,6 +191,7 @@ class News:
         back_s = event.monotonic_s - first.monotonic_s
         if back_s < 0:  # another host's clock
             back_s = max(0.0, event.unix_s - first.unix_s)
+        self._recovered["", -1] = event.unix_s  # what its victims report late is about it
         for cause in recovery.causes:
             self._recovered[cause.subject, cause.number] = event.unix_s
         where = f" from the checkpoint of step {recovery.step}" * (recovery.source == "durable")
@@ -232,7 +243,11 @@ def _cause_of(event: _Event) -> _Cause | None:
             return cause(_SYMPTOM, "", -1, line, line)
         case "verdict" if f.get("is_open", True) and f.get("kind") in ACTED_ON:
             return cause(_VERDICT, "rank", int(f["rank"]), _phrase(f["kind"]), _line(event))
-        case "verdict" if f.get("kind") in ACTED_ON:
+        case "verdict" if f.get("is_open", True) and f.get("kind") in OF_VICTIMS:
+            where = f"rank {f['rank']}" if f["rank"] >= 0 else f"node {f['node']}"
+            what = f"{f['kind']} on {where}"
+            return cause(_VICTIM, "", -1, what, _line(event))
+        case "verdict" if f.get("kind") in ACTED_ON | OF_VICTIMS:
             return None
         case _:
             return None

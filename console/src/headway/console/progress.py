@@ -114,6 +114,10 @@ class ProgressReader:
 
         ``num_ranks``: so many ranks are listed in ``status``; their counts are there in any case.
         """
+        with self._run.reading():
+            return self._read(timeout_s, num_ranks)
+
+    def _read(self, timeout_s: float, num_ranks: int) -> Progress:
         self._read_config()
         self.new = self.newest.update()
         run, last, rate = self._run, self.newest.last, self.newest.tokens_per_s()

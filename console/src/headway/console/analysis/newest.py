@@ -93,14 +93,13 @@ class StepReader:
         """The last ``number`` steps of the run's present course, oldest first, each step once."""
         if not self._columns and not self._find_columns():
             return []
-        page = 4 * number
         sql = f"SELECT {self._columns} FROM metrics ORDER BY generation DESC, step DESC LIMIT ?"
-        rows = [_step(row) for row in self._run.query(sql, (page,))]
+        rows = [_step(row) for row in self._run.query(sql, (number,))]
         found: list[Step] = []
         for step in rows:  # an older generation's steps from the restart on were taken back
             if not found or step.step < found[-1].step:
                 found.append(step)
-        if len(rows) == page and len(found) < number:
+        if len(rows) == number > len(found):
             found += self._before(found[-1], number - len(found))
         return found[:number][::-1]
 
@@ -213,31 +212,24 @@ def skipped_steps(run: RunRecords) -> list[int]:
     """
     if not any(row[1] == "skipped" for row in run.query("PRAGMA table_info(metrics)")):
         return []
-    rows = run.query("SELECT generation, step FROM metrics WHERE skipped")
-    if not rows:
-        return []
-    restarts = generation_starts(run, min(int(row[0]) for row in rows))
-    generations = [generation for generation, _ in restarts]
-    # from each generation on, the first step that it or a newer one did again
-    lowest = list(itertools.accumulate((first for _, first in reversed(restarts)), min))[::-1]
-    kept = set()
-    for generation, step in rows:
-        newer = bisect.bisect_right(generations, generation)
-        if newer == len(lowest) or step < lowest[newer]:
-            kept.add(int(step))
-    return sorted(kept)
+    # 2 = taken back; ``skipped`` alone is the condition of the index
+    rows = run.query("SELECT step FROM metrics WHERE skipped AND skipped = 1 ORDER BY step")
+    return [int(row[0]) for row in rows]
 
 
 def generation_starts(run: RunRecords, after: int) -> list[tuple[int, int]]:
     """Each generation above ``after`` that completed a step, in order, and its first step."""
-    sql = (
-        "WITH RECURSIVE newer(g) AS (SELECT MIN(generation) FROM metrics WHERE generation > ? "
-        "UNION ALL SELECT (SELECT MIN(generation) FROM metrics WHERE generation > g) FROM newer "
-        "WHERE g IS NOT NULL) "
-        "SELECT g, (SELECT MIN(step) FROM metrics WHERE generation = g) FROM newer "
-        "WHERE g IS NOT NULL"
+    # generation and step in one number: one look into the index for each generation
+    first_after = (
+        "SELECT generation << 40 | step FROM metrics WHERE generation > {} "
+        "ORDER BY generation, step LIMIT 1"
     )
-    return run.query(sql, (after,))
+    sql = (
+        f"WITH RECURSIVE starts(both) AS (SELECT ({first_after.format('?')}) "
+        f"UNION ALL SELECT ({first_after.format('(both >> 40)')}) FROM starts "
+        "WHERE both IS NOT NULL) SELECT both FROM starts WHERE both IS NOT NULL"
+    )
+    return [(both >> 40, both & (1 << 40) - 1) for (both,) in run.query(sql, (after,))]
 
 
 def repeated_steps(run: RunRecords, generation: int, step: int) -> int:

@@ -19,7 +19,8 @@ WHAT_HELP = "Name of a run, or a TOML file; the newest run by default."
 
 def register(app: typer.Typer) -> None:
     """Add the group."""
-    config = add_group(app, "config", "Show and compare configurations.", LOOK)
+    examples = ("headway config show --origin", "headway config diff tiny my.toml")
+    config = add_group(app, "config", "Show and compare configurations.", LOOK, examples)
     add(
         config,
         show,

@@ -24,7 +24,15 @@ Node = Annotated[
 def register(app: typer.Typer) -> None:
     """Add the two groups."""
     cluster = add_group(
-        app, "cluster", "Create or remove a cluster, or stop the runs on it.", MACHINES
+        app,
+        "cluster",
+        "Create or remove a cluster, or stop the runs on it.",
+        MACHINES,
+        (
+            "headway cluster create clusters/mine --nodes 3",
+            "headway run examples/tiny.toml --cluster clusters/mine",
+            "headway cluster remove clusters/mine",
+        ),
     )
     add(
         cluster,
@@ -44,7 +52,13 @@ def register(app: typer.Typer) -> None:
         examples=("headway cluster remove clusters/mine",),
         json="one object: cluster, removed",
     )
-    node = add_group(app, "node", "Start or stop one node of a cluster.", MACHINES)
+    node = add_group(
+        app,
+        "node",
+        "Start or stop one node of a cluster.",
+        MACHINES,
+        ("headway node stop --cluster clusters/mine --node 0",),
+    )
     add(
         node,
         start,

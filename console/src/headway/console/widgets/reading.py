@@ -67,6 +67,10 @@ class PictureReader:
 
     def read(self, selected: int = -1) -> Picture:
         """The run now; ``selected`` is the rank whose log is wanted, -1 for none."""
+        with self._run.reading():
+            return self._read(selected)
+
+    def _read(self, selected: int) -> Picture:
         progress = self._progress.read(num_ranks=PAGE_RANKS)
         unchanged = self._read_curve()
         self._read_events()

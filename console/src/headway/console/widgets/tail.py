@@ -83,7 +83,7 @@ class _Ring:
 
     def read(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Records that ended since the call before, and those that are open now."""
-        head = self.reader.header.head
+        head = self.reader.head
         if head < self.head:  # the rank's memory was made anew
             self.head, self.open = 0, np.empty(0, np.int64)
         if head == self.head and not len(self.open):
@@ -94,6 +94,9 @@ class _Ring:
             return records, records
         sequence = records["sequence"].astype(np.int64)
         is_closed = records["end_ns"] > 0
+        if since == self.head and is_closed.all():  # nearly always: nothing is or was open
+            self.head = int(sequence[-1]) + 1
+            return records, _NOTHING
         is_new = sequence >= self.head
         if len(self.open):
             is_new |= np.isin(sequence, self.open)
@@ -114,7 +117,7 @@ class FlightTail:
     def __init__(self, run_dir: Path, window_s: float = 20.0) -> None:
         self._run, self._window_ns = RunDir(run_dir), int(window_s * 1e9)
         self._rings: dict[Path, _Ring] = {}
-        self._kept: list[Records] = []
+        self._kept: list[tuple[int, Records]] = []  # with the newest start of each
         self._open = Records.join(())
         self._has_looked = False
         self._changed: dict[str, int] = {}
@@ -133,18 +136,14 @@ class FlightTail:
             new = self._read_rings()
         self._has_looked = True
         if len(new):
-            self._kept.append(new)
             newest = int(new.rows["start_ns"].max())
-            self._kept = [
-                part
-                for part in self._kept
-                if int(part.rows["start_ns"].max()) >= newest - self._window_ns
-            ]
+            self._kept.append((newest, new))
+            self._kept = [part for part in self._kept if part[0] >= newest - self._window_ns]
         return new
 
     def kept(self) -> tuple[Records, ...]:
         """What ``read`` returned over the newest window, then the records that are still open."""
-        return (*self._kept, self._open)
+        return (*(records for _, records in self._kept), self._open)
 
     def close(self) -> None:
         """Release the rings."""

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 from headway.common.errors import HeadwayError, RemoteError
+from headway.common.help_pages import PageGroup
 from headway.common.log_stream import tolerate_stderr
 
 INTERRUPTED = 130
@@ -17,6 +18,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text
 def group(help_: str, **settings: Any) -> typer.Typer:
     """A command line or a group of commands, plain on every terminal; ``settings`` are typer's."""
     plain: dict[str, Any] = {
+        "cls": PageGroup,
+        "context_settings": {"help_option_names": ["-h", "--help"]},
         "no_args_is_help": True,
         "rich_markup_mode": None,
         "pretty_exceptions_enable": False,

@@ -10,32 +10,60 @@ from typing import Annotated
 import typer
 from headway.ckpt_store.cli import app
 from headway.common.cli import run
+from headway.common.help_pages import DAEMONS, page
 
 
-@app.command("serve")
+@page(
+    app,
+    "serve",
+    heading=DAEMONS,
+    examples=(
+        "{command} --endpoint ipc:///tmp/store.sock --shm-dir /dev/shm/mine --checkpoints ckpt",
+    ),
+)
 def serve(
-    endpoint: Annotated[str, typer.Option(help="Where to answer, ipc://PATH.")],
-    shm_dir: Annotated[Path, typer.Option(help="Folder of the node's arenas (arena-*.bin).")],
-    checkpoints: Annotated[Path, typer.Option(help="Folder for durable checkpoints.")],
-    world_size: Annotated[int, typer.Option(min=1, help="Ranks of the whole run.")] = 1,
+    endpoint: Annotated[
+        str, typer.Option(metavar="ENDPOINT", help="Where to answer: ipc:///path.sock.")
+    ],
+    shm_dir: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder of the ranks' snapshots (arena-*.bin).")
+    ],
+    checkpoints: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder for durable checkpoints.")
+    ],
+    world_size: Annotated[
+        int, typer.Option(min=1, help="Ranks of the whole run; 1 by default.")
+    ] = 1,
     executor: Annotated[
-        str | None, typer.Option(help="Endpoint that gets beats and notes.")
+        str | None, typer.Option(metavar="ENDPOINT", help="Receives the heartbeats and notes.")
     ] = None,
     run_id: Annotated[
-        str, typer.Option(envvar="HEADWAY_RUN_ID", help="Serve this run's arenas only.")
+        str,
+        typer.Option(
+            metavar="ID", envvar="HEADWAY_RUN_ID", help="Serve the snapshots of this run only."
+        ),
     ] = "",
-    node: Annotated[int, typer.Option(envvar="HEADWAY_NODE", help="Number of this node.")] = 0,
-    keep: Annotated[int, typer.Option(min=1, help="Complete checkpoints to keep.")] = 3,
+    node: Annotated[
+        int, typer.Option(envvar="HEADWAY_NODE", help="Number of this node; 0 by default.")
+    ] = 0,
+    keep: Annotated[
+        int, typer.Option(min=1, help="So many complete checkpoints stay; 3 by default.")
+    ] = 3,
     metrics_port: Annotated[
-        int | None, typer.Option(help="Prometheus exporter on loopback.")
+        int | None,
+        typer.Option(metavar="PORT", help="Prometheus exporter on loopback; 0 takes any port."),
     ] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Option("--set", help="A setting of [ckpt], as nice=5; repeatable."),
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="A setting of [ckpt], as nice=5; repeatable."
+        ),
     ] = None,
 ) -> None:
-    """Make the wanted snapshots of a node durable. Runs at nice 10, so that
-    training keeps the CPU."""
+    """Write the wanted snapshots of a node to durable checkpoints.
+
+    Runs at nice 10, so that training keeps the CPU.
+    """
     from headway.ckpt_store.config import StoreConfig
     from headway.ckpt_store.server import ServeOptions, serve
     from headway.common import log

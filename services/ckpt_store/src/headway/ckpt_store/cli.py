@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from headway.common.cli import AsJson, group
+from headway.common.help_pages import page
 from headway.common.output import Table, emit, mebibytes
 
 if TYPE_CHECKING:
@@ -14,11 +15,25 @@ if TYPE_CHECKING:
 
 app = group("List, show, verify and remove durable checkpoints.", name="ckpt")
 
-PATH = Annotated[Path, typer.Argument(help="A checkpoints folder, or a run folder that has one.")]
-STEP = Annotated[int | None, typer.Option(help="The step; default: the newest.")]
+PATH = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN",
+        show_default=False,
+        help="A folder of checkpoints, or of a run; with `headway ckpt` also a run's name. The "
+        "working folder by default.",
+    ),
+]
+STEP = Annotated[int | None, typer.Option(help="The checkpoint of this step; newest by default.")]
+FACTS = "path, step, generation, run_id, world_size, total_bytes, kept"
 
 
-@app.command("ls")
+@page(
+    app,
+    "ls",
+    examples=("{command} runs/tiny",),
+    json="list: step, generation, status, ranks, world_size, bytes, kept",
+)
 def list_checkpoints(path: PATH = Path(), as_json: AsJson = False) -> None:
     """List complete checkpoints and unfinished attempts, oldest first."""
     from headway.ckpt_store.folder import is_superseded, look
@@ -62,8 +77,17 @@ def list_checkpoints(path: PATH = Path(), as_json: AsJson = False) -> None:
     emit(rows, as_json, [Table(cells) if rows else f"{folder} has no checkpoint yet"])
 
 
-@app.command("show")
-def show(path: PATH = Path(), step: STEP = None, rank: int = 0, as_json: AsJson = False) -> None:
+@page(
+    app,
+    examples=("{command} runs/tiny", "{command} runs/tiny --step 100 --rank 2"),
+    json=f"one object: {FACTS}, rank, file_bytes, data_start, extra_bytes, tensors",
+)
+def show(
+    path: PATH = Path(),
+    step: STEP = None,
+    rank: Annotated[int, typer.Option(help="The rank whose tensors are listed; 0 by default.")] = 0,
+    as_json: AsJson = False,
+) -> None:
     """Show one checkpoint, and the tensors of one rank."""
     from headway.ckpt_store.folder import find
     from headway.ckpt_store.verify import read_part
@@ -87,7 +111,12 @@ def show(path: PATH = Path(), step: STEP = None, rank: int = 0, as_json: AsJson 
     emit(facts, as_json, lines)
 
 
-@app.command("verify")
+@page(
+    app,
+    "verify",
+    examples=("{command} runs/tiny", "{command} runs/tiny --all"),
+    json=f"list: {FACTS}, problems",
+)
 def verify_checkpoints(
     path: PATH = Path(),
     step: STEP = None,
@@ -96,9 +125,10 @@ def verify_checkpoints(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Read every byte back and compare digests; exits 1 if anything is wrong.
+    """Read every byte back and compare digests.
 
-    A checkpoint that a rank could not read earlier and that is intact now counts again.
+    Exits 1 if anything is wrong. A checkpoint that a rank could not read earlier and that is intact
+    now counts again.
     """
     from headway.ckpt_store.folder import complete, find, forget_damage
     from headway.ckpt_store.verify import verify
@@ -125,16 +155,24 @@ def verify_checkpoints(
         raise typer.Exit(1)
 
 
-@app.command("gc")
+@page(
+    app,
+    "gc",
+    examples=("{command} runs/tiny --keep 2 --dry-run", "{command} runs/tiny --keep 2"),
+    json="one object: removed, dry_run",
+)
 def clear_up(
     path: PATH = Path(),
-    keep: Annotated[int, typer.Option(min=1, help="Complete checkpoints to keep.")] = 3,
+    keep: Annotated[int, typer.Option(min=1, help="So many complete ones stay; 3 by default.")] = 3,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only list what would be removed.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove old complete checkpoints after verifying the newest; pinned ones are kept."""
+    """Remove old checkpoints, after verifying the newest.
+
+    Pinned ones are kept.
+    """
     from headway.ckpt_store.client import apply_retention
     from headway.ckpt_store.folder import look
     from headway.ckpt_store.manifest import step_dir_name

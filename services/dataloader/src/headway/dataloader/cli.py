@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from headway.common.cli import AsJson, group, run
+from headway.common.help_pages import DAEMONS, page
 from headway.common.output import emit
 
 if TYPE_CHECKING:
@@ -18,8 +19,10 @@ if TYPE_CHECKING:
 
 app = group("Prepare, inspect, verify and serve training data.", no_args_is_help=False)
 DataPath = Annotated[
-    Path, typer.Argument(help="A prepared folder, or the prefix of a .bin/.idx pair.")
+    Path,
+    typer.Argument(metavar="DATA", help="A prepared folder, or the prefix of a .bin/.idx pair."),
 ]
+META = "source, corpus_sha256, vocab_size, unigram_nats, splits"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -27,30 +30,52 @@ def main(arguments: list[str] | None = None) -> int:
     return run(app, "python -m headway.dataloader", arguments)
 
 
-@app.command()
+@page(
+    app,
+    examples=(
+        "{command}",
+        "{command} --source my_texts --out data/mine",
+        "{command} --source stories.jsonl --vocab-size 4096",
+    ),
+    json=f"one object: path, was_there, {META}",
+)
 def prepare(
     source: Annotated[
-        str, typer.Option(help="stdlib, debian-docs, or the path of a folder, text file or .jsonl.")
+        str,
+        typer.Option(
+            metavar="SOURCE",
+            help="A folder, text file or .jsonl; or stdlib (the default) or debian-docs.",
+        ),
     ] = "stdlib",
     out: Annotated[
-        Path | None, typer.Option(help="Folder to create; data/<source> by default.")
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Folder to create; data/ with the name of the source by default."
+        ),
     ] = None,
     vocab_size: Annotated[
-        int, typer.Option(help="Tokens of the byte-level BPE trained on the text.")
+        int,
+        typer.Option(help="Tokens of the byte-level BPE trained on the text; 8192 by default."),
     ] = 8192,
     validation_fraction: Annotated[
-        float, typer.Option(help="Share of documents for validation.")
+        float,
+        typer.Option(
+            metavar="SHARE", help="Share of the documents for validation; 0.05 by default."
+        ),
     ] = 0.05,
     cache: Annotated[
-        Path | None, typer.Option(help="Where downloads are kept; ~/.cache/headway by default.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Where downloads are kept; ~/.cache/headway by default."),
     ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Replace prepared data that differ or are damaged.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Turn text into token files, a tokenizer and meta.json. Does nothing if
-    that is done already."""
+    """Turn text into tokens that a run can train on.
+
+    Writes token files, a tokenizer and meta.json. Does nothing if that is done already.
+    """
     from headway.dataloader.config import DataConfig
     from headway.dataloader.prepare import prepare as make
 
@@ -66,12 +91,18 @@ def prepare(
     emit(facts, as_json, _lines(facts))
 
 
-@app.command()
+@page(
+    app,
+    examples=("{command} data/stdlib", "{command} data/stdlib --split validation --documents 5"),
+    json=f"one object: path, split, sequences, tokens, dtype, fingerprint, {META}, beginnings",
+)
 def inspect(
     path: DataPath,
-    split: Annotated[str, typer.Option(help="train or validation.")] = "train",
+    split: Annotated[
+        str, typer.Option(metavar="SPLIT", help="train (the default) or validation.")
+    ] = "train",
     documents: Annotated[
-        int, typer.Option(help="Number of documents whose beginning is shown.", min=0)
+        int, typer.Option(help="Documents whose beginning is shown; 2 by default.", min=0)
     ] = 2,
     as_json: AsJson = False,
 ) -> None:
@@ -100,9 +131,12 @@ def inspect(
     emit(facts, as_json, _lines(facts))
 
 
-@app.command()
+@page(app, examples=("{command} data/stdlib",), json="one object: path, intact, checked")
 def verify(path: DataPath, as_json: AsJson = False) -> None:
-    """Check every byte against its recorded digest; exits with code 1 on damage, naming it."""
+    """Check every byte against its recorded digest.
+
+    Exits 1 on damage and names the file.
+    """
     from headway.dataloader.dataset import verify as check
 
     checked = check(path)
@@ -110,9 +144,12 @@ def verify(path: DataPath, as_json: AsJson = False) -> None:
     emit(facts, as_json, _lines(facts))
 
 
-@app.command()
+@page(app, examples=("{command} data/corpus_text_document",), json="one object: path, written")
 def digest(path: DataPath, as_json: AsJson = False) -> None:
-    """Write missing digests of a folder or pair, so that it need not be read completely again."""
+    """Record missing digests of a folder or pair.
+
+    With them a run need not read all of it again to know that it is the same.
+    """
     from headway.dataloader.dataset import write_digests
 
     written = [str(file) for file in write_digests(path)]
@@ -120,19 +157,31 @@ def digest(path: DataPath, as_json: AsJson = False) -> None:
     emit(facts, as_json, _lines(facts))
 
 
-@app.command()
+@page(app, heading=DAEMONS, examples=("{command} --endpoint ipc:///tmp/data.sock",))
 def serve(
-    endpoint: Annotated[str, typer.Option(help="Where to listen: ipc:///path.sock.")],
-    shm_dir: Annotated[Path | None, typer.Option(help="Folder in /dev/shm for the rings.")] = None,
-    executor: Annotated[str | None, typer.Option(help="Endpoint that receives the beats.")] = None,
-    run_id: Annotated[str | None, typer.Option(help="Run that this daemon belongs to.")] = None,
-    node: Annotated[int, typer.Option(help="Node of that run.", min=0)] = 0,
+    endpoint: Annotated[
+        str, typer.Option(metavar="ENDPOINT", help="Where to listen: ipc:///path.sock.")
+    ],
+    shm_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder in /dev/shm for the batches.")
+    ] = None,
+    executor: Annotated[
+        str | None, typer.Option(metavar="ENDPOINT", help="Receives the heartbeats.")
+    ] = None,
+    run_id: Annotated[
+        str | None, typer.Option(metavar="ID", help="Run that this daemon belongs to.")
+    ] = None,
+    node: Annotated[int, typer.Option(help="Node of that run; 0 by default.", min=0)] = 0,
     metrics_port: Annotated[
-        int | None, typer.Option(help="Prometheus exporter on loopback; 0 takes any port.")
+        int | None,
+        typer.Option(metavar="PORT", help="Prometheus exporter on loopback; 0 takes any port."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fill rings of batches for this node until SIGTERM."""
+    """Serve batches to the ranks of this node until SIGTERM.
+
+    They pass through ring buffers in shared memory.
+    """
     from headway.common.log import setup
     from headway.common.node.failpoints import configure
     from headway.common.node.run_dir import NodePaths, shm_root

@@ -25,6 +25,7 @@ from headway.dataloader.trouble import Trouble, local_error, printable, read_tro
 _ASK_AGAIN_S = 2.0  # under one id: a live daemon executes the request once
 _PAUSE_S = 0.1
 _RETRY_S = 1.0
+_SILENT_S = 3.0  # then a wait for the daemon is reported
 _GOODBYE_S = 0.2
 _LOOK_S = 0.05  # between two checks for errors while waiting
 
@@ -147,12 +148,21 @@ class RingSource:
 
     def _call(self, message: Message, reply: type[T]) -> T:
         """Ask until the deadline, also while the daemon is absent or its reads fail."""
+        report_at_s = time.monotonic() + _SILENT_S
+
+        def look() -> bool:
+            nonlocal report_at_s
+            if time.monotonic() > report_at_s:
+                report_at_s = float("inf")
+                self._report_wait()
+            return self._abort is not None and self._abort()
+
         while True:
             left_s = max(0.01, self._deadline_s - time.monotonic())
             try:
                 with Client(self._endpoint) as client:
                     retries = int(left_s // _ASK_AGAIN_S)
-                    return client.call(message, reply, left_s, retries, self._abort)
+                    return client.call(message, reply, left_s, retries, look)
             except RemoteError as error:
                 known = local_error(error.remote_code, error.message, error.remedy)
                 if known is not None:
@@ -167,6 +177,21 @@ class RingSource:
                     f"no dataloader answers at {self._endpoint} in {self._timeout_s:g} s",
                     remedy="start it, or check its log",
                 ) from error
+
+    def _report_wait(self) -> None:
+        """It may be starting; it may also be the wrong address."""
+        from headway.common.log import get_logger
+
+        address = self._endpoint.removeprefix("ipc://")
+        is_file = address == self._endpoint or Path(address).exists()
+        get_logger("dataloader").warning(
+            "no dataloader answers yet"
+            if is_file
+            else "there is no dataloader at that address yet",
+            endpoint=self._endpoint,
+            waits_s=round(self._deadline_s - time.monotonic()),
+            remedy="start it, or check its log",
+        )
 
     def _pause(self, duration_s: float) -> None:
         until_s = time.monotonic() + duration_s

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from headway.common.cli import AsJson, group
+from headway.common.help_pages import DAEMONS, page
 from headway.common.output import emit
 
 if TYPE_CHECKING:
@@ -18,40 +19,59 @@ if TYPE_CHECKING:
 
 def _unread(**options: Any) -> Any:
     """An option for a path that is not checked, since that would hang on a hung mount."""
-    return typer.Option(parser=Path, metavar="<path>", **options)
+    return typer.Option(parser=Path, metavar="DIR", **options)
 
 
-app = group("Check this node; agent and monitor of a run.", name="health")
+app = group("Check this machine, and watch the nodes of a run.", name="health")
 
-RunId = Annotated[str, typer.Option(help="Id of the run; beats of other runs are dropped.")]
+RunId = Annotated[
+    str, typer.Option(metavar="ID", help="Id of the run; heartbeats of other runs are dropped.")
+]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", help="A limit of [health], as beat_interval_s=0.2; repeatable."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="A limit of [health], as beat_interval_s=0.2; repeatable.",
+    ),
 ]
 Keys = Annotated[
-    Path, typer.Option(help="Folder with monitor.key and agent.key, made in it if missing.")
+    Path,
+    typer.Option(metavar="DIR", help="Folder with monitor.key and agent.key, made if missing."),
 ]
 Executor = Annotated[
-    str | None, typer.Option(help="ipc:// endpoint of the executor that gets beats.")
+    str | None,
+    typer.Option(metavar="ENDPOINT", help="ipc:// endpoint that receives the heartbeats."),
 ]
 MetricsPort = Annotated[
-    int | None, typer.Option(help="Prometheus port on loopback; 0 takes a free one.")
+    int | None, typer.Option(metavar="PORT", help="Prometheus on loopback; 0 takes a free port.")
 ]
 
 
-@app.command()
+@page(
+    app,
+    examples=("{command}", "{command} --json", "{command} --disk /scratch --min-shm-mib 2048"),
+    json="list: name, ok, message, remedy, duration_s, values",
+)
 def check(
-    suite: Annotated[str, typer.Option(help="The suite to run: 'quick'.")] = "quick",
+    suite: Annotated[
+        str, typer.Option(metavar="SUITE", help="The checks to run; quick is the only suite.")
+    ] = "quick",
     as_json: AsJson = False,
-    disk: Annotated[Path | None, typer.Option(help="Folder that the disk check writes to.")] = None,
+    disk: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder that the disk check writes to.")
+    ] = None,
     min_shm_mib: Annotated[
-        int | None, typer.Option(help="Minimum of free shared memory, MiB.")
+        int | None, typer.Option(metavar="MIB", help="Least free shared memory, in MiB.")
     ] = None,
     deadline_s: Annotated[
-        float | None, typer.Option(help="Time limit of one check, seconds.")
+        float | None, typer.Option(metavar="SECONDS", help="Time limit of one check.")
     ] = None,
 ) -> None:
-    """Check this node. Exits with code 0 if healthy, 1 if a check failed, 2 on bad usage."""
+    """Check this machine: CPU, memory, disk, clock, versions.
+
+    Exit code 0: healthy. 1: a check failed. 2: wrong usage. A Slurm prolog can call it.
+    """
     from dataclasses import replace
 
     from headway.health.checks.base import MIB, CheckSettings
@@ -71,19 +91,25 @@ def check(
     raise typer.Exit(0 if all(result.ok for result in results) else 1)
 
 
-@app.command()
+@page(app, heading=DAEMONS)
 def agent(
-    endpoint: Annotated[str, typer.Option(help="ipc:// endpoint to serve on.")],
+    endpoint: Annotated[
+        str, typer.Option(metavar="ENDPOINT", help="Where to listen: ipc:///path.sock.")
+    ],
     node_file: Annotated[Path, typer.Option(help="JSON file with the monitor's endpoint and key.")],
     keys: Keys,
     shm_dir: Annotated[
-        Path, typer.Option(help="Shared-memory folder of the node, with its flight rings.")
+        Path,
+        typer.Option(
+            metavar="DIR", help="Shared-memory folder of the node, with its flight records."
+        ),
     ],
     logs: Annotated[Path, _unread(help="Folder with the logs to follow.")],
     run_id: RunId,
     node: Annotated[int, typer.Option(help="Number of this node.")],
     log_pattern: Annotated[
-        str, typer.Option(help="Pattern of this node's files in the folder.")
+        str,
+        typer.Option(metavar="PATTERN", help="This node's files in that folder; *.log by default."),
     ] = "*.log",
     executor: Executor = None,
     metrics_port: MetricsPort = None,
@@ -93,7 +119,7 @@ def agent(
     events: Annotated[Path | None, _unread(help="Folder where flight records are saved.")] = None,
     overrides: Set = None,
 ) -> None:
-    """Watch this node for the monitor of a run."""
+    """Observe the ranks of this node and report to the run's monitor."""
     from headway.common.config import load
     from headway.health.agent import AgentOptions, run_agent
     from headway.health.config import HealthConfig
@@ -115,26 +141,33 @@ def agent(
     raise typer.Exit(run_agent(options, load(HealthConfig, overrides=overrides or ())))
 
 
-@app.command()
+@page(app, heading=DAEMONS)
 def monitor(
     run_dir: Annotated[
-        Path, typer.Option(help="Folder of the run: verdicts.jsonl is written, driver.json read.")
+        Path,
+        typer.Option(
+            metavar="DIR", help="Folder of the run: verdicts.jsonl is written, driver.json read."
+        ),
     ],
     run_id: RunId,
     keys: Keys,
-    node: Annotated[int, typer.Option(help="Number of the node that the monitor runs on.")] = 0,
+    node: Annotated[
+        int, typer.Option(help="Number of the node that it runs on; 0 by default.")
+    ] = 0,
     announce: Annotated[
         Path | None,
         typer.Option(
             help="JSON file for endpoint and key, for the agents of a run without a driver."
         ),
     ] = None,
-    bind: Annotated[str, typer.Option(help="tcp:// address to listen on.")] = "tcp://127.0.0.1:0",
+    bind: Annotated[
+        str, typer.Option(metavar="ENDPOINT", help="tcp:// address to listen on.")
+    ] = "tcp://127.0.0.1:0",
     executor: Executor = None,
     metrics_port: MetricsPort = None,
     overrides: Set = None,
 ) -> None:
-    """Evaluate the beats of a run's agents and advise its driver."""
+    """Judge what the agents of a run report, and advise its driver."""
     from headway.common.config import load
     from headway.health.config import HealthConfig
     from headway.health.monitor import MonitorOptions, run_monitor

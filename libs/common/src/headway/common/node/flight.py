@@ -48,6 +48,7 @@ WAITING = 1
 BROKEN = 2
 """Flag of a record that an exception ended: its work was not done."""
 _PACK = struct.Struct("<BBHiqIiQQQQQ")
+_PLAIN = np.dtype(f"V{RECORD.itemsize}")
 assert RECORD.itemsize == _PACK.size == LINE_BYTES
 
 _LINE = LINE_BYTES // WORD_BYTES
@@ -199,7 +200,13 @@ class FlightReader:
         self._segment = Segment.open(path, _MAGIC, _VERSION)
         self._words = self._segment.words
         self._capacity = self._words[_CAPACITY]
-        self._records = self._segment.array(RECORD, PAGE_BYTES, self._capacity)
+        # as plain bytes: numpy would copy a record field by field
+        self._records = self._segment.array(RECORD, PAGE_BYTES, self._capacity).view(_PLAIN)
+
+    @property
+    def head(self) -> int:
+        """Records begun, over all processes of the rank."""
+        return int(self._words[_HEAD])
 
     @property
     def header(self) -> FlightHeader:
@@ -224,16 +231,19 @@ class FlightReader:
         first = max(since, head - self._capacity + 1, 0)
         if first >= head:
             return np.empty(0, RECORD)
-        places = np.arange(first, head) % self._capacity
-        copy = self._records[places]
+        copy = self._copy(first, head)
+        whole = copy["sequence"] == np.arange(first, head, dtype=np.uint64)
         # The record at the current head may be half written: it replaces head - capacity.
         oldest = self._words[_HEAD] - self._capacity + 1
-        sequence = copy["sequence"]
-        whole = (sequence == np.arange(first, head, dtype=np.uint64)) & (
-            sequence.astype(np.int64) >= oldest
-        )
-        kept: npt.NDArray[Any] = copy[whole]
-        return kept
+        whole[: max(0, oldest - first)] = False
+        return copy if whole.all() else copy[whole]
+
+    def _copy(self, first: int, head: int) -> npt.NDArray[Any]:
+        """The places of the records from ``first`` to before ``head``, in one or two pieces."""
+        begin, end = first % self._capacity, (head - 1) % self._capacity + 1
+        if begin < end:
+            return self._records[begin:end].copy().view(RECORD)
+        return np.concatenate((self._records[begin:], self._records[:end])).view(RECORD)
 
     def last(self) -> npt.NDArray[Any] | None:
         """The newest record (a 0-d array of dtype ``RECORD``), or None."""
@@ -249,5 +259,5 @@ class FlightReader:
 
     def close(self) -> None:
         self._words = memoryview(b"").cast("B")
-        self._records = np.empty(0, RECORD)
+        self._records = np.empty(0, _PLAIN)
         self._segment.close()

@@ -54,6 +54,10 @@ _ADDED = (
 )
 _STEER = "operation, name, value, count, tokens"
 _SKIPPED_INDEX = "CREATE INDEX IF NOT EXISTS metrics_skipped ON metrics (step) WHERE skipped"
+_TAKE_BACK_SKIPPED = (  # ``skipped`` names the index's condition, ``+`` keeps the other index out
+    "UPDATE metrics SET skipped = 2 WHERE skipped AND skipped = 1 AND step >= ? AND +generation < ?"
+)
+"""A recovery took these steps back: they count no longer among the run's skipped steps."""
 SPENT_ON_RESUME = ("stop", "pause", "checkpoint")
 """Commands that have had their effect when an ended run is resumed;
 a rate that was set still holds."""
@@ -294,6 +298,7 @@ class Journal:
     def _store_one(self, db: sqlite3.Connection, one: StepMetrics | Evaluation | Sample) -> None:
         match one:
             case StepMetrics():
+                db.execute(_TAKE_BACK_SKIPPED, (one.step, one.generation))
                 db.execute(
                     "INSERT OR REPLACE INTO metrics (generation, step, loss, grad_norm, lr, "
                     "tokens, duration_s, unix_s, skipped) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -313,8 +318,9 @@ class Journal:
                 )  # fmt: skip
 
     def skipped(self) -> set[int]:
-        """The steps that were skipped for a loss or norm that was not finite."""
-        return {row[0] for row in self._db.execute("SELECT step FROM metrics WHERE skipped")}
+        """The skipped steps of the present course: their loss or norm was not finite."""
+        rows = self._db.execute("SELECT step FROM metrics WHERE skipped AND skipped = 1")
+        return {row[0] for row in rows}
 
 
 def _steer(

@@ -36,7 +36,8 @@ class Reports:
     def __init__(self, writer: JournalWriter, skipped: Iterable[int] = ()) -> None:
         self._writer = writer
         self.skipped = set(skipped)
-        """The steps that were skipped for a loss or norm that was not finite."""
+        """The steps that were skipped for a loss or norm that was not finite; without those that a
+        recovery took back."""
         self.newest: deque[StepMetrics] = deque(maxlen=RATE_STEPS)
         """The newest steps of the newest generation that has reported any."""
         self._lines: dict[int, _Line] = {}
@@ -60,14 +61,16 @@ class Reports:
             if report.metrics is not None:
                 self._note(report.metrics)
 
-    def _note(self, step: StepMetrics) -> None:
-        if step.skipped:
-            self.skipped.add(step.step)
-        last = self.newest[-1] if self.newest else None
-        if last is not None and step.generation > last.generation:
+    def _note(self, done: StepMetrics) -> None:
+        newest = self.newest[-1].generation if self.newest else -1
+        if done.generation < newest:
+            return
+        if done.generation > newest:  # from this step on a recovery took back what was
             self.newest.clear()
-        if last is None or step.generation >= last.generation:
-            self.newest.append(step)
+            self.skipped = {step for step in self.skipped if step < done.step}
+        self.newest.append(done)
+        if done.skipped:
+            self.skipped.add(done.step)
 
     def acknowledged(self, node: int, incarnation: int) -> int:
         """The newest report of this executor process that is in the journal."""
