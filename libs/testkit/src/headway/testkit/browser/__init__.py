@@ -1,0 +1,12 @@
+"""The notebook console as a user meets it: JupyterLab on loopback and a page in Chromium."""
+
+from __future__ import annotations
+
+from headway.testkit.browser.browser import Watch, missing, open_browser
+from headway.testkit.browser.console import ConsolePage
+from headway.testkit.browser.lab import DARK, LIGHT, Lab
+from headway.testkit.browser.notebook import NotebookPage
+
+__all__ = [
+    "DARK", "LIGHT", "ConsolePage", "Lab", "NotebookPage", "Watch", "missing", "open_browser",
+]  # fmt: skip
