@@ -88,6 +88,7 @@ class RunConsole(anywidget.AnyWidget):  # type: ignore[misc]
             kinds={str(kind.value): kind.name for kind in Kind},
             buttons=[known.described(run.path) for known in BUTTONS],
         )
+        _take_messages_where_they_are_sent(self.comm)
         self._owns_session = isinstance(run, Run)
         self.session = Session(run, **options).start() if isinstance(run, Run) else run
         self._done: set[str] = set()
@@ -185,6 +186,16 @@ class RunConsole(anywidget.AnyWidget):  # type: ignore[misc]
     def _answer(self, said: dict[str, str], text: str, *, is_error: bool = False) -> None:
         shown = f"{said['button']}: {text}"
         self.answer = {**NO_LINES, **said, "text": shown, "is_error": is_error}
+
+
+def _take_messages_where_they_are_sent(comm: Any) -> None:
+    """Have the kernel handle a page's messages in the subshell that the page names.
+
+    ipykernel 7.4 takes the subshell of the request that it answered last. After a reload that is
+    one which the page before had ended, and every button would silently do nothing.
+    """
+    if hasattr(comm, "_reply_subshell_for"):
+        comm._reply_subshell_for = lambda _data, named: named
 
 
 def _facts(picture: Picture, error: str) -> dict[str, Any]:

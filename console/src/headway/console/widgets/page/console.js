@@ -1,6 +1,6 @@
 // Puts the page together and draws it, at most once per frame: moving the timeline draws nothing else.
-// What browser tests read is in data attributes of the root: number, step, phase, paused, lr, generation,
-// points, bars, drawn, bands, selected, follows, from, to, draws.
+// What browser tests read is in data attributes of the root: number, answered, step, phase, paused, lr, generation,
+// points, bars, drawn, bands, recovering, selected, follows, from, to, draws.
 
 function render({ model, el }) {
   const root = element("div", el, "", "headway-console");
@@ -46,9 +46,9 @@ function render({ model, el }) {
     controls.draw();
     recoveries.draw();
     setText(news, model.get("news").slice().reverse().join("\n"));
-    const { step = -1, phase, paused, lr, generation } = facts;
-    Object.assign(root.dataset, { number: store.number, step, phase, paused, lr, generation, points: store.numPoints,
-      bars: store.numBars, bands: model.get("bands").length });
+    const { step = -1, phase, paused, lr, generation } = facts, bands = model.get("bands");
+    Object.assign(root.dataset, { number: store.number, answered: model.get("answer").id || "", step, phase, paused, lr, generation, points: store.numPoints,
+      bars: store.numBars, bands: bands.length, recovering: bands.some((band) => band.end_s === null) });
     drawTimeline(colours);
   };
 

@@ -64,6 +64,7 @@ class Controls {
     };
     made.onpointerenter = made.onfocus = look;
     made.dataset.name = about.name;
+    made.dataset.asks = Boolean(about.question);
     this.buttons.set(about.name, entry);
   }
 

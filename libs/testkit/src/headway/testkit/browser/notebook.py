@@ -28,6 +28,12 @@ STATE = """(index) => {
 }"""
 
 
+EXECUTE = """async (code) => {
+  const { kernel } = window.jupyterapp.shell.currentWidget.sessionContext.session;
+  return (await kernel.requestExecute({ code }).done).content;
+}"""
+
+
 class NotebookPage:
     """Opens ``url`` in ``page``; cells are counted from 0, text cells included."""
 
@@ -45,6 +51,15 @@ class NotebookPage:
     def execute(self, command: str) -> None:
         """Carry out one of JupyterLab's commands."""
         self.page.evaluate("(name) => window.jupyterapp.commands.execute(name)", command)
+
+    def evaluate(self, code: str) -> None:
+        """Run a line of Python in the notebook's kernel.
+
+        Raises:
+            AssertionError: it raised.
+        """
+        reply = self.page.evaluate(EXECUTE, code)
+        assert reply["status"] == "ok", f"{code}: {reply.get('ename')}: {reply.get('evalue')}"
 
     def run_cell(self, index: int) -> None:
         """Start one cell; returns at once."""
