@@ -91,3 +91,11 @@ def recovered(stage: Stage) -> Stage:
     console.wait("d.bands >= 1 && d.generation >= 1 && d.phase === 'running'")
     console.wait("d.recovering === 'false'")
     return stage
+
+
+@pytest.fixture(scope="module")
+def quiet(recovered: Stage) -> Stage:
+    """The run is paused, so that the processor is the browser's; pictures are still taken."""
+    recovered.console.press("pause")
+    recovered.console.wait("d.paused === 'true'")
+    return recovered

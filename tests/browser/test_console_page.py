@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -62,40 +61,6 @@ def test_pause_a_learning_rate_and_resume_are_applied(stage: Any) -> None:
     console.wait("d.paused === 'false' && Number(d.lr) === 5e-4")
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("abc", "'abc' is not a number; write lr as 3e-4 or 0.0003"),
-        ("", "no value for lr"),
-        ("-1", "cannot set lr to -1; set lr to a number above 0"),
-        ("1e9", "lr=1e+09 is more than"),
-    ],
-)
-def test_a_refused_learning_rate_says_why(stage: Any, text: str, why: str) -> None:
-    console = stage.console
-    console.field("lr").fill(text)
-    assert why in console.answer_to(lambda: console.field("lr").press("Enter"))
-    assert console.field("lr").get_attribute("aria-invalid") == "true"
-
-
-def test_copied_lines_work_in_every_folder_and_in_the_notebook(stage: Any) -> None:
-    console, page = stage.console, stage.console.page
-    for folder in (stage.folder, stage.folder.parent, Path("/")):
-        console.button("checkpoint").hover()
-        line = console.copy("cli")
-        done = subprocess.run(
-            ["bash", "-c", line],
-            cwd=folder,
-            env=stage.machine.env,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert (done.returncode, done.stdout) == (0, "checkpoint: sent to notebook\n"), done.stderr
-    assert console.copy("python") == "run.checkpoint()"
-    stage.notebook.evaluate(page.evaluate("() => navigator.clipboard.readText()"))
-
-
 def test_a_killed_rank_is_named_with_what_its_recovery_cost(recovered: Any) -> None:
     console = recovered.console
     entry = console.root.locator(".recoveries details").first
@@ -105,20 +70,6 @@ def test_a_killed_rank_is_named_with_what_its_recovery_cost(recovered: Any) -> N
     assert "until all ranks stepped" in cost and "repeated" in cost and "from memory" in cost
     events = console.root.locator(".news").inner_text()
     assert "rank 1 was killed" in events
-
-
-def test_drills_are_folded_away_and_ask_once(stage: Any) -> None:
-    console = stage.console
-    console.open_drills(False)
-    assert not console.button("kill rank").is_visible()
-    console.open_drills()
-    console.choose_rank(1)
-    before = console.root.get_attribute("data-answered")
-    console.button("freeze rank").click()
-    question = console.button("freeze rank").inner_text()
-    assert question == "inject stop into the worker of rank 1 of run notebook? press again"
-    console.wait_text("freeze rank", "freeze rank")
-    assert console.root.get_attribute("data-answered") == before, "nothing was sent"
 
 
 def test_a_window_that_was_chosen_stays_where_it_is(recovered: Any) -> None:
@@ -143,8 +94,57 @@ def test_a_window_that_was_chosen_stays_where_it_is(recovered: Any) -> None:
     console.wait("d.follows === 'true'")
 
 
-def test_text_stands_out_from_its_background(recovered: Any) -> None:
-    console = recovered.console
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("abc", "'abc' is not a number; write lr as 3e-4 or 0.0003"),
+        ("", "no value for lr"),
+        ("-1", "cannot set lr to -1; set lr to a number above 0"),
+        ("1e9", "lr=1e+09 is more than"),
+    ],
+)
+def test_a_refused_learning_rate_says_why(quiet: Any, text: str, why: str) -> None:
+    console = quiet.console
+    console.field("lr").fill(text)
+    assert why in console.answer_to(lambda: console.field("lr").press("Enter"))
+    assert console.field("lr").get_attribute("aria-invalid") == "true"
+
+
+def test_copied_lines_work_in_every_folder_and_in_the_notebook(quiet: Any) -> None:
+    console = quiet.console
+    for folder in (quiet.folder, quiet.folder.parent):
+        console.button("checkpoint").hover()
+        line = console.copy("cli")
+        done = subprocess.run(
+            ["bash", "-c", line],
+            cwd=folder,
+            env=quiet.machine.env,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stdout) == (0, "checkpoint: sent to notebook\n"), done.stderr
+    line = console.copy("python")
+    assert line == "run.checkpoint()"
+    quiet.notebook.evaluate(line)
+
+
+def test_drills_are_folded_away_and_ask_once(quiet: Any) -> None:
+    console = quiet.console
+    console.open_drills(False)
+    assert not console.button("kill rank").is_visible()
+    console.open_drills()
+    console.choose_rank(1)
+    before = console.root.get_attribute("data-answered")
+    console.button("freeze rank").click()
+    question = console.button("freeze rank").inner_text()
+    assert question == "inject stop into the worker of rank 1 of run notebook? press again"
+    console.wait_text("freeze rank", "freeze rank")
+    assert console.root.get_attribute("data-answered") == before, "nothing was sent"
+
+
+def test_text_stands_out_from_its_background(quiet: Any) -> None:
+    console = quiet.console
     console.choose_rank(0)
     console.open_drills()
     found = contrasts(console.page)
@@ -158,8 +158,8 @@ def test_text_stands_out_from_its_background(recovered: Any) -> None:
     assert min(ratio for text, ratio in asked.items() if "press again" in text) >= LEAST_CONTRAST
 
 
-def test_every_control_is_reached_by_tab(recovered: Any) -> None:
-    console, page = recovered.console, recovered.console.page
+def test_every_control_is_reached_by_tab(quiet: Any) -> None:
+    console, page = quiet.console, quiet.console.page
     console.open_drills()
     console.choose_rank(1)
     console.root.locator("button", has_text="follow").focus()
@@ -184,28 +184,28 @@ def test_every_control_is_reached_by_tab(recovered: Any) -> None:
     console.wait("d.follows === 'true'")
 
 
-def test_nothing_overlaps_or_is_cut_at_1280_pixels(recovered: Any) -> None:
-    console = recovered.console
+def test_nothing_overlaps_or_is_cut_at_1280_pixels(quiet: Any) -> None:
+    console = quiet.console
     console.choose_rank(0)
     console.open_drills()
     assert misplaced(console.page) == []
 
 
-def test_a_reloaded_page_shows_the_run_again(recovered: Any) -> None:
-    console = recovered.console
+def test_a_reloaded_page_shows_the_run_again(quiet: Any) -> None:
+    console = quiet.console
     step = console.get("step")
-    recovered.notebook.reload()
+    quiet.notebook.reload()
     console.wait(f"d.step >= {step} && d.points >= 3 && d.bars >= 10 && d.bands >= 1")
-    assert recovered.console.page.get_by_text("model not found").count() == 0
+    assert quiet.console.page.get_by_text("model not found").count() == 0
     number = console.get("number")
     console.wait(f"d.number > {number}")
-    console.press("checkpoint")
+    console.press("unset lr")  # what the page sends still arrives
 
 
-def test_the_other_cells_run_and_the_console_stays_after_the_end(recovered: Any) -> None:
-    console = recovered.console
-    recovered.notebook.run_from(2)
-    recovered.notebook.wait_cell(LAST_CELL, 240)
+def test_the_other_cells_run_and_the_console_stays_after_the_end(quiet: Any) -> None:
+    console = quiet.console
+    quiet.notebook.run_from(2)
+    quiet.notebook.wait_cell(LAST_CELL, 240)
     console.wait("d.phase === 'stopped' && d.bands >= 2")
     assert console.button("pause").is_disabled()
     assert "the run is stopped" in console.button("pause").get_attribute("title")

@@ -1,6 +1,6 @@
 // Puts the page together and draws it, at most once per frame: moving the timeline draws nothing else.
 // What browser tests read is in data attributes of the root: number, answered, step, phase, paused, lr, generation,
-// points, bars, drawn, bands, recovering, selected, follows, from, to, draws.
+// points, bars, drawn, draw-ms, bands, recovering, selected, follows, from, to, draws.
 
 function render({ model, el }) {
   const root = element("div", el, "", "headway-console");
@@ -53,10 +53,11 @@ function render({ model, el }) {
   };
 
   const drawTimeline = (colours = theme(root)) => {
-    const selected = model.get("selected"), drawn = timeline.draw(colours, selected, ranks.ranks.length);
-    const { from, to, follows } = timeline.view;
+    const began = performance.now(), selected = model.get("selected");
+    const drawn = timeline.draw(colours, selected, ranks.ranks.length), { from, to, follows } = timeline.view;
+    const drawMs = (performance.now() - began).toFixed(2);
     draws += 1;
-    Object.assign(root.dataset, { selected, drawn, follows, from, to, draws });
+    Object.assign(root.dataset, { selected, drawn, drawMs, follows, from, to, draws });
   };
 
   const names = ["facts", "full", "update", "validation", "skipped", "bands", "ranks", "statuses", "news", "log",

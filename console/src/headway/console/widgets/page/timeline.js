@@ -2,7 +2,9 @@
 
 const LANES = 64, FOLLOWED_S = 12, SHORTEST_S = 1e-4, ASK_MS = 250;
 const TIMELINE = { left: 62, right: 8, top: 4, bottom: 18 };
-const LEAST_PX = 0.7;  // a bar that ends less past the last painted one is left out
+// A bar that ends less than this past the last painted one is left out; more where lanes are so many that
+// a frame would take longer than 33 ms.
+const LEAST_PX = 0.7, MOST_BARS = 25000;
 
 function laneHeight(lanes) { return lanes <= 8 ? 22 : lanes <= 16 ? 16 : lanes <= 32 ? 11 : 7; }
 
@@ -168,22 +170,23 @@ class Timeline {
     const kinds = this.model.get("kinds");
     const paint = Array.from({ length: 2 * WAITS }, (_, kind) => (
       kind >= WAITS ? colours.wait : ACTION_COLOURS[kinds[String(kind)]] || colours.soft));
+    const least = Math.max(LEAST_PX, this.lanes * (right - TIMELINE.left) / MOST_BARS);
     let drawn = 0;
     for (let place = 0; place < this.lanes; place++) {
       for (const isBehind of [true, false]) {
         const lane = this.store.lane(this.first + place, isBehind), top = TIMELINE.top + place * height + 1;
-        drawn += this.lane(pen, lane, paint, { right, top, height: height - 2, isBehind });
+        drawn += this.lane(pen, lane, paint, { right, top, height: height - 2, isBehind, least });
       }
     }
     return drawn;
   }
 
-  lane(pen, lane, paint, { right, top, height, isBehind }) {
+  lane(pen, lane, paint, { right, top, height, isBehind, least }) {
     const { from, to } = this.view, scale = (right - TIMELINE.left) / (to - from), { start, end, kind, count } = lane;
     let painted = -1, last = -1, drawn = 0, y = 0, tall = 0;
     for (let row = lane.first(from); row < count && start[row] <= to; row++) {
       const left = TIMELINE.left + (start[row] - from) * scale, edge = TIMELINE.left + (end[row] - from) * scale;
-      if (edge < painted + LEAST_PX && edge >= painted) continue;
+      if (edge < painted + least && edge >= painted) continue;
       if (edge < TIMELINE.left) continue;
       if (kind[row] !== last) {
         last = kind[row];
@@ -193,7 +196,7 @@ class Timeline {
         tall = Math.max(1, height - 2 * inset);
       }
       const shown = Math.max(left, TIMELINE.left);
-      pen.fillRect(shown, y, Math.max(LEAST_PX, Math.min(edge, right) - shown), tall);
+      pen.fillRect(shown, y, Math.max(least, Math.min(edge, right) - shown), tall);
       painted = Math.max(painted, edge);
       drawn += 1;
     }

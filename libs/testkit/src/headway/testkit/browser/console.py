@@ -85,9 +85,9 @@ class ConsolePage:
         return self.button(name).get_attribute("data-asks") == "true"
 
     def choose_rank(self, rank: int) -> None:
-        """Select a rank, unless it is selected already."""
-        if self.get("selected") != rank:
-            self.root.locator(".rank").nth(rank).click()
+        """Select a rank, unless it is selected already; -1 selects none."""
+        if (before := int(self.get("selected"))) != rank:
+            self.root.locator(".rank").nth(before if rank < 0 else rank).click()
             self.wait(f"Number(d.selected) === {rank}")
 
     def open_drills(self, is_open: bool = True) -> None:

@@ -52,6 +52,13 @@ class NotebookPage:
         """Carry out one of JupyterLab's commands."""
         self.page.evaluate("(name) => window.jupyterapp.commands.execute(name)", command)
 
+    def use_theme(self, theme: str) -> None:
+        """Change JupyterLab's theme and wait until its colours are there."""
+        change = "(theme) => window.jupyterapp.commands.execute('apputils:change-theme', { theme })"
+        self.page.evaluate(change, theme)
+        self.page.wait_for_function("(t) => document.body.dataset.jpThemeName === t", arg=theme)
+        self.page.wait_for_timeout(500)  # the style sheet's transitions
+
     def evaluate(self, code: str) -> None:
         """Run a line of Python in the notebook's kernel.
 
