@@ -32,7 +32,7 @@ from headway.console.widgets import RunConsole, Session
 from headway.console.widgets.packing import MAX_BARS
 from headway.console.widgets.reading import PictureReader
 from headway.console.widgets.tail import Records
-from headway.testkit.browser import LIGHT, ConsolePage, Lab, NotebookPage, missing, open_browser
+from headway.testkit.browser import ConsolePage, Lab, NotebookPage, Theme, missing, open_browser
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_FRAME_MS, LIMIT_KERNEL_MS = 33.0, 2.0
@@ -122,7 +122,7 @@ def measure(bars: int) -> dict[str, Any]:
         nbformat.write(nbformat.v4.new_notebook(cells=[cell]), folder / "frames.ipynb")
         env = {"PYTHONPATH": str(ROOT), "HEADWAY_SHM_ROOT": str(folder / "shm")}
         with (
-            Lab(folder / "lab", folder, LIGHT, env) as lab,
+            Lab(folder / "lab", folder, Theme.LIGHT, env) as lab,
             open_browser(folder / "chrome") as page,
         ):
             notebook = NotebookPage(page, lab.url("frames.ipynb"))

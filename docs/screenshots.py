@@ -13,11 +13,10 @@ from pathlib import Path
 
 from headway.console import Cluster
 from headway.testkit.browser import (
-    DARK,
-    LIGHT,
     ConsolePage,
     Lab,
     NotebookPage,
+    Theme,
     missing,
     open_browser,
 )
@@ -62,7 +61,10 @@ def main() -> int:
 def _take(folder: Path, notebooks: Path, out: Path) -> None:
     own = folder / "lab"
     own.mkdir()
-    with Lab(own, notebooks, LIGHT, {}) as lab, open_browser(own / "chrome", height=HEIGHT) as page:
+    with (
+        Lab(own, notebooks, Theme.LIGHT, {}) as lab,
+        open_browser(own / "chrome", height=HEIGHT) as page,
+    ):
         notebook = NotebookPage(page, lab.url(NOTEBOOK.name))
         notebook.run_cell(LAUNCH)
         console = ConsolePage(page)
@@ -75,11 +77,11 @@ def _take(folder: Path, notebooks: Path, out: Path) -> None:
         console.open_drills(False)
         console.choose_rank(-1)
         _show_recovery(console)
-        for theme, name in ((LIGHT, "light"), (DARK, "dark")):
+        for theme, name in ((Theme.LIGHT, "light"), (Theme.DARK, "dark")):
             notebook.use_theme(theme)
             console.show()
             page.screenshot(path=out / f"console_{name}.png")
-        notebook.use_theme(LIGHT)
+        notebook.use_theme(Theme.LIGHT)
         console.root.locator(".recoveries summary").first.click()
         page.mouse.move(0, 0)
         console.root.locator(".chart").nth(2).evaluate(

@@ -31,7 +31,7 @@ SETS = {
         "./console[local]",
     ],
     "lab": ["./console[notebooks]"],
-    "test": ["./libs/testkit"],
+    "test": ["./libs/testkit[browser]"],
 }
 """Parts by set, installed editable; each set holds those before it too."""
 GPU_PARTS = ["./services/health[gpu]"]

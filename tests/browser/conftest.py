@@ -12,11 +12,10 @@ from headway.common.config import load, to_toml
 from headway.common.node.janitor import end_run
 from headway.console import Cluster
 from headway.testkit.browser import (
-    DARK,
-    LIGHT,
     ConsolePage,
     Lab,
     NotebookPage,
+    Theme,
     Watch,
     missing,
     open_browser,
@@ -50,7 +49,7 @@ class Stage:
     watch: Watch
 
 
-@pytest.fixture(scope="module", params=[LIGHT, DARK], ids=["light", "dark"])
+@pytest.fixture(scope="module", params=[Theme.LIGHT, Theme.DARK], ids=["light", "dark"])
 def stage(
     request: pytest.FixtureRequest, make_machine: Callable[[], Any], corpus: Path
 ) -> Iterator[Stage]:

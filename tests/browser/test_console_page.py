@@ -6,7 +6,8 @@ import subprocess
 from typing import Any
 
 import pytest
-from headway.testkit.browser import LEAST_CONTRAST, contrasts, misplaced
+from headway.testkit.browser import contrasts, misplaced
+from headway.testkit.browser.looks import LEAST_CONTRAST
 
 pytestmark = pytest.mark.timeout(600)
 PICTURES = 6
@@ -169,7 +170,7 @@ def test_every_control_is_reached_by_tab(quiet: Any) -> None:
         if not page.evaluate("() => Boolean(document.activeElement.closest('.headway-console'))"):
             break
         seen.append(focused(page))
-    wanted = ["follow", "zoom out", "zoom in", "pause", "checkpoint", "stop", "lr", "set lr",
+    wanted = ["follow", "zoom out", "zoom in", "resume", "checkpoint", "stop", "lr", "set lr",
               "unset lr", "drills: break something on purpose", "kill rank", "freeze rank", "cli",
               "python", "show on the timeline", "events, newest first"]  # fmt: skip
     assert [name for name in wanted if name not in seen] == []

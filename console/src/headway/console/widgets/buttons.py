@@ -1,7 +1,7 @@
 """The buttons of the page: one line of ``BUTTONS`` each, the rest comes from ``steering``.
 
-What a button sends, what it asks before, which fields stand beside it and the lines to copy are
-those of its operation.
+What a button sends, what it asks before, which fields are next to it and the lines to copy come
+from its operation.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def _described(parameter: Parameter) -> dict[str, Any]:
     return {
         "name": parameter.name,
         "label": word.help.rstrip("."),
-        "example": {float: "3e-4"}.get(kind, parameter.name),
+        "example": "3e-4" if kind is float else parameter.name,
         "is_text": kind is str,
     }
 

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from headway.testkit.browser.browser import Watch, missing, open_browser
 from headway.testkit.browser.console import ConsolePage
-from headway.testkit.browser.lab import DARK, LIGHT, Lab
-from headway.testkit.browser.looks import LEAST_CONTRAST, contrasts, misplaced
+from headway.testkit.browser.lab import Lab, Theme
+from headway.testkit.browser.looks import contrasts, misplaced
 from headway.testkit.browser.notebook import NotebookPage
 
 __all__ = [
-    "DARK", "LEAST_CONTRAST", "LIGHT", "ConsolePage", "Lab", "NotebookPage", "Watch", "contrasts",
-    "misplaced", "missing", "open_browser",
-]  # fmt: skip
+    "ConsolePage",
+    "Lab",
+    "NotebookPage",
+    "Theme",
+    "Watch",
+    "contrasts",
+    "misplaced",
+    "missing",
+    "open_browser",
+]

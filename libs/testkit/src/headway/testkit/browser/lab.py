@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import os
 import secrets
@@ -14,7 +15,6 @@ from typing import Any
 
 from headway.common.polling import wait_until
 
-LIGHT, DARK = "JupyterLab Light", "JupyterLab Dark"
 START_LIMIT_S = 60.0
 SETTINGS: dict[str, dict[str, Any]] = {
     "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
@@ -23,17 +23,24 @@ SETTINGS: dict[str, dict[str, Any]] = {
 """Nothing is fetched from elsewhere, and the notebook's file changes when a test saves it."""
 
 
+class Theme(enum.StrEnum):
+    """JupyterLab's own themes, by the names that it gives them."""
+
+    LIGHT = "JupyterLab Light"
+    DARK = "JupyterLab Dark"
+
+
 class Lab:
     """``start`` returns once the server answers; ``close`` ends it with its kernels.
 
     Args:
         folder: for everything that JupyterLab writes.
         root: the folder with the notebooks.
-        theme: ``LIGHT`` or ``DARK``.
+        theme: of the first page.
         env: what the kernels get beside this process's environment.
     """
 
-    def __init__(self, folder: Path, root: Path, theme: str, env: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, root: Path, theme: Theme, env: Mapping[str, str]) -> None:
         self._folder, self._root, self._theme = folder, root, theme
         self._env = {**os.environ, **env}
         self._token = secrets.token_hex(16)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from headway.testkit.browser.lab import Theme
+
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
@@ -52,7 +54,7 @@ class NotebookPage:
         """Carry out one of JupyterLab's commands."""
         self.page.evaluate("(name) => window.jupyterapp.commands.execute(name)", command)
 
-    def use_theme(self, theme: str) -> None:
+    def use_theme(self, theme: Theme) -> None:
         """Change JupyterLab's theme and wait until its colours are there."""
         change = "(theme) => window.jupyterapp.commands.execute('apputils:change-theme', { theme })"
         self.page.evaluate(change, theme)
