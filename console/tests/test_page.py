@@ -135,9 +135,9 @@ def test_a_chosen_stretch_takes_the_place_of_the_few_bars_that_were_sent(tmp_pat
       store.fill({{ from_s: 11, to_s: 13, since_s: 0, base_s: 11 }}, given.detail);
       return starts(store)
     """
-    few = bar(0) + bar(1_500_000) + bar(4_000_000)
+    few = bar(0) + bar(500_000, span_us=900_000) + bar(1_500_000) + bar(4_000_000)
     found = run_page(tmp_path, script, few=few, detail=bar(500_000) + bar(510_000))
-    assert found == [10, 11.5, 11.51, 14]
+    assert found == [10, 10.5, 11.5, 11.51, 14], "one that reaches into it stays"
 
 
 @needs_node

@@ -131,14 +131,16 @@ class Store {
   fill(window, bars) {
     if (!bars || !bars.byteLength) return;
     const from = Math.max(window.from_s, window.since_s);
-    this.keep((start, end) => end <= from || start >= window.to_s);
-    this.append(window.base_s, bars);
+    this.keep((start) => start < from || start >= window.to_s);
+    this.append(window.base_s, bars, from);
   }
 
-  append(baseS, bars) {
+  // Bars that begin at `since` or later; the page has those from before.
+  append(baseS, bars, since = -Infinity) {
     const bytes = bytesOf(bars), view = new DataView(bytes.buffer), found = new Map();
     for (let at = 0; at + BAR_BYTES <= bytes.length; at += BAR_BYTES) {
       const start = baseS + view.getUint32(at, true) * 1e-6, end = start + view.getUint32(at + 4, true) * 1e-6;
+      if (start < since) continue;
       const rank = view.getUint16(at + 8, true), kind = view.getUint8(at + 11);
       const lane = this.lane(rank, kind >= WAITS || this.behind.has(kind));
       if (!found.has(lane)) found.set(lane, []);
