@@ -26,7 +26,7 @@ PICTURES = ROOT / "docs" / "pictures"
 NOTEBOOK = ROOT / "notebooks" / "01_launch_and_steer.ipynb"
 LAUNCH = 1
 """The cell that launches the run and shows the console."""
-KILL_AT, STEPS_AFTER = 30, 6
+KILL_AT, STEPS_AFTER = 20, 5
 STEP_LIMIT_S = 900.0
 HEIGHT = 880
 

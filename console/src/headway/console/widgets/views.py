@@ -148,8 +148,8 @@ class RunConsole(anywidget.AnyWidget):  # type: ignore[misc]
         if kind == "full":
             self.send_state("full")
         elif kind == "window" and (picture := self._picture) is not None:
-            window = [int(float(content[name]) * 1e9) for name in ("from_s", "to_s")]
-            answer, bars = pack_window(picture.kept, *window, picture.window_s)
+            from_ns, to_ns = (int(float(content[name]) * 1e9) for name in ("from_s", "to_s"))
+            answer, bars = pack_window(picture.kept, from_ns, to_ns, picture.window_s)
             self.send({**content, **answer}, [bars])
 
     def _on_selected(self, change: dict[str, Any]) -> None:
