@@ -13,7 +13,7 @@ SRC := $(wildcard libs/*/src services/*/src console/src)
 INSTALL := VENV="$(VENV)" PYTHON="$(PYTHON)" TORCH="$(TORCH)" infra/setup/setup.sh
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup setup-lab setup-test run lab test check lint types fmt lock lock-check docs matrix \
+.PHONY: help setup setup-lab setup-test run lab test check lint types fmt lock lock-check docs screenshots matrix \
         drill mutations mutants down-time fuzz up down clean
 
 help: ## this list
@@ -62,6 +62,9 @@ lock-check: setup-test ## fail if constraints.txt and the pyproject files disagr
 
 docs: setup-test ## make docs/configuration.md again from the docstrings
 	"$(PY)" docs/configuration.py
+
+screenshots: setup-test ## make docs/pictures/ again: a real run with a recovery in Chromium
+	"$(PY)" docs/screenshots.py
 
 matrix: setup-test ## every layout, schedule and block against one process
 	"$(PY)" -m benchmarks.matrix --out benchmarks/results/matrix.json

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from headway.ckpt_store.client import CheckpointClient
+from headway.common.config import to_toml
 from headway.console.cli import main
-from headway.console.testing import FakeRun
+from headway.console.testing import SMALL, FakeRun
+from headway.dataloader import DataConfig
+from headway.dataloader.prepare import prepare
 
 Shell = Callable[..., tuple[int, str, str]]
 """(exit code, stdout, stderr) of a command."""
@@ -28,6 +34,28 @@ def fake(own_roots: Path) -> Iterator[FakeRun]:
     made = FakeRun(own_roots / "runs")
     yield made
     made.close()
+
+
+@pytest.fixture
+def steerable(fake: FakeRun, tmp_path: Path) -> FakeRun:
+    """``fake`` with what the operations need: a corpus for a prompt, a checkpoint of step 7."""
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for number in range(30):
+        (texts / f"{number}.txt").write_text(f"def function_{number}(x):\n    return x\n" * 20)
+    data = DataConfig(
+        path=str(tmp_path / "data"), source=str(texts), vocab_size=300, validation_fraction=0.3
+    )
+    prepare(data, say=lambda _: None)
+    config = dataclasses.replace(
+        fake.config,
+        model=dataclasses.replace(SMALL.model, seq_len=128),
+        data=dataclasses.replace(SMALL.data, path=data.path),
+    )
+    fake.config = config
+    fake.folder.config.write_text(to_toml(config))
+    CheckpointClient(fake.folder.checkpoints).save(7, {"w": np.full(8, 1)})
+    return fake
 
 
 @pytest.fixture

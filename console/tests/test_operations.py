@@ -3,7 +3,6 @@ and destruction is confirmed."""
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import json
 import re
@@ -12,12 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import pytest
 import typer
-from headway.ckpt_store.client import CheckpointClient
 from headway.common.cli import group, run
-from headway.common.config import to_toml
 from headway.common.errors import InputError
 from headway.console.cli import main
 from headway.console.commands import options
@@ -26,9 +22,7 @@ from headway.console.news import News
 from headway.console.operations import Word, operation
 from headway.console.run import Run
 from headway.console.steering import OPERATIONS, Steering
-from headway.console.testing import SMALL, FakeRun
-from headway.dataloader import DataConfig
-from headway.dataloader.prepare import prepare
+from headway.console.testing import FakeRun
 
 Shell = Callable[..., tuple[int, str, str]]
 
@@ -53,21 +47,9 @@ SENT_TO_THE_DRIVER = sorted(set(CALLS) - {"stop", "fork"})
 
 
 @pytest.fixture
-def fake(fake: FakeRun, tmp_path: Path) -> FakeRun:
-    """The run with what the operations need: a corpus for a prompt, and a checkpoint of step 7."""
-    texts = tmp_path / "texts"
-    texts.mkdir()
-    for number in range(30):
-        (texts / f"{number}.txt").write_text(f"def function_{number}(x):\n    return x\n" * 20)
-    data = DataConfig(
-        path=str(tmp_path / "data"), source=str(texts), vocab_size=300, validation_fraction=0.3
-    )
-    prepare(data, say=lambda _: None)
-    config = dataclasses.replace(fake.config, data=dataclasses.replace(SMALL.data, path=data.path))
-    fake.config = config
-    fake.folder.config.write_text(to_toml(config))
-    CheckpointClient(fake.folder.checkpoints).save(7, {"w": np.full(8, 1)})
-    return fake
+def fake(steerable: FakeRun) -> FakeRun:
+    """A run that every operation can be asked of."""
+    return steerable
 
 
 def test_the_table_is_complete() -> None:
@@ -166,7 +148,7 @@ def test_what_came_after_a_rollback_is_not_of_the_present_course(
         (("fork", "other", "--step", "8"), "there is no checkpoint of step 8"),
         (("fork", "other", "--set", "model.hidden=64"), "has model.hidden=32, not 64"),
         (("fork", "other", "--set", "optim.rate=1"), "optim.rate"),
-        (("sample", "--prompt", "def " * 40), "exceed the model's 32"),
+        (("sample", "--prompt", "def " * 200), "exceed the model's 128"),
         (("sample", "--tokens", "0"), "cannot write 0 tokens"),
     ],
     ids=lambda value: " ".join(value)[:30] if isinstance(value, tuple) else "",

@@ -11,11 +11,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from headway.common.errors import InputError
 from headway.common.polling import wait_until
 from headway.console import preflight
@@ -28,6 +29,13 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 
 Shell = Callable[..., tuple[int, str, str]]
 LOSS, VALIDATION = "train/loss", "validation/loss"
+
+
+@pytest.fixture(autouse=True)
+def own_log() -> Iterator[None]:
+    """What a command sets up for its process ends with the test."""
+    yield
+    structlog.reset_defaults()
 
 
 def shown(out: Path) -> dict[str, list[tuple[int, float]]]:

@@ -8,7 +8,7 @@ from headway.common.node.flight import RECORD, WAITING
 from headway.common.plan.schedule.actions import Kind
 from headway.console.analysis import load_events
 from headway.console.testing import FakeRun
-from headway.console.widgets.packing import BAR, MAX_BARS, NO_MICRO_BATCH, WAITS, pack
+from headway.console.widgets.packing import BAR, MAX_BARS, NO_MICRO_BATCH, WAITS, pack, pack_window
 from headway.console.widgets.tail import FlightTail, Records, as_frame
 
 
@@ -103,3 +103,14 @@ def test_the_longest_action_stands_for_what_is_thinned_out() -> None:
     records.rows["end_ns"][5000] = records.rows["start_ns"][5000] + 900_000_000
     bars = np.frombuffer(pack(records, 100)[1], BAR)
     assert len(bars) <= 100 and 900_000 in bars["span_us"]
+
+
+def test_a_long_action_does_not_make_the_time_it_began_in_complete() -> None:
+    records = many(1, 3)
+    second = 1_000_000_000
+    records.rows["start_ns"] = np.array([5, 16, 26]) * second  # the first one lasted 13 s
+    records.rows["end_ns"] = np.array([18, 17, 27]) * second
+    about, bars = pack_window([records], 0, 30 * second, window_s=20.0)
+    assert about["since_s"] == 6.0, "actions of the time before are no longer kept"
+    assert len(np.frombuffer(bars, BAR)) == 3
+    assert pack_window([records], 0, 30 * second, window_s=60.0)[0]["since_s"] == 5.0

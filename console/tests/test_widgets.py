@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import shlex
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from headway.common.errors import DeadlineError, HeadwayError, RemoteError
+from headway.common.errors import DeadlineError, HeadwayError, InputError, RemoteError
 from headway.common.plan.schedule.actions import Kind
 from headway.common.polling import wait_until
 from headway.console.analysis.curve import COLUMNS
+from headway.console.steering import OPERATIONS
 from headway.console.testing import FakeRun
 from headway.console.widgets import RunConsole, Session
+from headway.console.widgets.buttons import BUTTONS, Button, button
 from headway.console.widgets.packing import BAR, NO_MICRO_BATCH
 from headway.console.widgets.picture import Picture
 from headway.console.widgets.reading import PictureReader
-from headway.console.widgets.recipes import as_cli, as_python, recipes
 
 PERIOD_S = 0.05
 
@@ -37,7 +38,9 @@ def console(session: Session) -> Iterator[RunConsole]:
     made.close()
 
 
-def press(console: RunConsole, number: str, operation: str, **options: object) -> dict[str, object]:
+def press(
+    console: RunConsole, number: str, name: str, rank: int = -1, **fields: str
+) -> dict[str, object]:
     """What the page does when a button is pressed; returns the final answer."""
     told, done = [], threading.Event()
 
@@ -47,7 +50,7 @@ def press(console: RunConsole, number: str, operation: str, **options: object) -
             done.set()
 
     console.observe(hear, names="answer")
-    console.command = {"id": number, "operation": operation, **options}
+    console.command = {"id": number, "button": name, "rank": rank, "fields": fields}
     done.wait(20)
     console.unobserve(hear, names="answer")
     return told[-1] if told else {}
@@ -93,8 +96,10 @@ def test_commands_from_any_thread_reach_the_driver_in_turn(fake: FakeRun, sessio
 def test_the_drivers_refusal_comes_back_and_the_pump_lives_on(
     fake: FakeRun, session: Session
 ) -> None:
-    with pytest.raises(RemoteError, match="cannot set lr"):
-        session.submit("set", name="lr", value=-1.0).result(20)
+    with pytest.raises(RemoteError, match="node 7 is not there"):
+        session.submit("evict", node=7).result(20)
+    with pytest.raises(InputError, match="cannot set lr"):
+        session.submit("set", lr=-1.0).result(20)
     fake.advance()
     assert session.wait_for(lambda p: p.progress.step == 1).progress.step == 1
 
@@ -258,15 +263,16 @@ def test_a_pressed_button_becomes_one_command_and_shows_its_shell_line(
     answer = press(console, "a1", "pause")
     assert answer == {
         "id": "a1",
+        "button": "pause",
         "text": "pause: sent",
         "is_error": False,
         "cli": f"headway pause fake --runs-dir {fake.run.path.parent}",
-        "python": f"Cluster('{fake.run.path.parent}').run('fake').pause()",
+        "python": "run.pause()",
     }
     session.wait_for(lambda p: p.progress.paused)
-    press(console, "a2", "set", name="lr", value=3e-4)
-    press(console, "a3", "inject", name="worker", fault="kill", rank=1)
-    console.command = {"id": "a1", "operation": "pause", "again": True}
+    press(console, "a2", "set lr", lr=" 3e-4")
+    press(console, "a3", "kill rank", rank=1)
+    console.command = {"id": "a1", "button": "pause", "again": True}
     press(console, "a4", "resume")
     sent = [(c.operation, c.name, c.value, c.fault, c.rank) for c in fake.commands]
     assert sent == [
@@ -277,49 +283,97 @@ def test_a_pressed_button_becomes_one_command_and_shows_its_shell_line(
 
 
 def test_what_the_page_may_not_ask_for_is_refused(fake: FakeRun, console: RunConsole) -> None:
-    console.command = {"id": "b1", "operation": "rm -rf"}
-    assert console.answer["is_error"] and fake.commands == []
-    answer = press(console, "b2", "set", name="lr", value=-3.0)
-    assert answer["is_error"] and "cannot set lr" in str(answer["text"])
-    answer = press(console, "b3", "set", name="lr", value="fast")
-    assert "'fast' is not a number; write the learning rate as 3e-4" in str(answer["text"])
-    answer = press(console, "b4", "inject", name="worker", fault="kill", rank=-1)
-    assert "no rank is selected" in str(answer["text"]) and fake.commands == []
+    console.command = {"id": "b1", "button": "rm -rf"}
+    assert console.answer["is_error"] and "unknown button 'rm -rf'" in console.answer["text"]
+    refused = [
+        ("set lr", "-3", "set lr: cannot set lr to -3; set lr to a number above 0"),
+        ("set lr", "1e9", "set lr: lr=1e+09 is more than"),
+        ("set lr", "fast", "set lr: 'fast' is not a number; write lr as 3e-4 or 0.0003"),
+        ("set lr", " ", "set lr: no value for lr; type the learning rate, above 0"),
+        ("kill rank", "", "kill rank: no rank is selected; select one first"),
+    ]
+    for number, (name, text, said) in enumerate(refused):
+        answer = press(console, f"b-{number}", name, lr=text)
+        assert answer["is_error"] and str(answer["text"]).startswith(said)
+    assert fake.commands == []
 
 
-def test_shell_and_python_lines_name_the_run_from_any_folder() -> None:
-    path = Path("/data/my runs/r")
-    folder = "--runs-dir '/data/my runs'"
-    assert as_cli(path, "stop", {}) == f"headway stop r {folder}"
-    assert as_cli(path, "set", {"name": "lr", "value": 3e-4}) == f"headway set r lr=0.0003 {folder}"
-    assert (
-        as_cli(path, "inject", {"fault": "stop", "rank": 2})
-        == f"headway inject r stop --rank 2 {folder}"
-    )
-    run = "Cluster('/data/my runs').run('r')"
-    assert as_python(path, "unset", {"name": "lr"}) == f"{run}.unset('lr')"
-    assert (
-        as_python(path, "inject", {"fault": "kill", "rank": 1}) == f"{run}.inject('kill', rank=1)"
-    )
+# ---- buttons ----------------------------------------------------------------------------------
+TYPED = {"lr": "3e-4", "prompt": "def it's", "steps": "5", "step": "7"}
 
 
-def test_every_button_has_lines_that_work(fake: FakeRun) -> None:
-    from headway.console import Cluster
+def filled(line: str, quote: Callable[[str], str] = str) -> str:
+    """What the page makes of a line."""
+    for name, value in {**TYPED, "rank": "1"}.items():
+        line = line.replace(f"%{name}%", quote(value) if name == "prompt" else value)
+    assert "%" not in line
+    return line
+
+
+def test_every_button_has_lines_that_work_in_every_folder(
+    steerable: FakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from headway.console.cli import app
     from typer.testing import CliRunner
 
-    for shell, python in recipes(fake.run.path).values():
-        words = shlex.split(shell.replace("VALUE", "3e-4").replace("RANK", "1"))
-        if words[1] == "stop":
-            continue  # it waits until the run has ended, which this one does not do by itself
-        before = len(fake.commands)
-        done = CliRunner().invoke(app, [*words[1:], *(["--yes"] * (words[1] == "inject"))])
-        assert done.exit_code == 0, done.output
-        exec(python.replace("VALUE", "3e-4").replace("RANK", "1"), {"Cluster": Cluster})
-        by_shell, by_python = (
-            (c.operation, c.name, c.value, c.fault, c.rank) for c in fake.commands[before:]
-        )
-        assert by_shell == by_python
+    fake = steerable
+    for name in ("checkout/runs", "checkout/notebooks"):
+        (tmp_path / name).mkdir(parents=True)
+    for folder in (fake.run.path.parent, tmp_path / "checkout", tmp_path / "checkout/notebooks"):
+        for known in BUTTONS:
+            monkeypatch.chdir(folder)
+            about = known.described(fake.run.path)
+            if known.operation in ("stop", "fork"):
+                continue  # one waits for the run's end, the other one makes a new run
+            shell, python = filled(about["cli"], shlex.quote), filled(about["python"], repr)
+            words = [*shlex.split(shell)[1:], *(["--yes"] * (known.row.asks is not None))]
+            monkeypatch.chdir("/")
+            before = len(fake.commands)
+            done = CliRunner().invoke(app, words)
+            assert done.exit_code == 0, done.output
+            exec(python, {"run": fake.run})
+            known.row.method(fake.run, **known.read(TYPED, rank=1))
+            sent = [(c.operation, c.name, c.value, c.fault, c.rank) for c in fake.commands[before:]]
+            assert len(sent) == 3 and len(set(sent)) == 1
+
+
+def test_what_breaks_or_ends_something_asks_and_drills_are_marked() -> None:
+    path = Path("/data/my runs/r")
+    about = {known.name: known.described(path) for known in BUTTONS}
+    assert {name for name, one in about.items() if one["question"]} == {
+        known.name for known in BUTTONS if known.is_drill or known.operation in ("stop", "rollback")
+    }
+    assert {known.is_drill for known in BUTTONS if known.operation == "inject"} == {True}
+    question = "inject kill into the worker of rank %rank% of run r?"
+    assert about["kill rank"]["question"] == question
+    assert about["stop"]["cli"] == "headway stop r --runs-dir '/data/my runs'"
+    assert about["set lr"]["fields"] == [
+        {
+            "name": "lr",
+            "label": "the learning rate, above 0",
+            "example": "3e-4",
+            "is_text": False,
+            "is_optional": False,
+        }
+    ]
+    assert about["unset lr"]["python"] == "run.unset('lr')"
+
+
+def test_a_new_operation_needs_one_line_for_its_button() -> None:
+    known = Button("evict")
+    about = known.described(Path("/runs/r"))
+    assert about["python"] == "run.evict(%node%)" and about["question"].startswith("take node %n")
+    assert about["cli"] == "headway evict r %node% --runs-dir /runs"
+    assert known.read({"node": "1"}, rank=-1) == {"node": 1}
+    with pytest.raises(
+        InputError, match=r"'x' is not a whole number; write node as 20, for example"
+    ):
+        known.read({"node": "x"}, rank=-1)
+    with pytest.raises(InputError, match="no value for node; type number of the node, from 0"):
+        known.read({}, rank=-1)
+    assert "duration_s" in [p.name for p in Button("inject", fields=("duration_s",)).typed]
+    assert {known.operation for known in BUTTONS} <= set(OPERATIONS)
+    assert button("set lr").operation == "set"
 
 
 def test_closing_the_widget_leaves_the_run_and_ends_its_own_session(fake: FakeRun) -> None:

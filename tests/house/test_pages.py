@@ -43,6 +43,7 @@ def test_no_line_is_longer_than_a_screen(page: Path) -> None:
 def test_every_link_leads_somewhere(page: Path) -> None:
     text = page.read_text()
     targets = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r"(?m)^\[\w+\]: (\S+)$", text)
+    targets += re.findall(r'\bsrc(?:set)?="([^"]+)"', text)
     for target in targets:
         if target.startswith("https://"):
             continue

@@ -18,7 +18,7 @@ TABLES = {
     if dataclasses.is_dataclass(table)
 }
 SETTING = re.compile(rf"(?<![\w./`-])({'|'.join(TABLES)})\.([a-z][a-z_]+)(?![\w.(/])")
-EXCEPT = {"train.bin", "train.idx", "train.digests", "model.layrs"}
+EXCEPT = {"train.bin", "train.idx", "train.digests", "train.keys", "model.layrs"}
 """Files of a corpus, and an example of a wrong name."""
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from headway.console.analysis.newest import repeated_steps
 from headway.console.run import Run
+from headway.console.texts import Results
 
 HOLD_S = 5.0
 """A cause is held back this long for the recovery that it explains, then printed by itself."""
@@ -106,6 +107,7 @@ class News:
         self._run = run
         newest = run.query("SELECT MAX(id) FROM events")
         self._seen = since if since is not None else int((newest[0][0] if newest else 0) or 0)
+        self._results = Results(run)
         self._held: list[_Cause] = []
         self._recovery: _Recovery | None = None
         self._recovered: dict[tuple[str, int], float] = {}
@@ -122,7 +124,7 @@ class News:
                 lines += [(event.unix_s, line) for line in self._lines(event)]
             except (KeyError, ValueError, TypeError):  # written by another version
                 lines.append((event.unix_s, f"{event.name}: {event.fields}"))
-        return lines + self._release(time.time())
+        return lines + self._release(time.time()) + self._results.read()
 
     def _release(self, now_unix_s: float) -> list[tuple[float, str]]:
         """Causes that no recovery has followed."""

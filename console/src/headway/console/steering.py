@@ -106,7 +106,10 @@ class Steering:
 
     @operation("headway evaluate")
     def evaluate(self) -> int:
-        """Measure the validation loss now; ``result`` waits for it."""
+        """Measure the validation loss now.
+
+        ``result`` waits for it.
+        """
         return self.command("evaluate")
 
     @operation("headway sample --prompt 'def main('", "headway sample --temperature 0")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sqlite3
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -81,3 +83,40 @@ def _samples(run: RunRecords, which: str, values: tuple[int, ...] = ()) -> list[
             }
         )
     return found
+
+
+class Results:
+    """The results of evaluations and samples that people asked for, as lines; each once."""
+
+    def __init__(self, run: RunRecords) -> None:
+        self._run = run
+        self._seen = {table: self._newest(table) for table in ("evaluations", "samples")}
+
+    def read(self) -> list[tuple[float, str]]:
+        """(Unix time, line) of what came since the last call."""
+        lines: list[str] = []
+        for _, step, loss in self._new("evaluations", "step, loss"):
+            shown = "not finite" if loss is None else f"{loss:.4f}"
+            lines.append(f"validation loss after step {step}: {shown}")
+        for _, step, text in self._new("samples", "step, tokens"):
+            written = decode(json.loads(text), corpus(self._run.config))
+            lines.append(f"written after step {step}: {written!r}")
+        return [(time.time(), line) for line in lines]
+
+    def _new(self, table: str, columns: str) -> list[tuple[Any, ...]]:
+        sql = (
+            f"SELECT rowid, {columns} FROM {table} WHERE rowid > ? AND sequence > 0 ORDER BY rowid"
+        )
+        rows = self._query(sql, (self._seen[table],))
+        self._seen[table] = max([self._seen[table], *(int(row[0]) for row in rows)])
+        return rows
+
+    def _newest(self, table: str) -> int:
+        rows = self._query(f"SELECT MAX(rowid) FROM {table}")
+        return int(rows[0][0] or 0) if rows else 0
+
+    def _query(self, sql: str, values: tuple[int, ...] = ()) -> list[tuple[Any, ...]]:
+        try:
+            return self._run.query(sql, values)
+        except sqlite3.OperationalError:  # a journal of an older version has no such column
+            return []

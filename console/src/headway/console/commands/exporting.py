@@ -57,7 +57,7 @@ def export(
     runs_dir: RunsDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
-    """Export the metrics of a run, live or ended.
+    """Export the curves of a run to TensorBoard or W&B.
 
     A second export into the same folder continues where the first one ended: every step is there
     once. The x axis counts completed steps.

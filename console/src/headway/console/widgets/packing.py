@@ -55,15 +55,17 @@ def pack(records: Records, limit: int = MAX_BARS) -> tuple[float, bytes]:
 
 
 def pack_window(
-    parts: Sequence[Records], from_ns: int, to_ns: int
+    parts: Sequence[Records], from_ns: int, to_ns: int, window_s: float
 ) -> tuple[dict[str, float], bytes]:
     """The actions between two moments as ``pack`` does: what belongs to the bytes, and the bytes.
 
-    ``since_s`` is the first moment that is complete: what came before is not kept any more.
+    ``since_s`` is the first moment from which all that began is there: what came before
+    ``window_s`` is no longer kept, but for long actions that ended later.
     """
     records = Records.merge(parts)
     start, end = (records.rows[name].astype(np.int64) for name in ("start_ns", "end_ns"))
-    since_ns = int(start.min()) if len(start) else to_ns
+    newest_ns = int(start.max()) if len(start) else to_ns
+    since_ns = max(int(start.min()), newest_ns - int(window_s * 1e9)) if len(start) else to_ns
     base_s, bars = pack(records.where((start < to_ns) & (end > from_ns)), MAX_BARS_RELOADED)
     return {"base_s": base_s, "since_s": since_ns * 1e-9}, bars
 

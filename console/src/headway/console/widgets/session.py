@@ -18,6 +18,7 @@ from typing import Any
 
 from headway.common.errors import DeadlineError, HeadwayError
 from headway.console.run import Run
+from headway.console.steering import OPERATIONS
 from headway.console.widgets.picture import Picture
 from headway.console.widgets.reading import PictureReader
 
@@ -25,7 +26,7 @@ from headway.console.widgets.reading import PictureReader
 @dataclass(frozen=True)
 class _Order:
     operation: str
-    options: dict[str, Any]
+    arguments: dict[str, Any]
     done: Future[int] = field(default_factory=Future)
 
 
@@ -94,12 +95,14 @@ class Session:
         """No more pictures for ``callback``."""
         self._subscribers = [known for known in self._subscribers if known != callback]
 
-    def submit(self, operation: str, **options: Any) -> Future[int]:
-        """Hand a command to the pump; the future holds its sequence number or the driver's refusal.
+    def submit(self, operation: str, **arguments: Any) -> Future[int]:
+        """Hand an operation to the pump; the future holds its sequence number or why it failed.
 
-        ``options`` are those of ``Run.command``: name, value, fault, rank, node, force.
+        Args:
+            operation: a name of ``steering.OPERATIONS``.
+            arguments: those of the method of ``Run`` with that name.
         """
-        order = _Order(operation, options)
+        order = _Order(operation, arguments)
         if self._is_closed:
             order.done.set_exception(
                 HeadwayError("the session is closed", remedy="start another one")
@@ -166,6 +169,7 @@ class Session:
             if order is None or not order.done.set_running_or_notify_cancel():
                 return
             try:
-                order.done.set_result(run.command(order.operation, **order.options))
+                method = OPERATIONS[order.operation].method
+                order.done.set_result(method(run, **order.arguments))
             except Exception as error:  # handed to the thread that waits for it
                 order.done.set_exception(error)

@@ -14,12 +14,11 @@ import numpy as np
 from headway.common.errors import InputError
 from headway.common.plan.schedule.actions import Kind
 from headway.console.run import Run
+from headway.console.widgets.buttons import BUTTONS, button
 from headway.console.widgets.packing import MAX_BARS_RELOADED, pack, pack_window
 from headway.console.widgets.picture import Band, Picture
-from headway.console.widgets.recipes import OPERATIONS, as_cli, as_python, recipes
 from headway.console.widgets.session import Session
 from headway.console.widgets.tail import Records
-from headway.trainer.config import check_setting
 
 try:
     import anywidget
@@ -74,19 +73,22 @@ class RunConsole(anywidget.AnyWidget):  # type: ignore[misc]
     """What happened, newest last."""
     log = traitlets.List().tag(sync=True)
     """Newest log lines of the selected rank."""
-    recipes = traitlets.Dict().tag(sync=True)
-    """Button -> shell command and line of Python."""
+    buttons = traitlets.List().tag(sync=True)
+    """``Button.described`` of each, in the order of the page."""
     selected = traitlets.Int(-1).tag(sync=True)
     """Set by the page: the rank that it looks at, -1 for none."""
     command = traitlets.Dict().tag(sync=True)
-    """Set by the page: {id, operation, ...}; the same id is carried out once."""
+    """Set by the page: {id, button, rank, fields}; the same id is carried out once."""
     answer = traitlets.Dict().tag(sync=True)
-    """What became of a command: {id, text, is_error, cli, python}."""
+    """What became of a command: {id, button, text, is_error, cli, python}."""
 
     def __init__(self, run: Run | Session, **options: Any) -> None:
         self._picture: Picture | None = None
-        path = run.path
-        super().__init__(kinds={str(kind.value): kind.name for kind in Kind}, recipes=recipes(path))
+        super().__init__(
+            kinds={str(kind.value): kind.name for kind in Kind},
+            buttons=[known.described(run.path) for known in BUTTONS],
+        )
+        _take_messages_where_they_are_sent(self.comm)
         self._owns_session = isinstance(run, Run)
         self.session = Session(run, **options).start() if isinstance(run, Run) else run
         self._done: set[str] = set()
@@ -146,8 +148,8 @@ class RunConsole(anywidget.AnyWidget):  # type: ignore[misc]
         if kind == "full":
             self.send_state("full")
         elif kind == "window" and (picture := self._picture) is not None:
-            window = [int(float(content[name]) * 1e9) for name in ("from_s", "to_s")]
-            answer, bars = pack_window(picture.kept, *window)
+            from_ns, to_ns = (int(float(content[name]) * 1e9) for name in ("from_s", "to_s"))
+            answer, bars = pack_window(picture.kept, from_ns, to_ns, picture.window_s)
             self.send({**content, **answer}, [bars])
 
     def _on_selected(self, change: dict[str, Any]) -> None:
@@ -156,60 +158,44 @@ class RunConsole(anywidget.AnyWidget):  # type: ignore[misc]
     def _on_command(self, change: dict[str, Any]) -> None:
         """A button was pressed. Runs on whatever thread the kernel chose, so it only hands over."""
         order = dict(change["new"])
-        number = str(order.pop("id", ""))
+        number, name = str(order.get("id", "")), str(order.get("button", ""))
         if not number or number in self._done:
             return
         self._done.add(number)
-        operation = str(order.pop("operation", ""))
-        if operation not in OPERATIONS:
-            self._answer(number, f"unknown operation {operation!r}", is_error=True)
-            return
-        known = {
-            key: order[key] for key in ("name", "value", "fault", "rank", "node") if key in order
-        }
-        lines = {
-            "cli": as_cli(self.session.path, operation, known),
-            "python": as_python(self.session.path, operation, known),
-        }
-        if refusal := self._refusal(operation, known):
-            self._answer(number, refusal, lines, is_error=True)
-            return
-        self._answer(number, f"{operation} ...", lines)
-        done = self.session.submit(operation, **known)
-        done.add_done_callback(lambda future: self._on_done(number, operation, lines, future))
-
-    def _refusal(self, operation: str, options: dict[str, Any]) -> str:
-        """Why a command is not sent, "" if it is; turns a value into the number that is sent."""
-        if operation == "inject" and int(options.get("rank", -1)) < 0:
-            return "inject: no rank is selected; select one first"
-        if operation != "set":
-            return ""
-        text = options.get("value", "")
+        said = {"id": number, "button": name}
         try:
-            options["value"] = float(text)
-        except (TypeError, ValueError):
-            shown = repr(text) if text else "nothing"
-            return f"set: {shown} is not a number; write the learning rate as 3e-4 or 0.0003"
-        try:
-            check_setting(str(options.get("name", "")), options["value"], self.session.config)
+            pressed = button(name)
+            rank = int(order.get("rank", -1))
+            arguments = pressed.read(dict(order.get("fields", {})), rank)
         except InputError as error:
-            return f"set: {error}"
-        return ""
+            self._answer(said, str(error), is_error=True)
+            return
+        said |= pressed.lines(self.session.path, arguments)
+        self._answer(said, "...")
+        done = self.session.submit(pressed.operation, **arguments)
+        done.add_done_callback(lambda future: self._on_done(said, future))
 
-    def _on_done(
-        self, number: str, operation: str, lines: dict[str, str], done: Future[int]
-    ) -> None:
+    def _on_done(self, said: dict[str, str], done: Future[int]) -> None:
         if done.cancelled():
-            self._answer(number, f"{operation}: the session was closed", lines, is_error=True)
+            self._answer(said, "the session was closed", is_error=True)
         elif (error := done.exception()) is not None:
-            self._answer(number, f"{operation}: {error}", lines, is_error=True)
+            self._answer(said, str(error), is_error=True)
         else:
-            self._answer(number, f"{operation}: sent", lines)
+            self._answer(said, "sent")
 
-    def _answer(
-        self, number: str, text: str, lines: dict[str, str] | None = None, *, is_error: bool = False
-    ) -> None:
-        self.answer = {"id": number, "text": text, "is_error": is_error, **(lines or NO_LINES)}
+    def _answer(self, said: dict[str, str], text: str, *, is_error: bool = False) -> None:
+        shown = f"{said['button']}: {text}"
+        self.answer = {**NO_LINES, **said, "text": shown, "is_error": is_error}
+
+
+def _take_messages_where_they_are_sent(comm: Any) -> None:
+    """Have the kernel handle a page's messages in the subshell that the page names.
+
+    ipykernel 7.4 takes the subshell of the request that it answered last. After a reload that is
+    one which the page before had ended, and every button would silently do nothing.
+    """
+    if hasattr(comm, "_reply_subshell_for"):
+        comm._reply_subshell_for = lambda _data, named: named
 
 
 def _facts(picture: Picture, error: str) -> dict[str, Any]:

@@ -4,7 +4,8 @@ const CHART_HEIGHT = 150, CHART = { left: 54, right: 46, top: 8, bottom: 18 };
 
 class Chart {
   // series: {name, column, colour ("a" or "b"), text(value)}; right: {factor(), text} of a second axis.
-  constructor(parent, title, series, { fromZero = false, right = null } = {}) {
+  // A logarithmic scale keeps a slow first step from flattening all others.
+  constructor(parent, title, series, { fromZero = false, isLog = false, right = null } = {}) {
     this.figure = element("figure", parent, "", "chart");
     this.caption = element("figcaption", this.figure);
     element("strong", this.caption, title);
@@ -15,7 +16,7 @@ class Chart {
     this.extra = element("span", this.caption, "", "extra");
     this.canvas = element("canvas", this.figure);
     this.canvas.setAttribute("role", "img");
-    Object.assign(this, { title, fromZero, right, hovered: null });
+    Object.assign(this, { title, fromZero, isLog, right, hovered: null });
     this.canvas.addEventListener("pointermove", (event) => { this.hovered = event.offsetX; this.redraw?.(); });
     this.canvas.addEventListener("pointerleave", () => { this.hovered = null; this.redraw?.(); });
   }
@@ -24,10 +25,11 @@ class Chart {
   draw(store, colours, facts, { dots = [], marks = [] } = {}) {
     const { pen, width } = prepare(this.canvas, CHART_HEIGHT);
     const right = width - CHART.right, bottom = CHART_HEIGHT - CHART.bottom;
-    const last = Math.max(10, Math.min(facts.steps || 10, Math.ceil((facts.step || 0) * 1.08)));
-    const [low, high] = this.extent(store, dots);
+    const newest = store.numPoints ? store.point(store.numPoints - 1, POINT.step) : 0;
+    const last = Math.max(10, Math.min(facts.steps || 10, Math.ceil(newest * 1.05)));
+    const [low, high] = this.extent(store, dots), scale = this.isLog ? Math.log10 : (value) => value;
     const x = (step) => CHART.left + (right - CHART.left) * step / last;
-    const y = (value) => bottom - (bottom - CHART.top) * (value - low) / (high - low);
+    const y = (value) => bottom - (bottom - CHART.top) * (scale(value) - scale(low)) / (scale(high) - scale(low));
     this.axes(pen, { low, high, last, x, y, right, bottom }, colours);
     pen.save();
     pen.beginPath(); pen.rect(CHART.left, 0, right - CHART.left + 3, bottom + 1); pen.clip();
@@ -46,13 +48,14 @@ class Chart {
 
   extent(store, dots) {
     let low = Infinity, high = -Infinity;
-    const take = (value) => { if (Number.isFinite(value)) { low = Math.min(low, value); high = Math.max(high, value); } };
+    const take = (value) => { if (Number.isFinite(value) && !(this.isLog && value <= 0)) { low = Math.min(low, value); high = Math.max(high, value); } };
     for (const { column } of this.values) {
       if (column === null) continue;
       for (let row = 0; row < store.numPoints; row++) take(store.point(row, column));
     }
     for (const [, value] of dots) take(value);
-    if (low > high) return [0, 1];
+    if (low > high) return this.isLog ? [0.1, 1] : [0, 1];
+    if (this.isLog) return [low / 1.3, high * 1.3];
     if (this.fromZero) return [0, high * 1.1 || 1];
     const margin = (high - low) * 0.05 || Math.abs(high) * 0.05 || 0.5;
     return [low - margin, high + margin];
@@ -61,7 +64,7 @@ class Chart {
   axes(pen, { low, high, last, x, y, right, bottom }, colours) {
     pen.strokeStyle = colours.grid; pen.fillStyle = colours.soft; pen.lineWidth = 1;
     const factor = this.right?.factor();
-    for (const value of ticks(low, high, 4)) {
+    for (const value of this.isLog ? logTicks(low, high, 5) : ticks(low, high, 4)) {
       pen.beginPath(); pen.moveTo(CHART.left, y(value)); pen.lineTo(right, y(value)); pen.stroke();
       pen.textAlign = "right"; pen.fillText(this.values[0].text(value, true), CHART.left - 5, y(value) + 4);
       if (factor) { pen.textAlign = "left"; pen.fillText(this.right.text(value * factor), right + 5, y(value) + 4); }
@@ -120,18 +123,18 @@ function pairs(values) {
 class Charts {
   constructor(parent, model, redraw) {
     const grid = element("div", parent, "", "charts");
-    const fixed = (digits) => (value) => (Number.isFinite(value) ? value.toFixed(digits) : "–");
+    const loss = (value, isTick) => (isTick ? short(value) : Number.isFinite(value) ? value.toFixed(3) : "–");
     const percent = (value) => `${(value * 100).toFixed(value < 0.0995 ? 1 : 0)}%`;
-    const times = (value) => span(value), factor = () => model.get("facts").mfu_per_rate;
+    const times = (value, isTick) => (isTick ? span(value).replace(/\.0+ /, " ") : span(value)), factor = () => model.get("facts").mfu_per_rate;
     this.model = model;
     this.loss = new Chart(grid, "loss", [
-      { name: "training", column: POINT.loss, colour: "a", text: fixed(3) },
-      { name: "validation", column: null, colour: "b", text: fixed(3) }]);
+      { name: "training", column: POINT.loss, colour: "a", text: loss },
+      { name: "validation", column: null, colour: "b", text: loss }]);
     this.rate = new Chart(grid, "throughput", [{ name: "tokens/s", column: POINT.rate, colour: "a", text: short }],
       { fromZero: true, right: { name: "MFU", factor, text: percent } });
     this.time = new Chart(grid, "step time", [
       { name: "p50", column: POINT.p50, colour: "a", text: times },
-      { name: "p99", column: POINT.p99, colour: "b", text: times }], { fromZero: true });
+      { name: "p99", column: POINT.p99, colour: "b", text: times }], { isLog: true });
     this.norm = new Chart(grid, "gradient norm", [{ name: "norm", column: POINT.norm, colour: "a", text: short }],
       { fromZero: true });
     for (const chart of [this.loss, this.rate, this.time, this.norm]) chart.redraw = redraw;

@@ -1,113 +1,125 @@
-// Buttons that steer the run. Each shows the shell command and the line of Python that do the same.
+// Buttons that steer the run, as the kernel describes them: each with its fields, its question, and the
+// shell command and the line of Python that do the same.
 
-const CONFIRM_MS = 5000;
+const CONFIRM_MS = 5000, COPIED_MS = 1200;
 
 class Controls {
   constructor(parent, model) {
-    Object.assign(this, { model, sent: 0, shown: "pause", buttons: new Map() });
-    const bar = element("div", parent, "", "row");
-    bar.setAttribute("role", "group");
-    bar.setAttribute("aria-label", "steering");
-    this.button(bar, "pause", "pause", "hold all ranks at their next step", () => this.send("pause"));
-    this.button(bar, "resume", "resume", "resume a paused run", () => this.send("resume"));
-    this.button(bar, "checkpoint", "checkpoint", "write the next state to disk", () => this.send("checkpoint"));
-    this.button(bar, "stop", "stop", "end the run with a checkpoint", () => this.send("stop"), () => "stop the run?");
-    this.lr = element("input", bar);
-    this.lr.placeholder = "3e-4";
-    this.lr.setAttribute("aria-label", "learning rate");
-    const set = () => this.send("set", { name: "lr", value: this.lr.value.trim() });
-    this.lr.onkeydown = (event) => { if (event.key === "Enter") set(); };
-    this.lr.oninput = () => { this.shown = "set"; this.draw(); };
-    this.button(bar, "set", "set lr", "hold the learning rate at this value from the next step on", set);
-    this.button(bar, "unset", "unset lr", "let the schedule decide again", () => this.send("unset", { name: "lr" }));
+    Object.assign(this, { model, sent: 0, shown: "", buttons: new Map() });
+    this.bar = element("div", parent, "", "row");
+    this.bar.setAttribute("role", "group");
+    this.bar.setAttribute("aria-label", "steering");
     this.answer = element("div", parent, "", "row answer");
     this.answer.setAttribute("role", "status");
     this.answer.setAttribute("aria-live", "polite");
-    this.drills(parent);
+    this.folded = element("details", parent, "", "drills");
+    element("summary", this.folded, "drills: break something on purpose");
+    this.drills = element("div", this.folded, "", "row");
+    this.drills.setAttribute("role", "group");
+    this.drills.setAttribute("aria-label", "drills");
     this.recipe(parent);
   }
 
-  drills(parent) {
-    const folded = element("details", parent, "", "drills");
-    element("summary", folded, "drills: break something on purpose");
-    const bar = element("div", folded, "", "row");
-    const inject = (fault) => this.send("inject", { name: "worker", fault, rank: this.model.get("selected") });
-    const question = (what) => () => `${what} rank ${this.model.get("selected")}?`;
-    this.button(bar, "kill", "kill rank", "end the process of the selected rank", () => inject("kill"), question("kill"));
-    this.button(bar, "inject-stop", "freeze rank (SIGSTOP)", "stop the process of the selected rank",
-      () => inject("stop"), question("freeze"));
-  }
-
   recipe(parent) {
-    const bar = element("div", parent, "", "row recipe");
-    element("span", bar, "the same by hand:", "soft");
-    this.lines = ["shell", "Python"].map((name, place) => {
-      const line = element("code", bar), copy = element("button", bar, `copy as ${name === "shell" ? "CLI" : name}`);
+    const table = element("div", parent, "", "recipe");
+    this.same = element("span", table, "", "soft");
+    this.lines = [["CLI", "cli"], ["Python", "python"]].map(([name, key]) => {
+      const bar = element("div", table, "", "row"), label = `copy as ${name}`;
+      const copy = element("button", bar, label), line = element("code", bar);
       copy.onclick = async () => {
         await copyText(line.textContent);
         setText(copy, "copied");
-        setTimeout(() => setText(copy, `copy as ${place ? "Python" : "CLI"}`), 1200);
+        setTimeout(() => setText(copy, label), COPIED_MS);
       };
-      return line;
+      line.dataset.line = copy.dataset.copies = key;
+      return { line, key };
     });
   }
 
   // With a question it takes a second press within five seconds.
-  button(parent, name, label, hint, action, question = null) {
-    const made = element("button", parent, label);
-    let isAsked = false;
-    const calm = () => { isAsked = false; setText(made, label); made.classList.remove("asks"); };
+  add(about) {
+    const bar = about.is_drill ? this.drills : this.bar, group = element("span", bar, "", "control");
+    const look = () => { this.shown = about.name; this.draw(); };
+    const fields = about.fields.map(({ name, label, example }) => {
+      const field = element("input", group);
+      field.placeholder = example;
+      field.setAttribute("aria-label", label);
+      field.dataset.field = name;
+      field.oninput = field.onfocus = look;
+      field.onkeydown = (event) => { if (event.key === "Enter") made.click(); };
+      return [name, field];
+    });
+    const made = element("button", group, about.name), entry = { about, made, fields: new Map(fields) };
+    let asked = 0;
+    const calm = () => { clearTimeout(asked); asked = 0; setText(made, about.name); made.classList.remove("asks"); };
     made.onclick = () => {
-      if (question && !isAsked) {
-        isAsked = true;
-        setText(made, `${question()} press again`);
+      if (about.question && !asked) {
+        setText(made, `${this.fill(about.question, entry)} press again`);
         made.classList.add("asks");
-        setTimeout(calm, CONFIRM_MS);
+        asked = setTimeout(calm, CONFIRM_MS);
         return;
       }
       calm();
-      action();
+      this.send(entry);
     };
-    made.onpointerenter = made.onfocus = () => { this.shown = name; this.draw(); };
-    made.dataset.name = name;
-    this.buttons.set(name, { made, hint });
+    made.onpointerenter = made.onfocus = look;
+    made.dataset.name = about.name;
+    made.dataset.asks = Boolean(about.question);
+    this.buttons.set(about.name, entry);
   }
 
-  send(operation, options = {}) {
+  send({ about, fields }) {
     this.sent += 1;
     const id = `${Date.now()}-${Math.random().toString(36).slice(2)}-${this.sent}`;
-    this.model.set("command", { id, operation, ...options });
+    const texts = Object.fromEntries([...fields].map(([name, field]) => [name, field.value.trim()]));
+    this.model.set("command", { id, button: about.name, rank: this.model.get("selected"), fields: texts });
     this.model.save_changes();
   }
 
+  // A line or question with what the page knows in place of %NAME%; names stand for what is missing.
+  fill(text, { about, fields }, quote = (value) => value) {
+    const rank = this.model.get("selected");
+    return text.replace(/%(\w+)%/g, (_, name) => {
+      if (!fields.has(name)) return rank < 0 ? "RANK" : String(rank);
+      const value = fields.get(name).value.trim();
+      const { is_text: isText, is_optional: isOptional } = about.fields.find((field) => field.name === name);
+      if (!value && !isOptional) return name.toUpperCase();
+      return isText ? quote(value) : value;
+    });
+  }
+
   // Why a button cannot be pressed now; empty if it can.
-  obstacle(name) {
+  obstacle({ operation, on_rank: onRank }) {
     const facts = this.model.get("facts");
     if (!facts.name) return "waiting for the run";
     if (facts.is_over) return `the run is ${facts.phase}`;
     if (facts.phase === "interrupted") return "none of the run's processes is running";
-    if (name === "pause" && facts.paused) return "the run is paused";
-    if (name === "resume" && !facts.paused) return "the run is not paused";
-    if ((name === "kill" || name === "inject-stop") && this.model.get("selected") < 0) return "select a rank first";
+    if (operation === "pause" && facts.paused) return "the run is paused";
+    if (operation === "resume" && !facts.paused) return "the run is not paused";
+    if (onRank && this.model.get("selected") < 0) return "select a rank first";
     return "";
   }
 
   draw() {
-    for (const [name, { made, hint }] of this.buttons) {
-      const obstacle = this.obstacle(name);
-      made.setAttribute("aria-disabled", String(Boolean(obstacle)));
-      made.disabled = Boolean(obstacle);
-      made.title = obstacle ? `${hint}: not now, ${obstacle}` : hint;
-    }
-    this.lr.disabled = Boolean(this.obstacle("set"));
-    const recipes = this.model.get("recipes"), key = this.shown === "inject-stop" ? "stop rank" : this.shown;
-    const selected = this.model.get("selected"), rank = selected < 0 ? "RANK" : String(selected);
-    (recipes[key] || ["", ""]).forEach((line, place) => {
-      setText(this.lines[place], line.replace("VALUE", this.lr.value.trim() || "VALUE").replace("RANK", rank));
-    });
+    for (const about of this.model.get("buttons")) if (!this.buttons.has(about.name)) this.add(about);
     const said = this.model.get("answer");
+    for (const entry of this.buttons.values()) {
+      const obstacle = this.obstacle(entry.about), { hint, name } = entry.about;
+      entry.made.disabled = Boolean(obstacle);
+      entry.made.title = obstacle ? `${hint}: not now, ${obstacle}` : hint;
+      for (const field of entry.fields.values()) {
+        field.disabled = Boolean(obstacle);
+        field.setAttribute("aria-invalid", String(Boolean(said.is_error && said.button === name)));
+      }
+    }
     this.answer.className = said.is_error ? "row answer error" : "row answer";
     setText(this.answer, said.text || "");
-    this.lr.setAttribute("aria-invalid", String(Boolean(said.is_error && (said.text || "").startsWith("set"))));
+    const shown = this.buttons.get(this.shown) || this.buttons.values().next().value;
+    if (!shown) return;
+    setText(this.same, `"${shown.about.name}" by hand:`);
+    const quotes = { cli: shellQuoted, python: JSON.stringify };
+    for (const { line, key } of this.lines) setText(line, this.fill(shown.about[key], shown, quotes[key]));
   }
 }
+
+function shellQuoted(text) { return /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`; }

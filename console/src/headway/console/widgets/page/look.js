@@ -5,8 +5,9 @@ const ACTION_COLOURS = {
   OPTIMIZER: "#8f6ff0", NORM: "#c45aa2", ALL_GATHER: "#2fa39a", REDUCE_SCATTER: "#1d8f87",
   SEND_FORWARD: "#9cc3ff", SEND_BACKWARD: "#f7c98b", RECV_FORWARD: "#9cc3ff",
   RECV_BACKWARD: "#f7c98b", DATA: "#8aa05a", SNAPSHOT: "#7282a8", EVAL: "#5fb4d9",
-  RESTORE: "#d64545", JOIN: "#b5483f",
+  RESTORE: "#3f9b4f", JOIN: "#8a7a3a",
 };
+const SURROUNDS = new Set(["EVAL", "RESTORE", "JOIN"]);  // actions that take place around others
 const LEGEND = [["FORWARD", "forward"], ["BACKWARD", "backward"], ["ALL_GATHER", "collective"],
   ["NORM", "norm"], ["OPTIMIZER", "optimizer"], ["SNAPSHOT", "snapshot"], ["EVAL", "evaluation"],
   ["RESTORE", "restore"]];
@@ -47,9 +48,11 @@ function onTheme(callback) {
 
 function prepare(canvas, height) {
   const ratio = window.devicePixelRatio || 1, width = canvas.clientWidth || 600;
-  canvas.style.height = `${height}px`;
-  canvas.width = Math.round(width * ratio);
-  canvas.height = Math.round(height * ratio);
+  const size = [Math.round(width * ratio), Math.round(height * ratio)];
+  if (canvas.width !== size[0] || canvas.height !== size[1]) {  // a new size costs a new bitmap
+    canvas.style.height = `${height}px`;
+    [canvas.width, canvas.height] = size;
+  }
   const pen = canvas.getContext("2d");
   pen.setTransform(ratio, 0, 0, ratio, 0, 0);
   pen.clearRect(0, 0, width, height);
@@ -68,6 +71,16 @@ function ticks(low, high, number) {
   return found;
 }
 
+// 1, 2 and 5 times powers of ten, or the powers alone where that is too many.
+function logTicks(low, high, number) {
+  const found = [];
+  for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++) {
+    for (const factor of [1, 2, 5]) found.push(factor * 10 ** power);
+  }
+  const inside = found.filter((value) => low <= value && value <= high);
+  return inside.length <= number ? inside : inside.filter((value) => Number.isInteger(Number(Math.log10(value).toFixed(9))));
+}
+
 function short(value) {
   if (!Number.isFinite(value)) return "–";
   const size = Math.abs(value);
@@ -81,7 +94,7 @@ function span(seconds) {
   if (!Number.isFinite(seconds)) return "–";
   if (seconds === 0) return "0 s";
   if (seconds < 1e-3) return `${(seconds * 1e6).toFixed(0)} µs`;
-  return seconds < 1 ? `${(seconds * 1e3).toPrecision(3)} ms` : `${seconds.toPrecision(3)} s`;
+  return seconds < 0.9995 ? `${(seconds * 1e3).toPrecision(3)} ms` : `${seconds.toPrecision(3)} s`;
 }
 
 // The reader's wall time; `digits` of a second's fraction.

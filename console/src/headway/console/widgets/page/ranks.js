@@ -44,14 +44,13 @@ class Ranks {
   draw(colours) {
     this.ranks = ranksOf(this.model);
     const isFew = this.ranks.length <= FEW_RANKS, selected = this.model.get("selected");
-    const newest = this.ranks.reduce((high, rank) => Math.max(high, rank.step), -1);
     this.grid.hidden = !isFew;
     this.map.hidden = isFew;
-    if (isFew) this.drawButtons(selected); else this.drawMap(selected, newest, colours);
+    if (isFew) this.drawButtons(selected); else this.drawMap(selected, colours);
     const counts = new Map();
     for (const { status } of this.ranks) counts.set(status, (counts.get(status) || 0) + 1);
     const words = [...counts].map(([status, count]) => `${count} ${status}`), chosen = this.ranks.find(({ rank }) => rank === selected);
-    if (chosen) words.push(`rank ${chosen.rank}: ${this.describe(chosen, newest)}`);
+    if (chosen) words.push(`rank ${chosen.rank}: ${this.describe(chosen)}`);
     setText(this.summary, words.join(" · ") || this.unknown());
     this.map.setAttribute("aria-label", `Heat map of ${this.ranks.length} ranks: ${words.join(", ")}. Arrow keys choose a rank.`);
     this.drawLog(selected);
@@ -62,33 +61,31 @@ class Ranks {
     return isOver ? `the run is ${phase}` : "not known while no driver answers";
   }
 
-  describe({ node, pid, status, step }, newest) {
-    const behind = newest - step;
-    return `node ${node}, pid ${pid}, ${status}, step ${step}${behind > 0 ? `, ${behind} behind` : ""}`;
+  // Ranks report a step of their own only when their status changes, so a running one has none here.
+  describe({ node, pid, status, step }) {
+    return `node ${node}, pid ${pid}, ${status}${status === "running" ? "" : ` at step ${step}`}`;
   }
 
   drawButtons(selected) {
     while (this.grid.children.length > this.ranks.length) this.grid.lastChild.remove();
     this.ranks.forEach((rank, place) => {
       const made = this.grid.children[place] || element("button", this.grid, "", "rank");
-      setText(made, `${rank.rank}${this.ranks.length <= 16 ? ` · n${rank.node} · ${rank.step}` : ""}`);
+      setText(made, this.ranks.length <= 16 ? `rank ${rank.rank} · node ${rank.node}` : String(rank.rank));
       made.style.borderLeftColor = STATUS_COLOURS[rank.status] || LOST_COLOUR;
-      made.title = `rank ${rank.rank}: ${this.describe(rank, rank.step)}`;
+      made.title = `rank ${rank.rank}: ${this.describe(rank)}`;
       made.setAttribute("aria-label", made.title);
       made.setAttribute("aria-pressed", String(rank.rank === selected));
       made.onclick = () => this.select(rank.rank === this.model.get("selected") ? -1 : rank.rank);
     });
   }
 
-  // Colour is the status; the more steps behind the newest rank, the paler.
-  drawMap(selected, newest, colours) {
+  // Colour is the status.
+  drawMap(selected, colours) {
     const columns = this.columns(), { pen } = prepare(this.map, Math.ceil(this.ranks.length / columns) * CELL + 1);
-    this.ranks.forEach(({ rank, status, step }, place) => {
+    this.ranks.forEach(({ rank, status }, place) => {
       const x = place % columns * CELL, y = Math.floor(place / columns) * CELL;
-      pen.globalAlpha = status === "running" ? Math.max(0.25, 1 - 0.25 * (newest - step)) : 1;
       pen.fillStyle = STATUS_COLOURS[status] || LOST_COLOUR;
       pen.fillRect(x + 1, y + 1, CELL - 2, CELL - 2);
-      pen.globalAlpha = 1;
       if (rank === selected) { pen.strokeStyle = colours.ink; pen.lineWidth = 2; pen.strokeRect(x + 1, y + 1, CELL - 2, CELL - 2); }
     });
   }

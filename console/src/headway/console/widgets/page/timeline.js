@@ -2,7 +2,9 @@
 
 const LANES = 64, FOLLOWED_S = 12, SHORTEST_S = 1e-4, ASK_MS = 250;
 const TIMELINE = { left: 62, right: 8, top: 4, bottom: 18 };
-const SURROUNDS = new Set(["EVAL", "RESTORE", "JOIN"]);
+// A bar that ends less than this past the last painted one is left out; more where lanes are so many that
+// a frame would take longer than 33 ms.
+const LEAST_PX = 0.7, MOST_BARS = 25000;
 
 function laneHeight(lanes) { return lanes <= 8 ? 22 : lanes <= 16 ? 16 : lanes <= 32 ? 11 : 7; }
 
@@ -22,6 +24,8 @@ class Timeline {
     button("−", "show more time (key −)", () => this.zoom(1.6, 0.5)).setAttribute("aria-label", "zoom out");
     button("+", "show less time (key +)", () => this.zoom(0.625, 0.5)).setAttribute("aria-label", "zoom in");
     const legend = element("span", bar, "", "legend");
+    legend.setAttribute("aria-label", "colours of the timeline");
+    legend.setAttribute("role", "group");
     for (const [kind, name] of LEGEND) {
       const entry = element("span", legend, name, "key");
       entry.style.setProperty("--key", ACTION_COLOURS[kind]);
@@ -162,27 +166,41 @@ class Timeline {
   }
 
   // Waits and what surrounds other actions first, then the work; nothing that adds less than a pixel.
-  bars(pen, x, right, lane, colours) {
-    const store = this.store, kinds = this.model.get("kinds"), scale = (right - TIMELINE.left) / (this.view.to - this.view.from);
-    const names = Array.from({ length: WAITS }, (_, kind) => kinds[String(kind)] || "");
+  bars(pen, x, right, height, colours) {
+    const kinds = this.model.get("kinds");
+    const paint = Array.from({ length: 2 * WAITS }, (_, kind) => (
+      kind >= WAITS ? colours.wait : ACTION_COLOURS[kinds[String(kind)]] || colours.soft));
+    const crowded = this.lanes * (right - TIMELINE.left) / MOST_BARS;
+    const least = crowded > LEAST_PX ? Math.ceil(crowded) : LEAST_PX;
     let drawn = 0;
-    for (const behind of [true, false]) {
-      const painted = new Float32Array(this.lanes).fill(-1);
-      for (let row = 0; row < store.numBars; row++) {
-        if (store.end[row] < this.view.from || store.start[row] > this.view.to) continue;
-        const place = store.rank[row] - this.first;
-        if (place < 0 || place >= this.lanes) continue;
-        const waits = store.kind[row] >= WAITS, name = names[store.kind[row] % WAITS];
-        if ((waits || SURROUNDS.has(name)) !== behind) continue;
-        const left = TIMELINE.left + (store.start[row] - this.view.from) * scale;
-        const end = left + (store.end[row] - store.start[row]) * scale;
-        if (end - painted[place] < 0.7 && end >= painted[place]) continue;
-        pen.fillStyle = waits ? colours.wait : ACTION_COLOURS[name] || colours.soft;
-        const inset = waits ? lane * 0.28 : behind ? 0 : lane * 0.12;
-        pen.fillRect(left, TIMELINE.top + place * lane + 1 + inset, Math.max(0.7, end - left), Math.max(1, lane - 2 - 2 * inset));
-        painted[place] = Math.max(painted[place], end);
-        drawn += 1;
+    for (let place = 0; place < this.lanes; place++) {
+      for (const isBehind of [true, false]) {
+        const lane = this.store.lane(this.first + place, isBehind), top = TIMELINE.top + place * height + 1;
+        drawn += this.lane(pen, lane, paint, { right, top, height: height - 2, isBehind, least });
       }
+    }
+    return drawn;
+  }
+
+  lane(pen, lane, paint, { right, top, height, isBehind, least }) {
+    const { from, to } = this.view, scale = (right - TIMELINE.left) / (to - from), { start, end, kind, count } = lane;
+    const snap = least > LEAST_PX ? Math.round : (value) => value;  // whole pixels are painted faster
+    let painted = -1, last = -1, drawn = 0, y = 0, tall = 0;
+    for (let row = lane.first(from); row < count && start[row] <= to; row++) {
+      const left = TIMELINE.left + (start[row] - from) * scale, edge = TIMELINE.left + (end[row] - from) * scale;
+      if (edge < painted + least && edge >= painted) continue;
+      if (edge < TIMELINE.left) continue;
+      if (kind[row] !== last) {
+        last = kind[row];
+        pen.fillStyle = paint[last];
+        const inset = snap(height * (last >= WAITS ? 0.28 : isBehind ? 0 : 0.12));
+        y = top + inset;
+        tall = Math.max(1, height - 2 * inset);
+      }
+      const shown = snap(Math.max(left, TIMELINE.left));
+      pen.fillRect(shown, y, Math.max(least, snap(Math.min(edge, right)) - shown), tall);
+      painted = Math.max(painted, edge);
+      drawn += 1;
     }
     return drawn;
   }
@@ -199,13 +217,13 @@ class Timeline {
   describe(x, y) {
     const rank = this.rankAt(y), at = this.timeAt(x), pixel = this.timeAt(x + 1) - at, store = this.store;
     if (x < TIMELINE.left || rank < 0) return "";
-    const row = store.find(rank, at, pixel), band = this.bandAt(at);
-    if (row < 0) return band ? `recovery: ${band.reason}; ${band.cost} (click to open)` : "";
-    const name = this.model.get("kinds")[String(store.kind[row] % WAITS)] || "action";
-    const parts = [`rank ${rank}`, name.toLowerCase().replaceAll("_", " ") + (store.kind[row] >= WAITS ? " (wait)" : "")];
-    if (store.microBatch[row] !== NO_MICRO_BATCH) parts.push(`micro-batch ${store.microBatch[row]}`);
-    parts.push(span(store.end[row] - store.start[row]));
-    parts.push(clock(store.start[row] + (this.model.get("facts").clock_offset_s || 0), 3));
+    const bar = store.find(rank, at, pixel), band = this.bandAt(at);
+    if (!bar) return band ? `recovery: ${band.reason}; ${band.cost} (click to open)` : "";
+    const name = this.model.get("kinds")[String(bar.kind % WAITS)] || "action";
+    const parts = [`rank ${rank}`, name.toLowerCase().replaceAll("_", " ") + (bar.kind >= WAITS ? " (wait)" : "")];
+    if (bar.microBatch !== NO_MICRO_BATCH) parts.push(`micro-batch ${bar.microBatch}`);
+    parts.push(span(bar.end - bar.start));
+    parts.push(clock(bar.start + (this.model.get("facts").clock_offset_s || 0), 3));
     return parts.join(" · ");
   }
 }
