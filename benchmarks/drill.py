@@ -164,7 +164,7 @@ def disturbed_run(
         stopped_by = f"{at}: {error}"[:600]
     seen, degraded = aftermath.settle(run, config, faults[: len(rows)])
     durations = [row[0] for row in run.query("SELECT duration_s FROM metrics")]
-    redone = redone_steps(load_events(run.folder.path))
+    repeated = redone_steps(load_events(run.folder.path))
     outcome = "unfinished"
     if not stopped_by:
         with contextlib.suppress(HeadwayError):
@@ -178,7 +178,7 @@ def disturbed_run(
         "aftermath": seen,
         "degraded": degraded,
         "missing_steps": aftermath.missing_steps(run),
-        "redone_steps": {str(row["generation"]): row["num_steps"] for row in redone.to_dicts()},
+        "redone_steps": {str(row["generation"]): row["num_steps"] for row in repeated.to_dicts()},
         "digest": final_digest(run) if outcome == "finished" else "",
         "witness": f"rank {witness(seed, run.config.parallel.world_size)}",
         "resources": watch.samples,

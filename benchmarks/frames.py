@@ -28,7 +28,7 @@ import numpy as np
 from headway.common.node.flight import RECORD, WAITING
 from headway.common.plan.schedule.actions import Kind
 from headway.console.testing import FakeRun
-from headway.console.widgets import RunConsole, Session
+from headway.console.widgets import RunConsole, RunWatcher
 from headway.console.widgets.packing import MAX_BARS
 from headway.console.widgets.reading import PictureReader
 from headway.console.widgets.tail import Records
@@ -68,7 +68,7 @@ class Feed:
         progress = replace(picture.progress, status=None)  # the lanes are those of the bars
         self._picture = replace(picture, progress=progress)
         reader.close()
-        self.console = RunConsole(Session(self._fake.run))
+        self.console = RunConsole(RunWatcher(self._fake.run))
         self._end_ns = time.monotonic_ns()
         self._bars, self.cpu_ms = bars, list[float]()
         self._goes = threading.Event()

@@ -32,7 +32,7 @@ OWN_TESTS = (
     (f"{CONTROL}/node/leading", "leading guardian node_run"),
     *(
         (f"{CONTROL}/node/{name}", "guardian leading node_run")
-        for name in ("guardian", "keeping", "crew", "backoff", "node_events")
+        for name in ("guardian", "keeping", "worker_table", "backoff", "node_events")
     ),
     *((f"{WIRE}/{name}", "codec fuzz") for name in ("codec", "message")),
     (f"{WIRE}/keys", "keys curve"),

@@ -159,7 +159,7 @@ def rows(watched: Watched, times: int) -> dict[str, Any]:
     found["picture_kB"] = round(size_of(console.get_state(SENT)) / 1e3, 1)
     found["reload_kB"] = round(size_of({"full": console.get_state()["full"]}) / 1e3, 1)
     reader.close()
-    console.session.close()
+    console.watcher.close()
     return found
 
 
@@ -169,9 +169,9 @@ SENT = ["facts", "update", "ranks"]
 
 def shown(picture: Picture, run: Run) -> RunConsole:
     """The widget, with a session that is not started: the benchmark hands the pictures over."""
-    from headway.console.widgets.session import Session
+    from headway.console.widgets.watcher import RunWatcher
 
-    console = RunConsole(Session(run))
+    console = RunConsole(RunWatcher(run))
     console.show(picture)
     return console
 

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from headway.ckpt_store.client import newest
-from headway.console.run import OVER
+from headway.console.run import TERMINAL_OUTCOMES
 from headway.launch.cluster import ClusterFolder
 from headway.launch.local import LocalEngine
 
@@ -28,7 +28,7 @@ def d13(rig: Rig, rng: random.Random, faulty: bool) -> Report:
     if faulty:
         _flip(files)
         run = rig.launch("d13", KEEP)
-        rig.wait(lambda: run.outcome in OVER, 60.0)
+        rig.wait(lambda: run.outcome in TERMINAL_OUTCOMES, 60.0)
         outcome, detail = run.outcome, run.fact("detail")
         rig.finish(run)
     kept = all(file.exists() for file in files)

@@ -14,7 +14,7 @@ from headway.common.node.failpoints import arm, fired
 from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import NodePaths
 from headway.common.wire.messages.driver import Status
-from headway.console.run import OVER
+from headway.console.run import TERMINAL_OUTCOMES
 
 from benchmarks.drills.judge import Report
 from benchmarks.drills.place import events_of, status_of
@@ -105,10 +105,13 @@ def d12(rig: Rig, rng: random.Random, faulty: bool) -> Report:
             where = {"rank": rank, "step": step}
             arm(failpoints, "worker.mid_optimizer", "raise", where, key=f"d12-{number}")
     for number in range(MOST_CRASHES):
-        crashed = lambda number=number: len(fired(failpoints)) > number or run.outcome in OVER  # noqa: E731
-        if faulty and rig.wait(crashed, 60.0) > 60.0:
+
+        def has_crashed(number: int = number) -> bool:
+            return len(fired(failpoints)) > number or run.outcome in TERMINAL_OUTCOMES
+
+        if faulty and rig.wait(has_crashed, 60.0) > 60.0:
             break
-        if run.outcome in OVER or (not faulty and number == 3):
+        if run.outcome in TERMINAL_OUTCOMES or (not faulty and number == 3):
             break
         time.sleep(rng.uniform(0.0, 0.4))
         with contextlib.suppress(HeadwayError, AssertionError, StopIteration):
@@ -117,7 +120,7 @@ def d12(rig: Rig, rng: random.Random, faulty: bool) -> Report:
         if not faulty:
             rig.steps_on(run, 30.0, lambda _: True)
     if faulty:
-        rig.wait(lambda: run.outcome in OVER, 30.0)
+        rig.wait(lambda: run.outcome in TERMINAL_OUTCOMES, 30.0)
     generations = run.query("SELECT MAX(generation) FROM generations")
     outcome, detail = run.outcome, run.fact("detail")
     return {

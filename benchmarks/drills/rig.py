@@ -20,7 +20,7 @@ from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import ENV_SHM_ROOT, ENV_SOCK_ROOT, NodePaths
 from headway.common.wire.messages.driver import Status
 from headway.console.cluster import Cluster
-from headway.console.run import OVER, Run
+from headway.console.run import TERMINAL_OUTCOMES, Run
 from headway.launch.cluster import ClusterFolder
 from headway.trainer.control import cgroups, faults
 from headway.trainer.control.fault_effects import wait_frozen
@@ -116,7 +116,7 @@ class Rig:
         """Stop the run as a user would; returns what was left of it, for ``judge.left``."""
         left: dict[str, Any] = {"outcome": ""}
         try:
-            if run.outcome not in OVER:
+            if run.outcome not in TERMINAL_OUTCOMES:
                 run.stop()
             left["outcome"] = run.wait(STOP_LIMIT_S)
         except HeadwayError as error:

@@ -38,7 +38,7 @@ def test_events_journal_and_recoveries(fake: FakeRun) -> None:
     assert set(run.events(first_step=1, last_step=2)["step"]) == {1, 2}
     assert "fence" in run.journal()["name"].to_list()
     (row,) = run.recoveries().to_dicts()
-    assert (row["step"], row["redone"], row["reason"]) == (1, 2, "rank 1 is lost: killed")
+    assert (row["step"], row["repeated"], row["reason"]) == (1, 2, "rank 1 is lost: killed")
     assert row["total_s"] >= 0
 
 

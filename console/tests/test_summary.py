@@ -71,7 +71,7 @@ def test_a_finished_run_shows_losses_speed_recovery_sample_and_where_things_are(
     assert summary.mfu is None, "no peak was measured in this cache"
     assert summary.sample == "def function"
     (recovery,) = summary.recoveries
-    assert recovery["redone"] == 1 and recovery["restore_s"] is not None
+    assert recovery["repeated"] == 1 and recovery["restore_s"] is not None
     assert (
         Path(summary.trace) == fake.folder.path / "trace.json.gz" and Path(summary.trace).exists()
     )

@@ -15,7 +15,7 @@ from headway.common.polling import wait_until
 from headway.console.analysis.curve import COLUMNS
 from headway.console.steering import OPERATIONS
 from headway.console.testing import FakeRun
-from headway.console.widgets import RunConsole, Session
+from headway.console.widgets import RunConsole, RunWatcher
 from headway.console.widgets.buttons import BUTTONS, Button, button
 from headway.console.widgets.packing import BAR, NO_MICRO_BATCH
 from headway.console.widgets.picture import Picture
@@ -25,15 +25,15 @@ PERIOD_S = 0.05
 
 
 @pytest.fixture
-def session(fake: FakeRun) -> Iterator[Session]:
-    with Session(fake.run, period_s=PERIOD_S) as made:
+def watcher(fake: FakeRun) -> Iterator[RunWatcher]:
+    with RunWatcher(fake.run, period_s=PERIOD_S) as made:
         yield made
     assert not made._thread.is_alive()
 
 
 @pytest.fixture
-def console(session: Session) -> Iterator[RunConsole]:
-    made = RunConsole(session)
+def console(watcher: RunWatcher) -> Iterator[RunConsole]:
+    made = RunConsole(watcher)
     yield made
     made.close()
 
@@ -56,16 +56,16 @@ def press(
     return told[-1] if told else {}
 
 
-# ---- session ----------------------------------------------------------------------------------
+# ---- watcher ----------------------------------------------------------------------------------
 def test_pictures_come_by_themselves_and_show_what_happened(
-    fake: FakeRun, session: Session
+    fake: FakeRun, watcher: RunWatcher
 ) -> None:
     fake.advance(3)
-    picture = session.wait_for(lambda p: p.progress.step == 3)
+    picture = watcher.wait_for(lambda p: p.progress.step == 3)
     assert picture.metrics["step"].to_list() == [0, 1, 2]
     assert set(picture.events["rank"]) == {0, 1}
     fake.recover()
-    picture = session.wait_for(lambda p: any("back after" in line for line in p.news))
+    picture = watcher.wait_for(lambda p: any("back after" in line for line in p.news))
     assert any("rank 1 was killed" in line for line in picture.news)
     (band,) = picture.bands
     start, end = band.start_s, band.end_s
@@ -78,11 +78,13 @@ def test_pictures_come_by_themselves_and_show_what_happened(
     assert picture.recoveries["total_s"].to_list() == [pytest.approx(end - start)]
 
 
-def test_commands_from_any_thread_reach_the_driver_in_turn(fake: FakeRun, session: Session) -> None:
+def test_commands_from_any_thread_reach_the_driver_in_turn(
+    fake: FakeRun, watcher: RunWatcher
+) -> None:
     futures = []
 
     def order() -> None:
-        futures.append(session.submit("checkpoint"))
+        futures.append(watcher.submit("checkpoint"))
 
     threads = [threading.Thread(target=order) for _ in range(8)]
     for thread in threads:
@@ -94,48 +96,48 @@ def test_commands_from_any_thread_reach_the_driver_in_turn(fake: FakeRun, sessio
 
 
 def test_the_drivers_refusal_comes_back_and_the_pump_lives_on(
-    fake: FakeRun, session: Session
+    fake: FakeRun, watcher: RunWatcher
 ) -> None:
     with pytest.raises(RemoteError, match="node 7 is not there"):
-        session.submit("evict", node=7).result(20)
+        watcher.submit("evict", node=7).result(20)
     with pytest.raises(InputError, match="cannot set lr"):
-        session.submit("set", lr=-1.0).result(20)
+        watcher.submit("set", lr=-1.0).result(20)
     fake.advance()
-    assert session.wait_for(lambda p: p.progress.step == 1).progress.step == 1
+    assert watcher.wait_for(lambda p: p.progress.step == 1).progress.step == 1
 
 
 def test_a_subscriber_that_fails_does_not_stop_the_pictures(
-    fake: FakeRun, session: Session
+    fake: FakeRun, watcher: RunWatcher
 ) -> None:
     def fail(picture: Picture) -> None:
         raise ValueError(picture.progress.name)
 
-    session.subscribe(fail)
+    watcher.subscribe(fail)
     fake.advance(2)
-    session.wait_for(lambda p: p.progress.step == 2)
+    watcher.wait_for(lambda p: p.progress.step == 2)
     fake.advance(1)
-    session.wait_for(lambda p: p.progress.step == 3)
-    assert "ValueError" in session.error
+    watcher.wait_for(lambda p: p.progress.step == 3)
+    assert "ValueError" in watcher.error
 
 
-def test_waiting_for_what_does_not_come_says_where_the_run_stands(session: Session) -> None:
+def test_waiting_for_what_does_not_come_says_where_the_run_stands(watcher: RunWatcher) -> None:
     with pytest.raises(DeadlineError, match="step 0/40"):
-        session.wait_for(lambda p: p.progress.step == 7, timeout_s=0.5)
+        watcher.wait_for(lambda p: p.progress.step == 7, timeout_s=0.5)
 
 
-def test_a_closed_session_takes_no_orders(fake: FakeRun) -> None:
-    session = Session(fake.run, period_s=PERIOD_S).start()
-    session.close()
-    session.close()
+def test_a_closed_watcher_takes_no_orders(fake: FakeRun) -> None:
+    watcher = RunWatcher(fake.run, period_s=PERIOD_S).start()
+    watcher.close()
+    watcher.close()
     with pytest.raises(HeadwayError, match="closed"):
-        session.submit("pause").result(1)
+        watcher.submit("pause").result(1)
 
 
-def test_watching_goes_on_over_the_end_of_the_run(fake: FakeRun, session: Session) -> None:
+def test_watching_goes_on_over_the_end_of_the_run(fake: FakeRun, watcher: RunWatcher) -> None:
     fake.advance(2)
-    session.wait_for(lambda p: len(p.events) > 0)
+    watcher.wait_for(lambda p: len(p.events) > 0)
     fake.finish()
-    picture = session.wait_for(lambda p: p.progress.phase == "finished")
+    picture = watcher.wait_for(lambda p: p.progress.phase == "finished")
     assert len(picture.metrics) == 2 and len(picture.events) > 0
 
 
@@ -181,14 +183,14 @@ def test_a_page_that_is_loaded_gets_the_whole_picture(fake: FakeRun, console: Ru
 
 
 def test_later_pictures_send_only_what_is_new_and_add_up_to_the_whole(
-    fake: FakeRun, session: Session, console: RunConsole
+    fake: FakeRun, watcher: RunWatcher, console: RunConsole
 ) -> None:
-    session.wait_for(lambda _: console._picture is not None)
+    watcher.wait_for(lambda _: console._picture is not None)
     updates: list[dict[str, object]] = []
     console.observe(lambda change: updates.append(change["new"]), names="update")
     for step in range(1, 6):
         fake.advance(1)
-        session.wait_for(lambda p, step=step: len(p.points) == step)  # type: ignore[misc]
+        watcher.wait_for(lambda p, step=step: len(p.points) == step)  # type: ignore[misc]
     expected = 5 * 2 * 5 * BAR.itemsize
 
     def num_bytes() -> int:
@@ -208,9 +210,9 @@ def test_later_pictures_send_only_what_is_new_and_add_up_to_the_whole(
 
 
 def test_a_page_that_missed_something_gets_everything_again(
-    session: Session, console: RunConsole, monkeypatch: pytest.MonkeyPatch
+    watcher: RunWatcher, console: RunConsole, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session.wait_for(lambda _: console._picture is not None)
+    watcher.wait_for(lambda _: console._picture is not None)
     sent: list[object] = []
     monkeypatch.setattr(console, "send_state", lambda key=None: sent.append(key))
     console._handle_custom_msg({"kind": "full"}, [])
@@ -247,18 +249,18 @@ def test_the_log_of_the_selected_rank_comes_with_the_picture(
 
 
 def test_the_console_shows_the_end_of_a_run_and_stays(
-    fake: FakeRun, session: Session, console: RunConsole
+    fake: FakeRun, watcher: RunWatcher, console: RunConsole
 ) -> None:
     fake.advance(2)
     fake.finish()
-    session.wait_for(lambda p: p.progress.phase == "finished")
+    watcher.wait_for(lambda p: p.progress.phase == "finished")
     assert wait_until(lambda: console.facts.get("is_over") is True, 20)
     assert curve_of(console.get_state()["full"])[:, 0].tolist() == [0, 1], "a reload shows it too"
-    assert session._thread.is_alive()
+    assert watcher._thread.is_alive()
 
 
 def test_a_pressed_button_becomes_one_command_and_shows_its_shell_line(
-    fake: FakeRun, session: Session, console: RunConsole
+    fake: FakeRun, watcher: RunWatcher, console: RunConsole
 ) -> None:
     answer = press(console, "a1", "pause")
     assert answer == {
@@ -269,7 +271,7 @@ def test_a_pressed_button_becomes_one_command_and_shows_its_shell_line(
         "cli": f"headway pause fake --runs-dir {fake.run.path.parent}",
         "python": "run.pause()",
     }
-    session.wait_for(lambda p: p.progress.paused)
+    watcher.wait_for(lambda p: p.progress.paused)
     press(console, "a2", "set lr", lr=" 3e-4")
     press(console, "a3", "kill rank", rank=1)
     console.command = {"id": "a1", "button": "pause", "again": True}
@@ -376,9 +378,9 @@ def test_a_new_operation_needs_one_line_for_its_button() -> None:
     assert button("set lr").operation == "set"
 
 
-def test_closing_the_widget_leaves_the_run_and_ends_its_own_session(fake: FakeRun) -> None:
+def test_closing_the_widget_leaves_the_run_and_ends_its_own_watcher(fake: FakeRun) -> None:
     console = RunConsole(fake.run, period_s=PERIOD_S)
-    console.session.wait_for(lambda _: True)
+    console.watcher.wait_for(lambda _: True)
     console.close()
-    assert not console.session._thread.is_alive()
+    assert not console.watcher._thread.is_alive()
     assert fake.run.live

@@ -132,7 +132,7 @@ def _bad_name(draw: random.Random, number: int) -> bytes:
                 (b"", b"-1", b"1/../../x", b"1\0", "\u00b2".encode(), b"1.5", b" 1")
             )
         case 4:
-            # a number that no crew counts to, longer than a file name
+            # a number that no count of workers reaches, longer than a file name
             return b"n1w" + b"7" * draw.randrange(20, 250)
         case _:
             return b"x" * 60_000

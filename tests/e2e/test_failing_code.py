@@ -40,7 +40,7 @@ def test_a_rank_that_raises_goes_on_and_one_that_raises_at_every_try_ends_the_ru
     )
     (recovery,) = recovery_rows(run)
     assert recovery["reason"].startswith("rank 1 failed: FailpointError"), recovery
-    assert recovery["redone"] <= 1
+    assert recovery["repeated"] <= 1
     after = machine.status("tiny")["status"]
     assert after["generation"] == 1
     assert [row["pid"] for row in after["ranks"]] == [row["pid"] for row in before["ranks"]], (

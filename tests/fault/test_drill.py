@@ -62,7 +62,7 @@ def test_a_run_recovers_from_every_kind_of_fault_to_the_bits_of_an_undisturbed_o
         striker = Striker(run, SEED)
         rows = [strike_and_recover(run, striker, fault) for fault in faults]
         seen, degraded = aftermath.settle(run, config, faults)
-        redone = {
+        repeated = {
             str(row["generation"]): row["num_steps"]
             for row in redone_steps(load_events(run.folder.path)).to_dicts()
         }
@@ -76,7 +76,7 @@ def test_a_run_recovers_from_every_kind_of_fault_to_the_bits_of_an_undisturbed_o
             **GOOD,
             "faults": rows,
             "num_faults": len(faults),
-            "redone_steps": redone,
+            "redone_steps": repeated,
             "degraded": degraded,
             "missing_steps": missing,
             "digest": _digest(run),

@@ -20,7 +20,7 @@ from headway.trainer.control.decisions.state import RunState
 LIMITS = RecoveryConfig(
     group_timeout_s=10,
     join_timeout_s=20,
-    out_timeout_s=3,
+    leave_timeout_s=3,
     driver_silent_s=0.5,
     node_silent_s=1,
     node_lost_s=4,

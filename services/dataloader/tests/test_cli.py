@@ -78,7 +78,7 @@ def test_prepare_inspect_and_verify_answer_in_json(text_folder: Path, tmp_path: 
     options = ("--source", text_folder, "--out", tmp_path / "d", "--vocab-size", "300", "--json")
     first = json.loads(run("prepare", *options).stdout)
     second = json.loads(run("prepare", *options).stdout)
-    assert (first["was_there"], second["was_there"]) == (False, True)
+    assert (first["already_prepared"], second["already_prepared"]) == (False, True)
     assert re.fullmatch("[0-9a-f]{64}", first["corpus_sha256"])
     looked = json.loads(run("inspect", tmp_path / "d", "--split", "validation", "--json").stdout)
     assert looked["tokens"] == first["splits"]["validation"]["tokens"]

@@ -118,7 +118,7 @@ def test_two_runs_at_once_make_it_once(text_folder: Path, tmp_path: Path) -> Non
         subprocess.Popen(arguments, env=child_environment(), stdout=-1, stderr=-1) for _ in range(3)
     ]
     facts = [json.loads(run.communicate()[0]) for run in runs]
-    assert sorted(fact["was_there"] for fact in facts) == [False, True, True]
+    assert sorted(fact["already_prepared"] for fact in facts) == [False, True, True]
     verify(tmp_path / "d")
 
 

@@ -323,10 +323,10 @@ def test_a_worker_of_a_silent_node_is_not_ended_for_an_order_that_it_never_got()
     hand.silent.add(1)
     hand.send(Done(only(hand.wait(LIMITS.node_silent_s + 0.2), RestartNode)))
     hand.send(hand.left(0, "peer"))
-    hand.change(0, 0, status="out")
-    hand.change(0, 1, status="out")
+    hand.change(0, 0, status="left")
+    hand.change(0, 1, status="left")
     hand.beat(0)
-    hand.wait(3 * LIMITS.out_timeout_s)
+    hand.wait(3 * LIMITS.leave_timeout_s)
     hand.silent.clear()
     hand.incarnation[1] += 1
     hand.versions[1] = 0
@@ -344,7 +344,7 @@ def test_who_was_told_is_ended_while_a_silent_nodes_workers_are_not() -> None:
     hand = Hand(nodes=2).run()
     hand.silent.add(1)
     hand.wait(LIMITS.node_silent_s + 0.2)
-    actions = hand.send(hand.left(0, "peer")) + hand.wait(LIMITS.out_timeout_s + 1.0)
+    actions = hand.send(hand.left(0, "peer")) + hand.wait(LIMITS.leave_timeout_s + 1.0)
     lost = [a.fields["worker"] for a in actions if isinstance(a, Log) and a.event == "worker_lost"]
     assert lost == ["n0w1"]
 

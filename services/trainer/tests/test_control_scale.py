@@ -149,7 +149,7 @@ def test_a_generation_that_is_left_is_left_by_all_at_once() -> None:
     asked = {a.node for a in state.handle(Relay(node=0, left=left), 0.3) if isinstance(a, Send)}
     assert asked == {0, 1, 2}
     state = _running(3)
-    asked = {a.node for a in state.handle(_beat(0, 3, status="out"), 0.3) if isinstance(a, Send)}
+    asked = {a.node for a in state.handle(_beat(0, 3, status="left"), 0.3) if isinstance(a, Send)}
     assert asked == {1, 2}
 
 

@@ -27,7 +27,7 @@ def test_an_undisturbed_run_needs_one_generation_and_finishes() -> None:
     cluster.run(100)
     assert cluster.finished == Finish("finished", "")
     assert len(cluster.journal) == 1
-    assert cluster.redone == []
+    assert cluster.repeated == []
 
 
 def test_a_killed_worker_costs_one_generation_and_at_most_one_completed_step() -> None:
@@ -38,7 +38,7 @@ def test_a_killed_worker_costs_one_generation_and_at_most_one_completed_step() -
     cluster.run(100)
     assert cluster.finished == Finish("finished", "")
     assert len(cluster.journal) == 2
-    assert len(cluster.redone) <= 1
+    assert len(cluster.repeated) <= 1
     assert survivors <= {w.name for w in cluster.members()}
 
 

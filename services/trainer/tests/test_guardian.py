@@ -89,7 +89,7 @@ def test_a_failing_spawn_does_not_hide_the_death_of_a_worker() -> None:
     node = up()
     node.spawn_fails = True
     agent = node.guardian.services.process("agent")
-    victim = next(iter(node.guardian.crew.members.values())).process
+    victim = next(iter(node.guardian.workers.members.values())).process
     assert agent is not None
     node.processes[agent].state = node.processes[victim].state = "Z"
     node.run(0.5)
@@ -126,7 +126,7 @@ def test_forks_that_fail_are_tried_again_one_by_one() -> None:
 def test_a_zygote_that_leaves_a_fork_unanswered_is_replaced() -> None:
     node = up()
     zygote = node.guardian.services.process("zygote")
-    worker = next(iter(node.guardian.crew.members.values())).process
+    worker = next(iter(node.guardian.workers.members.values())).process
     assert zygote is not None
     node.guardian.services._silent_s = 1e9
     node.processes[zygote].is_hung = True
@@ -139,23 +139,23 @@ def test_a_zygote_that_leaves_a_fork_unanswered_is_replaced() -> None:
 
 def test_a_stopped_worker_is_ended_and_a_traced_one_is_left_alone() -> None:
     node = up()
-    first, second, _ = [m.process for m in node.guardian.crew.members.values()]
+    first, second, _ = [m.process for m in node.guardian.workers.members.values()]
     node.processes[first].state, node.processes[second].state = "T", "t"
     node.run(3.0)
-    members = {m.process for m in node.guardian.crew.members.values()}
+    members = {m.process for m in node.guardian.workers.members.values()}
     assert first not in members and second in members
 
 
 def test_a_worker_under_a_debugger_is_left_alone_by_the_next_executor_too() -> None:
     node = up()
-    held = next(iter(node.guardian.crew.members.values())).process
+    held = next(iter(node.guardian.workers.members.values())).process
     node.processes[held].state = "t"
     node.restart_executor()
     node.run(30.0)
     assert held in node.processes
     node.processes[held].state = "S"
     node.run(5.0)
-    assert held in {m.process for m in node.guardian.crew.members.values()} and node.is_whole
+    assert held in {m.process for m in node.guardian.workers.members.values()} and node.is_whole
 
 
 def test_an_order_to_restart_a_service_that_comes_late_leaves_its_successor_alone() -> None:
@@ -172,7 +172,7 @@ def test_an_order_to_restart_a_service_that_comes_late_leaves_its_successor_alon
 
 def test_a_hung_standby_is_replaced() -> None:
     node = up()
-    hung = next(iter(node.guardian.crew.members.values())).process
+    hung = next(iter(node.guardian.workers.members.values())).process
     node.processes[hung].is_hung = True
     node.run(30.0)
     assert node.is_whole and hung not in node.processes
@@ -189,7 +189,7 @@ def test_a_beat_under_a_name_that_no_worker_has_is_refused(name: str) -> None:
 def test_a_state_file_that_cannot_be_written_stops_nothing_and_is_tried_again() -> None:
     node = Node(files_fail=True)
     node.run(START_S)
-    assert len(node.guardian.crew.members) == node.guardian.wanted
+    assert len(node.guardian.workers.members) == node.guardian.wanted
     assert (
         node.guardian.trouble() == "the executor's state cannot be written: no space left on device"
     )
@@ -208,7 +208,7 @@ def test_a_successor_adopts_everything_and_is_silent_until_its_workers_spoke() -
     node = up()
     before = node.memory
     node.restart_executor()
-    assert not node.guardian.crew.is_settled
+    assert not node.guardian.workers.is_settled
     node.run(START_S)
     assert node.is_whole and node.memory.workers == before.workers
     assert dict(node.memory.services) == dict(before.services)
@@ -297,7 +297,7 @@ def test_no_executor_forgets_the_arenas_of_a_node_that_carries_ranks() -> None:
 def test_the_version_grows_with_what_changes_and_not_with_steps() -> None:
     node = up()
     version = node.guardian.version
-    name, member = next(iter(node.guardian.crew.members.items()))
+    name, member = next(iter(node.guardian.workers.members.items()))
     who = member.process
     beat = {"worker": name, "pid": who.pid, "start_ticks": who.start_ticks}
     node.handle(on.WorkerReported(WorkerBeat(**beat, status="idle", step=5)))  # type: ignore[arg-type]
@@ -305,7 +305,7 @@ def test_the_version_grows_with_what_changes_and_not_with_steps() -> None:
     node.handle(
         on.WorkerReported(WorkerBeat(**beat, status="running", generation=0, rank=0, step=6))
     )  # type: ignore[arg-type]
-    assert node.guardian.version == version + 1 and node.guardian.crew.step() == 6
+    assert node.guardian.version == version + 1 and node.guardian.workers.step() == 6
 
 
 def test_what_the_guardian_does_not_know_is_harmless() -> None:

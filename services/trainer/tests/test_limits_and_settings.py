@@ -21,7 +21,7 @@ from structlog.testing import capture_logs
         ({"node_silent_s": 12.0}, ("node_silent_s=12", "node_lost_s=10")),
         ({"node_lost_s": 700.0}, ("node_lost_s=700", "orphan_limit_s=600")),
         ({"group_timeout_s": 60.0}, ("group_timeout_s=60", "join_timeout_s=60")),
-        ({"out_timeout_s": 61.0}, ("out_timeout_s=61", "join_timeout_s=60")),
+        ({"leave_timeout_s": 61.0}, ("leave_timeout_s=61", "join_timeout_s=60")),
         ({"gather_timeout_s": 20.0}, ("fork_limit_s=20", "gather_timeout_s=20")),
         ({"service_silent_s": 99.0}, ("service_silent_s=99", "service_start_s=60")),
         ({"read_timeout_s": 0.0}, ("recovery.read_timeout_s=0.0",)),

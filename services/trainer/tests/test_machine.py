@@ -11,7 +11,7 @@ import pytest
 from headway.common.errors import InputError
 from headway.trainer import machine
 from headway.trainer.config import RunConfig, TrainConfig
-from headway.trainer.machine import machine_dtype, settled, usable_gpus
+from headway.trainer.machine import machine_dtype, resolve_auto, usable_gpus
 
 
 def config(device: str = "auto", dtype: str = "auto") -> RunConfig:
@@ -45,18 +45,18 @@ def test_auto_gives_each_rank_a_gpu_or_all_the_processor(
     gpus: int, device: str, dtype: str, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "BF16_UNITS", ())
-    found, said = settled(config(), ranks=4, gpus=gpus)
+    found, said = resolve_auto(config(), ranks=4, gpus=gpus)
     assert (found.train.device, found.train.dtype, said) == (device, dtype, line)
     assert Path(found.data.path).is_absolute()
-    assert settled(found, ranks=4, gpus=gpus)[1] == f"device {device}, dtype {dtype}", (
+    assert resolve_auto(found, ranks=4, gpus=gpus)[1] == f"device {device}, dtype {dtype}", (
         "once settled it stays"
     )
 
 
 def test_a_gpu_that_was_asked_for_and_is_not_there_is_refused_with_the_remedy() -> None:
     with pytest.raises(InputError, match=r"GPUs: 1, ranks: 2.*set train\.device=cpu"):
-        settled(config(device="gpu"), ranks=2, gpus=1)
-    assert settled(config(device="cpu", dtype="fp64"), ranks=2)[0].train.device == "cpu"
+        resolve_auto(config(device="gpu"), ranks=2, gpus=1)
+    assert resolve_auto(config(device="cpu", dtype="fp64"), ranks=2)[0].train.device == "cpu"
 
 
 def test_bf16_is_chosen_where_the_processor_has_units_for_it() -> None:

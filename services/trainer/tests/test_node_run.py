@@ -74,7 +74,7 @@ def frozen_rank(run: NodeRun) -> Iterator[ProcessId]:
         beat = WorkerBeat(
             worker="n0w0", pid=process.pid, start_ticks=process.start_ticks, status="running"
         )
-        run.guardian.crew.receive(beat, 0.0)
+        run.guardian.workers.receive(beat, 0.0)
         yield process
         assert not process.alive()
 
@@ -138,8 +138,8 @@ def test_workers_that_have_not_spoken_to_a_new_executor_are_ended_too(
 ) -> None:
     run.handle(Looked({}))  # writes them down
     successor = NodeRun(run.cluster, 0, run.run.path)
-    assert successor.guardian.crew.members == {}
-    assert list(successor.guardian.crew.processes().values()) == [frozen_rank]
+    assert successor.guardian.workers.members == {}
+    assert list(successor.guardian.workers.processes().values()) == [frozen_rank]
     run.lock.release()
     end(successor)
     assert saved(run) == [0, 1, 2, 3, 4]

@@ -19,7 +19,7 @@ from headway.common.output import to_json
 from headway.console.news import News
 from headway.console.peak import Peak
 from headway.console.progress import Progress, ProgressReader
-from headway.console.run import OVER, Run
+from headway.console.run import TERMINAL_OUTCOMES, Run
 
 POLL_S = 0.25
 TOGETHER_S = 1.0
@@ -83,7 +83,7 @@ class Follower:
             for at_unix_s, line in news.read():
                 self._view.report(line, at_unix_s)
             now = time.monotonic()
-            over = outcome in OVER and not live
+            over = outcome in TERMINAL_OUTCOMES and not live
             if over or now - shown_s >= self._view.period(self._every_s):
                 self._view.show(reader.read())
                 shown_s = now
@@ -140,7 +140,7 @@ class Follower:
             except DeadlineError:  # its driver is being replaced: the next round tries again
                 self._stop_sent = False
             except HeadwayError as error:
-                if self._run.outcome not in OVER:
+                if self._run.outcome not in TERMINAL_OUTCOMES:
                     self._view.report(f"not stopped: {error}")
         return False
 

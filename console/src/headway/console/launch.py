@@ -35,7 +35,7 @@ from headway.launch.cluster import ClusterFolder
 from headway.launch.engine import Engine
 from headway.launch.local import LocalEngine
 from headway.launch.nodes import START_LIMIT_S, attach, detach, last_line
-from headway.trainer.client import reopen, settled
+from headway.trainer.client import reopen, resolve_auto
 from headway.trainer.config import LaunchConfig, RunConfig
 
 
@@ -59,7 +59,7 @@ def launch(
     """
     check_torch()
     asked = config
-    config, line = settled(own_corpus_folder(config), ranks=config.parallel.world_size)
+    config, line = resolve_auto(own_corpus_folder(config), ranks=config.parallel.world_size)
     report(line)
     check_sinks(config.launch.sinks)
     check_machine(config, runs_dir)

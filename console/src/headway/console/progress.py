@@ -12,7 +12,7 @@ from headway.common.wire.messages.driver import Status
 from headway.console.analysis.newest import NewestSteps, SkippedSteps, Step
 from headway.console.peak import Peak
 from headway.console.preflight import model_shape
-from headway.console.run import OVER, Run
+from headway.console.run import TERMINAL_OUTCOMES, Run
 from headway.trainer.config import RunConfig
 
 
@@ -52,7 +52,7 @@ class Progress:
     @property
     def is_over(self) -> bool:
         """Whether the run has an outcome."""
-        return self.phase in OVER
+        return self.phase in TERMINAL_OUTCOMES
 
     @property
     def state(self) -> str:

@@ -19,7 +19,7 @@ from headway.launch.cluster import ClusterFolder
 from headway.launch.lease import FileLease
 from headway.trainer.config import RunConfig
 
-OVER = frozenset({"finished", "stopped", "failed"})
+TERMINAL_OUTCOMES = frozenset({"finished", "stopped", "failed"})
 """Outcomes of a run that has ended."""
 
 

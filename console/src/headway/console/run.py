@@ -18,12 +18,12 @@ from headway.common.wire.messages.driver import (
     RankStatus,
     Status,
 )
-from headway.console.records import OVER
+from headway.console.records import TERMINAL_OUTCOMES
 from headway.console.run_frames import RunFrames
 from headway.console.steering import Steering
 from headway.launch.lease import FileLease
 
-__all__ = ["OVER", "PAGE_RANKS", "Run"]
+__all__ = ["PAGE_RANKS", "TERMINAL_OUTCOMES", "Run"]
 PAGE_RANKS = 1024
 """Ranks in one answer of the driver, at most."""
 
@@ -73,7 +73,7 @@ class Run(RunFrames, Steering):
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             outcome, live = self.outcome, self.live
-            if outcome in OVER and not live:
+            if outcome in TERMINAL_OUTCOMES and not live:
                 return outcome
             if not live and not self.outcome:
                 raise HeadwayError(
@@ -121,7 +121,7 @@ class Run(RunFrames, Steering):
             return client.call(command, Accepted, timeout_s=timeout_s).sequence
 
     def _refuse_over(self) -> None:
-        if self.outcome in OVER:
+        if self.outcome in TERMINAL_OUTCOMES:
             raise InputError(
                 f"run {self.name} is {self.outcome}, not live", remedy=f"see {self.hint('status')}"
             )

@@ -62,20 +62,20 @@ class RunFrames(RunRecords):
         return load_journal(self)
 
     def recoveries(self) -> pl.DataFrame:
-        """One row per recovery: its cause, how long each part took, ``redone`` steps.
+        """One row per recovery: its cause, how long each part took, ``repeated`` steps.
 
-        ``redone`` counts the completed steps that were done again; times are in seconds.
+        ``repeated`` counts the completed steps that were done again; times are in seconds.
         """
         import polars as pl
         from headway.console.analysis.episodes import load_journal, recoveries
         from headway.console.analysis.events import load_events, redone_steps
 
         journal, events = load_journal(self), load_events(self.path)
-        again = redone_steps(events).select("generation", pl.col("num_steps").alias("redone"))
+        again = redone_steps(events).select("generation", pl.col("num_steps").alias("repeated"))
         return (
             recoveries(journal, events)
             .join(again, on="generation", how="left", maintain_order="left")
-            .with_columns(pl.col("redone").fill_null(0).cast(pl.Int64))
+            .with_columns(pl.col("repeated").fill_null(0).cast(pl.Int64))
         )
 
     def logs(

@@ -130,14 +130,14 @@ def _not_durable(s: Summary) -> list[tuple[str, str]]:
 
 
 def recovery_rows(run: Run) -> list[dict[str, Any]]:
-    """Each recovery with its times and ``redone``, the completed steps that were done again."""
+    """Each recovery with its times and ``repeated``, the completed steps that were done again."""
     journal = load_journal(run)
     if journal.filter(journal["name"] == "fence").is_empty():
         return []
     events = load_events(run.path)
     again = dict(redone_steps(events).select("generation", "num_steps").iter_rows())
     rows = recoveries(journal, events).to_dicts()
-    return [{**row, "redone": int(again.get(row["generation"], 0))} for row in rows]
+    return [{**row, "repeated": int(again.get(row["generation"], 0))} for row in rows]
 
 
 def _mean_rate(run: Run) -> float:
@@ -187,4 +187,4 @@ def _recovery_line(row: dict[str, Any]) -> str:
         f"{name} {row[key]:.2f} s" for name, key in spans.items() if row[key] is not None
     )
     total = "under way" if row["total_s"] is None else f"{row['total_s']:.2f} s"
-    return f"{total} ({times}); {row['redone']} completed steps done again; {row['reason']}"
+    return f"{total} ({times}); {row['repeated']} completed steps done again; {row['reason']}"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from headway.common.errors import HeadwayError
 from headway.common.log import get_logger
-from headway.console.records import OVER, RunRecords
+from headway.console.records import TERMINAL_OUTCOMES, RunRecords
 from headway.console.sinks.export import Export, Exported, exporting
 
 POLL_S = 1.0
@@ -103,7 +103,7 @@ def _is_live(run: RunRecords) -> bool:
 
 def _is_over(run: RunRecords) -> bool:
     with contextlib.suppress(*FAILURES):
-        return run.outcome in OVER
+        return run.outcome in TERMINAL_OUTCOMES
     return not run.path.exists()
 
 

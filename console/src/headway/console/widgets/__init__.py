@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from headway.common.lazy import lazy
 
 if TYPE_CHECKING:
-    from headway.console.widgets.session import Session
     from headway.console.widgets.views import RunConsole
+    from headway.console.widgets.watcher import RunWatcher
 
-__all__ = ["RunConsole", "Session"]
+__all__ = ["RunConsole", "RunWatcher"]
 
-__getattr__, __dir__ = lazy(__name__, session="Session", views="RunConsole")
+__getattr__, __dir__ = lazy(__name__, watcher="RunWatcher", views="RunConsole")

@@ -1,4 +1,4 @@
-"""A run at one moment, as a session hands it to its subscribers."""
+"""A run at one moment, as a watcher hands it to its subscribers."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Picture:
 
     progress: Progress
     number: int
-    """Counted from 1 by the session: what is new is new since the picture before."""
+    """Counted from 1 by the watcher: what is new is new since the picture before."""
     points: tuple[Point, ...]
     """The course of the run, columns ``analysis.curve.COLUMNS``."""
     num_unchanged: int

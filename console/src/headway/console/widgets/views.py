@@ -17,8 +17,8 @@ from headway.console.run import Run
 from headway.console.widgets.buttons import BUTTONS, button
 from headway.console.widgets.packing import MAX_BARS_RELOADED, pack, pack_window
 from headway.console.widgets.picture import Band, Picture
-from headway.console.widgets.session import Session
 from headway.console.widgets.tail import Records
+from headway.console.widgets.watcher import RunWatcher
 
 try:
     import anywidget
@@ -82,26 +82,26 @@ class RunConsole(anywidget.AnyWidget):  # type: ignore[misc]
     answer = traitlets.Dict().tag(sync=True)
     """What became of a command: {id, button, text, is_error, cli, python}."""
 
-    def __init__(self, run: Run | Session, **options: Any) -> None:
+    def __init__(self, run: Run | RunWatcher, **options: Any) -> None:
         self._picture: Picture | None = None
         super().__init__(
             kinds={str(kind.value): kind.name for kind in Kind},
             buttons=[known.described(run.path) for known in BUTTONS],
         )
         _take_messages_where_they_are_sent(self.comm)
-        self._owns_session = isinstance(run, Run)
-        self.session = Session(run, **options).start() if isinstance(run, Run) else run
+        self._owns_watcher = isinstance(run, Run)
+        self.watcher = RunWatcher(run, **options).start() if isinstance(run, Run) else run
         self._done: set[str] = set()
         self.observe(self._on_command, names="command")
         self.observe(self._on_selected, names="selected")
         self.on_msg(self._on_message)
-        self.session.subscribe(self.show, self.show_error)
+        self.watcher.subscribe(self.show, self.show_error)
 
     def close(self) -> None:
         """Stop watching and take the widget away; the run is left alone."""
-        self.session.unsubscribe(self.show)
-        if self._owns_session:
-            self.session.close()
+        self.watcher.unsubscribe(self.show)
+        if self._owns_watcher:
+            self.watcher.close()
         super().close()
 
     def get_state(self, key: Any = None, drop_defaults: bool = False) -> dict[str, Any]:
@@ -112,11 +112,11 @@ class RunConsole(anywidget.AnyWidget):  # type: ignore[misc]
         return state
 
     def show(self, picture: Picture) -> None:
-        """Show a picture; called by the session's thread."""
+        """Show a picture; called by the watcher's thread."""
         is_next = self._picture is not None and picture.number == self._picture.number + 1
         self._picture = picture
         with self.hold_sync():
-            self.facts = _facts(picture, self.session.error)
+            self.facts = _facts(picture, self.watcher.error)
             if is_next:
                 self.update = _changes(picture, picture.num_unchanged, picture.new)
             self.validation = np.array(picture.validation, "<f4").tobytes()
@@ -153,7 +153,7 @@ class RunConsole(anywidget.AnyWidget):  # type: ignore[misc]
             self.send({**content, **answer}, [bars])
 
     def _on_selected(self, change: dict[str, Any]) -> None:
-        self.session.selected = int(change["new"])
+        self.watcher.selected = int(change["new"])
 
     def _on_command(self, change: dict[str, Any]) -> None:
         """A button was pressed. Runs on whatever thread the kernel chose, so it only hands over."""
@@ -170,14 +170,14 @@ class RunConsole(anywidget.AnyWidget):  # type: ignore[misc]
         except InputError as error:
             self._answer(said, str(error), is_error=True)
             return
-        said |= pressed.lines(self.session.path, arguments)
+        said |= pressed.lines(self.watcher.path, arguments)
         self._answer(said, "...")
-        done = self.session.submit(pressed.operation, **arguments)
+        done = self.watcher.submit(pressed.operation, **arguments)
         done.add_done_callback(lambda future: self._on_done(said, future))
 
     def _on_done(self, said: dict[str, str], done: Future[int]) -> None:
         if done.cancelled():
-            self._answer(said, "the session was closed", is_error=True)
+            self._answer(said, "the watcher was closed", is_error=True)
         elif (error := done.exception()) is not None:
             self._answer(said, str(error), is_error=True)
         else:

@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
         "{command} --source my_texts --out data/mine",
         "{command} --source stories.jsonl --vocab-size 4096",
     ),
-    json=f"one object: path, was_there, {META}",
+    json=f"one object: path, already_prepared, {META}",
 )
 def prepare(
     source: Annotated[
@@ -87,7 +87,7 @@ def prepare(
         validation_fraction=validation_fraction,
     )
     done = make(config, force=force, cache=cache, say=lambda line: typer.echo(line, err=as_json))
-    facts = {"path": str(done.path), "was_there": done.already_prepared, **_facts(done.meta)}
+    facts = {"path": str(done.path), "already_prepared": done.already_prepared, **_facts(done.meta)}
     emit(facts, as_json, _lines(facts))
 
 

@@ -11,9 +11,9 @@ from headway.common.errors import InputError
 from headway.launch.lease import FileLease
 from headway.trainer.control.inputs import Replayed, replay
 from headway.trainer.control.journal import Journal
-from headway.trainer.machine import settled
+from headway.trainer.machine import resolve_auto
 
-__all__ = ["Replayed", "inherit", "reopen", "replay", "settled"]
+__all__ = ["Replayed", "inherit", "reopen", "replay", "resolve_auto"]
 
 
 def reopen(database: Path) -> None:

@@ -20,7 +20,9 @@ BF16_UNITS = ("avx512_bf16", "amx_bf16", "bf16")
 COUNT_LIMIT_S = 60.0
 
 
-def settled(config: RunConfig, *, ranks: int, gpus: int | None = None) -> tuple[RunConfig, str]:
+def resolve_auto(
+    config: RunConfig, *, ranks: int, gpus: int | None = None
+) -> tuple[RunConfig, str]:
     """The configuration with ``auto`` and the corpus path resolved, and a line
     that reports the choice.
 

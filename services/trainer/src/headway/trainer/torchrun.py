@@ -26,7 +26,7 @@ from headway.trainer.batches import DataFactory, Split
 from headway.trainer.config import RunConfig
 from headway.trainer.generation import Session
 from headway.trainer.hooks import NoHooks, StepResult
-from headway.trainer.machine import settled
+from headway.trainer.machine import resolve_auto
 from headway.trainer.parallel.channel import Channels
 from headway.trainer.parallel.groups import Groups, build
 from headway.trainer.parallel.nccl import take_device
@@ -119,7 +119,7 @@ def train(files: list[Path], overrides: list[str]) -> int:
     """
     place = Place.from_environment()
     gpus = torch.cuda.device_count()
-    config, line = settled(
+    config, line = resolve_auto(
         load(RunConfig, files, overrides), ranks=place.local_world_size, gpus=gpus
     )
     if config.parallel.world_size != place.world_size:

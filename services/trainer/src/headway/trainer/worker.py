@@ -187,7 +187,7 @@ class Worker:
     ) -> None:
         """Report to the executor that this worker has left the generation."""
         log.info("left", generation=generation, reason=reason, detail=detail)
-        self.view.status = "out"
+        self.view.status = "left"
         self.link.send(
             LeftGeneration(
                 worker=self.name,

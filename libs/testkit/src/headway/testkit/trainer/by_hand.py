@@ -188,8 +188,8 @@ class Hand:
         """Every worker has left."""
         for views in self.workers.values():
             for index, view in enumerate(views):
-                if view.status not in ("idle", "out"):
-                    views[index] = msgspec.structs.replace(view, status="out")  # type: ignore[type-var]
+                if view.status not in ("idle", "left"):
+                    views[index] = msgspec.structs.replace(view, status="left")  # type: ignore[type-var]
         return [a for node in self.workers if node not in self.silent for a in self.beat(node)]
 
 

@@ -193,8 +193,8 @@ class Node:
                     process.state = "Z"
             case on.AskForFork(worker):
                 self.asked_forks.append(self.now)
-                crew = self.guardian.crew
-                coming = len(crew.members) + len(crew.asked) + len(crew.orphans)
+                workers = self.guardian.workers
+                coming = len(workers.members) + len(workers.asked) + len(workers.orphans)
                 assert coming <= self.guardian.wanted, f"{coming} workers on their way"
                 zygote = self._of("zygote")
                 if zygote is None:
@@ -242,12 +242,14 @@ class Node:
         names = [p.name for p in self.processes.values() if p.state != "Z"]
         for name in SERVICES:
             assert names.count(name) <= 1, f"two processes of {name}"
-        crew = guardian.crew
-        coming = len(crew.members) + len(crew.asked) + len(crew.orphans)
+        workers = guardian.workers
+        coming = len(workers.members) + len(workers.asked) + len(workers.orphans)
         for service in guardian.services.kept.values():
             assert (service.process is None) == (service.status in ("down", "asked")), service
-        is_short = len(crew.members) < guardian.wanted
-        can = guardian.services.is_serving("zygote") and (crew.asked or crew.backoff.failures == 0)
+        is_short = len(workers.members) < guardian.wanted
+        can = guardian.services.is_serving("zygote") and (
+            workers.asked or workers.backoff.failures == 0
+        )
         if is_short and not can and guardian.refill:
             assert guardian.trouble(), f"silent about {coming} of {guardian.wanted} workers"
         for service in guardian.services.kept.values():
@@ -262,6 +264,6 @@ class Node:
         services = self.guardian.services
         return (
             all(services.is_serving(name) for name in SERVICES)
-            and len(self.guardian.crew.members) >= self.guardian.wanted
+            and len(self.guardian.workers.members) >= self.guardian.wanted
             and not self.guardian.trouble()
         )

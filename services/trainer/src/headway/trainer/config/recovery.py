@@ -12,7 +12,7 @@ _IN_ORDER = (
     ("node_silent_s", "node_lost_s", "a node is restarted before it is given up"),
     ("node_lost_s", "orphan_limit_s", "workers must outlive the restart of their executor"),
     ("group_timeout_s", "join_timeout_s", "joining builds groups and uses them"),
-    ("out_timeout_s", "join_timeout_s", "leaving is a part of joining the next generation"),
+    ("leave_timeout_s", "join_timeout_s", "leaving is a part of joining the next generation"),
     ("fork_limit_s", "gather_timeout_s", "gathering waits for at least one fork"),
     ("service_silent_s", "service_start_s", "a start takes longer than a beat"),
 )
@@ -34,7 +34,7 @@ class RecoveryConfig:
     """Longest time for the search for the newest checkpoint."""
     join_timeout_s: float = 60.0
     """Longest time from assignment until each rank has its state; then the generation is fenced."""
-    out_timeout_s: float = 8.0
+    leave_timeout_s: float = 8.0
     """Longest time for a survivor to leave a fenced generation before it is killed."""
     stop_timeout_s: float = 60.0
     """Longest time without progress after a stop command before the run is ended by force."""

@@ -46,7 +46,7 @@ class FakeCluster:
         self.network = Network(self.random, loss=loss)
         self.nodes = {number: FakeNode(number) for number in range(nodes)}
         self.disk, self.limits, self.steps = Disk(), limits, steps
-        self.redone: list[int] = []
+        self.repeated: list[int] = []
         self.furthest = 0
         self.frozen_at: dict[str, float] = {}
         self.verdicts: list[Judged] = []
@@ -215,7 +215,7 @@ class FakeCluster:
         if paused:
             return
         if step <= self.furthest:
-            self.redone.append(step)
+            self.repeated.append(step)
         self.furthest = max(self.furthest, step)
         ends = step >= self._total(agreed) or "stop" in operations
         for worker in ready:
@@ -230,7 +230,7 @@ class FakeCluster:
         return next(n for n in self.nodes.values() if worker.name in n.workers)
 
     def _leave(self, worker: FakeWorker, reason: str, **more: object) -> None:
-        worker.status = "out"
+        worker.status = "left"
         left = LeftGeneration(
             worker=worker.name,
             generation=worker.generation,

@@ -238,17 +238,17 @@ class Fleet:
         node.gone[name] = node.workers[name].pid
         self._index(node, name)
 
-    def bury(self, number: int, name: str, pid: int) -> None:
+    def remove_dead(self, number: int, name: str, pid: int) -> None:
         """The worker's process has ended; an older beat that still shows it changes nothing."""
         node = self.nodes[number]
         node.gone[name] = pid
         node.workers.pop(name, None)
         self._index(node, name)
 
-    def mark_out(self, name: str) -> None:
+    def mark_left(self, name: str) -> None:
         """The worker said that it left its generation, before a beat shows it."""
         node = self.nodes[self.home[name]]
-        node.workers[name] = msgspec.structs.replace(node.workers[name], status="out")  # type: ignore[type-var]
+        node.workers[name] = msgspec.structs.replace(node.workers[name], status="left")  # type: ignore[type-var]
         self._index(node, name)
 
     # ---- nodes ----------------------------------------------------------------------------------

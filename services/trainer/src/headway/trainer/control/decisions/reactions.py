@@ -58,7 +58,7 @@ def on_gone(core: Core, gone: WorkerGone) -> list[Action]:
     if view is not None and view.pid != gone.pid:
         return []  # of an earlier process
     was_living = core.fleet.living(gone.worker) is not None
-    core.fleet.bury(gone.node, gone.worker, gone.pid)
+    core.fleet.remove_dead(gone.node, gone.worker, gone.pid)
     return core.lost_worker(gone.worker, gone.reason) if was_living else []
 
 
@@ -68,7 +68,7 @@ def on_left(core: Core, left: LeftGeneration) -> list[Action]:
         return []
     if core.view(left.rank) is None:
         return []
-    core.fleet.mark_out(left.worker)
+    core.fleet.mark_left(left.worker)
     core.members.update(left.rank, core.view(left.rank))
     if left.is_fatal:
         return core.finish("failed", f"rank {left.rank}: {left.detail}")

@@ -258,15 +258,15 @@ class Executor:
             return
         run_id, epoch = getattr(message, "run_id", ""), getattr(message, "epoch", -1)
         if not run.guardian.obeys(run_id, epoch):
-            held_back = self._throttle.admit(type(message).__name__)
-            if held_back is not None:
+            suppressed = self._throttle.admit(type(message).__name__)
+            if suppressed is not None:
                 log.warning(
                     "refused an order of another run or of an older driver",
                     message=type(message).__name__,
                     run_id=run_id,
                     epoch=epoch,
                     current=run.guardian.epoch,
-                    suppressed=held_back,
+                    suppressed=suppressed,
                 )
             return
         match message:
@@ -293,7 +293,7 @@ class Executor:
 
     def _to_worker(self, run: NodeRun, message: ToWorker) -> None:
         peer = run.peers.get(message.worker)
-        if peer is None or message.worker not in run.guardian.crew.members:
+        if peer is None or message.worker not in run.guardian.workers.members:
             return
         if message.assign is not None:
             self._send(peer, message.assign)

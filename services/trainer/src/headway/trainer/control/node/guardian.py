@@ -1,8 +1,8 @@
 """Everything an executor decides about its node: (state, event, now) -> actions.
 
 There is no clock, process, socket or file in here. The parts are the services (``keeping``), the
-workers (``crew``) and the driver's lease (``leading``); this module passes events to them, keeps
-what a successor needs, and says in ``trouble`` why the node cannot do what it should.
+workers (``worker_table``) and the driver's lease (``leading``); this module passes events to them,
+keeps what a successor needs, and says in ``trouble`` why the node cannot do what it should.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import msgspec
 from headway.common.node.process import ProcessId
 from headway.common.wire.messages.executor import DriverBeat, WorkerBeat
 from headway.trainer.config import RunConfig
-from headway.trainer.control.node.crew import Crew
 from headway.trainer.control.node.keeping import Service, Services
 from headway.trainer.control.node.leading import Leading
 from headway.trainer.control.node.node_events import (
@@ -43,6 +42,7 @@ from headway.trainer.control.node.node_events import (
     WorkerUnwanted,
     ZygoteSeen,
 )
+from headway.trainer.control.node.worker_table import WorkerTable
 
 SERVICES = ("dataloader", "ckpt_store", "agent", "zygote")
 LEADER_SERVICES = ("driver", "monitor")  # beside them on the node that leads, and a sink each
@@ -103,7 +103,7 @@ class Guardian:
         self._gone_since: float | None = None
         self._troubles: dict[str, str] = {}
         self.services = Services(limits.service_silent_s, limits.service_start_s)
-        self.crew = Crew(
+        self.workers = WorkerTable(
             facts.node,
             limits.fork_limit_s,
             next_worker=memory.next_worker,
@@ -152,7 +152,7 @@ class Guardian:
         return {
             *self.services.processes().values(),
             *self.services.leaving,
-            *self.crew.processes().values(),
+            *self.workers.processes().values(),
         }
 
     @property
@@ -168,8 +168,11 @@ class Guardian:
 
     def trouble(self) -> str:
         """Why the node cannot do what it should, as sentences; empty while it can."""
-        parts = [*self.services.trouble(), *self.crew.trouble(self.wanted if self.refill else 0)]
-        if not self.services.is_serving("zygote") and len(self.crew.members) < self.wanted:
+        parts = [
+            *self.services.trouble(),
+            *self.workers.trouble(self.wanted if self.refill else 0),
+        ]
+        if not self.services.is_serving("zygote") and len(self.workers.members) < self.wanted:
             parts.append("the zygote is starting: no worker can be forked yet")
         parts += self.leading.trouble()
         if self._folder.state != "there":
@@ -201,7 +204,7 @@ class Guardian:
             case Looked():
                 return self._looked(event, now)
             case WorkerReported():
-                self.crew.receive(event.beat, now)
+                self.workers.receive(event.beat, now)
             case ServiceReported():
                 self.services.receive(event.beat, now)
             case DriverReported():
@@ -209,7 +212,7 @@ class Guardian:
             case FolderSeen():
                 return self._folder_seen(event, now)
             case WorkerUnwanted():
-                return self.crew.kill(event.worker, "the driver ordered it")
+                return self.workers.kill(event.worker, "the driver ordered it")
             case ServiceBlamed():
                 process = self.services.process(event.service)
                 if event.pid and (process is None or process.pid != event.pid):
@@ -232,20 +235,20 @@ class Guardian:
         states = dict(event.states)
         actions = self.services.look(states, now)
         if self.services.process("zygote") != zygote:
-            self.crew.zygote_ended()
+            self.workers.zygote_ended()
         elif event.zygote is not None and event.zygote.process == zygote:
             actions += self._zygote_seen(event.zygote, now)
-        actions += self.crew.look(states, event.words, now)
-        late = self.crew.unanswered(now)
+        actions += self.workers.look(states, event.words, now)
+        late = self.workers.unanswered(now)
         if late is not None and self.services.is_serving("zygote"):
             why = f"it left the fork of {late} unanswered"
             actions += self.services.blame("zygote", why, now)
-            actions += self.crew.not_forked(late, why, now)
+            actions += self.workers.not_forked(late, why, now)
         return actions
 
     def _zygote_seen(self, seen: ZygoteSeen, now: float) -> list[Action]:
         self.services.moved("zygote", seen.process, seen.turns, now)
-        return self.crew.forked(seen.forks, now)
+        return self.workers.forked(seen.forks, now)
 
     def _driver_spoke(self, beat: DriverBeat, now: float) -> list[Action]:
         self._beat_at = now
@@ -315,7 +318,7 @@ class Guardian:
             case StartService():
                 return self.services.not_started(event.action, event.error, now)
             case AskForFork():
-                return self.crew.not_forked(event.action.worker, event.error, now)
+                return self.workers.not_forked(event.action.worker, event.error, now)
             case Claim():
                 self.leading.not_claimed(event.error, now)
             case Remember():
@@ -334,7 +337,7 @@ class Guardian:
     def _due(self, now: float) -> list[Action]:
         actions = [*self._lead(now), *self.services.due(now)]
         if self.refill and self.services.is_serving("zygote"):
-            actions += self.crew.refill(self.wanted, now)
+            actions += self.workers.refill(self.wanted, now)
         if now >= self._retry_files_at:
             if self._arenas_to_forget:
                 actions.append(ForgetArenas())
@@ -376,14 +379,14 @@ class Guardian:
             leading=self.leading.epoch,
             reported=tuple(reported),
             services=tuple(self.services.processes().items()),
-            workers=tuple(self.crew.processes().items()),
-            next_worker=self.crew.next_worker,
+            workers=tuple(self.workers.processes().items()),
+            next_worker=self.workers.next_worker,
         )
 
     def _now_content(self) -> tuple[object, ...]:
         """What a full beat shows, but for the steps."""
         beats: list[WorkerBeat] = [
             msgspec.structs.replace(beat, step=0)  # type: ignore[type-var]
-            for beat in self.crew.beats()
+            for beat in self.workers.beats()
         ]
-        return tuple(beats), self.services.processes(), self.trouble(), self.crew.is_settled
+        return tuple(beats), self.services.processes(), self.trouble(), self.workers.is_settled

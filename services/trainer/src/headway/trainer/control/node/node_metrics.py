@@ -32,7 +32,7 @@ def node_figures(carried: Callable[[], NodeRun | None]) -> Figures:
         run = carried()
         if run is None:
             return None
-        members = dict(run.guardian.crew.members)
+        members = dict(run.guardian.workers.members)
         return dict(Counter("rank" if m.beat.rank >= 0 else "standby" for m in members.values()))
 
     return Figures(

@@ -143,7 +143,7 @@ class NodeRun:
             is_alone=self.config.launch.nodes + self.config.launch.spares < 2,
         )
         made = Guardian(facts, memory, living.values())
-        made.crew.next_worker = max(made.crew.next_worker, free)
+        made.workers.next_worker = max(made.workers.next_worker, free)
         return made
 
     @property
@@ -168,11 +168,11 @@ class NodeRun:
         self._killed &= states.keys()
         words = {
             worker: node_files.last_words(self.paths, worker)
-            for worker, process in self.guardian.crew.processes().items()
+            for worker, process in self.guardian.workers.processes().items()
             if states.get(process) in DEAD
         }
         self.handle(Looked(states, words, self._zygote()))
-        for worker in self.peers.keys() - self.guardian.crew.members.keys():
+        for worker in self.peers.keys() - self.guardian.workers.members.keys():
             del self.peers[worker]
             self.outbox.forget(worker)
 
@@ -288,18 +288,18 @@ class NodeRun:
         """What the driver does not know yet:
         everything, or only that the node lives and its step."""
         guardian = self.guardian
-        is_settled = guardian.crew.is_settled
+        is_settled = guardian.workers.is_settled
         is_full = is_settled and guardian.known_version != guardian.version
         services = {n: p.pid for n, p in guardian.services.processes().items()}
         return NodeBeat(
             node=self.node,
             pid=os.getpid(),
-            workers=guardian.crew.beats() if is_full else None,
+            workers=guardian.workers.beats() if is_full else None,
             services=services if is_full else None,
             # before it is settled, the node has no version that a driver could know
             version=guardian.version if is_settled else 0,
             incarnation=self.incarnation,
-            step=guardian.crew.step(),
+            step=guardian.workers.step(),
             trouble=guardian.trouble(),
             run_id=self.run.run_id,
         )
@@ -323,7 +323,7 @@ class NodeRun:
             InputError: an unknown fault or target, or the node does not run that.
             OSError, HeadwayError: it failed.
         """
-        members = self.guardian.crew.members.values()
+        members = self.guardian.workers.members.values()
         parts = faults.Parts(
             services={"executor": ProcessId.current(), **self.guardian.services.processes()},
             workers={one.beat.rank: one.process for one in members if one.beat.rank >= 0},
@@ -336,7 +336,7 @@ class NodeRun:
     def ending(self) -> NodeEnd:
         """What ends the run on this node; the guardian decides nothing any more."""
         self.guardian.is_ending = True
-        crew, services = self.guardian.crew, self.guardian.services
+        workers, services = self.guardian.workers, self.guardian.services
         found = {**services.processes()}
         leaving = {f"leaving {process.pid}": process for process in services.leaving}
         return NodeEnd(
@@ -344,7 +344,7 @@ class NodeRun:
             self.paths,
             self.lock,
             {**leaving, **found},
-            list(crew.processes().values()),
+            list(workers.processes().values()),
         )
 
 

@@ -116,7 +116,7 @@ def _fill(core: Core, rank: int) -> None:
 
 
 def _is_free(core: Core, view: WorkerBeat) -> bool:
-    is_outside = view.status in ("idle", "out") and not core.fleet.is_gone(view.worker)
+    is_outside = view.status in ("idle", "left") and not core.fleet.is_gone(view.worker)
     return is_outside and view.worker not in core.members.rank_of
 
 

@@ -126,12 +126,12 @@ class Leaving(Phase):
         ]
 
     def limit_s(self, core: Core) -> float:
-        return core.limits.out_timeout_s
+        return core.limits.leave_timeout_s
 
     def overdue(self, core: Core) -> list[Action]:
         """A worker that received the abort and does not leave is killed.
         Those of a silent node have not received it."""
-        reason = f"did not leave within {core.limits.out_timeout_s:g} s"
+        reason = f"did not leave within {core.limits.leave_timeout_s:g} s"
         nodes = core.fleet.nodes
         late = [n for n, home in core.fleet.inside.items() if nodes[home].status != "silent"]
         return [

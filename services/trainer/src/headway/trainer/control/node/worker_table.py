@@ -52,7 +52,7 @@ class _Asked:
     process: ProcessId | None = None
 
 
-class Crew:
+class WorkerTable:
     """Times are those of the executor's own clock, see ``Guardian``."""
 
     def __init__(

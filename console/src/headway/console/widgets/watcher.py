@@ -30,7 +30,7 @@ class _Order:
     done: Future[int] = field(default_factory=Future)
 
 
-class Session:
+class RunWatcher:
     """``start`` begins the pump, ``close`` ends it. All methods may be called from any thread.
 
     Args:
@@ -55,7 +55,7 @@ class Session:
         self.error: str = ""
         """Why the newest picture could not be taken, empty when all is well."""
 
-    def start(self) -> Session:
+    def start(self) -> RunWatcher:
         """Begin to take pictures; returns at once."""
         self._thread.start()
         return self
@@ -67,7 +67,7 @@ class Session:
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> RunWatcher:
         return self.start()
 
     def __exit__(self, *_: object) -> None:
@@ -105,7 +105,7 @@ class Session:
         order = _Order(operation, arguments)
         if self._is_closed:
             order.done.set_exception(
-                HeadwayError("the session is closed", remedy="start another one")
+                HeadwayError("the watcher is closed", remedy="start another one")
             )
         else:
             self._orders.put(order)
