@@ -27,7 +27,7 @@ from headway.common.node.flight import FlightWriter
 from headway.common.node.run_dir import NodePaths
 from headway.common.plan.schedule.actions import Kind
 from headway.common.wire.messages.executor import StepMetrics
-from headway.console.progress import ProgressReader, read_progress
+from headway.console.live.progress import ProgressReader, read_progress
 from headway.console.run import Run
 from headway.console.testing import SMALL, FakeRun
 from headway.console.widgets import RunConsole

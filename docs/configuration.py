@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
-from headway.console.run_folder import KEPT_ON_RESUME
+from headway.console.folder.claim import KEPT_ON_RESUME
 from headway.trainer.config import SETTINGS, RunConfig
 
 PAGE = Path(__file__).with_name("configuration.md")

@@ -20,7 +20,7 @@ import pytest
 from headway.common.node.janitor import processes_of
 from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import ENV_SHM_ROOT, ENV_SOCK_ROOT
-from headway.console import peak
+from headway.console.machine import peak
 from headway.console.run import Run
 from headway.dataloader.config import DataConfig
 from headway.dataloader.prepare import prepare

@@ -11,9 +11,10 @@ import pytest
 from headway.common.config import load, to_toml
 from headway.common.errors import InputError
 from headway.common.node.run_dir import RunDir, new_run_id
-from headway.console import config_origins, preflight
-from headway.console import launch as launch_module
 from headway.console.cluster import Cluster
+from headway.console.folder import config_origins
+from headway.console.lifecycle import launch as launch_module
+from headway.console.machine import preflight
 from headway.console.run import Run
 from headway.console.testing import SMALL, FakeRun
 from headway.dataloader import DataConfig

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from headway.common.config import load
-from headway.console import config_origins
 from headway.console.cli import main
-from headway.console.run_folder import keep_config
+from headway.console.folder import config_origins
+from headway.console.folder.claim import keep_config
 from headway.console.testing import SMALL, FakeRun
 from headway.trainer.config import RunConfig
 

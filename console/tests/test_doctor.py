@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from headway.common.errors import InputError
 from headway.common.node.run_dir import NodePaths, RunLock
-from headway.console import doctor
 from headway.console.cli import main
-from headway.console.preflight import check_machine
+from headway.console.machine import doctor
+from headway.console.machine.preflight import check_machine
 from headway.trainer.config import RunConfig
 
 
@@ -91,7 +91,7 @@ def test_no_terraform_names_what_needs_it(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_doctor_needs_no_torch_import() -> None:
     program = (
-        "import sys; from headway.console.doctor import examine; examine(); "
+        "import sys; from headway.console.machine.doctor import examine; examine(); "
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from headway.common.errors import DeadlineError, HeadwayError
-from headway.console import follow, news
-from headway.console.follow import Follower
-from headway.console.news import News
-from headway.console.peak import Peak
-from headway.console.progress import clock, read_progress
+from headway.console.live import follow, news
+from headway.console.live.follow import Follower
+from headway.console.live.news import News
+from headway.console.live.progress import clock, read_progress
+from headway.console.machine.peak import Peak
 from headway.console.run import Run
 from headway.console.testing import STEP_S, TOKENS, FakeRun
 

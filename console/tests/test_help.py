@@ -12,7 +12,7 @@ from headway.ckpt_store import cli as ckpt_store
 from headway.common.cli import run
 from headway.console import cli
 from headway.console.cli import main
-from headway.console.steering import OPERATIONS
+from headway.console.steering.methods import OPERATIONS
 from headway.dataloader import cli as dataloader
 from headway.health import cli as health
 from headway.trainer import cli as trainer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headway.console.cli import main
-from headway.console.steering import FAULTS as KNOWN
+from headway.console.steering.methods import FAULTS as KNOWN
 from headway.console.testing import FakeRun
 from headway.trainer.control.faults import FAULTS
 

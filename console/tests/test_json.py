@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from headway.common.output import to_json
 from headway.console.cli import main
-from headway.console.ending import Ending
-from headway.console.summary import Summary, summarise
+from headway.console.lifecycle.ending import Ending
+from headway.console.live.summary import Summary, summarise
 from headway.console.testing import FakeRun
 from headway.trainer.client import Replayed
 

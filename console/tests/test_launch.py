@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from headway.common.errors import HeadwayError
-from headway.console import launch
-from headway.console.peak import Peak
+from headway.console.lifecycle import launch
+from headway.console.machine.peak import Peak
 from headway.console.testing import FakeRun
 from headway.trainer.config import LaunchConfig
 

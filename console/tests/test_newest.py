@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from headway.common.wire.messages.executor import StepMetrics
-from headway.console import records
 from headway.console.analysis.curve import MAX_BLOCKS, Curve
 from headway.console.analysis.metrics import current, load_metrics, seconds_per_step, throughput
 from headway.console.analysis.newest import (
@@ -19,8 +18,9 @@ from headway.console.analysis.newest import (
     repeated_steps,
     skipped_steps,
 )
-from headway.console.news import News
-from headway.console.progress import ProgressReader, read_progress
+from headway.console.folder import records
+from headway.console.live.news import News
+from headway.console.live.progress import ProgressReader, read_progress
 from headway.console.run import Run
 from headway.console.testing import FakeRun
 from headway.console.widgets.reading import PictureReader

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from headway.console import news
-from headway.console.news import News
+from headway.console.live import news
+from headway.console.live.news import News
 from headway.console.testing import FakeRun
 
 Lines = Callable[..., list[str]]

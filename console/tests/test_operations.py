@@ -18,10 +18,10 @@ from headway.common.errors import InputError
 from headway.console.cli import main
 from headway.console.commands import options
 from headway.console.commands.steering import RESULT_KEYS, RESULTS, SENT, command_of
-from headway.console.news import News
-from headway.console.operations import Word, operation
+from headway.console.live.news import News
 from headway.console.run import Run
-from headway.console.steering import OPERATIONS, Steering
+from headway.console.steering.methods import OPERATIONS, Steering
+from headway.console.steering.operations import Word, operation
 from headway.console.testing import FakeRun
 
 Shell = Callable[..., tuple[int, str, str]]

@@ -243,8 +243,8 @@ def test_a_live_run_shows_all_of_it(fake: FakeRun) -> None:
 def test_mfu_of_a_run_needs_a_peak_of_an_idle_machine(
     fake: FakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from headway.console.peak import Peak
-    from headway.console.records import RunRecords
+    from headway.console.folder.records import RunRecords
+    from headway.console.machine.peak import Peak
 
     fake.advance(2)
     idle = Peak("cpu", "made up", 2, {"fp32": 1e12}, waited=0.0)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from headway.common.config import from_dict
 from headway.common.node.run_dir import NodePaths
-from headway.console import preflight
-from headway.console.preflight import own_corpus_folder
+from headway.console.machine import preflight
+from headway.console.machine.preflight import own_corpus_folder
 from headway.console.testing import SMALL
 from headway.dataloader.config import DataConfig
 from headway.trainer import rank as rank_module

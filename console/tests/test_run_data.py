@@ -13,8 +13,8 @@ import pytest
 from headway.ckpt_store.client import CheckpointClient
 from headway.common.errors import InputError
 from headway.console import Cluster, compare
-from headway.console.logs import since_unix_s
-from headway.console.run_list import age
+from headway.console.folder.logs import since_unix_s
+from headway.console.folder.run_list import age
 from headway.console.testing import SMALL, FakeRun
 
 

@@ -8,9 +8,9 @@ import xml.etree.ElementTree as ET
 
 import polars as pl
 import pytest
-from headway.console.charts import MAX_POINTS, Bar, bars_in_rows, curves
-from headway.console.figures import count, digits, milliseconds, share
-from headway.console.shown import Column, Shown
+from headway.console.display.charts import MAX_POINTS, Bar, bars_in_rows, curves
+from headway.console.display.formatting import count, digits, milliseconds, share
+from headway.console.display.table import Column, Shown
 
 
 @pytest.mark.parametrize(

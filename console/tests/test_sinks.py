@@ -19,7 +19,7 @@ import pytest
 import structlog
 from headway.common.errors import InputError
 from headway.common.polling import wait_until
-from headway.console import preflight
+from headway.console.machine import preflight
 from headway.console.sinks import follower
 from headway.console.sinks.export import exporting
 from headway.console.testing import FakeRun

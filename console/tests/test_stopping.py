@@ -15,9 +15,9 @@ from collections.abc import Callable
 import pytest
 from headway.common.errors import DeadlineError
 from headway.common.wire.messages.driver import Status
-from headway.console import ending
 from headway.console.cli import main
-from headway.console.ending import end
+from headway.console.lifecycle import ending
+from headway.console.lifecycle.ending import end
 from headway.console.testing import FakeRun
 
 Call = Callable[..., tuple[int, str, str]]

@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 
 import pytest
-from headway.console.outputs import checkpoints
-from headway.console.peak import Peak, cache_file, cached_peak, machine_peak
-from headway.console.summary import render, summarise
+from headway.console.folder.outputs import checkpoints
+from headway.console.live.summary import render, summarise
+from headway.console.machine.peak import Peak, cache_file, cached_peak, machine_peak
 from headway.console.testing import SMALL, STEP_S, TOKENS, FakeRun
 from headway.dataloader import DataConfig, Dataset
 from headway.dataloader.prepare import prepare

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from headway.common.errors import InputError
 from headway.console.analysis import load_events
-from headway.console.slices import DRIVER, Slice, Track, rank_slices
 from headway.console.testing import FakeRun
-from headway.console.trace import chrome_events, parse_steps, write_trace
+from headway.console.trace.export import chrome_events, parse_steps, write_trace
+from headway.console.trace.slices import DRIVER, Slice, Track, rank_slices
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 
 

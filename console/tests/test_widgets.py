@@ -13,7 +13,7 @@ from headway.common.errors import DeadlineError, HeadwayError, InputError, Remot
 from headway.common.plan.schedule.actions import Kind
 from headway.common.polling import wait_until
 from headway.console.analysis.curve import COLUMNS
-from headway.console.steering import OPERATIONS
+from headway.console.steering.methods import OPERATIONS
 from headway.console.testing import FakeRun
 from headway.console.widgets import RunConsole, RunWatcher
 from headway.console.widgets.buttons import BUTTONS, Button, button

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from headway.common.node.failpoints import arm
+from headway.console.live.summary import recovery_rows
 from headway.console.run import Run
-from headway.console.summary import recovery_rows
 
 TINY = Path(__file__).resolve().parents[2] / "examples" / "tiny.toml"
 MAX_CRASHES = 3

@@ -10,8 +10,8 @@ from typing import Any
 import polars as pl
 import pytest
 from headway.ckpt_store.client import newest
+from headway.console.live.summary import recovery_rows
 from headway.console.run import Run
-from headway.console.summary import recovery_rows
 from headway.trainer.optim.schedule import learning_rate
 
 NAME = "verbs"

@@ -15,7 +15,7 @@ import pytest
 from headway.common.config import load, to_toml
 from headway.common.node.janitor import end_run, processes_of
 from headway.console import Cluster, Run
-from headway.console.preflight import prepare_corpus
+from headway.console.machine.preflight import prepare_corpus
 from headway.trainer.config import RunConfig
 
 REPOSITORY = Path(__file__).parents[2]

@@ -9,8 +9,8 @@ from headway.common.lazy import lazy
 if TYPE_CHECKING:
     from headway.console.cluster import Cluster
     from headway.console.compare import compare
+    from headway.console.reports.training_data import TrainingData
     from headway.console.run import Run
-    from headway.console.training_data import TrainingData
 
 __all__ = ["Cluster", "Run", "TrainingData", "compare"]
 
@@ -19,5 +19,5 @@ __getattr__, __dir__ = lazy(
     cluster="Cluster",
     compare="compare",
     run="Run",
-    training_data="TrainingData",
+    **{"reports.training_data": "TrainingData"},
 )

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from headway.common.config import load
 from headway.common.errors import InputError
-from headway.console import run_list
-from headway.console.config_origins import given
-from headway.console.html import table_html
-from headway.console.launch import launch, run_name, runs_below
+from headway.console.display.html import table_html
+from headway.console.folder import run_list
+from headway.console.folder.config_origins import given
+from headway.console.lifecycle.launch import launch, run_name, runs_below
 from headway.console.run import Run
 from headway.trainer.config import RunConfig
 

@@ -18,9 +18,9 @@ from headway.common.wire.messages.driver import (
     RankStatus,
     Status,
 )
-from headway.console.records import TERMINAL_OUTCOMES
+from headway.console.folder.records import TERMINAL_OUTCOMES
 from headway.console.run_frames import RunFrames
-from headway.console.steering import Steering
+from headway.console.steering.methods import Steering
 from headway.launch.lease import FileLease
 
 __all__ = ["PAGE_RANKS", "TERMINAL_OUTCOMES", "Run"]
@@ -157,7 +157,7 @@ class Run(RunFrames, Steering):
             DeadlineError: not within ``timeout_s``.
             InputError: the run ended before.
         """
-        from headway.console.texts import result_of
+        from headway.console.folder.samples import result_of
 
         found: list[dict[str, Any]] = []
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.common.config import diff
-from headway.console.html import facts_html
-from headway.console.records import RunRecords
+from headway.console.display.html import facts_html
+from headway.console.folder.records import RunRecords
 
 if TYPE_CHECKING:
     import polars as pl
-    from headway.console.performance import Performance
-    from headway.console.training_data import TrainingData
+    from headway.console.reports.performance import Performance
+    from headway.console.reports.training_data import TrainingData
 
 
 class RunFrames(RunRecords):
@@ -98,7 +98,7 @@ class RunFrames(RunRecords):
             InputError: ``level`` or ``since`` is unknown, or no file has ``name`` in its name.
         """
         import polars as pl
-        from headway.console.logs import COLUMNS, LogReader, as_row, since_unix_s
+        from headway.console.folder.logs import COLUMNS, LogReader, as_row, since_unix_s
 
         begin = None if since is None else since_unix_s(since, time.time())
         reader = LogReader(self.log_folders, name=name, rank=rank, level=level, since_unix_s=begin)
@@ -114,7 +114,7 @@ class RunFrames(RunRecords):
     def checkpoints(self) -> pl.DataFrame:
         """Complete checkpoints, the oldest first: step, generation, total_bytes, path."""
         import polars as pl
-        from headway.console.outputs import checkpoints
+        from headway.console.folder.outputs import checkpoints
 
         schema = {"step": pl.Int64, "generation": pl.Int64, "total_bytes": pl.Int64}
         return pl.DataFrame(checkpoints(self), schema={**schema, "path": pl.String})
@@ -125,7 +125,7 @@ class RunFrames(RunRecords):
         The last one of a finished run was written at its end.
         """
         import polars as pl
-        from headway.console.texts import samples
+        from headway.console.folder.samples import samples
 
         schema = {"step": pl.Int64, "prompt": pl.String, "text": pl.String, "generation": pl.Int64}
         return pl.DataFrame(samples(self), schema=schema)
@@ -140,7 +140,7 @@ class RunFrames(RunRecords):
         Raises:
             InputError: there is nothing to show, or ``path`` cannot be written.
         """
-        from headway.console.trace import write_trace
+        from headway.console.trace.export import write_trace
 
         write_trace(self, Path(path), steps=steps)
         return Path(path)
@@ -160,7 +160,7 @@ class RunFrames(RunRecords):
         Raises:
             InputError: none of these steps is recorded.
         """
-        from headway.console.performance import Performance
+        from headway.console.reports.performance import Performance
 
         return Performance(self, first_step=first_step, last_step=last_step)
 
@@ -170,7 +170,7 @@ class RunFrames(RunRecords):
         Raises:
             InputError: its corpus is not on this machine.
         """
-        from headway.console.training_data import TrainingData
+        from headway.console.reports.training_data import TrainingData
 
         return TrainingData(self.config, run=self)
 
@@ -179,8 +179,8 @@ class RunFrames(RunRecords):
         return facts_html(f"run {self.name}", self._facts())
 
     def _facts(self) -> list[tuple[str, str]]:
+        from headway.console.folder.outputs import newest_checkpoint
         from headway.console.hints import resume_command
-        from headway.console.outputs import newest_checkpoint
 
         steps = f"{self.completed_steps}/{self.total_steps}"
         facts = [("state", self.state), ("step", steps)]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from headway.console.analysis.newest import Step, StepReader, generation_starts
 
 if TYPE_CHECKING:
-    from headway.console.records import RunRecords
+    from headway.console.folder.records import RunRecords
 
 MAX_BLOCKS = 1000
 """As many as a chart has pixels; half of it is kept when the blocks are doubled."""

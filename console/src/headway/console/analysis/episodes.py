@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 from headway.common.plan.schedule.actions import Kind
 from headway.console.analysis.events import completed_steps
-from headway.console.records import RunRecords
+from headway.console.folder.records import RunRecords
 
 JOURNAL = {
     "epoch": pl.Int64,

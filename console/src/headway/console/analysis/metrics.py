@@ -12,7 +12,7 @@ from headway.console.analysis.newest import (
     mean_gap_s,
     tokens_per_s,
 )
-from headway.console.records import RunRecords
+from headway.console.folder.records import RunRecords
 
 METRICS = {
     "generation": pl.Int64,

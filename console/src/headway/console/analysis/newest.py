@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headway.console.records import RunRecords
+    from headway.console.folder.records import RunRecords
 
 
 RATE_STEPS = 20

@@ -48,7 +48,7 @@ def show(
 ) -> None:
     """Print a resolved configuration."""
     from headway.common.config import to_dict, to_toml
-    from headway.console import config_origins
+    from headway.console.folder import config_origins
 
     _, config, origins = _resolved(what, runs_dir)
     if not origin:
@@ -94,7 +94,7 @@ def _cell(value: Any) -> str | None:
 def _resolved(what: str | None, runs_dir: Path) -> tuple[str, RunConfig, dict[str, str]]:
     """Name, configuration and origins of a file or a run."""
     from headway.common.config import load
-    from headway.console import config_origins
+    from headway.console.folder import config_origins
     from headway.trainer.config import RunConfig
 
     if what is not None and (Path(what).is_file() or what.endswith(".toml")):

@@ -63,7 +63,7 @@ def export(
     once. The x axis counts completed steps.
     """
     from headway.common.log import setup
-    from headway.console.preflight import check_sinks
+    from headway.console.machine.preflight import check_sinks
     from headway.console.sinks.export import exporting
     from headway.console.sinks.follower import follow as stay
     from headway.trainer.config import check_sink

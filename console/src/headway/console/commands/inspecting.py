@@ -55,7 +55,7 @@ def trace(
     as_json: AsJson = False,
 ) -> None:
     """Write a trace of all ranks for ui.perfetto.dev."""
-    from headway.console.trace import parse_steps, write_trace
+    from headway.console.trace.export import parse_steps, write_trace
 
     found = find_run(run, runs_dir)
     written = write_trace(found, out, steps=parse_steps(steps))
@@ -85,7 +85,7 @@ def doctor(runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
 
     Exits 1 if something would keep a run from working.
     """
-    from headway.console.doctor import examine
+    from headway.console.machine.doctor import examine
 
     findings = examine(runs_dir)
     rows = [

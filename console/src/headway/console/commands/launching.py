@@ -84,12 +84,12 @@ def run(
     settings = [*given, *(overrides or [])]
     resolved = load(RunConfig, [config], settings)
     if dry_run:
-        from headway.console.preflight import own_corpus_folder
+        from headway.console.machine.preflight import own_corpus_folder
 
         resolved = own_corpus_folder(resolved)
         typer.echo(to_json(to_dict(resolved)) if as_json else to_toml(resolved).rstrip())
         return
-    from headway.console.follow import STOPS
+    from headway.console.live.follow import STOPS
 
     with _terminated_as_interrupted():
         started = _launch(config, settings, name, runs_dir, cluster, as_json)
@@ -109,7 +109,7 @@ def _terminated_as_interrupted() -> Iterator[None]:
 
     Repeated signals within a moment count as one: they must not cut the cleaning short as well.
     """
-    from headway.console.follow import STOPS, TOGETHER_S
+    from headway.console.live.follow import STOPS, TOGETHER_S
 
     last_s = float("-inf")
 
@@ -151,8 +151,8 @@ def _launch(
 
 def _stay(run: Run, as_json: bool) -> int:
     """Follow the run to its end and print the summary; returns the exit code."""
-    from headway.console.follow import Follower
-    from headway.console.summary import report, summarise
+    from headway.console.live.follow import Follower
+    from headway.console.live.summary import report, summarise
 
     follower = Follower(run, peak=run.peak, as_json=as_json)
     outcome = follower.follow(stop_on_interrupt=True)

@@ -115,7 +115,7 @@ def drain(
     Returns when they have ended. A run that cannot stop is ended by force. The exit code is 0
     whatever becomes of the runs.
     """
-    from headway.console.ending import end
+    from headway.console.lifecycle.ending import end
     from headway.console.run import Run
     from headway.launch.cluster import ClusterFolder
 

@@ -29,8 +29,8 @@ from headway.console.commands.options import (
 )
 from headway.console.commands.pages import STEER, add
 from headway.console.hints import resume_command
-from headway.console.operations import Operation, word_of
-from headway.console.steering import OPERATIONS
+from headway.console.steering.methods import OPERATIONS
+from headway.console.steering.operations import Operation, word_of
 
 if TYPE_CHECKING:
     from headway.console.run import Run
@@ -264,7 +264,7 @@ def stop(
     A run that cannot stop is ended by force; its checkpoints stay. Exit code 0: it stopped by
     itself, or by --now. 3: it was ended by force. 1: a process could not be ended.
     """
-    from headway.console.ending import end
+    from headway.console.lifecycle.ending import end
 
     found = find_run(run, runs_dir)
     confirm(f"stop run {found.name}?", yes)

@@ -23,7 +23,7 @@ from headway.console.commands.pages import LOOK, add
 
 if TYPE_CHECKING:
     from headway.common.wire.messages.driver import RankStatus
-    from headway.console.progress import Progress
+    from headway.console.live.progress import Progress
     from headway.console.run import Run
 
 
@@ -77,8 +77,8 @@ def runs(runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
     A run is live, finished, stopped or failed; interrupted means that its processes ended without
     an outcome, as in a power cut.
     """
-    from headway.console import run_list
     from headway.console.cluster import Cluster
+    from headway.console.folder import run_list
 
     found = run_list.entries(Cluster(runs_dir).runs())
     lines: list[str | Table] = [f"no run in {runs_dir}; start one with `headway run`"]
@@ -104,7 +104,7 @@ def status(
     reading, choosing, beginning, joining or leaving, with a sentence that says what it waits for.
     It is unreachable while no driver answers; another one takes over then.
     """
-    from headway.console.progress import read_progress
+    from headway.console.live.progress import read_progress
 
     found = find_run(run, runs_dir)
     few = found.config.parallel.world_size <= FEW_RANKS
@@ -162,7 +162,7 @@ def watch(
     as_json: AsJson = False,
 ) -> None:
     """Follow a run to its end; Ctrl-C only ends the watching."""
-    from headway.console.follow import Follower
+    from headway.console.live.follow import Follower
 
     found = find_run(run, runs_dir)
     follower = Follower(found, peak=found.peak, as_json=as_json, every_s=every)
@@ -211,7 +211,7 @@ def logs(
     as_json: AsJson = False,
 ) -> None:
     """Print log lines of all processes, in order of time."""
-    from headway.console.logs import LogReader, since_unix_s
+    from headway.console.folder.logs import LogReader, since_unix_s
 
     found = find_run(run, runs_dir)
     if rank is not None:
@@ -231,7 +231,7 @@ def logs(
 
 
 def _print_lines(lines: list[dict[str, Any]], as_json: bool) -> None:
-    from headway.console.logs import as_text
+    from headway.console.folder.logs import as_text
 
     for line in lines:
         typer.echo(to_json(line) if as_json else as_text(line))

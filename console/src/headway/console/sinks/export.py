@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from headway.console.records import RunRecords
+from headway.console.folder.records import RunRecords
 from headway.console.sinks import position, sink
 from headway.console.sinks.items import Sink
 from headway.console.sinks.reading import CourseReader

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from headway.common.errors import HeadwayError
 from headway.common.log import get_logger
-from headway.console.records import TERMINAL_OUTCOMES, RunRecords
+from headway.console.folder.records import TERMINAL_OUTCOMES, RunRecords
 from headway.console.sinks.export import Export, Exported, exporting
 
 POLL_S = 1.0

@@ -15,8 +15,8 @@ from typing import Any
 
 from headway.common.config import leaves, to_dict, to_toml
 from headway.console.analysis.episodes import Episodes
-from headway.console.progress import full_rate
-from headway.console.records import RunRecords
+from headway.console.folder.records import RunRecords
+from headway.console.live.progress import full_rate
 from headway.console.sinks.items import Item, Scalars, Settings, TakenBack, Text
 from headway.console.sinks.position import Position
 

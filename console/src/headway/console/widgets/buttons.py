@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from headway.common.errors import InputError
-from headway.console.operations import Operation, word_of
-from headway.console.steering import OPERATIONS
+from headway.console.steering.methods import OPERATIONS
+from headway.console.steering.operations import Operation, word_of
 
 RANK = "rank"
 """The argument that takes the rank selected on the page."""

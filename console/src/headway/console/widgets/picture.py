@@ -9,7 +9,7 @@ import polars as pl
 from headway.console.analysis.curve import Point
 from headway.console.analysis.episodes import Recovery, recovery_frame
 from headway.console.analysis.metrics import current, load_evaluations, load_metrics
-from headway.console.progress import Progress
+from headway.console.live.progress import Progress
 from headway.console.run import Run
 from headway.console.widgets.tail import Records, as_frame
 

@@ -10,9 +10,9 @@ from typing import Any
 from headway.console.analysis.curve import Curve, Point
 from headway.console.analysis.episodes import Episodes, Recovery
 from headway.console.analysis.newest import repeated_steps
-from headway.console.logs import LogReader, as_text
-from headway.console.news import News
-from headway.console.progress import ProgressReader, utilisation
+from headway.console.folder.logs import LogReader, as_text
+from headway.console.live.news import News
+from headway.console.live.progress import ProgressReader, utilisation
 from headway.console.run import PAGE_RANKS, Run
 from headway.console.widgets.picture import Band, Picture
 from headway.console.widgets.tail import FlightTail

@@ -18,7 +18,7 @@ from typing import Any
 
 from headway.common.errors import DeadlineError, HeadwayError
 from headway.console.run import Run
-from headway.console.steering import OPERATIONS
+from headway.console.steering.methods import OPERATIONS
 from headway.console.widgets.picture import Picture
 from headway.console.widgets.reading import PictureReader
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import polars as pl
 from headway.common.output import Table
-from headway.console import figures
+from headway.console.display import formatting
 
 TINT = "76,139,245"
 """Red, green and blue of bars and shades."""
@@ -30,7 +30,7 @@ class Column:
     """In the frame."""
     label: str
     """With the unit, as ``wait, ms per step``."""
-    format: Callable[[Any], str] = figures.text
+    format: Callable[[Any], str] = formatting.text
     mark: Literal["", "bar", "shade"] = ""
     """``bar``: its length is the value over the column's highest. ``shade``: over the highest of
     all shaded columns."""
@@ -38,7 +38,7 @@ class Column:
     @property
     def is_text(self) -> bool:
         """Whether it is aligned to the left."""
-        return self.format is figures.text
+        return self.format is formatting.text
 
 
 @dataclass(frozen=True, repr=False)

@@ -10,7 +10,7 @@ from typing import Any
 
 from headway.common.config import diff, leaves, to_dict
 from headway.common.node.files import replace_json
-from headway.console.records import RunRecords
+from headway.console.folder.records import RunRecords
 from headway.trainer.config import RunConfig
 
 FILE = "config-origins.json"

@@ -16,9 +16,9 @@ from typing import Any, TextIO
 
 from headway.common.errors import DeadlineError, HeadwayError
 from headway.common.output import to_json
-from headway.console.news import News
-from headway.console.peak import Peak
-from headway.console.progress import Progress, ProgressReader
+from headway.console.live.news import News
+from headway.console.live.progress import Progress, ProgressReader
+from headway.console.machine.peak import Peak
 from headway.console.run import TERMINAL_OUTCOMES, Run
 
 POLL_S = 0.25

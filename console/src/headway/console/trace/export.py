@@ -18,8 +18,8 @@ from headway.common.errors import InputError
 from headway.common.plan.schedule.actions import Kind
 from headway.console.analysis.episodes import load_journal
 from headway.console.analysis.events import load_events
-from headway.console.records import RunRecords
-from headway.console.slices import Slice, journal_slices, rank_slices
+from headway.console.folder.records import RunRecords
+from headway.console.trace.slices import Slice, journal_slices, rank_slices
 
 STEPS = re.compile(r"(\d*):(\d*)")
 
@@ -83,7 +83,7 @@ def _encoded(slices: list[Slice], name: str) -> bytes:
     if name.endswith((".json", ".json.gz")):
         text = json.dumps({"traceEvents": list(chrome_events(slices)), "displayTimeUnit": "ms"})
         return gzip.compress(text.encode(), 6, mtime=0) if name.endswith(".gz") else text.encode()
-    from headway.console.trace_proto import encode
+    from headway.console.trace.protobuf import encode
 
     return encode(slices)
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from headway.console.figures import digits
+from headway.console.display.formatting import digits
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 860, 300, 64, 40, 12
 COLOURS = ("#4c8bf5", "#e08a1e", "#2ba36b", "#b565d9", "#d9534f", "#8a8f98")

@@ -12,8 +12,8 @@ from headway.ckpt_store.client import CheckpointInfo, complete
 from headway.common.config import load
 from headway.common.errors import InputError
 from headway.common.node.files import replace_json
-from headway.console.records import RunRecords
-from headway.console.run_folder import check_name, check_resumable, claimed, keep_config
+from headway.console.folder.claim import check_name, check_resumable, claimed, keep_config
+from headway.console.folder.records import RunRecords
 from headway.trainer.client import inherit
 from headway.trainer.config import RunConfig
 

@@ -18,9 +18,11 @@ from headway.common.node.files import replace_json
 from headway.common.node.janitor import end_run, sweep
 from headway.common.node.run_dir import shm_root, sock_root
 from headway.common.polling import wait_until
-from headway.console import config_origins
-from headway.console.peak import cached_peak, machine_peak
-from headway.console.preflight import (
+from headway.console.folder import config_origins
+from headway.console.folder.claim import check_name, check_resumable, claimed, keep_config
+from headway.console.live.progress import full_rate
+from headway.console.machine.peak import cached_peak, machine_peak
+from headway.console.machine.preflight import (
     check_machine,
     check_metrics_ports,
     check_sinks,
@@ -28,9 +30,7 @@ from headway.console.preflight import (
     own_corpus_folder,
     prepare_corpus,
 )
-from headway.console.progress import full_rate
 from headway.console.run import Run
-from headway.console.run_folder import check_name, check_resumable, claimed, keep_config
 from headway.launch.cluster import ClusterFolder
 from headway.launch.engine import Engine
 from headway.launch.local import LocalEngine

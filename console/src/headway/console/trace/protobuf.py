@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headway.console.slices import Slice, Track
+from headway.console.trace.slices import Slice, Track
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TrackDescriptor, TrackEvent
 from perfetto.trace_builder.proto_builder import TraceProtoBuilder
 

@@ -18,7 +18,7 @@ from headway.common.errors import DeadlineError, HeadwayError, InputError
 from headway.common.node.janitor import end_run, processes_of
 from headway.common.node.process import ProcessId
 from headway.common.wire.messages.driver import Command
-from headway.console.outputs import bytes_below, newest_checkpoint
+from headway.console.folder.outputs import bytes_below, newest_checkpoint
 from headway.console.run import Run
 from headway.launch.cluster import ClusterFolder
 from headway.launch.local import LocalEngine

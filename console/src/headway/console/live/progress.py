@@ -10,8 +10,8 @@ from headway.common.errors import DeadlineError
 from headway.common.plan.model_shape import mfu
 from headway.common.wire.messages.driver import Status
 from headway.console.analysis.newest import NewestSteps, SkippedSteps, Step
-from headway.console.peak import Peak
-from headway.console.preflight import model_shape
+from headway.console.machine.peak import Peak
+from headway.console.machine.preflight import model_shape
 from headway.console.run import TERMINAL_OUTCOMES, Run
 from headway.trainer.config import RunConfig
 

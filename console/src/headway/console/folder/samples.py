@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headway.common.errors import HeadwayError, InputError
-from headway.console.records import RunRecords
+from headway.console.folder.records import RunRecords
 from headway.dataloader import Dataset
 from headway.trainer.config import RunConfig
 

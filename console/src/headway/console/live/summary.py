@@ -10,11 +10,11 @@ from headway.common.output import Table, mebibytes
 from headway.console.analysis.episodes import load_journal, recoveries
 from headway.console.analysis.events import load_events, redone_steps
 from headway.console.analysis.metrics import load_evaluations
+from headway.console.folder.outputs import checkpoints
+from headway.console.folder.samples import corpus, final_sample
 from headway.console.hints import resume_command
-from headway.console.outputs import checkpoints
-from headway.console.progress import read_progress, utilisation
+from headway.console.live.progress import read_progress, utilisation
 from headway.console.run import Run
-from headway.console.texts import corpus, final_sample
 
 TRACED_STEPS = 50
 """The trace written by itself shows this many steps at the end and around each recovery."""
@@ -148,7 +148,7 @@ def _mean_rate(run: Run) -> float:
 
 
 def _trace(run: Run) -> str:
-    from headway.console.trace import write_trace
+    from headway.console.trace.export import write_trace
 
     out = run.path / "trace.json.gz"
     write_trace(run, out, newest=TRACED_STEPS)

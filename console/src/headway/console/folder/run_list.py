@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from headway.common.errors import HeadwayError
 from headway.common.output import mebibytes
+from headway.console.folder.outputs import bytes_below, newest_checkpoint
+from headway.console.folder.records import RunRecords
 from headway.console.hints import resume_command
-from headway.console.outputs import bytes_below, newest_checkpoint
-from headway.console.records import RunRecords
 
 HEADER = ("run", "state", "step", "checkpoint", "started", "size")
 _AGES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))

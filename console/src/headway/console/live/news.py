@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headway.console.analysis.newest import repeated_steps
+from headway.console.folder.samples import Results
 from headway.console.run import Run
-from headway.console.texts import Results
 
 HOLD_S = 5.0
 """A cause is held back this long for the recovery that it explains, then printed by itself."""

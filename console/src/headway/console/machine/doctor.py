@@ -18,7 +18,7 @@ from headway.common.errors import InputError
 from headway.common.node.janitor import processes_of
 from headway.common.node.run_dir import RUN_ID, RunLock, shm_root, sock_root
 from headway.common.node.segment import check_processor
-from headway.console.preflight import INSTALL_TORCH, MIN_FREE_BYTES, SHM
+from headway.console.machine.preflight import INSTALL_TORCH, MIN_FREE_BYTES, SHM
 
 PYTHONS = ((3, 11), (3, 13))
 MIN_SHM_BYTES = 1 << 30

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from headway.common.errors import InputError
-from headway.console.operations import Word, operation, operations_of
+from headway.console.steering.operations import Word, operation, operations_of
 
 if TYPE_CHECKING:
     from headway.common.node.run_dir import RunDir
@@ -130,7 +130,7 @@ class Steering:
             InputError: the prompt and ``tokens`` exceed the model's length, or the corpus with its
                 tokenizer is not on this machine.
         """
-        from headway.console.texts import encode
+        from headway.console.folder.samples import encode
         from headway.trainer.config import check_sample
 
         encoded = encode(self.config, prompt)
@@ -160,7 +160,7 @@ class Steering:
         Raises:
             InputError: there is no checkpoint of that step; those that there are are named.
         """
-        from headway.console.forking import checkpoint_of
+        from headway.console.steering.forking import checkpoint_of
 
         checkpoint_of(self.folder.checkpoints, step)
         return self.command("rollback", step=step)
@@ -192,7 +192,7 @@ class Steering:
             InputError: there is no such checkpoint, the name is taken, or the checkpoint does not
                 fit the changed configuration.
         """
-        from headway.console.forking import fork
+        from headway.console.steering.forking import fork
 
         this: Any = self  # a Run, which is above this class
         made: Self = type(this)(fork(this, name, step=step, changes=changes))

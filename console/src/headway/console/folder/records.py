@@ -14,7 +14,7 @@ from headway.common.config import load
 from headway.common.errors import InputError
 from headway.common.node.run_dir import RunDir
 from headway.console.hints import hint
-from headway.console.peak import Peak, cached_peak
+from headway.console.machine.peak import Peak, cached_peak
 from headway.launch.cluster import ClusterFolder
 from headway.launch.lease import FileLease
 from headway.trainer.config import RunConfig

@@ -18,8 +18,8 @@ from headway.common.config import diff, to_toml
 from headway.common.errors import HeadwayError, InputError
 from headway.common.node.files import replace_file
 from headway.common.node.run_dir import RunDir, new_run_id
+from headway.console.folder.records import RunRecords
 from headway.console.hints import hint
-from headway.console.records import RunRecords
 from headway.trainer.config import RunConfig
 
 KEPT_ON_RESUME = (

@@ -20,12 +20,12 @@ from headway.console.analysis.events import load_events
 from headway.console.analysis.overlap import communication
 from headway.console.analysis.slowest import slow_steps, step_time_quantiles
 from headway.console.analysis.time_ledger import ledger, pauses
-from headway.console.charts import Bar, Drawing, bars_in_rows
-from headway.console.figures import count, digits, milliseconds, share
-from headway.console.html import facts_html
-from headway.console.preflight import model_shape
-from headway.console.records import RunRecords
-from headway.console.shown import Column, Shown
+from headway.console.display.charts import Bar, Drawing, bars_in_rows
+from headway.console.display.formatting import count, digits, milliseconds, share
+from headway.console.display.html import facts_html
+from headway.console.display.table import Column, Shown
+from headway.console.folder.records import RunRecords
+from headway.console.machine.preflight import model_shape
 
 CLOCK = (
     "Times are what each rank's process saw. Ranks that share cores make each other's actions "

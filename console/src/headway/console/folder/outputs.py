@@ -9,7 +9,7 @@ from typing import Any
 
 from headway.ckpt_store.client import newest
 from headway.common.errors import HeadwayError
-from headway.console.records import RunRecords
+from headway.console.folder.records import RunRecords
 
 
 def checkpoints(run: RunRecords) -> list[dict[str, Any]]:

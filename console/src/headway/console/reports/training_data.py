@@ -27,14 +27,14 @@ from headway.console.analysis.events import load_events
 from headway.console.analysis.metrics import current, load_evaluations, load_metrics
 from headway.console.analysis.reading import data_waits, run_stream, same_order, samples_of
 from headway.console.analysis.time_ledger import ledger
-from headway.console.charts import Drawing, curves
-from headway.console.figures import count, digits, milliseconds, share
-from headway.console.html import facts_html
-from headway.console.outputs import newest_checkpoint
-from headway.console.preflight import own_corpus_folder, prepare_corpus
-from headway.console.records import RunRecords
-from headway.console.sample_view import SampleView, view_of
-from headway.console.shown import Column, Shown
+from headway.console.display.charts import Drawing, curves
+from headway.console.display.formatting import count, digits, milliseconds, share
+from headway.console.display.html import facts_html
+from headway.console.display.sample_view import SampleView, view_of
+from headway.console.display.table import Column, Shown
+from headway.console.folder.outputs import newest_checkpoint
+from headway.console.folder.records import RunRecords
+from headway.console.machine.preflight import own_corpus_folder, prepare_corpus
 from headway.dataloader import Dataset, SampleReader
 from headway.trainer.config import RunConfig
 

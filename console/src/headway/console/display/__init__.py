@@ -1,0 +1,1 @@
+"""How figures look: numbers, tables, drawings."""

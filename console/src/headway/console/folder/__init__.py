@@ -1,0 +1,1 @@
+"""A run as its folder shows it; nothing is sent."""

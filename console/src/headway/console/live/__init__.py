@@ -1,0 +1,1 @@
+"""Following a run while it is live, and its summary."""

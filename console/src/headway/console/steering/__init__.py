@@ -1,0 +1,1 @@
+"""The operations of a run: what can be asked of it."""

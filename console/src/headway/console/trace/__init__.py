@@ -1,0 +1,1 @@
+"""A trace of all ranks, for ui.perfetto.dev."""
