@@ -325,7 +325,7 @@ def test_a_wait_for_a_daemon_is_reported_once_and_before_it_is_over(
     with capture_logs() as logs, pytest.raises(DeadlineError):
         DataClient(endpoint, spec=spec, timeout_s=1.0)
     (line,) = logs
-    assert line["event"] == "no dataloader is at that address yet"
+    assert line["event"] == "there is no dataloader at that address yet"
     assert (line["endpoint"], line["log_level"]) == (endpoint, "warning") and line["remedy"]
 
 
