@@ -1,7 +1,7 @@
 """Commands that steer a live run, derived from the operations of ``console.steering``.
 
-Each is one message to the run's driver, carried out once. Only ``stop`` is written out: it also
-waits for the end, and ends by force what cannot stop.
+Most send one message to the driver. ``stop`` also waits and may use force; ``fork`` works on the
+folder alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a run leaves for its user: checkpoints, a text sample, the size of its folder."""
+"""What a run leaves for its user: checkpoints, and the size of its folder."""
 
 from __future__ import annotations
 

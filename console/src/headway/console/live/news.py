@@ -1,5 +1,4 @@
-"""Turns the journal into lines for people:
-one line for each fault, with its cause and what it cost.
+"""Journal events as lines for people: one per fault, with its cause and what it cost.
 
 A recovery is printed when all ranks step again. What belongs to it (the loss itself, verdicts about
 it, survivors that lost a peer, nodes that moved) is not printed on its own.
@@ -249,8 +248,6 @@ def _cause_of(event: _Event) -> _Cause | None:
             where = f"rank {f['rank']}" if f["rank"] >= 0 else f"node {f['node']}"
             what = f"{f['kind']} on {where}"
             return cause(_VICTIM, "", -1, what, _line(event))
-        case "verdict" if f.get("kind") in ACTED_ON | OF_VICTIMS:
-            return None
         case _:
             return None
 

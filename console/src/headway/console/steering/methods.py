@@ -1,4 +1,5 @@
-"""Everything that can be asked of a run: one method each, which is a command and a button, too."""
+"""Everything that can be asked of a run: one method each, from which commands and buttons
+are made."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ def _fault_question(arguments: Mapping[str, Any]) -> str:
 
 
 class Steering:
-    """The operations; each returns the command's sequence number, 0 if ranks do not apply it.
+    """The operations. Those sent to the driver return the command's sequence number.
+
+    It is 0 if ranks do not apply the command. ``fork`` returns the new run.
 
     Raises, in every method:
         InputError: an argument is wrong, the run is over, or none of its processes is running.

@@ -50,7 +50,7 @@ class Operation:
     is_step: bool
     """Whether ranks apply it at a step, so that a caller can wait for that."""
     has_own_command: bool
-    """Whether its command is written out because it does more than send the operation."""
+    """Whether ``commands.steering`` has a command of its own for it, which does more than send it."""
 
     @property
     def name(self) -> str:

@@ -140,7 +140,7 @@ BUTTONS = (
     Button("rollback", "roll back"),
     Button("fork"),
     Button("inject", "kill rank", {"fault": "kill"}, on_rank=True, is_drill=True),
-    Button("inject", "freeze rank", {"fault": "stop"}, on_rank=True, is_drill=True),
+    Button("inject", "stop rank", {"fault": "stop"}, on_rank=True, is_drill=True),
 )
 """In the order of the page; drills are folded away."""
 
