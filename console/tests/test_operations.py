@@ -142,7 +142,7 @@ def test_what_came_after_a_rollback_is_not_of_the_present_course(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("rollback", "8"), "there is no checkpoint of step 8; there are those of 7"),
+        (("rollback", "8"), "there is no checkpoint of step 8; available steps: 7"),
         (("fork", "fake"), "there is a run 'fake' already; choose another name"),
         (("fork", "a b"), "cannot be a folder's name"),
         (("fork", "other", "--step", "8"), "there is no checkpoint of step 8"),

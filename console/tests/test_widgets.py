@@ -19,7 +19,7 @@ from headway.console.widgets import RunConsole, RunWatcher
 from headway.console.widgets.buttons import BUTTONS, Button, button
 from headway.console.widgets.packing import BAR, NO_MICRO_BATCH
 from headway.console.widgets.picture import Picture
-from headway.console.widgets.reading import PictureReader
+from headway.console.widgets.picture_reader import PictureReader
 
 PERIOD_S = 0.05
 

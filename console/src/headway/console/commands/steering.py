@@ -233,8 +233,7 @@ def stop(
         float | None,
         typer.Option(
             metavar="SECONDS",
-            help="End it by force after so long without progress; "
-            "recovery.stop_timeout_s by default.",
+            help="Kill it after this long without progress; recovery.stop_timeout_s by default.",
             min=0,
         ),
     ] = None,

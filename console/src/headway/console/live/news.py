@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from headway.common.output import counted
 from headway.console.analysis.newest import repeated_steps
 from headway.console.folder.samples import Results
 from headway.console.run import Run
@@ -197,7 +198,7 @@ class News:
             self._recovered[cause.subject, cause.number] = event.unix_s
         where = f" from the checkpoint of step {recovery.step}" * (recovery.source == "durable")
         repeated = repeated_steps(self._run, recovery.generation, recovery.step)
-        steps = "no step" if not repeated else "1 step" if repeated == 1 else f"{repeated} steps"
+        steps = counted(repeated, "step") if repeated else "no step"
         yield f"{recovery.cause()}; back after {back_s:.1f} s{where}, {steps} repeated"
 
     def _over(self, event: _Event) -> Iterator[str]:

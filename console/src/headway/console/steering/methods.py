@@ -125,7 +125,7 @@ class Steering:
             float, Word("0 for the likeliest tokens; higher is more varied.", "T")
         ] = 0.8,
     ) -> int:
-        """Let the model continue a text.
+        """Generate text from a prompt.
 
         ``result`` waits for what it wrote, ``samples`` lists all.
 
@@ -161,7 +161,7 @@ class Steering:
         What came after it is trained again; newer checkpoints are removed.
 
         Raises:
-            InputError: there is no checkpoint of that step; those that there are are named.
+            InputError: there is no checkpoint of that step; the available steps are listed.
         """
         from headway.console.steering.forking import checkpoint_of
 

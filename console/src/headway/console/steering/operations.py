@@ -51,7 +51,7 @@ class Operation:
     is_step: bool
     """Whether ranks apply it at a step, so that a caller can wait for that."""
     has_own_command: bool
-    """Whether ``commands.steering`` has a command of its own for it, which does more than send it."""
+    """Whether ``commands.steering`` has its own command for it, which does more than send."""
 
     @property
     def name(self) -> str:
