@@ -30,7 +30,7 @@ from headway.common.plan.schedule.actions import Kind
 from headway.console.testing import FakeRun
 from headway.console.widgets import RunConsole, RunWatcher
 from headway.console.widgets.packing import MAX_BARS
-from headway.console.widgets.reading import PictureReader
+from headway.console.widgets.picture_reader import PictureReader
 from headway.console.widgets.tail import Records
 from headway.testkit.browser import ConsolePage, Lab, NotebookPage, Theme, missing, open_browser
 

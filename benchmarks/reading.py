@@ -32,7 +32,7 @@ from headway.console.run import Run
 from headway.console.testing import SMALL, FakeRun
 from headway.console.widgets import RunConsole
 from headway.console.widgets.picture import Picture
-from headway.console.widgets.reading import PictureReader
+from headway.console.widgets.picture_reader import PictureReader
 from headway.trainer.control.journal import Journal
 
 LIMIT_MS, LIMIT_KB = 5.0, 40.0

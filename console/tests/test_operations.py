@@ -142,7 +142,7 @@ def test_what_came_after_a_rollback_is_not_of_the_present_course(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("rollback", "8"), "there is no checkpoint of step 8; there are those of 7"),
+        (("rollback", "8"), "there is no checkpoint of step 8; available steps: 7"),
         (("fork", "fake"), "there is a run 'fake' already; choose another name"),
         (("fork", "a b"), "cannot be a folder's name"),
         (("fork", "other", "--step", "8"), "there is no checkpoint of step 8"),
@@ -196,39 +196,39 @@ def test_python_never_guesses_a_rank_either(fake: FakeRun) -> None:
 
 # ---- a new operation is one method --------------------------------------------------------------
 @pytest.fixture
-def roll_back() -> Iterator[str]:
+def defragment() -> Iterator[str]:
     """An operation that this file adds: the driver does not know it."""
 
-    @operation("headway roll_back 40", asks=lambda a: f"roll {a['run']} back to {a['step']}?")
-    def roll_back(
+    @operation("headway defragment 40", asks=lambda a: f"defragment {a['run']} from {a['step']}?")
+    def defragment(
         self: Steering,
         step: Annotated[int, Word("The step.", "STEP")],
         *,
         keep: Annotated[bool, Word("Keep newer checkpoints.")] = False,
     ) -> int:
-        """Go back to a checkpoint."""
-        return self.command("roll_back", node=step, force=keep)
+        """Defragment the checkpoints."""
+        return self.command("defragment", node=step, force=keep)
 
-    OPERATIONS["roll_back"] = roll_back.operation  # type: ignore[attr-defined]
-    yield "roll_back"
-    del OPERATIONS["roll_back"]
+    OPERATIONS["defragment"] = defragment.operation  # type: ignore[attr-defined]
+    yield "defragment"
+    del OPERATIONS["defragment"]
 
 
 def test_a_new_operation_needs_only_its_method(
-    roll_back: str, fake: FakeRun, capsys: pytest.CaptureFixture[str]
+    defragment: str, fake: FakeRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     app: typer.Typer = group("Of this test.")
-    app.command(roll_back)(command_of(OPERATIONS[roll_back]))
+    app.command(defragment)(command_of(OPERATIONS[defragment]))
     app.command("other")(lambda: None)
     runs = ["--runs-dir", str(fake.folder.path.parent)]
-    assert run(app, "test", [roll_back, "fake", "40", "--keep", "--json", *runs]) == 0
+    assert run(app, "test", [defragment, "fake", "40", "--keep", "--json", *runs]) == 0
     done = json.loads(capsys.readouterr().out)
-    assert (done["operation"], done["step"], done["keep"]) == ("roll_back", 40, True)
+    assert (done["operation"], done["step"], done["keep"]) == ("defragment", 40, True)
     (sent,) = fake.commands
-    assert (sent.operation, sent.node, sent.force) == ("roll_back", 40, True)
-    line = OPERATIONS[roll_back].cli_line(fake.folder.path, {"step": 40, "keep": True})
-    assert line.startswith("headway roll_back fake 40 --keep --runs-dir ")
-    assert OPERATIONS[roll_back].python_line({"step": 40}) == "run.roll_back(40)"
+    assert (sent.operation, sent.node, sent.force) == ("defragment", 40, True)
+    line = OPERATIONS[defragment].cli_line(fake.folder.path, {"step": 40, "keep": True})
+    assert line.startswith("headway defragment fake 40 --keep --runs-dir ")
+    assert OPERATIONS[defragment].python_line({"step": 40}) == "run.defragment(40)"
 
 
 # ---- one question before anything is ended or broken --------------------------------------------

@@ -9,7 +9,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from headway.console.widgets.packing import BAR, NO_MICRO_BATCH, WAITS
+from headway.common.plan.schedule.actions import Kind
+from headway.console.trace.slices import STATE
+from headway.console.widgets.packing import BAR, HIDDEN, NO_MICRO_BATCH, WAITS
 from headway.console.widgets.views import PAGE, SCRIPTS, module
 
 NODE = shutil.which("node")
@@ -152,6 +154,15 @@ def test_a_long_watched_run_drops_its_oldest_bars(tmp_path: Path) -> None:
     """
     some = b"".join(bar(0, rank=rank) for rank in range(4)) * 250
     assert run_page(tmp_path, script, bars=some) == [True, True, True, True]
+
+
+@needs_node
+def test_every_action_that_is_drawn_has_a_colour(tmp_path: Path) -> None:
+    script = "return [Object.keys(ACTION_COLOURS), [...SURROUNDS], LEGEND.map(([kind]) => kind)];"
+    coloured, around, legend = run_page(tmp_path, script)  # type: ignore[misc]
+    assert set(coloured) == {kind.name for kind in Kind if kind != HIDDEN}
+    assert set(around) == STATE - {Kind.SNAPSHOT.name}
+    assert set(legend) < set(coloured)
 
 
 @needs_node

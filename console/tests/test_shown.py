@@ -111,3 +111,5 @@ def test_no_fixed_colour_of_text_or_ground() -> None:
     for html in (drawn, TABLE._repr_html_()):
         assert not re.search(r"[^-]color:|background:#|fill=\"(?!currentColor|none|#)", html)
         assert "black" not in html and 'white"' not in html
+    texts = list(svg_of(drawn).iter("text"))
+    assert texts and {text.attrib["fill"] for text in texts} == {"currentColor"}

@@ -1,4 +1,4 @@
-"""Every step of a run's course is in a sink once, whatever happens to the run and the exporter."""
+"""Every step of a run's history is in a sink once, whatever happens to the run and the exporter."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ import pytest
 import structlog
 from headway.common.errors import InputError
 from headway.common.polling import wait_until
+from headway.console.commands import exporting as command
 from headway.console.machine import preflight
-from headway.console.sinks import follower
+from headway.console.sinks import CLASSES, exporter
 from headway.console.sinks.export import exporting
 from headway.console.testing import FakeRun
-from headway.trainer.config import LaunchConfig
+from headway.trainer.config import SINKS, LaunchConfig
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
@@ -53,7 +54,7 @@ def shown(out: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def written(out: Path, tag: str = LOSS) -> list[int]:
-    """The steps of a tag in all event files, also those that were taken back."""
+    """The steps of a tag in all event files, also those that were rewound."""
     return [
         event.step
         for path in sorted(out.glob("events.*"))
@@ -125,7 +126,7 @@ def test_steps_that_a_recovery_took_back_are_replaced_by_those_that_followed(fak
     found = shown(out)
     assert [step for step, _ in found[LOSS]] == [1, 2, 3, 4, 5, 6, 7]
     assert found["run/generation"][2:5] == [(3, 0), (4, 1), (5, 1)]
-    assert found[VALIDATION] == [(7, 4.0)], "that of step 5 was taken back"
+    assert found[VALIDATION] == [(7, 4.0)], "that of step 5 was rewound"
     assert [value for _, value in found["run/recoveries"]] == [0, 0, 0, 1, 1, 1, 1]
     assert written(out) == [1, 2, 3, 4, 5, 4, 5, 6, 7], "nothing that was written is removed"
     (sentence,) = texts(out)["recovery"]
@@ -167,7 +168,7 @@ def end(child: subprocess.Popen[bytes], number: int) -> int:
     return child.wait(60)
 
 
-def test_a_follower_that_is_killed_again_and_again_leaves_no_gap_and_nothing_twice(
+def test_an_exporter_that_is_killed_again_and_again_leaves_no_gap_and_nothing_twice(
     fake: FakeRun,
 ) -> None:
     out = fake.folder.sinks / "tensorboard"
@@ -196,7 +197,7 @@ def test_a_follower_that_is_killed_again_and_again_leaves_no_gap_and_nothing_twi
     assert written(out) == list(range(1, fake.step + 1))
 
 
-def test_a_follower_that_is_asked_to_end_takes_the_last_steps(fake: FakeRun) -> None:
+def test_an_exporter_that_is_asked_to_end_takes_the_last_steps(fake: FakeRun) -> None:
     out = fake.folder.sinks / "tensorboard"
     child = spawn(fake)
     fake.advance(1)
@@ -259,18 +260,18 @@ def test_the_export_of_another_run_is_not_continued(fake: FakeRun, own_roots: Pa
         other.close()
 
 
-def test_a_follower_ends_when_its_run_is_deleted(
+def test_an_exporter_ends_when_its_run_is_deleted(
     fake: FakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follower, "POLL_S", 0.01)
-    monkeypatch.setattr(follower, "RETRY_S", (0.01, 0.01))
-    monkeypatch.setattr(follower, "GONE_S", 0.05)
+    monkeypatch.setattr(exporter, "POLL_S", 0.01)
+    monkeypatch.setattr(exporter, "RETRY_S", (0.01, 0.01))
+    monkeypatch.setattr(exporter, "GONE_S", 0.05)
     run = fake.run
     fake.advance(1)
     with exporting(run, "tensorboard") as exported:
         fake.close()
         fake.folder.path.rename(tmp_path / "away")
-        follower.follow(run, exported, is_ended=lambda: False, wait=time.sleep)
+        exporter.follow(run, exported, is_ended=lambda: False, wait=time.sleep)
     assert not (fake.folder.path / "run.json").exists()
 
 
@@ -336,3 +337,7 @@ def test_a_sink_that_is_not_installed_is_refused_with_the_line_that_installs_it(
     code, _, err = shell("export", "fake", "--to", "tensorboard")
     assert code == 2
     assert "pip install './console[tensorboard]'" in err
+
+
+def test_configuration_completion_and_classes_name_the_same_sinks() -> None:
+    assert SINKS == command.SINKS == tuple(CLASSES)

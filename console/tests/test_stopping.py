@@ -152,7 +152,7 @@ def test_a_run_that_accepts_the_stop_and_does_not_move_is_ended_by_force(
 
 def test_now_asks_nobody(fake: FakeRun, call: Call) -> None:
     code, out, _ = call("stop", "fake", "--now", "--runs-dir", str(fake.folder.path.parent))
-    assert code == 0 and "ended at once, as asked" in out
+    assert code == 0 and "killed immediately (--now)" in out
     assert fake.commands == []
 
 

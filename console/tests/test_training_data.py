@@ -12,7 +12,7 @@ from headway.common.config import to_toml
 from headway.common.errors import ConfigError, InputError
 from headway.console import TrainingData
 from headway.console.analysis.corpus import document_lengths, length_histogram, sources
-from headway.console.analysis.reading import run_stream, samples_of
+from headway.console.analysis.sample_order import run_stream, samples_of
 from headway.console.testing import SMALL, FakeRun
 from headway.dataloader import DataClient, DataConfig, Dataset
 from headway.dataloader.prepare import prepare
@@ -140,7 +140,7 @@ def test_what_cannot_be_read_is_refused_with_a_remedy(config: RunConfig) -> None
     with pytest.raises(ConfigError, match="rank 12 is outside"):
         data.sample(rank=12)
     for method in (data.loss_curve, data.waits):
-        with pytest.raises(InputError, match="belong to no run"):
+        with pytest.raises(InputError, match="this data has no run"):
             method()
 
 

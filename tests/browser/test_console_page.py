@@ -137,10 +137,10 @@ def test_drills_are_folded_away_and_ask_once(quiet: Any) -> None:
     console.open_drills()
     console.choose_rank(1)
     before = console.root.get_attribute("data-answered")
-    console.button("freeze rank").click()
-    question = console.button("freeze rank").inner_text()
+    console.button("stop rank").click()
+    question = console.button("stop rank").inner_text()
     assert question == "inject stop into the worker of rank 1 of run notebook? press again"
-    console.wait_text("freeze rank", "freeze rank")
+    console.wait_text("stop rank", "stop rank")
     assert console.root.get_attribute("data-answered") == before, "nothing was sent"
 
 
@@ -171,7 +171,7 @@ def test_every_control_is_reached_by_tab(quiet: Any) -> None:
             break
         seen.append(focused(page))
     wanted = ["follow", "zoom out", "zoom in", "resume", "checkpoint", "stop", "lr", "set lr",
-              "unset lr", "drills: break something on purpose", "kill rank", "freeze rank", "cli",
+              "unset lr", "drills: break something on purpose", "kill rank", "stop rank", "cli",
               "python", "show on the timeline", "events, newest first"]  # fmt: skip
     assert [name for name in wanted if name not in seen] == []
     assert any(name.startswith("Timeline of") for name in seen)

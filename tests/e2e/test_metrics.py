@@ -108,9 +108,9 @@ def test_every_service_is_scraped_and_every_step_exported_over_kills(machine: An
     assert f"metrics port {first} for the driver cannot be used: Address already in use" in other
     assert not (machine.runs / "other").exists()
 
-    # The follower, a rank and the driver are killed: each is back, and so are the figures.
-    follower = process(run, "sink-tensorboard")
-    follower.kill(signal.SIGKILL)
+    # The exporter, a rank and the driver are killed: each is back, and so are the figures.
+    exporter = process(run, "sink-tensorboard")
+    exporter.kill(signal.SIGKILL)
     machine.headway("inject", NAME, "kill", "--rank", "1", "--runs-dir", machine.runs, "--yes")
     machine.wait_until(
         lambda: scrape(driver).get("headway_run_recoveries_total") == 1, "the recovery is counted"
@@ -125,9 +125,9 @@ def test_every_service_is_scraped_and_every_step_exported_over_kills(machine: An
         lambda: targets(run)[0]["labels"] == {"run": NAME, "node": home, "service": "driver"},
         "the targets name the driver's node",
     )
-    machine.wait_until(lambda: process(run, "sink-tensorboard") != follower, "the next follower")
+    machine.wait_until(lambda: process(run, "sink-tensorboard") != exporter, "the next exporter")
 
-    # The run ends, nothing is left, and TensorBoard shows every step of its course once.
+    # The run ends, nothing is left, and TensorBoard shows every step of its history once.
     machine.headway("stop", NAME, "--runs-dir", machine.runs, "--yes")
     machine.assert_clean(NAME)
     shown = EventAccumulator(str(run.folder.sinks / "tensorboard"), size_guidance={"scalars": 0})

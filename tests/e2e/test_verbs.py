@@ -12,6 +12,7 @@ import pytest
 from headway.ckpt_store.client import newest
 from headway.console.live.summary import recovery_rows
 from headway.console.run import Run
+from headway.console.trace.slices import DRIVER
 from headway.trainer.optim.schedule import learning_rate
 
 NAME = "verbs"
@@ -222,13 +223,15 @@ def test_logs_are_found_by_name_rank_and_level(live: Live) -> None:
 
 def test_a_trace_holds_slices_of_every_rank(live: Live) -> None:
     out = live.machine.folder / "trace.json.gz"
-    told = json.loads(live.headway("trace", NAME, "-o", str(out), "--json"))
+    reply = json.loads(live.headway("trace", NAME, "-o", str(out), "--json"))
     events = json.loads(gzip.decompress(out.read_bytes()))
     events = events["traceEvents"] if isinstance(events, dict) else events
     slices = [event for event in events if event.get("ph") == "X"]
-    assert told["slices"] > 0
-    assert {event["name"].split()[0] for event in slices}
-    assert len({event["pid"] for event in slices} | {event.get("tid") for event in slices}) >= 2
+    assert reply["slices"] == sum(event["ph"] != "M" for event in events)
+    ranks = range(live.run.config.parallel.world_size)
+    assert {event["pid"] for event in slices} - {DRIVER} == set(ranks)
+    steps = {event["pid"] for event in slices if event["name"].startswith("step ")}
+    assert steps == set(ranks), "each has whole steps"
 
 
 @pytest.mark.parametrize("words", [

@@ -13,7 +13,7 @@ from headway.dataloader import Dataset
 SPLITS = ("train", "validation")
 AT_THE_TOP = "(files at the top)"
 COUNTED_TOKENS = 20_000_000
-"""Of a larger split, so many tokens are counted, of documents at equal distances."""
+"""Larger splits are sampled: this many tokens, from evenly spaced documents."""
 LENGTHS = {
     "from_tokens": pl.Int64,
     "to_tokens": pl.Int64,

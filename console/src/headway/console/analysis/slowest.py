@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import polars as pl
-from headway.console.analysis.time_ledger import COLUMNS, GAPS, INSIDE
+from headway.console.analysis.time_ledger import BETWEEN, COLUMNS, WHOLE_STEP
 
 SCHEMA = {
     "step": pl.Int64,
@@ -56,7 +56,7 @@ def slow_steps(rows: pl.DataFrame, number: int = 8) -> pl.DataFrame:
         pl.when(explained).then(name).otherwise(f"{name}_any").alias(name)
         for name in ("of", "rank", "cause_s")
     )
-    inside = pl.col("of").is_in(INSIDE)
+    inside = pl.col("of").is_in(list(WHOLE_STEP))
     return (
         chosen.with_columns(
             pl.col("of").replace_strict(COLUMNS).alias("cause"),
@@ -73,6 +73,6 @@ def _totals(rows: pl.DataFrame) -> pl.DataFrame:
     return (
         rows.filter("is_kept")
         .group_by("generation", "step")
-        .agg(pl.col("total").mean(), pl.col(GAPS).mean())
+        .agg(pl.col("total").mean(), pl.col(*BETWEEN).mean())
         .sort("step")
     )

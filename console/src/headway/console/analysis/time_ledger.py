@@ -16,24 +16,28 @@ from headway.common.plan.schedule.actions import Kind
 from headway.console.analysis.actions import BETWEEN_STEPS, STEP_KEY, is_compute, step_actions
 from headway.console.analysis.events import completed_steps
 
-COLUMNS = {
+IN_STEP = {
     "compute": "forward and backward passes",
     "optimizer": "optimizer",
     "waiting": "waiting for other ranks",
     "communication": "communication that nothing hides",
     "data": "data",
     "snapshot": "snapshot in memory",
-    "unrecorded": "in a step, not recorded",
-    "warm_up": "first step of a start, beyond a usual one",
+}
+"""Recorded time inside of steps: column -> what it is; seconds of one rank, like the others."""
+WHOLE_STEP = IN_STEP | {"unrecorded": "in a step, not recorded"}
+"""Adds up to the duration of the step."""
+WARM_UP = {"warm_up": "first step of a start, beyond a usual one"}
+BETWEEN = {
     "evaluation": "evaluations and samples",
     "recovery": "recovery and steps done again",
     "stopped": "stopped and started again",
     "paused": "paused",
     "between": "between steps, not recorded",
 }
-"""Column -> what it is. The first seven are inside of steps; seconds of one rank."""
-INSIDE = list(COLUMNS)[:7]
-GAPS = list(COLUMNS)[8:]
+"""Time between two steps."""
+COLUMNS = WHOLE_STEP | WARM_UP | BETWEEN
+"""All of it."""
 _OWN = {
     Kind.OPTIMIZER.name: "optimizer",
     Kind.DATA.name: "data",
@@ -65,8 +69,8 @@ def ledger(
     rows = _with_inside(_rows(events), step_actions(events, grid))
     rows = _with_gaps(rows, events, list(recoveries), list(pauses))
     rows = _with_warm_up(rows)
-    again = (pl.sum_horizontal(*INSIDE, "warm_up") + pl.col("recovery")).alias("recovery")
-    lost = [pl.when("is_kept").then(n).otherwise(0.0).alias(n) for n in (*INSIDE, "warm_up")]
+    again = (pl.sum_horizontal(*WHOLE_STEP, "warm_up") + pl.col("recovery")).alias("recovery")
+    lost = [pl.when("is_kept").then(n).otherwise(0.0).alias(n) for n in (*WHOLE_STEP, "warm_up")]
     rows = rows.with_columns(pl.when("is_kept").then("recovery").otherwise(again), *lost)
     total = pl.sum_horizontal(*COLUMNS).alias("total")
     return rows.select(*STEP_KEY, "is_kept", *COLUMNS, total)
@@ -118,16 +122,16 @@ def _with_inside(rows: pl.DataFrame, actions: pl.DataFrame) -> pl.DataFrame:
         pl.when(is_compute()).then(pl.lit("compute")).otherwise(work).alias("of")
     )
     sums = spent.group_by(STEP_KEY).agg(
-        *((own - late).filter(pl.col("of") == name).sum().alias(name) for name in INSIDE[:6]
+        *((own - late).filter(pl.col("of") == name).sum().alias(name) for name in IN_STEP
           if name != "waiting"),
         late.sum().alias("waiting"),
     )  # fmt: skip
-    known = INSIDE[:6]
+    known = list(IN_STEP)
     joined = rows.join(sums, on=STEP_KEY, how="left", maintain_order="left").with_columns(
         pl.col(known).fill_null(0)
     )
     rest = pl.col("end_ns") - pl.col("start_ns") - pl.sum_horizontal(*known)
-    return joined.with_columns(rest.alias("unrecorded")).with_columns(pl.col(INSIDE) * 1e-9)
+    return joined.with_columns(rest.alias("unrecorded")).with_columns(pl.col(*WHOLE_STEP) * 1e-9)
 
 
 def _with_gaps(
@@ -155,7 +159,7 @@ def _with_gaps(
     left = gap - pl.sum_horizontal("recovery", "stopped", "evaluation")
     rows = rows.with_columns(pl.min_horizontal(left, "paused_ns").alias("paused"))
     rest = gap - pl.sum_horizontal("recovery", "stopped", "evaluation", "paused")
-    return rows.with_columns(rest.alias("between")).with_columns(pl.col(GAPS) * 1e-9)
+    return rows.with_columns(rest.alias("between")).with_columns(pl.col(*BETWEEN) * 1e-9)
 
 
 def _with_warm_up(rows: pl.DataFrame) -> pl.DataFrame:
@@ -164,13 +168,13 @@ def _with_warm_up(rows: pl.DataFrame) -> pl.DataFrame:
     It allocates, and builds what later steps find ready; the other ranks wait for the slowest.
     """
     is_first = pl.col("is_first")
-    spent = pl.sum_horizontal(*INSIDE)
+    spent = pl.sum_horizontal(*WHOLE_STEP)
     usual = spent.filter(~is_first).median().over("rank")
     kept = pl.when(is_first & (spent > usual)).then(usual / spent).otherwise(1.0)
     rows = rows.with_columns((spent * (1.0 - kept)).alias("beyond"), kept.alias("kept"))
     has_recovered = pl.col("recovery") > 0
     return rows.with_columns(
-        *(pl.col(name) * pl.col("kept") for name in INSIDE),
+        *(pl.col(name) * pl.col("kept") for name in WHOLE_STEP),
         pl.when(has_recovered).then(0.0).otherwise("beyond").alias("warm_up"),
         pl.col("recovery") + pl.when(has_recovered).then("beyond").otherwise(0.0),
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from headway.common.cli import AsJson
-from headway.common.output import emit
+from headway.common.output import counted, emit
 from headway.console.commands.options import RUNS, AnyRun, RunsDir, find_run
 from headway.console.commands.pages import LOOK, add
 
@@ -65,7 +65,7 @@ def export(
     from headway.common.log import setup
     from headway.console.machine.preflight import check_sinks
     from headway.console.sinks.export import exporting
-    from headway.console.sinks.follower import follow as stay
+    from headway.console.sinks.exporter import follow as stay
     from headway.trainer.config import check_sink
 
     check_sink(to)
@@ -91,13 +91,9 @@ def _print(done: Exported, as_json: bool) -> None:
         "wandb": f"wandb sync {done.out}/wandb/offline-run-*",
     }
     line = (
-        f"{done.run}: exported {_counted(done.steps, 'step')}, "
-        f"{_counted(done.evaluations, 'validation loss', 'validation losses')} and "
-        f"{_counted(done.recoveries, 'recovery', 'recoveries')} to {done.out}; "
+        f"{done.run}: exported {counted(done.steps, 'step')}, "
+        f"{counted(done.evaluations, 'validation loss', 'validation losses')} and "
+        f"{counted(done.recoveries, 'recovery', 'recoveries')} to {done.out}; "
         f"see them with `{view[done.sink]}`"
     )
     emit(done, as_json, [line])
-
-
-def _counted(number: int, one: str, many: str = "") -> str:
-    return f"{number} {one if number == 1 else many or one + 's'}"

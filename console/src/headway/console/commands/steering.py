@@ -1,7 +1,7 @@
 """Commands that steer a live run, derived from the operations of ``console.steering``.
 
-Each is one message to the run's driver, carried out once. Only ``stop`` is written out: it also
-waits for the end, and ends by force what cannot stop.
+Most send one message to the driver. ``stop`` also waits and may use force; ``fork`` works on the
+folder alone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from headway.console.commands.options import (
 from headway.console.commands.pages import STEER, add
 from headway.console.hints import resume_command
 from headway.console.steering.methods import OPERATIONS
-from headway.console.steering.operations import Operation, word_of
+from headway.console.steering.operations import Operation, parse, word_of
 
 if TYPE_CHECKING:
     from headway.console.run import Run
@@ -154,7 +154,7 @@ def read_words(row: Operation, words: list[str]) -> tuple[str | None, dict[str, 
             remedy=f"for example `{row.examples[0]}`",
         )
     name = words.pop(0) if len(words) > needed else None
-    arguments = {p.name: _value(p, word) for p, word in zip(row.words, words, strict=False)}
+    arguments = {p.name: parse(p, word) for p, word in zip(row.words, words, strict=False)}
     for word in words[len(row.words) :]:
         key, equals, text = word.partition("=")
         if not equals or not text:
@@ -164,7 +164,7 @@ def read_words(row: Operation, words: list[str]) -> tuple[str | None, dict[str, 
         if key not in settings:
             known = ", ".join(settings)
             raise InputError(f"cannot set {key!r}", remedy=f"only {known} can be set on a live run")
-        arguments[key] = _value(settings[key], text)
+        arguments[key] = parse(settings[key], text)
     return name, arguments
 
 
@@ -173,17 +173,6 @@ def _joined(words: list[str], settings: dict[str, Any]) -> list[str]:
     if settings and len(words) >= 2 and words[-2] in settings and "=" not in words[-1]:
         return [*words[:-2], f"{words[-2]}={words[-1]}"]
     return list(words)
-
-
-def _value(parameter: inspect.Parameter, text: str) -> Any:
-    kind = get_args(parameter.annotation)[0]
-    try:
-        return kind(text)
-    except ValueError:
-        wanted = "a whole number" if kind is int else "a number"
-        raise InputError(
-            f"{parameter.name} is {wanted}, not {text!r}", remedy="see --help for an example"
-        ) from None
 
 
 # ---- the signature that typer reads -------------------------------------------------------------
@@ -244,8 +233,7 @@ def stop(
         float | None,
         typer.Option(
             metavar="SECONDS",
-            help="End it by force after so long without progress; "
-            "recovery.stop_timeout_s by default.",
+            help="Kill it after this long without progress; recovery.stop_timeout_s by default.",
             min=0,
         ),
     ] = None,

@@ -32,7 +32,7 @@ FEW_RANKS = 64
 LEVELS = ("debug", "info", "warning", "error", "critical")
 NEWEST_LINES = 50
 FEW_RESUMED = 3
-"""Of so many runs, the newest, the list shows how to resume them; --json has all."""
+"""How many runs, the newest, the list gives resume commands for; --json has them all."""
 PROGRESS_KEYS = (
     "name, phase, step, steps, loss, grad_norm, lr, tokens_per_s, mfu, eta_s, generation, paused, "
     "skipped, last_skipped, waiting, applied, detail, status"
@@ -72,7 +72,7 @@ def register(app: typer.Typer) -> None:
 
 
 def runs(runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
-    """List the runs: state, step, age, size, how to resume.
+    """List the runs: state, step, age, size, resume commands.
 
     A run is live, finished, stopped or failed; interrupted means that its processes ended without
     an outcome, as in a power cut.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from html import escape
 
 from headway.console.display.formatting import digits
+from headway.console.display.html import note_html
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 860, 300, 64, 40, 12
 COLOURS = ("#4c8bf5", "#e08a1e", "#2ba36b", "#b565d9", "#d9534f", "#8a8f98")
@@ -35,8 +36,7 @@ class Drawing:
         return f"{self.title} (a drawing)" + (f"\n{self.note}" if self.note else "")
 
     def _repr_html_(self) -> str:
-        note = f'<div style="max-width:60em;opacity:.8">{escape(self.note)}</div>'
-        return f"<div><b>{escape(self.title)}</b>{self.svg}{note if self.note else ''}</div>"
+        return f"<div><b>{escape(self.title)}</b>{self.svg}{note_html(self.note)}</div>"
 
 
 @dataclass(frozen=True)

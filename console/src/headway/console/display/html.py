@@ -25,5 +25,10 @@ def table_html(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
+def note_html(note: str) -> str:
+    """A paragraph below a table or a drawing; nothing for an empty one."""
+    return f'<div style="max-width:60em;opacity:.8">{escape(note)}</div>' if note else ""
+
+
 def _cell(value: object) -> str:
     return "-" if value is None else escape(str(value))

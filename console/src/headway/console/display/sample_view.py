@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from headway.common.output import counted
 from headway.dataloader import Dataset, Piece
 
 RULE = "-" * 72
@@ -73,7 +74,7 @@ def view_of(
         for piece in pieces
     )
     num_tokens = sum(part.num_tokens for part in parts)
-    documents = f"{len(parts)} document{'s' * (len(parts) > 1)}"
+    documents = counted(len(parts), "document")
     return SampleView(f"{title}; {num_tokens:,} tokens of {documents}", parts, note)
 
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import polars as pl
 from headway.common.output import Table
 from headway.console.display import formatting
+from headway.console.display.html import note_html
 
 TINT = "76,139,245"
 """Red, green and blue of bars and shades."""
@@ -66,11 +67,10 @@ class Shown:
             "<tr>" + "".join(_cell(c, row[c.name], highest[c.name]) for c in self.columns) + "</tr>"
             for row in self._rows
         )
-        note = f'<div style="max-width:60em;opacity:.8">{escape(self.note)}</div>'
         return (
             f'<div style="overflow-x:auto"><b>{escape(self.title)}</b>'
             f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-            f"{note if self.note else ''}</div>"
+            f"{note_html(self.note)}</div>"
         )
 
     @property

@@ -1,4 +1,4 @@
-"""What a run leaves for its user: checkpoints, a text sample, the size of its folder."""
+"""What a run leaves for its user: checkpoints, and the size of its folder."""
 
 from __future__ import annotations
 
@@ -7,26 +7,22 @@ import os
 from pathlib import Path
 from typing import Any
 
-from headway.ckpt_store.client import newest
+from headway.ckpt_store.client import complete, newest
 from headway.common.errors import HeadwayError
 from headway.console.folder.records import RunRecords
 
 
 def checkpoints(run: RunRecords) -> list[dict[str, Any]]:
     """Complete checkpoints, the oldest first: step, generation, total_bytes, path."""
-    rows: list[dict[str, Any]] = []
-    found = newest(run.folder.checkpoints)
-    while found is not None:
-        rows.append(
-            {
-                "step": found.step,
-                "generation": found.generation,
-                "total_bytes": found.total_bytes,
-                "path": str(found.path),
-            }
-        )
-        found = newest(run.folder.checkpoints, max_step=found.step - 1) if found.step else None
-    return rows[::-1]
+    return [
+        {
+            "step": found.step,
+            "generation": found.generation,
+            "total_bytes": found.total_bytes,
+            "path": str(found.path),
+        }
+        for found in reversed(complete(run.folder.checkpoints))
+    ]
 
 
 def newest_checkpoint(run: RunRecords) -> int | None:

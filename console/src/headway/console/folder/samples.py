@@ -48,8 +48,8 @@ def decode(tokens: Sequence[int], data: Dataset | None) -> str:
 def final_sample(run: RunRecords) -> str:
     """The text that the model wrote at the end of the run, empty if it wrote none."""
     newest = "SELECT tokens FROM samples WHERE sequence = 0 ORDER BY generation DESC LIMIT 1"
-    for (tokens,) in run.query(newest):
-        return decode(json.loads(tokens), corpus(run.config)).strip("\n")
+    for (tokens_json,) in run.query(newest):
+        return decode(json.loads(tokens_json), corpus(run.config)).strip("\n")
     return ""
 
 
@@ -72,8 +72,8 @@ def _samples(run: RunRecords, which: str, values: tuple[int, ...] = ()) -> list[
     columns = "step, generation, tokens, num_prompt_tokens"
     rows = run.query(f"SELECT {columns} FROM samples {which}", values)
     data, found = corpus(run.config) if rows else None, []
-    for step, generation, text, num_prompt in rows:
-        tokens = json.loads(text)
+    for step, generation, tokens_json, num_prompt in rows:
+        tokens = json.loads(tokens_json)
         found.append(
             {
                 "step": step,
@@ -98,8 +98,10 @@ class Results:
         for _, step, loss in self._new("evaluations", "step, loss"):
             shown = "not finite" if loss is None else f"{loss:.4f}"
             lines.append(f"validation loss after step {step}: {shown}")
-        for _, step, text in self._new("samples", "step, tokens"):
-            written = decode(json.loads(text), corpus(self._run.config))
+        rows = self._new("samples", "step, tokens")
+        data = corpus(self._run.config) if rows else None
+        for _, step, tokens_json in rows:
+            written = decode(json.loads(tokens_json), data)
             lines.append(f"written after step {step}: {written!r}")
         return [(time.time(), line) for line in lines]
 

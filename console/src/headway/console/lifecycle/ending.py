@@ -17,6 +17,7 @@ from pathlib import Path
 from headway.common.errors import DeadlineError, HeadwayError, InputError
 from headway.common.node.janitor import end_run, processes_of
 from headway.common.node.process import ProcessId
+from headway.common.output import counted
 from headway.common.wire.messages.driver import Command
 from headway.console.folder.outputs import bytes_below, newest_checkpoint
 from headway.console.run import Run
@@ -57,7 +58,8 @@ class Ending:
         )
         if not self.reason:
             return f"run {self.run} is {self.outcome}; {kept}"
-        line = f"run {self.run}: {self.reason}; ended {_processes(self.ended)} by force; {kept}"
+        ended = counted(self.ended, "process", "processes")
+        line = f"run {self.run}: {self.reason}; ended {ended} by force; {kept}"
         return f"{line}; could not end {', '.join(self.left)}" if self.left else line
 
     def exit_code(self, *, now: bool = False) -> int:
@@ -65,10 +67,6 @@ class Ending:
         if self.left:
             return 1
         return 3 if self.reason and not now else 0
-
-
-def _processes(number: int) -> str:
-    return "1 process" if number == 1 else f"{number} processes"
 
 
 def end(
@@ -94,7 +92,7 @@ def end(
             f"run {run.name} is {run.state}, not live", remedy=f"see {run.hint('status')}"
         )
     limit_s = run.config.recovery.stop_timeout_s if limit_s is None else limit_s
-    reason = "ended at once, as asked" if now else _stop(run, limit_s, report)
+    reason = "killed immediately (--now)" if now else _stop(run, limit_s, report)
     if not reason:
         return Ending(run.name, run.state, newest_checkpoint(run))
     if not now:

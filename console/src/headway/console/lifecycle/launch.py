@@ -17,6 +17,7 @@ from headway.common.errors import DeadlineError, HeadwayError, InputError
 from headway.common.node.files import replace_json
 from headway.common.node.janitor import end_run, sweep
 from headway.common.node.run_dir import shm_root, sock_root
+from headway.common.output import counted
 from headway.common.polling import wait_until
 from headway.console.folder import config_origins
 from headway.console.folder.claim import check_name, check_resumable, claimed, keep_config
@@ -185,7 +186,7 @@ def start(
     run.folder.metrics_targets.unlink(missing_ok=True)  # the driver writes it, if it exports any
     try:
         attach(engine, cluster, run.path, launch.nodes + launch.spares)
-        report(f"{_counted(launch.nodes, 'node')} and {_counted(launch.spares, 'spare')} are up")
+        report(f"{counted(launch.nodes, 'node')} and {counted(launch.spares, 'spare')} are up")
         _wait_for_driver(run)
     except BaseException:  # Ctrl-C too: no part of a launch that failed may keep running
         detach(engine, cluster, run.folder.run_id)
@@ -204,7 +205,3 @@ def _wait_for_driver(run: Run) -> None:
             f"the driver of {run.name} did not start within {START_LIMIT_S:.0f} s",
             remedy=last_line(run.folder.logs / "n0-driver.log"),
         )
-
-
-def _counted(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

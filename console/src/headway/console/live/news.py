@@ -1,5 +1,4 @@
-"""Turns the journal into lines for people:
-one line for each fault, with its cause and what it cost.
+"""Journal events as lines for people: one per fault, with its cause and what it cost.
 
 A recovery is printed when all ranks step again. What belongs to it (the loss itself, verdicts about
 it, survivors that lost a peer, nodes that moved) is not printed on its own.
@@ -13,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from headway.common.output import counted
 from headway.console.analysis.newest import repeated_steps
 from headway.console.folder.samples import Results
 from headway.console.run import Run
@@ -198,7 +198,7 @@ class News:
             self._recovered[cause.subject, cause.number] = event.unix_s
         where = f" from the checkpoint of step {recovery.step}" * (recovery.source == "durable")
         repeated = repeated_steps(self._run, recovery.generation, recovery.step)
-        steps = "no step" if not repeated else "1 step" if repeated == 1 else f"{repeated} steps"
+        steps = counted(repeated, "step") if repeated else "no step"
         yield f"{recovery.cause()}; back after {back_s:.1f} s{where}, {steps} repeated"
 
     def _over(self, event: _Event) -> Iterator[str]:
@@ -249,8 +249,6 @@ def _cause_of(event: _Event) -> _Cause | None:
             where = f"rank {f['rank']}" if f["rank"] >= 0 else f"node {f['node']}"
             what = f"{f['kind']} on {where}"
             return cause(_VICTIM, "", -1, what, _line(event))
-        case "verdict" if f.get("kind") in ACTED_ON | OF_VICTIMS:
-            return None
         case _:
             return None
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from headway.common.errors import DeadlineError
+from headway.common.output import counted
 from headway.common.plan.model_shape import mfu
 from headway.common.wire.messages.driver import Status
 from headway.console.analysis.newest import NewestSteps, SkippedSteps, Step
@@ -65,9 +66,8 @@ class Progress:
         if self.loss is not None:
             parts.append(f"loss {self.loss:.4f}")
         if self.skipped:
-            steps = "1 step" if self.skipped == 1 else f"{self.skipped} steps"
             last = "" if self.last_skipped is None else f", last at step {self.last_skipped}"
-            parts.append(f"{steps} skipped{last}")
+            parts.append(f"{counted(self.skipped, 'step')} skipped{last}")
         if self.tokens_per_s:
             parts.append(f"{self.tokens_per_s:,.0f} tokens/s")
         if self.mfu is not None:

@@ -10,6 +10,7 @@ from functools import cached_property
 
 import polars as pl
 from headway.common.errors import InputError
+from headway.common.output import counted
 from headway.common.plan.schedule.actions import Kind
 from headway.console.analysis.actions import label, step_actions
 from headway.console.analysis.bubble import bubbles, schedule_of
@@ -32,7 +33,7 @@ CLOCK = (
     "longer; on a GPU an action is its launch, and waits hold the rest."
 )
 _OTHER, _MESSAGES, _WAITING = "optimizer, data, snapshot", "communication", "waiting"
-_PICTURE = "Point at a bar for its action and its duration. The norm counts as communication."
+_PICTURE = "Hover over a bar to see its action and duration. The norm counts as communication."
 _GROUPS = {
     Kind.FORWARD.name: "forward",
     Kind.BACKWARD.name: "backward",
@@ -114,7 +115,7 @@ class Performance:
         return facts_html(f"performance of run {self._run.name}", self._facts())
 
     def lost_time(self) -> Shown:
-        """All ranks' time by cause, of 100 %."""
+        """All ranks' time by cause, as shares of the total."""
         replayed = self._bubbles["bubble"][1]
         frame = lost_time(
             self.ledger, mfu=self.mfu, bubble=self._bubbles["bubble"][0], replayed=replayed
@@ -162,8 +163,8 @@ class Performance:
         ]
         note = (
             "Under way from when both sides had begun until the result was taken: its arrival is "
-            "not recorded. Waiting for a side that is late is no communication. Collectives of "
-            "tensor parallelism are inside of forward and backward."
+            "not recorded. Waiting for a late peer does not count as communication. Collectives "
+            "of tensor parallelism are inside of forward and backward."
         )
         return Shown(communication(self.actions_frame), "Communication", columns, note)
 
@@ -212,7 +213,9 @@ class Performance:
             Column("cause_s", "there, ms", milliseconds),
         ]
         frame = slow_steps(self.ledger, number)
-        return Shown(frame, "Slowest steps", columns, "No rank: all ranks are concerned.")
+        return Shown(
+            frame, "Slowest steps", columns, "The rank is blank where the cause affects all ranks."
+        )
 
     def picture(self, step: int | None = None) -> Drawing:
         """What every rank did in one step, by default in one of median length.
@@ -260,7 +263,7 @@ class Performance:
         times = step_time_quantiles(rows).row(0, named=True)
         p50, p99 = milliseconds(times["p50_s"]), milliseconds(times["p99_s"])
         grid = f"pp {parallel.pp} x dp {parallel.dp} x tp {parallel.tp}"
-        chunks = f"{parallel.vp} chunk{'s' * (parallel.vp > 1)} per rank"
+        chunks = f"{counted(parallel.vp, 'chunk')} per rank"
         of = f"{steps:,} of {self._run.completed_steps:,} completed steps"
         facts = [
             ("grid", f"{parallel.world_size} ranks: {grid}, {chunks}"),

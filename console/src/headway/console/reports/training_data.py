@@ -25,7 +25,7 @@ from headway.console.analysis.corpus import (
 )
 from headway.console.analysis.events import load_events
 from headway.console.analysis.metrics import current, load_evaluations, load_metrics
-from headway.console.analysis.reading import data_waits, run_stream, same_order, samples_of
+from headway.console.analysis.sample_order import data_waits, run_stream, same_order, samples_of
 from headway.console.analysis.time_ledger import ledger
 from headway.console.display.charts import Drawing, curves
 from headway.console.display.formatting import count, digits, milliseconds, share
@@ -194,7 +194,7 @@ class TrainingData:
                     return later, place
         raise InputError(
             f"no document ends in what rank {rank} reads in {steps} steps from step {step} on",
-            remedy="leave with_end out",
+            remedy="omit with_end",
         )
 
     def same_order(self, step: int = 0) -> Shown:
@@ -349,7 +349,7 @@ class TrainingData:
 
     def _of_run(self) -> RunRecords:
         if self._run is None:
-            raise InputError("these data belong to no run", remedy="use `run.data()`")
+            raise InputError("this data has no run", remedy="use `run.data()`")
         return self._run
 
     def _facts(self) -> list[tuple[str, str]]:
@@ -370,4 +370,4 @@ class TrainingData:
 
 
 def _yes(value: bool) -> str:
-    return "yes" if value else "NO"
+    return "yes" if value else "no"

@@ -1,4 +1,4 @@
-"""``python -m headway.console.sinks``: the follower that the node that leads a run keeps."""
+"""``python -m headway.console.sinks``: the exporter that the node that leads a run keeps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def follow(
 ) -> None:
     """Follow one run until SIGTERM, or until it is over."""
     from headway.common.log import setup
-    from headway.console.sinks.follower import serve
+    from headway.console.sinks.exporter import serve
 
     setup(f"sink-{to}", in_background=True)
     raise typer.Exit(serve(path, to))

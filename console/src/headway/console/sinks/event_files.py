@@ -1,8 +1,8 @@
 """TensorBoard: event files with scalars, texts and hyperparameters.
 
 Each process writes a file of its own. What was written after the newest commit is cut off by the
-next process, so that nothing is there twice after a kill or a full disk. Steps that a recovery took
-back are hidden by TensorBoard itself: a restart is marked, which drops what was at later steps.
+next process, so that nothing is there twice after a kill or a full disk. Steps that a
+recovery rewound are hidden by TensorBoard itself: a restart is marked, which drops later steps.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from headway.console.sinks.items import Item, Scalars, Settings, TakenBack, Text
+from headway.console.sinks.items import Item, Rewind, Scalars, Settings, Text
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.hparams.summary_v2 import hparams_pb
@@ -87,7 +87,7 @@ class EventFiles:
                     Event(summary=_text("config", toml), **where),
                     Event(summary=hparams_pb(shown, trial_id=self._group), **where),
                 ]
-            case TakenBack():
+            case Rewind():
                 return [Event(session_log=SessionLog(status=SessionLog.START), **where)]
 
     def commit(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from headway.console.folder.records import RunRecords
 from headway.console.sinks import position, sink
 from headway.console.sinks.items import Sink
-from headway.console.sinks.reading import CourseReader
+from headway.console.sinks.journal_reader import HistoryReader
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Export:
     def __init__(self, run: RunRecords, name: str, out: Path) -> None:
         self._run, self._name, self._out = run, name, out
         self._sink: Sink | None = None
-        self._reader: CourseReader | None = None
+        self._reader: HistoryReader | None = None
         self._counts = (0, 0, 0)
 
     def update(self) -> Exported:
@@ -43,7 +43,7 @@ class Export:
         After a failure the next call begins again at the newest commit.
 
         Raises:
-            OSError: the disk takes nothing.
+            OSError: the output cannot be written.
             sqlite3.Error: the journal cannot be read.
             CorruptError, InputError: the position cannot be used.
         """
@@ -65,14 +65,14 @@ class Export:
                 position.save(self._out, reader.position)
         now = (reader.num_steps, reader.num_evaluations, reader.num_recoveries)
         steps, evaluations, recoveries = (a + b for a, b in zip(self._counts, now, strict=True))
-        top = reader.position.course.top
+        top = reader.position.history.top
         return Exported(self._run.name, self._name, self._out, steps, evaluations, recoveries, top)
 
-    def _opened(self) -> tuple[CourseReader, Sink]:
+    def _opened(self) -> tuple[HistoryReader, Sink]:
         if self._reader is None or self._sink is None:
             run_id = self._run.folder.run_id
             at = position.load(self._out, run_id)
-            self._reader = CourseReader(self._run, at)
+            self._reader = HistoryReader(self._run, at)
             make = sink(self._name)
             self._sink = make(self._out, run_id=run_id, name=self._run.name, state=at.sink)
         return self._reader, self._sink

@@ -1,4 +1,4 @@
-"""What a sink writes: items in the order of the run's course, each at a number of completed steps.
+"""What a sink writes: items in the order of the run's history, each at a number of completed steps.
 
 All x axes count completed steps, as ``headway status`` does: the losses of step index 9 and the
 validation loss that follows it are both at 10.
@@ -42,7 +42,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class TakenBack:
+class Rewind:
     """A recovery or a resume went back: what was written at ``step`` and after it no longer holds.
 
     The same steps follow again.
@@ -52,7 +52,7 @@ class TakenBack:
     unix_s: float
 
 
-Item = Scalars | Text | Settings | TakenBack
+Item = Scalars | Text | Settings | Rewind
 
 
 class Sink(Protocol):
@@ -65,14 +65,14 @@ class Sink(Protocol):
         """Write items in order; they count once ``commit`` has returned.
 
         Raises:
-            OSError: the disk does not take them.
+            OSError: the output cannot be written.
         """
 
     def commit(self) -> dict[str, Any]:
         """Hand everything to the disk; returns what the next process needs to continue from here.
 
         Raises:
-            OSError: the disk does not take it.
+            OSError: the output cannot be written.
         """
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """How far an export is, on disk beside what it has written; and who exports now.
 
 The position and what the sink needs to continue are one file, which is replaced as a whole once the
-sink has committed. So a follower that is killed repeats what came after its newest commit, and the
+sink has committed. So an exporter that is killed repeats what came after its newest commit, and the
 sink cuts off what was written of it.
 """
 
@@ -23,8 +23,8 @@ NAME, LOCK = "headway-position.json", "headway.lock"
 
 
 @dataclass
-class Course:
-    """The exported course of a run: each step as the newest generation did it."""
+class History:
+    """The exported history of a run: each step as the newest generation did it."""
 
     generation: int = -1
     """The newest one with an exported step."""
@@ -37,7 +37,7 @@ class Course:
     highest: dict[int, int] = field(default_factory=dict)
     """Generation -> the highest number of completed steps exported of it."""
     skipped: list[int] = field(default_factory=list)
-    """Skipped steps of the course, as numbers of completed steps, in order."""
+    """Skipped steps of the history, as numbers of completed steps, in order."""
 
 
 @dataclass
@@ -52,7 +52,7 @@ class Position:
     events_row: int = 0
     settings: str = ""
     """The exported configuration, as TOML."""
-    course: Course = field(default_factory=Course)
+    history: History = field(default_factory=History)
     sink: dict[str, Any] = field(default_factory=dict)
     """What the sink needs to continue."""
 
@@ -87,7 +87,7 @@ def load(out: Path, run_id: str) -> Position:
 
 
 def save(out: Path, position: Position) -> None:
-    """Replace the position. Raises OSError when the disk does not take it."""
+    """Replace the position. Raises OSError when it cannot be written."""
     replace_file(out / NAME, msgspec.json.encode(position))
 
 

@@ -1,7 +1,7 @@
 """Weights & Biases, offline: files that ``wandb sync`` uploads whenever there is a network.
 
-The run keeps its id over restarts and resumes. W&B never forgets a row: steps that a recovery took
-back are there twice, told apart by ``run/generation``, and ``run/taken_back_to`` marks the place.
+The run keeps its id over restarts and resumes. W&B never forgets a row: steps that a recovery
+rewound are there twice, with another ``run/generation``, and ``run/rewound_to`` marks the place.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import wandb
 from headway.common.errors import HeadwayError
-from headway.console.sinks.items import Item, Scalars, Settings, TakenBack, Text
+from headway.console.sinks.items import Item, Rewind, Scalars, Settings, Text
 
 PROJECT = "headway"
 IN_USE_S = 10.0
@@ -25,7 +25,7 @@ IN_USE_S = 10.0
 class WandbOffline:
     """A ``Sink``; ``state`` holds ``rows`` and ``sessions``: row count and finished folders.
 
-    wandb keeps rows in memory until the end of a session, so what a killed follower had written is
+    wandb keeps rows in memory until the end of a session, so what a killed exporter had written is
     removed and written again. Rows are numbered over all sessions.
     """
 
@@ -38,9 +38,9 @@ class WandbOffline:
             if folder.name not in self._sessions:
                 shutil.rmtree(folder)
         _wait_for_a_free_name(out, run_id)
-        # wandb's own process inherits the environment, and must not pass for the follower
+        # wandb's own process inherits the environment, and must not pass for the exporter
         os.environ.pop("HEADWAY_ROLE", None)
-        # one process of wandb per follower: a shared one keeps the runs of a client that was killed
+        # one process of wandb per exporter: a shared one keeps the runs of a client that was killed
         os.environ.pop("WANDB_SERVICE", None)
         self._run = _session(out, run_id, name)
         self._run.define_metric("step", hidden=True)
@@ -56,8 +56,8 @@ class WandbOffline:
                     self._log({"step": item.step, item.tag: item.text})
                 case Settings():
                     self._run.config.update(dict(item.values), allow_val_change=True)
-                case TakenBack():
-                    self._log({"step": item.step, "run/taken_back_to": item.step - 1})
+                case Rewind():
+                    self._log({"step": item.step, "run/rewound_to": item.step - 1})
 
     def _log(self, row: dict[str, Any]) -> None:
         self._run.log(row, step=self._rows, commit=True)
@@ -80,7 +80,7 @@ def _wait_for_a_free_name(out: Path, run_id: str) -> None:
 
 
 def _session(out: Path, run_id: str, name: str) -> Any:
-    """Begin to write; what a killed follower has left with wandb's own process ends first."""
+    """Begin to write; what a killed exporter has left with wandb's own process ends first."""
     deadline = time.monotonic() + IN_USE_S
     while True:
         try:
@@ -88,7 +88,7 @@ def _session(out: Path, run_id: str, name: str) -> Any:
         except Exception as error:  # wandb raises plain ones, too
             if "in use" not in str(error) or time.monotonic() > deadline:
                 raise HeadwayError(
-                    f"wandb does not begin a run: {error}",
+                    f"wandb could not start a run: {error}",
                     remedy=f"see {out}/wandb/debug.log, or use the sink tensorboard",
                 ) from error
         time.sleep(0.5)

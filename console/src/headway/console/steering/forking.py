@@ -22,7 +22,7 @@ def checkpoint_of(checkpoints: Path, step: int | None) -> CheckpointInfo:
     """The complete checkpoint of ``step``, or the newest.
 
     Raises:
-        InputError: there is none; those that there are are named.
+        InputError: there is none; the available steps are listed.
     """
     found = complete(checkpoints)
     for info in found:
@@ -34,7 +34,7 @@ def checkpoint_of(checkpoints: Path, step: int | None) -> CheckpointInfo:
             remedy="write one with `headway checkpoint --wait`",
         )
     steps = ", ".join(str(info.step) for info in reversed(found))
-    raise InputError(f"there is no checkpoint of step {step}", remedy=f"there are those of {steps}")
+    raise InputError(f"there is no checkpoint of step {step}", remedy=f"available steps: {steps}")
 
 
 def fork(parent: RunRecords, name: str, *, step: int | None, changes: Sequence[str]) -> Path:

@@ -1,4 +1,5 @@
-"""Everything that can be asked of a run: one method each, which is a command and a button, too."""
+"""Everything that can be asked of a run: one method each, from which commands and buttons
+are made."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ def _fault_question(arguments: Mapping[str, Any]) -> str:
 
 
 class Steering:
-    """The operations; each returns the command's sequence number, 0 if ranks do not apply it.
+    """The operations. Those sent to the driver return the command's sequence number.
+
+    It is 0 if ranks do not apply the command. ``fork`` returns the new run.
 
     Raises, in every method:
         InputError: an argument is wrong, the run is over, or none of its processes is running.
@@ -122,7 +125,7 @@ class Steering:
             float, Word("0 for the likeliest tokens; higher is more varied.", "T")
         ] = 0.8,
     ) -> int:
-        """Let the model continue a text.
+        """Generate text from a prompt.
 
         ``result`` waits for what it wrote, ``samples`` lists all.
 
@@ -158,7 +161,7 @@ class Steering:
         What came after it is trained again; newer checkpoints are removed.
 
         Raises:
-            InputError: there is no checkpoint of that step; those that there are are named.
+            InputError: there is no checkpoint of that step; the available steps are listed.
         """
         from headway.console.steering.forking import checkpoint_of
 

@@ -20,8 +20,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
+from headway.common.errors import InputError
 from headway.console.hints import runs_dir_option
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -50,7 +51,7 @@ class Operation:
     is_step: bool
     """Whether ranks apply it at a step, so that a caller can wait for that."""
     has_own_command: bool
-    """Whether its command is written out because it does more than send the operation."""
+    """Whether ``commands.steering`` has its own command for it, which does more than send."""
 
     @property
     def name(self) -> str:
@@ -97,10 +98,14 @@ class Operation:
                 words += _option_words(word_of(parameter).flags[0], value)
         return words
 
-    def cli_line(self, run: Path, arguments: Mapping[str, Any]) -> str:
-        """The command line for the run at ``run``; finds it from the present working folder."""
+    def cli_line(self, run: Path, arguments: Mapping[str, Any], *, absolute: bool = False) -> str:
+        """The command line for the run at ``run``.
+
+        It finds the run from the present working folder, with ``absolute`` from every folder.
+        """
         words = ["headway", self.name, run.name, *self.words_after_run(arguments)]
-        return shlex.join([*words, *runs_dir_option(run)])
+        folder = ["--runs-dir", str(run.parent.resolve())] if absolute else runs_dir_option(run)
+        return shlex.join([*words, *folder])
 
     def python_line(self, arguments: Mapping[str, Any]) -> str:
         """The call as a line of Python, for a ``Run`` in ``run``."""
@@ -140,6 +145,31 @@ def word_of(parameter: inspect.Parameter) -> Word:
     (found,) = [extra for extra in parameter.annotation.__metadata__ if isinstance(extra, Word)]
     flags = found.flags or (f"--{parameter.name.replace('_', '-')}",)
     return Word(found.help, found.metavar or parameter.name.upper(), flags)
+
+
+def kind_of(parameter: inspect.Parameter) -> type:
+    """float, int or str, also where None is allowed."""
+    (annotated, *_) = get_args(parameter.annotation)
+    kinds = [kind for kind in get_args(annotated) or (annotated,) if kind is not type(None)]
+    kind: type = kinds[0]
+    return kind
+
+
+def parse(parameter: inspect.Parameter, text: str) -> Any:
+    """The value that was typed for ``parameter``.
+
+    Raises:
+        InputError: ``text`` is not a number where one is needed.
+    """
+    name, kind = parameter.name, kind_of(parameter)
+    try:
+        return kind(text)
+    except ValueError:
+        wanted = "a whole number" if kind is int else "a number"
+        example = "20, for example" if kind is int else "3e-4 or 0.0003"
+        raise InputError(
+            f"{name} is {wanted}, not {text!r}", remedy=f"write {name} as {example}"
+        ) from None
 
 
 def _option_words(flag: str, value: object) -> list[str]:

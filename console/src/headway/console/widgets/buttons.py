@@ -6,16 +6,15 @@ from its operation.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from inspect import Parameter
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from headway.common.errors import InputError
 from headway.console.steering.methods import OPERATIONS
-from headway.console.steering.operations import Operation, word_of
+from headway.console.steering.operations import Operation, kind_of, parse, word_of
 
 RANK = "rank"
 """The argument that takes the rank selected on the page."""
@@ -97,10 +96,9 @@ class Button:
 
     def lines(self, run: Path, arguments: Mapping[str, Any]) -> dict[str, str]:
         """The shell command, which works in every folder, and the Python line for ``run``."""
-        words = ["headway", self.operation, run.name, *self.row.words_after_run(arguments)]
         return {
             # named in full: the shell's folder need not be the kernel's
-            "cli": shlex.join([*words, "--runs-dir", str(run.parent.resolve())]),
+            "cli": self.row.cli_line(run, arguments, absolute=True),
             "python": self.row.python_line(arguments),
         }
 
@@ -140,7 +138,7 @@ BUTTONS = (
     Button("rollback", "roll back"),
     Button("fork"),
     Button("inject", "kill rank", {"fault": "kill"}, on_rank=True, is_drill=True),
-    Button("inject", "freeze rank", {"fault": "stop"}, on_rank=True, is_drill=True),
+    Button("inject", "stop rank", {"fault": "stop"}, on_rank=True, is_drill=True),
 )
 """In the order of the page; drills are folded away."""
 
@@ -159,16 +157,8 @@ def button(name: str) -> Button:
     )
 
 
-def _kind(parameter: Parameter) -> type:
-    """float, int or str, also where None is allowed."""
-    (annotated, *_) = get_args(parameter.annotation)
-    kinds = [kind for kind in get_args(annotated) or (annotated,) if kind is not type(None)]
-    kind: type = kinds[0]
-    return kind
-
-
 def _described(parameter: Parameter) -> dict[str, Any]:
-    word, kind = word_of(parameter), _kind(parameter)
+    word, kind = word_of(parameter), kind_of(parameter)
     return {
         "name": parameter.name,
         "label": word.help.rstrip("."),
@@ -179,13 +169,8 @@ def _described(parameter: Parameter) -> dict[str, Any]:
 
 
 def _value(parameter: Parameter, text: str) -> Any:
-    name, kind = parameter.name, _kind(parameter)
+    name = parameter.name
     if not text:
         what = word_of(parameter).help.rstrip(".")
         raise InputError(f"no value for {name}", remedy=f"type {what[0].lower()}{what[1:]}")
-    try:
-        return kind(text)
-    except ValueError:
-        wanted = "a whole number" if kind is int else "a number"
-        example = "as 20, for example" if kind is int else "as 3e-4 or 0.0003"
-        raise InputError(f"{text!r} is not {wanted}", remedy=f"write {name} {example}") from None
+    return parse(parameter, text)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import polars as pl
+from headway.common.output import counted
 from headway.console.analysis.curve import Point
 from headway.console.analysis.episodes import Recovery, recovery_frame
 from headway.console.analysis.metrics import current, load_evaluations, load_metrics
@@ -43,9 +44,7 @@ class Band:
         recovery = self.recovery
         if recovery.total_s is None:
             return "under way"
-        steps = (
-            "no step" if not self.repeated else f"{self.repeated} step{'s' * (self.repeated > 1)}"
-        )
+        steps = counted(self.repeated, "step") if self.repeated else "no step"
         parts = {
             "until noticed": recovery.detect_s,
             "until a new generation began": recovery.decide_s,

@@ -20,7 +20,7 @@ from headway.common.errors import DeadlineError, HeadwayError
 from headway.console.run import Run
 from headway.console.steering.methods import OPERATIONS
 from headway.console.widgets.picture import Picture
-from headway.console.widgets.reading import PictureReader
+from headway.console.widgets.picture_reader import PictureReader
 
 
 @dataclass(frozen=True)

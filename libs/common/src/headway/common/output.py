@@ -105,3 +105,8 @@ def _plain(value: Any) -> Any:
 def mebibytes(nbytes: int | None) -> str:
     """A size for people: ``12.3 MiB``, or ``-`` where there is none."""
     return "-" if nbytes is None else f"{nbytes / 2**20:.1f} MiB"
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """``1 step``, ``2 steps``; ``many`` where it is not ``one`` with an s."""
+    return f"{number} {one if number == 1 else many or one + 's'}"

@@ -47,7 +47,7 @@ def serve(
         int, typer.Option(envvar="HEADWAY_NODE", help="Number of this node; 0 by default.")
     ] = 0,
     keep: Annotated[
-        int, typer.Option(min=1, help="So many complete checkpoints stay; 3 by default.")
+        int, typer.Option(min=1, help="Number of complete checkpoints to keep; 3 by default.")
     ] = 3,
     metrics_port: Annotated[
         int | None,

@@ -163,7 +163,9 @@ def verify_checkpoints(
 )
 def clear_up(
     path: PATH = Path(),
-    keep: Annotated[int, typer.Option(min=1, help="So many complete ones stay; 3 by default.")] = 3,
+    keep: Annotated[
+        int, typer.Option(min=1, help="Number of complete checkpoints to keep; 3 by default.")
+    ] = 3,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only list what would be removed.")
     ] = False,

@@ -1,5 +1,4 @@
-"""What other packages import: resolve a configuration, reopen an ended run, fork one,
-replay decisions."""
+"""What others import: resolve a configuration, reopen or fork an ended run, replay decisions."""
 
 from __future__ import annotations
 

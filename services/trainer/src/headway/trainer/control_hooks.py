@@ -65,9 +65,8 @@ class ControlHooks(NoHooks):
                 case "set" if command.name == "lr":
                     lr = command.value
                 case "unset" if command.name == "lr":
-                    lr = (
-                        None  # back to the schedule, a function of the step, as if it was never set
-                    )
+                    # back to the schedule, a function of the step, as if it was never set
+                    lr = None
                 case "checkpoint":
                     checkpoint = checkpoint or command.sequence > applied
                 case "extend":

@@ -161,7 +161,7 @@ class Session:
             RefusedError: the data are not those that the run began with, or differ between ranks.
             DivergedError: ``train.max_skipped_steps`` steps in a row were not finite.
         """
-        trainer = TrainStep(self._parts(), hooks, self._reader("train"))
+        trainer = TrainStep(self._context(), hooks, self._reader("train"))
         trainer.applied, trainer.durable_due = self._extra.command, self._extra.durable_due
         trainer.samples = self.samples
         trainer.skipped = self._extra.skipped
@@ -214,7 +214,7 @@ class Session:
 
     def sample(self, prompt: list[int], count: int) -> list[int]:
         """Tokens that the model writes after ``prompt``; right after ``run``, on all ranks."""
-        return sample_text(self._parts(), prompt, count)
+        return sample_text(self._context(), prompt, count)
 
     def _build(self, tp: TensorParallel) -> None:
         config, grid = self.config, self.config.parallel.grid
@@ -270,7 +270,7 @@ class Session:
     def _layout(self) -> bytes:
         return layout(self.flats, self.config.parallel.grid, self.rank)
 
-    def _parts(self) -> StepContext:
+    def _context(self) -> StepContext:
         assert self._groups is not None and self._tp is not None
         return StepContext(
             config=self.config,

@@ -49,11 +49,11 @@ class StepHooks(Protocol):
         """Newest steering command received, 0 for none."""
 
     def apply(self, step: int, applied: int, agreed: int) -> Directive:
-        """The effect of commands 1..``agreed``; those up to ``applied`` had their
-        one-time effects already.
+        """The effect of commands 1..``agreed``.
 
-        Called with every step's agreement, also if nothing is new. A function of the commands
-        alone, so that a step that is repeated after a recovery gives the same result.
+        Those up to ``applied`` had their one-time effects already. Called with every step's
+        agreement, also if nothing is new. A function of the commands alone, so that a step that is
+        repeated after a recovery gives the same result.
         """
 
     def command(self, sequence: int) -> Steer:

@@ -32,12 +32,12 @@ from headway.trainer.steering import Agreement, Sums, add_up, agree
 class TrainStep:
     """Runs steps and validation passes of one generation."""
 
-    def __init__(self, parts: StepContext, hooks: StepHooks, reader: BatchReader) -> None:
-        config = parts.config
+    def __init__(self, context: StepContext, hooks: StepHooks, reader: BatchReader) -> None:
+        config = context.config
         parallel = config.parallel
         grid = parallel.grid
-        self._parts, self._hooks, self._reader = parts, hooks, reader
-        self._place = grid.coordinates(parts.rank)
+        self._context, self._hooks, self._reader = context, hooks, reader
+        self._place = grid.coordinates(context.rank)
         self._micro_batches = config.num_micro_batches
         computed = generate(
             parallel.schedule, pp=grid.pp, vp=grid.vp, num_micro_batches=self._micro_batches
@@ -47,9 +47,9 @@ class TrainStep:
         validation = forward_only(pp=grid.pp, vp=grid.vp, num_micro_batches=passes)
         self._eval_actions = lower(validation).ranks[self._place.pp]
         self._data = DataParallel(
-            parts.flats,
-            parts.groups.dp,
-            parts.recorder,
+            context.flats,
+            context.groups.dp,
+            context.recorder,
             overlap_gather=parallel.overlap_param_gather,
             overlap_reduce=parallel.overlap_grad_reduce,
         )
@@ -66,13 +66,13 @@ class TrainStep:
         """Number of skipped steps directly before the next one."""
         self.asked: tuple[int, ...] = ()
         """Sequences of commands that ``carry_out`` has yet to do, between two steps."""
-        self._is_asked_for = False
+        self._doubtful_checkpoint_requested = False
         self._busy = False
 
     @property
     def total_steps(self) -> int:
         """Steps of the whole run, extensions included."""
-        return max(self._parts.config.train.steps, self.directive.steps)
+        return max(self._context.config.train.steps, self.directive.steps)
 
     def run(self, step: int) -> StepResult:
         """Do optimizer step ``step``.
@@ -81,22 +81,22 @@ class TrainStep:
             Aborted: the generation was fenced. RuntimeError: a peer failed.
         """
         started_s = time.monotonic()
-        with self._parts.recorder.record(Kind.STEP, step=step):
-            for flat in self._parts.flats:
+        with self._context.recorder.record(Kind.STEP, step=step):
+            for flat in self._context.flats:
                 flat.zero_grads()
             updates = step - self.skipped
-            lr = learning_rate(self._parts.config.optim, updates, self.total_steps)
-            run = _StepTotals(step, lr)
+            lr = learning_rate(self._context.config.optim, updates, self.total_steps)
+            totals = _StepTotals(step, lr)
             if self.directive.lr is not None:
-                run.lr = self.directive.lr
-            self._pass(run).run()
+                totals.lr = self.directive.lr
+            self._pass(totals).run()
         return StepResult(
             step=step,
-            loss=run.sums.mean_loss,
-            grad_norm=run.grad_norm,
-            lr=run.lr,
-            num_tokens=int(run.sums.num_tokens),
-            skipped=not run.is_finite,
+            loss=totals.sums.mean_loss,
+            grad_norm=totals.grad_norm,
+            lr=totals.lr,
+            num_tokens=int(totals.sums.num_tokens),
+            skipped=not totals.is_finite,
             skipped_in_row=self.skipped_in_row,
             duration_s=time.monotonic() - started_s,
         )
@@ -104,14 +104,14 @@ class TrainStep:
     def evaluate(self, step: int, reader: BatchReader) -> float:
         """Mean validation loss in nats, over the same batches each time; all
         ranks call this together."""
-        parts = self._parts
-        with parts.recorder.record(Kind.EVAL, step=step):
+        context = self._context
+        with context.recorder.record(Kind.EVAL, step=step):
             self._data.gather_all(step)
             tokens = 0.0
 
             def data(pipeline: Pipeline, _: Action) -> None:
                 nonlocal tokens
-                pipeline.batches = self._take(reader, 0, parts.config.train.eval_batches)
+                pipeline.batches = self._take(reader, 0, context.config.train.eval_batches)
                 tokens = sum(batch.num_tokens for batch in pipeline.batches)
 
             pipeline = self._pipeline(self._eval_actions, step, {Kind.DATA: data}, train=False)
@@ -134,9 +134,9 @@ class TrainStep:
 
     def sample(self, step: int, prompt: list[int], count: int, *, temperature: float) -> list[int]:
         """Tokens that the model writes after ``prompt``; all ranks call this together."""
-        with self._parts.recorder.record(Kind.SAMPLE, step=step):
+        with self._context.recorder.record(Kind.SAMPLE, step=step):
             self._data.gather_all(step)
-            return sample_text(self._parts, prompt, count, temperature=temperature)
+            return sample_text(self._context, prompt, count, temperature=temperature)
 
     def control_round(
         self, step: int, *, moved: bool = False, look_at_state: bool = False
@@ -146,17 +146,17 @@ class TrainStep:
         ``moved``: this rank's store made progress since the last round. ``look_at_state``: check
         that the state is finite, because no later step will.
         """
-        parts = self._parts
-        parts.snapshots.finish()
-        with parts.recorder.record(Kind.NORM, step=step, flags=WAITING):
+        context = self._context
+        context.snapshots.finish()
+        with context.recorder.record(Kind.NORM, step=step, flags=WAITING):
             # a state that is committed while the run is paused was not used by a step either
-            look_at_state = look_at_state or parts.snapshots.awaits_commit
+            look_at_state = look_at_state or context.snapshots.awaits_commit
             is_bad = look_at_state and not self._is_state_finite()
             agreed = agree(
-                parts.groups.world,
-                parts.groups.channels,
+                context.groups.world,
+                context.groups.channels,
                 replace(self._vote(is_bad), moved=moved),
-                parts.device,
+                context.device,
             )
         self._take_over(step, agreed)
         return agreed
@@ -169,25 +169,27 @@ class TrainStep:
             samples=self.samples,
             command=self.applied,
             durable_due=self.durable_due and not durable,
-            fingerprint=self._parts.fingerprints["train"],
-            validation_fingerprint=self._parts.fingerprints["validation"],
+            fingerprint=self._context.fingerprints["train"],
+            validation_fingerprint=self._context.fingerprints["validation"],
             skipped=self.skipped,
             skipped_in_row=self.skipped_in_row,
             asked=self.asked,
         )
-        with self._parts.recorder.record(Kind.SNAPSHOT, step=step - 1):
-            self._parts.snapshots.begin(step, self._parts.groups.generation, extra, durable=durable)
+        with self._context.recorder.record(Kind.SNAPSHOT, step=step - 1):
+            self._context.snapshots.begin(
+                step, self._context.groups.generation, extra, durable=durable
+            )
 
     def _pass(self, run: _StepTotals) -> Pipeline:
         step = run.step
 
         def data(pipeline: Pipeline, _: Action) -> None:
-            with self._parts.recorder.record(Kind.DATA, step=step):
+            with self._context.recorder.record(Kind.DATA, step=step):
                 pipeline.batches = self._take(self._reader, self.samples, 1)
                 run.num_tokens = sum(batch.num_tokens for batch in pipeline.batches)
 
         def reduce(_: Pipeline, action: Action) -> None:
-            self._parts.chunks[action.chunk].finish_grads()
+            self._context.chunks[action.chunk].finish_grads()
             self._data.reduce(action.chunk, step)
 
         handlers: dict[Kind, Handler] = {
@@ -203,39 +205,39 @@ class TrainStep:
     def _pipeline(
         self, actions: Sequence[Action], step: int, handlers: Mapping[Kind, Handler], *, train: bool
     ) -> Pipeline:
-        parts = self._parts
+        context = self._context
         return Pipeline(
             actions,
-            parts.chunks,
-            parts.groups.pipe,
-            parts.recorder,
+            context.chunks,
+            context.groups.pipe,
+            context.recorder,
             step=step,
-            micro_batch_size=parts.config.train.micro_batch_size,
+            micro_batch_size=context.config.train.micro_batch_size,
             loss_scale=1.0 / self._loss_unit,
             train=train,
-            overlap=parts.config.parallel.overlap_p2p,
+            overlap=context.config.parallel.overlap_p2p,
             handlers=handlers,
-            check=parts.groups.channels.check,
+            check=context.groups.channels.check,
             before_compute=lambda chunk: self._data.ready(chunk, step),
         )
 
     def _norm(self, run: _StepTotals, loss_sum: torch.Tensor) -> None:
         """The two all-reduces. All gradients were scaled by 1 / (sequences x length); the remaining
         factor to the true number of tokens is 1 unless labels are masked."""
-        parts = self._parts
+        context = self._context
         self._data.finish(run.step)
-        parts.snapshots.finish()  # before this rank contributes: see docs/protocol.md, section 3
-        with parts.recorder.record(Kind.NORM, step=run.step):
+        context.snapshots.finish()  # before this rank contributes: see docs/protocol.md, section 3
+        with context.recorder.record(Kind.NORM, step=run.step):
             norm_square = torch.stack(
-                [flat.norm_square(parts.tp.rank) for flat in parts.flats]
+                [flat.norm_square(context.tp.rank) for flat in context.flats]
             ).sum()
             run.sums = self._add_up(norm_square, loss_sum, run.num_tokens)
             token_scale = self._loss_unit / max(run.sums.num_tokens, 1.0)
             run.grad_norm = math.sqrt(run.sums.norm_square) * token_scale
             run.is_finite = math.isfinite(run.grad_norm) and math.isfinite(run.sums.loss_sum)
-            run.grad_scale = token_scale * clip_scale(parts.config.optim, run.grad_norm)
+            run.grad_scale = token_scale * clip_scale(context.config.optim, run.grad_norm)
             mine = self._vote(not run.is_finite)
-            agreed = agree(parts.groups.world, parts.groups.channels, mine, parts.device)
+            agreed = agree(context.groups.world, context.groups.channels, mine, context.device)
         run.is_finite = not agreed.bad
         self.skipped += agreed.bad
         self.skipped_in_row = self.skipped_in_row + 1 if agreed.bad else 0
@@ -246,22 +248,22 @@ class TrainStep:
     ) -> Sums:
         """World sums. Each tp rank of a last stage holds the whole loss, so only
         the first one's counts."""
-        parts = self._parts
-        values = torch.zeros(3, dtype=torch.float64, device=parts.device)
+        context = self._context
+        values = torch.zeros(3, dtype=torch.float64, device=context.device)
         values[0] = norm_square
         if self._place.tp == 0:
             values[1] = loss_sum
             values[2] = tokens
-        return add_up(parts.groups.world, parts.groups.channels, values)
+        return add_up(context.groups.world, context.groups.channels, values)
 
     def _vote(self, bad: bool) -> Agreement:
-        parts = self._parts
+        context = self._context
         return Agreement(
             command=self._hooks.command_seq(),
-            sealed=parts.snapshots.sealed,
+            sealed=context.snapshots.sealed,
             stop=self._hooks.stop_requested(),
             bad=bad,
-            busy=parts.snapshots.busy,
+            busy=context.snapshots.busy,
         )
 
     def _take_over(self, step: int, agreed: Agreement) -> None:
@@ -270,16 +272,16 @@ class TrainStep:
         A state whose own step was not finite is kept in memory, where recovery needs it, but does
         not become a checkpoint; the next finite one does.
         """
-        snapshots = self._parts.snapshots
-        if agreed.bad and not self._is_asked_for and snapshots.withdraw():
+        snapshots = self._context.snapshots
+        if agreed.bad and not self._doubtful_checkpoint_requested and snapshots.withdraw():
             self.durable_due = True
         snapshots.commit(agreed.sealed)
         directive = self._hooks.apply(step, self.applied, agreed.command)
         self.applied = max(self.applied, agreed.command)
         self.asked += directive.asked
         self.durable_due |= directive.checkpoint
-        self._is_asked_for = self.skipped_in_row > 0 and (
-            directive.checkpoint or (self._is_asked_for and self.durable_due)
+        self._doubtful_checkpoint_requested = self.skipped_in_row > 0 and (
+            directive.checkpoint or (self._doubtful_checkpoint_requested and self.durable_due)
         )
         self._busy = agreed.busy
         if agreed.stop:
@@ -289,21 +291,21 @@ class TrainStep:
     def _optimize(self, run: _StepTotals) -> None:
         if not run.is_finite:
             return
-        with self._parts.recorder.record(Kind.OPTIMIZER, step=run.step):
-            for chunk, flat in enumerate(self._parts.flats):
+        with self._context.recorder.record(Kind.OPTIMIZER, step=run.step):
+            for chunk, flat in enumerate(self._context.flats):
                 self._adamw.step(flat, run.lr, run.step - self.skipped, run.grad_scale)
                 failpoint("worker.mid_optimizer", step=run.step, chunk=chunk)
 
     def _snapshot_after(self, step: int) -> None:
         """Seal the state, and mark it durable when that is due and no rank's
         store is still busy."""
-        self.samples += self._parts.config.train.global_batch_size
-        every = self._parts.config.ckpt.durable_every
+        self.samples += self._context.config.train.global_batch_size
+        every = self._context.config.ckpt.durable_every
         self.durable_due |= (step + 1) % every == 0
         is_doubtful = self.skipped_in_row > 0
         durable = self.durable_due and not self._busy
         if is_doubtful:
-            durable = durable and self._is_asked_for
+            durable = durable and self._doubtful_checkpoint_requested
         if durable:
             self.durable_due = False
             if is_doubtful:
@@ -313,7 +315,8 @@ class TrainStep:
 
     def _is_state_finite(self) -> bool:
         return all(
-            math.isfinite(float(flat.state.sum(dtype=torch.float64))) for flat in self._parts.flats
+            math.isfinite(float(flat.state.sum(dtype=torch.float64)))
+            for flat in self._context.flats
         )
 
     def _take(self, reader: BatchReader, start: int, steps: int) -> list[MicroBatch]:
@@ -321,10 +324,10 @@ class TrainStep:
 
         Local j of a step is global j * dp + dp_rank.
         """
-        train, dp = self._parts.config.train, self._parts.config.parallel.dp
+        train, dp = self._context.config.train, self._context.config.parallel.dp
         size = train.micro_batch_size
         first = start + self._place.dp * size
-        channels = self._parts.groups.channels
+        channels = self._context.groups.channels
         return reader.take(steps * self._micro_batches, first, dp * size, lambda: channels.aborted)
 
 

@@ -5,14 +5,14 @@ const ACTION_COLOURS = {
   OPTIMIZER: "#8f6ff0", NORM: "#c45aa2", ALL_GATHER: "#2fa39a", REDUCE_SCATTER: "#1d8f87",
   SEND_FORWARD: "#9cc3ff", SEND_BACKWARD: "#f7c98b", RECV_FORWARD: "#9cc3ff",
   RECV_BACKWARD: "#f7c98b", DATA: "#8aa05a", SNAPSHOT: "#7282a8", EVAL: "#5fb4d9",
-  RESTORE: "#3f9b4f", JOIN: "#8a7a3a",
+  SAMPLE: "#5fd0d9", RESTORE: "#3f9b4f", JOIN: "#8a7a3a",
 };
-const SURROUNDS = new Set(["EVAL", "RESTORE", "JOIN"]);  // actions that take place around others
+const SURROUNDS = new Set(["EVAL", "SAMPLE", "RESTORE", "JOIN"]);  // actions that take place around others
 const LEGEND = [["FORWARD", "forward"], ["BACKWARD", "backward"], ["ALL_GATHER", "collective"],
   ["NORM", "norm"], ["OPTIMIZER", "optimizer"], ["SNAPSHOT", "snapshot"], ["EVAL", "evaluation"],
-  ["RESTORE", "restore"]];
+  ["SAMPLE", "sample"], ["RESTORE", "restore"]];
 const STATUS_COLOURS = { running: "#3aa35a", finished: "#7d8597", idle: "#9aa3b5",
-  joining: "#e0a325", left: "#e0a325", out: "#e0a325" };
+  joining: "#e0a325", left: "#e0a325" };
 const LOST_COLOUR = "#d64545";
 
 function element(tag, parent, text = "", className = "") {

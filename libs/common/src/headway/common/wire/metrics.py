@@ -1,5 +1,4 @@
-"""The Prometheus exporter of a service: its own registry, loopback only,
-robust against any client."""
+"""The Prometheus exporter of a service: own registry, loopback only, robust against clients."""
 
 from __future__ import annotations
 

@@ -23,8 +23,7 @@ def check_name(name: str) -> None:
 
 
 def check_setting(name: str, value: float, config: RunConfig, *, force: bool = False) -> None:
-    """Raises InputError for an unknown setting or an absurd value; ``force``
-    accepts any above 0."""
+    """InputError for an unknown setting or an absurd value; ``force`` accepts any above 0."""
     check_name(name)
     if not 0 < value < math.inf:
         raise InputError(f"cannot set lr to {value:g}", remedy="set lr to a number above 0")

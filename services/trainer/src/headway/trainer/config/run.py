@@ -1,4 +1,4 @@
-"""The configuration of a run as a whole, and what of it can be set while the run is live.
+"""The configuration of a run as a whole.
 
 ``[data]``, ``[ckpt]`` and ``[health]`` are the services' own dataclasses.
 """

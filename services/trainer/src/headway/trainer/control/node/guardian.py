@@ -47,7 +47,7 @@ from headway.trainer.control.node.worker_table import WorkerTable
 SERVICES = ("dataloader", "ckpt_store", "agent", "zygote")
 LEADER_SERVICES = ("driver", "monitor")  # beside them on the node that leads, and a sink each
 SINK = "sink-"
-"""Before the name of a sink: its follower as a service."""
+"""Before the name of a sink: its exporter as a service."""
 LONGEST_STEP_S = 1.0
 """Between two events the own clock advances at most by this: a longer gap is the executor's own
 stall, which is not held against anybody."""

@@ -91,7 +91,7 @@ def _attempt(export: Export) -> Exported | None:
     try:
         return export.update()
     except FAILURES as error:
-        log.warning("nothing can be exported now", reason=str(error))
+        log.warning("export failed, retrying", reason=str(error))
         return None
 
 
@@ -108,7 +108,7 @@ def _is_over(run: RunRecords) -> bool:
 
 
 def serve(path: Path, name: str) -> int:
-    """Be the follower of the run in ``path``; returns the exit code.
+    """Run the exporter for the run in ``path``; returns the exit code.
 
     Another exporter of the same folder is waited for: it may be one that is just ending.
     """

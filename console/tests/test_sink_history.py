@@ -15,8 +15,8 @@ import pytest
 from headway.common.polling import wait_until
 from headway.console.sinks import position
 from headway.console.sinks.export import exporting
-from headway.console.sinks.items import Item, Scalars, Settings, TakenBack, Text
-from headway.console.sinks.reading import CourseReader
+from headway.console.sinks.items import Item, Rewind, Scalars, Settings, Text
+from headway.console.sinks.journal_reader import HistoryReader
 from headway.console.testing import FakeRun
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -40,7 +40,7 @@ class Memory:
                 case Scalars(values={"run/generation": generation}):
                     assert item.step not in self.losses
                     self.losses[item.step] = int(generation)
-                case TakenBack():
+                case Rewind():
                     self.losses = {s: g for s, g in self.losses.items() if s < item.step}
                     self.evaluations = {s for s in self.evaluations if s < item.step}
                 case Settings() | Text() | Scalars():
@@ -62,35 +62,35 @@ def test_the_exported_course_does_not_depend_on_when_it_was_read(
 ) -> None:
     fake = FakeRun(own_roots / "runs", f"r{time.monotonic_ns()}")
     patch = pytest.MonkeyPatch()
-    patch.setattr("headway.console.sinks.reading.PAGE", page)
+    patch.setattr("headway.console.sinks.journal_reader.PAGE", page)
     memory, at = Memory(), position.Position("")
-    course: dict[int, int] = {}
+    history: dict[int, int] = {}
     evaluations: set[int] = set()
     try:
         for move, number in [*moves, ("read", 0)]:
             match move:
                 case "advance":
                     fake.advance(number)
-                    course |= dict.fromkeys(range(fake.step - number + 1, fake.step + 1), 0)
-                    course |= dict.fromkeys(
+                    history |= dict.fromkeys(range(fake.step - number + 1, fake.step + 1), 0)
+                    history |= dict.fromkeys(
                         range(fake.step - number + 1, fake.step + 1), fake.generation
                     )
                 case "recover":
                     back_to = max(0, fake.step - number)
                     fake.recover(back_to=back_to)
-                    course = {s: g for s, g in course.items() if s <= back_to}
-                    course[fake.step] = fake.generation
+                    history = {s: g for s, g in history.items() if s <= back_to}
+                    history[fake.step] = fake.generation
                     evaluations = {s for s in evaluations if s <= back_to}
                 case "evaluate":
                     fake.evaluate(1.0)
                     evaluations.add(fake.step)
                 case "read":
-                    reader = CourseReader(fake.run, at)  # as a restarted follower has it
+                    reader = HistoryReader(fake.run, at)  # as a restarted exporter has it
                     is_more = True
                     while is_more:
                         items, is_more = reader.read()
                         memory.write(items)
-        assert (memory.losses, memory.evaluations) == (course, evaluations)
+        assert (memory.losses, memory.evaluations) == (history, evaluations)
     finally:
         patch.undo()
         fake.close()
@@ -145,7 +145,7 @@ def test_a_resumed_offline_run_keeps_its_id_and_repeats_no_step(fake: FakeRun) -
     assert [path.name for path in files] == 2 * [f"run-{fake.folder.run_id}.wandb"]
     rows = rows_of(out)
     assert [row["step"] for row in rows if LOSS in row] == [1, 2, 3, 3, 4]
-    assert [row["step"] for row in rows if "run/taken_back_to" in row] == [3]
+    assert [row["step"] for row in rows if "run/rewound_to" in row] == [3]
     assert [row["_step"] for row in rows] == list(range(len(rows)))
 
 

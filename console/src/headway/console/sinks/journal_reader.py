@@ -1,8 +1,8 @@
-"""Reads what is new in a run's journal, as items for a sink in the order of the run's course.
+"""Reads what is new in a run's journal, as items for a sink in the order of the run's history.
 
 The journal keeps a row per generation and step, so a step that a recovery repeats is there twice.
-Where a generation begins below what is exported, ``TakenBack`` says so once, before its first step.
-Rows that come again, or late from a generation that was taken back, are left out.
+Where a generation begins below what is exported, a ``Rewind`` comes once, before its first step.
+Rows that come again, or late from a generation that was rewound, are left out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from headway.common.config import leaves, to_dict, to_toml
 from headway.console.analysis.episodes import Episodes
 from headway.console.folder.records import RunRecords
 from headway.console.live.progress import full_rate
-from headway.console.sinks.items import Item, Scalars, Settings, TakenBack, Text
+from headway.console.sinks.items import Item, Rewind, Scalars, Settings, Text
 from headway.console.sinks.position import Position
 
 PAGE = 2000
@@ -34,12 +34,12 @@ _EVENTS = (
 )
 
 
-class CourseReader:
+class HistoryReader:
     """``read`` returns the next items and moves ``position``; one thread only."""
 
     def __init__(self, run: RunRecords, position: Position) -> None:
         self._run, self.position = run, position
-        self._course = position.course
+        self._history = position.history
         self._full_rate: float | None = None
         self._episodes = Episodes()
         self._feed(0, position.events_row)
@@ -67,26 +67,26 @@ class CourseReader:
         if text != self.position.settings:
             self.position.settings = text
             values = leaves(to_dict(config))
-            yield Settings(max(0, self._course.top), time.time(), values, text)
+            yield Settings(max(0, self._history.top), time.time(), values, text)
 
-    # ---- the course ---------------------------------------------------------------------------
+    # ---- the history ---------------------------------------------------------------------------
     def _enter(self, generation: int, start: int, unix_s: float) -> Iterator[Item]:
         """A generation has begun with ``start`` completed steps."""
-        course = self._course
-        if generation in course.starts:
+        history = self._history
+        if generation in history.starts:
             return
-        course.starts[generation] = start
-        if generation < course.generation:
+        history.starts[generation] = start
+        if generation < history.generation:
             return
-        course.generation = generation
-        if start < course.top:
-            course.top, course.evaluated = start, min(course.evaluated, start)
-            del course.skipped[bisect.bisect_right(course.skipped, start) :]
-            yield TakenBack(start + 1, unix_s)
+        history.generation = generation
+        if start < history.top:
+            history.top, history.evaluated = start, min(history.evaluated, start)
+            del history.skipped[bisect.bisect_right(history.skipped, start) :]
+            yield Rewind(start + 1, unix_s)
 
     def _holds(self, generation: int, step: int) -> bool:
-        """Whether no newer generation has taken back that many completed steps."""
-        starts = self._course.starts.items()
+        """Whether no newer generation has rewound that many completed steps."""
+        starts = self._history.starts.items()
         return all(step <= start for newer, start in starts if newer > generation)
 
     def _start_of(self, generation: int) -> int | None:
@@ -112,17 +112,17 @@ class CourseReader:
             rowid, generation, index, loss, norm, lr, tokens, duration_s, unix_s, skipped = row
             self.position.metrics_row = int(rowid)
             self.position.metrics_key = (int(generation), int(index))
-            step, course = int(index) + 1, self._course
-            if generation not in course.starts:
+            step, history = int(index) + 1, self._history
+            if generation not in history.starts:
                 start = self._start_of(generation)
                 items += self._enter(generation, index if start is None else start, unix_s)
-            is_known = step <= course.highest.get(generation, -1)
+            is_known = step <= history.highest.get(generation, -1)
             if is_known or not self._holds(generation, step):
                 continue
-            course.highest[generation] = step
-            course.top = max(course.top, step)
+            history.highest[generation] = step
+            history.top = max(history.top, step)
             if skipped:
-                bisect.insort(course.skipped, step)
+                bisect.insort(history.skipped, step)
             rate = tokens / duration_s if duration_s > 0 else 0.0
             values = {
                 "train/loss": loss,
@@ -131,7 +131,7 @@ class CourseReader:
                 "train/tokens_per_second": rate,
                 "train/step_seconds": duration_s,
                 "train/mfu": rate / self._full_rate if self._full_rate else None,
-                "train/skipped_steps": bisect.bisect_right(course.skipped, step),
+                "train/skipped_steps": bisect.bisect_right(history.skipped, step),
                 "run/generation": generation,
                 "run/recoveries": self._recovered_by(generation),
             }
@@ -141,18 +141,18 @@ class CourseReader:
 
     # ---- validation losses --------------------------------------------------------------------
     def _evaluations(self) -> Iterator[Item]:
-        course = self._course
+        history = self._history
         for row in self._run.query(_EVALUATIONS, (self.position.evaluations_row, PAGE)):
             rowid, generation, step, loss = row
             holds = self._holds(generation, step)
-            if holds and step > course.top and not self._is_first(generation, step):
+            if holds and step > history.top and not self._is_first(generation, step):
                 return  # its steps are on a later page, or not stored yet
-            if generation > course.generation and step < course.top:
+            if generation > history.generation and step < history.top:
                 return  # its generation may take steps back: its first step shows it
             self.position.evaluations_row = int(rowid)
-            if step <= course.evaluated or not holds:
+            if step <= history.evaluated or not holds:
                 continue
-            course.evaluated = int(step)
+            history.evaluated = int(step)
             values = _known({"validation/loss": loss})
             yield Scalars(int(step), self._time_of(generation, step), values)
             self.num_evaluations += 1
