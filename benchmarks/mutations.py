@@ -45,7 +45,7 @@ MUTATIONS = (
     Mutation(
         "skip-the-seal-wait",
         f"{TRAINER}/step.py",
-        "        parts.snapshots.finish()  # before this rank contributes",
+        "        context.snapshots.finish()  # before this rank contributes",
         "        # before this rank contributes",
         "tests/golden/test_recovery.py::test_no_step_ends_before_every_rank_has_sealed_the_state_it_began_with",
     ),

@@ -124,6 +124,17 @@ def test_an_extension_shows_in_the_status_and_after_the_end(fake: FakeRun, shell
     assert "0/65" in shell("runs")[1]
 
 
+def test_a_fork_that_fails_half_way_leaves_nothing(
+    fake: FakeRun, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise InputError("the disk is full", remedy="free some space")
+
+    monkeypatch.setattr("headway.console.steering.forking.inherit", fail)
+    assert shell("fork", "other")[0] == 2
+    assert [path.name for path in fake.folder.path.parent.iterdir()] == ["fake"]
+
+
 def test_what_came_after_a_rollback_is_not_of_the_present_course(
     fake: FakeRun, shell: Shell
 ) -> None:
@@ -150,6 +161,8 @@ def test_what_came_after_a_rollback_is_not_of_the_present_course(
         (("fork", "other", "--set", "optim.rate=1"), "optim.rate"),
         (("sample", "--prompt", "def " * 200), "exceed the model's 128"),
         (("sample", "--tokens", "0"), "cannot write 0 tokens"),
+        (("sample", "--prompt", "a\udcff"), "the prompt is not valid UTF-8"),
+        (("fork", "x" * 300), "use up to 100 letters"),
     ],
     ids=lambda value: " ".join(value)[:30] if isinstance(value, tuple) else "",
 )

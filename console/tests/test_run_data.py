@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import sqlite3
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +15,12 @@ import polars as pl
 import pytest
 from headway.ckpt_store.client import CheckpointClient
 from headway.common.errors import InputError
+from headway.common.wire.messages.executor import Evaluation
 from headway.console import Cluster, compare
 from headway.console.folder.logs import since_unix_s
 from headway.console.folder.run_list import age
 from headway.console.testing import SMALL, FakeRun
+from headway.trainer.control.journal import Journal
 
 
 def test_metrics_have_one_row_per_step_and_all_attempts_on_request(fake: FakeRun) -> None:
@@ -154,3 +159,29 @@ def test_steps_are_counted_without_reading_all(fake: FakeRun) -> None:
     fake.recover(back_to=3)
     assert fake.run.completed_steps == 4, "as the newest generation has it"
     assert isinstance(fake.run.metrics(), pl.DataFrame)
+
+
+def test_a_run_of_an_older_version_is_listed_and_shown(
+    fake: FakeRun, shell: Callable[..., tuple[int, str, str]]
+) -> None:
+    fake.advance(3)
+    fake.finish("stopped")
+    with contextlib.closing(sqlite3.connect(fake.folder.database)) as journal:
+        for column in ("count", "tokens"):
+            journal.execute(f"ALTER TABLE commands DROP COLUMN {column}")
+        journal.execute("DROP TABLE samples")
+        journal.execute("DROP TABLE evaluations")
+        journal.execute(
+            "CREATE TABLE evaluations (generation INTEGER, step INTEGER, loss REAL, "
+            "tokens INTEGER, PRIMARY KEY (generation, step))"
+        )
+        journal.execute("INSERT INTO evaluations VALUES (0, 2, 5.5, 100)")
+        journal.commit()
+    assert "3/40" in shell("runs")[1] and "3/40" in shell("status")[1]
+    assert fake.run.evaluations()["loss"].to_list() == [5.5]
+    assert fake.run.samples().is_empty() and fake.run.metrics().height == 3
+    journal_of_today = Journal(fake.folder.database, epoch=9)
+    journal_of_today.store([Evaluation(generation=0, step=2, loss=5.5, tokens=1, sequence=4)])
+    journal_of_today.close()
+    assert fake.run.evaluations()["loss"].to_list() == [5.5], "planned and asked for: one loss"
+    assert fake.run.result(4)["loss"] == 5.5

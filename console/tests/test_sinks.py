@@ -341,3 +341,13 @@ def test_a_sink_that_is_not_installed_is_refused_with_the_line_that_installs_it(
 
 def test_configuration_completion_and_classes_name_the_same_sinks() -> None:
     assert SINKS == command.SINKS == tuple(CLASSES)
+
+
+def test_two_sinks_do_not_share_a_folder(fake: FakeRun, shell: Shell, tmp_path: Path) -> None:
+    fake.advance(5)
+    out = str(tmp_path / "out")
+    assert shell("export", "--to", "tensorboard", "--out", out)[0] == 0
+    before = sorted(path.name for path in Path(out).iterdir())
+    code, _, err = shell("export", "--to", "wandb", "--out", out)
+    assert code == 2 and "holds an export to tensorboard; choose another --out" in err
+    assert sorted(path.name for path in Path(out).iterdir()) == before

@@ -192,3 +192,24 @@ def test_what_no_model_can_write_is_refused(
 ) -> None:
     with pytest.raises(InputError, match=message):
         check_sample(prompt, count, temperature, _config())
+
+
+def test_what_an_earlier_generation_answered_is_not_made_again() -> None:
+    hooks = _Hooks(_config(), {3: (SAMPLE, Steer(sequence=2, operation="evaluate"))})
+    hooks._answered = 1
+    _run(hooks)
+    assert hooks.of("sample") == []
+    assert [one[1] for one in hooks.of("evaluation")] == [0, 5, 10]
+    assert hooks.context.view.applied == 2
+
+
+def test_a_run_that_was_extended_after_its_last_step_trains_on() -> None:
+    session = _session()
+    first = _Hooks(_config(), {})
+    _run(first, session)
+    again = _Hooks(_config(), {})
+    again.context.commands = [Steer(sequence=1, operation="extend", count=12)]
+    session.join(Groups.alone())
+    session.run(again)
+    session.leave()
+    assert again.steps() == [10, 11]

@@ -330,23 +330,20 @@ def test_what_the_driver_cannot_do_is_refused_and_not_kept(
     assert place.rows("SELECT id FROM commands") == []
 
 
-def test_a_rollback_that_is_sent_twice_is_carried_out_once_and_survives_its_driver(
+def test_a_rollback_that_is_sent_twice_is_recorded_once_and_needs_its_checkpoint(
     place: Place,
 ) -> None:
     place.start()
     node = begin(place)
     run_to_first_step(place, node)
     command = Command(id="back", operation="rollback", step=1)
-    node.client.notify(place.beat("running", generation=0, rank=0, step=5))
     with place_console(place) as console:
-        assert wait_until(lambda: console.call(GetStatus(), Status).step > 1, LIMIT_S)
-        for _ in range(3):
-            assert console.call(command, Accepted).sequence == 0
-    events = "SELECT name FROM events WHERE name IN ('rollback', 'fence')"
-    assert wait_until(lambda: len(place.rows(events)) >= 2, LIMIT_S)
-    assert place.rows(events) == [("rollback",), ("fence",)]
-    memory = "SELECT value FROM facts WHERE key = 'memory'"
-    assert wait_until(lambda: '"rollback":[1,0]' in place.rows(memory)[0][0], LIMIT_S)
+        sequences = [console.call(command, Accepted).sequence for _ in range(3)]
+        assert sequences == [1, 1, 1]
+        events = "SELECT fields FROM events WHERE name = 'rollback_failed'"
+        assert wait_until(lambda: len(place.rows(events)) == 1, LIMIT_S)
+        assert "no complete checkpoint of step 1" in place.rows(events)[0][0]
+        assert console.call(GetStatus(), Status).phase == "running"
 
 
 def test_the_decisions_can_be_replayed_from_the_journal(place: Place) -> None:

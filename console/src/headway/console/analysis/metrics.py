@@ -39,7 +39,9 @@ def load_evaluations(run: RunRecords) -> pl.DataFrame:
     """One row per validation loss, nats per token;
     ``step`` counts the steps completed before it. Those of a course that was given up are absent.
     """
-    rows = run.query(f"SELECT {', '.join(EVALUATIONS)} FROM evaluations ORDER BY generation, step")
+    columns = ", ".join(EVALUATIONS)
+    once = "GROUP BY generation, step ORDER BY generation, step"  # planned and asked for: one loss
+    rows = run.query(f"SELECT {columns} FROM evaluations {once}")
     # a generation that starts at ``first`` continues from the state that was evaluated there
     starts = {generation: first + 1 for generation, first in generation_starts(run, -1)}
     return _present_course(pl.DataFrame(rows, schema=EVALUATIONS, orient="row"), starts)

@@ -40,10 +40,10 @@ KEPT_ON_RESUME = (
 
 def check_name(name: str) -> None:
     """Raises InputError unless ``name`` can be the name of a run."""
-    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", name):
         raise InputError(
             f"run name {name!r} cannot be a folder's name",
-            remedy="use letters, digits, '-', '_', '.'",
+            remedy="use up to 100 letters, digits, '-', '_', '.'",
         )
 
 

@@ -109,8 +109,11 @@ class RunRecords:
     def total_steps(self) -> int:
         """Steps of the whole run, extensions included."""
         longest = "SELECT MAX(count) FROM commands WHERE operation = 'extend'"
-        rows = self.query(longest)
-        return max(self.config.train.steps, (rows[0][0] or 0) if rows else 0)
+        try:
+            rows = self.query(longest)
+        except sqlite3.OperationalError:  # a journal of an older version: no run was extended
+            rows = []
+        return max(self.config.train.steps, int(rows[0][0] or 0) if rows else 0)
 
     @property
     def cluster_folder(self) -> Path:

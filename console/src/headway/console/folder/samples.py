@@ -26,8 +26,10 @@ def encode(config: RunConfig, prompt: str) -> tuple[int, ...]:
     """The tokens of ``prompt``, after the one that begins a text.
 
     Raises:
-        InputError: the corpus with its tokenizer is not on this machine.
+        InputError: the corpus with its tokenizer is not on this machine, or the prompt is not text.
     """
+    if not prompt.isascii() and prompt != prompt.encode(errors="replace").decode():
+        raise InputError("the prompt is not valid UTF-8", remedy="check the shell's encoding")
     data = corpus(config)
     if data is None or data.meta is None:
         raise InputError(
@@ -50,6 +52,8 @@ def final_sample(run: RunRecords) -> str:
     newest = "SELECT tokens FROM samples WHERE sequence = 0 ORDER BY generation DESC LIMIT 1"
     for (tokens_json,) in run.query(newest):
         return decode(json.loads(tokens_json), corpus(run.config)).strip("\n")
+    if former := run.fact("sample"):  # where an older version kept it
+        return decode(json.loads(former)["tokens"], corpus(run.config)).strip("\n")
     return ""
 
 

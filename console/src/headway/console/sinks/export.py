@@ -71,7 +71,7 @@ class Export:
     def _opened(self) -> tuple[HistoryReader, Sink]:
         if self._reader is None or self._sink is None:
             run_id = self._run.folder.run_id
-            at = position.load(self._out, run_id)
+            at = position.load(self._out, run_id, self._name)
             self._reader = HistoryReader(self._run, at)
             make = sink(self._name)
             self._sink = make(self._out, run_id=run_id, name=self._run.name, state=at.sink)

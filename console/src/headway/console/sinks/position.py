@@ -45,6 +45,8 @@ class Position:
     """What has been exported of one run."""
 
     run_id: str
+    to: str = ""
+    """The sink's name."""
     metrics_row: int = 0
     metrics_key: tuple[int, int] = (-1, -1)
     """Generation and step of that row: another one there means that rows were renumbered."""
@@ -62,18 +64,18 @@ class Position:
         return self.metrics_row, self.evaluations_row, self.events_row, self.settings
 
 
-def load(out: Path, run_id: str) -> Position:
+def load(out: Path, run_id: str, to: str) -> Position:
     """The position of an export in ``out``; the beginning without one.
 
     Raises:
-        InputError: the folder holds the export of another run.
+        InputError: the folder holds the export of another run, or to another sink.
         CorruptError: the file cannot be read.
     """
     path = out / NAME
     try:
         found = msgspec.json.decode(path.read_bytes(), type=Position)
     except FileNotFoundError:
-        return Position(run_id)
+        return Position(run_id, to)
     except (msgspec.MsgspecError, ValueError) as error:
         raise CorruptError(
             f"{path} is not readable", remedy=f"remove {out} to export from the beginning"
@@ -83,6 +85,8 @@ def load(out: Path, run_id: str) -> Position:
             f"{out} holds the export of another run ({found.run_id})",
             remedy="choose another --out",
         )
+    if found.to not in ("", to):
+        raise InputError(f"{out} holds an export to {found.to}", remedy="choose another --out")
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from headway.ckpt_store.client import CheckpointInfo, complete
 from headway.common.config import load
 from headway.common.errors import InputError
 from headway.common.node.files import replace_json
-from headway.console.folder.claim import check_name, check_resumable, claimed, keep_config
+from headway.common.node.run_dir import RunDir, new_run_id
+from headway.console.folder.claim import check_name, check_resumable, keep_config
 from headway.console.folder.records import RunRecords
 from headway.trainer.client import inherit
 from headway.trainer.config import RunConfig
@@ -44,15 +46,23 @@ def fork(parent: RunRecords, name: str, *, step: int | None, changes: Sequence[s
     check_resumable(parent, config)
     info = checkpoint_of(parent.folder.checkpoints, step)
     path = parent.path.parent / name
-    if (path / "run.json").exists():
+    if path.exists():
         raise InputError(f"there is a run {name!r} already", remedy="choose another name")
-    with claimed(path) as (run, _):
+    # built aside and renamed: what is killed half-way is not taken for a run
+    with tempfile.TemporaryDirectory(prefix=".fork-", dir=path.parent) as aside:
+        run = RunRecords(RunDir.create(Path(aside) / name, run_id=new_run_id()).path)
         _copy(info.path, run.folder.checkpoints / info.path.name)
         inherit(run.folder.database, parent.folder.database, info)
         keep_config(run, config)
         record = json.loads(run.folder.run_json.read_text())
         record["forked_from"] = {"run": parent.name, "step": info.step}
         replace_json(run.folder.run_json, record)
+        try:
+            run.path.rename(path)
+        except OSError as error:
+            raise InputError(
+                f"{path} was made by another command meanwhile", remedy="choose another name"
+            ) from error
     return path
 
 

@@ -39,7 +39,7 @@ from headway.ckpt_store.manifest import (
 from headway.ckpt_store.packing import lay_out, leaves_of, pack, unpack
 from headway.ckpt_store.tree import Flat
 from headway.ckpt_store.upkeep import apply_retention
-from headway.ckpt_store.verify import read_part, read_shard, read_shard_into
+from headway.ckpt_store.verify import read_part, read_shard, read_shard_into, verify
 from headway.common.errors import CorruptError, DeadlineError, InputError
 from headway.common.log import get_logger
 
@@ -55,6 +55,7 @@ __all__ = [
     "read_part",
     "read_shard",
     "read_shard_into",
+    "verify",
 ]
 
 POLL_S = 0.05

@@ -45,11 +45,10 @@ def inherit(database: Path, parent: Path, checkpoint: CheckpointInfo) -> None:
     old = Journal(parent)
     try:
         commands = old.commands()[:applied]
-        placement = old.placement(checkpoint.generation)
     finally:
         old.close()
     new = Journal(database)
     try:
-        new.inherit(checkpoint.generation, placement, commands)
+        new.inherit(checkpoint.generation, commands)
     finally:
         new.close()

@@ -41,8 +41,8 @@ class RankContext(Protocol):
 class ControlHooks(NoHooks):
     """Passes steering commands and reports between a step and the worker's link."""
 
-    def __init__(self, context: RankContext, generation: int) -> None:
-        self._context, self._generation = context, generation
+    def __init__(self, context: RankContext, generation: int, answered: int = 0) -> None:
+        self._context, self._generation, self._answered = context, generation, answered
         self._reports = context.view.rank == REPORTING_RANK
         self._num_skipped = 0
 
@@ -84,6 +84,10 @@ class ControlHooks(NoHooks):
     def command(self, sequence: int) -> Steer:
         """One of the commands that this worker has received."""
         return self._context.commands[sequence - 1]
+
+    def is_answered(self, sequence: int) -> bool:
+        """Whether an earlier generation made it; the same on all ranks of a generation."""
+        return sequence <= self._answered
 
     def on_applied(self, sequence: int) -> None:
         """Report it with the next beat."""

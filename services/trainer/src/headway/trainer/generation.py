@@ -170,6 +170,8 @@ class Session:
         if self.ready_snapshots().sealed < self.step:
             trainer.snapshot(self.step, durable=False)
         trainer.directive = hooks.apply(self.step, trainer.applied, trainer.applied)
+        if self.step >= trainer.total_steps:  # it may have been extended since
+            trainer.control_round(self.step)
         while not trainer.directive.stop and self.step < (
             trainer.total_steps if until is None else until
         ):

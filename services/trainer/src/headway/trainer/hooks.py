@@ -59,6 +59,9 @@ class StepHooks(Protocol):
     def command(self, sequence: int) -> Steer:
         """One of the commands up to ``command_seq``."""
 
+    def is_answered(self, sequence: int) -> bool:
+        """Whether the evaluation or sample of a command was made in an earlier generation."""
+
     def stop_requested(self) -> bool:
         """Whether this rank wants the run to end, independently of commands."""
 
@@ -97,6 +100,11 @@ class NoHooks:
     def command(self, sequence: int) -> Steer:
         """There is none."""
         raise LookupError(sequence)
+
+    def is_answered(self, sequence: int) -> bool:
+        """There is none."""
+        del sequence
+        return False
 
     def stop_requested(self) -> bool:
         """Never."""

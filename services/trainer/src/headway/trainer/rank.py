@@ -93,7 +93,7 @@ class Rank:
             context.view.status = "restored"
             context.link.beat_now()
             try:
-                hooks = ControlHooks(context, generation)
+                hooks = ControlHooks(context, generation, assign.answered)
                 self._session.run(hooks)
             except DivergedError as error:
                 raise error.with_way_back(self._way_back(error.first_step)) from None

@@ -122,6 +122,8 @@ class TrainStep:
     def carry_out(self, step: int, open_validation: Callable[[], BatchReader]) -> None:
         """Do the evaluations and samples that were asked for; all ranks call this together."""
         for sequence in self.asked:
+            if self._hooks.is_answered(sequence):
+                continue
             command = self._hooks.command(sequence)
             if command.operation == "evaluate":
                 self._hooks.on_eval(step, self.evaluate(step, open_validation()), sequence)

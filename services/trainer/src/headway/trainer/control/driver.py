@@ -9,6 +9,7 @@ lease, checkpoints, log) and the engine have threads of their own; only a comman
 
 from __future__ import annotations
 
+import functools
 import time
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,6 @@ from headway.common.log import get_logger
 from headway.common.node.failpoints import configure
 from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import NodePaths, RunDir
-from headway.common.plan.placement import Placement
 from headway.common.wire.message import Message
 from headway.common.wire.messages.driver import (
     Command,
@@ -43,10 +43,12 @@ from headway.launch.lease import FileLease, Holder, SupersededError, Tenure
 from headway.launch.local import LocalEngine
 from headway.trainer.config import RunConfig
 from headway.trainer.control.background import Background
+from headway.trainer.control.beginning import begin
 from headway.trainer.control.decisions.events import (
     Action,
     Answer,
     BeginGeneration,
+    CheckCheckpoint,
     Done,
     DurableFound,
     Event,
@@ -60,11 +62,10 @@ from headway.trainer.control.decisions.events import (
     Remember,
     RestartNode,
     Send,
-    Start,
     Tick,
 )
 from headway.trainer.control.decisions.state import RunState
-from headway.trainer.control.durable import search
+from headway.trainer.control.durable import problem_of, search
 from headway.trainer.control.inputs import InputRecorder, begin_text, encode
 from headway.trainer.control.journal import Journal
 from headway.trainer.control.lines import Lines
@@ -105,7 +106,7 @@ class Driver:
         configure(NodePaths(self._run_id, node).failpoints, node=node)
         self._background, self.engine = Background(), self._make_engine()
         journal = Journal(self.run_dir.database, epoch=epoch)
-        start = self._start(journal)
+        start = begin(self.config, self._run_id, cluster.nodes, epoch, journal)
         self._outcome, skipped = journal.fact("outcome", ""), journal.skipped()
         self._metrics = RunMetrics(self.run_dir, self.config.launch, node, journal.event_names())
         self._detail = journal.fact("detail", "")
@@ -172,24 +173,6 @@ class Driver:
                 f"the former driver {view.holder.pid} cannot be ended",
                 remedy="end it by hand; until then no other driver may act",
             )
-
-    def _start(self, journal: Journal) -> Start:
-        placement = Placement(self.config.parallel.grid, self.config.launch.ranks_per_node)
-        ranks = range(self.config.parallel.world_size)
-        planned = {rank: placement.node_of(rank) for rank in ranks}
-        generation, rank_nodes = journal.last_generation() or (-1, planned)
-        if set(rank_nodes) != set(planned) or max(rank_nodes.values()) >= self.cluster.nodes:
-            rank_nodes = planned
-        return Start(
-            run_id=self._run_id,
-            steps=self.config.train.steps,
-            rank_nodes=rank_nodes,
-            nodes=self.cluster.nodes,
-            generation=generation,
-            commands=tuple(journal.commands()),
-            epoch=self._epoch,
-            memory=journal.memory(),
-        )
 
     def run(self) -> int:
         """Drive the run to its end; returns the exit code."""
@@ -296,6 +279,8 @@ class Driver:
                 self._begin(action)
             case FindDurable():
                 self._find_durable(action)
+            case CheckCheckpoint():
+                self._check(action)
             case RestartNode():
                 self._ask_engine(action, lambda: self.engine.start_node(action.node, fence=True))
             case ReleaseNode():
@@ -349,6 +334,17 @@ class Driver:
             self.handle(found or DurableFound(None, str(error), action.only))
 
         self._background.start("look for the newest checkpoint", find, then)
+
+    def _check(self, action: CheckCheckpoint) -> None:
+        def then(problem: str | None, error: Exception | None) -> None:
+            if error is None and not problem:
+                self.handle(Done(action))
+            else:
+                self.handle(Failed(action, problem or str(error), is_final=error is None))
+
+        world = self.config.parallel.world_size
+        work = functools.partial(problem_of, self.run_dir.checkpoints, world, action.step)
+        self._background.start("reading of a checkpoint", work, then)
 
     def _ask_engine(self, action: RestartNode | ReleaseNode, work: Any) -> None:
         def then(_result: object, error: Exception | None) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from headway.ckpt_store import complete, has_mark, newest
+from headway.ckpt_store.client import verify
+from headway.common.errors import CorruptError
 from headway.trainer.control.decisions.events import DurableFound, FindDurable
 
 
@@ -39,3 +41,21 @@ def _of_step(checkpoints: Path, world_size: int, action: FindDurable) -> tuple[i
         if (info.step, info.world_size) == (action.only, world_size):
             return None if info.step in action.bad else (info.step, str(info.path))
     return None
+
+
+def problem_of(checkpoints: Path, world_size: int, step: int) -> str:
+    """Why the checkpoint of ``step`` cannot be restored, empty if every byte of it is sound.
+
+    Raises:
+        OSError: the folder cannot be read now.
+    """
+    try:
+        found = [info for info in complete(checkpoints) if info.step == step]
+    except CorruptError as error:
+        return error.message
+    for info in found:
+        if info.world_size != world_size:
+            return f"checkpoint {info.path} is of {info.world_size} ranks, not {world_size}"
+        problems = verify(info)
+        return f"{problems[0].path} is damaged: {problems[0].message}" if problems else ""
+    return f"there is no complete checkpoint of step {step}"

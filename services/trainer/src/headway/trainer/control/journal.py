@@ -42,7 +42,7 @@ CREATE TABLE IF NOT EXISTS metrics (generation INTEGER, step INTEGER, loss REAL,
     lr REAL, tokens INTEGER, duration_s REAL, unix_s REAL, skipped INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (generation, step));
 CREATE TABLE IF NOT EXISTS evaluations (generation INTEGER, step INTEGER, loss REAL, tokens INTEGER,
-    sequence INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (generation, step));
+    sequence INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (generation, step, sequence));
 CREATE TABLE IF NOT EXISTS samples (generation INTEGER, sequence INTEGER, step INTEGER, tokens TEXT,
     num_prompt_tokens INTEGER, PRIMARY KEY (generation, sequence));
 """
@@ -50,15 +50,16 @@ _ADDED = (
     ("metrics", "skipped", "INTEGER NOT NULL DEFAULT 0"),
     ("commands", "count", "INTEGER NOT NULL DEFAULT 0"),
     ("commands", "tokens", "TEXT NOT NULL DEFAULT '[]'"),
-    ("evaluations", "sequence", "INTEGER NOT NULL DEFAULT 0"),
 )
+_NEW_KEY = "ALTER TABLE evaluations RENAME TO old_evaluations;"
+_OLD_ROWS = "INSERT INTO evaluations SELECT *, 0 FROM old_evaluations; DROP TABLE old_evaluations;"
 _STEER = "operation, name, value, count, tokens"
 _SKIPPED_INDEX = "CREATE INDEX IF NOT EXISTS metrics_skipped ON metrics (step) WHERE skipped"
 _TAKE_BACK_SKIPPED = (  # ``skipped`` names the index's condition, ``+`` keeps the other index out
     "UPDATE metrics SET skipped = 2 WHERE skipped AND skipped = 1 AND step >= ? AND +generation < ?"
 )
 """A recovery took these steps back: they count no longer among the run's skipped steps."""
-SPENT_ON_RESUME = ("stop", "pause", "checkpoint")
+SPENT_ON_RESUME = ("stop", "pause", "checkpoint", "rollback")
 """Commands that have had their effect when an ended run is resumed;
 a rate that was set still holds."""
 
@@ -90,6 +91,8 @@ class Journal:
         self._open()
         if not self._tables() >= {"facts", "inputs", "metrics", "samples"}:
             self._db.executescript(_SCHEMA)
+        if "sequence" not in self._columns("evaluations"):
+            self._db.executescript(_NEW_KEY + _SCHEMA + _OLD_ROWS)
         for table, column, kind in _ADDED:  # to a run that an older version began
             if column not in self._columns(table):
                 self._db.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
@@ -220,12 +223,6 @@ class Journal:
         ).fetchone()
         return (int(row[0]), {int(k): v for k, v in json.loads(row[1]).items()}) if row else None
 
-    def placement(self, generation: int) -> dict[int, int]:
-        """Rank -> node of a generation, empty if it is not known."""
-        sql = "SELECT rank_nodes FROM generations WHERE generation = ?"
-        row = self._db.execute(sql, (generation,)).fetchone()
-        return {int(k): v for k, v in json.loads(row[0]).items()} if row else {}
-
     def memory(self) -> Memory:
         """What the drivers before have found out;
         empty when it cannot be read, which costs only time."""
@@ -271,14 +268,14 @@ class Journal:
             for sequence, operation, *rest in rows
         ]
 
-    def inherit(self, generation: int, rank_nodes: dict[int, int], commands: list[Steer]) -> None:
+    def inherit(self, generation: int, commands: list[Steer]) -> None:
         """Begin a fork: what its state rests on of the run that it was taken from.
 
         Generations are counted on from ``generation``, which wrote the checkpoint.
         """
         for steer in commands:
             self.add_command(f"inherited-{steer.sequence}", steer)
-        self.begin_generation(generation, rank_nodes)
+        self.begin_generation(generation, {})  # its ranks are placed anew
         self.set_facts(spent_commands=str(len(commands)))
 
     def reopen(self) -> None:

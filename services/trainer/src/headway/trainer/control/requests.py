@@ -13,15 +13,29 @@ from headway.common.wire.messages.executor import Inject
 from headway.common.wire.messages.worker import Steer
 from headway.trainer.config import RunConfig, check_name, check_sample, check_setting
 from headway.trainer.control import faults
-from headway.trainer.control.decisions.events import Event, EvictNode, RollBack, Steered, Tick
+from headway.trainer.control.decisions.events import Event, EvictNode, Steered, Tick
 from headway.trainer.control.decisions.state import RunState
 from headway.trainer.control.lines import Lines
 from headway.trainer.control.writer import JournalWriter
 
 STEERED = frozenset(
-    {"pause", "resume", "stop", "checkpoint", "set", "unset", "extend", "evaluate", "sample"}
+    {
+        "pause",
+        "resume",
+        "stop",
+        "checkpoint",
+        "set",
+        "unset",
+        "extend",
+        "evaluate",
+        "sample",
+        "rollback",
+    }
 )
 MOST_STEPS = 10**9
+MOST_COMMANDS = 8000
+MOST_WAITING_TOKENS = 50_000
+"""All commands travel in one message, of 1 MiB at most, to a worker that joins."""
 MAX_ANSWERED = 256
 """Ids of carried out commands that are remembered, beside those in the journal."""
 JOURNAL_LIMIT_S = 0.5
@@ -71,6 +85,10 @@ class Requests:
             BusyError: the journal cannot be written now.
         """
         del peer
+        if self._state.phase == "over":
+            raise InputError(
+                f"the run is {self._state.outcome}", remedy="`headway runs` shows how to resume it"
+            )
         if message.operation in STEERED:
             return Accepted(sequence=self._steer(message))
         if message.id not in self._answered:
@@ -79,8 +97,6 @@ class Requests:
                     self._inject(message)
                 case "evict":
                     self._evict(message)
-                case "rollback":
-                    self._roll_back(message)
                 case _:
                     raise InputError(
                         f"unknown operation {message.operation!r}", remedy="see `headway --help`"
@@ -101,7 +117,12 @@ class Requests:
         Raises:
             InputError: a value that cannot be used.
         """
-        count = message.count
+        count, known = message.count, self._state.commands
+        if len(known) >= MOST_COMMANDS:
+            raise InputError(
+                f"the run has taken {MOST_COMMANDS} commands",
+                remedy="continue it as another run: `headway fork`",
+            )
         match message.operation:
             case "set":
                 check_setting(message.name, message.value, self._config, force=message.force)
@@ -116,6 +137,19 @@ class Requests:
                     )
             case "sample":
                 check_sample(message.tokens, message.count, message.value, self._config)
+                waiting = sum(len(one.tokens) for one in known[self._state.applied :])
+                if waiting + len(message.tokens) > MOST_WAITING_TOKENS:
+                    raise BusyError(
+                        f"prompts of {waiting} tokens wait to be continued",
+                        remedy="try again when they are done",
+                    )
+            case "rollback":
+                count = message.step
+                if message.step < 1:
+                    raise InputError(
+                        f"there is no checkpoint of step {message.step}",
+                        remedy="`headway ckpt ls` lists the checkpoints",
+                    )
         return Steer(
             sequence=0,
             operation=message.operation,
@@ -196,7 +230,7 @@ class Requests:
         node = self._state.rank_nodes[rank]
         return RankStatus(rank=rank, node=node, worker=worker, pid=pid, status=status, step=step)
 
-    # ---- drills, eviction, roll back ----------------------------------------------------------
+    # ---- drills and eviction -------------------------------------------------------------------
     def _inject(self, message: Command) -> None:
         if message.name == "worker" and message.rank not in self._state.rank_nodes:
             raise InputError(
@@ -232,11 +266,3 @@ class Requests:
                 remedy="see `headway status`; add a node or stop the run",
             )
         self._handle(EvictNode(message.node))
-
-    def _roll_back(self, message: Command) -> None:
-        if not 0 < message.step < self._state.step:
-            raise InputError(
-                f"cannot roll back to step {message.step}: the run is at step {self._state.step}",
-                remedy="`headway ckpt ls` lists the checkpoints",
-            )
-        self._handle(RollBack(message.step))

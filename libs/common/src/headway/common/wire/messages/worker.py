@@ -37,13 +37,14 @@ class Steer(Message, tag="worker.steer/1"):
     """Position in the run's command list, from 1; ranks apply commands in this order."""
     operation: str
     """``pause``, ``resume``, ``stop``, ``checkpoint``, ``set``, ``unset``, ``extend``,
-    ``evaluate`` or ``sample``."""
+    ``evaluate``, ``sample`` or ``rollback``, which only the driver carries out."""
     name: str = ""
     """With ``set`` and ``unset``: the setting, today ``lr``."""
     value: float = 0.0
     """With ``set``: the setting's value; with ``sample``: the temperature."""
     count: int = 0
-    """With ``extend``: steps of the whole run from now on; with ``sample``: tokens to write."""
+    """With ``extend``: steps of the whole run from now on; with ``sample``: tokens to write; with
+    ``rollback``: the checkpoint's step."""
     tokens: tuple[int, ...] = ()
     """With ``sample``: the prompt."""
 
@@ -66,6 +67,8 @@ class Assign(Message, tag="worker.assign/1"):
     restore: Restore
     commands: tuple[Steer, ...] = ()
     """Every command of the run so far, so that a new worker has the same ones as the survivors."""
+    answered: int = 0
+    """Evaluations and samples of commands up to this one were made, and are not made again."""
 
 
 class StoreAddress(Message, tag="worker.store_address/1"):

@@ -7,14 +7,22 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from headway.testkit.trainer.cluster_model.cluster import FakeCluster
-from headway.trainer.control.decisions.events import EvictNode, ExecutorEnded, RollBack
+from headway.trainer.control.decisions.events import EvictNode, ExecutorEnded
 
 NODES = 4
 STEPS = 150
 CALM_TICKS = 3000
 """Five minutes of the model's time: enough for every limit, one after the other."""
 Disturbance = Callable[[FakeCluster, random.Random], None]
-ACTIONS = ("BeginGeneration", "FindDurable", "RestartNode", "Remember", "Finish", "ReleaseNode")
+ACTIONS = (
+    "BeginGeneration",
+    "FindDurable",
+    "CheckCheckpoint",
+    "RestartNode",
+    "Remember",
+    "Finish",
+    "ReleaseNode",
+)
 
 
 def _kill(cluster: FakeCluster, chance: random.Random) -> None:
@@ -117,7 +125,7 @@ def _verdict(cluster: FakeCluster, chance: random.Random) -> None:
 
 def _roll_back(cluster: FakeCluster, chance: random.Random) -> None:
     steps = [*cluster.disk.durable, 7]
-    cluster.driver.inbox.append(RollBack(chance.choice(steps)))
+    cluster.command("rollback", count=chance.choice(steps))
 
 
 def _extend(cluster: FakeCluster, chance: random.Random) -> None:

@@ -15,6 +15,7 @@ from headway.trainer.control.decisions.events import (
     Action,
     Answer,
     BeginGeneration,
+    CheckCheckpoint,
     Done,
     DurableFound,
     Event,
@@ -171,7 +172,9 @@ class Driver:
         if isinstance(action, FindDurable):
             answer: Event = DurableFound(None, "MANIFEST.json cannot be read", action.only)
         elif error or how == "lies":
-            answer = Failed(action, error or "the disk did not answer", is_final=error == "gone")
+            answer = Failed(
+                action, error or "the disk did not answer", is_final=error in ("gone", "damaged")
+            )
         else:
             answer = Done(action)
         self.inbox.append(answer)
@@ -187,6 +190,8 @@ class Driver:
                 disk.durable = {s: g for s, g in disk.durable.items() if s <= action.restored_step}
             case FindDurable():
                 self.inbox.append(self._found(action))
+            case CheckCheckpoint():
+                return "" if disk.durable.get(action.step) and not disk.is_elsewhere else "damaged"
             case Remember():
                 disk.memory = action.memory
             case Finish():

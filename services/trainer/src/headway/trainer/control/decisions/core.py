@@ -10,6 +10,7 @@ from headway.trainer.control.decisions.clock import Clock
 from headway.trainer.control.decisions.effects import Effects
 from headway.trainer.control.decisions.events import (
     Action,
+    CheckCheckpoint,
     Finish,
     Log,
     Memory,
@@ -56,6 +57,9 @@ class Core:
         self.copies = Copies(memory.bad_checkpoints, memory.bad_snapshots)
         self.steps = start.steps
         self.commands: list[Steer] = []
+        self.rollbacks, self.answered = memory.rollbacks, memory.answered
+        self.unchecked: Steer | None = None
+        """The rollback whose checkpoint is being read."""
         for steer in start.commands:
             self.add_command(steer)
         self.generation = self.members.generation = start.generation
@@ -103,11 +107,22 @@ class Core:
         self.commands.append(steer)
         if steer.operation == "extend":
             self.steps = max(self.steps, steer.count)
+        if steer.operation == "rollback" and steer.sequence > self.rollbacks:
+            self.unchecked = steer
+            self.effects.forget(CheckCheckpoint)
 
     @property
     def rollback_step(self) -> int:
         """Step of the checkpoint that the user wants back, -1 for none."""
         return self.rollback[0] if self.rollback else -1
+
+    def take_rollback(self) -> Steer:
+        """The rollback that was looked at; it is not looked at again."""
+        assert self.unchecked is not None
+        steer, self.unchecked = self.unchecked, None
+        self.rollbacks, self.is_memory_stale = steer.sequence, True
+        self.effects.forget(CheckCheckpoint)
+        return steer
 
     def end_rollback(self) -> None:
         """It was carried out or given up."""
@@ -153,6 +168,7 @@ class Core:
         """End the generation. A symptom is what a survivor felt;
         the cause may be reported later, or never."""
         step = self.step
+        self.answered = max(self.answered, self.applied)
         self.enter("leaving")
         self.brake.fenced(reason, is_counted=is_counted)
         self.is_memory_stale = True
@@ -341,5 +357,7 @@ class Core:
             bad_snapshots=tuple(sorted(self.copies.bad_snapshots)),
             barred=tuple((n.number, n.bar, *n.barred_process) for n in lost if n.bar),
             rollback=self.rollback,
+            rollbacks=self.rollbacks,
+            answered=self.answered,
             losses=tuple((n.number, n.losses) for n in self.fleet.nodes.values() if n.losses),
         )

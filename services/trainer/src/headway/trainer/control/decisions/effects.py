@@ -8,6 +8,7 @@ from headway.trainer.control.decisions.clock import Clock
 from headway.trainer.control.decisions.events import (
     Action,
     BeginGeneration,
+    CheckCheckpoint,
     FindDurable,
     Finish,
     ReleaseNode,
@@ -23,7 +24,9 @@ LONGEST_ANSWER_S = 60.0
 """How long an answer may take before the action is repeated, doubling likewise. A slow disk is not
 a lost message: asking too often would only make it slower."""
 
-Fallible = BeginGeneration | FindDurable | RestartNode | ReleaseNode | Remember | Finish
+Fallible = (
+    BeginGeneration | FindDurable | CheckCheckpoint | RestartNode | ReleaseNode | Remember | Finish
+)
 Key = tuple[str, int]
 
 

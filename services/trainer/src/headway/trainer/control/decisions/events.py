@@ -81,13 +81,6 @@ class EvictNode:
 
 
 @dataclass(frozen=True)
-class RollBack:
-    """The user wants the run to continue from the checkpoint of ``step``."""
-
-    step: int
-
-
-@dataclass(frozen=True)
 class Judged:
     """An open verdict of the monitor, and what the table of responses makes of it.
 
@@ -145,6 +138,16 @@ class FindDurable:
     """A folder without a checkpoint must hold the mark of this generation, or it is another one."""
     only: int = -1
     """Look for the checkpoint of this step alone; -1 looks for the newest."""
+
+
+@dataclass(frozen=True)
+class CheckCheckpoint:
+    """Read the whole checkpoint of ``step``, before a rollback gives up anything newer.
+
+    Comes back as ``Failed`` with ``is_final`` if it is absent or damaged.
+    """
+
+    step: int
 
 
 @dataclass(frozen=True)
@@ -212,6 +215,11 @@ class Memory:
     rollback: tuple[int, int] | None = None
     """(step of the checkpoint that the user wants back, newest generation when it was asked for),
     until the run steps from there."""
+    rollbacks: int = 0
+    """Sequence of the newest rollback that was begun or given up."""
+    answered: int = 0
+    """Newest command that every rank has carried out; evaluations and samples up to it are not made
+    again."""
 
 
 @dataclass(frozen=True)
@@ -233,6 +241,7 @@ Action = (
     | Answer
     | BeginGeneration
     | FindDurable
+    | CheckCheckpoint
     | RestartNode
     | ReleaseNode
     | Remember
@@ -252,6 +261,5 @@ Event = (
     | ExecutorEnded
     | Steered
     | EvictNode
-    | RollBack
     | Judged
 )

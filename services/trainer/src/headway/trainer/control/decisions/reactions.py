@@ -8,6 +8,7 @@ from headway.trainer.control.decisions.core import NOT_RESTARTED, Core
 from headway.trainer.control.decisions.events import (
     Action,
     BeginGeneration,
+    CheckCheckpoint,
     Failed,
     Log,
     ReleaseNode,
@@ -141,6 +142,8 @@ def on_done(core: Core, action: Action) -> list[Action]:
     match action:
         case BeginGeneration() if is_newest:
             return begun(core, action)
+        case CheckCheckpoint() if core.unchecked and core.unchecked.count == action.step:
+            return roll_back(core)
         case ReleaseNode():
             core.fleet.nodes[action.node].is_released = core.is_memory_stale = True
         case _:
@@ -159,6 +162,11 @@ def on_failed(core: Core, failed: Failed) -> list[Action]:
             log += core.lose_node(action.node, failed.error, bar="gone")
         case ReleaseNode() if failed.is_final:
             core.fleet.nodes[action.node].is_released = core.is_memory_stale = True
+        case CheckCheckpoint() if core.unchecked and core.unchecked.count == action.step:
+            if not failed.is_final:
+                return []  # it is read again, or still being read
+            step = core.take_rollback().count
+            return [Log("rollback_failed", {"step": step, "reason": failed.error})]
         case Remember():
             return []  # on a full disk, a line for each would only make it worse
         case _:
@@ -186,9 +194,20 @@ def evict(core: Core, node: int) -> list[Action]:
     return [log, *core.lose_node(node, "evicted", bar="evicted"), *release(core)]
 
 
-def roll_back(core: Core, step: int) -> list[Action]:
-    """Leave the generation; the next one begins at the checkpoint of ``step``."""
-    core.rollback, core.is_memory_stale = (step, core.generation), True
+def check_rollback(core: Core) -> list[Action]:
+    """Have the checkpoint of a rollback read, while the run trains on."""
+    if core.unchecked is not None and core.effects.due(CheckCheckpoint):
+        return core.effects.ask(CheckCheckpoint(core.unchecked.count))
+    return []
+
+
+def roll_back(core: Core) -> list[Action]:
+    """The checkpoint is sound: leave the generation; the next one begins there."""
+    step = core.take_rollback().count
+    if step >= core.step:
+        reason = f"the run is at step {core.step}"
+        return [Log("rollback_failed", {"step": step, "reason": reason})]
+    core.rollback = (step, core.generation)
     log = Log("rollback", {"step": step, "from_step": core.step})
     reason = f"the run is rolled back to step {step} on request"
     return [log, *core.interrupted(reason, is_counted=False)]

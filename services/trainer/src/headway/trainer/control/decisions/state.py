@@ -35,7 +35,6 @@ from headway.trainer.control.decisions.events import (
     Log,
     Memory,
     Remember,
-    RollBack,
     Start,
     Steered,
     Tick,
@@ -114,7 +113,7 @@ class RunState:
         actions = self._overdue()
         if core.phase != "over":
             actions += core.watch_nodes() + reactions.release(core) + core.kills()
-            actions += self._verdicts.repeat(core)
+            actions += reactions.check_rollback(core) + self._verdicts.repeat(core)
             actions += self._stop.look(core, self.why)
         return actions + self._advance(core.phase, None)
 
@@ -174,10 +173,9 @@ class RunState:
                     core.add_command(event.steer)
                     core.is_steering = True
                     core.begin_round()
+                return reactions.check_rollback(core)
             case EvictNode():
                 return reactions.evict(core, event.node)
-            case RollBack():
-                return reactions.roll_back(core, event.step)
             case _:
                 pass
         return []

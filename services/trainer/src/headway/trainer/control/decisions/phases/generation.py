@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+import msgspec
 from headway.common.wire.messages.executor import WorkerBeat
-from headway.common.wire.messages.worker import Assign
+from headway.common.wire.messages.worker import Assign, Steer
 from headway.trainer.control.decisions.core import Core
 from headway.trainer.control.decisions.events import Action, Finish, Log
 from headway.trainer.control.decisions.phases.base import Phase, ranks, seconds
@@ -42,7 +43,8 @@ class Joining(Phase):
                 generation=core.generation,
                 rank=rank,
                 restore=core.restore,
-                commands=tuple(core.commands[view.command :]),
+                commands=tuple(_slim(c, core.answered) for c in core.commands[view.command :]),
+                answered=core.answered,
             )
             return [core.to_worker(name, assign=assign)]
         if view.status == "joining" and core.store is not None and core.due("store", name):
@@ -166,6 +168,13 @@ class Over(Phase):
             f"the run has {core.outcome}" if core.outcome != "stopped" else "the run was stopped"
         )
         return f"{ended}; that cannot be recorded yet: {error}" if error else ended
+
+
+def _slim(steer: Steer, answered: int) -> Steer:
+    """Without the prompt of a sample that was made: a list of many must fit into one message."""
+    if steer.tokens and steer.sequence <= answered:
+        return msgspec.structs.replace(steer, tokens=())  # type: ignore[type-var]
+    return steer
 
 
 def steer(core: Core, node: int | None) -> list[Action]:

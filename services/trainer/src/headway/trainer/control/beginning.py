@@ -1,0 +1,45 @@
+"""What a driver begins with: the plan of the configuration, and what the journal knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from headway.common.plan.placement import Placement
+from headway.trainer.config import RunConfig
+from headway.trainer.control.decisions.events import Start
+from headway.trainer.control.journal import Journal
+
+
+def begin(config: RunConfig, run_id: str, nodes: int, epoch: int, journal: Journal) -> Start:
+    """The start of the driver with number ``epoch``, on a cluster of ``nodes`` nodes."""
+    placement = Placement(config.parallel.grid, config.launch.ranks_per_node)
+    planned = {rank: placement.node_of(rank) for rank in range(config.parallel.world_size)}
+    generation, rank_nodes = journal.last_generation() or (-1, planned)
+    if not is_of_plan(rank_nodes, planned) or max(rank_nodes.values()) >= nodes:
+        rank_nodes = planned
+    return Start(
+        run_id=run_id,
+        steps=config.train.steps,
+        rank_nodes=rank_nodes,
+        nodes=nodes,
+        generation=generation,
+        commands=tuple(journal.commands()),
+        epoch=epoch,
+        memory=journal.memory(),
+    )
+
+
+def is_of_plan(rank_nodes: Mapping[int, int], planned: Mapping[int, int]) -> bool:
+    """Whether the same ranks share a node in both; which node that is may have changed.
+
+    Ranks of a node share one data stream, so another ``launch.ranks_per_node`` needs a new
+    placement.
+    """
+    return _groups(rank_nodes) == _groups(planned)
+
+
+def _groups(rank_nodes: Mapping[int, int]) -> set[frozenset[int]]:
+    ranks: dict[int, set[int]] = {}
+    for rank, node in rank_nodes.items():
+        ranks.setdefault(node, set()).add(rank)
+    return {frozenset(group) for group in ranks.values()}
