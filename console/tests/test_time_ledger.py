@@ -97,8 +97,6 @@ def test_the_first_step_of_a_start_is_cut_down_to_a_usual_one() -> None:
     assert rows["recovery"].to_list() == pytest.approx([0, 0, 0, 0.020 + 0.040, 0])
     inside = rows.select(pl.sum_horizontal(*WHOLE_STEP))["compute"]
     assert inside.to_list() == pytest.approx([0.01] * 5)
-        [0.01] * 5
-    )
     assert rows["total"].sum() == pytest.approx(0.200)
 
 
