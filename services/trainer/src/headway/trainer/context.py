@@ -18,7 +18,7 @@ from headway.trainer.snapshot import Snapshots
 
 @dataclass
 class StepContext:
-    """What a rank trains with; ``tp`` and ``groups`` belong to one generation, the rest is kept."""
+    """What a rank trains with; ``groups`` belongs to one generation, the rest is kept."""
 
     config: RunConfig
     rank: int
