@@ -24,7 +24,16 @@ SHAPE = ("parallel.tp=1", "parallel.pp=1", "parallel.dp=2", "launch.nodes=2",
          "train.global_batch_size=4", "train.steps=1000000", "ckpt.durable_every=100",
          'launch.sinks=["tensorboard"]')  # fmt: skip
 SERVICES = {"driver", "monitor", "executor", "dataloader", "ckpt_store", "agent"}
-UNITS = re.compile(r"_(seconds|bytes|ratio|total|nats|cores|second|step|steps)$")
+UNITS = re.compile(
+    r"_(seconds|bytes|ratio|total|nats|cores|step|steps|per_second)$"
+    r"|_(nodes|ranks|verdicts|snapshots|workers|rings|threads)$"  # what is counted
+)
+UNITLESS = {
+    "headway_run_generation", "headway_run_driver_epoch", "headway_run_paused",
+    "headway_run_phase", "headway_run_gradient_norm", "headway_run_learning_rate",
+    "headway_executor_service_up", "headway_node_load1",
+}  # fmt: skip
+"""States, numbers of something and figures without a unit."""
 
 
 def free_range(number: int) -> int:
@@ -88,6 +97,8 @@ def test_every_service_is_scraped_and_every_step_exported_over_kills(machine: An
         found = machine.wait_until(lambda port=port: scrape(port), str(row))
         assert all(name.startswith("headway_") for name in found), row
         assert not [name for name in found if "rank=" in name], "no series per rank"
+        names = {name.partition("{")[0] for name in found} - UNITLESS
+        assert not [name for name in names if not UNITS.search(name)], "each ends in its unit"
     driver = ports.of("driver")
     machine.wait_until(lambda: scrape(driver).get("headway_run_step", 0) > 5, "steps of the driver")
     found = scrape(driver)

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from headway.common.cli import AsJson
+from headway.common.help_pages import page
 from headway.common.output import Table, emit
 from headway.console.commands.options import RUNS, RunsDir, complete_runs, find_run
-from headway.console.commands.pages import LOOK, add, add_group
+from headway.console.commands.pages import LOOK, add_group
 
 if TYPE_CHECKING:
     from headway.trainer.config import RunConfig
@@ -21,18 +22,16 @@ def register(app: typer.Typer) -> None:
     """Add the group."""
     examples = ("headway config show --origin", "headway config diff tiny my.toml")
     config = add_group(app, "config", "Show and compare configurations.", LOOK, examples)
-    add(
+    page(
         config,
-        show,
         examples=("headway config show", "headway config show tiny --origin"),
         json="one object: the configuration's tables; with --origin a list: key, value, origin",
-    )
-    add(
+    )(show)
+    page(
         config,
-        diff,
         examples=("headway config diff tiny tiny-2", "headway config diff tiny my.toml"),
         json="list: key, a, b",
-    )
+    )(diff)
 
 
 def show(

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from headway.common.cli import AsJson
+from headway.common.help_pages import page
 from headway.common.output import counted, emit
 from headway.console.commands.options import RUNS, AnyRun, RunsDir, find_run
-from headway.console.commands.pages import LOOK, add
+from headway.console.commands.pages import LOOK
 
 if TYPE_CHECKING:
     from headway.console.sinks.export import Exported
@@ -21,9 +22,8 @@ SINKS = ("tensorboard", "wandb")
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    add(
+    page(
         app,
-        export,
         heading=LOOK,
         examples=(
             "headway export tiny --to tensorboard",
@@ -31,7 +31,7 @@ def register(app: typer.Typer) -> None:
         ),
         json="one object: run, sink, out, steps, evaluations, recoveries, last_step; with "
         "--follow one object per line, whenever something was written",
-    )
+    )(export)
 
 
 def export(

@@ -7,34 +7,29 @@ from typing import Annotated
 
 import typer
 from headway.common.cli import AsJson
+from headway.common.help_pages import page
 from headway.common.output import Table, emit
 from headway.console.commands.options import RUNS, AnyRun, RunsDir, find_run
-from headway.console.commands.pages import LOOK, MACHINES, add
+from headway.console.commands.pages import LOOK, MACHINES
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    add(
+    page(
         app,
-        trace,
         heading=LOOK,
         examples=("headway trace", "headway trace tiny --steps 10:20 -o tiny.pftrace"),
         json="one object: run, path, slices",
-    )
-    add(
+    )(trace)
+    page(
+        app, heading=LOOK, examples=("headway replay",), json="list: epoch, clock, event, then, now"
+    )(replay)
+    page(
         app,
-        replay,
-        heading=LOOK,
-        examples=("headway replay",),
-        json="list: epoch, clock, event, then, now",
-    )
-    add(
-        app,
-        doctor,
         heading=MACHINES,
         examples=("headway doctor",),
         json="list: name, level, message, remedy",
-    )
+    )(doctor)
 
 
 def trace(

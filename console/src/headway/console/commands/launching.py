@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from headway.common.cli import AsJson
+from headway.common.help_pages import page
 from headway.common.output import emit, to_json
 from headway.console.commands.options import RUNS, ClusterDir, RunsDir
-from headway.console.commands.pages import START, add
+from headway.console.commands.pages import START
 
 if TYPE_CHECKING:
     from headway.console.run import Run
@@ -22,9 +23,8 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    add(
+    page(
         app,
-        run,
         heading=START,
         examples=(
             "headway run examples/tiny.toml",
@@ -32,7 +32,7 @@ def register(app: typer.Typer) -> None:
             "headway run my.toml --set data.source=./texts --name novels",
         ),
         json="one object per line, as `watch`; the last one is the summary",
-    )
+    )(run)
 
 
 def run(

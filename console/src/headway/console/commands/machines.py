@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 from headway.common.cli import AsJson
 from headway.common.errors import HeadwayError
+from headway.common.help_pages import page
 from headway.common.output import emit
 from headway.console.commands.options import Yes, confirm
-from headway.console.commands.pages import MACHINES, add, add_group
+from headway.console.commands.pages import MACHINES, add_group
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The cluster's folder.")]
 ClusterOption = Annotated[
@@ -34,24 +35,19 @@ def register(app: typer.Typer) -> None:
             "headway cluster remove clusters/mine",
         ),
     )
-    add(
+    page(
         cluster,
-        create,
         examples=("headway cluster create clusters/mine --nodes 3",),
         json="one object: cluster, id, nodes",
+    )(create)
+    page(cluster, examples=("headway cluster drain clusters/mine",), json="list: run, outcome")(
+        drain
     )
-    add(
+    page(
         cluster,
-        drain,
-        examples=("headway cluster drain clusters/mine",),
-        json="list: run, outcome",
-    )
-    add(
-        cluster,
-        remove,
         examples=("headway cluster remove clusters/mine",),
         json="one object: cluster, removed",
-    )
+    )(remove)
     node = add_group(
         app,
         "node",
@@ -59,18 +55,16 @@ def register(app: typer.Typer) -> None:
         MACHINES,
         ("headway node stop --cluster clusters/mine --node 0",),
     )
-    add(
+    page(
         node,
-        start,
         examples=("headway node start --cluster clusters/mine --node 0",),
         json="one object: cluster, node, pid, endpoint",
-    )
-    add(
+    )(start)
+    page(
         node,
-        stop,
         examples=("headway node stop --cluster clusters/mine --node 0",),
         json="one object: cluster, node, stopped",
-    )
+    )(stop)
 
 
 def create(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 from headway.common.cli import AsJson
 from headway.common.errors import InputError
+from headway.common.help_pages import page
 from headway.common.output import emit
 from headway.console.commands.options import (
     RUN_HELP,
@@ -27,7 +28,7 @@ from headway.console.commands.options import (
     confirm,
     find_run,
 )
-from headway.console.commands.pages import STEER, add
+from headway.console.commands.pages import STEER
 from headway.console.hints import resume_command
 from headway.console.steering.methods import OPERATIONS
 from headway.console.steering.operations import Operation, parse, word_of
@@ -53,13 +54,8 @@ def register(app: typer.Typer) -> None:
         keys = ", ".join((*SENT, *(parameter.name for parameter in row.parameters), *more))
         json = OWN_KEYS.get(name, keys)
         function = OWN[name] if row.has_own_command else command_of(row)
-        add(
-            app,
-            function,
-            name=name,
-            heading=STEER,
-            examples=row.examples,
-            json=f"one object: {json}",
+        page(app, name=name, heading=STEER, examples=row.examples, json=f"one object: {json}")(
+            function
         )
 
 

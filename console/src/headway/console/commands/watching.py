@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from headway.common.cli import AsJson
 from headway.common.errors import DeadlineError
+from headway.common.help_pages import page
 from headway.common.output import Table, emit, to_json
 from headway.console.commands.options import (
     RUNS,
@@ -19,7 +20,7 @@ from headway.console.commands.options import (
     complete_ranks,
     find_run,
 )
-from headway.console.commands.pages import LOOK, add
+from headway.console.commands.pages import LOOK
 
 if TYPE_CHECKING:
     from headway.common.wire.messages.driver import RankStatus
@@ -41,34 +42,30 @@ PROGRESS_KEYS = (
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    add(
+    page(
         app,
-        runs,
         heading=LOOK,
         examples=("headway runs", "headway runs --json | jq -r '.[].name'"),
         json="list: name, state, step, steps, checkpoint, started_unix_s, size_bytes, resume",
-    )
-    add(
+    )(runs)
+    page(
         app,
-        status,
         heading=LOOK,
         examples=("headway status", "headway status tiny --ranks"),
         json=f"one object: {PROGRESS_KEYS}",
-    )
-    add(
+    )(status)
+    page(
         app,
-        watch,
         heading=LOOK,
         examples=("headway watch", "headway watch tiny --json"),
         json="one object per line: the keys of `status` and unix_s; or event, unix_s",
-    )
-    add(
+    )(watch)
+    page(
         app,
-        logs,
         heading=LOOK,
         examples=("headway logs -f", "headway logs --rank 2 --since 5m --level warning"),
         json="one object per line: timestamp, level, event, file, and the fields of that event",
-    )
+    )(logs)
 
 
 def runs(runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:

@@ -45,7 +45,7 @@ from headway.common.wire.messages.ckpt_store import (
     StoreStatusReply,
     StoreTrouble,
 )
-from headway.common.wire.metrics import Figure, Figures
+from headway.common.wire.metrics import Metric, Metrics
 from headway.common.wire.server import Server
 from headway.common.wire.service import Beat, Service
 
@@ -156,27 +156,27 @@ class Store:
             "errors": status.errors,
         }
 
-    def figures(self) -> Figures:
+    def metrics(self) -> Metrics:
         """What an operator alerts on."""
-        return Figures(
-            Figure(
+        return Metrics(
+            Metric(
                 "headway_ckpt_written_bytes",
                 "Snapshot bytes flushed",
                 lambda: self.disk.bytes_written,
                 is_counter=True,
             ),
-            Figure(
+            Metric(
                 "headway_ckpt_errors",
                 "Failed attempts and other problems",
                 lambda: self.errors,
                 is_counter=True,
             ),
-            Figure(
+            Metric(
                 "headway_ckpt_complete_step",
                 "Newest complete checkpoint, -1 without one",
                 lambda: (self._state.announced or (-1,))[0],
             ),
-            Figure(
+            Metric(
                 "headway_ckpt_pending_snapshots",
                 "Snapshots waiting for the disk",
                 lambda: len(self._state.wanted),
@@ -290,7 +290,7 @@ def serve(options: ServeOptions, config: StoreConfig) -> int:
             describe=store.describe,
             run_id=options.run_id or None,
         )
-        service.metrics.register(store.figures())
+        service.metrics.register(store.metrics())
         if options.executor is not None and options.metrics_port is not None:
             service.serve_metrics(options.metrics_port)
         service.every(config.scan_period_s, store.scan)

@@ -18,7 +18,7 @@ from headway.common.wire.messages.dataloader import (
     StreamOpened,
 )
 from headway.common.wire.messages.service import State
-from headway.common.wire.metrics import Figure, Figures
+from headway.common.wire.metrics import Metric, Metrics
 from headway.common.wire.server import Handler, Server
 from headway.common.wire.service import Beat, Service
 from headway.dataloader.prefetch import Prefetcher
@@ -69,19 +69,19 @@ class Dataloader:
         }
 
 
-def figures(prefetcher: Prefetcher) -> Figures:
+def metrics(prefetcher: Prefetcher) -> Metrics:
     """What a daemon exports."""
 
-    def counted(name: str, text: str, read: Callable[[], float]) -> Figure:
-        return Figure(f"headway_dataloader_{name}", text, read, is_counter=True)
+    def counted(name: str, text: str, read: Callable[[], float]) -> Metric:
+        return Metric(f"headway_dataloader_{name}", text, read, is_counter=True)
 
-    return Figures(
+    return Metrics(
         counted("batches", "Batches put into rings", lambda: prefetcher.num_batches),
         counted("tokens", "Tokens put into rings", lambda: prefetcher.num_tokens),
         counted(
             "adopted_rings", "Rings taken over from a predecessor", lambda: prefetcher.num_adopted
         ),
-        Figure(
+        Metric(
             "headway_dataloader_open_rings", "Rings being filled", lambda: len(prefetcher.streams)
         ),
     )
@@ -126,7 +126,7 @@ def serve(
     except BaseException:
         server.close()
         raise
-    service.metrics.register(figures(prefetcher))
+    service.metrics.register(metrics(prefetcher))
     if executor is not None and metrics_port is not None:
         service.serve_metrics(metrics_port)
     service.every(_ADOPT_PERIOD_S, prefetcher.adopt)

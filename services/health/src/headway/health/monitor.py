@@ -16,7 +16,7 @@ from headway.common.log import setup
 from headway.common.wire.keys import KeyPair
 from headway.common.wire.messages.driver import MonitorBeat
 from headway.common.wire.messages.health import AgentBeat
-from headway.common.wire.metrics import Figure, Figures
+from headway.common.wire.metrics import Metric, Metrics
 from headway.common.wire.server import Server
 from headway.common.wire.service import Beat, Service
 from headway.health.announce import Address, announce, keep_announced
@@ -70,7 +70,7 @@ def run_monitor(options: MonitorOptions, config: HealthConfig) -> int:
             describe=monitor.describe,
             run_id=options.run_id,
         )
-        service.metrics.register(monitor.figures())
+        service.metrics.register(monitor.metrics())
         if options.executor is not None and options.metrics_port is not None:
             service.serve_metrics(options.metrics_port)
         monitor.serve(service, server.endpoint)
@@ -116,16 +116,16 @@ class Monitor:
             "generation": self._state.generation,
         }
 
-    def figures(self) -> Figures:
+    def metrics(self) -> Metrics:
         """What the monitor exports, as of its newest tick."""
 
-        def figure(name: str, text: str, read: Callable[[], float]) -> Figure:
-            return Figure(f"headway_monitor_{name}", text, read)
+        def metric(name: str, text: str, read: Callable[[], float]) -> Metric:
+            return Metric(f"headway_monitor_{name}", text, read)
 
-        return Figures(
-            figure("nodes", "Nodes whose agents report", lambda: len(self._state.nodes)),
-            figure("ranks", "Ranks that agents report", lambda: len(self._state.ranks)),
-            Figure(
+        return Metrics(
+            metric("nodes", "Nodes whose agents report", lambda: len(self._state.nodes)),
+            metric("ranks", "Ranks that agents report", lambda: len(self._state.ranks)),
+            Metric(
                 "headway_monitor_open_verdicts",
                 "Open verdicts by kind",
                 lambda: self._open_by_kind,

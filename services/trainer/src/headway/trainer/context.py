@@ -1,4 +1,4 @@
-"""What a step works with: the rank's model and state, and what the generation gives it."""
+"""What a step works with: the rank's model and state, and the groups of its generation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headway.trainer.snapshot import Snapshots
 
 @dataclass
 class StepContext:
-    """What a rank trains with; the model is kept over generations, the rest belongs to one."""
+    """What a rank trains with; ``groups`` belongs to one generation, the rest is kept."""
 
     config: RunConfig
     rank: int

@@ -9,7 +9,8 @@ from typing import Any
 
 from headway.common.errors import InputError
 from prometheus_client import CollectorRegistry, start_http_server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
 BACKLOG = 128
@@ -67,8 +68,8 @@ class _Counts(Collector):
 
 
 @dataclass(frozen=True)
-class Figure:
-    """One figure that is read when it is scraped.
+class Metric:
+    """One metric, read when it is scraped.
 
     Args:
         name: ends in its unit; a counter is exported as ``name_total``.
@@ -84,8 +85,8 @@ class Figure:
     label: str = ""
     is_counter: bool = False
 
-    def family(self) -> Metric | None:
-        """The figure as it stands now."""
+    def family(self) -> Family | None:
+        """The metric as it stands now."""
         value = self.read()
         if value is None:
             return None
@@ -99,16 +100,16 @@ class Figure:
         return family
 
 
-class Figures(Collector):
-    """Exports figures; they are read in the exporter's thread, so ``read`` must be quick."""
+class Metrics(Collector):
+    """Exports metrics; they are read in the exporter's thread, so ``read`` must be quick."""
 
-    def __init__(self, *figures: Figure) -> None:
-        self._figures = figures
+    def __init__(self, *metrics: Metric) -> None:
+        self._metrics = metrics
 
-    def collect(self) -> Iterable[Metric]:
-        """The figures that are known."""
-        for figure in self._figures:
-            family = figure.family()
+    def collect(self) -> Iterable[Family]:
+        """The metrics that are known."""
+        for metric in self._metrics:
+            family = metric.family()
             if family is not None:
                 yield family
 

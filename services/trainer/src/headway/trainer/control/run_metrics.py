@@ -15,7 +15,7 @@ from headway.common.log import get_logger
 from headway.common.node.files import replace_json
 from headway.common.node.run_dir import RunDir
 from headway.common.wire.messages.executor import StepMetrics
-from headway.common.wire.metrics import Figure, Figures
+from headway.common.wire.metrics import Metric, Metrics
 from headway.common.wire.service import Service
 from headway.trainer.config import LaunchConfig, MetricsPorts
 from headway.trainer.control.background import Background
@@ -97,7 +97,7 @@ class RunMetrics:
         if self._ports is None:
             return
         self._full_tokens_per_s = full_tokens_per_s(self._run)
-        service.metrics.register(self.figures())
+        service.metrics.register(self.metrics())
         service.every(REFRESH_S, lambda: self.refresh(state, reports, outcome()))
         service.serve_metrics(self._ports.of("driver"))
         _keep_targets(self._run, self._ports, self._home, service, background)
@@ -135,31 +135,31 @@ class RunMetrics:
         full = self._full_tokens_per_s
         return found if full is None else {**found, "mfu_ratio": rate / full}
 
-    def figures(self) -> Figures:
+    def metrics(self) -> Metrics:
         """Every figure; what is not known yet is left out."""
 
-        def figure(name: str, text: str, label: str = "", *, is_counter: bool = False) -> Figure:
-            return Figure(
+        def metric(name: str, text: str, label: str = "", *, is_counter: bool = False) -> Metric:
+            return Metric(
                 f"headway_run_{name}", text, lambda: self._now.get(name), label, is_counter
             )
 
-        return Figures(
-            figure("step", "Completed optimizer steps"),
-            figure("target_steps", "Optimizer steps of the whole run"),
-            figure("generation", "Generation of the workers, -1 before the first"),
-            figure("driver_epoch", "Number of the driver that leads the run"),
-            figure("paused", "1 while the ranks wait on request"),
-            figure("recoveries", "Recoveries after which all ranks step again", is_counter=True),
-            figure("skipped_steps", "Steps skipped as not finite", is_counter=True),
-            figure("phase", "1 for the phase or outcome of the run", "phase"),
-            figure("ranks", "Ranks by status", "status"),
-            figure("nodes", "Nodes by state", "state"),
-            figure("loss_nats", "Training loss per token, newest step"),
-            figure("gradient_norm", "Gradient norm before clipping, newest step"),
-            figure("learning_rate", "Learning rate, newest step"),
-            figure("step_duration_seconds", "Duration of the newest step"),
-            figure("tokens_per_second", "Training rate over the newest steps"),
-            figure("mfu_ratio", "Model FLOPs utilisation, 0..1"),
+        return Metrics(
+            metric("step", "Completed optimizer steps"),
+            metric("target_steps", "Optimizer steps of the whole run"),
+            metric("generation", "Generation of the workers, -1 before the first"),
+            metric("driver_epoch", "Number of the driver that leads the run"),
+            metric("paused", "1 while the ranks wait on request"),
+            metric("recoveries", "Recoveries after which all ranks step again", is_counter=True),
+            metric("skipped_steps", "Steps skipped as not finite", is_counter=True),
+            metric("phase", "1 for the phase or outcome of the run", "phase"),
+            metric("ranks", "Ranks by status", "status"),
+            metric("nodes", "Nodes by state", "state"),
+            metric("loss_nats", "Training loss per token, newest step"),
+            metric("gradient_norm", "Gradient norm before clipping, newest step"),
+            metric("learning_rate", "Learning rate, newest step"),
+            metric("step_duration_seconds", "Duration of the newest step"),
+            metric("tokens_per_second", "Training rate over the newest steps"),
+            metric("mfu_ratio", "Model FLOPs utilisation, 0..1"),
         )
 
 

@@ -53,7 +53,7 @@ from headway.trainer.control.node.node_events import (
     WorkerUnwanted,
 )
 from headway.trainer.control.node.node_events import Trouble as NodeTrouble
-from headway.trainer.control.node.node_metrics import node_figures
+from headway.trainer.control.node.node_metrics import node_metrics
 from headway.trainer.control.node.node_run import NodeRun
 from headway.trainer.control.node.uplink import Uplink
 
@@ -99,7 +99,7 @@ class Executor:
         self._service.every(WATCH_S, self._watch)
         self._service.every(BEAT_S, self._beat)
         self._service.every(LEASE_LOOK_S, self._watch_folder)
-        self._service.metrics.register(node_figures(lambda: self._run))
+        self._service.metrics.register(node_metrics(lambda: self._run))
 
     def run(self) -> int:
         """Serve until stopped; returns the exit code."""

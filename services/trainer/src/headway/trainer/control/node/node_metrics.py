@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from headway.common.wire.metrics import Figure, Figures
+from headway.common.wire.metrics import Metric, Metrics
 from headway.trainer.control.node.node_run import NodeRun
 
 
-def node_figures(carried: Callable[[], NodeRun | None]) -> Figures:
+def node_metrics(carried: Callable[[], NodeRun | None]) -> Metrics:
     """The figures of the run that the node carries now; none of them while it carries none.
 
     They are read in the exporter's thread, so each read copies what it looks at.
@@ -35,14 +35,14 @@ def node_figures(carried: Callable[[], NodeRun | None]) -> Figures:
         members = dict(run.guardian.workers.members)
         return dict(Counter("rank" if m.beat.rank >= 0 else "standby" for m in members.values()))
 
-    return Figures(
-        Figure("headway_executor_service_up", "1 while the service runs", up, "name"),
-        Figure(
+    return Metrics(
+        Metric("headway_executor_service_up", "1 while the service runs", up, "name"),
+        Metric(
             "headway_executor_service_restarts",
             "Restarts of the service by this executor",
             restarts,
             "name",
             is_counter=True,
         ),
-        Figure("headway_executor_workers", "Worker processes by role", workers, "role"),
+        Metric("headway_executor_workers", "Worker processes by role", workers, "role"),
     )
