@@ -310,8 +310,8 @@ def _accepted(console: Client, command: Command) -> int | None:
     ("command", "refusal"),
     [
         (
-            Command(id="a", operation="rollback", step=9),
-            "cannot roll back to step 9",
+            Command(id="a", operation="rollback", step=0),
+            "there is no checkpoint of step 0",
         ),
         (Command(id="b", operation="extend", count=0), "cannot extend the run by 0 steps"),
         (Command(id="c", operation="extend", count=10**12), "cannot extend the run by"),
