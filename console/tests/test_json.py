@@ -147,6 +147,7 @@ def test_the_summary_of_a_run_keeps_its_keys(fake: FakeRun, call: Call) -> None:
     assert form.startswith(LINES) and keys == [field.name for field in fields(Summary)]
     assert keys == [
         "name", "outcome", "detail", "step", "steps", "loss", "validation_before",
-        "validation_after", "unigram_nats", "tokens_per_s", "mfu", "peak_flops", "dtype",
+        "validation_after", "validation_step", "unigram_nats", "tokens_per_s", "mfu", "peak_flops",
+        "dtype",
         "checkpoints", "recoveries", "sample", "trace", "notebook", "resume",
     ]  # fmt: skip

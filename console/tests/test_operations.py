@@ -153,10 +153,10 @@ def test_what_came_after_a_rollback_is_not_of_the_present_course(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("rollback", "8"), "there is no checkpoint of step 8; available steps: 7"),
+        (("rollback", "8"), "run fake has no checkpoint of step 8; available steps: 7"),
         (("fork", "fake"), "there is a run 'fake' already; choose another name"),
         (("fork", "a b"), "cannot be a folder's name"),
-        (("fork", "other", "--step", "8"), "there is no checkpoint of step 8"),
+        (("fork", "other", "--step", "8"), "no checkpoint of step 8"),
         (("fork", "other", "--set", "model.hidden=64"), "has model.hidden=32, not 64"),
         (("fork", "other", "--set", "optim.rate=1"), "optim.rate"),
         (("sample", "--prompt", "def " * 200), "exceed the model's 128"),

@@ -19,6 +19,7 @@ from headway.common.wire.messages.executor import Evaluation
 from headway.console import Cluster, compare
 from headway.console.folder.logs import since_unix_s
 from headway.console.folder.run_list import age
+from headway.console.live.news import News
 from headway.console.testing import SMALL, FakeRun
 from headway.trainer.control.journal import Journal
 
@@ -185,3 +186,16 @@ def test_a_run_of_an_older_version_is_listed_and_shown(
     journal_of_today.close()
     assert fake.run.evaluations()["loss"].to_list() == [5.5], "planned and asked for: one loss"
     assert fake.run.result(4)["loss"] == 5.5
+
+
+def test_repeated_steps_are_those_that_the_news_count(fake: FakeRun) -> None:
+    fake.advance(10)
+    fake.recover("rank 1 is lost: killed", back_to=4)
+    fake.advance(3)
+    fake.recover("node 1 is lost: evicted", back_to=6)
+    assert fake.run.recoveries()["repeated"].to_list() == [6, 2]
+    lines = [line for _, line in News(fake.run, since=0).read()]
+    assert [line.split(", ")[-1] for line in lines if "back after" in line] == [
+        "6 steps repeated",
+        "2 steps repeated",
+    ]

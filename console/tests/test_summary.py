@@ -102,7 +102,7 @@ def test_a_run_without_anything_says_so_and_invents_nothing(
         "",
         "",
     )
-    assert "- before, - after" in "\n".join(render(summary))
+    assert "- before, not measured since" in "\n".join(render(summary))
 
 
 def test_a_stopped_run_says_how_to_resume(

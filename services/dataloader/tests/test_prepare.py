@@ -291,3 +291,17 @@ def test_a_source_without_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty" / "a.txt").write_text(" \n")
     with pytest.raises(InputError, match="holds no text"):
         read_source(str(tmp_path / "empty"))
+
+
+def test_files_that_are_not_read_are_counted(tmp_path: Path) -> None:
+    for name in ("a.txt", "b.txt", "LICENCE", "c.bin"):
+        (tmp_path / "texts" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "texts" / name).write_text("one two three four\n" * 50)
+    config = DataConfig(
+        path=str(tmp_path / "data"), source=str(tmp_path / "texts"), vocab_size=300,
+        validation_fraction=0.5,
+    )  # fmt: skip
+    lines: list[str] = []
+    prepare(config, say=lines.append)
+    (line,) = [line for line in lines if "leaving out" in line]
+    assert line.startswith("leaving out 2 files that do not end in .htm, .html")

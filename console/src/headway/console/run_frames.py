@@ -68,15 +68,13 @@ class RunFrames(RunRecords):
         """
         import polars as pl
         from headway.console.analysis.episodes import load_journal, recoveries
-        from headway.console.analysis.events import load_events, redone_steps
+        from headway.console.analysis.events import load_events
+        from headway.console.analysis.newest import repeated_steps
 
-        journal, events = load_journal(self), load_events(self.path)
-        again = redone_steps(events).select("generation", pl.col("num_steps").alias("repeated"))
-        return (
-            recoveries(journal, events)
-            .join(again, on="generation", how="left", maintain_order="left")
-            .with_columns(pl.col("repeated").fill_null(0).cast(pl.Int64))
-        )
+        rows = recoveries(load_journal(self), load_events(self.path))
+        restarts = rows.select("generation", "step").iter_rows()
+        repeated = [repeated_steps(self, *restart) for restart in restarts]
+        return rows.with_columns(pl.Series("repeated", repeated, dtype=pl.Int64))
 
     def logs(
         self,

@@ -37,7 +37,8 @@ def register(app: typer.Typer) -> None:
 
 def run(
     config: Annotated[
-        Path, typer.Argument(metavar="CONFIG", help="TOML file, for example examples/tiny.toml.")
+        Path,
+        typer.Argument(metavar="CONFIG", help="TOML file, or a run to resume."),
     ],
     overrides: Annotated[
         list[str] | None,
@@ -79,6 +80,8 @@ def run(
     from headway.common.config import load, to_dict, to_toml
     from headway.trainer.config import RunConfig
 
+    if not config.exists() and (runs_dir / config / "config.toml").exists():
+        config, name = runs_dir / config / "config.toml", name or config.name  # a run's name
     shortcuts = {"nodes": nodes, "ranks_per_node": ranks_per_node, "spares": spares}
     given = [f"launch.{key}={value}" for key, value in shortcuts.items() if value is not None]
     settings = [*given, *(overrides or [])]

@@ -97,7 +97,8 @@ class RunRecords:
         """Completed steps by the journal, at the same cost for any length of the run."""
         newest = "SELECT step FROM metrics ORDER BY generation DESC, step DESC LIMIT 1"
         rows = self.query(newest)
-        return int(rows[0][0]) + 1 if rows else 0
+        origin = self.forked_from
+        return int(rows[0][0]) + 1 if rows else int(origin["step"]) if origin else 0
 
     @property
     def forked_from(self) -> dict[str, Any] | None:

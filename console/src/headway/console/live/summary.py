@@ -8,8 +8,9 @@ from typing import Any
 
 from headway.common.output import Table, mebibytes
 from headway.console.analysis.episodes import load_journal, recoveries
-from headway.console.analysis.events import load_events, redone_steps
+from headway.console.analysis.events import load_events
 from headway.console.analysis.metrics import load_evaluations
+from headway.console.analysis.newest import repeated_steps
 from headway.console.folder.outputs import checkpoints
 from headway.console.folder.samples import corpus, final_sample
 from headway.console.hints import resume_command
@@ -33,6 +34,8 @@ class Summary:
     loss: float | None = None
     validation_before: float | None = None
     validation_after: float | None = None
+    validation_step: int | None = None
+    """Completed steps at the newest validation loss."""
     unigram_nats: float | None = None
     """Cross-entropy of the validation split under the training split's unigrams."""
     tokens_per_s: float | None = None
@@ -53,7 +56,8 @@ def summarise(run: Run, *, write_trace: bool = False) -> Summary:
     """Collect what a run, live or ended, has to show; ``write_trace`` also writes its trace."""
     config, peak = run.config, run.peak
     progress, rate = read_progress(run), _mean_rate(run)
-    losses = load_evaluations(run).sort("step", "generation")["loss"].to_list()
+    evaluations = load_evaluations(run).sort("step", "generation")
+    losses, steps = evaluations["loss"].to_list(), evaluations["step"].to_list()
     data = corpus(config)
     return Summary(
         name=run.name,
@@ -64,6 +68,7 @@ def summarise(run: Run, *, write_trace: bool = False) -> Summary:
         loss=progress.loss,
         validation_before=losses[0] if losses else None,
         validation_after=losses[-1] if len(losses) > 1 else None,
+        validation_step=steps[-1] if len(losses) > 1 else None,
         unigram_nats=data.meta.unigram_nats if data is not None and data.meta is not None else None,
         tokens_per_s=rate or None,
         mfu=utilisation(config, peak, rate),
@@ -102,7 +107,12 @@ def report(summary: Summary) -> list[str | Table]:
 
 
 def _figures(s: Summary) -> list[tuple[str, str]]:
-    before, after = _nats(s.validation_before), _nats(s.validation_after)
+    before, newest = _nats(s.validation_before), _nats(s.validation_after)
+    after = f"{newest} after"
+    if s.validation_step is None:
+        after = "not measured since"
+    elif s.validation_step != s.step:
+        after = f"{newest} after step {s.validation_step}"
     unigrams = f"training unigrams give {_nats(s.unigram_nats)}"
     speed = f"{s.tokens_per_s or 0:,.0f} tokens/s"
     if s.mfu is not None and s.peak_flops:
@@ -112,7 +122,7 @@ def _figures(s: Summary) -> list[tuple[str, str]]:
         busy = "its peak was measured while it was busy"
         speed += f", MFU unknown: {busy if s.peak_flops else 'its peak has not been measured'}"
     return [
-        ("validation loss", f"{before} before, {after} after; {unigrams}"),
+        ("validation loss", f"{before} before, {after}; {unigrams}"),
         ("speed", speed),
         *(("checkpoint", _checkpoint_line(row)) for row in s.checkpoints),
         *_not_durable(s),
@@ -134,10 +144,10 @@ def recovery_rows(run: Run) -> list[dict[str, Any]]:
     journal = load_journal(run)
     if journal.filter(journal["name"] == "fence").is_empty():
         return []
-    events = load_events(run.path)
-    again = dict(redone_steps(events).select("generation", "num_steps").iter_rows())
-    rows = recoveries(journal, events).to_dicts()
-    return [{**row, "repeated": int(again.get(row["generation"], 0))} for row in rows]
+    rows = recoveries(journal, load_events(run.path)).to_dicts()
+    return [
+        {**row, "repeated": repeated_steps(run, row["generation"], row["step"])} for row in rows
+    ]
 
 
 def _mean_rate(run: Run) -> float:

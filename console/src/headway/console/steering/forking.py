@@ -36,7 +36,10 @@ def checkpoint_of(checkpoints: Path, step: int | None) -> CheckpointInfo:
             remedy="write one with `headway checkpoint --wait`",
         )
     steps = ", ".join(str(info.step) for info in reversed(found))
-    raise InputError(f"there is no checkpoint of step {step}", remedy=f"available steps: {steps}")
+    raise InputError(
+        f"run {checkpoints.parent.name} has no checkpoint of step {step}",
+        remedy=f"available steps: {steps}",
+    )
 
 
 def fork(parent: RunRecords, name: str, *, step: int | None, changes: Sequence[str]) -> Path:

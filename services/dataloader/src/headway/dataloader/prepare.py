@@ -28,7 +28,7 @@ from headway.dataloader.dataset import META_VERSION, Dataset, Meta, SplitMeta, r
 from headway.dataloader.document_keys import read_keys, write_keys
 from headway.dataloader.formats import TokenFileWriter, bin_path, idx_path, token_dtype
 from headway.dataloader.place import draft_of, put, recover, sweep
-from headway.dataloader.sources import Document, read_source
+from headway.dataloader.sources import TEXT_ENDINGS, Document, left_out, read_source
 from headway.dataloader.tokenizer import Tokenizer
 from headway.dataloader.trouble import printable
 
@@ -65,6 +65,9 @@ def prepare(
         if recover(target):
             report(f"{target} was restored: an interrupted run had moved it away")
         report(f"reading {config.source}")
+        if number := left_out(config.source):
+            endings = ", ".join(sorted(TEXT_ENDINGS))
+            report(f"leaving out {number} files that do not end in {endings}")
         documents = read_source(config.source, cache=cache)
         sweep(target, own)
         digest = corpus_hash(documents)

@@ -27,7 +27,7 @@ DEBIAN_PACKAGES = ("postgresql-doc-15", "perl-doc")
 _NOT_STDLIB = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 _MIN_DEBIAN_CHARS = 400  # shorter pages are redirects and navigation
 _DOWNLOAD_TIMEOUT_S = 300.0
-_TEXT_ENDINGS = {".txt", ".md", ".rst", ".py", ".pod", ".html", ".htm", ".jsonl"}
+TEXT_ENDINGS = {".txt", ".md", ".rst", ".py", ".pod", ".html", ".htm", ".jsonl"}
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,18 @@ def read_source(source: str, *, cache: Path | None = None) -> list[Document]:
     if not found:
         raise InputError(
             f"source {source!r} holds no text",
-            remedy=f"give files ending in {', '.join(sorted(_TEXT_ENDINGS))}",
+            remedy=f"give files ending in {', '.join(sorted(TEXT_ENDINGS))}",
         )
     return found
+
+
+def left_out(source: str) -> int:
+    """Files below a folder that are not read, because their ending is not one of a text."""
+    root = Path(source).expanduser()
+    if source in (STDLIB, DEBIAN_DOCS) or not root.is_dir():
+        return 0
+    names = [name for _, _, files in os.walk(root) for name in files]
+    return sum(Path(name).suffix.lower() not in TEXT_ENDINGS for name in names)
 
 
 def _default_cache() -> Path:
@@ -80,7 +89,7 @@ def _path(source: str) -> Iterator[Document]:
             remedy=f"use {STDLIB}, {DEBIAN_DOCS}, or the path of a folder or file",
         )
     if path.is_dir():
-        return _folder(path, _TEXT_ENDINGS, {"__pycache__", ".git"})
+        return _folder(path, TEXT_ENDINGS, {"__pycache__", ".git"})
     return _file(path, path.name)
 
 

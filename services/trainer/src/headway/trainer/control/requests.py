@@ -228,6 +228,8 @@ class Requests:
             (beat.worker, beat.pid, beat.status, beat.step) if beat else ("", 0, "missing", 0)
         )
         node = self._state.rank_nodes[rank]
+        if status == "running":  # a worker reports changes only; its node also counts steps
+            step = max(step, self._state.step_of(node))
         return RankStatus(rank=rank, node=node, worker=worker, pid=pid, status=status, step=step)
 
     # ---- drills and eviction -------------------------------------------------------------------
@@ -235,6 +237,11 @@ class Requests:
         if message.name == "worker" and message.rank not in self._state.rank_nodes:
             raise InputError(
                 f"rank {message.rank} is not in the run", remedy="give the rank of the worker"
+            )
+        if message.name == "worker" and self._rank(message.rank).status != "running":
+            raise InputError(
+                f"rank {message.rank} does not train yet: {self._waiting() or 'it starts'}",
+                remedy="try again when `headway status` shows it as running",
             )
         home = self._state.rank_nodes.get(message.rank, self.lines.home)
         node = message.node if message.node >= 0 else home

@@ -295,6 +295,10 @@ class RunState:
         """``active``, ``spare``, ``silent`` or ``lost``."""
         return self._core.fleet.nodes[node].status
 
+    def step_of(self, node: int) -> int:
+        """Completed steps that every rank of the node has reported in its newest generation."""
+        return self._core.fleet.nodes[node].step
+
     def services(self, node: int) -> dict[str, int]:
         """Service -> pid, of those that are up on the node."""
         return self._core.fleet.nodes[node].services
