@@ -80,7 +80,7 @@ def run(
     from headway.common.config import load, to_dict, to_toml
     from headway.trainer.config import RunConfig
 
-    if not config.exists() and (runs_dir / config / "config.toml").exists():
+    if not config.is_file() and (runs_dir / config / "config.toml").exists():
         config, name = runs_dir / config / "config.toml", name or config.name  # a run's name
     shortcuts = {"nodes": nodes, "ranks_per_node": ranks_per_node, "spares": spares}
     given = [f"launch.{key}={value}" for key, value in shortcuts.items() if value is not None]
