@@ -123,7 +123,7 @@ def test_dry_run_prints_a_configuration_that_reads_back_equal(call: Call, tmp_pa
     assert json.loads(out)["parallel"]["dp"] == 2
 
 
-def test_a_run_is_resumed_by_its_name(fake: FakeRun, fake_call: Call, tmp_path: Path) -> None:
+def test_a_run_is_resumed_by_its_name(fake: FakeRun, fake_call: Call) -> None:
     code, out, _ = fake_call("run", "fake", "--dry-run", "--json")
     assert code == 0 and json.loads(out)["train"]["steps"] == fake.config.train.steps
     code, _, err = fake_call("run", "nobody", "--dry-run")
