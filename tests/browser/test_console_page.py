@@ -70,7 +70,8 @@ def test_a_killed_rank_is_named_with_what_its_recovery_cost(recovered: Any) -> N
     cost = entry.locator("p").inner_text()
     assert "until all ranks stepped" in cost and "repeated" in cost and "from memory" in cost
     events = console.root.locator(".news").inner_text()
-    assert "rank 1 was killed" in events
+    # the executor and the monitor report it at the same moment, in their own words
+    assert "rank 1 was killed" in events or "rank 1 crashed" in events
 
 
 def test_a_window_that_was_chosen_stays_where_it_is(recovered: Any) -> None:
@@ -98,7 +99,7 @@ def test_a_window_that_was_chosen_stays_where_it_is(recovered: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("abc", "'abc' is not a number; write lr as 3e-4 or 0.0003"),
+        ("abc", "lr is a number, not 'abc'; write lr as 3e-4 or 0.0003"),
         ("", "no value for lr"),
         ("-1", "cannot set lr to -1; set lr to a number above 0"),
         ("1e9", "lr=1e+09 is more than"),

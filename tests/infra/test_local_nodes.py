@@ -24,8 +24,9 @@ def test_a_start_repeated_before_the_executor_announced_itself_starts_no_second(
     engine = LocalEngine(cluster)
     for _ in range(3):
         engine.start_node(0)
-    assert len(processes_of(cluster.id)) == 1
+    here.wait_until(lambda: len(processes_of(cluster.id)) == 1, "it shows whose it is")
     wait_for_node(cluster, 0)
+    assert len(processes_of(cluster.id)) == 1
     engine.stop()
     here.assert_clean()
 

@@ -121,7 +121,7 @@ def test_a_worker_ends_with_last_words_after_a_cuda_error_and_after_no_other(
             assert "alive" not in ended.stdout
         else:
             assert words is None
-            assert ended.stdout.endswith("alive, and out\n")
+            assert ended.stdout.endswith("alive, and left\n")
 
 
 def test_a_lost_store_is_a_lost_peer_also_when_nccl_says_it(
