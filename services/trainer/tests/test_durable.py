@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 from headway.ckpt_store import mark_generation
+from headway.ckpt_store.client import CheckpointClient
 from headway.trainer.control.decisions.events import FindDurable, Memory
-from headway.trainer.control.durable import search
+from headway.trainer.control.durable import problem_of, search
 from headway.trainer.control.journal import Journal
 
 
@@ -39,3 +41,18 @@ def test_a_run_that_is_resumed_tries_checkpoints_again_that_were_damaged(tmp_pat
     journal.reopen()
     assert journal.memory() == Memory(marked=3, lost=(1,))
     journal.close()
+
+
+def test_a_rollback_wants_a_checkpoint_whose_every_byte_is_sound(tmp_path: Path) -> None:
+    client = CheckpointClient(tmp_path)
+    for step in (10, 20):
+        client.save(step, {"w": np.arange(4096.0)})
+    assert problem_of(tmp_path, 1, 10) == ""
+    assert problem_of(tmp_path, 1, 15) == "there is no complete checkpoint of step 15"
+    assert "is of 1 ranks, not 2" in problem_of(tmp_path, 2, 10)
+    (blob,) = tmp_path.glob("step-00000010.*/*.safetensors")
+    raw = bytearray(blob.read_bytes())
+    raw[-100] ^= 1
+    blob.write_bytes(raw)
+    assert "is damaged" in problem_of(tmp_path, 1, 10)
+    assert problem_of(tmp_path, 1, 20) == ""
