@@ -9,11 +9,12 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from headway.common.polling import wait_until
-from headway.console.sinks import position
+from headway.console.sinks import position, wandb_offline
 from headway.console.sinks.export import exporting
 from headway.console.sinks.items import Item, Rewind, Scalars, Settings, Text
 from headway.console.sinks.journal_reader import HistoryReader
@@ -165,3 +166,12 @@ def test_a_killed_follower_loses_no_row_for_wandb(fake: FakeRun) -> None:
     rows = rows_of(out)
     assert [row["step"] for row in rows if LOSS in row] == [1, 2, 3, 4, 5]
     assert [row["_step"] for row in rows] == list(range(len(rows)))
+
+
+def test_the_name_of_a_removed_session_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else two processes of wandb would write to one file: the killed exporter's lives longer."""
+    seconds = iter(["20261122_164726", "20261122_164726", "20261122_164727"])
+    clock = SimpleNamespace(strftime=lambda _: next(seconds), sleep=lambda _: None)
+    monkeypatch.setattr(wandb_offline, "time", clock)
+    wandb_offline.wait_for_a_free_name("6ca26861", {"offline-run-20261122_164726-6ca26861"})
+    assert list(seconds) == [], "it waited for the next second"

@@ -193,3 +193,18 @@ def test_an_extension_counts_at_once_and_for_the_next_driver() -> None:
     assert finish.outcome == "stopped"
     assert "extension arrived after the last step" in finish.detail
     assert Hand(commands=(extend,)).state.steps == 150
+
+
+def test_a_result_that_a_dead_rank_may_not_have_reported_is_made_again() -> None:
+    hand = Hand().run(step=30)
+    hand.send(Steered(Steer(sequence=1, operation="evaluate")))
+    for node, views in hand.workers.items():
+        for index, view in enumerate(views):
+            if view.status == "running":
+                hand.change(node, index, command=1, applied=1)
+        hand.beat(node)
+    node = hand.state.rank_nodes[0]
+    index = [view.worker for view in hand.workers[node]].index(hand.state.members[0])
+    gone = hand.workers[node].pop(index)
+    hand.send(hand.gone(node, gone.worker, gone.pid))
+    assert hand.state.memory.answered == 0

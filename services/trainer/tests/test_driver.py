@@ -50,6 +50,8 @@ from headway.launch.lease import FileLease, Holder
 from headway.testkit.trainer.sessions import one_rank
 from headway.trainer.client import replay
 from headway.trainer.config import RecoveryConfig
+from headway.trainer.control.journal import Journal
+from headway.trainer.control.requests import MOST_COMMANDS
 
 LIMIT_S = 90.0
 QUIET = dataclasses.replace(  # no node is missed, and so none is started
@@ -332,6 +334,24 @@ def test_what_the_driver_cannot_do_is_refused_and_not_kept(
     with place_console(place) as console, pytest.raises(RemoteError, match=refusal):
         console.call(command, Accepted)
     assert place.rows("SELECT id FROM commands") == []
+
+
+def test_a_run_that_has_taken_many_commands_can_still_be_stopped(place: Place) -> None:
+    journal = Journal(place.run.database)
+    with journal._transaction() as database:
+        database.executemany(
+            "INSERT INTO commands (id, unix_s, operation, name, value) "
+            "VALUES (?, 0, 'set', 'lr', 0.1)",
+            [(f"old-{number}",) for number in range(MOST_COMMANDS)],
+        )
+    journal.close()
+    place.start()
+    begin(place)
+    with place_console(place) as console:
+        with pytest.raises(RemoteError, match=r"has taken 8000 commands.*headway fork"):
+            console.call(Command(id="a", operation="pause"), Accepted)
+        stop = Command(id="b", operation="stop")
+        assert console.call(stop, Accepted).sequence == MOST_COMMANDS + 1
 
 
 def test_a_rollback_that_is_sent_twice_is_recorded_once_and_needs_its_checkpoint(

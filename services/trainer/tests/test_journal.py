@@ -18,7 +18,7 @@ from headway.common.wire.messages.executor import Sample, StepMetrics
 from headway.common.wire.messages.worker import Steer
 from headway.launch.lease import SupersededError
 from headway.trainer.control.decisions.events import Memory
-from headway.trainer.control.journal import _TAKE_BACK_SKIPPED, Journal
+from headway.trainer.control.journal import _TAKE_BACK_SKIPPED, Journal, read_commands
 from headway.trainer.control.reports import Reports
 from headway.trainer.control.writer import JournalWriter
 from structlog.testing import capture_logs
@@ -332,3 +332,15 @@ def test_a_journal_in_whose_place_is_another_file_is_not_written(path: Path) -> 
     path.with_suffix(".moved").rename(path)
     journal.begin_generation(0, {0: 0})
     journal.close()
+
+
+def test_commands_of_an_older_version_are_read_without_a_change(path: Path) -> None:
+    journal = Journal(path)
+    journal.add_command("a", Steer(sequence=0, operation="set", name="lr", value=0.1))
+    journal.close()
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        for column in ("count", "tokens"):
+            database.execute(f"ALTER TABLE commands DROP COLUMN {column}")
+    (command,) = read_commands(path)
+    assert (command.operation, command.value, command.count) == ("set", 0.1, 0)
+    assert "count" not in {row[1] for row in _rows(path, "PRAGMA table_info(commands)")}

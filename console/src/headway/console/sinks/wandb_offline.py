@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +34,11 @@ class WandbOffline:
     def __init__(self, out: Path, *, run_id: str, name: str, state: Mapping[str, Any]) -> None:
         self._rows = int(state.get("rows", 0))
         self._sessions = [str(session) for session in state.get("sessions", ())]
-        for folder in out.glob(f"wandb/offline-run-*-{run_id}"):
+        folders = list(out.glob(f"wandb/offline-run-*-{run_id}"))
+        for folder in folders:
             if folder.name not in self._sessions:
                 shutil.rmtree(folder)
-        _wait_for_a_free_name(out, run_id)
+        wait_for_a_free_name(run_id, {folder.name for folder in folders})
         # wandb's own process inherits the environment, and must not pass for the exporter
         os.environ.pop("HEADWAY_ROLE", None)
         # one process of wandb per exporter: a shared one keeps the runs of a client that was killed
@@ -73,9 +74,13 @@ class WandbOffline:
         self._run.finish()
 
 
-def _wait_for_a_free_name(out: Path, run_id: str) -> None:
-    """wandb names the folder of a session after the second, and would overwrite an earlier one."""
-    while list(out.glob(f"wandb/offline-run-{time.strftime('%Y%m%d_%H%M%S')}-{run_id}")):
+def wait_for_a_free_name(run_id: str, taken: Collection[str]) -> None:
+    """wandb names the folder of a session after the second, and would overwrite an earlier one.
+
+    ``taken`` holds the names of removed folders, too: wandb's own process may outlive a killed
+    exporter by a moment, and still write to the folder that it was given.
+    """
+    while f"offline-run-{time.strftime('%Y%m%d_%H%M%S')}-{run_id}" in taken:
         time.sleep(0.05)
 
 

@@ -9,7 +9,7 @@ from headway.ckpt_store.client import CheckpointInfo, read_part
 from headway.common.errors import InputError
 from headway.launch.lease import FileLease
 from headway.trainer.control.inputs import Replayed, replay
-from headway.trainer.control.journal import Journal
+from headway.trainer.control.journal import Journal, read_commands
 from headway.trainer.machine import resolve_auto
 
 __all__ = ["Replayed", "inherit", "reopen", "replay", "resolve_auto"]
@@ -42,11 +42,7 @@ def inherit(database: Path, parent: Path, checkpoint: CheckpointInfo) -> None:
     """
     # the field of ``snapshot.Extra``, which needs torch
     applied = msgspec.msgpack.decode(read_part(checkpoint, 0).extra).get("command", 0)
-    old = Journal(parent)
-    try:
-        commands = old.commands()[:applied]
-    finally:
-        old.close()
+    commands = read_commands(parent)[:applied]
     new = Journal(database)
     try:
         new.inherit(checkpoint.generation, commands)

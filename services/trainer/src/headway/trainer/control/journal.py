@@ -257,16 +257,7 @@ class Journal:
 
     def commands(self) -> list[Steer]:
         """Every command of the run, in order; one that an earlier end has spent is ``retired``."""
-        spent = int(self.fact("spent_commands", "0"))
-        rows = self._db.execute(f"SELECT sequence, {_STEER} FROM commands ORDER BY sequence")
-        return [
-            _steer(
-                sequence,
-                "retired" if sequence <= spent and operation in SPENT_ON_RESUME else operation,
-                *rest,
-            )
-            for sequence, operation, *rest in rows
-        ]
+        return _commands(self._db, int(self.fact("spent_commands", "0")))
 
     def inherit(self, generation: int, commands: list[Steer]) -> None:
         """Begin a fork: what its state rests on of the run that it was taken from.
@@ -331,3 +322,26 @@ def _steer(
         count=count,
         tokens=tuple(json.loads(tokens)),
     )
+
+
+def read_commands(path: Path) -> list[Steer]:
+    """As ``Journal.commands``, but nothing of the file is changed: its run may be live, and of an
+    older version."""
+    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+        sql = "SELECT value FROM facts WHERE key = 'spent_commands'"
+        row = database.execute(sql).fetchone()
+        return _commands(database, int(row[0]) if row else 0)
+
+
+def _commands(database: sqlite3.Connection, spent: int) -> list[Steer]:
+    known = {row[1] for row in database.execute("PRAGMA table_info(commands)")}
+    columns = _STEER if "count" in known else "operation, name, value, 0, '[]'"
+    rows = database.execute(f"SELECT sequence, {columns} FROM commands ORDER BY sequence")
+    return [
+        _steer(
+            sequence,
+            "retired" if sequence <= spent and operation in SPENT_ON_RESUME else operation,
+            *rest,
+        )
+        for sequence, operation, *rest in rows
+    ]

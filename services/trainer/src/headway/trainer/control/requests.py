@@ -86,6 +86,8 @@ class Requests:
         """
         del peer
         if self._state.phase == "over":
+            if message.operation == "stop":
+                return Accepted(sequence=0)  # it ends already
             raise InputError(
                 f"the run is {self._state.outcome}", remedy="`headway runs` shows how to resume it"
             )
@@ -118,7 +120,7 @@ class Requests:
             InputError: a value that cannot be used.
         """
         count, known = message.count, self._state.commands
-        if len(known) >= MOST_COMMANDS:
+        if len(known) >= MOST_COMMANDS and message.operation != "stop":
             raise InputError(
                 f"the run has taken {MOST_COMMANDS} commands",
                 remedy="continue it as another run: `headway fork`",

@@ -168,7 +168,8 @@ class Core:
         """End the generation. A symptom is what a survivor felt;
         the cause may be reported later, or never."""
         step = self.step
-        self.answered = max(self.answered, self.applied)
+        if not self.members.vacant:  # a rank that died may have been the one that reports
+            self.answered = max(self.answered, self.applied)
         self.enter("leaving")
         self.brake.fenced(reason, is_counted=is_counted)
         self.is_memory_stale = True
