@@ -133,7 +133,7 @@ def test_unequal_stages_are_a_cause_of_their_own_and_so_is_waiting_beyond() -> N
     assert shares[COMPUTE] == pytest.approx(360 / 600)
     assert shares[BUBBLE] == pytest.approx(90 / 600)
     assert shares[UNEQUAL] == pytest.approx((180 - 90) / 600)
-    # both ranks are in the norm for the last 30 ms: that is no waiting but communication
+    # both ranks are in the norm for the last 30 ms: which is communication and not waiting
     assert shares[BEYOND] == pytest.approx(0.0, abs=1e-9)
     assert shares[COLUMNS["communication"]] == pytest.approx(60 / 600)
 
