@@ -58,7 +58,7 @@ MUTATIONS = (
     ),
     Mutation(
         "count-the-tp-norm-twice",
-        f"{TRAINER}/parallel/flat.py",
+        f"{TRAINER}/state/flat.py",
         "low, high = self.replicated if tp_rank else (self.stop, self.stop)",
         "low, high = self.stop, self.stop",
         LAYOUTS,
@@ -139,7 +139,7 @@ MUTATIONS = (
     ),
     Mutation(
         "enter-a-fenced-generation",
-        f"{TRAINER}/parallel/fence.py",
+        f"{TRAINER}/comm/fence.py",
         "        if self._fenced >= generation:  # after the mark: one of the two sides always "
         "sees the other\n",
         "        if False:\n",

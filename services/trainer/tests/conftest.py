@@ -12,11 +12,11 @@ from headway.common.node.run_dir import NodePaths, RunDir, new_run_id
 from headway.common.node.testing import private_roots
 from headway.testkit.trainer.pool import WorkerPool, worker_pool
 from headway.testkit.trainer.sessions import one_rank
+from headway.trainer.comm.fence import Fence
+from headway.trainer.comm.groups import Groups
+from headway.trainer.comm.store import StoreEndpoint
 from headway.trainer.config import RunConfig
 from headway.trainer.link import WorkerStatus
-from headway.trainer.parallel.fence import Fence
-from headway.trainer.parallel.groups import Groups
-from headway.trainer.parallel.store import StoreEndpoint
 from headway.trainer.rank import Rank
 
 

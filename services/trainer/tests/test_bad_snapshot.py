@@ -24,9 +24,9 @@ from headway.common.wire.messages.executor import LeftGeneration
 from headway.common.wire.messages.worker import Assign, Restore
 from headway.testkit.trainer.sessions import Losses, arena_at, arena_of, one_rank, train_on
 from headway.testkit.trainer.synthetic import synthetic
+from headway.trainer.comm.groups import Groups
 from headway.trainer.errors import BadSnapshotError
 from headway.trainer.generation import Session
-from headway.trainer.parallel.groups import Groups
 from headway.trainer.snapshot import Extra
 from headway.trainer.worker import Worker
 

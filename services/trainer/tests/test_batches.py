@@ -12,8 +12,8 @@ from headway.common.node.ring import RingAbortedError
 from headway.testkit.trainer.layouts import small_run
 from headway.testkit.trainer.synthetic import SyntheticSource
 from headway.trainer.batches import BatchReader, NumpyBatch
+from headway.trainer.comm.interface import Aborted
 from headway.trainer.config import RunConfig
-from headway.trainer.parallel.comm import Aborted
 
 CPU = torch.device("cpu")
 

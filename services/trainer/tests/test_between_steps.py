@@ -11,14 +11,14 @@ from headway.common.wire.messages.worker import Steer
 from headway.testkit.trainer.layouts import small_run
 from headway.testkit.trainer.sessions import arena_at
 from headway.testkit.trainer.synthetic import synthetic
+from headway.trainer.comm.groups import Groups
+from headway.trainer.comm.interface import Aborted
 from headway.trainer.config import RunConfig, check_sample
 from headway.trainer.control_hooks import ControlHooks
 from headway.trainer.generation import Session
 from headway.trainer.hooks import StepResult
 from headway.trainer.link import WorkerStatus
 from headway.trainer.optim.schedule import learning_rate
-from headway.trainer.parallel.comm import Aborted
-from headway.trainer.parallel.groups import Groups
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SAMPLE = Steer(sequence=1, operation="sample", value=0.8, count=4, tokens=(1, 2))

@@ -9,8 +9,8 @@ import weakref
 from collections.abc import Callable, Iterator
 
 import pytest
-from headway.trainer.parallel.channel import Channels
-from headway.trainer.parallel.comm import Aborted
+from headway.trainer.comm.channel import Channels
+from headway.trainer.comm.interface import Aborted
 
 
 @pytest.fixture

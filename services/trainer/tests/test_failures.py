@@ -19,11 +19,11 @@ from headway.common.node.run_dir import NodePaths, RunDir, new_run_id
 from headway.common.node.testing import private_roots
 from headway.testkit.trainer.layouts import small_run
 from headway.trainer import rank as rank_module
+from headway.trainer.comm.channel import Channels
+from headway.trainer.comm.interface import PeerLost
 from headway.trainer.config import RunConfig
 from headway.trainer.failures import breaks_device, reason_of
 from headway.trainer.parallel import groups
-from headway.trainer.parallel.channel import Channels
-from headway.trainer.parallel.comm import PeerLost
 
 _dist: Any = torch.distributed
 ILLEGAL = "CUDA error: an illegal memory access was encountered"

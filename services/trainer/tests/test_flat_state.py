@@ -10,10 +10,10 @@ import pytest
 import torch
 from headway.common.errors import ConfigError
 from headway.testkit.trainer.models import Part, cut, tiny_model
-from headway.trainer.parallel.comm import Solo
-from headway.trainer.parallel.flat import ALIGNMENT, FIELDS, FlatChunk
-from headway.trainer.parallel.init import BLOCK, initial_values
-from headway.trainer.parallel.params import ParamSpec, Precision
+from headway.trainer.comm.interface import Solo
+from headway.trainer.state.flat import ALIGNMENT, FIELDS, FlatChunk
+from headway.trainer.state.init import BLOCK, initial_values
+from headway.trainer.state.params import ParamSpec, Precision
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

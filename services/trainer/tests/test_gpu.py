@@ -26,20 +26,20 @@ from headway.common.node.arena import Arena
 from headway.common.node.files import replace_file
 from headway.common.plan.grid import Grid
 from headway.trainer import snapshot
-from headway.trainer.parallel.channel import Channels
-from headway.trainer.parallel.comm import Aborted
-from headway.trainer.parallel.flat import FlatChunk
-from headway.trainer.parallel.groups import Groups, build
-from headway.trainer.parallel.nccl import (
+from headway.trainer.comm.channel import Channels
+from headway.trainer.comm.groups import Groups, build
+from headway.trainer.comm.interface import Aborted
+from headway.trainer.comm.nccl import (
     JointAbort,
     NcclComm,
     nccl_group,
     read_when_ready,
     take_device,
 )
-from headway.trainer.parallel.params import ParamSpec, Precision
-from headway.trainer.parallel.store import StoreEndpoint
+from headway.trainer.comm.store import StoreEndpoint
 from headway.trainer.snapshot import Extra, Snapshots, layout, offsets
+from headway.trainer.state.flat import FlatChunk
+from headway.trainer.state.params import ParamSpec, Precision
 
 pytestmark = [
     pytest.mark.gpu,

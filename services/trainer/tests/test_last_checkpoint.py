@@ -16,9 +16,9 @@ from headway.testkit.trainer.synthetic import synthetic
 from headway.testkit.wire.server_thread import serving
 from headway.trainer import generation as generation_module
 from headway.trainer import store_watch
+from headway.trainer.comm.groups import Groups
 from headway.trainer.generation import Session
 from headway.trainer.hooks import NoHooks
-from headway.trainer.parallel.groups import Groups
 from headway.trainer.rank import Rank
 from structlog.testing import capture_logs
 

@@ -10,7 +10,7 @@ from headway.testkit.trainer.models import Part, random_batch, tiny_model
 from headway.trainer.config import OptimConfig
 from headway.trainer.optim.adamw import AdamW
 from headway.trainer.optim.schedule import clip_scale, learning_rate
-from headway.trainer.parallel.flat import FlatChunk
+from headway.trainer.state.flat import FlatChunk
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -17,16 +17,16 @@ from headway.common.plan.schedule.actions import Kind
 from headway.testkit.trainer.layouts import small_run
 from headway.testkit.trainer.models import Part, random_batch, tiny_model
 from headway.testkit.trainer.synthetic import synthetic
+from headway.trainer.comm.channel import Channels
+from headway.trainer.comm.gloo import GlooComm, gloo_options
+from headway.trainer.comm.groups import Groups
+from headway.trainer.comm.interface import PeerLost
+from headway.trainer.comm.store import StoreClient, StoreServer
 from headway.trainer.config import RunConfig
 from headway.trainer.generation import Session
 from headway.trainer.hooks import NoHooks
 from headway.trainer.model.tape import Tape
-from headway.trainer.parallel.channel import Channels
-from headway.trainer.parallel.comm import PeerLost
-from headway.trainer.parallel.gloo import GlooComm, gloo_options
-from headway.trainer.parallel.groups import Groups
-from headway.trainer.parallel.pipeline import TAG_MICRO_BATCHES, _tag
-from headway.trainer.parallel.store import StoreClient, StoreServer
+from headway.trainer.pipeline import TAG_MICRO_BATCHES, _tag
 
 
 @pytest.fixture

@@ -19,12 +19,12 @@ import torch
 from headway.common.plan.schedule import forward_only, generate, lower
 from headway.common.plan.schedule.actions import COMPUTE, RECEIVES, Action, Kind, Schedule
 from headway.trainer.batches import MicroBatch
+from headway.trainer.comm.channel import Channels
+from headway.trainer.comm.groups import LANES, _NcclFactory
+from headway.trainer.comm.p2p import PipeComm
 from headway.trainer.model.gpt import Forward
 from headway.trainer.parallel import pipeline as pipeline_module
-from headway.trainer.parallel.channel import Channels
-from headway.trainer.parallel.groups import LANES, _NcclFactory
-from headway.trainer.parallel.p2p import PipeComm
-from headway.trainer.parallel.pipeline import MAX_UNFINISHED_SENDS, Pipeline
+from headway.trainer.pipeline import MAX_UNFINISHED_SENDS, Pipeline
 from headway.trainer.recorder import NoRecorder
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -16,10 +16,10 @@ from headway.common.errors import HeadwayError
 from headway.common.node.arena import Arena
 from headway.testkit.trainer.layouts import small_run
 from headway.trainer import rank as rank_module
+from headway.trainer.comm.channel import Channels
+from headway.trainer.comm.fence import Fence
+from headway.trainer.comm.interface import Aborted
 from headway.trainer.config import RunConfig
-from headway.trainer.parallel.channel import Channels
-from headway.trainer.parallel.comm import Aborted
-from headway.trainer.parallel.fence import Fence
 from headway.trainer.rank import Rank
 
 PREDECESSOR = """

@@ -16,9 +16,9 @@ from headway.common.node.arena import Arena
 from headway.common.wire.messages.worker import Assign, Restore
 from headway.testkit.trainer.sessions import RUN_ID, arena_at, arena_of, one_rank, train_on
 from headway.testkit.trainer.synthetic import synthetic
+from headway.trainer.comm.groups import Groups
 from headway.trainer.errors import BadCheckpointError, BadSnapshotError, RefusedError
 from headway.trainer.generation import Session
-from headway.trainer.parallel.groups import Groups
 from headway.trainer.rank import Rank
 from headway.trainer.snapshot import Extra
 

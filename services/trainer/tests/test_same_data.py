@@ -24,13 +24,13 @@ from headway.testkit.trainer.sessions import VOCABULARY, arena_at, arena_of, one
 from headway.testkit.trainer.synthetic import SyntheticSource
 from headway.testkit.trainer.training import train_layout
 from headway.trainer.batches import BatchSource, Split
+from headway.trainer.comm.channel import Channels
+from headway.trainer.comm.groups import Groups
+from headway.trainer.comm.interface import Aborted
 from headway.trainer.config import RunConfig
 from headway.trainer.errors import RefusedError
 from headway.trainer.generation import Session
 from headway.trainer.hooks import NoHooks
-from headway.trainer.parallel.channel import Channels
-from headway.trainer.parallel.comm import Aborted
-from headway.trainer.parallel.groups import Groups
 from headway.trainer.rank import Rank
 from headway.trainer.snapshot import Extra
 from headway.trainer.steering import readers_of_other_data

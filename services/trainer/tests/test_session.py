@@ -20,15 +20,15 @@ from headway.common.plan.schedule.actions import Kind
 from headway.testkit.trainer.layouts import small_run
 from headway.testkit.trainer.sessions import arena_at
 from headway.testkit.trainer.synthetic import synthetic
+from headway.trainer.comm.groups import Groups
+from headway.trainer.comm.interface import Aborted
 from headway.trainer.config import RunConfig
 from headway.trainer.generation import Session
 from headway.trainer.hooks import Directive, NoHooks, StepResult
 from headway.trainer.optim.adamw import AdamW
 from headway.trainer.optim.schedule import learning_rate
-from headway.trainer.parallel.comm import Aborted
-from headway.trainer.parallel.flat import FlatChunk
-from headway.trainer.parallel.groups import Groups
 from headway.trainer.snapshot import Extra, Snapshots
+from headway.trainer.state.flat import FlatChunk
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -16,12 +16,12 @@ from headway.testkit.checkpoint_ranks import ranks, save_all
 from headway.testkit.trainer.layouts import small_run
 from headway.testkit.trainer.sessions import arena_at
 from headway.testkit.trainer.synthetic import synthetic
+from headway.trainer.comm.groups import Groups
 from headway.trainer.config import RunConfig, TrainConfig
 from headway.trainer.control_hooks import ControlHooks
 from headway.trainer.errors import DivergedError, RefusedError
 from headway.trainer.generation import Session
 from headway.trainer.hooks import Directive, NoHooks, StepResult
-from headway.trainer.parallel.groups import Groups
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

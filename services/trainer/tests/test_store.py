@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 from headway.common.node.testing import wait_until
-from headway.trainer.parallel import store
-from headway.trainer.parallel.comm import PeerLost
-from headway.trainer.parallel.store import (
+from headway.trainer.comm.interface import PeerLost
+from headway.trainer.comm.store import (
     MAX_FRAME_BYTES,
     StoreClient,
     StoreEndpoint,
     StoreServer,
 )
+from headway.trainer.parallel import store
 
 HOST = "127.0.0.1"
 

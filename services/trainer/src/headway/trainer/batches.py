@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from headway.common.node.ring import RingAbortedError
-from headway.trainer.parallel.comm import Aborted
+from headway.trainer.comm.interface import Aborted
 
 Split = Literal["train", "validation"]
 

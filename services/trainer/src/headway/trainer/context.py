@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import torch
 from headway.trainer.batches import Split
+from headway.trainer.comm.groups import Groups
 from headway.trainer.config import RunConfig
 from headway.trainer.model.gpt import Chunk
-from headway.trainer.parallel.flat import FlatChunk
-from headway.trainer.parallel.groups import Groups
 from headway.trainer.parallel.tensor import TensorParallel
 from headway.trainer.recorder import Recorder
 from headway.trainer.snapshot import Snapshots
+from headway.trainer.state.flat import FlatChunk
 
 
 @dataclass

@@ -12,11 +12,11 @@ from headway.common.log import get_logger
 from headway.common.node.run_dir import NodePaths, RunDir
 from headway.common.wire.messages.executor import Evaluation, Sample, StepMetrics
 from headway.common.wire.messages.worker import Steer
+from headway.trainer.comm.fence import Fence
+from headway.trainer.comm.store import StoreEndpoint
 from headway.trainer.config import RunConfig
 from headway.trainer.hooks import Directive, NoHooks, StepResult
 from headway.trainer.link import Link, WorkerStatus
-from headway.trainer.parallel.fence import Fence
-from headway.trainer.parallel.store import StoreEndpoint
 
 REPORTING_RANK = 0  # all ranks have the same numbers; one reports them
 

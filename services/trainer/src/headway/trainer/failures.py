@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 import torch
-from headway.trainer.parallel.comm import PeerLost
+from headway.trainer.comm.interface import PeerLost
 
 Reason = Literal["peer", "error"]
 """Reasons of ``LeftGeneration``: the failure of a peer, or of the reporting rank itself."""

@@ -17,20 +17,20 @@ from headway.common.node.ring import RingAbortedError
 from headway.common.plan.schedule.actions import Kind
 from headway.dataloader.client import ChangedDataError
 from headway.trainer.batches import BatchReader, BatchSource, DataFactory, Split
+from headway.trainer.comm.groups import Groups
+from headway.trainer.comm.interface import Aborted
 from headway.trainer.config import RunConfig
 from headway.trainer.context import StepContext
 from headway.trainer.errors import DivergedError, RefusedError
 from headway.trainer.hooks import StepHooks, StepResult
 from headway.trainer.layout_check import difference
 from headway.trainer.model.gpt import Chunk
-from headway.trainer.parallel.comm import Aborted
-from headway.trainer.parallel.flat import FlatChunk
-from headway.trainer.parallel.groups import Groups
-from headway.trainer.parallel.params import Precision
 from headway.trainer.parallel.tensor import TensorParallel
 from headway.trainer.recorder import NoRecorder, Recorder
 from headway.trainer.sample import sample_text
 from headway.trainer.snapshot import Extra, Snapshots, layout, offsets
+from headway.trainer.state.flat import FlatChunk
+from headway.trainer.state.params import Precision
 from headway.trainer.steering import readers_of_other_data
 from headway.trainer.step import TrainStep
 

@@ -24,15 +24,15 @@ from headway.common.wire.messages.worker import Assign
 from headway.dataloader.client import DataClient
 from headway.dataloader.config import stream_spec
 from headway.trainer.batches import Split
+from headway.trainer.comm.channel import Channels
+from headway.trainer.comm.groups import build
+from headway.trainer.comm.nccl import take_device
+from headway.trainer.comm.store import StoreEndpoint
 from headway.trainer.config import RunConfig
 from headway.trainer.control_hooks import ControlHooks, RankContext
 from headway.trainer.errors import BadCheckpointError, DivergedError
 from headway.trainer.generation import Session
 from headway.trainer.layout_check import difference
-from headway.trainer.parallel.channel import Channels
-from headway.trainer.parallel.groups import build
-from headway.trainer.parallel.nccl import take_device
-from headway.trainer.parallel.store import StoreEndpoint
 from headway.trainer.store_watch import StoreWatch
 
 CLAIM_LIMIT_S = 5.0  # the rank's earlier process was killed; the kernel may take a moment

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 from headway.trainer.context import StepContext
-from headway.trainer.parallel.params import Precision
 from headway.trainer.parallel.tensor import TensorParallel
+from headway.trainer.state.params import Precision
 
 TEMPERATURE = 0.8
 

@@ -25,7 +25,7 @@ from headway.common.node.arena import Arena, ArenaSlot, SlotInfo
 from headway.common.node.failpoints import failpoint
 from headway.common.plan.grid import Grid
 from headway.trainer.errors import BadSnapshotError
-from headway.trainer.parallel.flat import FlatChunk
+from headway.trainer.state.flat import FlatChunk
 
 SLOT_ALIGNMENT = 64
 

@@ -11,9 +11,9 @@ import math
 from dataclasses import dataclass
 
 import torch
-from headway.trainer.parallel.channel import Channels
-from headway.trainer.parallel.comm import Comm
-from headway.trainer.parallel.nccl import read_when_ready
+from headway.trainer.comm.channel import Channels
+from headway.trainer.comm.interface import Comm
+from headway.trainer.comm.nccl import read_when_ready
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from headway.trainer.hooks import Directive, StepHooks, StepResult
 from headway.trainer.optim.adamw import AdamW
 from headway.trainer.optim.schedule import clip_scale, learning_rate
 from headway.trainer.parallel.data import DataParallel
-from headway.trainer.parallel.pipeline import Handler, Pipeline
+from headway.trainer.pipeline import Handler, Pipeline
 from headway.trainer.sample import sample_text
 from headway.trainer.snapshot import Extra
 from headway.trainer.steering import Agreement, Sums, add_up, agree

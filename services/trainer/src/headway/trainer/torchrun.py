@@ -23,14 +23,14 @@ from headway.common.config import load
 from headway.common.errors import InputError
 from headway.dataloader.client import DataClient
 from headway.trainer.batches import DataFactory, Split
+from headway.trainer.comm.channel import Channels
+from headway.trainer.comm.groups import Groups, build
+from headway.trainer.comm.nccl import take_device
+from headway.trainer.comm.store import StoreEndpoint
 from headway.trainer.config import RunConfig
 from headway.trainer.generation import Session
 from headway.trainer.hooks import NoHooks, StepResult
 from headway.trainer.machine import resolve_auto
-from headway.trainer.parallel.channel import Channels
-from headway.trainer.parallel.groups import Groups, build
-from headway.trainer.parallel.nccl import take_device
-from headway.trainer.parallel.store import StoreEndpoint
 from headway.trainer.rank import replica_stream
 
 GENERATION = 0

@@ -21,13 +21,13 @@ from headway.common.node.run_dir import NodePaths, RunDir
 from headway.common.wire.message import Message
 from headway.common.wire.messages.executor import LeftGeneration, StoreOpened, WorkerBeat
 from headway.common.wire.messages.worker import Abort, Assign, Quit, Steer, StoreAddress
+from headway.trainer.comm.fence import Fence
+from headway.trainer.comm.interface import Aborted
+from headway.trainer.comm.store import StoreEndpoint
 from headway.trainer.config import RunConfig
 from headway.trainer.errors import BadCheckpointError, BadSnapshotError, RefusedError
 from headway.trainer.failures import breaks_device, reason_of
 from headway.trainer.link import Link, WorkerStatus
-from headway.trainer.parallel.comm import Aborted
-from headway.trainer.parallel.fence import Fence
-from headway.trainer.parallel.store import StoreEndpoint
 from headway.trainer.rank import Rank
 
 log = get_logger("worker")

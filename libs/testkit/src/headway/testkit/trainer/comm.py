@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
-from headway.trainer.parallel.comm import Done, Op, Ticket
+from headway.trainer.comm.interface import Done, Op, Ticket
 
 T = TypeVar("T")
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from headway.common.plan.grid import Grid
 from headway.testkit.trainer.pool import FileRendezvous, WorkerContext
-from headway.trainer.parallel.channel import Channels
-from headway.trainer.parallel.comm import Aborted
-from headway.trainer.parallel.groups import Groups, build
+from headway.trainer.comm.channel import Channels
+from headway.trainer.comm.groups import Groups, build
+from headway.trainer.comm.interface import Aborted
 
 GROUP_TIMEOUT_S = 8.0
 

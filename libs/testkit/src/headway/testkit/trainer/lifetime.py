@@ -24,7 +24,7 @@ from headway.trainer.generation import Session, Source
 from headway.trainer.hooks import NoHooks, StepResult
 from headway.trainer.model.gpt import Forward
 from headway.trainer.model.tape import Tape
-from headway.trainer.parallel.pipeline import Pipeline
+from headway.trainer.pipeline import Pipeline
 
 TIMEOUT_S = 5.0
 """gloo's own limit, which frees a thread that began an operation as its connection was cut."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from headway.trainer.comm.interface import Comm
 from headway.trainer.config import ModelConfig
 from headway.trainer.model.gpt import Chunk, Forward
-from headway.trainer.parallel.comm import Comm
-from headway.trainer.parallel.flat import FlatChunk
-from headway.trainer.parallel.params import ParamSpec, Precision
 from headway.trainer.parallel.tensor import TensorParallel
+from headway.trainer.state.flat import FlatChunk
+from headway.trainer.state.params import ParamSpec, Precision
 
 
 def tiny_model(block: str = "serial", init_std: float = 0.3, **changes: int) -> ModelConfig:

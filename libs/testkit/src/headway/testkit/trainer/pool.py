@@ -155,7 +155,7 @@ class WorkerContext:
     """What a job is given: its worker's fence, and a place for what outlives the job."""
 
     def __init__(self) -> None:
-        from headway.trainer.parallel.fence import Fence
+        from headway.trainer.comm.fence import Fence
 
         self.fence = Fence()
         self.kept: dict[str, Any] = {}
@@ -176,8 +176,8 @@ class FileRendezvous:
 
     def lookup(self) -> Any:
         """Wait for the address, or for the end of the generation."""
-        from headway.trainer.parallel.comm import Aborted
-        from headway.trainer.parallel.store import StoreEndpoint
+        from headway.trainer.comm.interface import Aborted
+        from headway.trainer.comm.store import StoreEndpoint
 
         while not self._path.exists():
             if self._fence.is_fenced(self._generation):

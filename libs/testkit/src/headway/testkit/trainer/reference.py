@@ -12,8 +12,8 @@ from collections.abc import Mapping
 import torch
 import torch.nn.functional as F
 from headway.trainer.config import ModelConfig
-from headway.trainer.parallel.init import initial_values
-from headway.trainer.parallel.params import ParamSpec
+from headway.trainer.state.init import initial_values
+from headway.trainer.state.params import ParamSpec
 
 Params = Mapping[str, torch.Tensor]
 

@@ -9,11 +9,11 @@ from headway.common.config import from_dict
 from headway.common.node.arena import Arena
 from headway.common.node.arena_file import open_or_replace
 from headway.testkit.trainer.layouts import small_run
+from headway.trainer.comm.groups import Groups
 from headway.trainer.config import RunConfig
 from headway.trainer.generation import ArenaFactory, Session
 from headway.trainer.hooks import NoHooks, StepResult
 from headway.trainer.layout_check import difference
-from headway.trainer.parallel.groups import Groups
 
 RUN_ID = "0123abcd"
 VOCABULARY = 320

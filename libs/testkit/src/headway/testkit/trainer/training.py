@@ -17,13 +17,13 @@ from headway.common.node.arena_file import open_or_replace
 from headway.common.node.failpoints import add_where, configure
 from headway.testkit.trainer.pool import FileRendezvous, WorkerContext, WorkerPool
 from headway.testkit.trainer.synthetic import synthetic
+from headway.trainer.comm.channel import Channels
+from headway.trainer.comm.groups import Groups, build
+from headway.trainer.comm.interface import Aborted
 from headway.trainer.config import RunConfig
 from headway.trainer.generation import ArenaFactory, Session, Source
 from headway.trainer.hooks import NoHooks, StepHooks, StepResult
 from headway.trainer.layout_check import difference
-from headway.trainer.parallel.channel import Channels
-from headway.trainer.parallel.comm import Aborted
-from headway.trainer.parallel.groups import Groups, build
 
 TIMEOUT_S = 20.0
 Array = npt.NDArray[Any]

@@ -12,8 +12,8 @@ import torch
 from headway.trainer.model.attention import Attention
 from headway.trainer.model.layers import Gelu, LayerNorm, Linear
 from headway.trainer.model.tape import Tape
-from headway.trainer.parallel.params import Parameter
 from headway.trainer.parallel.tensor import TensorParallel
+from headway.trainer.state.params import Parameter
 
 
 class Block(Protocol):

@@ -12,8 +12,8 @@ from headway.trainer.model.layers import LayerNorm
 from headway.trainer.model.loss import cross_entropy
 from headway.trainer.model.matmul import accumulate, times, times_transposed
 from headway.trainer.model.tape import Tape
-from headway.trainer.parallel.params import Parameter
 from headway.trainer.parallel.tensor import TensorParallel
+from headway.trainer.state.params import Parameter
 
 
 class Embedding:

@@ -15,9 +15,9 @@ from headway.trainer.model.block import Attend, Block, Mlp, ParallelBlock, Seria
 from headway.trainer.model.embedding_head import Embedding, Head
 from headway.trainer.model.layers import LayerNorm, Rotary
 from headway.trainer.model.tape import Tape
-from headway.trainer.parallel.flat import FlatChunk
-from headway.trainer.parallel.params import Parameter, ParamSpec, Precision
 from headway.trainer.parallel.tensor import TensorParallel
+from headway.trainer.state.flat import FlatChunk
+from headway.trainer.state.params import Parameter, ParamSpec, Precision
 
 
 class Forward:

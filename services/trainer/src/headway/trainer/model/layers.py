@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from headway.trainer.model.matmul import accumulate, times, times_transposed
 from headway.trainer.model.tape import Tape
-from headway.trainer.parallel.params import Parameter
+from headway.trainer.state.params import Parameter
 
 _aten = torch.ops.aten
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 from headway.trainer.config import OptimConfig
-from headway.trainer.parallel.flat import FlatChunk
+from headway.trainer.state.flat import FlatChunk
 from torch.optim.adamw import adamw
 
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from headway.common.node.flight import WAITING
 from headway.common.plan.schedule.actions import Kind
-from headway.trainer.parallel.comm import Comm, Ticket
-from headway.trainer.parallel.flat import FlatChunk
+from headway.trainer.comm.interface import Comm, Ticket
 from headway.trainer.recorder import Recorder
+from headway.trainer.state.flat import FlatChunk
 
 
 class DataParallel:

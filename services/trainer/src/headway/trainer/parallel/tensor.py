@@ -8,7 +8,7 @@ enters a layer, ``scatter`` leaves it; each is the other's backward.
 from __future__ import annotations
 
 import torch
-from headway.trainer.parallel.comm import Comm, Done, Solo, Ticket
+from headway.trainer.comm.interface import Comm, Done, Solo, Ticket
 
 
 class Pending:

@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 import numpy.typing as npt
-from headway.trainer.parallel.params import ParamSpec
+from headway.trainer.state.params import ParamSpec
 
 BLOCK = 4096
 _Array = npt.NDArray[np.float64]

@@ -16,12 +16,12 @@ import torch
 import torch.distributed
 from headway.common.node.failpoints import failpoint
 from headway.common.plan.grid import Grid
-from headway.trainer.parallel.channel import Channels
-from headway.trainer.parallel.comm import Comm, PeerLost, Solo
-from headway.trainer.parallel.gloo import GlooComm, gloo_options
-from headway.trainer.parallel.nccl import JointAbort, NcclComm, NcclPipe, nccl_group
-from headway.trainer.parallel.p2p import Direction, PipeComm
-from headway.trainer.parallel.store import StoreClient, StoreEndpoint, StoreServer
+from headway.trainer.comm.channel import Channels
+from headway.trainer.comm.gloo import GlooComm, gloo_options
+from headway.trainer.comm.interface import Comm, PeerLost, Solo
+from headway.trainer.comm.nccl import JointAbort, NcclComm, NcclPipe, nccl_group
+from headway.trainer.comm.p2p import Direction, PipeComm
+from headway.trainer.comm.store import StoreClient, StoreEndpoint, StoreServer
 
 _dist: Any = torch.distributed  # its stubs lack the stores and the methods of a bare group
 Backend = Literal["gloo", "nccl"]

@@ -25,9 +25,9 @@ from headway.common.node.failpoints import failpoint
 from headway.common.node.flight import WAITING
 from headway.common.plan.schedule.actions import RECEIVES, SENDS, Action, Kind
 from headway.trainer.batches import MicroBatch
+from headway.trainer.comm.interface import Ticket
+from headway.trainer.comm.p2p import Direction, PipeComm
 from headway.trainer.model.gpt import Chunk, Forward
-from headway.trainer.parallel.comm import Ticket
-from headway.trainer.parallel.p2p import Direction, PipeComm
 from headway.trainer.recorder import Recorder
 
 POSTED_AHEAD = 3

@@ -28,7 +28,7 @@ from typing import Any, Literal
 
 import msgspec
 import torch.distributed
-from headway.trainer.parallel.comm import PeerLost
+from headway.trainer.comm.interface import PeerLost
 
 MAX_FRAME_BYTES = 1 << 20
 MAX_FIRST_FRAME_BYTES = 256

@@ -17,7 +17,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from headway.common.log import get_logger
-from headway.trainer.parallel.comm import Aborted, PeerLost
+from headway.trainer.comm.interface import Aborted, PeerLost
 
 T = TypeVar("T")
 _Jobs: TypeAlias = "SimpleQueue[tuple[Callable[[], Any], bool, Call[Any]] | None]"

@@ -21,8 +21,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from headway.trainer.parallel.channel import Channels
-from headway.trainer.parallel.comm import Aborted
+from headway.trainer.comm.channel import Channels
+from headway.trainer.comm.interface import Aborted
 
 CUT_EVERY_S = 0.002
 

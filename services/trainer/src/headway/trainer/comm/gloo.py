@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 import torch.distributed
-from headway.trainer.parallel.channel import Channels
-from headway.trainer.parallel.comm import Op, Ticket
+from headway.trainer.comm.channel import Channels
+from headway.trainer.comm.interface import Op, Ticket
 
 _dist: Any = torch.distributed  # its stubs lack the stores and the methods of a bare group
 _OPS = {"sum": _dist.ReduceOp.SUM, "max": _dist.ReduceOp.MAX}

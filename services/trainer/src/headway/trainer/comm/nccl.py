@@ -17,9 +17,9 @@ from typing import Any
 import torch
 import torch.distributed
 from headway.common.log import get_logger
-from headway.trainer.parallel.channel import Channels
-from headway.trainer.parallel.comm import Comm, Op, Ticket
-from headway.trainer.parallel.p2p import Direction, PipeComm
+from headway.trainer.comm.channel import Channels
+from headway.trainer.comm.interface import Comm, Op, Ticket
+from headway.trainer.comm.p2p import Direction, PipeComm
 
 _dist: Any = torch.distributed  # its stubs lack the stores and the methods of a bare group
 _OPS = {"sum": _dist.ReduceOp.SUM, "max": _dist.ReduceOp.MAX}

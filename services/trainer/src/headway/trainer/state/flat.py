@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from headway.trainer.parallel.init import initial_values
-from headway.trainer.parallel.params import ParamSpec, Precision
+from headway.trainer.state.init import initial_values
+from headway.trainer.state.params import ParamSpec, Precision
 
 ALIGNMENT = 64
 """In elements; parameters and shards start at multiples of it, at least a

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 import torch
-from headway.trainer.parallel.comm import Comm, Solo, Ticket
+from headway.trainer.comm.interface import Comm, Solo, Ticket
 
 Direction = Literal["forward", "backward"]
 
