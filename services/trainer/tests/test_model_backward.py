@@ -8,8 +8,10 @@ import pytest
 import torch
 from headway.testkit.trainer import reference
 from headway.testkit.trainer.models import Batch, Part, random_batch, tiny_model
-from headway.trainer.model import matmul
-from headway.trainer.model.gpt import Forward
+from headway.trainer.model import head, matmul
+from headway.trainer.model.chunk import Forward
+from headway.trainer.model.gpt import Recompute
+from headway.trainer.model.layers import Rotary
 
 BLOCKS = ("serial", "parallel")
 
@@ -85,13 +87,95 @@ def test_split_backward_equals_the_joint_one_bit_for_bit(block: str, precision: 
     joint, split = (Part(tiny_model(block), precision=precision) for _ in range(2))
     batch = random_batch(tiny_model())
     joint.run(batch, 0.01)
-    fwd = split.forward(batch)
-    split.chunk.backward(fwd, loss_scale=0.01, weight=False)
+    fwd = split.forward(batch, 0.01)
+    head = split.flat.views("head.weight")[1]  # its gradient is computed with the loss
+    assert head.any()
+    computed = head.clone()
+    split.chunk.backward(fwd, weight=False)
+    assert torch.equal(head, computed)
+    head.zero_()
     assert not split.flat.grads.any(), "a weight gradient was not left waiting"
+    head.copy_(computed)
     assert fwd.tape is not None and not fwd.tape.is_empty
     split.chunk.backward_weight(fwd)
     assert fwd.tape.is_empty
     assert torch.equal(split.flat.grads, joint.flat.grads)
+
+
+@pytest.mark.parametrize("precision", ["fp64", "bf16"])
+@pytest.mark.parametrize("mode", ["selective", "full"])
+@pytest.mark.parametrize("block", BLOCKS)
+def test_recomputation_changes_no_bit_and_keeps_less(block: str, mode: str, precision: str) -> None:
+    model, batch = tiny_model(block), random_batch(tiny_model())
+    plain = Part(model, precision=precision)
+    lean = Part(model, precision=precision, recompute=Recompute(mode))
+    only_last = Part(model, precision=precision, recompute=Recompute(mode, (1,)))
+    wanted = plain.run(batch, 0.01)
+    for part in (lean, only_last):
+        assert part.run(batch, 0.01) == wanted
+        assert torch.equal(part.flat.grads, plain.flat.grads)
+    kept = [kept_bytes(part.forward(batch)) for part in (lean, only_last, plain)]
+    assert kept[0] < kept[1] < kept[2]
+
+
+def kept_bytes(fwd: Forward) -> int:
+    """Bytes of the tensors on a tape, each storage once."""
+    sizes: dict[int, int] = {}
+
+    def visit(item: object) -> None:
+        if isinstance(item, torch.Tensor):
+            storage = item.untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes()
+        elif isinstance(item, tuple | list):
+            for inner in item:
+                visit(inner)
+
+    assert fwd.tape is not None
+    visit(fwd.tape._saved)
+    return sum(sizes.values())
+
+
+def test_positions_rotate_by_what_they_say() -> None:
+    """Two documents in one row, each counted from 0, and the default written out."""
+    model, batch = tiny_model(), random_batch(tiny_model())
+    part = Part(model)
+    plain = part.forward(batch).output.item()
+    counted = torch.arange(model.seq_len)[:, None].expand(-1, 2)
+    assert loss_at(part, batch, counted) == plain
+    assert loss_at(part, batch, counted % 7) != plain
+    # rotary attention depends on distances only
+    doubled = Part(tiny_model(seq_len=16))
+    doubled.chunk._rotary = Rotary(6, 64, model.rope_theta, torch.float64, torch.device("cpu"))
+    assert loss_at(doubled, batch, counted + 5) == pytest.approx(plain, rel=1e-12)
+
+
+def loss_at(part: Part, batch: Batch, positions: torch.Tensor) -> float:
+    fwd = part.chunk.forward(
+        batch.tokens, batch.labels, batch.mask, positions=positions, train=False
+    )
+    return fwd.output.item()
+
+
+def test_the_loss_in_blocks_of_tokens_equals_that_of_all_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, batch = tiny_model(), random_batch(tiny_model())
+    whole = Part(model)
+    wanted = whole.run(batch, 0.01)
+    seen: list[int] = []
+    inner = head.cross_entropy
+
+    def watched(logits: torch.Tensor, *rest: object, **more: object) -> torch.Tensor:
+        seen.append(len(logits))
+        return inner(logits, *rest, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(head, "cross_entropy", watched)
+    monkeypatch.setattr(head, "BLOCK_ELEMENTS", 7 * model.vocab_size)
+    blocks = Part(model)
+    assert blocks.run(batch, 0.01) == pytest.approx(wanted, rel=1e-13)
+    assert seen == [7, 7, 7, 7, 4]
+    for name, grad in whole.grads().items():
+        assert relative(blocks.grads()[name], grad) < 1e-12, name
 
 
 def accumulated(order: str, micro_batches: tuple[int, ...] = (0, 1, 2)) -> torch.Tensor:
@@ -135,13 +219,13 @@ def test_a_model_cut_into_stages_equals_the_whole_bit_for_bit(block: str, precis
     ]
     forwards, x = [], batch.tokens
     for stage in stages:
-        forwards.append(stage.chunk.forward(x, batch.labels, batch.mask))
+        forwards.append(stage.chunk.forward(x, batch.labels, batch.mask, loss_scale=0.02))
         x = forwards[-1].output
     assert x.item() == wanted_loss
     grad = None
     for stage, fwd in zip(reversed(stages), reversed(forwards), strict=True):
         assert fwd.output.shape in ((), stage.chunk.activation_shape(2))
-        grad = stage.chunk.backward(fwd, grad, loss_scale=0.02)
+        grad = stage.chunk.backward(fwd, grad)
     assert grad is None, "the first stage has no input gradient"
     got = {name: value for stage in stages for name, value in stage.grads().items()}
     wanted = whole.grads()

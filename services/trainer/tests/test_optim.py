@@ -21,7 +21,13 @@ OPTIM = OptimConfig(lr=0.01, weight_decay=0.1)
 def test_twenty_steps_equal_those_of_torch(dp: int) -> None:
     part = Part(tiny_model())
     flats = [
-        FlatChunk(part.chunk.params, dp_rank=rank, dp_size=dp, precision=part.precision)
+        FlatChunk(
+            part.chunk.params,
+            dp_rank=rank,
+            dp_size=dp,
+            precision=part.precision,
+            moments=AdamW.moments,
+        )
         for rank in range(dp)
     ]
     for flat in flats:
@@ -51,7 +57,7 @@ def test_twenty_steps_equal_those_of_torch(dp: int) -> None:
         torch_adamw.step()
         for flat in flats:
             flat.grads.copy_(whole)
-            AdamW(OPTIM).step(flat, lr, step, grad_scale)
+            AdamW(OPTIM).step([flat], lr, step, grad_scale)
     ours = torch.cat([flat.master for flat in flats])
     for place in part.flat.placed:
         wanted = theirs[place.spec.name].detach().flatten()
@@ -63,8 +69,7 @@ def test_padding_stays_zero_through_training() -> None:
     for step in range(3):
         part.flat.zero_grads()
         part.run(random_batch(tiny_model(), seed=step), 0.01)
-        AdamW(OPTIM).step(part.flat, 0.01, step)
-        part.flat.cast_shard_to_params()
+        AdamW(OPTIM).step([part.flat], 0.01, step)
     padding = torch.ones(part.flat.numel, dtype=torch.bool)
     for place in part.flat.placed:
         padding[place.start : place.stop] = False
@@ -79,8 +84,7 @@ def test_a_model_learns_a_batch_by_heart() -> None:
     for step in range(30):
         part.flat.zero_grads()
         losses.append(part.run(batch, 1 / tokens) / tokens)
-        AdamW(OPTIM).step(part.flat, 0.01, step)
-        part.flat.cast_shard_to_params()
+        AdamW(OPTIM).step([part.flat], 0.01, step)
     assert losses[0] == pytest.approx(math.log(64), rel=0.1)
     assert losses[-1] < 0.2 * losses[0]
 

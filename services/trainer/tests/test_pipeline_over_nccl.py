@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import headway.trainer.pipeline as pipeline_module
 import pytest
 import torch
 from headway.common.plan.schedule import forward_only, generate, lower
@@ -22,8 +23,7 @@ from headway.trainer.batches import MicroBatch
 from headway.trainer.comm.channel import Channels
 from headway.trainer.comm.groups import LANES, _NcclFactory
 from headway.trainer.comm.p2p import PipeComm
-from headway.trainer.model.gpt import Forward
-from headway.trainer.parallel import pipeline as pipeline_module
+from headway.trainer.model.chunk import Forward
 from headway.trainer.pipeline import MAX_UNFINISHED_SENDS, Pipeline
 from headway.trainer.recorder import NoRecorder
 from hypothesis import given, settings

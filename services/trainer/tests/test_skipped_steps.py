@@ -60,12 +60,12 @@ class _Store(NoHooks):
 
     def on_step(self, result: StepResult) -> None:
         self.results.append(result)
-        master = self.session.flats[0].master
+        master, params = self.session.flats[0].master, self.session.flats[0].params
         if result.step + 1 == self.bad.start:
             self._good = float(master[7])
-            master[7] = float("nan")
+            master[7] = params[7] = float("nan")
         if result.step + 1 == self.bad.stop:
-            master[7] = self._good
+            master[7] = params[7] = self._good
         self.take()
 
     def take(self) -> None:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from headway.testkit.trainer.comm import ThreadComm, run_ranks
 from headway.testkit.trainer.models import Part, cut, random_batch, tiny_model
+from headway.trainer.model.kernels import ON_CPU
 from headway.trainer.model.loss import cross_entropy
 from headway.trainer.parallel.tensor import Pending, TensorParallel
 from hypothesis import given, settings
@@ -27,8 +28,8 @@ def test_loss_and_gradients_equal_those_of_one_rank(block: str, tp: int, split: 
 
     def member(comm: ThreadComm) -> tuple[float, Part]:
         part = Part(model, comm=comm)
-        fwd = part.forward(batch)
-        part.chunk.backward(fwd, loss_scale=0.01, weight=not split)
+        fwd = part.forward(batch, 0.01)
+        part.chunk.backward(fwd, weight=not split)
         part.chunk.backward_weight(fwd)
         part.chunk.finish_grads()
         return fwd.output.item(), part
@@ -85,13 +86,19 @@ def test_a_layer_costs_a_fixed_number_of_collectives(block: str, pairs: int) -> 
     one, three = calls_of_a_pass(block, 1), calls_of_a_pass(block, 3)
     for direction in (0, 1):
         per_two_layers = three[direction] - one[direction]
-        assert per_two_layers == Counter(all_gather=2 * pairs, reduce_scatter=2 * pairs)
-        # and the two ends
-        assert one[direction]["all_gather"] == one[direction]["reduce_scatter"] == pairs + 1
+        # the backward gathers the input of each pair again, because only the shard was kept
+        gathers = pairs * (1 + direction)
+        assert per_two_layers == Counter(all_gather=2 * gathers, reduce_scatter=2 * pairs)
+        assert one[direction]["reduce_scatter"] == pairs + 1  # and the two ends
+    # The forward also joins the pieces of the loss.
+    assert one[0]["all_gather"] == pairs + 2
+    assert one[1]["all_gather"] == 2 * pairs + 1
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_weight_gradients_are_computed_while_a_scatter_is_under_way(block: str) -> None:
+def test_weight_gradients_are_computed_while_each_collective_is_under_way(
+    block: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     part, model = Part(tiny_model(block)), tiny_model(block)
     done: list[int] = []  # parameters that have a gradient, at each wait
 
@@ -99,26 +106,40 @@ def test_weight_gradients_are_computed_while_a_scatter_is_under_way(block: str) 
         def wait(self) -> None:
             done.append(sum(bool(grad.any()) for grad in part.grads().values()))
 
-    class WatchedParallel(TensorParallel):
-        def scatter(self, partial: torch.Tensor) -> Pending:
-            return Pending(partial, Watching())
-
     fwd = part.forward(random_batch(model))
-    tp = WatchedParallel()
-    for owner in (part.chunk.head, *part.chunk.blocks):
-        for holder in (owner, getattr(owner, "first", owner), getattr(owner, "second", owner)):
-            holder.tp = tp  # type: ignore[union-attr]
+    for name in ("all_gather", "reduce_scatter"):
+        monkeypatch.setattr(TensorParallel, name, lambda _, x: Pending(x, Watching()))
     part.chunk.backward(fwd)
-    # The head's weight waits under its scatter; then the final norm's two and a layer's
-    # matrices under each next.
-    expected = [1, 5, 9, 13, 17] if block == "serial" else [1, 7, 13]
+    # The head has its gradient since the forward. Under the next collective come the final norm's
+    # two; then, in turn, the matrix whose product came before, and the one before with its norm.
+    expected = [1, 3, 4, 7, 8, 11, 12, 15, 16, 19] if block == "serial" else [1, 3, 5, 9, 11, 15]
     assert done == expected
+
+
+@pytest.mark.parametrize("pieces", [2, 3])
+@pytest.mark.parametrize("block", BLOCKS)
+def test_collectives_in_pieces_give_the_same_gradients_in_fp64(block: str, pieces: int) -> None:
+    model, batch = tiny_model(block), random_batch(tiny_model())
+    wanted = Part(model)
+    loss = wanted.run(batch, 0.01)
+
+    def member(comm: ThreadComm) -> tuple[float, Part]:
+        part = Part(model, comm=comm, pieces=pieces)
+        found = part.run(batch, 0.01)
+        part.chunk.finish_grads()
+        return found, part
+
+    for found, part in run_ranks(2, member):
+        assert found == pytest.approx(loss, rel=1e-12)
+        for spec in part.chunk.params:
+            piece = cut(wanted.flat.views(spec.name)[1], spec)
+            assert (part.flat.views(spec.name)[1] - piece).norm() < 1e-10 * piece.norm(), spec.name
 
 
 def test_a_group_of_one_makes_no_copy_of_activations() -> None:
     tp, x = TensorParallel(), torch.ones(4, 2, 3)
-    assert tp.gather(x).wait() is x
-    assert tp.scatter(x).wait() is x
+    assert tp.all_gather(x).wait() is x
+    assert tp.reduce_scatter(x).wait() is x
 
 
 @settings(max_examples=30, deadline=None)
@@ -140,7 +161,7 @@ def test_cross_entropy_over_a_cut_vocabulary_equals_the_whole(
 
     def member(comm: ThreadComm) -> tuple[torch.Tensor, torch.Tensor]:
         piece = logits.detach().chunk(tp, 1)[comm.rank].clone()
-        loss = cross_entropy(piece, labels, mask, TensorParallel(comm), with_grad=True)
+        loss = cross_entropy(piece, labels, mask, TensorParallel(comm), ON_CPU, with_grad=True)
         return loss, piece
 
     results = run_ranks(tp, member)
@@ -155,7 +176,7 @@ def test_cross_entropy_over_a_cut_vocabulary_equals_the_whole(
 def test_logits_of_a_thousand_give_a_finite_loss_and_gradient() -> None:
     logits = torch.tensor([[1000.0, -1000.0, 0.0], [-1000.0, -1000.0, -1000.0]])
     loss = cross_entropy(
-        logits, torch.tensor([1, 0]), torch.ones(2), TensorParallel(), with_grad=True
+        logits, torch.tensor([1, 0]), torch.ones(2), TensorParallel(), ON_CPU, with_grad=True
     )
     assert loss.item() == pytest.approx(2000.0 + torch.tensor(3.0).log().item(), rel=1e-6)
     torch.testing.assert_close(logits, torch.tensor([[1.0, -1.0, 0.0], [-2 / 3, 1 / 3, 1 / 3]]))
@@ -164,7 +185,9 @@ def test_logits_of_a_thousand_give_a_finite_loss_and_gradient() -> None:
 def test_the_gradient_at_a_nearly_certain_label_survives_bf16() -> None:
     # p = 1 - 3e-4 rounds to 1 in bf16, so p - 1 taken after rounding would be 0.
     logits = torch.tensor([[8.0, 0.0]], dtype=torch.bfloat16)
-    cross_entropy(logits, torch.tensor([0]), torch.ones(1), TensorParallel(), with_grad=True)
+    cross_entropy(
+        logits, torch.tensor([0]), torch.ones(1), TensorParallel(), ON_CPU, with_grad=True
+    )
     wanted = torch.sigmoid(torch.tensor(-8.0)).item()
     assert logits[0].tolist() == pytest.approx([-wanted, wanted], rel=2**-8)
 

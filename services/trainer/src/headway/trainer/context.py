@@ -9,7 +9,7 @@ import torch
 from headway.trainer.batches import Split
 from headway.trainer.comm.groups import Groups
 from headway.trainer.config import RunConfig
-from headway.trainer.model.gpt import Chunk
+from headway.trainer.model.chunk import Chunk
 from headway.trainer.parallel.tensor import TensorParallel
 from headway.trainer.recorder import Recorder
 from headway.trainer.snapshot import Snapshots

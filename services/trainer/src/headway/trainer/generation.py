@@ -24,7 +24,9 @@ from headway.trainer.context import StepContext
 from headway.trainer.errors import DivergedError, RefusedError
 from headway.trainer.hooks import StepHooks, StepResult
 from headway.trainer.layout_check import difference
-from headway.trainer.model.gpt import Chunk
+from headway.trainer.model.chunk import Chunk
+from headway.trainer.model.gpt import build_chunk
+from headway.trainer.optim.adamw import AdamW
 from headway.trainer.parallel.tensor import TensorParallel
 from headway.trainer.recorder import NoRecorder, Recorder
 from headway.trainer.sample import sample_text
@@ -137,6 +139,8 @@ class Session:
                 else:
                     for flat in self.flats:
                         flat.load_master_from_init(self.config.train.seed)
+            for flat in self.flats:
+                flat.cast_shard_to_params()
         if self._extra.step != step:
             raise ValueError(f"the snapshot asked for as {step} says it is {self._extra.step}")
         self.step, self.samples = step, self._extra.samples
@@ -225,7 +229,7 @@ class Session:
         depth = config.model.layers // stages
         for index in range(grid.vp):
             stage = index * grid.pp + self._place.pp
-            chunk = Chunk(
+            chunk = build_chunk(
                 config.model,
                 layers=range(stage * depth, (stage + 1) * depth),
                 is_first=stage == 0,
@@ -239,6 +243,7 @@ class Session:
                 dp_rank=self._place.dp,
                 dp_size=grid.dp,
                 precision=precision,
+                moments=AdamW.moments,
                 device=self.device,
             )
             chunk.bind(flat)

@@ -27,7 +27,7 @@ from headway.common.plan.schedule.actions import RECEIVES, SENDS, Action, Kind
 from headway.trainer.batches import MicroBatch
 from headway.trainer.comm.interface import Ticket
 from headway.trainer.comm.p2p import Direction, PipeComm
-from headway.trainer.model.gpt import Chunk, Forward
+from headway.trainer.model.chunk import Chunk, Forward
 from headway.trainer.recorder import Recorder
 
 POSTED_AHEAD = 3
@@ -117,7 +117,9 @@ class Pipeline:
         self._before_compute(action.chunk)
         failpoint("worker.in_forward", step=self._step, micro_batch=action.micro_batch)
         with self._record(action):
-            forward = chunk.forward(x, batch.labels, batch.mask, train=self._train)
+            forward = chunk.forward(
+                x, batch.labels, batch.mask, loss_scale=self._loss_scale, train=self._train
+            )
         output = forward.take_output()
         if chunk.is_last:
             self.loss_sum += output.double()
@@ -132,9 +134,7 @@ class Pipeline:
         whole = action.kind is Kind.BACKWARD
         self._before_compute(action.chunk)
         with self._record(action):
-            grad = chunk.backward(
-                self._forwards[key], grad_output, loss_scale=self._loss_scale, weight=whole
-            )
+            grad = chunk.backward(self._forwards[key], grad_output, weight=whole)
         if grad is not None:
             self._hand_on(action, Kind.RECV_BACKWARD, grad)
         if whole:

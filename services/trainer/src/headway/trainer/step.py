@@ -20,7 +20,7 @@ from headway.common.plan.schedule.lower import lower
 from headway.trainer.batches import BatchReader, MicroBatch
 from headway.trainer.context import StepContext
 from headway.trainer.hooks import Directive, StepHooks, StepResult
-from headway.trainer.optim.adamw import AdamW
+from headway.trainer.optim.adamw import AdamW, Optimizer
 from headway.trainer.optim.schedule import clip_scale, learning_rate
 from headway.trainer.parallel.data import DataParallel
 from headway.trainer.pipeline import Handler, Pipeline
@@ -53,7 +53,7 @@ class TrainStep:
             overlap_gather=parallel.overlap_param_gather,
             overlap_reduce=parallel.overlap_grad_reduce,
         )
-        self._adamw = AdamW(config.optim)
+        self._optimizer: Optimizer = AdamW(config.optim)
         self._loss_unit = float(config.train.global_batch_size * config.model.seq_len)
         self.directive = Directive()
         self.applied = 0
@@ -294,9 +294,15 @@ class TrainStep:
         if not run.is_finite:
             return
         with self._context.recorder.record(Kind.OPTIMIZER, step=run.step):
-            for chunk, flat in enumerate(self._context.flats):
-                self._adamw.step(flat, run.lr, run.step - self.skipped, run.grad_scale)
-                failpoint("worker.mid_optimizer", step=run.step, chunk=chunk)
+            self._optimizer.step(
+                self._context.flats,
+                run.lr,
+                run.step - self.skipped,
+                run.grad_scale,
+                after_chunk=lambda chunk: failpoint(
+                    "worker.mid_optimizer", step=run.step, chunk=chunk
+                ),
+            )
 
     def _snapshot_after(self, step: int) -> None:
         """Seal the state, and mark it durable when that is due and no rank's

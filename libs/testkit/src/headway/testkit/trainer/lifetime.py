@@ -22,7 +22,7 @@ from headway.testkit.trainer.training import arena_opener, run_generation
 from headway.trainer.config import RunConfig
 from headway.trainer.generation import Session, Source
 from headway.trainer.hooks import NoHooks, StepResult
-from headway.trainer.model.gpt import Forward
+from headway.trainer.model.chunk import Forward
 from headway.trainer.model.tape import Tape
 from headway.trainer.pipeline import Pipeline
 

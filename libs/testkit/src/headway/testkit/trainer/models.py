@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import torch
 from headway.trainer.comm.interface import Comm
 from headway.trainer.config import ModelConfig
-from headway.trainer.model.gpt import Chunk, Forward
+from headway.trainer.model.chunk import Forward
+from headway.trainer.model.gpt import Recompute, build_chunk
+from headway.trainer.optim.adamw import AdamW
 from headway.trainer.parallel.tensor import TensorParallel
 from headway.trainer.state.flat import FlatChunk
 from headway.trainer.state.params import ParamSpec, Precision
@@ -57,31 +59,40 @@ class Part:
         comm: Comm | None = None,
         precision: str = "fp64",
         seed: int = 1,
+        recompute: Recompute = Recompute(),  # noqa: B008 - frozen
+        pieces: int = 1,
     ) -> None:
         layers = range(model.layers) if layers is None else layers
         self.precision = Precision.of(precision)
-        self.chunk = Chunk(
+        self.chunk = build_chunk(
             model,
             layers=layers,
             is_first=layers.start == 0,
             is_last=layers.stop == model.layers,
-            tp=TensorParallel(comm),
+            tp=TensorParallel(comm, pieces=pieces),
             precision=self.precision,
+            recompute=recompute,
         )
-        self.flat = FlatChunk(self.chunk.params, dp_rank=0, dp_size=1, precision=self.precision)
+        self.flat = FlatChunk(
+            self.chunk.params,
+            dp_rank=0,
+            dp_size=1,
+            precision=self.precision,
+            moments=AdamW.moments,
+        )
         self.chunk.bind(self.flat)
         self.flat.load_master_from_init(seed)
         self.flat.cast_shard_to_params()
 
     def run(self, batch: Batch, loss_scale: float = 1.0) -> float:
         """Forward and backward of a chunk that is first and last; the loss sum."""
-        fwd = self.forward(batch)
-        self.chunk.backward(fwd, loss_scale=loss_scale)
+        fwd = self.forward(batch, loss_scale)
+        self.chunk.backward(fwd)
         return fwd.output.item()
 
-    def forward(self, batch: Batch) -> Forward:
+    def forward(self, batch: Batch, loss_scale: float = 1.0) -> Forward:
         """Forward of a chunk that is first and last."""
-        return self.chunk.forward(batch.tokens, batch.labels, batch.mask)
+        return self.chunk.forward(batch.tokens, batch.labels, batch.mask, loss_scale=loss_scale)
 
     def grads(self) -> dict[str, torch.Tensor]:
         """Copies of the local gradients by name."""

@@ -1,7 +1,6 @@
 """One transformer layer, serial (two pairs of tensor-parallel collectives) or parallel (one pair).
 
-Shapes: x, y and their gradients [seq/tp, micro_batch, hidden]; inside ``Attend`` and
-``Mlp`` whole sequences.
+Shapes: x, y and their gradients [seq/tp, micro_batch, hidden].
 """
 
 from __future__ import annotations
@@ -9,108 +8,125 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
-from headway.trainer.model.attention import Attention
-from headway.trainer.model.layers import Gelu, LayerNorm, Linear
+from headway.trainer.model.attention import Attention, Rope
+from headway.trainer.model.layers import Gelu, LayerNorm
+from headway.trainer.model.linear import ColumnLinear, RowLinear, RowPair
 from headway.trainer.model.tape import Tape
-from headway.trainer.parallel.tensor import TensorParallel
-from headway.trainer.state.params import Parameter
 
 
 class Block(Protocol):
     """A layer; its forward pushes onto the tape what its backward pops."""
 
-    def forward(self, x: torch.Tensor, tape: Tape | None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, rope: Rope, tape: Tape | None) -> torch.Tensor:
         """The layer's output; ``x`` is kept, never written."""
 
     def backward(self, grad: torch.Tensor, tape: Tape) -> torch.Tensor:
         """Gradient of ``x``; ``grad`` is kept until the tape is finished, never written."""
 
 
-class Attend:
-    """Attention between two linears, the first split by columns, the second by
-    rows; whole sequences."""
-
-    def __init__(self, qkv: Parameter, out: Parameter, attention: Attention) -> None:
-        self.qkv, self.out, self.attention = Linear(qkv), Linear(out), attention
-
-    def forward(self, x: torch.Tensor, tape: Tape | None) -> torch.Tensor:
-        """This rank's share of the sum over ranks."""
-        return self.out.forward(self.attention.forward(self.qkv.forward(x, tape), tape), tape)
-
-    def backward(self, grad: torch.Tensor, tape: Tape) -> torch.Tensor:
-        """This rank's share of the gradient of x."""
-        return self.qkv.backward(self.attention.backward(self.out.backward(grad, tape), tape), tape)
-
-
-class Mlp:
-    """GELU between two linears, the first split by columns, the second by rows; whole sequences."""
-
-    def __init__(self, up: Parameter, down: Parameter) -> None:
-        self.up, self.down, self.gelu = Linear(up), Linear(down), Gelu()
-
-    def forward(self, x: torch.Tensor, tape: Tape | None) -> torch.Tensor:
-        """This rank's share of the sum over ranks."""
-        return self.down.forward(self.gelu.forward(self.up.forward(x, tape), tape), tape)
-
-    def backward(self, grad: torch.Tensor, tape: Tape) -> torch.Tensor:
-        """This rank's share of the gradient of x."""
-        return self.up.backward(self.gelu.backward(self.down.backward(grad, tape), tape), tape)
-
-
-class _Branch:
-    """y = x + scatter(inner(gather(norm(x))))."""
-
-    def __init__(self, norm: LayerNorm, inner: Attend | Mlp, tp: TensorParallel) -> None:
-        self.norm, self.inner, self.tp = norm, inner, tp
-
-    def forward(self, x: torch.Tensor, tape: Tape | None) -> torch.Tensor:
-        whole = self.tp.gather(self.norm.forward(x, tape)).wait()
-        return x + self.tp.scatter(self.inner.forward(whole, tape)).wait()
-
-    def backward(self, grad: torch.Tensor, tape: Tape) -> torch.Tensor:
-        whole = self.tp.gather(grad).wait()
-        pending = self.tp.scatter(self.inner.backward(whole, tape))
-        tape.flush()  # weight gradients run during the scatter
-        return grad + self.norm.backward(pending.wait(), tape)
-
-
 class SerialBlock:
     """y = h + mlp(norm2(h)), h = x + attention(norm1(x)): two gathers and
-    scatters per direction."""
+    scatters per direction.
+
+    With ``lean`` the outputs of norms and GELU are made again in the backward instead of kept.
+    """
 
     def __init__(
-        self, norm1: LayerNorm, attend: Attend, norm2: LayerNorm, mlp: Mlp, tp: TensorParallel
+        self,
+        norm1: LayerNorm,
+        qkv: ColumnLinear,
+        attention: Attention,
+        out: RowLinear,
+        norm2: LayerNorm,
+        up: ColumnLinear,
+        gelu: Gelu,
+        down: RowLinear,
+        *,
+        lean: bool = False,
     ) -> None:
-        self.first, self.second = _Branch(norm1, attend, tp), _Branch(norm2, mlp, tp)
+        self.norm1, self.qkv, self.attention, self.out = norm1, qkv, attention, out
+        self.norm2, self.up, self.gelu, self.down, self.lean = norm2, up, gelu, down, lean
 
-    def forward(self, x: torch.Tensor, tape: Tape | None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, rope: Rope, tape: Tape | None) -> torch.Tensor:
         """See ``Block``."""
-        return self.second.forward(self.first.forward(x, tape), tape)
+        normed = self.norm1.forward(x, tape)
+        qkv = self.qkv.forward(normed, tape, self.norm1.again(x) if self.lean else None)
+        del normed
+        h = x + self.out.forward(self.attention.forward(qkv, rope, tape), tape)
+        del qkv
+        normed = self.norm2.forward(h, tape)
+        wide = self.up.forward(normed, tape, self.norm2.again(h) if self.lean else None)
+        del normed
+        again = self.gelu.again(wide) if self.lean else None
+        return h + self.down.forward(self.gelu.forward(wide, tape), tape, again)
 
     def backward(self, grad: torch.Tensor, tape: Tape) -> torch.Tensor:
         """See ``Block``."""
-        return self.first.backward(self.second.backward(grad, tape), tape)
+        wide = self.gelu.backward(self.down.backward(grad, tape), tape)
+        grad = grad + self.norm2.backward(self.up.backward(wide, tape), tape)
+        qkv = self.attention.backward(self.out.backward(grad, tape), tape)
+        return grad + self.norm1.backward(self.qkv.backward(qkv, tape), tape)
 
 
 class ParallelBlock:
     """y = x + attention(n) + mlp(n) with n = norm(x) (MegaScale, arXiv 2402.15627, section 3.1).
 
-    Both halves share one gather and one scatter per direction.
+    Both halves share one gather and one scatter per direction, and one product in (``wide``, whose
+    weight is that of qkv above that of the MLP) and one sum out.
     """
 
-    def __init__(self, norm: LayerNorm, attend: Attend, mlp: Mlp, tp: TensorParallel) -> None:
-        self.norm, self.attend, self.mlp, self.tp = norm, attend, mlp, tp
+    def __init__(
+        self,
+        norm: LayerNorm,
+        wide: ColumnLinear,
+        attention: Attention,
+        gelu: Gelu,
+        out_down: RowPair,
+        *,
+        qkv_width: int,
+        lean: bool = False,
+    ) -> None:
+        self.norm, self.wide, self.attention, self.gelu = norm, wide, attention, gelu
+        self.out_down, self.qkv_width, self.lean = out_down, qkv_width, lean
 
-    def forward(self, x: torch.Tensor, tape: Tape | None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, rope: Rope, tape: Tape | None) -> torch.Tensor:
         """See ``Block``."""
-        whole = self.tp.gather(self.norm.forward(x, tape)).wait()
-        partial = self.attend.forward(whole, tape).add_(self.mlp.forward(whole, tape))
-        return x + self.tp.scatter(partial).wait()
+        normed = self.norm.forward(x, tape)
+        wide = self.wide.forward(normed, tape, self.norm.again(x) if self.lean else None)
+        del normed
+        qkv, up = wide[..., : self.qkv_width], wide[..., self.qkv_width :]
+        attended = self.attention.forward(qkv, rope, tape)
+        again = self.gelu.again(up) if self.lean else None
+        return x + self.out_down.forward(attended, self.gelu.forward(up, tape), tape, again)
 
     def backward(self, grad: torch.Tensor, tape: Tape) -> torch.Tensor:
         """See ``Block``."""
-        whole = self.tp.gather(grad).wait()
-        partial = self.mlp.backward(whole, tape)
-        pending = self.tp.scatter(partial.add_(self.attend.backward(whole, tape)))
-        tape.flush()
-        return grad + self.norm.backward(pending.wait(), tape)
+        attended, up = self.out_down.backward(grad, tape)
+        up = self.gelu.backward(up, tape)
+        qkv = self.attention.backward(attended, tape)
+        wide = self.wide.backward(torch.cat((qkv, up), -1), tape)
+        return grad + self.norm.backward(wide, tape)
+
+
+class RecomputedBlock:
+    """Keeps only the input of ``block`` and runs its forward again in the backward (Chen et al.,
+    arXiv 1604.06174). The bits do not change."""
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+
+    def forward(self, x: torch.Tensor, rope: Rope, tape: Tape | None) -> torch.Tensor:
+        """See ``Block``."""
+        if tape is not None:
+            tape.push((x, rope))
+        return self.block.forward(x, rope, None)
+
+    def backward(self, grad: torch.Tensor, tape: Tape) -> torch.Tensor:
+        """See ``Block``."""
+        x, rope = tape.pop()
+        inner = Tape()
+        inner.deferred = tape.deferred
+        self.block.forward(x, rope, inner)
+        grad = self.block.backward(grad, inner)
+        tape.adopt(inner)
+        return grad

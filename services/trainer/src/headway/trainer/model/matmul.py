@@ -2,7 +2,7 @@
 
 A CPU without AVX-512 has no bf16 matrix kernel: torch falls back to scalar loops, 10 to 100 times
 slower than fp32 (measured on an AVX2 EPYC: 6 against 65 GFLOP/s). There, bf16 operands are
-widened, multiplied in fp32 and the product is rounded to bf16: what a bf16 kernel with fp32 sums
+converted, multiplied in fp32 and the product is rounded to bf16: what a bf16 kernel with fp32 sums
 computes, at fp32 speed.
 """
 
@@ -12,6 +12,8 @@ from functools import cache
 
 import torch
 import torch.nn.functional as F
+
+_ADDMM_TAKES_OUT_DTYPE = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 12)
 
 
 @cache
@@ -27,30 +29,45 @@ def _has_bf16_kernels() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def widen(x: torch.Tensor) -> torch.Tensor:
+def to_kernel_dtype(x: torch.Tensor) -> torch.Tensor:
     """``x`` in its kernel type; ``x`` itself if that is its type."""
     return x.to(kernel_dtype(x.dtype, x.device.type))
 
 
-def times_transposed(
-    x: torch.Tensor, weight: torch.Tensor, *, rounded: bool = True
-) -> torch.Tensor:
+def linear(x: torch.Tensor, weight: torch.Tensor, *, rounded: bool = True) -> torch.Tensor:
     """x[..., I] @ weight[O, I]^T in the type of ``x``; in the kernel's type if not ``rounded``."""
-    product = F.linear(widen(x), widen(weight))
+    product = F.linear(to_kernel_dtype(x), to_kernel_dtype(weight))
     return product.to(x.dtype) if rounded else product
 
 
-def times(grad: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def add_linear(total: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """``total`` [..., O], overwritten by ``total + x[..., I] @ weight[O, I]^T``."""
+    if kernel_dtype(x.dtype, x.device.type) is not x.dtype:
+        return total.add_(linear(x, weight))
+    total.flatten(0, -2).addmm_(x.flatten(0, -2), weight.t())
+    return total
+
+
+def input_grad(grad: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """grad[..., O] @ weight[O, I] in the type of ``weight``."""
-    return (widen(grad) @ widen(weight)).to(weight.dtype)
+    return (to_kernel_dtype(grad) @ to_kernel_dtype(weight)).to(weight.dtype)
 
 
-def accumulate(
+def add_weight_grad(
     total: torch.Tensor, grad: torch.Tensor, x: torch.Tensor, scale: float = 1.0
 ) -> None:
-    """total[O, I] += scale * grad[..., O]^T @ x[..., I], summed in the master type."""
-    grad_TO, x_TI = widen(grad.flatten(0, -2)), widen(x.flatten(0, -2))
+    """total[O, I] += scale * grad[..., O]^T @ x[..., I], in the master type.
+
+    On GPUs the product of bf16 operands is written in fp32. torch has no such kernel on CPUs: where
+    they have bf16 units, the product is rounded to bf16 before it is added (docs/numerics.md).
+    """
+    grad_OT = to_kernel_dtype(grad.flatten(0, -2)).t()
+    x_TI = to_kernel_dtype(x.flatten(0, -2))
     if total.dtype == x_TI.dtype:
-        total.addmm_(grad_TO.t(), x_TI, alpha=scale)
+        total.addmm_(grad_OT, x_TI, alpha=scale)
+    elif total.device.type == "cpu":
+        total.add_(grad_OT @ x_TI, alpha=scale)
+    elif _ADDMM_TAKES_OUT_DTYPE:
+        torch.addmm(total, grad_OT, x_TI, out_dtype=total.dtype, alpha=scale, out=total)
     else:
-        total.add_(grad_TO.t() @ x_TI, alpha=scale)
+        total.add_(torch.mm(grad_OT, x_TI, out_dtype=total.dtype), alpha=scale)

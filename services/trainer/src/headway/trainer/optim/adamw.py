@@ -1,52 +1,116 @@
-"""AdamW on the flat shard: one fused pass over master, moments and gradient.
+"""AdamW on the flat shard: one pass over master, moments and gradient, cast included.
 
 Decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101) on matrices, none on norms.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Protocol
+
 import torch
 from headway.trainer.config import OptimConfig
 from headway.trainer.state.flat import FlatChunk
 from torch.optim.adamw import adamw
 
+BLOCK_ELEMENTS = 1 << 17
+"""Elements updated and cast together on a CPU: their 2.5 MiB are still in a cache when the cast
+reads them. A GPU takes each shard as a whole."""
 
-class AdamW:
-    """Stateless: the moments are in ``FlatChunk.state``, the number of updates is an argument."""
 
-    def __init__(self, config: OptimConfig) -> None:
-        self.config = config
+class Optimizer(Protocol):
+    """Updates the flat shards of a rank; what it keeps for a parameter is in ``FlatChunk.fields``,
+    under the names that it lists in ``moments``."""
 
-    @torch.no_grad()
-    def step(self, flat: FlatChunk, lr: float, updates: int, grad_scale: float = 1.0) -> None:
-        """Update ``flat.master`` and the moments from ``flat.grad_shard``; parameters
-        are cast separately.
+    moments: ClassVar[tuple[str, ...]]
+
+    def step(
+        self,
+        flats: Sequence[FlatChunk],
+        lr: float,
+        updates: int,
+        grad_scale: float = 1.0,
+        *,
+        after_chunk: Callable[[int], object] = lambda _: None,
+    ) -> None:
+        """Update ``master`` and the moments of all chunks from ``grad_shard``, which is
+        overwritten, and ``param_shard`` from ``master``.
 
         Args:
             updates: number of earlier updates. A skipped step does not count: the bias
                 correction depends on what the moments have accumulated (Kingma and Ba, arXiv
                 1412.6980, section 3).
-            grad_scale: factor on the gradient, below 1 where the global norm is clipped; the
-                gradient shard is scaled in place.
+            grad_scale: factor on the gradient, below 1 where the global norm is clipped.
+            after_chunk: called with the number of each chunk when it is complete.
         """
-        if grad_scale != 1.0:
-            flat.grad_shard.mul_(grad_scale)
-        count = torch.tensor(float(updates), device=flat.device)
-        for span in flat.spans:
-            where = slice(span.start, span.stop)
-            adamw(
-                [flat.master[where]],
-                [flat.grad_shard[where]],
-                [flat.exp_avg[where]],
-                [flat.exp_avg_sq[where]],
-                [],
-                [count.clone()],  # the kernel adds 1 to the count
-                fused=True,
-                amsgrad=False,
-                maximize=False,
-                beta1=self.config.beta1,
-                beta2=self.config.beta2,
-                lr=lr,
-                weight_decay=self.config.weight_decay if span.weight_decay else 0.0,
-                eps=self.config.eps,
-            )
+
+
+class AdamW:
+    """Stateless: the moments are in ``FlatChunk.fields``, the number of updates is an argument."""
+
+    moments: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
+
+    def __init__(self, config: OptimConfig) -> None:
+        self.config = config
+
+    @torch.no_grad()
+    def step(
+        self,
+        flats: Sequence[FlatChunk],
+        lr: float,
+        updates: int,
+        grad_scale: float = 1.0,
+        *,
+        after_chunk: Callable[[int], object] = lambda _: None,
+    ) -> None:
+        """See ``Optimizer``."""
+        for chunk, flat in enumerate(flats):
+            count = torch.tensor(float(updates), device=flat.device)
+            inverse = _inverse_scale(flat, grad_scale)
+            size = flat.shard_numel if flat.device.type != "cpu" else BLOCK_ELEMENTS
+            for span in flat.spans:
+                decay = self.config.weight_decay if span.weight_decay else 0.0
+                for start in range(span.start, span.stop, size):
+                    where = slice(start, min(start + size, span.stop))
+                    self._update(flat, where, lr, decay, count, inverse)
+            after_chunk(chunk)
+
+    def _update(
+        self,
+        flat: FlatChunk,
+        where: slice,
+        lr: float,
+        weight_decay: float,
+        count: torch.Tensor,
+        inverse: torch.Tensor | None,
+    ) -> None:
+        master = flat.master[where]
+        adamw(
+            [master],
+            [flat.grad_shard[where]],
+            [flat.fields["exp_avg"][where]],
+            [flat.fields["exp_avg_sq"][where]],
+            [],
+            [count.clone()],  # the kernel adds 1 to the count
+            fused=True,
+            grad_scale=inverse,
+            amsgrad=False,
+            maximize=False,
+            beta1=self.config.beta1,
+            beta2=self.config.beta2,
+            lr=lr,
+            weight_decay=weight_decay,
+            eps=self.config.eps,
+        )
+        flat.param_shard[where].copy_(master)
+
+
+def _inverse_scale(flat: FlatChunk, grad_scale: float) -> torch.Tensor | None:
+    """What the kernel divides the gradient by; in fp64, which the kernel would divide by an fp32
+    number, the shard is scaled here instead."""
+    if grad_scale == 1.0:
+        return None
+    if flat.master.dtype == torch.float64:
+        flat.grad_shard.mul_(grad_scale)
+        return None
+    return torch.tensor(1.0 / grad_scale, device=flat.device)

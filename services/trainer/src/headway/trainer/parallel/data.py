@@ -35,7 +35,8 @@ class DataParallel:
         self._complete: set[int] = set()
 
     def gather(self, chunk: int, step: int) -> None:
-        """Issue the all-gather of ``chunk``'s parameters, converted from the master weights.
+        """Issue the all-gather of ``chunk``'s parameters, which the optimizer or ``load`` has
+        converted from the master weights.
 
         Skipped if ``gather_all`` has just done so: the master weights do not change until the
         optimizer of this step, and all ranks evaluate before the same steps.
@@ -47,7 +48,6 @@ class DataParallel:
         with self._recorder.record(
             Kind.ALL_GATHER, step=step, chunk=chunk, nbytes=flat.params.nbytes
         ):
-            flat.cast_shard_to_params()
             self._gathers[chunk] = self._comm.all_gather(flat.params, flat.param_shard)
         if not self._overlap_gather:
             self.ready(chunk, step)

@@ -1,14 +1,22 @@
 """Tensor-parallel ranks exchange activations by two collectives along the sequence.
 
 Between layers each rank holds its piece of the sequence, [seq/tp, micro_batch, width] (sequence
-parallelism, arXiv 2205.05198); inside, the whole sequence and its piece of the width. ``gather``
-enters a layer, ``scatter`` leaves it; each is the other's backward.
+parallelism, arXiv 2205.05198); inside, the whole sequence and its piece of the width.
+``all_gather`` enters a layer, ``reduce_scatter`` leaves it; each is the other's backward.
+
+With ``pieces`` above 1 a collective and the product next to it are cut along the sequence, and the
+product of one piece runs while the next one travels (MegaScale, arXiv 2402.15627, section 3.2).
+That is another algorithm: rows are multiplied in other batches, so bits may differ.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from headway.trainer.comm.interface import Comm, Done, Solo, Ticket
+
+Product = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Pending:
@@ -32,11 +40,25 @@ class Pending:
         return self._tensor
 
 
+class PendingPieces:
+    """A tensor [seq/tp, ...] whose pieces are in transit."""
+
+    __slots__ = ("_pieces",)
+
+    def __init__(self, pieces: list[Pending]) -> None:
+        self._pieces = pieces
+
+    def wait(self) -> torch.Tensor:
+        """The pieces, joined."""
+        return torch.cat([piece.wait() for piece in self._pieces])
+
+
 class TensorParallel:
     """The tensor-parallel group of this rank; only ``comm`` changes with a generation."""
 
-    def __init__(self, comm: Comm | None = None) -> None:
+    def __init__(self, comm: Comm | None = None, *, pieces: int = 1) -> None:
         self.comm: Comm = Solo() if comm is None else comm
+        self.pieces = pieces
 
     @property
     def rank(self) -> int:
@@ -48,7 +70,7 @@ class TensorParallel:
         """The tensor-parallel degree."""
         return self.comm.size
 
-    def gather(self, piece: torch.Tensor) -> Pending:
+    def all_gather(self, piece: torch.Tensor) -> Pending:
         """Start joining [seq/tp, ...] pieces to [seq, ...]. A group of one
         returns ``piece`` itself."""
         if self.size == 1:
@@ -57,7 +79,7 @@ class TensorParallel:
         whole = piece.new_empty((piece.shape[0] * self.size, *piece.shape[1:]))
         return Pending(whole, self.comm.all_gather(whole.view(-1), piece.view(-1)), piece)
 
-    def scatter(self, partial: torch.Tensor) -> Pending:
+    def reduce_scatter(self, partial: torch.Tensor) -> Pending:
         """Start summing partial [seq, ...] over ranks, leaving each its [seq/tp, ...].
         ``partial`` is overwritten."""
         if self.size == 1:
@@ -65,3 +87,36 @@ class TensorParallel:
         partial = partial.contiguous()
         piece = partial.new_empty((partial.shape[0] // self.size, *partial.shape[1:]))
         return Pending(piece, self.comm.reduce_scatter(piece.view(-1), partial.view(-1)), partial)
+
+    def gather_matmul(
+        self, x: torch.Tensor, product: Product, meanwhile: Callable[[], None] = lambda: None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """``(whole, product(whole))`` of the gathered ``x`` [seq/tp, ...]; ``meanwhile`` runs once
+        during the collective."""
+        if self.size == 1 or self.pieces == 1:
+            pending = self.all_gather(x)
+            meanwhile()
+            whole = pending.wait()
+            return whole, product(whole)
+        cuts = [self.all_gather(cut) for cut in x.tensor_split(self.pieces) if len(cut)]
+        meanwhile()
+        gathered, products = [], []
+        for pending in cuts:
+            piece = pending.wait()
+            gathered.append(_by_rank(piece, self.size))
+            products.append(_by_rank(product(piece), self.size))
+        return torch.cat(gathered, 1).flatten(0, 1), torch.cat(products, 1).flatten(0, 1)
+
+    def matmul_scatter(self, x: torch.Tensor, product: Product) -> Pending | PendingPieces:
+        """Start the reduce-scatter of ``product(x)``, x [seq, ...]."""
+        if self.size == 1 or self.pieces == 1:
+            return self.reduce_scatter(product(x))
+        cuts = _by_rank(x, self.size).tensor_split(self.pieces, 1)
+        return PendingPieces(
+            [self.reduce_scatter(product(cut.flatten(0, 1))) for cut in cuts if cut.shape[1]]
+        )
+
+
+def _by_rank(whole: torch.Tensor, size: int) -> torch.Tensor:
+    """[seq, ...] as [tp, seq/tp, ...]."""
+    return whole.view(size, -1, *whole.shape[1:])

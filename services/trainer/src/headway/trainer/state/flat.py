@@ -2,8 +2,8 @@
 
     params  [padded]     compute type; filled by the all-gather of all data-parallel ranks' pieces
     grads   [padded]     master type; weight gradients of every micro-batch are added here
-    state   [3 * shard]  master type; master | exp_avg | exp_avg_sq of this rank's piece, which is
-                         what a snapshot copies
+    state   [(1 + moments) * shard]  master type; the master weights and the optimizer's moments of
+                         this rank's piece, which is what a snapshot copies
 
 The optimizer state is sharded over data parallelism, gradients and parameters are not (ZeRO stage
 1, arXiv 1910.02054): rank r of dp owns elements [start, stop) of the padded buffer.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -22,8 +23,6 @@ from headway.trainer.state.params import ParamSpec, Precision
 ALIGNMENT = 64
 """In elements; parameters and shards start at multiples of it, at least a
 cache line in any type."""
-
-FIELDS = ("master", "exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True)
@@ -54,8 +53,10 @@ class FlatChunk:
         dp_rank: int,
         dp_size: int,
         precision: Precision,
+        moments: Sequence[str] = (),
         device: torch.device | str = "cpu",
     ) -> None:
+        """``moments`` are the names of what the optimizer keeps for each parameter."""
         self.dp_rank, self.dp_size, self.precision = dp_rank, dp_size, precision
         self.device = torch.device(device)
         self.placed = _place(specs)
@@ -64,10 +65,13 @@ class FlatChunk:
         self.numel = self.shard_numel * dp_size
         self.start, self.stop = dp_rank * self.shard_numel, (dp_rank + 1) * self.shard_numel
         self.replicated = _replicated_range(self.placed)
+        names = ("master", *moments)
         self.state = torch.zeros(
-            3 * self.shard_numel, dtype=precision.master_dtype, device=self.device
+            len(names) * self.shard_numel, dtype=precision.master_dtype, device=self.device
         )
-        self.master, self.exp_avg, self.exp_avg_sq = self.state.view(3, -1).unbind()
+        self.fields = dict(zip(names, self.state.view(len(names), -1).unbind(), strict=True))
+        """This rank's piece [shard] of each: ``master``, then the moments; views of ``state``."""
+        self.master = self.fields["master"]
         self.spans = tuple(_spans(self.placed, self.start, self.stop))
         self.renew()
 
@@ -82,11 +86,19 @@ class FlatChunk:
         self.grad_shard = self.grads[self.start : self.stop]
         self.param_shard = self.params[self.start : self.stop]
 
-    def views(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """``(data, grad)`` of one parameter, in its local shape."""
-        place = next(place for place in self.placed if place.spec.name == name)
-        where, shape = slice(place.start, place.stop), place.spec.shape
-        return self.params[where].view(shape), self.grads[where].view(shape)
+    def views(self, *names: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """``(data, grad)`` of one parameter in its local shape, or of several neighbours as one,
+        joined along the first dimension.
+
+        Raises:
+            ValueError: they are not neighbours in this order.
+        """
+        by_name = {place.spec.name: place for place in self.placed}
+        places = [by_name[name] for name in names]
+        if any(a.stop != b.start for a, b in pairwise(places)):
+            raise ValueError(f"{', '.join(names)} are not neighbours in memory")
+        where, rest = slice(places[0].start, places[-1].stop), places[0].spec.shape[1:]
+        return self.params[where].view(-1, *rest), self.grads[where].view(-1, *rest)
 
     def zero_grads(self) -> None:
         """Begin a step: zero the gradients."""
@@ -140,7 +152,7 @@ class FlatChunk:
                 "flat_start": low - place.start,
                 "flat_stop": high - place.start,
             }
-            for index, field in enumerate(FIELDS)
+            for index, field in enumerate(self.fields)
             for place, low, high in self._owned()
         ]
 
@@ -170,7 +182,9 @@ def _place(specs: Sequence[ParamSpec]) -> tuple[Placed, ...]:
     placed, position = [], 0
     for spec in specs:
         placed.append(Placed(spec, position, position + spec.numel))
-        position = _round_up(position + spec.numel, ALIGNMENT)
+        position += spec.numel
+        if not spec.joins_next:
+            position = _round_up(position, ALIGNMENT)
     return tuple(placed)
 
 

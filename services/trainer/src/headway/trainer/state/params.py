@@ -45,6 +45,7 @@ class ParamSpec:
     ``tp_dim`` is the dimension that is split into ``tp_size`` equal pieces, of which this rank
     holds number ``tp_rank``; None means that every rank holds a replica. Initial values are normal
     with ``init_std`` around 0, or, where ``init_std`` is 0, all equal to ``init_value``.
+    ``joins_next`` places the next parameter without a gap, so that both are one view.
     """
 
     name: str
@@ -55,6 +56,7 @@ class ParamSpec:
     weight_decay: bool
     init_std: float = 0.0
     init_value: float = 0.0
+    joins_next: bool = False
 
     def __post_init__(self) -> None:
         if self.tp_dim is not None and self.global_shape[self.tp_dim] % self.tp_size:
@@ -99,3 +101,14 @@ class Parameter:
     def bind(self, data: torch.Tensor, grad: torch.Tensor) -> None:
         """Use ``data`` and ``grad``, each of the local shape, from now on."""
         self.data, self.grad = data, grad
+
+
+class JoinedParameter(Parameter):
+    """Neighbours in the flat buffers as one matrix: the rows of the first above those of the
+    next."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: tuple[Parameter, ...]) -> None:
+        super().__init__(parts[0].spec)
+        self.parts = parts

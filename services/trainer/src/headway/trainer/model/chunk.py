@@ -1,0 +1,187 @@
+"""A chunk: some layers, with the embedding if it is first and the loss if it is last.
+
+A chunk is independent of pipelines and data parallelism: tensors in, tensors out, gradients
+into its flat buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from headway.trainer.config import ModelConfig
+from headway.trainer.model.block import Block
+from headway.trainer.model.embedding import Embedding
+from headway.trainer.model.head import Head
+from headway.trainer.model.layers import Rotary
+from headway.trainer.model.tape import Tape
+from headway.trainer.parallel.tensor import TensorParallel
+from headway.trainer.state.flat import FlatChunk
+from headway.trainer.state.params import JoinedParameter, Parameter, ParamSpec, Precision
+
+
+class Forward:
+    """One micro-batch from its forward to its last backward: the output and
+    what the backward needs.
+
+    ``output`` is [seq/tp, micro_batch, hidden] in the compute type, or the loss sum, an fp64
+    scalar, after the last stage; ``tape`` is None if the forward was not for training.
+    """
+
+    __slots__ = ("output", "tape")
+
+    def __init__(self, output: torch.Tensor, tape: Tape | None) -> None:
+        self.output, self.tape = output, tape
+
+    def take_output(self) -> torch.Tensor:
+        """Take the output, once. No backward needs it, so only the caller keeps it alive."""
+        output = self.output
+        del self.output
+        return output
+
+
+class Chunk:
+    """The layers of one pipeline stage on one tensor-parallel rank, without memory until ``bind``.
+
+    ``params`` lists its parameters in a fixed order: split ones first, then the replicated ones
+    (norms), so that the latter form one segment of the flat buffers.
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        *,
+        embedding: Embedding | None,
+        blocks: Sequence[Block],
+        head: Head | None,
+        rotary: Rotary,
+        parameters: Mapping[str, Parameter],
+        joined: Sequence[JoinedParameter],
+        tp: TensorParallel,
+        precision: Precision,
+        device: torch.device,
+    ) -> None:
+        self.model, self.embedding, self.blocks, self.head = model, embedding, blocks, head
+        self.tp, self.precision, self.device = tp, precision, device
+        self._rotary, self._parameters, self._joined = rotary, parameters, joined
+        specs = [parameter.spec for parameter in parameters.values()]
+        self.params: list[ParamSpec] = sorted(specs, key=lambda spec: spec.is_replicated)
+        self._flat: FlatChunk | None = None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this chunk takes tokens."""
+        return self.embedding is not None
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this chunk returns the loss."""
+        return self.head is not None
+
+    def bind(self, flat: FlatChunk) -> None:
+        """Use parameters and gradients of ``flat``; to be repeated after each ``flat.renew()``."""
+        self._flat = flat
+        for name, parameter in self._parameters.items():
+            parameter.bind(*flat.views(name))
+        for wide in self._joined:
+            wide.bind(*flat.views(*(part.spec.name for part in wide.parts)))
+
+    def activation_shape(self, micro_batch_size: int) -> torch.Size:
+        """Shape of the tensors between stages: [seq/tp, micro_batch, hidden]."""
+        return torch.Size((self.model.seq_len // self.tp.size, micro_batch_size, self.model.hidden))
+
+    @torch.no_grad()
+    def forward(
+        self,
+        x: torch.Tensor,
+        labels: torch.Tensor | None = None,
+        mask: torch.Tensor | None = None,
+        *,
+        positions: torch.Tensor | None = None,
+        loss_scale: float = 1.0,
+        train: bool = True,
+    ) -> Forward:
+        """Run one micro-batch.
+
+        Args:
+            x: tokens [micro_batch, seq] of an integer type on the first stage, activations
+            otherwise. They are kept, not copied, and must not change until the backward is done.
+            labels, mask: [micro_batch, seq], on the last stage.
+            positions: [seq, micro_batch] int64, for the rotary embedding; None means 0 to seq - 1.
+            loss_scale: the last stage's gradients are those of ``loss_scale * loss_sum``.
+            train: False keeps nothing for a backward.
+        """
+        tape = Tape() if train else None
+        x = self._body(x, positions, tape)
+        if self.head is None:
+            return Forward(x, tape)
+        if labels is None or mask is None:
+            raise ValueError("the last stage needs labels and mask")
+        return Forward(self.head.forward(x, labels, mask, tape, loss_scale), tape)
+
+    @torch.no_grad()
+    def logits(self, x: torch.Tensor, position: int) -> torch.Tensor:
+        """This rank's logits [micro_batch, vocab/tp] for the token after
+        ``position``; last stage only."""
+        if self.head is None:
+            raise ValueError("only the last stage has logits")
+        return self.head.logits(self._body(x, None, None), position)
+
+    @torch.no_grad()
+    def backward(
+        self, fwd: Forward, grad_output: torch.Tensor | None = None, *, weight: bool = True
+    ) -> torch.Tensor | None:
+        """Gradient of the input of ``fwd``, None on the first stage; once per ``fwd``.
+
+        Args:
+            grad_output: gradient of ``fwd.output``, kept, not copied; None on the last stage, whose
+                forward has computed the gradient of the loss already.
+            weight: False leaves weight gradients to ``backward_weight``; the bits are the same.
+        """
+        tape = _training_tape(fwd)
+        tape.deferred = not weight
+        if self.head is not None:
+            grad = self.head.backward(tape)
+        else:
+            assert grad_output is not None
+            grad = grad_output
+        for block in reversed(self.blocks):
+            grad = block.backward(grad, tape)
+        if self.embedding is not None:
+            self.embedding.backward(grad, tape)
+        tape.flush()
+        return None if self.embedding is not None else grad
+
+    @torch.no_grad()
+    def backward_weight(self, fwd: Forward) -> None:
+        """Compute the weight gradients that ``backward(..., weight=False)`` deferred."""
+        _training_tape(fwd).finish()
+
+    @torch.no_grad()
+    def finish_grads(self) -> None:
+        """Sum the gradients of replicated parameters over tp; once per step, after the
+        last weight gradient.
+
+        Under sequence parallelism each rank's norms processed only its piece of the sequence.
+        """
+        assert self._flat is not None
+        start, stop = self._flat.replicated
+        if self.tp.size > 1 and start < stop:
+            self.tp.comm.all_reduce(self._flat.grads[start:stop]).wait()
+
+    def _body(
+        self, x: torch.Tensor, positions: torch.Tensor | None, tape: Tape | None
+    ) -> torch.Tensor:
+        length = x.shape[1] if self.embedding is not None else x.shape[0] * self.tp.size
+        rope = self._rotary.at(length, positions)
+        if self.embedding is not None:
+            x = self.embedding.forward(x, tape)
+        for block in self.blocks:
+            x = block.forward(x, rope, tape)
+        return x
+
+
+def _training_tape(fwd: Forward) -> Tape:
+    if fwd.tape is None:
+        raise ValueError("this forward ran with train=False and has no backward")
+    return fwd.tape

@@ -1,0 +1,100 @@
+"""Activations to the loss: final norm, projection to the vocabulary, cross-entropy.
+
+The logits of a micro-batch never exist as a whole: they are made for a block of tokens, turned into
+the loss and their own gradient, multiplied by the weight for the gradients of the input and of the
+weight, and dropped. So the forward does what the backward would do with kept logits. Shapes: labels
+and mask [micro_batch, seq]; activations [seq/tp, micro_batch, hidden]; T = tokens of a micro-batch,
+V = this rank's piece of the vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from headway.trainer.model.kernels import Kernels
+from headway.trainer.model.layers import LayerNorm
+from headway.trainer.model.loss import cross_entropy
+from headway.trainer.model.matmul import add_weight_grad, input_grad, linear
+from headway.trainer.model.tape import Tape
+from headway.trainer.parallel.tensor import TensorParallel
+from headway.trainer.state.params import Parameter
+
+BLOCK_ELEMENTS = 1 << 23
+"""Most logits of a block on a CPU: 16 MiB in bf16. A GPU takes 16 times as many, for products that
+fill it."""
+
+
+class Head:
+    """``forward`` returns the loss and keeps its gradient for ``backward``."""
+
+    def __init__(
+        self, norm: LayerNorm, weight: Parameter, tp: TensorParallel, kernels: Kernels
+    ) -> None:
+        self.norm, self.weight, self.tp, self.kernels = norm, weight, tp, kernels
+
+    def logits(self, x: torch.Tensor, position: int) -> torch.Tensor:
+        """This rank's logits [micro_batch, V] of one position, in the type of the product."""
+        whole = self.tp.all_gather(self.norm.forward(x, None)).wait()
+        return linear(whole[position], self.weight.data, rounded=False)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        labels: torch.Tensor,
+        mask: torch.Tensor,
+        tape: Tape | None,
+        loss_scale: float,
+    ) -> torch.Tensor:
+        """Sum of the masked tokens' losses, fp64 scalar, equal on all tp ranks; with a tape, also
+        the gradients of ``loss_scale`` times it."""
+        whole = self.tp.all_gather(self.norm.forward(x, tape)).wait().flatten(0, 1)  # [T, hidden]
+        labels_T, mask_T = labels.t().flatten().long(), mask.t().flatten()
+        partial = torch.empty_like(whole) if tape is not None else None
+        total = torch.zeros((), dtype=torch.float64, device=x.device)
+        size = self._block_size(len(whole))
+        for start in range(0, len(whole), size):
+            rows = slice(start, start + size)
+            total += self._block(
+                whole[rows],
+                labels_T[rows],
+                mask_T[rows],
+                None if partial is None else partial[rows],
+                loss_scale,
+            )
+        if tape is not None and partial is not None:
+            tape.push(partial.view(-1, *x.shape[1:]))
+        return total
+
+    def backward(self, tape: Tape) -> torch.Tensor:
+        """Gradient with respect to x."""
+        pending = self.tp.reduce_scatter(tape.pop())
+        return self.norm.backward(pending.wait(), tape)
+
+    def _block(
+        self,
+        x: torch.Tensor,
+        labels: torch.Tensor,
+        mask: torch.Tensor,
+        grad_x: torch.Tensor | None,
+        loss_scale: float,
+    ) -> torch.Tensor:
+        """The loss of a block of tokens; its gradients go to ``grad_x`` and to the weight."""
+        logits = linear(x, self.weight.data, rounded=False)
+        loss = cross_entropy(
+            logits,
+            labels,
+            mask.to(self.weight.grad.dtype),
+            self.tp,
+            self.kernels,
+            with_grad=grad_x is not None,
+        )
+        if grad_x is not None:  # the logits are their gradient now
+            torch.mul(input_grad(logits, self.weight.data), loss_scale, out=grad_x)
+            add_weight_grad(self.weight.grad, logits, x, loss_scale)
+        return loss
+
+    def _block_size(self, num_tokens: int) -> int:
+        """Tokens of a block: equal blocks, as few as the bound allows."""
+        elements = BLOCK_ELEMENTS * (1 if self.weight.data.device.type == "cpu" else 16)
+        most = max(1, elements // len(self.weight.data))
+        num_blocks = -(-num_tokens // most)
+        return -(-num_tokens // num_blocks)

@@ -1,0 +1,90 @@
+"""The two linear maps of tensor parallelism, with the collectives that they need.
+
+``ColumnLinear`` takes this rank's piece of the sequence and makes its piece of the width,
+``RowLinear`` the reverse (Megatron-LM, arXiv 1909.08053, section 3, with sequence parallelism,
+arXiv 2205.05198). Both save the small one of their two inputs and gather it again for the weight
+gradient. Shapes: S = seq, B = micro-batch, I and O = widths of the whole map.
+"""
+
+from __future__ import annotations
+
+import torch
+from headway.trainer.model.matmul import add_linear, input_grad, linear
+from headway.trainer.model.tape import Kept, MatmulGrad, Tape, value
+from headway.trainer.parallel.tensor import TensorParallel
+from headway.trainer.state.params import Parameter
+
+
+class ColumnLinear:
+    """y[S, B, O/tp] = all_gather(x[S/tp, B, I]) @ weight[O/tp, I]^T."""
+
+    def __init__(self, weight: Parameter, tp: TensorParallel) -> None:
+        self.weight, self.tp = weight, tp
+
+    def forward(
+        self, x: torch.Tensor, tape: Tape | None, again: Kept | None = None
+    ) -> torch.Tensor:
+        """Gather and multiply. Keeps ``x``, or ``again``, which makes it again."""
+        if tape is not None:
+            tape.push(x if again is None else again)
+        return self.tp.gather_matmul(x, lambda piece: linear(piece, self.weight.data))[1]
+
+    def backward(self, grad: torch.Tensor, tape: Tape) -> torch.Tensor:
+        """Gradient of ``x``. The gather of ``x`` runs under the product; weight gradients that wait
+        run under the reduce-scatter, and this one under the next collective."""
+        kept = tape.pop()
+        x = kept if self.tp.size == 1 else self.tp.all_gather(value(kept))
+        pending = self.tp.matmul_scatter(grad, lambda piece: input_grad(piece, self.weight.data))
+        tape.flush()
+        tape.wait(MatmulGrad(self.weight, grad, x))
+        return pending.wait()
+
+
+class RowLinear:
+    """y[S/tp, B, O] = reduce_scatter(x[S, B, I/tp] @ weight[O, I/tp]^T)."""
+
+    def __init__(self, weight: Parameter, tp: TensorParallel) -> None:
+        self.weight, self.tp = weight, tp
+
+    def forward(
+        self, x: torch.Tensor, tape: Tape | None, again: Kept | None = None
+    ) -> torch.Tensor:
+        """Multiply and sum over ranks. Keeps ``x``, or ``again``."""
+        if tape is not None:
+            tape.push(x if again is None else again)
+        return self.tp.matmul_scatter(x, lambda piece: linear(piece, self.weight.data)).wait()
+
+    def backward(self, grad: torch.Tensor, tape: Tape) -> torch.Tensor:
+        """Gradient of ``x``; ``grad`` is kept until its weight gradient is added."""
+        tape_x = tape.pop()
+        whole, product = self.tp.gather_matmul(
+            grad, lambda piece: input_grad(piece, self.weight.data), meanwhile=tape.flush
+        )
+        tape.wait(MatmulGrad(self.weight, whole, tape_x))
+        return product
+
+
+class RowPair:
+    """y = reduce_scatter(a @ first^T + b @ second^T): both outputs of a parallel block, one sum."""
+
+    def __init__(self, first: Parameter, second: Parameter, tp: TensorParallel) -> None:
+        self.first, self.second, self.tp = first, second, tp
+
+    def forward(
+        self, a: torch.Tensor, b: torch.Tensor, tape: Tape | None, again: Kept | None = None
+    ) -> torch.Tensor:
+        """Multiply both into one sum. Keeps ``a`` and ``b``, or ``again`` instead of ``b``."""
+        if tape is not None:
+            tape.push((a, b if again is None else again))
+        total = add_linear(linear(a, self.first.data), b, self.second.data)
+        return self.tp.reduce_scatter(total).wait()
+
+    def backward(self, grad: torch.Tensor, tape: Tape) -> tuple[torch.Tensor, torch.Tensor]:
+        """Gradients of ``a`` and ``b``."""
+        a, b = tape.pop()
+        pending = self.tp.all_gather(grad)
+        tape.flush()
+        whole = pending.wait()
+        tape.wait(MatmulGrad(self.first, whole, a))
+        tape.wait(MatmulGrad(self.second, whole, b))
+        return input_grad(whole, self.first.data), input_grad(whole, self.second.data)
