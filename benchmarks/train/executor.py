@@ -39,9 +39,7 @@ def row(options: Options, pp: int, mib: int, schedule: str) -> dict[str, Any]:
         "message_bytes": mib << 20,
     }
     groups = {
-        side: [
-            Spec(side, "benchmarks.train.sleepers:run", {}, pp, 1, {"side": side, **common})
-        ]
+        side: [Spec(side, "benchmarks.train.sleepers:run", {}, pp, 1, {"side": side, **common})]
         for side in ("headway", "torch")
     }
     found = compare(groups, Plan(options.rounds, steps=1 if options.tiny else 2))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+
 from benchmarks.train.shapes import Shape
 from benchmarks.train.turns import Turns
 from benchmarks.train.worker import Job
@@ -20,7 +21,9 @@ def run(job: Job, turns: Turns) -> None:
     shape, micro = job.model, int(job.options["micro"])
     dtype = torch.bfloat16 if job.options["dtype"] == "bf16" else torch.float32
     parts = [Products(shape, micro, dtype), Attention(shape, micro, dtype)]
-    chosen = [part for part in parts if part.name in job.options.get("parts", [p.name for p in parts])]
+    chosen = [
+        part for part in parts if part.name in job.options.get("parts", [p.name for p in parts])
+    ]
     while True:
         for _ in range(shape.batch // micro):
             for part in chosen:
@@ -69,10 +72,6 @@ class Attention:
 
     def run(self) -> None:
         """All forwards, then all backwards."""
-        outs = [
-            F.scaled_dot_product_attention(q, k, v, is_causal=True) for q, k, v in self._layers
-        ]
+        outs = [F.scaled_dot_product_attention(q, k, v, is_causal=True) for q, k, v in self._layers]
         for out, (q, k, v) in zip(outs, self._layers, strict=True):
             torch.autograd.grad(out, (q, k, v), self._grad)
-
-

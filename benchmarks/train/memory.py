@@ -83,8 +83,7 @@ def _ratios(sides: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
     def own(side: Mapping[str, Any]) -> float:
         return max(
-            peak - base
-            for peak, base in zip(side["peak_mib"], side["libraries_mib"], strict=True)
+            peak - base for peak, base in zip(side["peak_mib"], side["libraries_mib"], strict=True)
         )
 
     if "headway" not in sides:

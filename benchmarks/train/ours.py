@@ -9,9 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.train.shapes import Shape, rows
-from benchmarks.train.turns import Turns
-from benchmarks.train.worker import Job
 from headway.common.config import load
 from headway.testkit.trainer.pool import WorkerContext
 from headway.testkit.trainer.synthetic import SyntheticBatch
@@ -21,6 +18,10 @@ from headway.trainer.comm.groups import Groups
 from headway.trainer.config import RunConfig
 from headway.trainer.generation import Session
 from headway.trainer.hooks import NoHooks, StepResult
+
+from benchmarks.train.shapes import Shape, rows
+from benchmarks.train.turns import Turns
+from benchmarks.train.worker import Job
 
 GROUP_TIMEOUT_S = 300.0
 """Long enough for a rank that compiles while the others wait."""

@@ -6,11 +6,12 @@ Needs litgpt, which ``benchmarks.train.outside`` installs.
 from __future__ import annotations
 
 import torch
+from torch import nn
+
 from benchmarks.train.peer_plain import Trainer
 from benchmarks.train.shapes import Shape
 from benchmarks.train.turns import Turns
 from benchmarks.train.worker import Job
-from torch import nn
 
 
 def run(job: Job, turns: Turns) -> None:

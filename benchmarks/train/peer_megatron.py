@@ -12,19 +12,22 @@ import os
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
+
 from benchmarks.train.ours import LEARNING_RATE
 from benchmarks.train.peer_model import optimizer
 from benchmarks.train.peer_plain import CLIP
 from benchmarks.train.shapes import rows
 from benchmarks.train.turns import Turns
 from benchmarks.train.worker import Job, connect
-from torch.overrides import TorchFunctionMode
 
 
 class _OnCpu(TorchFunctionMode):
     """Creates on the CPU what is asked for on CUDA."""
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         del types
         kwargs = dict(kwargs or {})
         if "cuda" in str(kwargs.get("device", "")) or isinstance(kwargs.get("device"), int):

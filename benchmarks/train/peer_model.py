@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from benchmarks.train.shapes import Shape
 from torch import nn
+
+from benchmarks.train.shapes import Shape
 
 PAIRS = "neighbours"
 """How Headway pairs the elements that the rotary positions turn: ``neighbours`` 2i and 2i + 1, or
@@ -36,9 +37,7 @@ class Block(nn.Module):
         x = x + self.down(F.gelu(self.up(self.norm2(x))))
         return x
 
-    def _attention(
-        self, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-    ) -> torch.Tensor:
+    def _attention(self, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         batch, seq, _ = qkv.shape
         q, k, v = qkv.view(batch, seq, -1, 3, self.head_dim).transpose(1, 2).unbind(3)
         y = F.scaled_dot_product_attention(

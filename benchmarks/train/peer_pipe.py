@@ -9,14 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, schedules
+
 from benchmarks.train.ours import LEARNING_RATE
 from benchmarks.train.peer_model import GPT, load_weights, loss_of, optimizer
 from benchmarks.train.peer_plain import CLIP
 from benchmarks.train.shapes import Shape, rows
 from benchmarks.train.turns import Turns
 from benchmarks.train.worker import Job, connect
-from torch import nn
-from torch.distributed.pipelining import PipelineStage, schedules
 
 SCHEDULES: dict[str, tuple[Any, int]] = {
     "gpipe": (schedules.ScheduleGPipe, 1),
@@ -66,9 +67,7 @@ class Rank:
             )
             for model, stage in zip(self.models, self.ids, strict=True)
         ]
-        self.schedule = make(
-            stages if vp > 1 else stages[0], shape.batch // micro, loss_fn=loss_of
-        )
+        self.schedule = make(stages if vp > 1 else stages[0], shape.batch // micro, loss_fn=loss_of)
         self.optimizer = optimizer(self.models, LEARNING_RATE)
 
     def step(self, step: int) -> float | None:

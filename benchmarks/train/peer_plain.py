@@ -11,14 +11,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
 from benchmarks.train.ours import LEARNING_RATE
 from benchmarks.train.peer_model import GPT, load_weights, loss_of, optimizer
 from benchmarks.train.shapes import rows
 from benchmarks.train.turns import Turns
 from benchmarks.train.worker import Job, connect
-from torch import nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.nn.parallel import DistributedDataParallel
 
 CLIP = 1.0
 Batches = list[tuple[torch.Tensor, torch.Tensor]]
@@ -101,9 +102,7 @@ class Trainer:
         return fully_shard(model, **how)
 
     def _forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        is_auto = self.options["precision"] == "autocast" and not isinstance(
-            self.model, FSDPModule
-        )
+        is_auto = self.options["precision"] == "autocast" and not isinstance(self.model, FSDPModule)
         with torch.autocast("cpu", torch.bfloat16, enabled=is_auto):
             logits = self.model(tokens)
         return loss_of(logits, labels)

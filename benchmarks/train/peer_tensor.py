@@ -10,12 +10,6 @@ import contextlib
 from typing import Any
 
 import torch
-from benchmarks.train.ours import LEARNING_RATE
-from benchmarks.train.peer_model import GPT, load_weights, optimizer
-from benchmarks.train.peer_plain import CLIP
-from benchmarks.train.shapes import rows
-from benchmarks.train.turns import Turns
-from benchmarks.train.worker import Job, connect
 from torch import nn
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -25,6 +19,13 @@ from torch.distributed.tensor.parallel import (
     loss_parallel,
     parallelize_module,
 )
+
+from benchmarks.train.ours import LEARNING_RATE
+from benchmarks.train.peer_model import GPT, load_weights, optimizer
+from benchmarks.train.peer_plain import CLIP
+from benchmarks.train.shapes import rows
+from benchmarks.train.turns import Turns
+from benchmarks.train.worker import Job, connect
 
 
 def run(job: Job, turns: Turns) -> None:

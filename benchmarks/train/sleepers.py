@@ -12,9 +12,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from benchmarks.train.peer_pipe import SCHEDULES, chunk_ids
-from benchmarks.train.turns import Turns
-from benchmarks.train.worker import Job, connect
 from headway.common.plan.schedule.actions import COMPUTE, RECEIVES, SENDS, Action, Kind
 from headway.common.plan.schedule.generate import generate
 from headway.common.plan.schedule.lower import lower
@@ -26,6 +23,10 @@ from headway.trainer.pipeline import Handler, Pipeline
 from headway.trainer.recorder import NoRecorder
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
+
+from benchmarks.train.peer_pipe import SCHEDULES, chunk_ids
+from benchmarks.train.turns import Turns
+from benchmarks.train.worker import Job, connect
 
 OF_STEP = tuple(kind for kind in Kind if kind not in COMPUTE | SENDS | RECEIVES)
 

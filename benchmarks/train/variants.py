@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from benchmarks.train.ours import has_setting, initial_weights
 from benchmarks.train.report import Options
 from benchmarks.train.shapes import SHAPES, Shape
