@@ -21,20 +21,15 @@ def run(job: Job, turns: Turns) -> None:
     shape, micro = job.model, int(job.options["micro"])
     dtype = torch.bfloat16 if job.options["dtype"] == "bf16" else torch.float32
     parts = [Products(shape, micro, dtype), Attention(shape, micro, dtype)]
-    chosen = [
-        part for part in parts if part.name in job.options.get("parts", [p.name for p in parts])
-    ]
     while True:
         for _ in range(shape.batch // micro):
-            for part in chosen:
+            for part in parts:
                 part.run()
         turns.done(0.0)
 
 
 class Products:
     """Three products per linear and micro-batch."""
-
-    name = "products"
 
     def __init__(self, shape: Shape, micro: int, dtype: torch.dtype) -> None:
         d, tokens = shape.hidden, shape.seq * micro
@@ -59,8 +54,6 @@ class Products:
 
 class Attention:
     """Causal attention of every layer, and its backward."""
-
-    name = "attention"
 
     def __init__(self, shape: Shape, micro: int, dtype: torch.dtype) -> None:
         size = (micro, shape.heads, shape.seq, shape.hidden // shape.heads)

@@ -34,8 +34,7 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """x [batch, seq, hidden] (a piece of seq under sequence parallelism)."""
         x = x + self.out(self._attention(self.qkv(self.norm1(x)), cos, sin))
-        x = x + self.down(F.gelu(self.up(self.norm2(x))))
-        return x
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
 
     def _attention(self, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         batch, seq, _ = qkv.shape

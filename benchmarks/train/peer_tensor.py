@@ -36,6 +36,8 @@ def run(job: Job, turns: Turns) -> None:
     shape, options = job.model, job.options
     model = GPT(shape)
     load_weights(model, torch.load(job.weights), shape.hidden // shape.heads)
+    if options["precision"] == "pure":
+        model.bfloat16()
     cut(model, torch.distributed.init_device_mesh("cpu", (job.world,)))
     if options.get("compile"):
         for block in model.blocks.values():

@@ -1,4 +1,4 @@
-"""What every module of the comparison shares: its options, its JSON, and its lines on the screen."""
+"""What every module of the comparison shares: options, JSON, and lines on the screen."""
 
 from __future__ import annotations
 

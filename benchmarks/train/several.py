@@ -39,7 +39,7 @@ def data_parallel(options: Options, shape: Shape, weights: Path) -> Groups:
     """Two replicas: DDP and FSDP2, compiled, reducing once per step."""
     micros = micro_batches(options, shape, 2)
     common: dict[str, Any] = {"world": 2, "micros": micros}
-    compiles = {"compile": options_of(options)[:1]}
+    compiles: dict[str, Any] = {"compile": options_of(options)[:1]}
     return {
         "headway": ours(options, shape, **common, variants=[{"parallel.dp": 2}]),
         "ddp": peer(PLAIN, options, shape, weights, **common, how=["ddp"], **compiles),
@@ -51,8 +51,7 @@ def tensor_parallel(options: Options, shape: Shape, weights: Path) -> Groups:
     """Two halves of every layer: DTensor with sequence parallelism, compiled and eager."""
     micros = micro_batches(options, shape)
     common: dict[str, Any] = {"world": 2, "micros": micros}
-    blocks = ["serial"] if options.tiny else ["serial"]
-    variants = [{"parallel.tp": 2, "model.block": block} for block in blocks]
+    variants = [{"parallel.tp": 2}]
     found: dict[str, Sequence[Spec]] = {
         "headway": ours(options, shape, **common, variants=variants),
         "dtensor": peer(TENSOR, options, shape, weights, **common, compile=options_of(options)),
@@ -62,7 +61,7 @@ def tensor_parallel(options: Options, shape: Shape, weights: Path) -> Groups:
     return found
 
 
-def pipeline(options: Options, shape: Shape, weights: Path, pp: int) -> Groups:
+def pipeline(options: Options, shape: Shape, weights: Path, *, pp: int) -> Groups:
     """``pp`` stages: the best schedule of each side."""
     variants: list[dict[str, Any]] = [
         {"parallel.pp": pp, "parallel.schedule": name} for name in ("gpipe", "1f1b", "zb-h1")
@@ -89,8 +88,8 @@ def pipeline(options: Options, shape: Shape, weights: Path, pp: int) -> Groups:
 ROWS: dict[str, tuple[str, Callable[[Options, Shape, Path], Groups]]] = {
     "dp 2": ("10m", data_parallel),
     "tp 2": ("10m", tensor_parallel),
-    "pp 2": ("thin", lambda *given: pipeline(*given, 2)),
-    "pp 4": ("thin", lambda *given: pipeline(*given, 4)),
+    "pp 2": ("thin", lambda *given: pipeline(*given, pp=2)),
+    "pp 4": ("thin", lambda *given: pipeline(*given, pp=4)),
 }
 
 

@@ -117,7 +117,8 @@ class Team:
                 OMP_NUM_THREADS=str(spec.threads),
                 PYTHONPATH=os.pathsep.join(filter(None, path)),
                 GLOO_SOCKET_IFNAME="lo",
-                TORCHINDUCTOR_COMPILE_THREADS="1",  # no pool of compilers next to the workers
+                # several processes compile at the same time: no pool of compilers for each
+                TORCHINDUCTOR_COMPILE_THREADS=str(2 if spec.world == 1 else 1),
             ),
         )
         job = {
