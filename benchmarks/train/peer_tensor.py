@@ -1,7 +1,7 @@
 """Tensor and sequence parallelism by DTensor, with a loss over the cut vocabulary.
 
 The plan is torchtitan's: norms on pieces of the sequence, linears cut by columns, then rows.
-Options as in ``peer_plain``; ``compile`` compiles block by block.
+Options as in ``peer_plain``.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ def run(job: Job, turns: Turns) -> None:
         model.bfloat16()
     cut(model, torch.distributed.init_device_mesh("cpu", (job.world,)))
     if options.get("compile"):
-        for block in model.blocks.values():
-            block.compile()
+        model.compile()
     optim = optimizer(model, LEARNING_RATE)
     step = 0
     while True:

@@ -15,9 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.train.zygote import Forked, active
+
 ROOT = Path(__file__).resolve().parents[2]
 ANSWER_LIMIT_S = 400.0
 """A side that has not answered by then has failed; the longest answers contain a compilation."""
+
+
+Process = subprocess.Popen[str] | Forked
 
 
 class SideFailed(Exception):
@@ -104,9 +109,24 @@ class Team:
         self._log.close()
         self._folder.cleanup()
 
-    def _start(self, rank: int) -> subprocess.Popen[str]:
+    def _start(self, rank: int) -> Process:
+        spec, zygote = self.spec, active()
+        process = self._fresh() if zygote is None else zygote.fork(self._log)
+        job = {
+            "run": spec.run,
+            "rank": rank,
+            "world": spec.world,
+            "threads": spec.threads,
+            "folder": self._folder.name,
+            "shape": dict(spec.shape),
+            "options": dict(spec.options),
+        }
+        self._write(process, json.dumps(job) + "\n")
+        return process
+
+    def _fresh(self) -> Process:
         spec, path = self.spec, [str(ROOT), os.environ.get("PYTHONPATH", "")]
-        process = subprocess.Popen(
+        return subprocess.Popen(
             [spec.python, "-m", "benchmarks.train.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -121,19 +141,8 @@ class Team:
                 TORCHINDUCTOR_COMPILE_THREADS=str(2 if spec.world == 1 else 1),
             ),
         )
-        job = {
-            "run": spec.run,
-            "rank": rank,
-            "world": spec.world,
-            "threads": spec.threads,
-            "folder": self._folder.name,
-            "shape": dict(spec.shape),
-            "options": dict(spec.options),
-        }
-        self._write(process, json.dumps(job) + "\n")
-        return process
 
-    def _write(self, process: subprocess.Popen[str], text: str) -> None:
+    def _write(self, process: Process, text: str) -> None:
         assert process.stdin is not None
         try:
             process.stdin.write(text)
@@ -141,7 +150,7 @@ class Team:
         except OSError:
             raise self._failure("ended") from None
 
-    def _read(self, process: subprocess.Popen[str]) -> dict[str, Any]:
+    def _read(self, process: Process) -> dict[str, Any]:
         assert process.stdout is not None
         deadline_s = time.monotonic() + ANSWER_LIMIT_S
         while not select.select([process.stdout], [], [], 0.2)[0]:
@@ -156,7 +165,7 @@ class Team:
             raise self._failure(report["error"])
         return report
 
-    def _check_others(self, waiting_for: subprocess.Popen[str]) -> None:
+    def _check_others(self, waiting_for: Process) -> None:
         """A process that has ended leaves the others of its side waiting for it."""
         for process in self._processes if hasattr(self, "_processes") else ():
             if process is not waiting_for and process.poll() is not None:
