@@ -97,9 +97,9 @@ class Session:
         self._groups = groups
         self._recorder.set_generation(groups.generation)
         if self._tp is None:
-            self._tp = TensorParallel(groups.tp)
+            self._tp = TensorParallel(groups["tp"])
             self._build(self._tp)
-        self._tp.comm = groups.tp
+        self._tp.comm = groups["tp"]
 
     def load(
         self,
@@ -318,10 +318,10 @@ class Session:
     def _agree_on_data(self, split: Split, source: BatchSource | None) -> None:
         """Compare the data over ranks, because nodes may have their own copies."""
         groups, mine = self.groups, source.fingerprint if source is not None else ""
-        if groups.world.size == 1:
+        if groups.every_rank.size == 1:
             return
         with self._recorder.record(Kind.NORM, step=self.step, flags=WAITING):
-            others = readers_of_other_data(groups.world, groups.channels, mine, self.device)
+            others = readers_of_other_data(groups.every_rank, groups.channels, mine, self.device)
         if others:
             raise RefusedError(
                 f"ranks {others} read other {split} data at {self.config.data.path} than the ranks "

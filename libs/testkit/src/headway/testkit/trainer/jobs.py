@@ -49,11 +49,11 @@ def exchange(
     groups = join(context, plan, rank, generation, folder)
     try:
         report = {
-            "world": reduce_once(groups.world, rank),
-            "gathered": gather_once(groups.world, rank),
-            "tp": reduce_once(groups.tp, rank),
-            "dp": reduce_once(groups.dp, rank),
-            "scattered": scatter_once(groups.world, rank),
+            "world": reduce_once(groups.every_rank, rank),
+            "gathered": gather_once(groups["pp"], rank),
+            "tp": reduce_once(groups["tp"], rank),
+            "dp": reduce_once(groups["dp"], rank),
+            "scattered": scatter_once(groups["pp"], rank),
             "pipe": pass_on(groups, rank),
             "listening": listening_addresses(),
         }
@@ -133,7 +133,7 @@ def stay_busy(
         groups = join(context, plan, rank, generation, folder, timeout_s)
         (Path(folder) / f"inside-{generation}-{rank}").touch()
         while True:
-            reduce_once(groups.world, rank)
+            reduce_once(groups.every_rank, rank)
             pass_on(groups, rank)
             done += 1
     except Aborted:

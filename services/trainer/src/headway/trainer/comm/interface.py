@@ -36,8 +36,8 @@ class Ticket(Protocol):
         """
 
 
-class Comm(Protocol):
-    """One group of ranks, seen from one member. Calls of one Comm run in the order issued."""
+class Reducer(Protocol):
+    """Ranks that can reduce a tensor together, seen from one of them."""
 
     @property
     def rank(self) -> int:
@@ -49,6 +49,10 @@ class Comm(Protocol):
 
     def all_reduce(self, tensor: torch.Tensor, op: Op = "sum") -> Ticket:
         """Reduce ``tensor`` in place over all members."""
+
+
+class Comm(Reducer, Protocol):
+    """One group of ranks, seen from one member. Calls of one Comm run in the order issued."""
 
     def all_gather(self, out: torch.Tensor, shard: torch.Tensor) -> Ticket:
         """Fill flat ``out`` [size * n] with every member's flat ``shard`` [n], in rank order."""
