@@ -165,6 +165,33 @@ def wait_for_a_silent_peer(
         groups.release()
 
 
+def send_to_a_stopped_peer(
+    context: WorkerContext, *, rank: int, generation: int, folder: str
+) -> Any:
+    """Rank 1 posts receives, and is stopped by the test; rank 0 sends until it is aborted."""
+    groups = join(context, Grid(pp=2), rank, generation, folder)
+    sizes = [4 << 18] * 6 + [64 << 18] * 3
+    try:
+        if rank == 1:
+            inboxes = [torch.empty(size) for size in sizes]
+            for tag, inbox in enumerate(inboxes):
+                groups.pipe.recv("forward", inbox, 0, tag)
+            (Path(folder) / f"posted-{generation}").touch()
+        while not (Path(folder) / f"go-{generation}").exists():
+            groups.channels.check()
+            time.sleep(0.001)
+        sends = [groups.pipe.send("forward", torch.zeros(n), 1, t) for t, n in enumerate(sizes)]
+        (Path(folder) / f"sending-{generation}").touch()
+        for send in sends:
+            send.wait()
+    except Aborted:
+        return "aborted"
+    finally:
+        context.fence.leave()
+        groups.release()
+    return "sent"
+
+
 def left_behind(
     _context: WorkerContext, *, max_threads: int, max_fds: int, limit_s: float
 ) -> dict[str, int]:
