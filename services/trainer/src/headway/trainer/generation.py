@@ -106,12 +106,15 @@ class Session:
         source: Source,
         step: int = 0,
         state: tuple[npt.NDArray[np.uint8], bytes] | None = None,
+        *,
+        progress: Callable[[int], object] = lambda _: None,
     ) -> None:
         """Put the state after ``step`` completed steps in place.
 
         ``init`` makes the first weights (``step`` is 0), ``arena`` takes the rank's own
         arena, ``durable`` takes ``state``: data and extra as the checkpoint store's
-        ``read_shard`` returns them.
+        ``read_shard`` returns them. ``progress`` is called with the bytes of the state that each
+        piece of the first weights has completed; what it raises ends the load.
 
         Raises:
             BadSnapshotError: the arena has no intact snapshot of that step; ``load`` may be called
@@ -136,7 +139,7 @@ class Session:
                     self._extra = Extra.unpack(state[1])
                 else:
                     for flat in self.flats:
-                        flat.load_master_from_init(self.config.train.seed)
+                        flat.load_master_from_init(self.config.train.seed, progress)
         if self._extra.step != step:
             raise ValueError(f"the snapshot asked for as {step} says it is {self._extra.step}")
         self.step, self.samples = step, self._extra.samples
