@@ -34,9 +34,9 @@ from headway.trainer.comm.nccl import (
     NcclComm,
     nccl_group,
     read_when_ready,
-    take_device,
 )
 from headway.trainer.comm.store import StoreEndpoint
+from headway.trainer.device import take_device
 from headway.trainer.snapshot import Extra, Snapshots, layout, offsets
 from headway.trainer.state.flat import FlatChunk
 from headway.trainer.state.params import ParamSpec, Precision
@@ -226,13 +226,6 @@ def join(
     )
 
 
-def meet(folder: Path, rank: int, grid: Grid) -> None:
-    """Wait for all ranks: freed groups are aborted, with what a peer may still be reading."""
-    (folder / f"done-{rank}").touch()
-    while not all((folder / f"done-{other}").exists() for other in range(grid.world_size)):
-        time.sleep(0.01)
-
-
 def exchange(rank: int, folder: Path, grid: Grid) -> dict[str, Any]:
     """One round of every operation."""
     device, channels = take_device(rank), Channels()
@@ -274,7 +267,7 @@ def exchange(rank: int, folder: Path, grid: Grid) -> dict[str, Any]:
         "scattered": read_when_ready(scattered, channels),
         **ends,
     }
-    meet(folder, rank, grid)
+    groups.meet()
     groups.release()
     return report
 
@@ -305,7 +298,7 @@ def abort(rank: int, folder: Path, grid: Grid) -> dict[str, Any]:
     tensor = torch.full((10,), float(rank), device=device)
     groups.every_rank.all_reduce(tensor).wait()
     again = read_when_ready(tensor, channels)[0]
-    meet(folder, rank, grid)
+    groups.meet()
     groups.release()
     return {"left": left, "again": again}
 

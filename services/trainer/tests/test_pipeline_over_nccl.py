@@ -104,7 +104,7 @@ class Factory(NcclFactory):
         self._trace = trace
         self.made: list[tuple[str, tuple[int, ...]]] = []
 
-    def comm(self, name: str, ranks: Any, rank: int) -> Any:
+    def comm(self, name: str, ranks: Any, rank: int, **_: Any) -> Any:
         assert rank in ranks
         self.made.append((name, tuple(ranks)))
         return Recorded(self._trace, name, tuple(ranks))

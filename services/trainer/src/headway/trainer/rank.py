@@ -27,10 +27,10 @@ from headway.dataloader.config import stream_spec
 from headway.trainer.batches import Split
 from headway.trainer.comm.channel import Channels
 from headway.trainer.comm.groups import build
-from headway.trainer.comm.nccl import take_device
 from headway.trainer.comm.store import StoreEndpoint
 from headway.trainer.config import RunConfig
 from headway.trainer.control_hooks import ControlHooks, RankContext
+from headway.trainer.device import take_device
 from headway.trainer.errors import BadCheckpointError, DivergedError
 from headway.trainer.generation import Session
 from headway.trainer.layout_check import difference
@@ -102,6 +102,7 @@ class Rank:
                 raise error.with_way_back(self._way_back(error.first_step)) from None
             if self._session.is_complete and self.config.train.sample_tokens:
                 self._sample(hooks)
+            self._session.groups.meet()
             self._wait_for_store()
         finally:
             self._session.leave()

@@ -13,7 +13,7 @@ import torch.distributed
 from headway.trainer.comm.channel import Channels
 from headway.trainer.comm.gloo import GlooComm, gloo_options
 from headway.trainer.comm.interface import Comm, PeerLost, Solo
-from headway.trainer.comm.nccl import JointAbort, NcclComm, NcclPipe, nccl_group
+from headway.trainer.comm.nccl import PAIR_CTAS, JointAbort, NcclComm, NcclPipe, nccl_group
 from headway.trainer.comm.p2p import Direction, PipeComm
 
 _dist: Any = torch.distributed  # its stubs lack the stores and the methods of a bare group
@@ -82,14 +82,18 @@ class NcclFactory:
         self._joint = JointAbort()
         channels.on_abort(self._joint.abort)
 
-    def comm(self, name: str, ranks: Sequence[int], rank: int) -> Comm:
+    def comm(
+        self, name: str, ranks: Sequence[int], rank: int, *, max_ctas: int | None = None
+    ) -> Comm:
         """The collective group."""
         if len(ranks) == 1:
             return Solo()
         self._channels.check()
         store, place = _dist.PrefixStore(f"{name}{min(ranks)}", self._store), ranks.index(rank)
         try:
-            group = nccl_group(store, place, len(ranks), self._timeout_s, self._device)
+            group = nccl_group(
+                store, place, len(ranks), self._timeout_s, self._device, max_ctas=max_ctas
+            )
         except RuntimeError as error:
             if self._store.is_lost:
                 raise PeerLost(str(error)) from None
@@ -106,8 +110,9 @@ class NcclFactory:
         for direction, upward, low, high in _pairs(len(ranks), wraps=self._wraps):
             if place in (low, high):
                 peer, members = low + high - place, (ranks[low], ranks[high])
-                pair = self.comm(f"{name}-{direction}-{upward}-{low}-{high}-", members, rank)
-                pairs[direction, upward, peer] = pair
+                pairs[direction, upward, peer] = self.comm(
+                    f"{name}-{direction}-{upward}-{low}-{high}-", members, rank, max_ctas=PAIR_CTAS
+                )
         return whole, NcclPipe(pairs, place, len(ranks))
 
 

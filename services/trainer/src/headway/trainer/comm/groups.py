@@ -1,12 +1,13 @@
 """The store and the process groups of one generation, created anew each time, dropped as a whole.
 
-All groups are connected when ``build`` returns; after that the store is not needed. It runs in the
-generation's rank 0, so losing it means losing that rank, and no stale key can survive. Everything
-listens on the given host address only: loopback, or that of the fabric.
+All groups are connected when ``build`` returns; after that the store only serves the last meeting.
+It runs in the generation's rank 0, so losing it means losing that rank, and no stale key can
+survive. Everything listens on the given host address only: loopback, or that of the fabric.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from headway.trainer.comm.channel import Channels
 from headway.trainer.comm.every_rank import EveryRank
 from headway.trainer.comm.factories import Factory, GlooFactory, NcclFactory
 from headway.trainer.comm.gloo import GlooComm
-from headway.trainer.comm.interface import Comm, Solo
+from headway.trainer.comm.interface import Aborted, Comm, PeerLost, Solo, StuckTransport
 from headway.trainer.comm.nccl import NcclComm
 from headway.trainer.comm.p2p import PipeComm
 from headway.trainer.comm.store import StoreClient, StoreEndpoint, StoreServer
@@ -27,6 +28,8 @@ from headway.trainer.comm.store import StoreClient, StoreEndpoint, StoreServer
 Backend = Literal["gloo", "nccl"]
 Announce = Callable[[StoreEndpoint], None]
 Lookup = Callable[[], StoreEndpoint]
+STUCK_LIMIT_S = 3.0
+"""After an abort; below ``recovery.leave_timeout_s``, after which the worker is killed anyway."""
 
 
 @dataclass
@@ -39,6 +42,7 @@ class Groups:
     """The collective group of each axis."""
     pipe: PipeComm = field(default_factory=PipeComm)
     every_rank: EveryRank = field(default_factory=lambda: EveryRank((), 0, 1))
+    _store: StoreClient | None = None
     _held: list[object] = field(default_factory=list)
 
     @classmethod
@@ -50,10 +54,29 @@ class Groups:
         """The collective group of ``axis``."""
         return self.comms[axis]
 
+    def meet(self) -> None:
+        """Wait until every rank is done with the generation's groups; after the values of its last
+        collective were read, before ``release``.
+
+        Freeing an NCCL communicator aborts it, also while a kernel of a peer still reads this
+        rank's memory. The ranks meet in the store, since a last collective would need another one
+        after it. A store that is gone was closed by rank 0, which closes it only after all have
+        come, or has failed: then there is nobody left to wait for.
+
+        Raises:
+            Aborted: the generation was fenced.
+        """
+        store, size = self._store, self.every_rank.size
+        if store is None:
+            return
+        with contextlib.suppress(PeerLost):
+            self.channels.open("meet").call(lambda: _arrive(store, size)).wait()
+
     def release(self) -> None:
         """End the channels and free groups and store in the background. Never
         blocks; the last call."""
         self.channels.close()
+        self._store = None
         held, self._held = self._held, []
         for comm in (*self.comms.values(), *self.pipe.comms()):
             if isinstance(comm, GlooComm | NcclComm):
@@ -85,12 +108,22 @@ def build(
     Raises:
         Aborted: the generation was fenced; a half-built result is freed in the background.
         PeerLost: a member did not join within a few ``timeout_s``, or failed.
+        StuckTransport: it was fenced, and the build thread stays inside NCCL.
         RuntimeError: anything else that went wrong on the build thread.
     """
     if grid.world_size == 1:
         return Groups(generation, channels)
     builder = _Builder(generation, grid, rank, host, timeout_s, backend, device, channels)
-    return channels.open("build").call(lambda: builder.run(announce, lookup)).result()
+    try:
+        return channels.open("build").call(lambda: builder.run(announce, lookup)).result()
+    except Aborted:
+        # gloo's thread ends by itself, since the fence cuts its connections
+        if backend == "nccl" and not builder.ended.wait(STUCK_LIMIT_S):
+            raise StuckTransport(
+                f"NCCL does not leave the making of a communicator {STUCK_LIMIT_S:g} s after the "
+                f"abort of generation {generation}"
+            ) from None
+        raise
 
 
 class _Builder:
@@ -110,9 +143,16 @@ class _Builder:
         self._generation, self._grid, self._rank, self._host = generation, grid, rank, host
         self._timeout_s, self._backend, self._device = timeout_s, backend, device
         self._groups = Groups(generation, channels)
+        self.ended = threading.Event()
 
     def run(self, announce: Announce, lookup: Lookup) -> Groups:
         """Store, then tp, pp, dp: the same order on all ranks, so that none wait for each other."""
+        try:
+            return self._build(announce, lookup)
+        finally:
+            self.ended.set()
+
+    def _build(self, announce: Announce, lookup: Lookup) -> Groups:
         groups, grid, rank = self._groups, self._grid, self._rank
         try:
             store = self._open_store(announce, lookup)
@@ -127,6 +167,7 @@ class _Builder:
             groups.comms["dp"] = make.comm(f"{prefix}/dp", grid.group("dp", rank), rank)
             in_order = [groups.comms[axis] for axis in AXES]
             groups.every_rank = EveryRank(in_order, rank, grid.world_size)
+            groups._store = store
             groups.channels.check()
         except BaseException:
             groups.release()
@@ -162,6 +203,13 @@ class _Closing:
 
     def __del__(self) -> None:
         self._end.close()
+
+
+def _arrive(store: StoreClient, size: int) -> None:
+    """Count this rank, and wait for the last one."""
+    if store.add("arrived", 1) == size:
+        store.set("all-arrived", b"")
+    store.wait(["all-arrived"])
 
 
 def _reap(held: list[object]) -> None:

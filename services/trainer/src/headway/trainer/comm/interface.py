@@ -21,6 +21,10 @@ class PeerLost(RuntimeError):
     """A transport failed or timed out, so the rank at its other end has probably failed."""
 
 
+class StuckTransport(Exception):
+    """A thread is inside a transport that nothing can abort; the process must be replaced."""
+
+
 class Ticket(Protocol):
     """A running call. The caller must not touch its buffers until ``wait`` has returned."""
 
