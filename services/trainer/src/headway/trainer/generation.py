@@ -97,21 +97,24 @@ class Session:
         self._groups = groups
         self._recorder.set_generation(groups.generation)
         if self._tp is None:
-            self._tp = TensorParallel(groups.tp, pieces=self.config.parallel.tp_pieces)
+            self._tp = TensorParallel(groups["tp"], pieces=self.config.parallel.tp_pieces)
             self.chunks, self.flats = build_model(self.config, self._place, self._tp, self.device)
-        self._tp.comm = groups.tp
+        self._tp.comm = groups["tp"]
 
     def load(
         self,
         source: Source,
         step: int = 0,
         state: tuple[npt.NDArray[np.uint8], bytes] | None = None,
+        *,
+        progress: Callable[[int], object] = lambda _: None,
     ) -> None:
         """Put the state after ``step`` completed steps in place.
 
         ``init`` makes the first weights (``step`` is 0), ``arena`` takes the rank's own
         arena, ``durable`` takes ``state``: data and extra as the checkpoint store's
-        ``read_shard`` returns them.
+        ``read_shard`` returns them. ``progress`` is called with the bytes of the state that each
+        piece of the first weights has completed; what it raises ends the load.
 
         Raises:
             BadSnapshotError: the arena has no intact snapshot of that step; ``load`` may be called
@@ -136,7 +139,7 @@ class Session:
                     self._extra = Extra.unpack(state[1])
                 else:
                     for flat in self.flats:
-                        flat.load_master_from_init(self.config.train.seed)
+                        flat.load_master_from_init(self.config.train.seed, progress)
             for flat in self.flats:
                 flat.cast_shard_to_params()
         if self._extra.step != step:
@@ -293,10 +296,10 @@ class Session:
     def _agree_on_data(self, split: Split, source: BatchSource | None) -> None:
         """Compare the data over ranks, because nodes may have their own copies."""
         groups, mine = self.groups, source.fingerprint if source is not None else ""
-        if groups.world.size == 1:
+        if groups.every_rank.size == 1:
             return
         with self._recorder.record(Kind.NORM, step=self.step, flags=WAITING):
-            others = readers_of_other_data(groups.world, groups.channels, mine, self.device)
+            others = readers_of_other_data(groups.every_rank, groups.channels, mine, self.device)
         if others:
             raise RefusedError(
                 f"ranks {others} read other {split} data at {self.config.data.path} than the ranks "
