@@ -104,7 +104,7 @@ def our_step(job: Job) -> Callable[[], None]:
 
     def step() -> None:
         _pass(actions, chunks, groups, data)
-        groups.world.all_reduce(torch.zeros(1)).wait()
+        groups.every_rank.all_reduce(torch.zeros(1)).wait()
 
     return step
 

@@ -131,7 +131,7 @@ class FlatChunk:
                 for at, drawn in drawing.values(place.spec, low - place.start, high - place.start):
                     values = torch.from_numpy(drawn)
                     self.master[first + at : first + at + len(values)].copy_(values)
-                    progress(len(FIELDS) * len(values) * self.master.element_size())
+                    progress(len(self.fields) * len(values) * self.master.element_size())
 
     def cast_shard_to_params(self) -> None:
         """Round ``master`` to the compute type, into this rank's slice of ``params``."""
