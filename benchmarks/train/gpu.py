@@ -9,8 +9,10 @@ and take turns, so they share the GPU's clock and heat; if they do not fit toget
 after the other, and the result says so.
 
 MFU is stated with causal and with full attention FLOPs, against the data sheet's peak and against
-the best matrix product measured in the same run. Needs torch >= 2.11, numpy, msgpack, triton; and
-msgspec, as a wheel unpacked into a folder of ``PYTHONPATH``.
+the best matrix product measured in the same run. Needs torch >= 2.11, numpy and triton; msgpack,
+msgspec, structlog, tomli-w, xxhash and pyzmq may be wheels unpacked into a folder of
+``PYTHONPATH``, next to the repository's root and every ``src``. Each command takes one model and
+one length; ``--only headway`` or ``--only torch`` halves it.
 """
 
 from __future__ import annotations

@@ -11,13 +11,14 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.train.curves import compare_curves
 from benchmarks.train.outside import litgpt_specs, torchtitan_error
 from benchmarks.train.report import Options, parse, write
-from benchmarks.train.rounds import compare
+from benchmarks.train.rounds import Plan, compare
 from benchmarks.train.sides import Spec
 from benchmarks.train.variants import (
     PLAIN,
@@ -38,19 +39,21 @@ def row(options: Options, name: str, threads: int, folder: Path) -> dict[str, An
     shape = shape_of(options, name)
     weights, micros = save_weights(options, shape, folder), micro_batches(options, shape)
     common: dict[str, Any] = {"threads": threads, "micros": micros}
-    compiled = [True] if options.compiles else [False]
+    compiled = options_of(options)[:1]
+    # a variant may take a minute to compile, so these have one
+    few: dict[str, Any] = {"threads": threads, "micros": micros[-1:]}
     groups: dict[str, list[Spec]] = {
         "headway": ours(options, shape, **common),
         "torch": peer(PLAIN, options, shape, weights, **common, compile=compiled),
     }
     if options.is_narrow:
         groups["torch, pure bf16"] = peer(
-            PLAIN, options, shape, weights, **common, precision="pure", compile=compiled
+            PLAIN, options, shape, weights, **few, precision="pure", compile=compiled
         )
     if options.peers:
-        groups["litgpt"] = litgpt_specs(options, shape, **common)
+        groups["litgpt"] = litgpt_specs(options, shape, **few)
     groups["limit"] = limits(options, shape, threads, micros)
-    found = compare(groups, options.plan)
+    found = compare(groups, _plan(options, name))
     limit_s = found["sides"].get("limit", {}).get("median_s")
     for side in found["sides"].values():
         if limit_s and side.get("median_s"):
@@ -58,6 +61,13 @@ def row(options: Options, name: str, threads: int, folder: Path) -> dict[str, An
             flops = shape.flops_per_token() * shape.tokens
             side["gflops"] = round(flops / side["median_s"] / 1e9, 1)
     return {"shape": shape.to_dict(), "parameters": shape.parameters, "threads": threads} | found
+
+
+def _plan(options: Options, name: str) -> Plan:
+    """Fewer and shorter turns for the large model, whose steps take seconds."""
+    if name == "50m" and not options.tiny:
+        return replace(options.plan, rounds=min(options.rounds, 5), steps=1)
+    return options.plan
 
 
 def curves(options: Options, folder: Path, best: dict[str, Any]) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def pipeline(options: Options, shape: Shape, weights: Path, *, pp: int) -> Group
             weights,
             **common,
             schedule=names,
-            compile=options_of(options),
+            compile=options_of(options)[:1],
         ),
     }
 

@@ -1,33 +1,39 @@
-"""The results of the comparison as Markdown tables, for docs/benchmarks.md.
+"""Puts the results of the comparison into docs/benchmarks.md, between its comments.
 
-python -m benchmarks.train.table benchmarks/results/train_*.json
+    python -m benchmarks.train.table [--into docs/benchmarks.md]
+
+Without ``--into`` the tables are printed.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.train.report import RESULTS
+
 COLUMNS = {
-    "one_process": ("tokens_per_s", "share_of_limit", "gflops", "spread"),
-    "several": ("tokens_per_s", "spread"),
-    "executor": ("median_s", "over_theory_percent", "spread"),
-    "memory": ("peak_mib", "libraries_mib", "tokens_per_gb"),
+    "one_process": {"tokens_per_s": "tokens/s", "share_of_limit": "share of limit"},
+    "several": {"tokens_per_s": "tokens/s"},
+    "executor": {"over_theory_percent": "% over theory"},
+    "memory": {"peak_mib": "peak MiB, each rank", "libraries_mib": "libraries"},
 }
 
 
-def tables(path: Path) -> str:
+def table(path: Path) -> str:
     """One file's rows: a line per side, with our median ratio to it."""
     facts = json.loads(path.read_text())
-    module = path.stem.removeprefix("train_")
-    columns = COLUMNS.get(module, ("tokens_per_s", "median_s"))
+    columns = COLUMNS[path.stem.removeprefix("train_")]
     machine = facts["machine"]
-    head = ["what", "side", *columns, "its time over ours", "variant"]
+    head = ["what", "side", *columns.values(), "spread", "its time / ours"]
     lines = [
-        f"`{facts['command']}`, {machine.get('cpu', '')}, {machine['date']}, {facts['dtype']}:",
+        f"{machine['cpu']}, {machine['cores']} cores, torch {machine['torch']}, {facts['dtype']},",
+        f"{machine['date'].split()[0]}, load {machine['load_average'][0]} at the end:",
         "",
         f"| {' | '.join(head)} |",
         f"|{'---|' * len(head)}",
@@ -35,22 +41,50 @@ def tables(path: Path) -> str:
     for name, row in facts["rows"].items():
         for side, found in row["sides"].items():
             ratio = row["ratios"].get(side, {}).get("median", "")
-            cells = [name, side, *(_cell(found, column) for column in columns)]
-            lines.append(f"| {' | '.join([*cells, str(ratio), found.get('variant', '')])} |")
+            cells = [_cell(found.get(column, "")) for column in columns]
+            words = [name, side, *cells, _cell(found.get("spread", "")), str(ratio)]
+            lines.append(f"| {' | '.join(words)} |")
     return "\n".join(lines)
 
 
-def _cell(found: Mapping[str, Any], column: str) -> str:
-    value = found.get(column, "")
+def put(page: str, name: str, text: str) -> str:
+    """``page`` with ``text`` between its comments ``train_NAME`` and ``end``.
+
+    Raises:
+        ValueError: the page has no such comments.
+    """
+    begin = f"<!-- {name} -->"
+    found = re.sub(
+        rf"(?s){begin}\n.*?<!-- end -->", lambda _: f"{begin}\n{text}\n<!-- end -->", page
+    )
+    if begin not in page:
+        raise ValueError(f"no comment {begin} on the page")
+    return found
+
+
+def _cell(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(f"{item:,.0f}" for item in value)
-    return f"{value:,.0f}" if column == "tokens_per_s" and value != "" else str(value)
+    if isinstance(value, float) and value >= 1000:
+        return f"{value:,.0f}"
+    return str(value)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print every file's table."""
-    for path in sys.argv[1:] if argv is None else argv:
-        print(tables(Path(path)), end="\n\n")
+    """Print every table that has results, or put it into the page."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--into", type=Path)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    options = parser.parse_args(argv)
+    files: Mapping[str, Path] = {name: options.results / f"train_{name}.json" for name in COLUMNS}
+    for name, file in files.items():
+        if not file.exists():
+            print(f"{file} is not there", file=sys.stderr)
+        elif options.into is None:
+            print(table(file), end="\n\n")
+        else:
+            page = options.into.read_text()
+            options.into.write_text(put(page, f"train_{name}", table(file)))
     return 0
 
 

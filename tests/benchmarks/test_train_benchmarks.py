@@ -34,13 +34,15 @@ def _run(module: Any, out: Path, *more: str) -> dict[str, Any]:
 
 
 def test_one_process_is_compared_with_equal_work(tmp_path: Path) -> None:
-    found = _run(one_process, tmp_path / "train_one_process.json")
+    out = tmp_path / "train_one_process.json"
+    found = _run(one_process, out)
     (row,) = found["rows"].values()
     assert row["failed"] == {} and set(row["sides"]) == {"headway", "torch", "limit"}
     assert row["ratios"]["torch"]["median"] > 0
     assert found["curves"]["failed"] == {}
     assert found["curves"]["distance"]["torch"]["largest"] < SAME_CURVE
-    assert "headway" in table.tables(tmp_path / "train_one_process.json")
+    page = table.put("a\n<!-- train_x -->\nNot run.\n<!-- end -->\n", "train_x", table.table(out))
+    assert "| headway |" in page and "Not run" not in page
 
 
 @pytest.mark.parametrize(
