@@ -13,7 +13,7 @@ from headway.common.config import load
 from headway.trainer.comm.groups import Groups
 from headway.trainer.config import RunConfig
 from headway.trainer.generation import Session
-from headway.trainer.hooks import NoHooks, StepResult
+from headway.trainer.hooks import StepHooks, StepResult
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -29,7 +29,7 @@ class _Ended(BaseException):
     """The side is closed."""
 
 
-class OurSide(NoHooks):
+class OurSide(StepHooks):
     """A ``Session`` on a thread of its own, which does one step per call of ``step``."""
 
     def __init__(

@@ -17,7 +17,7 @@ from headway.trainer.batches import DataFactory, Split
 from headway.trainer.comm.groups import Groups
 from headway.trainer.config import RunConfig
 from headway.trainer.generation import Session
-from headway.trainer.hooks import NoHooks, StepResult
+from headway.trainer.hooks import StepHooks, StepResult
 
 from benchmarks.train.shapes import Shape, rows
 from benchmarks.train.turns import Turns
@@ -93,7 +93,7 @@ def data(config: RunConfig, shape: Shape, rank: int) -> DataFactory:
     return make
 
 
-class _Hooks(NoHooks):
+class _Hooks(StepHooks):
     """Reports each step; waits for the next turn where the control side would look for commands."""
 
     def __init__(self, turns: Turns) -> None:

@@ -16,7 +16,7 @@ from headway.trainer.build import stage_layers
 from headway.trainer.comm.groups import Groups
 from headway.trainer.config import RunConfig
 from headway.trainer.generation import Session
-from headway.trainer.hooks import NoHooks
+from headway.trainer.hooks import StepHooks
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -64,7 +64,7 @@ def test_the_flight_ring_shows_reductions_under_the_backward(tmp_path: Path) -> 
     session = Session(run, 0, data_factory=synthetic(run, 0), recorder=flight)
     session.join(Groups.alone(1))
     session.load("init")
-    session.run(NoHooks(), 2)
+    session.run(StepHooks(), 2)
     session.leave()
     session.close()
     rows = FlightReader(tmp_path / "flight.bin").snapshot()

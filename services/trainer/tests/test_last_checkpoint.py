@@ -14,11 +14,10 @@ from headway.common.wire.server import Server
 from headway.testkit.trainer.sessions import arena_at, arena_of, one_rank
 from headway.testkit.trainer.synthetic import synthetic
 from headway.testkit.wire.server_thread import serving
-from headway.trainer import generation as generation_module
-from headway.trainer import store_watch
+from headway.trainer import control_loop, store_watch
 from headway.trainer.comm.groups import Groups
 from headway.trainer.generation import Session
-from headway.trainer.hooks import NoHooks
+from headway.trainer.hooks import StepHooks
 from headway.trainer.rank import Rank
 from structlog.testing import capture_logs
 
@@ -39,9 +38,9 @@ def _end_beside(store_moved: Callable[[Arena], bool], folder: Path) -> tuple[Ses
     session.join(Groups.alone())
     session.load("init")
     store = Arena.open(arena_path)
-    session.run(NoHooks(), 1)
+    session.run(StepHooks(), 1)
     assert [info.step for info in store.wanted()] == [1], "a run's end asks for a durable snapshot"
-    session.run(NoHooks(), 3)
+    session.run(StepHooks(), 3)
     session.leave()
     wanted = [info.step for info in store.wanted()]
     store.close()
@@ -51,8 +50,8 @@ def _end_beside(store_moved: Callable[[Arena], bool], folder: Path) -> tuple[Ses
 def test_the_last_snapshot_waits_for_a_store_that_gets_ahead_however_long_it_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(generation_module, "STILL_ROUNDS", 4)
-    monkeypatch.setattr(generation_module, "PAUSE_ROUND_S", 0.001)
+    monkeypatch.setattr(control_loop, "STILL_ROUNDS", 4)
+    monkeypatch.setattr(control_loop, "PAUSE_ROUND_S", 0.001)
     looks: list[int] = []
 
     def moved(store: Arena) -> bool:
@@ -68,8 +67,8 @@ def test_the_last_snapshot_waits_for_a_store_that_gets_ahead_however_long_it_tak
 def test_a_store_that_stands_still_is_given_up_with_a_line_that_says_what_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(generation_module, "STILL_ROUNDS", 4)
-    monkeypatch.setattr(generation_module, "PAUSE_ROUND_S", 0.001)
+    monkeypatch.setattr(control_loop, "STILL_ROUNDS", 4)
+    monkeypatch.setattr(control_loop, "PAUSE_ROUND_S", 0.001)
     looks: list[int] = []
 
     def still(_: Arena) -> bool:
@@ -134,7 +133,7 @@ def _wait_for(rank: Rank, monkeypatch: pytest.MonkeyPatch, **store: Any) -> list
     arena = arena_of(session)
     arena.seal(arena.begin(2, 0), wanted=True)
     arena.commit(2)
-    session.step, session.is_last_wanted = 2, True
+    session._state.step, session.is_last_wanted = 2, True
     fake = Store(arena, **store)
     server = Server(rank._context.paths.endpoint("ckpt_store"), {StoreStatus: fake.status})
     with serving(server), capture_logs() as logs:

@@ -24,7 +24,7 @@ from headway.trainer.comm.interface import PeerLost
 from headway.trainer.comm.store import StoreClient, StoreServer
 from headway.trainer.config import RunConfig
 from headway.trainer.generation import Session
-from headway.trainer.hooks import NoHooks
+from headway.trainer.hooks import StepHooks
 from headway.trainer.model.tape import Tape
 from headway.trainer.pipeline import TAG_MICRO_BATCHES, _tag
 
@@ -131,7 +131,7 @@ def _train(**train: int) -> tuple[_Gathers, list[float]]:
     config = from_dict(RunConfig, settings)
     gathers, losses = _Gathers(), []
 
-    class Hooks(NoHooks):
+    class Hooks(StepHooks):
         def on_step(self, result: Any) -> None:
             losses.append(result.loss)
 

@@ -30,7 +30,7 @@ from headway.trainer.comm.interface import Aborted
 from headway.trainer.config import RunConfig
 from headway.trainer.errors import RefusedError
 from headway.trainer.generation import Session
-from headway.trainer.hooks import NoHooks
+from headway.trainer.hooks import StepHooks
 from headway.trainer.rank import Rank
 from headway.trainer.snapshot import Extra
 from headway.trainer.steering import readers_of_other_data
@@ -153,7 +153,7 @@ def test_snapshots_of_before_fingerprints_were_kept_load_and_are_given_one(tmp_p
     session.join(Groups.alone(1))
     session.load("durable", 2, (np.zeros(arena_of(session).slot_bytes, np.uint8),
                                 Extra(step=2, samples=32).pack()))  # fmt: skip
-    session.run(NoHooks(), 3)
+    session.run(StepHooks(), 3)
     session.leave()
     with Arena.open(tmp_path / "arena", writable=False) as arena:
         assert Extra.unpack(arena.view(3)[1]).fingerprint == kept.fingerprint
@@ -201,6 +201,6 @@ def test_a_rank_that_waits_for_its_data_leaves_when_its_generation_is_fenced(ran
     fenced = threading.Timer(0.3, rank._context.fence.abort, (0,), {"limit_s": 0.0})
     fenced.start()
     with pytest.raises(Aborted):
-        rank._session.run(NoHooks())  # nobody serves data on this node
+        rank._session.run(StepHooks())  # nobody serves data on this node
     fenced.join()
     assert rank.config.data.wait_timeout_s > 100

@@ -24,7 +24,7 @@ from headway.trainer.comm.groups import Groups
 from headway.trainer.comm.interface import Aborted
 from headway.trainer.config import RunConfig
 from headway.trainer.generation import Session
-from headway.trainer.hooks import Directive, NoHooks, StepResult
+from headway.trainer.hooks import Directive, StepHooks, StepResult
 from headway.trainer.optim.adamw import AdamW
 from headway.trainer.optim.schedule import learning_rate
 from headway.trainer.snapshot import Extra, Snapshots
@@ -44,7 +44,7 @@ def _session(config: RunConfig, folder: Path | None = None) -> Session:
     return Session(config, 0, data_factory=synthetic(config, 0), open_arena=opener)
 
 
-class _Hooks(NoHooks):
+class _Hooks(StepHooks):
     """Hears the commands ``{step: (sequence, directive)}`` as soon as that step has ended."""
 
     def __init__(self, commands: dict[int, Directive] | None = None) -> None:
@@ -77,7 +77,7 @@ class _Hooks(NoHooks):
         self.pauses.append(paused)
 
 
-def _run(session: Session, hooks: NoHooks, until: int) -> None:
+def _run(session: Session, hooks: StepHooks, until: int) -> None:
     session.join(Groups.alone())
     session.load("init")
     session.run(hooks, until)
@@ -247,7 +247,7 @@ def test_a_fenced_session_leaves_and_can_be_loaded_again(tmp_path: Path) -> None
 
 def test_parameters_and_gradients_have_new_memory_after_a_generation() -> None:
     session = _session(_config())
-    _run(session, NoHooks(), 1)
+    _run(session, StepHooks(), 1)
     old = session.flats[0].params.data_ptr(), session.flats[0].grads.data_ptr()
     held = session.flats[0].params, session.flats[0].grads
     session.join(Groups.alone(2))
@@ -259,7 +259,7 @@ def test_parameters_and_gradients_have_new_memory_after_a_generation() -> None:
 
 def test_restoring_a_step_that_was_never_sealed_is_an_error(tmp_path: Path) -> None:
     session = _session(_config(), tmp_path)
-    _run(session, NoHooks(), 3)
+    _run(session, StepHooks(), 3)
     session.join(Groups.alone(2))
     with pytest.raises(HeadwayError, match="holds no snapshot of that step, only"):
         session.load("arena", 9)
@@ -296,7 +296,7 @@ def test_the_flight_ring_tells_a_step_in_the_order_it_happened(tmp_path: Path) -
     flight = FlightWriter.create(tmp_path / "flight-0.bin", 0)
     config = _config()
     session = Session(config, 0, data_factory=synthetic(config, 0), recorder=flight)
-    _run(session, NoHooks(), 3)
+    _run(session, StepHooks(), 3)
     flight.close()
     reader = FlightReader(tmp_path / "flight-0.bin")
     records = reader.snapshot()

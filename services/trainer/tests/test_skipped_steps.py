@@ -21,7 +21,7 @@ from headway.trainer.config import RunConfig, TrainConfig
 from headway.trainer.control_hooks import ControlHooks
 from headway.trainer.errors import DivergedError, RefusedError
 from headway.trainer.generation import Session
-from headway.trainer.hooks import Directive, NoHooks, StepResult
+from headway.trainer.hooks import Directive, StepHooks, StepResult
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -33,7 +33,7 @@ def _config(*, limit: int = 0, **ckpt: int) -> RunConfig:
     return from_dict(RunConfig, settings)
 
 
-class _Store(NoHooks):
+class _Store(StepHooks):
     """Spoils and heals the state between steps, and takes marked snapshots as a store does."""
 
     def __init__(self, session: Session, folder: Path, *, bad: range, ask_at: int = -1) -> None:

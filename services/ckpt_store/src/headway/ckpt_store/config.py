@@ -13,8 +13,11 @@ class StoreConfig:
     """What is kept on disk, and the resources that the store uses."""
 
     durable_every: int = 50
-    """Steps between two durable checkpoints; snapshots in memory are taken at
-    every step regardless."""
+    """Steps between two durable checkpoints. Each of them is a snapshot in memory first, whatever
+    ``snapshot_every`` is."""
+    snapshot_every: int = 1
+    """Steps between two snapshots in memory: a recovery that finds them repeats up to that many
+    completed steps. More than 1 copies less often; it does not save memory."""
     keep: int = 3
     """Complete checkpoints that retention keeps, plus pinned ones. The newest is never removed."""
     verify_before_remove: Literal["digests", "sizes"] = "digests"
@@ -31,6 +34,7 @@ class StoreConfig:
     def __post_init__(self) -> None:
         for name, value, least in (
             ("durable_every", self.durable_every, 1),
+            ("snapshot_every", self.snapshot_every, 1),
             ("keep", self.keep, 1),
         ):
             if value < least:

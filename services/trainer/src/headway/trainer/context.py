@@ -6,14 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from headway.trainer.batches import Split
+from headway.common.plan.grid import Coordinates
+from headway.trainer.batches import BatchReader, MicroBatch, Split
 from headway.trainer.comm.groups import Groups
 from headway.trainer.config import RunConfig
 from headway.trainer.model.chunk import Chunk
+from headway.trainer.parallel.data import DataParallel
 from headway.trainer.parallel.tensor import TensorParallel
 from headway.trainer.recorder import Recorder
 from headway.trainer.snapshot import Snapshots
 from headway.trainer.state.flat import FlatChunk
+from headway.trainer.steering import Sums, all_reduce_sums
 
 
 @dataclass
@@ -31,3 +34,47 @@ class StepContext:
     device: torch.device
     fingerprints: Mapping[Split, str]
     """Fingerprints of the data read so far in this run; stored in snapshots."""
+
+    @property
+    def place(self) -> Coordinates:
+        """The rank's coordinates."""
+        return self.config.parallel.grid.coordinates(self.rank)
+
+    def take_batches(self, reader: BatchReader, start: int, steps: int) -> list[MicroBatch]:
+        """This replica's micro-batches of ``steps`` steps from global sample ``start`` on.
+
+        Local j of a step is global j * dp + dp_rank.
+
+        Raises:
+            Aborted: the generation was fenced.
+        """
+        size, dp = self.config.train.micro_batch_size, self.config.parallel.dp
+        channels = self.groups.channels
+        count, first = steps * self.config.num_micro_batches, start + self.place.dp * size
+        return reader.take(count, first, dp * size, lambda: channels.aborted)
+
+    def data_parallel(self) -> DataParallel:
+        """The collectives over the chunks, with the switches of the configuration."""
+        parallel = self.config.parallel
+        return DataParallel(
+            self.flats,
+            self.groups["dp"],
+            self.recorder,
+            overlap_gather=parallel.overlap_param_gather,
+            overlap_reduce=parallel.overlap_grad_reduce,
+        )
+
+    def sum_over_ranks(
+        self, norm_square: torch.Tensor | float, loss_sum: torch.Tensor, num_tokens: float
+    ) -> Sums:
+        """World sums. Each tp rank of a last stage holds the whole loss, so only
+        the first one's counts.
+
+        Raises:
+            Aborted: the generation was fenced.
+        """
+        values = torch.zeros(3, dtype=torch.float64, device=self.device)
+        values[0] = norm_square
+        if self.place.tp == 0:
+            values[1], values[2] = loss_sum, num_tokens
+        return all_reduce_sums(self.groups.every_rank, self.groups.channels, values)

@@ -15,7 +15,7 @@ from headway.common.wire.messages.worker import Steer
 from headway.trainer.comm.fence import Fence
 from headway.trainer.comm.store import StoreEndpoint
 from headway.trainer.config import RunConfig
-from headway.trainer.hooks import Directive, NoHooks, StepResult
+from headway.trainer.hooks import Directive, StepHooks, StepResult
 from headway.trainer.link import Link, WorkerStatus
 
 REPORTING_RANK = 0  # all ranks have the same numbers; one reports them
@@ -38,7 +38,7 @@ class RankContext(Protocol):
         """Called on the build thread of rank 0 once the generation's store listens."""
 
 
-class ControlHooks(NoHooks):
+class ControlHooks(StepHooks):
     """Passes steering commands and reports between a step and the worker's link."""
 
     def __init__(self, context: RankContext, generation: int, answered: int = 0) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -12,27 +11,24 @@ import torch
 from headway.common.errors import CorruptError
 from headway.common.log import get_logger
 from headway.common.node.arena import Arena
-from headway.common.node.flight import WAITING
-from headway.common.node.ring import RingAbortedError
 from headway.common.plan.schedule.actions import Kind
-from headway.dataloader.client import ChangedDataError
-from headway.trainer.batches import BatchReader, BatchSource, DataFactory, Split
+from headway.trainer.batches import BatchReader, DataFactory, Split
 from headway.trainer.build import build_model
 from headway.trainer.comm.groups import Groups
-from headway.trainer.comm.interface import Aborted
 from headway.trainer.config import RunConfig
 from headway.trainer.context import StepContext
-from headway.trainer.errors import DivergedError, RefusedError
-from headway.trainer.hooks import StepHooks, StepResult
+from headway.trainer.data_streams import DataStreams
+from headway.trainer.errors import RefusedError
+from headway.trainer.evaluation import Evaluation
+from headway.trainer.hooks import StepHooks
 from headway.trainer.layout_check import difference
 from headway.trainer.model.chunk import Chunk
 from headway.trainer.parallel.tensor import TensorParallel
 from headway.trainer.recorder import NoRecorder, Recorder
-from headway.trainer.sample import sample_text
 from headway.trainer.snapshot import Extra, Snapshots, layout, offsets
 from headway.trainer.state.flat import FlatChunk
-from headway.trainer.steering import readers_of_other_data
-from headway.trainer.step import TrainStep
+from headway.trainer.train_state import TrainState
+from headway.trainer.training_loop import run_steps
 
 ArenaFactory = Callable[[int, bytes], Arena]
 """``(slot_bytes, layout)`` -> the rank's arena, created or opened; a damaged one or one
@@ -40,10 +36,6 @@ with another layout is replaced by an empty one. Called when its size is known, 
 it is damaged later."""
 
 Source = Literal["init", "arena", "durable"]
-
-PAUSE_ROUND_S = 0.05
-STILL_ROUNDS = 1200
-"""Rounds of ``PAUSE_ROUND_S`` without progress of any store that end the wait at a run's end."""
 
 log = get_logger("session")
 
@@ -71,22 +63,17 @@ class Session:
         self.device = torch.device(device)
         self._data_factory = data_factory
         self._recorder = recorder or NoRecorder()
-        self._place = config.parallel.grid.coordinates(rank)
-        self._tp: TensorParallel | None = None
-        self.chunks: list[Chunk] = []
-        self.flats: list[FlatChunk] = []
         self._open_arena = open_arena
         self._store_moved = store_moved
+        self._tp: TensorParallel | None = None
+        self._data: DataStreams | None = None
+        self.chunks: list[Chunk] = []
+        self.flats: list[FlatChunk] = []
         self._arena: Arena | None = None
         self._snapshots: Snapshots | None = None
         self._groups: Groups | None = None
-        self._readers: dict[str, BatchReader] = {}
-        self._extra = Extra(step=0, samples=0)
-        self._fingerprints: dict[Split, str] = {"train": "", "validation": ""}
+        self._state = TrainState()
         self._is_used = False
-        self.step = 0
-        self.samples = 0
-        """Global samples consumed in ``step`` steps."""
         self.is_last_wanted = False
         """Whether ``run`` could mark its last snapshot durable."""
         self.is_complete = False
@@ -98,7 +85,17 @@ class Session:
         self._recorder.set_generation(groups.generation)
         if self._tp is None:
             self._tp = TensorParallel(groups["tp"], pieces=self.config.parallel.tp_pieces)
-            self.chunks, self.flats = build_model(self.config, self._place, self._tp, self.device)
+            place = self.config.parallel.grid.coordinates(self.rank)
+            self.chunks, self.flats = build_model(self.config, place, self._tp, self.device)
+            self._data = DataStreams(
+                self._data_factory,
+                self._recorder,
+                self.device,
+                rank=self.rank,
+                path=self.config.data.path,
+                first=any(chunk.is_first for chunk in self.chunks),
+                last=any(chunk.is_last for chunk in self.chunks),
+            )
         self._tp.comm = groups["tp"]
 
     def load(
@@ -128,25 +125,26 @@ class Session:
                     flat.renew()  # an abandoned operation may still write to the old buffers
                     chunk.bind(flat)
             self._is_used = True
+            extra = Extra(step=0, samples=0)
             if source == "arena":
-                self._extra = snapshots.restore(step)
+                extra = snapshots.restore(step)
             else:
                 snapshots.forget()
-                self._extra = Extra(step=0, samples=0)
                 if source == "durable":
                     assert state is not None
                     snapshots.load(state[0])
-                    self._extra = Extra.unpack(state[1])
+                    extra = Extra.unpack(state[1])
                 else:
                     for flat in self.flats:
                         flat.load_master_from_init(self.config.train.seed, progress)
             for flat in self.flats:
                 flat.cast_shard_to_params()
-        if self._extra.step != step:
-            raise ValueError(f"the snapshot asked for as {step} says it is {self._extra.step}")
-        self.step, self.samples = step, self._extra.samples
-        self._fingerprints["train"] = self._extra.fingerprint
-        self._fingerprints["validation"] = self._extra.validation_fingerprint
+        if extra.step != step:
+            raise ValueError(f"the snapshot asked for as {step} says it is {extra.step}")
+        self._state = TrainState.of(extra)
+        assert self._data is not None
+        self._data.fingerprints["train"] = extra.fingerprint
+        self._data.fingerprints["validation"] = extra.validation_fingerprint
 
     def check_layout(self, found: Mapping[str, Any], where: str) -> None:
         """Raises RefusedError, naming the first difference, unless the layout is this model's."""
@@ -166,35 +164,9 @@ class Session:
             RefusedError: the data are not those that the run began with, or differ between ranks.
             DivergedError: ``train.max_skipped_steps`` steps in a row were not finite.
         """
-        trainer = TrainStep(self._context(), hooks, self._reader("train"))
-        trainer.applied, trainer.durable_due = self._extra.command, self._extra.durable_due
-        trainer.samples = self.samples
-        trainer.skipped = self._extra.skipped
-        trainer.skipped_in_row = self._extra.skipped_in_row
-        trainer.asked = self._extra.asked
-        if self.ready_snapshots().sealed < self.step:
-            trainer.snapshot(self.step, durable=False)
-        trainer.directive = hooks.apply(self.step, trainer.applied, trainer.applied)
-        if self.step >= trainer.total_steps:  # it may have been extended since
-            trainer.control_round(self.step)
-        while not trainer.directive.stop and self.step < (
-            trainer.total_steps if until is None else until
-        ):
-            self._carry_out(trainer)
-            if trainer.directive.pause:
-                self._pause(trainer, hooks)
-                continue
-            if self._eval_is_due():
-                hooks.on_eval(self.step, trainer.evaluate(self.step, self._reader("validation")))
-            result = trainer.run(self.step)
-            self.step, self.samples = self.step + 1, trainer.samples
-            hooks.on_step(result)
-            self._check_divergence(result)
-        self._carry_out(trainer)
-        self.is_complete = self.step >= trainer.total_steps
-        if self.is_complete:
-            hooks.on_eval(self.step, trainer.evaluate(self.step, self._reader("validation")))
-        self._make_last_durable(trainer)
+        context, state, moved = self._context(), self._state, self._store_moved
+        ending = run_steps(context, state, hooks, self._reader, until=until, store_moved=moved)
+        self.is_complete, self.is_last_wanted = ending.is_complete, ending.is_last_wanted
 
     def leave(self) -> None:
         """Release the generation: groups, data, and what an abandoned operation
@@ -203,7 +175,8 @@ class Session:
             try:
                 self._snapshots.finish()
             finally:
-                self._close_readers()
+                if self._data is not None:
+                    self._data.close()
         if self._groups is not None:
             self._groups.release()
             self._groups = None
@@ -214,6 +187,16 @@ class Session:
             self._snapshots.close()
 
     @property
+    def step(self) -> int:
+        """Completed steps."""
+        return self._state.step
+
+    @property
+    def samples(self) -> int:
+        """Global samples consumed in ``step`` steps."""
+        return self._state.samples
+
+    @property
     def groups(self) -> Groups:
         """The generation's groups; after ``join``, before ``leave``."""
         assert self._groups is not None
@@ -221,7 +204,8 @@ class Session:
 
     def sample(self, prompt: list[int], count: int) -> list[int]:
         """Tokens that the model writes after ``prompt``; right after ``run``, on all ranks."""
-        return sample_text(self._context(), prompt, count)
+        context = self._context()
+        return Evaluation(context, context.data_parallel()).sample(self.step, prompt, count)
 
     def ready_snapshots(self) -> Snapshots:
         """The snapshotter of the rank's arena, which the first call creates or
@@ -251,119 +235,21 @@ class Session:
         return layout(self.flats, self.config.parallel.grid, self.rank)
 
     def _context(self) -> StepContext:
-        assert self._groups is not None and self._tp is not None
+        assert self._tp is not None and self._data is not None
         return StepContext(
             config=self.config,
             rank=self.rank,
             chunks=self.chunks,
             flats=self.flats,
             tp=self._tp,
-            groups=self._groups,
+            groups=self.groups,
             snapshots=self.ready_snapshots(),
             recorder=self._recorder,
             device=self.device,
-            fingerprints=self._fingerprints,
+            fingerprints=self._data.fingerprints,
         )
 
     def _reader(self, split: Split) -> BatchReader:
-        """The stream of a split, opened by all ranks together when a generation first needs it."""
-        if split not in self._readers:
-            first = any(chunk.is_first for chunk in self.chunks)
-            last = any(chunk.is_last for chunk in self.chunks)
-            source = self._open_source(split) if first or last else None
-            self._readers[split] = BatchReader(source, first=first, last=last, device=self.device)
-            self._agree_on_data(split, source)
-        return self._readers[split]
-
-    def _open_source(self, split: Split) -> BatchSource:
-        known, start = self._fingerprints[split], self.samples if split == "train" else 0
-        try:
-            source = self._data_factory(split, start, self.groups.generation, known)
-        except RingAbortedError:
-            raise Aborted from None
-        except ChangedDataError as error:  # the damage may be repaired before the next generation
-            raise RefusedError(error.message, remedy=error.remedy) from error
-        if known and source.fingerprint != known:
-            source.close()
-            raise RefusedError(
-                f"the {split} data of {self.config.data.path} have changed: fingerprint "
-                f"{source.fingerprint}, the run began with {known}",
-                remedy="restore the old data, or start a new run",
-            )
-        self._fingerprints[split] = source.fingerprint
-        return source
-
-    def _agree_on_data(self, split: Split, source: BatchSource | None) -> None:
-        """Compare the data over ranks, because nodes may have their own copies."""
-        groups, mine = self.groups, source.fingerprint if source is not None else ""
-        if groups.every_rank.size == 1:
-            return
-        with self._recorder.record(Kind.NORM, step=self.step, flags=WAITING):
-            others = readers_of_other_data(groups.every_rank, groups.channels, mine, self.device)
-        if others:
-            raise RefusedError(
-                f"ranks {others} read other {split} data at {self.config.data.path} than the ranks "
-                f"before them (rank {self.rank}: fingerprint {mine or 'none'})",
-                remedy="copy the same prepared folder to every node",
-            )
-
-    def _close_readers(self) -> None:
-        for reader in self._readers.values():
-            reader.close()
-        self._readers.clear()
-
-    def _eval_is_due(self) -> bool:
-        every = self.config.train.eval_every
-        return self.step == 0 or (every > 0 and self.step % every == 0)
-
-    def _check_divergence(self, result: StepResult) -> None:
-        """All ranks have the same counts, so all of them end here together."""
-        limit, skipped = self.config.train.max_skipped_steps, result.skipped_in_row
-        if limit and skipped >= limit:
-            raise DivergedError(
-                result.step + 1 - skipped, result.step, result.loss, result.grad_norm
-            )
-
-    def _pause(self, trainer: TrainStep, hooks: StepHooks) -> None:
-        hooks.on_pause(True)
-        while trainer.directive.pause and not trainer.directive.stop:
-            time.sleep(PAUSE_ROUND_S)
-            trainer.control_round(self.step)
-            self._carry_out(trainer)
-        hooks.on_pause(False)
-
-    def _carry_out(self, trainer: TrainStep) -> None:
-        if trainer.asked:
-            trainer.carry_out(self.step, lambda: self._reader("validation"))
-
-    def _make_last_durable(self, trainer: TrainStep) -> None:
-        """Commit the last snapshot, marked durable, once every store has released the one before.
-
-        If no store makes progress for ``STILL_ROUNDS``, it stays in the arenas only.
-        """
-        agreed, num_still = trainer.control_round(self.step, look_at_state=True), 0
-        is_good = trainer.skipped_in_row == 0 and not agreed.bad
-        # counted, not timed: all ranks must end the loop together
-        while agreed.busy and num_still < STILL_ROUNDS:
-            time.sleep(PAUSE_ROUND_S)
-            agreed = trainer.control_round(self.step, moved=self._store_moved())
-            num_still = 0 if agreed.moved else num_still + 1
-        self.is_last_wanted = is_good and not agreed.busy
-        if not is_good:
-            log.warning(
-                "the last step is not made durable: its loss or its state is not finite",
-                step=self.step,
-                skipped_in_row=trainer.skipped_in_row,
-            )
-        elif agreed.busy:
-            log.warning(
-                "the last step is not made durable: a store makes no progress with an earlier one",
-                step=self.step,
-                waited_s=STILL_ROUNDS * PAUSE_ROUND_S,
-            )
-        trainer.snapshot(self.step, durable=self.is_last_wanted)
-        if trainer.control_round(self.step).bad:
-            self.is_last_wanted = False
-            log.warning(
-                "the last step is not made durable: its state is not finite", step=self.step
-            )
+        assert self._data is not None
+        start = self._state.samples if split == "train" else 0
+        return self._data.reader(split, self.groups, step=self.step, start=start)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from headway.common.wire.messages.worker import Steer
 
@@ -42,11 +41,15 @@ class Directive:
     """Sequences of the evaluations and samples to do before the next step."""
 
 
-class StepHooks(Protocol):
-    """The control side, called on the main thread; nothing here may block."""
+class StepHooks:
+    """The control side, called on the main thread; nothing here may block.
+
+    As it stands it gives no commands and reports nothing: a subclass overrides what it needs.
+    """
 
     def command_seq(self) -> int:
         """Newest steering command received, 0 for none."""
+        return 0
 
     def apply(self, step: int, applied: int, agreed: int) -> Directive:
         """The effect of commands 1..``agreed``.
@@ -55,15 +58,21 @@ class StepHooks(Protocol):
         agreement, also if nothing is new. A function of the commands alone, so that a step that is
         repeated after a recovery gives the same result.
         """
+        del step, applied, agreed
+        return Directive()
 
     def command(self, sequence: int) -> Steer:
         """One of the commands up to ``command_seq``."""
+        raise LookupError(sequence)
 
     def is_answered(self, sequence: int) -> bool:
         """Whether the evaluation or sample of a command was made in an earlier generation."""
+        del sequence
+        return False
 
     def stop_requested(self) -> bool:
         """Whether this rank wants the run to end, independently of commands."""
+        return False
 
     def on_step(self, result: StepResult) -> None:
         """A step is complete."""
@@ -83,47 +92,3 @@ class StepHooks(Protocol):
     def on_doubtful_checkpoint(self, step: int, first_skipped: int) -> None:
         """Called when a user requests a checkpoint of ``step`` although no step since
         ``first_skipped`` was finite. It is made; earlier ones must be kept."""
-
-
-class NoHooks:
-    """Hooks without effect; a base class for hooks that need few methods."""
-
-    def command_seq(self) -> int:
-        """No commands."""
-        return 0
-
-    def apply(self, step: int, applied: int, agreed: int) -> Directive:
-        """No changes."""
-        del step, applied, agreed
-        return Directive()
-
-    def command(self, sequence: int) -> Steer:
-        """There is none."""
-        raise LookupError(sequence)
-
-    def is_answered(self, sequence: int) -> bool:
-        """There is none."""
-        del sequence
-        return False
-
-    def stop_requested(self) -> bool:
-        """Never."""
-        return False
-
-    def on_step(self, result: StepResult) -> None:
-        """No effect."""
-
-    def on_eval(self, step: int, loss: float, sequence: int = 0) -> None:
-        """No effect."""
-
-    def on_sample(self, sequence: int, step: int, prompt: list[int], tokens: list[int]) -> None:
-        """No effect."""
-
-    def on_applied(self, sequence: int) -> None:
-        """No effect."""
-
-    def on_pause(self, paused: bool) -> None:
-        """No effect."""
-
-    def on_doubtful_checkpoint(self, step: int, first_skipped: int) -> None:
-        """No effect."""

@@ -49,7 +49,7 @@ class Agreement:
     """Whether this rank's store made progress since the last round; only at the end of a run."""
 
 
-def add_up(world: Reducer, channels: Channels, values: torch.Tensor) -> Sums:
+def all_reduce_sums(world: Reducer, channels: Channels, values: torch.Tensor) -> Sums:
     """Sum fp64 [3] (norm square, loss sum, tokens) over the world, in place.
 
     Raises:
@@ -59,7 +59,9 @@ def add_up(world: Reducer, channels: Channels, values: torch.Tensor) -> Sums:
     return Sums(*read_when_ready(values, channels))
 
 
-def agree(world: Reducer, channels: Channels, mine: Agreement, device: torch.device) -> Agreement:
+def all_reduce_agreement(
+    world: Reducer, channels: Channels, mine: Agreement, device: torch.device
+) -> Agreement:
     """The agreement of all ranks: the oldest command and snapshot, and every
     flag that any rank set.
 

@@ -29,7 +29,7 @@ from headway.trainer.comm.store import StoreEndpoint
 from headway.trainer.config import RunConfig
 from headway.trainer.device import take_device
 from headway.trainer.generation import Session
-from headway.trainer.hooks import NoHooks, StepResult
+from headway.trainer.hooks import StepHooks, StepResult
 from headway.trainer.machine import resolve_auto
 from headway.trainer.rank import replica_stream
 
@@ -74,7 +74,7 @@ class Place:
             return str(probe.getsockname()[0])
 
 
-class Progress(NoHooks):
+class Progress(StepHooks):
     """Prints on rank 0; SIGTERM and SIGINT end the run after the step."""
 
     def __init__(self, config: RunConfig, *, speaks: bool) -> None:

@@ -21,7 +21,7 @@ from headway.testkit.trainer.synthetic import synthetic
 from headway.testkit.trainer.training import arena_opener, run_generation
 from headway.trainer.config import RunConfig
 from headway.trainer.generation import Session, Source
-from headway.trainer.hooks import NoHooks, StepResult
+from headway.trainer.hooks import StepHooks, StepResult
 from headway.trainer.model.chunk import Forward
 from headway.trainer.model.tape import Tape
 from headway.trainer.pipeline import Pipeline
@@ -62,7 +62,7 @@ class Fuse:
         """See ``Recorder``."""
 
 
-class _Journal(NoHooks):
+class _Journal(StepHooks):
     """Takes a census after each step and each evaluation, and every loss."""
 
     def __init__(self, kept: _Kept) -> None:

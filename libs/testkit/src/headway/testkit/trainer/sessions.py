@@ -12,7 +12,7 @@ from headway.testkit.trainer.layouts import small_run
 from headway.trainer.comm.groups import Groups
 from headway.trainer.config import RunConfig
 from headway.trainer.generation import ArenaFactory, Session
-from headway.trainer.hooks import NoHooks, StepResult
+from headway.trainer.hooks import StepHooks, StepResult
 from headway.trainer.layout_check import difference
 
 RUN_ID = "0123abcd"
@@ -53,7 +53,7 @@ def arena_of(session: Session) -> Arena:
     return arena
 
 
-class Losses(NoHooks):
+class Losses(StepHooks):
     """Keeps every loss; releases what is wanted durable, as a store does that has written it."""
 
     def __init__(self, session: Session) -> None:

@@ -22,14 +22,14 @@ from headway.trainer.comm.groups import Groups, build
 from headway.trainer.comm.interface import Aborted
 from headway.trainer.config import RunConfig
 from headway.trainer.generation import ArenaFactory, Session, Source
-from headway.trainer.hooks import NoHooks, StepHooks, StepResult
+from headway.trainer.hooks import StepHooks, StepResult
 from headway.trainer.layout_check import difference
 
 TIMEOUT_S = 20.0
 Array = npt.NDArray[Any]
 
 
-class Journal(NoHooks):
+class Journal(StepHooks):
     """Writes down every loss, bit for bit, what was committed by then, and the
     gradients of one step."""
 

@@ -1,0 +1,64 @@
+"""What a rank computes besides training steps: the validation loss, and samples of the model."""
+
+from __future__ import annotations
+
+from headway.common.plan.schedule.actions import Action, Kind
+from headway.common.plan.schedule.generate import forward_only
+from headway.common.plan.schedule.lower import lower
+from headway.trainer.batches import BatchReader
+from headway.trainer.context import StepContext
+from headway.trainer.parallel.data import DataParallel
+from headway.trainer.pipeline import Pipeline
+from headway.trainer.sample import TEMPERATURE, sample_text
+
+
+class Evaluation:
+    """Forward passes of one generation; all ranks call each method together, between two steps."""
+
+    def __init__(self, context: StepContext, data: DataParallel) -> None:
+        self._context, self._data = context, data
+        config, grid = context.config, context.config.parallel.grid
+        passes = config.train.eval_batches * config.num_micro_batches
+        schedule = forward_only(pp=grid.pp, vp=grid.vp, num_micro_batches=passes)
+        self._actions = lower(schedule).ranks[context.place.pp]
+
+    def loss(self, step: int, reader: BatchReader) -> float:
+        """Mean validation loss in nats after ``step`` steps, over the same batches each time.
+
+        Raises:
+            Aborted: the generation was fenced. RuntimeError: a peer failed.
+        """
+        context, config = self._context, self._context.config
+        num_tokens = 0.0
+
+        def data(pipeline: Pipeline, _: Action) -> None:
+            nonlocal num_tokens
+            pipeline.batches = context.take_batches(reader, 0, config.train.eval_batches)
+            num_tokens = sum(batch.num_tokens for batch in pipeline.batches)
+
+        with context.recorder.record(Kind.EVAL, step=step):
+            self._data.gather_all(step)
+            pipeline = Pipeline(
+                self._actions,
+                context.chunks,
+                context.groups.pipe,
+                context.recorder,
+                step=step,
+                micro_batch_size=config.train.micro_batch_size,
+                loss_scale=1.0,
+                train=False,
+                overlap=config.parallel.overlap_p2p,
+                handlers={Kind.DATA: data},
+                check=context.groups.channels.check,
+                before_compute=lambda _: None,  # everything is gathered
+            )
+            pipeline.run()
+            return context.sum_over_ranks(0.0, pipeline.loss_sum, num_tokens).mean_loss
+
+    def sample(
+        self, step: int, prompt: list[int], count: int, *, temperature: float = TEMPERATURE
+    ) -> list[int]:
+        """Tokens that the model writes after ``prompt``; see ``sample_text``."""
+        with self._context.recorder.record(Kind.SAMPLE, step=step):
+            self._data.gather_all(step)
+            return sample_text(self._context, prompt, count, temperature=temperature)
