@@ -12,6 +12,7 @@ from headway.trainer.model import head, matmul
 from headway.trainer.model.chunk import Forward
 from headway.trainer.model.gpt import Recompute
 from headway.trainer.model.layers import Rotary
+from headway.trainer.model.rehearsal import rehearse
 
 BLOCKS = ("serial", "parallel")
 
@@ -133,6 +134,23 @@ def kept_bytes(fwd: Forward) -> int:
     assert fwd.tape is not None
     visit(fwd.tape._saved)
     return sum(sizes.values())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's compiler itself
+@pytest.mark.parametrize("block", BLOCKS)
+def test_compiled_kernels_agree_with_eager_ones_and_rehearsal_compiles_all(block: str) -> None:
+    model, batch = tiny_model(block), random_batch(tiny_model())
+    eager = Part(model, precision="fp32")
+    compiled = Part(model, precision="fp32", compile_kernels=True)
+    turns: list[int] = []
+    torch._dynamo.reset()
+    rehearse([compiled.chunk], 2, turns.append)
+    assert turns == [1, 1]
+    compiled.flat.zero_grads()
+    with torch.compiler.set_stance("fail_on_recompile"):
+        assert compiled.run(batch, 0.01) == pytest.approx(eager.run(batch, 0.01), rel=1e-5)
+    for name, grad in eager.grads().items():
+        assert relative(compiled.grads()[name], grad) < 1e-5, name
 
 
 def test_positions_rotate_by_what_they_say() -> None:

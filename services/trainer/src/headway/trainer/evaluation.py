@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from headway.common.plan.schedule.actions import Action, Kind
 from headway.common.plan.schedule.generate import forward_only
 from headway.common.plan.schedule.lower import lower
@@ -61,4 +62,5 @@ class Evaluation:
         """Tokens that the model writes after ``prompt``; see ``sample_text``."""
         with self._context.recorder.record(Kind.SAMPLE, step=step):
             self._data.gather_all(step)
-            return sample_text(self._context, prompt, count, temperature=temperature)
+            with torch.compiler.set_stance("force_eager"):  # each text has its own length
+                return sample_text(self._context, prompt, count, temperature=temperature)

@@ -23,6 +23,7 @@ from headway.trainer.evaluation import Evaluation
 from headway.trainer.hooks import StepHooks
 from headway.trainer.layout_check import difference
 from headway.trainer.model.chunk import Chunk
+from headway.trainer.model.rehearsal import rehearse
 from headway.trainer.parallel.tensor import TensorParallel
 from headway.trainer.recorder import NoRecorder, Recorder
 from headway.trainer.snapshot import Extra, Snapshots, layout, offsets
@@ -74,6 +75,7 @@ class Session:
         self._groups: Groups | None = None
         self._state = TrainState()
         self._is_used = False
+        self._compiles = config.train.compile
         self.is_last_wanted = False
         """Whether ``run`` could mark its last snapshot durable."""
         self.is_complete = False
@@ -111,7 +113,8 @@ class Session:
         ``init`` makes the first weights (``step`` is 0), ``arena`` takes the rank's own
         arena, ``durable`` takes ``state``: data and extra as the checkpoint store's
         ``read_shard`` returns them. ``progress`` is called with the bytes of the state that each
-        piece of the first weights has completed; what it raises ends the load.
+        piece of the first weights has completed, and while kernels are compiled; what it raises
+        ends the load.
 
         Raises:
             BadSnapshotError: the arena has no intact snapshot of that step; ``load`` may be called
@@ -139,6 +142,9 @@ class Session:
                         flat.load_master_from_init(self.config.train.seed, progress)
             for flat in self.flats:
                 flat.cast_shard_to_params()
+            if self._compiles:
+                rehearse(self.chunks, self.config.train.micro_batch_size, progress)
+                self._compiles = False
         if extra.step != step:
             raise ValueError(f"the snapshot asked for as {step} says it is {extra.step}")
         self._state = TrainState.of(extra)

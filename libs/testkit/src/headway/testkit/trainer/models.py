@@ -61,6 +61,7 @@ class Part:
         seed: int = 1,
         recompute: Recompute = Recompute(),  # noqa: B008 - frozen
         pieces: int = 1,
+        compile_kernels: bool = False,
     ) -> None:
         layers = range(model.layers) if layers is None else layers
         self.precision = Precision.of(precision)
@@ -72,6 +73,7 @@ class Part:
             tp=TensorParallel(comm, pieces=pieces),
             precision=self.precision,
             recompute=recompute,
+            compile_kernels=compile_kernels,
         )
         self.flat = FlatChunk(
             self.chunk.params,

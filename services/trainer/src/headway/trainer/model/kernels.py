@@ -7,6 +7,7 @@ Shapes: S = seq, B = micro-batch, H = local heads, D = head_dim, W = width.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
@@ -147,6 +148,8 @@ def kernels(device: torch.device, *, compile_each: bool) -> Kernels:
     """The operations for ``device``; ``compile_each`` compiles every one for the shapes it meets
     (``train.compile``), which takes a C++ compiler and some seconds at the first step."""
     if compile_each:
+        # a pool of compiler processes would outlive a worker that is killed
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
         chosen = Kernels()
         return Kernels(
             **{

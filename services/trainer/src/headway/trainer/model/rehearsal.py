@@ -1,0 +1,61 @@
+"""One micro-batch through every chunk of a rank, alone: compiles kernels before peers wait.
+
+A first step with ``train.compile`` would take as long as the compiler, while the collectives of
+other ranks run into their timeout. So a rank first runs its chunks on zeros, with collectives that
+only copy, on the shapes of its real steps. Gradients are left behind; a step begins by zeroing
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from headway.trainer.comm.interface import Done, Op, Solo, Ticket
+from headway.trainer.model.chunk import Chunk
+
+
+class Echo(Solo):
+    """A member of a group whose others send nothing: what it gathers or reduces is its own."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+    def all_reduce(self, tensor: torch.Tensor, op: Op = "sum") -> Ticket:
+        """Leave ``tensor`` as it is."""
+        del tensor, op
+        return Done()
+
+    def all_gather(self, out: torch.Tensor, shard: torch.Tensor) -> Ticket:
+        """Every piece is this rank's."""
+        out.view(self.size, -1).copy_(shard.view(1, -1))
+        return Done()
+
+    def reduce_scatter(self, out: torch.Tensor, flat: torch.Tensor) -> Ticket:
+        """This rank's piece, not summed."""
+        out.copy_(flat.view(self.size, -1)[self.rank])
+        return Done()
+
+
+def rehearse(
+    chunks: Sequence[Chunk], micro_batch_size: int, progress: Callable[[int], object]
+) -> None:
+    """Run a forward and a backward of each chunk; ``progress`` is called with 1 after each pass."""
+    tp = chunks[0].tp
+    comm, tp.comm = tp.comm, Echo(tp.rank, tp.size)
+    try:
+        for chunk in chunks:
+            tokens = torch.zeros(
+                (micro_batch_size, chunk.model.seq_len), dtype=torch.int64, device=chunk.device
+            )
+            x = torch.zeros(
+                chunk.activation_shape(micro_batch_size),
+                dtype=chunk.precision.param_dtype,
+                device=chunk.device,
+            )
+            forward = chunk.forward(tokens if chunk.is_first else x, tokens, tokens)
+            progress(1)
+            chunk.backward(forward, None if chunk.is_last else x)
+            progress(1)
+    finally:
+        tp.comm = comm
