@@ -41,7 +41,7 @@ def test_fifty_steps_and_twenty_aborts_leave_nothing_behind(
     pool: WorkerPool, tmp_path: Path, layout: Layout
 ) -> None:
     config, world = layout.config("fp32"), layout.world_size
-    config["train"]["steps"] = NUM_STEPS
+    config["train"] |= {"steps": NUM_STEPS, "gc_every": 0}  # no collection may hide anything
     config["ckpt"] = {"durable_every": 10 * NUM_STEPS}
     keep = f"lifetime-{tmp_path}"
     taken: list[list[tuple[str, dict[str, int]]]] = [[] for _ in range(world)]
