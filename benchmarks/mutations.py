@@ -155,8 +155,8 @@ MUTATIONS = (
     Mutation(
         "give-the-newest-committed-slot-away",
         f"{NODE}/arena.py",
-        "            if not pinned and info.step <= committed and info.seal != newest:\n",
-        "            if not pinned and info.step <= committed:\n",
+        "            elif info.released and info.step <= committed and info.seal != newest:\n",
+        "            elif info.released and info.step <= committed:\n",
         "libs/common/tests/node/test_arena.py",
     ),
     Mutation(

@@ -16,7 +16,7 @@ from headway.console.testing import SMALL
 from headway.dataloader.config import DataConfig
 from headway.trainer import rank as rank_module
 from headway.trainer.config import RunConfig
-from headway.trainer.rank import Rank
+from headway.trainer.rank import NodeResources
 
 
 def test_every_setting_of_the_data_changes_what_a_run_does(
@@ -29,10 +29,10 @@ def test_every_setting_of_the_data_changes_what_a_run_does(
         asked: list[Any] = []
         with monkeypatch.context() as patch:
             patch.setattr(rank_module, "DataClient", lambda *a, **kw: asked.append((a, kw)))
-            Rank._open_data(
+            NodeResources.open_data(
                 SimpleNamespace(  # type: ignore[arg-type]
-                    config=config,
-                    rank=0,
+                    _config=config,
+                    _rank=0,
                     _context=SimpleNamespace(paths=NodePaths("0123abcd", 0), fence=None),
                 ),
                 "train", 0, 0, "",

@@ -33,12 +33,16 @@ def _poll(condition: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-def _submit(pool: WorkerPool, folder: Path, generation: int, **options: Any) -> None:
+def _submit(
+    pool: WorkerPool, folder: Path, generation: int, every: int = 1, **options: Any
+) -> None:
+    config = LAYOUT.config("bf16")
+    config["ckpt"] = {**config.get("ckpt", {}), "snapshot_every": every}
     for rank in range(WORLD):
         pool.submit(
             rank,
             JOB,
-            config=LAYOUT.config("bf16"),
+            config=config,
             rank=rank,
             generation=generation,
             folder=str(folder),
@@ -59,10 +63,10 @@ def _restore_step(folder: Path) -> int:
     return step
 
 
-def _finish(pool: WorkerPool, folder: Path) -> tuple[int, list[dict[str, Any]]]:
+def _finish(pool: WorkerPool, folder: Path, every: int = 1) -> tuple[int, list[dict[str, Any]]]:
     """Join a new generation, restore, run to the end."""
     step = _restore_step(folder)
-    _submit(pool, folder, pool.next_generation(), source="arena", step=step, grads_of=-1)
+    _submit(pool, folder, pool.next_generation(), every, source="arena", step=step, grads_of=-1)
     reports = [pool.result(rank) for rank in range(WORLD)]
     assert [report["why"] for report in reports] == ["done"] * WORLD
     return step, reports
@@ -96,17 +100,6 @@ def test_a_restored_run_continues_bit_for_bit(
     assert {**early.losses, **late.losses} == undisturbed.losses
     for name, value in undisturbed.params.items():
         assert (late.params[name] == value).all()
-
-
-def test_an_older_snapshot_than_the_newest_can_be_restored(
-    pool: WorkerPool, tmp_path: Path, undisturbed: Trained
-) -> None:
-    config = LAYOUT.config("bf16")
-    train_layout(pool, config, WORLD, tmp_path, 8, arena=True)
-    late = train_layout(
-        pool, config, WORLD, tmp_path, STEPS, arena=True, source="arena", step=7, grads_of=-1
-    )
-    assert late.losses == {step: undisturbed.losses[step] for step in range(7, STEPS)}
 
 
 def test_leaving_in_the_middle_of_a_step_changes_nothing(
@@ -163,6 +156,28 @@ def test_a_killed_rank_is_replaced_and_nothing_changes(
     )
     _assert_same(undisturbed, early, collect(reports, tmp_path), step)
     assert [pool.pid(rank) for rank in survivors] == pids
+
+
+@pytest.mark.parametrize(("killed_at", "restored"), [(5, 3), (6, 6), (8, 6)])
+def test_with_fewer_snapshots_a_recovery_repeats_the_steps_since_the_newest(
+    pool: WorkerPool, tmp_path: Path, undisturbed: Trained, killed_at: int, restored: int
+) -> None:
+    failpoints = tmp_path / "failpoints.bin"
+    arm(failpoints, "worker.mid_optimizer", "kill", {"rank": 1, "step": killed_at})
+    generation = pool.next_generation()
+    _submit(pool, tmp_path, generation, 3, failpoints=str(failpoints))
+    with pytest.raises(JobFailed, match="ended"):
+        pool.result(1)
+    assert fired(failpoints)
+    survivors = [rank for rank in range(WORLD) if rank != 1]
+    for rank in survivors:
+        pool.abort(rank, generation)
+    early = [pool.result(rank) for rank in survivors]
+    pool.replace(1)
+    step, reports = _finish(pool, tmp_path, 3)
+    assert step == restored
+    assert step >= max(report["step"] for report in early) - 3
+    _assert_same(undisturbed, early, collect(reports, tmp_path), step)
 
 
 def test_a_stopped_rank_holds_nobody(

@@ -25,8 +25,10 @@ from headway.common.wire.messages.worker import Assign, Restore
 from headway.testkit.trainer.sessions import Losses, arena_at, arena_of, one_rank, train_on
 from headway.testkit.trainer.synthetic import synthetic
 from headway.trainer.comm.groups import Groups
+from headway.trainer.comm.interface import Aborted
 from headway.trainer.errors import BadSnapshotError
 from headway.trainer.generation import Session
+from headway.trainer.hooks import StepResult
 from headway.trainer.snapshot import Extra
 from headway.trainer.worker import Worker
 
@@ -38,6 +40,22 @@ END = 6
 def _session(path: Path) -> Session:
     config = one_rank()
     return Session(config, 0, data_factory=synthetic(config, 0), open_arena=arena_at(path))
+
+
+def _break_off(session: Session, until: int) -> None:
+    """Train ``until`` steps, then fail: the last two states are sealed, as in a run's middle."""
+
+    class Failing(Losses):
+        def on_step(self, result: StepResult) -> None:
+            super().on_step(result)
+            if result.step + 1 == until:
+                raise Aborted
+
+    session.join(Groups.alone())
+    session.load("init")
+    with pytest.raises(Aborted):
+        session.run(Failing(session))
+    session.leave()
 
 
 def _flip(path: Path, *steps: int, slots: tuple[int, ...] = (0, 1, 2)) -> None:
@@ -76,8 +94,8 @@ def test_a_flipped_snapshot_is_named_and_training_continues_bit_for_bit_from_the
     path: Path, undisturbed: tuple[list[float], list[bytes]], is_survivor: bool
 ) -> None:
     session = _session(path)
-    train_on(session, 4)
-    assert _steps(path) == [3, 4, 4]
+    _break_off(session, 4)
+    assert _steps(path) == [3, 4]
     _flip(path, 4)
     if not is_survivor:
         arena_of(session).close()
@@ -106,14 +124,14 @@ def test_a_second_copy_of_the_same_step_is_used_where_the_first_is_damaged(path:
     session.join(Groups.alone(1))
     session.load("arena", 4)
     session.leave()
-    assert (_state(session), _steps(path)) == (after, [3, 4])
+    assert (_state(session), _steps(path)) == (after, [4])
 
 
 def test_all_bad_snapshots_are_taken_out_at_once_and_a_survivor_restores_from_a_checkpoint(
     path: Path, undisturbed: tuple[list[float], list[bytes]]
 ) -> None:
     session = _session(path)
-    train_on(session, 4)
+    _break_off(session, 4)
     checkpoint = _checkpoint(path, 3)
     _flip(path, 3, 4)
     session.join(Groups.alone(1))
@@ -157,7 +175,7 @@ def test_a_damaged_file_is_replaced_so_that_the_run_continues_from_elsewhere(
     path: Path, damage: str, source: Any, is_survivor: bool
 ) -> None:
     session = _session(path)
-    train_on(session, 4)
+    _break_off(session, 4)
     checkpoint = _checkpoint(path, 3)
     if not is_survivor:
         arena_of(session).close()
@@ -178,7 +196,7 @@ def test_a_damaged_file_is_replaced_so_that_the_run_continues_from_elsewhere(
         step = 3 if source == "durable" else 0
         session.load(source, step, checkpoint if step else None)
         _losses(session)
-        assert _steps(path) == [5, 6, 6], "what it seals now is seen by nobody"
+        assert _steps(path) == [6, 6], "what it seals now is seen by nobody"
     session.leave()
     assert read_seals([path])[1] == {}
 
@@ -225,7 +243,7 @@ def test_a_snapshot_whose_small_state_is_unreadable_is_bad_although_its_digest_i
 
 @pytest.fixture
 def worker(tmp_path: Path) -> Iterator[Worker]:
-    """A worker of its own run whose rank has sealed steps 2 to 4; without an executor."""
+    """A worker of its own run whose rank has sealed steps 3 and 4; without an executor."""
     with private_roots():
         config = one_rank()
         folder = RunDir.create(tmp_path / "run", run_id=new_run_id())
@@ -242,7 +260,7 @@ def worker(tmp_path: Path) -> Iterator[Worker]:
             )
 
         session = Session(config, 0, data_factory=synthetic(config, 0), open_arena=opener)
-        train_on(session, 4)
+        _break_off(session, 4)
         arena_of(session).close()
         made = Worker(folder.path, 0, "n0w0")
         yield made

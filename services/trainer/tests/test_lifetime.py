@@ -41,7 +41,7 @@ def test_fifty_steps_and_twenty_aborts_leave_nothing_behind(
     pool: WorkerPool, tmp_path: Path, layout: Layout
 ) -> None:
     config, world = layout.config("fp32"), layout.world_size
-    config["train"]["steps"] = NUM_STEPS
+    config["train"] |= {"steps": NUM_STEPS, "gc_every": 0}  # no collection may hide anything
     config["ckpt"] = {"durable_every": 10 * NUM_STEPS}
     keep = f"lifetime-{tmp_path}"
     taken: list[list[tuple[str, dict[str, int]]]] = [[] for _ in range(world)]
@@ -89,6 +89,10 @@ def test_fifty_steps_and_twenty_aborts_leave_nothing_behind(
     for rank, entries in enumerate(taken):
         alive = {label: found["of_a_step"] for label, found in entries if found["of_a_step"]}
         assert not alive, f"rank {rank}: passes, forwards and tapes that nobody needs: {alive}"
+        labels = [label for label, _ in entries]
+        assert [label for label in labels if label.startswith("sample")] == ["sample 1"]
+        ends = {label: found["of_a_generation"] for label, found in entries if "end" in label}
+        assert set(ends.values()) == {0}, f"rank {rank}: communicators of a generation left: {ends}"
         for key in ("tensors", "tensor_bytes"):
             assert len({found[key] for _, found in entries}) == 1, f"rank {rank}: {key} change"
         # bytes that only C++ knows of; what the interpreter itself takes is far less than one

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,12 +22,14 @@ from headway.common.node.testing import wait_until
 from headway.common.plan.schedule.actions import Kind
 from headway.common.wire.messages.worker import Restore
 from headway.testkit.trainer.layouts import small_run
+from headway.testkit.trainer.sessions import one_rank
 from headway.trainer import rank as rank_module
 from headway.trainer.comm.channel import Channels
 from headway.trainer.comm.fence import Fence
+from headway.trainer.comm.groups import Groups
 from headway.trainer.comm.interface import Aborted
 from headway.trainer.config import RunConfig
-from headway.trainer.rank import Rank
+from headway.trainer.rank import NodeResources, Rank
 
 PREDECESSOR = """
 import sys
@@ -67,7 +71,7 @@ def predecessor(rank: Rank) -> Iterator[Predecessor]:
 
 
 def _open(rank: Rank) -> Arena:
-    return rank._open_arena(4096, b"{}")
+    return rank._node.open_arena(4096, b"{}")
 
 
 def test_an_arena_is_claimed_as_soon_as_its_predecessor_has_ended(
@@ -115,13 +119,13 @@ def test_a_stream_is_opened_with_the_wait_and_the_fence_of_the_run(
     settings["data"] = {"path": str(tmp_path), "wait_timeout_s": 7.5}
     fence = Fence()
     rank: Any = SimpleNamespace(
-        config=from_dict(RunConfig, settings),
-        rank=0,
+        _config=from_dict(RunConfig, settings),
+        _rank=0,
         _context=SimpleNamespace(
             paths=SimpleNamespace(endpoint=lambda _: "ipc://nobody"), fence=fence
         ),
     )
-    Rank._open_data(rank, "train", 0, 3, "")
+    NodeResources.open_data(rank, "train", 0, 3, "")
     assert opened["timeout_s"] == 7.5
     assert not opened["abort"]()
     fence._fenced = 3
@@ -180,3 +184,24 @@ def test_bytes_of_first_weights_add_up_to_the_state_and_show_in_the_flight_ring(
     reader.close()
     assert shown[-1] == context.view.restored_bytes
     assert len(shown) > 3
+
+
+def test_a_worker_that_takes_another_rank_frees_the_old_model_without_a_collection(
+    rank: Rank, tmp_path: Path
+) -> None:
+    """Catches a rank and a session that hold each other: two models at once on a GPU."""
+    new_context: Any = type(rank._context)
+    gc.collect()
+    gc.disable()
+    try:
+        other = Rank(new_context(tmp_path / "second", one_rank()), 0)
+        other._session.join(Groups.alone())
+        other._session.load("init")
+        other._session.leave()
+        seen = [weakref.ref(other._session), *map(weakref.ref, other._session.flats)]
+        seen += map(weakref.ref, other._session.chunks)
+        other.close()
+        del other
+        wait_until(lambda: not any(reference() for reference in seen), what="the model is gone")
+    finally:
+        gc.enable()

@@ -30,6 +30,7 @@ def place(path: Path, rank: int = 0, **changes: object) -> Arena:
 def held(folder: Path, rank: int, *steps: int) -> Path:
     path = folder / f"arena-{rank}.bin"
     with place(path, rank) as arena:
+        arena.reserve()  # so that three snapshots fit
         for step in steps:
             arena.seal(arena.begin(step, 1))
             arena.commit(step)

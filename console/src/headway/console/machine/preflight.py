@@ -83,7 +83,8 @@ def check_metrics_ports(ports: MetricsPorts | None) -> None:
 def shared_bytes(config: RunConfig) -> int:
     """Shared memory of a run on this machine, all its emulated nodes together.
 
-    Three slots of fp32 master and two moments for every shard; shards add up to the model once.
+    Slots of fp32 master and two moments for every shard; shards add up to the model once. The third
+    slot has memory only while a checkpoint is written, but without it there would be none.
     """
     return 3 * 3 * 4 * model_shape(config).parameters + SHM_BESIDES_BYTES
 

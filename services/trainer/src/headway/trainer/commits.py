@@ -22,11 +22,13 @@ class Commits:
         self._is_busy = False
         self._has_new_command = False
         self._doubtful_checkpoint_requested = False
+        self._num_postponed = 0  # in a row, for lack of memory
+        self._no_mark_before = 0
 
-    def begin(self, *, durable: bool) -> None:
+    def begin(self, *, durable: bool, is_last: bool = False) -> None:
         """Begin sealing the present state; recorded as part of the step before."""
         with self._context.recorder.record(Kind.SNAPSHOT, step=self._state.step - 1):
-            self._begin(durable=durable)
+            self._begin(durable=durable, is_last=is_last)
 
     def after_step(self) -> None:
         """Begin the snapshot of a step's result if one is due; it is marked durable when that is
@@ -42,11 +44,17 @@ class Commits:
         """Commit what all ranks have sealed.
 
         A state whose own step was not finite is kept in memory, where recovery needs it, but does
-        not become a checkpoint; the next finite one does.
+        not become a checkpoint; the next finite one does. Neither does a state beside which some
+        rank has no memory for further snapshots; it is tried again later, less and less often.
         """
-        snapshots = self._context.snapshots
-        if agreed.bad and not self._doubtful_checkpoint_requested and snapshots.withdraw():
-            self._state.durable_due = True
+        snapshots, state = self._context.snapshots, self._state
+        if snapshots.awaits_commit:
+            is_refused = agreed.bad and not self._doubtful_checkpoint_requested
+            if is_refused or agreed.full:
+                state.durable_due |= snapshots.withdraw()
+            self._num_postponed = self._num_postponed + 1 if agreed.full else 0
+            pause = min(1 << self._num_postponed, self._context.config.ckpt.durable_every)
+            self._no_mark_before = state.step + pause if agreed.full else 0
         snapshots.commit(agreed.sealed)
         self._is_busy = agreed.busy
 
@@ -63,7 +71,7 @@ class Commits:
     def _take_mark(self) -> bool:
         """Whether the snapshot of the present state is marked durable."""
         state = self._state
-        if not state.durable_due or self._is_busy:
+        if not state.durable_due or self._is_busy or state.step < self._no_mark_before:
             return False
         if state.skipped_in_row > 0:
             if not self._doubtful_checkpoint_requested:
@@ -72,8 +80,9 @@ class Commits:
         state.durable_due = False
         return True
 
-    def _begin(self, *, durable: bool) -> None:
+    def _begin(self, *, durable: bool, is_last: bool = False) -> None:
         context, step = self._context, self._state.step
         extra = self._state.extra(context.fingerprints, durable=durable)
-        context.snapshots.begin(step, context.groups.generation, extra, durable=durable)
+        generation = context.groups.generation
+        context.snapshots.begin(step, generation, extra, durable=durable, is_last=is_last)
         self._has_new_command = False

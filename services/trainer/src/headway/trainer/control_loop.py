@@ -72,6 +72,7 @@ class ControlLoop:
             bad=bad,
             busy=snapshots.busy,
             moved=moved,
+            full=snapshots.lacks_room,
         )
         groups = context.groups
         agreed = all_reduce_agreement(groups.every_rank, groups.channels, mine, context.device)
@@ -146,7 +147,7 @@ class ControlLoop:
         elif agreed.busy:
             waited_s = STILL_ROUNDS * PAUSE_ROUND_S
             reason = f"a store has made no progress with an earlier one for {waited_s:g} s"
-        self._commits.begin(durable=durable)
+        self._commits.begin(durable=durable, is_last=True)
         if self.round().bad and durable:
             durable, reason = False, "its state is not finite"
         if reason:

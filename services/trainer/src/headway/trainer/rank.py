@@ -42,13 +42,64 @@ CLAIM_LIMIT_S = 5.0  # the rank's earlier process was killed; the kernel may tak
 log = get_logger("rank")
 
 
+class NodeResources:
+    """What a rank's session takes from its node: the arena and the streams of data.
+
+    The session holds this object, so it must not refer to the session: a worker that takes another
+    rank frees the old model by reference counting, before it builds the new one.
+    """
+
+    def __init__(self, context: RankContext, rank: int) -> None:
+        self._context, self._rank, self._config = context, rank, context.config
+        self.arena: Arena | None = None
+
+    def open_arena(self, slot_bytes: int, layout: bytes) -> Arena:
+        """The rank's arena, as the last process left it or empty; see ``ArenaFactory``."""
+        self.arena = open_or_replace(
+            self._context.paths.segment("arena", self._rank),
+            run_id=self._context.run_dir.run_id,
+            rank=self._rank,
+            slot_bytes=slot_bytes,
+            layout=layout,
+            claim=self._claim,
+            difference=difference,
+        )
+        return self.arena
+
+    def _claim(self, arena: Arena) -> None:
+        give_up_s = time.monotonic() + CLAIM_LIMIT_S
+        while True:
+            try:
+                return arena.claim()
+            except HeadwayError:
+                self._context.fence.check()
+                if time.monotonic() > give_up_s:
+                    raise
+                time.sleep(0.02)
+
+    def open_data(self, split: Split, start: int, generation: int, fingerprint: str) -> DataClient:
+        """A client of the node's data daemon; see ``DataFactory``."""
+        config, readers = self._config, data_readers(self._config, self._rank)
+        dp_rank = config.parallel.grid.coordinates(self._rank).dp
+        return DataClient(
+            self._context.paths.endpoint("dataloader"),
+            spec=replica_stream(
+                config, split, start, generation, dp_rank, len(readers), fingerprint
+            ),
+            reader=readers.index(self._rank),
+            timeout_s=config.data.wait_timeout_s,
+            abort=lambda: self._context.fence.is_fenced(generation),
+            copy=False,  # a batch is converted before the next is taken
+        )
+
+
 class Rank:
     """Created when a worker gets a rank and kept over generations, with
     model, buffers and arena."""
 
     def __init__(self, context: RankContext, rank: int) -> None:
         self._context, self.rank, self.config = context, rank, context.config
-        self._arena: Arena | None = None
+        self._node = NodeResources(context, rank)
         self._device = (
             take_device(rank) if self.config.train.device == "gpu" else torch.device("cpu")
         )
@@ -59,8 +110,8 @@ class Rank:
         self._session = Session(
             self.config,
             rank,
-            data_factory=self._open_data,
-            open_arena=self._open_arena,
+            data_factory=self._node.open_data,
+            open_arena=self._node.open_arena,
             recorder=self._flight,
             device=self._device,
             store_moved=self._store.moved,
@@ -112,10 +163,8 @@ class Rank:
         """Release everything, because the worker takes another rank."""
         self._session.close()
         self._store.close()
-        # It refers to methods of this object, so only a full collection would free the model.
-        del self._session
-        if self._arena is not None:
-            self._arena.close()
+        if self._node.arena is not None:
+            self._node.arena.close()
 
     def _restore(self, assign: Assign) -> None:
         restore = assign.restore
@@ -170,43 +219,6 @@ class Rank:
         self._session.check_layout(read_part(info, self.rank).layout, f"checkpoint {info.path}")
         return read_shard(info, self.rank, progress=self._restored)
 
-    def _open_arena(self, slot_bytes: int, layout: bytes) -> Arena:
-        self._arena = open_or_replace(
-            self._context.paths.segment("arena", self.rank),
-            run_id=self._context.run_dir.run_id,
-            rank=self.rank,
-            slot_bytes=slot_bytes,
-            layout=layout,
-            claim=self._claim,
-            difference=difference,
-        )
-        return self._arena
-
-    def _claim(self, arena: Arena) -> None:
-        give_up_s = time.monotonic() + CLAIM_LIMIT_S
-        while True:
-            try:
-                return arena.claim()
-            except HeadwayError:
-                self._context.fence.check()
-                if time.monotonic() > give_up_s:
-                    raise
-                time.sleep(0.02)
-
-    def _open_data(self, split: Split, start: int, generation: int, fingerprint: str) -> DataClient:
-        config, readers = self.config, data_readers(self.config, self.rank)
-        dp_rank = config.parallel.grid.coordinates(self.rank).dp
-        return DataClient(
-            self._context.paths.endpoint("dataloader"),
-            spec=replica_stream(
-                config, split, start, generation, dp_rank, len(readers), fingerprint
-            ),
-            reader=readers.index(self.rank),
-            timeout_s=config.data.wait_timeout_s,
-            abort=lambda: self._context.fence.is_fenced(generation),
-            copy=False,  # a batch is converted before the next is taken
-        )
-
     def _sample(self, hooks: ControlHooks) -> None:
         prompt = [json.loads((Path(self.config.data.path) / "meta.json").read_text())["eod_id"]]
         tokens = self._session.sample(prompt, self.config.train.sample_tokens)
@@ -214,7 +226,7 @@ class Rank:
 
     def _wait_for_store(self) -> None:
         """Wait until the last checkpoint is on disk, or the store makes no progress."""
-        arena, step = self._arena, self._session.step
+        arena, step = self._node.arena, self._session.step
         if arena is None or not self._session.is_last_wanted:
             return
         is_done = self._store.wait(lambda: not arena.busy(), check=self._context.fence.check)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
@@ -19,11 +19,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
-from headway.common.errors import CorruptError
+from headway.common.errors import CorruptError, InputError
 from headway.common.log import get_logger
 from headway.common.node.arena import Arena, ArenaSlot, SlotInfo
 from headway.common.node.failpoints import failpoint
 from headway.common.plan.grid import Grid
+from headway.trainer.copy_stream import CopyStream
 from headway.trainer.errors import BadSnapshotError
 from headway.trainer.state.flat import FlatChunk
 
@@ -104,9 +105,11 @@ class Snapshots:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._running: _Job | None = None
         self._sealed = -1
+        self.lacks_room = False
+        """Whether there was no memory for a third slot when a snapshot was last marked durable."""
         self._thread: threading.Thread | None = None
         device = flats[0].state.device
-        self._gpu = _CopyStream(device) if arena is not None and device.type == "cuda" else None
+        self._gpu = CopyStream(device) if arena is not None and device.type == "cuda" else None
 
     @property
     def sealed(self) -> int:
@@ -118,15 +121,22 @@ class Snapshots:
         """Whether the store has not yet released the last durable snapshot."""
         return self._arena is not None and self._arena.busy()
 
-    def begin(self, step: int, generation: int, extra: Extra, *, durable: bool) -> None:
-        """Start sealing snapshot ``step``; the state must not change before ``finish`` returned."""
+    def begin(
+        self, step: int, generation: int, extra: Extra, *, durable: bool, is_last: bool = False
+    ) -> None:
+        """Start sealing snapshot ``step``; the state must not change before ``finish`` returned.
+
+        A durable one keeps its slot until the store has read it, so that the next ones need a
+        third, unless it ``is_last``; after ``finish``, ``lacks_room`` says if there is no memory.
+        """
         self.finish()
         if self._arena is None:
             self._sealed = step
             return
         failpoint("snapshot.before_seal", step=step)
         written = self._gpu.mark() if self._gpu is not None else None
-        job = _Job(self._arena.begin(step, generation), extra.pack(), durable, written)
+        slot = self._free_slot(self._arena, step, generation)
+        job = _Job(slot, extra.pack(), durable, durable and not is_last, written)
         self._running = job
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="snapshot", daemon=True)
@@ -248,12 +258,27 @@ class Snapshots:
         self._jobs.put(None)
         self._thread = None
 
+    def _free_slot(self, arena: Arena, step: int, generation: int) -> ArenaSlot:
+        """A slot to write. If there is no memory for it although one is being read, that one is
+        given up: a snapshot in memory matters more than a checkpoint."""
+        try:
+            return arena.begin(step, generation)
+        except InputError as error:
+            wanted = [info for info in arena.sealed() if not info.released]
+            if not wanted:
+                raise
+            for info in wanted:
+                arena.release(info)
+            steps = [info.step for info in wanted]
+            log.warning("a checkpoint is given up", steps=steps, reason=error.message)
+            return arena.begin(step, generation)
+
     def _work(self) -> None:
         while True:
             job = self._jobs.get()
             if job is None:
                 if self._gpu is not None:
-                    self._gpu.unlock()
+                    self._gpu.unlock_all()
                 return
             try:
                 self._copy(job)
@@ -274,6 +299,25 @@ class Snapshots:
                 piece.copy_(flat.state, non_blocking=gpu is not None)
                 failpoint("snapshot.mid_seal", step=job.slot.step)
         self._arena.seal(job.slot, job.extra, job.durable)
+        if job.reserve:
+            self._reserve(self._arena, job.slot.step)
+        elif not job.durable:
+            self._arena.trim(before=lambda data: None if gpu is None else gpu.unlock(data))
+
+    def _reserve(self, arena: Arena, step: int) -> None:
+        try:
+            arena.reserve()
+        except InputError as error:
+            if not self.lacks_room:
+                log.warning(
+                    "checkpoints are postponed until there is memory for a third slot",
+                    step=step,
+                    reason=error.message,
+                    remedy=error.remedy,
+                )
+            self.lacks_room = True
+        else:
+            self.lacks_room = False
 
 
 def _mark_others(arena: Arena) -> None:
@@ -286,66 +330,10 @@ def _mark_others(arena: Arena) -> None:
 
 
 class _Job:
-    def __init__(self, slot: ArenaSlot, extra: bytes, durable: bool, written: Any) -> None:
-        self.slot, self.extra, self.durable, self.written = slot, extra, durable, written
+    def __init__(
+        self, slot: ArenaSlot, extra: bytes, durable: bool, reserve: bool, written: Any
+    ) -> None:
+        self.slot, self.extra, self.written = slot, extra, written
+        self.durable, self.reserve = durable, reserve
         self.done = threading.Event()
         self.error: BaseException | None = None
-
-
-class _CopyStream:
-    """A separate stream from a GPU into slots, which are page-locked at their first use.
-
-    A copy on the computation's stream would wait behind the whole next step, and a copy into
-    pageable memory goes through the driver's small buffer. High priority, because those streams
-    come from another pool than NCCL's: torch assigns the streams of a pool in turn, so two
-    owners may share one.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._stream: Any = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
-        self._slots: dict[
-            int, tuple[npt.NDArray[np.uint8], bool]
-        ] = {}  # keyed by address; the views keep it mapped
-
-    def mark(self) -> Any:
-        """An event after everything that the calling thread has queued, such as the optimizer."""
-        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self._stream.device))
-        return event
-
-    @contextmanager
-    def copying(self, written: Any, data: npt.NDArray[np.uint8]) -> Iterator[None]:
-        """Copies queued in the block run after ``written`` and are done when the block ends."""
-        self._lock(data)
-        self._stream.wait_event(written)
-        try:
-            with torch.cuda.stream(self._stream):
-                yield
-        finally:
-            self._stream.synchronize()
-
-    def unlock(self) -> None:
-        """Unlock the slots' memory."""
-        for address, (_, locked) in self._slots.items():
-            if locked:
-                _cudart().cudaHostUnregister(address)
-        self._slots.clear()
-
-    def _lock(self, data: npt.NDArray[np.uint8]) -> None:
-        """Page-lock a slot once; if that is refused, its copies are slower."""
-        address = data.ctypes.data
-        if address in self._slots:
-            return
-        with torch.cuda.device(self._stream.device):  # a thread starts on device 0
-            answer = int(_cudart().cudaHostRegister(address, data.nbytes, 0))
-        self._slots[address] = data, answer == 0
-        if answer != 0:
-            log.warning(
-                "a slot was not page-locked: snapshots are slower",
-                cuda_error=answer,
-                nbytes=data.nbytes,
-            )
-
-
-def _cudart() -> Any:
-    return torch.cuda.cudart()  # type: ignore[no-untyped-call]

@@ -47,6 +47,8 @@ class Agreement:
     """Whether this rank's store still works on the last durable snapshot."""
     moved: bool = False
     """Whether this rank's store made progress since the last round; only at the end of a run."""
+    full: bool = False
+    """Whether this rank has no memory for snapshots beside the one that is marked durable."""
 
 
 def all_reduce_sums(world: Reducer, channels: Channels, values: torch.Tensor) -> Sums:
@@ -71,12 +73,12 @@ def all_reduce_agreement(
         Aborted: the generation was fenced.
     """
     values = torch.tensor(
-        [-mine.command, -mine.sealed, mine.stop, mine.bad, mine.busy, mine.moved],
+        [-mine.command, -mine.sealed, mine.stop, mine.bad, mine.busy, mine.moved, mine.full],
         dtype=torch.float64,
     ).to(device)
     world.all_reduce(values, "max").wait()
-    command, sealed, stop, bad, busy, moved = read_when_ready(values, channels)
-    return Agreement(int(-command), int(-sealed), stop > 0, bad > 0, busy > 0, moved > 0)
+    command, sealed, *flags = read_when_ready(values, channels)
+    return Agreement(int(-command), int(-sealed), *(flag > 0 for flag in flags))
 
 
 def readers_of_other_data(

@@ -12,6 +12,7 @@ from headway.trainer.control_loop import ControlLoop
 from headway.trainer.errors import DivergedError
 from headway.trainer.evaluation import Evaluation
 from headway.trainer.hooks import StepHooks, StepResult
+from headway.trainer.planned_gc import PlannedGc
 from headway.trainer.step import TrainStep
 from headway.trainer.train_state import TrainState
 
@@ -61,18 +62,20 @@ def run_steps(
     if context.snapshots.sealed < state.step:
         commits.begin(durable=False)
     control.start()
-    while not control.directive.stop and state.step < (
-        control.total_steps if until is None else until
-    ):
-        control.carry_out(evaluation, validation)
-        if control.directive.pause:
-            control.pause(evaluation, validation)
-            continue
-        if _is_evaluation_due(context, state.step):
-            evaluate()
-        result = trainer.run()
-        hooks.on_step(result)
-        _check_divergence(context, result)
+    with PlannedGc(context.config.train.gc_every) as collections:
+        while not control.directive.stop and state.step < (
+            control.total_steps if until is None else until
+        ):
+            control.carry_out(evaluation, validation)
+            if control.directive.pause:
+                control.pause(evaluation, validation)
+                continue
+            if _is_evaluation_due(context, state.step):
+                evaluate()
+            result = trainer.run()
+            hooks.on_step(result)
+            _check_divergence(context, result)
+            collections.after(state.step)
     control.carry_out(evaluation, validation)
     is_complete = state.step >= control.total_steps
     if is_complete:

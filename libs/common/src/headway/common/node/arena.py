@@ -1,4 +1,4 @@
-"""A rank's snapshot memory with three slots: written by its worker, read to restore or flush.
+"""A rank's snapshot memory of two or three slots, written by its worker, read by the store.
 
 The file survives its users. A slot counts when its state word says sealed, and that word is written
 last, so a worker that dies at any point leaves the older snapshots intact. A sealed slot carries a
@@ -17,9 +17,11 @@ Who writes which word (u64, aligned):
 Only one process at a time is the worker: before writing its words, a process claims the arena,
 which replaces a dead worker.
 
-A wanted snapshot pins its slot until it is released. The newest committed slot is never touched
-either. The one slot left is enough, because step s is sealed before its rank enters the norm
-all-reduce of step s + 1, whose end commits s. A seal number, unlike a step, is never reused, so a
+The newest committed slot is never touched. The other one is enough, because a snapshot is sealed
+before its rank enters the norm all-reduce whose end commits it, and the next one is begun after
+that. A wanted snapshot pins its slot until it is released; a third slot takes its place meanwhile.
+It has memory only then: ``reserve`` allocates it, ``trim`` makes it a hole in the file again. A
+seal number, unlike a step, is never reused, so a
 step that is repeated after a recovery cannot be mistaken for its first attempt.
 """
 
@@ -28,6 +30,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,6 +62,7 @@ class Arena(ArenaReader):
     def __init__(self, segment: Segment) -> None:
         super().__init__(segment)
         self._claimed_by = -1
+        self._backed: set[int] = set()  # slots that this process knows to have memory
         self.replaced = ""
         """Why the earlier file could not be used; empty if it could or there was none."""
 
@@ -73,7 +77,8 @@ class Arena(ArenaReader):
         layout: bytes,
         extra_bytes: int = 65536,
     ) -> Arena:
-        """Make and claim the file, three slots of ``slot_bytes`` data and ``extra_bytes`` extra.
+        """Make and claim the file for three slots of ``slot_bytes`` data and ``extra_bytes`` extra,
+        two of them with memory.
 
         Raises:
             InputError: shared memory is full, or a size is out of range.
@@ -94,8 +99,10 @@ class Arena(ArenaReader):
             shape.write(segment, layout)
             segment.words[form.PID], segment.words[form.START] = me.pid, me.start_ticks
 
-        arena = cls(Segment.create(path, shape.nbytes, form.MAGIC, form.VERSION, fill))
+        backed = shape.resident_nbytes
+        arena = cls(Segment.create(path, shape.nbytes, form.MAGIC, form.VERSION, fill, backed))
         arena._claimed_by = me.pid
+        arena._backed = set(range(form.NUM_RESIDENT))
         return arena
 
     # The worker's side.
@@ -127,6 +134,9 @@ class Arena(ArenaReader):
             words[form.START] = me.start_ticks
             words[form.PID] = me.pid
         self._claimed_by = me.pid
+        for index in range(NUM_SLOTS):
+            if self._state(index) == form.HOLE:  # its last worker may have died before this
+                self._segment.punch(self._data_start(index), self._shape.stride)
 
     def begin(self, step: int, generation: int) -> ArenaSlot:
         """Take a slot for the snapshot of ``step``: an empty or unfinished one, else
@@ -138,9 +148,18 @@ class Arena(ArenaReader):
         Raises:
             HeadwayError: no slot is free; the caller sealed two steps without a commit in between.
                 Or another process is the worker.
+            InputError: the only free slot has no memory, and shared memory is full.
         """
         self.claim()
-        index, seals = self._free_slot(), self._number(form.SEALS, "seals") + 1
+        free, seals = self._free_slots(), self._number(form.SEALS, "seals") + 1
+        if not free:
+            held = [(s.step, "sealed" if s.released else "wanted") for s in self.sealed()]
+            raise HeadwayError(
+                f"no free slot in {self.path}: {held}, committed {self.committed}",
+                remedy="commit each step before sealing the next but one",
+            )
+        index = free[0]
+        self._back(index)
         words, slot = self._words, slot_word(index)
         words[slot + form.STATE] = form.WRITING
         words[form.SEALS] = form.pack_number(seals)
@@ -148,8 +167,7 @@ class Arena(ArenaReader):
         words[slot + form.WANTED] = 0
         words[slot + form.STEP] = step + 1
         words[slot + form.GENERATION] = generation
-        start = self._data_start(index)
-        return ArenaSlot(index, step, self._segment.array(np.uint8, start, self.slot_bytes))
+        return ArenaSlot(index, step, self._data(index))
 
     def seal(self, slot: ArenaSlot, extra: bytes = b"", wanted: bool = False) -> None:
         """Make the snapshot valid: everything is in place before the state word changes.
@@ -197,7 +215,7 @@ class Arena(ArenaReader):
             self._words[form.COMMITTED] = form.pack_number(step + 1)
         kept = {info.index for info in self.sealed() if info.step <= step}
         for index in range(NUM_SLOTS):
-            if index not in kept:
+            if index not in kept and self._state(index) != form.HOLE:
                 self._words[slot_word(index) + form.STATE] = form.EMPTY
 
     def mark_bad(self, info: SlotInfo) -> None:
@@ -211,6 +229,34 @@ class Arena(ArenaReader):
         """Whether a wanted snapshot is sealed and not yet released; a second one
         must not be requested."""
         return any(info.wanted and not info.released for info in self.sealed())
+
+    def reserve(self) -> None:
+        """Give every slot memory, so that snapshots continue while a wanted one is being read.
+
+        Raises:
+            InputError: shared memory is full; nothing has changed.
+        """
+        self.claim()
+        for index in range(NUM_SLOTS):
+            self._back(index)
+
+    def trim(self, before: Callable[[Bytes], None] = lambda _: None) -> None:
+        """Give back the memory of a third slot, unless a wanted snapshot is unreleased.
+
+        Args:
+            before: called with the data of a slot that is about to lose its memory.
+        """
+        self.claim()
+        if self.busy():
+            return
+        resident = [index for index in range(NUM_SLOTS) if self._state(index) != form.HOLE]
+        free = [index for index in self._free_slots() if self._state(index) != form.WRITING]
+        for index in [i for i in free if i in resident][: len(resident) - form.NUM_RESIDENT]:
+            before(self._data(index))
+            self._words[slot_word(index) + form.STATE] = form.HOLE  # nobody reads it from now on
+            self._backed.discard(index)
+            if not self._segment.punch(self._data_start(index), self._shape.stride):
+                self._words[slot_word(index) + form.STATE] = form.EMPTY
 
     # The daemon's side.
 
@@ -246,25 +292,38 @@ class Arena(ArenaReader):
                 f"arena {self.path} is being claimed by another process", remedy="try again"
             ) from error
 
-    def _free_slot(self) -> int:
+    def _state(self, index: int) -> int:
+        return self._words[slot_word(index) + form.STATE]
+
+    def _data(self, index: int) -> Bytes:
+        return self._segment.array(np.uint8, self._data_start(index), self.slot_bytes)
+
+    def _back(self, index: int) -> None:
+        """Make sure that a slot has memory, whatever its words say."""
+        if index in self._backed:
+            return
+        self._segment.back(self._data_start(index), self._shape.stride)
+        if self._state(index) == form.HOLE:
+            self._words[slot_word(index) + form.STATE] = form.EMPTY
+        self._backed.add(index)
+
+    def _free_slots(self) -> list[int]:
+        """The slots that hold nothing, then those whose snapshot may go, the oldest first; a hole
+        is the last."""
         infos = {info.index: info for info in self.sealed()}
         committed = self.committed
         newest = max((s.seal for s in infos.values() if s.step <= committed), default=0)
-        free = []
+        empty, old = [], []
         for index in range(NUM_SLOTS):
             info = infos.get(index)
             if info is None:
-                return index
-            pinned = info.wanted and not info.released
-            if not pinned and info.step <= committed and info.seal != newest:
-                free.append(info)
-        if not free:
-            held = [
-                (s.step, "wanted" if s.wanted and not s.released else "sealed")
-                for s in infos.values()
-            ]
-            raise HeadwayError(
-                f"no free slot in {self.path}: {held}, committed {committed}",
-                remedy="commit each step before sealing the next but one",
-            )
-        return min(free, key=lambda info: info.seal).index
+                empty.append(index)
+            elif info.released and info.step <= committed and info.seal != newest:
+                old.append(info)
+        old.sort(key=lambda info: info.seal)
+        holes = [index for index in empty if self._state(index) == form.HOLE]
+        return [
+            *(index for index in empty if index not in holes),
+            *(info.index for info in old),
+            *holes,
+        ]

@@ -25,18 +25,21 @@ from headway.common.errors import CorruptError
 from headway.common.node.segment import LINE_BYTES, PAGE_BYTES, WORD_BYTES, Segment, round_up
 
 MAGIC = b"HWARENA\0"
-VERSION = 2
+VERSION = 3
 NUM_SLOTS = 3
+NUM_RESIDENT = 2
+"""Slots that always have memory; the third has it only while a durable snapshot is being read."""
 CHUNK_BYTES = 8 << 20
 """Digests are computed over pieces of this size, the same pieces that the
 checkpoint store writes."""
 
-EMPTY, WRITING, SEALED, BAD = (
+EMPTY, WRITING, SEALED, BAD, HOLE = (
     int.from_bytes(name.ljust(WORD_BYTES, b"\0"), "little")
-    for name in (b"empty", b"writing", b"sealed", b"bad")
+    for name in (b"empty", b"writing", b"sealed", b"bad", b"hole")
 )
-"""The states of a slot, chosen so that a few flipped bits never turn one into another."""
-STATES = frozenset({EMPTY, WRITING, SEALED, BAD})
+"""The states of a slot, chosen so that a few flipped bits never turn one into another. ``HOLE`` is
+an empty slot without memory."""
+STATES = frozenset({EMPTY, WRITING, SEALED, BAD, HOLE})
 
 _LINE = LINE_BYTES // WORD_BYTES
 _SHAPE = range(_LINE, 2 * _LINE - 1)
@@ -75,8 +78,13 @@ class Shape:
 
     @property
     def nbytes(self) -> int:
-        """Size of the file."""
+        """Size of the file, holes included."""
         return self.first_slot + NUM_SLOTS * self.stride
+
+    @property
+    def resident_nbytes(self) -> int:
+        """Memory of the file while no durable snapshot is being read."""
+        return self.first_slot + NUM_RESIDENT * self.stride
 
     def write(self, segment: Segment, layout: bytes) -> None:
         """Fill a new segment's header: this shape, the layout, empty slots, nothing committed."""
@@ -91,7 +99,7 @@ class Shape:
         segment.buffer[PAGE_BYTES : PAGE_BYTES + len(layout)] = layout
         words[COMMITTED] = words[SEALS] = pack_number(0)
         for index in range(NUM_SLOTS):
-            words[slot_word(index) + STATE] = EMPTY
+            words[slot_word(index) + STATE] = EMPTY if index < NUM_RESIDENT else HOLE
             words[slot_word(index) + RELEASED] = pack_number(0)
 
     @classmethod

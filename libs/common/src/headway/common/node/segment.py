@@ -21,7 +21,7 @@ import platform
 import re
 import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ HEADER_BYTES = LINE_BYTES
 _MAGIC, _VERSION, _LENGTH = range(3)
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM})
 _NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT})
+_MADV_POPULATE_WRITE = 23  # of <linux/mman.h>; the module mmap does not name it
 _STORES_IN_ORDER = re.compile(r"x86_64|amd64|i[3-6]86", re.IGNORECASE)
 
 
@@ -77,13 +78,17 @@ class Segment:
         magic: bytes,
         version: int,
         fill: Callable[[Segment], None] | None = None,
+        num_backed: int | None = None,
     ) -> Segment:
         """Create a segment of ``nbytes`` zero bytes plus header; ``fill`` writes the first content.
+
+        Only the first ``num_backed`` bytes get memory, by default all; the rest is a hole in the
+        file, which must not be touched before ``back`` has given it memory.
 
         The file appears under ``path`` only when it is complete: it is built without a name and
         then linked, so a process that dies in between leaves nothing behind. (A file system
         without nameless files gets a hidden one, which the next ``create`` of this path removes if
-        its creator is dead.) All its memory is allocated and mapped first, so later stores cannot
+        its creator is dead.) Its memory is allocated and mapped first, so later stores cannot
         fail on a full device.
 
         Raises:
@@ -95,7 +100,7 @@ class Segment:
             raise ValueError(f"a segment needs >= {HEADER_BYTES} bytes and a magic of {WORD_BYTES}")
         check_processor()
         with _Draft(path) as draft:
-            mapping = _allocate(draft.fd, path, nbytes)
+            mapping = _map_new(draft.fd, path, nbytes, nbytes if num_backed is None else num_backed)
             segment = cls(path, mapping, writable=True, file_id=_file_id(os.fstat(draft.fd)))
             try:
                 segment.words[_VERSION] = version
@@ -195,6 +200,36 @@ class Segment:
         read-only if the segment is."""
         return np.frombuffer(self.buffer, dtype, count, offset)
 
+    def back(self, start: int, nbytes: int) -> None:
+        """Give a part of the file memory, unless it has it; what was a hole reads as zeros.
+
+        Raises:
+            InputError: the device is full; nothing has changed. CorruptError: the file was removed
+                or replaced.
+        """
+        try:
+            fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError as error:
+            raise CorruptError(f"{self.path} was removed: {error.strerror}") from error
+        try:
+            if _file_id(os.fstat(fd)) != self._file_id:
+                raise CorruptError(f"{self.path} was replaced by another file")
+            _allocate(fd, self.path, start, nbytes)
+        finally:
+            os.close(fd)
+        assert self._mapping is not None
+        _populate(self._mapping, start, nbytes)
+
+    def punch(self, start: int, nbytes: int) -> bool:
+        """Give the memory of whole pages back, so that the file has a hole there; False if the
+        file system has no holes. No process may touch them before ``back``."""
+        assert self._mapping is not None
+        try:
+            self._mapping.madvise(mmap.MADV_REMOVE, start, nbytes)
+        except OSError:
+            return False
+        return True
+
     def close(self) -> None:
         """Release this mapping. Existing views stay valid; the memory is unmapped
         with the last of them."""
@@ -275,12 +310,26 @@ def _file_id(found: os.stat_result) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-def _allocate(fd: int, path: Path, nbytes: int) -> mmap.mmap:
+def _map_new(fd: int, path: Path, nbytes: int, num_backed: int) -> mmap.mmap:
+    with _room_for(path, nbytes):
+        os.ftruncate(fd, nbytes)
+    _allocate(fd, path, 0, num_backed)
+    mapping = mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    _populate(mapping, 0, num_backed)
+    return mapping
+
+
+def _allocate(fd: int, path: Path, start: int, nbytes: int) -> None:
+    # ftruncate succeeds on a full tmpfs; the first store would then kill the process (SIGBUS).
+    with _room_for(path, nbytes):
+        os.posix_fallocate(fd, start, nbytes)
+
+
+@contextlib.contextmanager
+def _room_for(path: Path, nbytes: int) -> Iterator[None]:
+    """Raises InputError when the block finds the device full."""
     try:
-        # ftruncate succeeds on a full tmpfs; the first store would then kill the process (SIGBUS).
-        os.posix_fallocate(fd, 0, nbytes)
-        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
-        return mmap.mmap(fd, nbytes, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        yield
     except OSError as error:
         if error.errno not in _NO_SPACE:
             raise
@@ -290,3 +339,10 @@ def _allocate(fd: int, path: Path, nbytes: int) -> mmap.mmap:
             f"{free.f_bavail * free.f_frsize / 2**20:.1f} MiB free",
             remedy="enlarge or empty the file system of shared memory (containers: --shm-size)",
         ) from error
+
+
+def _populate(mapping: mmap.mmap, start: int, nbytes: int) -> None:
+    """Map the pages now rather than at the first store to each."""
+    first = start // PAGE_BYTES * PAGE_BYTES
+    with contextlib.suppress(OSError):  # before Linux 5.14: they are mapped one by one
+        mapping.madvise(_MADV_POPULATE_WRITE, first, start + nbytes - first)

@@ -16,12 +16,17 @@ from typing import Any
 
 import torch
 from headway.common.config import from_dict
+from headway.common.wire.messages.worker import Steer
 from headway.testkit.trainer.pool import WorkerContext
 from headway.testkit.trainer.synthetic import synthetic
 from headway.testkit.trainer.training import arena_opener, run_generation
+from headway.trainer.comm.channel import Channels
+from headway.trainer.comm.gloo import GlooComm
+from headway.trainer.comm.groups import Groups
+from headway.trainer.comm.p2p import PipeComm
 from headway.trainer.config import RunConfig
 from headway.trainer.generation import Session, Source
-from headway.trainer.hooks import StepHooks, StepResult
+from headway.trainer.hooks import Directive, StepHooks, StepResult
 from headway.trainer.model.chunk import Forward
 from headway.trainer.model.tape import Tape
 from headway.trainer.pipeline import Pipeline
@@ -30,6 +35,7 @@ TIMEOUT_S = 5.0
 """gloo's own limit, which frees a thread that began an operation as its connection was cut."""
 SETTLE_S = 4 * TIMEOUT_S
 OF_A_STEP = (Pipeline, Forward, Tape)
+OF_A_GENERATION = (Groups, Channels, PipeComm, GlooComm)
 
 
 class Blown(RuntimeError):
@@ -80,10 +86,28 @@ class _Journal(StepHooks):
         del loss, sequence
         self.take(f"evaluation {step}")
 
+    def command_seq(self) -> int:
+        """One command, which asks for a sample."""
+        return 1
+
+    def apply(self, step: int, applied: int, agreed: int) -> Directive:
+        """Ask once in the life of the run."""
+        del step
+        return Directive(asked=(1,) if agreed > applied else ())
+
+    def command(self, sequence: int) -> Steer:
+        """The sample."""
+        return Steer(sequence=sequence, operation="sample", value=0.8, count=2, tokens=(1,))
+
+    def on_sample(self, sequence: int, step: int, prompt: list[int], tokens: list[int]) -> None:
+        """And those of the sample."""
+        del sequence, prompt, tokens
+        self.take(f"sample {step}")
+
     def take(self, label: str) -> None:
         """Add a census."""
         kept = self._kept
-        found = settled(kept.num_tensors, kept.limit_s)
+        found = settled(kept.num_tensors, kept.limit_s, is_end=label.startswith("end"))
         if (found["tensors"], found["of_a_step"]) != (kept.num_tensors, 0):
             kept.limit_s = 0.0  # it leaks: the test has failed, let it come to its end
         self.taken.append((label, found))
@@ -188,14 +212,16 @@ def census() -> dict[str, int]:
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     return {
         "of_a_step": sum(isinstance(item, OF_A_STEP) for item in found),
+        "of_a_generation": sum(isinstance(item, OF_A_GENERATION) for item in found),
         "tensors": len(tensors),
         "tensor_bytes": sum(storages.values()),
         "malloc_bytes": _malloc_bytes(),
     }
 
 
-def settled(num_tensors: int, limit_s: float) -> dict[str, int]:
-    """The census as soon as so many tensors and no objects of a step live, or after ``limit_s``.
+def settled(num_tensors: int, limit_s: float, *, is_end: bool = False) -> dict[str, int]:
+    """The census as soon as so many tensors and no objects of a step live, and at the end of a
+    generation none of its communicators, or after ``limit_s``.
 
     Other threads may take a moment to let go: gloo's of what it has just reduced, the one that
     copies the snapshot of its slot, and after an abort those in the middle of an operation.
@@ -204,6 +230,7 @@ def settled(num_tensors: int, limit_s: float) -> dict[str, int]:
     while True:
         found = census()
         is_settled = (found["tensors"], found["of_a_step"]) == (num_tensors, 0)
+        is_settled = is_settled and (not is_end or found["of_a_generation"] == 0)
         if is_settled or time.monotonic() > deadline_s:
             return found
         time.sleep(0.002)

@@ -42,6 +42,9 @@ class TrainConfig:
     """Global batches of the validation split per evaluation."""
     sample_tokens: int = 64
     """Tokens of the text sample at the end; 0 for none."""
+    gc_every: int = 200
+    """Steps between two of Python's garbage collections, which all ranks make at the same step,
+    so that one rank's pause does not hold up the others; 0 leaves them to Python."""
     max_skipped_steps: int = 10
     """Number of consecutive skipped steps (loss or gradient norm not finite) after which the run
     fails; 0 never ends it."""
@@ -51,6 +54,11 @@ class TrainConfig:
             raise ConfigError(
                 f"train.max_skipped_steps={self.max_skipped_steps} is below 0",
                 remedy="use a number of steps, or 0 to never end the run",
+            )
+        if self.gc_every < 0:
+            raise ConfigError(
+                f"train.gc_every={self.gc_every} is below 0",
+                remedy="use a number of steps, or 0 to leave collections to Python",
             )
         positive(
             "train",
