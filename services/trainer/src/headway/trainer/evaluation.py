@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from headway.common.plan.schedule.actions import Action, Kind
 from headway.common.plan.schedule.generate import forward_only
@@ -62,5 +64,13 @@ class Evaluation:
         """Tokens that the model writes after ``prompt``; see ``sample_text``."""
         with self._context.recorder.record(Kind.SAMPLE, step=step):
             self._data.gather_all(step)
-            with torch.compiler.set_stance("force_eager"):  # each text has its own length
+            with _eager(self._context):
                 return sample_text(self._context, prompt, count, temperature=temperature)
+
+
+def _eager(context: StepContext) -> AbstractContextManager[object]:
+    """Keeps the compiler out of texts, each of which has its own length; torch loads it here."""
+    if not context.config.train.compile:
+        return nullcontext()
+    stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
+    return stance
