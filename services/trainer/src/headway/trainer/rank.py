@@ -30,6 +30,7 @@ from headway.trainer.comm.nccl import take_device
 from headway.trainer.comm.store import StoreEndpoint
 from headway.trainer.config import RunConfig
 from headway.trainer.control_hooks import ControlHooks, RankContext
+from headway.trainer.device_recorder import recorder_for
 from headway.trainer.errors import BadCheckpointError, DivergedError
 from headway.trainer.generation import Session
 from headway.trainer.layout_check import difference
@@ -58,7 +59,7 @@ class Rank:
             rank,
             data_factory=self._open_data,
             open_arena=self._open_arena,
-            recorder=flight,
+            recorder=recorder_for(flight, self._device),
             device=self._device,
             store_moved=self._store.moved,
         )
