@@ -66,11 +66,9 @@ class MicroBatch:
     tokens: torch.Tensor | None = None
     labels: torch.Tensor | None = None
     mask: torch.Tensor | None = None
-
-    @property
-    def num_tokens(self) -> float:
-        """Labels that count."""
-        return 0.0 if self.mask is None else float(self.mask.sum())
+    num_tokens: int = 0
+    """Labels that count, 0 where the stage has none; counted before the copy to the device, which
+    the host would have to wait for."""
 
 
 class BatchReader:
@@ -122,10 +120,21 @@ class BatchReader:
             tokens=self._tensor(batch.tokens, np.int64) if self._first else None,
             labels=self._tensor(batch.labels, np.int64) if self._last else None,
             mask=self._tensor(batch.mask, np.uint8) if self._last else None,
+            num_tokens=int(np.count_nonzero(batch.mask)) if self._last else 0,
         )
 
     def _tensor(
         self, array: npt.NDArray[np.int32] | npt.NDArray[np.uint8], dtype: type
     ) -> torch.Tensor:
-        # A copy: the view belongs to the ring and is returned to its writer at the next call.
-        return torch.from_numpy(np.array(array, dtype=dtype)).to(self._device)
+        """A copy: the view belongs to the ring and is returned to its writer at the next call.
+
+        To a GPU it goes through page-locked memory, because only such a copy runs behind the host
+        (docs.pytorch.org, "pin_memory and non_blocking"). Torch's allocator of page-locked memory
+        does not reuse the block before the copy has run.
+        """
+        if self._device.type != "cuda":
+            return torch.from_numpy(np.array(array, dtype=dtype)).to(self._device)
+        kind = torch.int64 if dtype is np.int64 else torch.uint8
+        host = torch.empty(array.shape, dtype=kind, pin_memory=True)
+        np.copyto(host.numpy(), array)
+        return host.to(self._device, non_blocking=True)

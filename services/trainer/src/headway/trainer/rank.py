@@ -30,6 +30,7 @@ from headway.trainer.comm.nccl import take_device
 from headway.trainer.comm.store import StoreEndpoint
 from headway.trainer.config import RunConfig
 from headway.trainer.control_hooks import ControlHooks, RankContext
+from headway.trainer.deterministic import make_deterministic
 from headway.trainer.device_recorder import recorder_for
 from headway.trainer.errors import BadCheckpointError, DivergedError
 from headway.trainer.generation import Session
@@ -48,6 +49,8 @@ class Rank:
     def __init__(self, context: RankContext, rank: int) -> None:
         self._context, self.rank, self.config = context, rank, context.config
         self._arena: Arena | None = None
+        if self.config.train.deterministic:
+            make_deterministic()
         self._device = (
             take_device(rank) if self.config.train.device == "gpu" else torch.device("cpu")
         )

@@ -28,6 +28,7 @@ from headway.trainer.comm.groups import Groups, build
 from headway.trainer.comm.nccl import take_device
 from headway.trainer.comm.store import StoreEndpoint
 from headway.trainer.config import RunConfig
+from headway.trainer.deterministic import make_deterministic
 from headway.trainer.generation import Session
 from headway.trainer.hooks import NoHooks, StepResult
 from headway.trainer.machine import resolve_auto
@@ -130,6 +131,8 @@ def train(files: list[Path], overrides: list[str]) -> int:
             "headway.trainer train ...",
         )
     torch.set_num_threads(config.launch.threads_per_rank)
+    if config.train.deterministic:
+        make_deterministic()
     device = take_device(place.local_rank) if config.train.device == "gpu" else torch.device("cpu")
     progress = Progress(config, speaks=place.rank == 0)
     progress.say(line)
