@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from headway.trainer.comm import nccl
 from headway.trainer.comm.channel import Channels
 from headway.trainer.comm.nccl import JointAbort, take_device
-from headway.trainer.parallel import nccl
 
 
 class Group:
