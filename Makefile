@@ -88,7 +88,7 @@ fuzz: setup-test ## 100,000 hostile inputs against every socket: the slow marker
 	"$(PY)" -m pytest -q -m slow
 
 gpu: ## tests on a GPU machine without a network (PART=model, groups, recovery or bench)
-	@python3 infra/gpu/gpu.py run $(PART)
+	@ARGS="$(ARGS)" python3 infra/gpu/gpu.py run $(PART)
 
 gpu-wheels: setup ## fill wheels/ with what `make gpu` installs there
 	"$(PY)" infra/gpu/gpu.py wheels

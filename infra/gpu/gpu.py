@@ -36,9 +36,10 @@ PARTS = {
     "model": ["tests/gpu/test_model.py", "tests/gpu/test_step.py"],
     "groups": ["tests/gpu/test_groups.py", "tests/gpu/test_layouts.py"],
     "recovery": ["tests/gpu/test_recovery.py"],
-    "bench": ["tests/gpu/test_speed.py"],
 }
 """Test files of each part, the cheapest first."""
+BENCH = "bench"
+"""The part that measures instead: ``benchmarks.train.gpu``, whose options are in ``ARGS``."""
 
 
 def wheels() -> int:
@@ -56,9 +57,10 @@ def wheels() -> int:
 def run(parts: list[str]) -> int:
     """Run the tests of ``parts``; nothing is left running after ``PART_LIMIT_S`` in all."""
     started_s = time.monotonic()
-    unknown = [part for part in parts if part not in PARTS]
+    unknown = [part for part in parts if part not in (*PARTS, BENCH)]
     if unknown or not parts:
-        print(f"headway: unknown part {unknown}; use PART={'|'.join(PARTS)}", file=sys.stderr)
+        known = ", ".join((*PARTS, BENCH))
+        print(f"headway: unknown part {unknown}; use PART= one of {known}", file=sys.stderr)
         return 2
     if not _install():
         return 1
@@ -67,15 +69,20 @@ def run(parts: list[str]) -> int:
     show += " torch.backends.cudnn.version(), torch.cuda.is_available() and"
     show += " torch.cuda.get_device_name())"
     subprocess.run([sys.executable, "-c", show], env=env, cwd=ROOT, check=False)
-    files = [file for part in parts for file in PARTS[part] if (ROOT / file).exists()]
-    pytest = [sys.executable, "-m", "pytest", "-v", "--durations=15", "-p", "no:cacheprovider"]
-    left_s = PART_LIMIT_S - (time.monotonic() - started_s)
-    try:
-        command = [*pytest, "-m", "gpu", *files]
-        return subprocess.run(command, env=env, cwd=ROOT, timeout=left_s, check=False).returncode
-    except subprocess.TimeoutExpired:
-        print(f"headway: stopped after {PART_LIMIT_S} s; run fewer parts", file=sys.stderr)
-        return 1
+    files = [file for part in parts if part != BENCH for file in PARTS[part]]
+    pytest = [sys.executable, "-m", "pytest", "-v", "--durations=15", "-W", "default", "-m", "gpu"]
+    bench = [sys.executable, "-m", "benchmarks.train.gpu", *os.environ.get("ARGS", "").split()]
+    commands = ([[*pytest, *files]] if files else []) + ([bench] if BENCH in parts else [])
+    failed = 0
+    for command in commands:
+        left_s = PART_LIMIT_S - (time.monotonic() - started_s)
+        try:
+            done = subprocess.run(command, env=env, cwd=ROOT, timeout=left_s, check=False)
+        except subprocess.TimeoutExpired:
+            print(f"headway: stopped after {PART_LIMIT_S} s; run fewer parts", file=sys.stderr)
+            return 1
+        failed += done.returncode != 0
+    return min(failed, 1)
 
 
 def _install() -> bool:
@@ -99,7 +106,7 @@ def _install() -> bool:
 
 def _environment() -> dict[str, str]:
     """The sources and the wheels on Python's path, for child processes too."""
-    sources = sorted(ROOT.glob("*/*/src")) + [ROOT / "console" / "src"]
+    sources = [*sorted(ROOT.glob("*/*/src")), ROOT / "console" / "src"]
     path = [*map(str, sources), str(SITE), str(ROOT), os.environ.get("PYTHONPATH", "")]
     return {
         **os.environ,

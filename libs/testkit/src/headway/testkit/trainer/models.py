@@ -61,6 +61,7 @@ class Part:
         seed: int = 1,
         recompute: Recompute = Recompute(),  # noqa: B008 - frozen
         pieces: int = 1,
+        device: str = "cpu",
     ) -> None:
         layers = range(model.layers) if layers is None else layers
         self.precision = Precision.of(precision)
@@ -72,6 +73,7 @@ class Part:
             tp=TensorParallel(comm, pieces=pieces),
             precision=self.precision,
             recompute=recompute,
+            device=device,
         )
         self.flat = FlatChunk(
             self.chunk.params,
@@ -79,6 +81,7 @@ class Part:
             dp_size=1,
             precision=self.precision,
             moments=AdamW.moments,
+            device=device,
         )
         self.chunk.bind(self.flat)
         self.flat.load_master_from_init(seed)
@@ -92,7 +95,9 @@ class Part:
 
     def forward(self, batch: Batch, loss_scale: float = 1.0) -> Forward:
         """Forward of a chunk that is first and last."""
-        return self.chunk.forward(batch.tokens, batch.labels, batch.mask, loss_scale=loss_scale)
+        device = self.chunk.device
+        tokens, labels, mask = (t.to(device) for t in (batch.tokens, batch.labels, batch.mask))
+        return self.chunk.forward(tokens, labels, mask, loss_scale=loss_scale)
 
     def grads(self) -> dict[str, torch.Tensor]:
         """Copies of the local gradients by name."""
