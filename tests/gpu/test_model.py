@@ -11,6 +11,8 @@ from headway.testkit.trainer.comm import ThreadComm, run_ranks
 from headway.testkit.trainer.models import Batch, Part, cut, random_batch, tiny_model
 from headway.trainer.config import ModelConfig
 from headway.trainer.model.gpt import Recompute
+from headway.trainer.model.kernels import kernels
+from headway.trainer.model.layers import Rotary
 from headway.trainer.state.params import ParamSpec
 
 SHAPE = {"hidden": 128, "heads": 2, "ffn": 320, "vocab_size": 512, "seq_len": 128}
@@ -97,3 +99,21 @@ def test_two_tensor_parallel_ranks_have_the_pieces_of_the_gradients(
 
     for distances in run_ranks(2, member):
         assert max(distances.values()) < 1e-9, distances
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_cudnn_and_flash_attention_take_the_heads_as_they_are(head_dim: int) -> None:
+    cuda, backends = torch.device("cuda"), torch.backends.cuda
+    rope = Rotary(head_dim, 256, 1e4, torch.float32, cuda).at(256)
+    qkv = torch.randn(256, 2, 4 * 3 * head_dim, device=cuda, dtype=torch.bfloat16)
+    heads = [
+        part.requires_grad_() for part in kernels(cuda, compile_each=False).split_heads(qkv, *rope)
+    ]
+    asked = backends.SDPAParams(*heads, None, 0.0, True, False)
+    assert backends.can_use_cudnn_attention(asked, debug=True)
+    assert backends.can_use_flash_attention(asked, debug=True)
+    out = torch.nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
+    # so joining the heads copies nothing
+    assert out.permute(2, 0, 1, 3).flatten(2).data_ptr() == out.data_ptr()
