@@ -14,7 +14,7 @@ INSTALL := VENV="$(VENV)" PYTHON="$(PYTHON)" TORCH="$(TORCH)" infra/setup/setup.
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: help setup setup-lab setup-test run lab test check lint types fmt lock lock-check docs screenshots matrix \
-        drill mutations mutants down-time bench-train fuzz up down clean
+        drill mutations mutants down-time bench-train fuzz gpu gpu-wheels up down clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -89,6 +89,12 @@ bench-train: setup-test ## the engine next to compiled torch and other peers; ab
 
 fuzz: setup-test ## 100,000 hostile inputs against every socket: the slow marker
 	"$(PY)" -m pytest -q -m slow
+
+gpu: ## tests on a GPU machine without a network (PART=model, groups, recovery or bench)
+	@ARGS="$(ARGS)" python3 infra/gpu/gpu.py run $(PART)
+
+gpu-wheels: setup ## fill wheels/ with what `make gpu` installs there
+	"$(PY)" infra/gpu/gpu.py wheels
 
 up: setup ## start the executors of NODES nodes through Terraform (TARGET=local)
 	PATH="$(abspath $(BIN)):$$PATH" infra/terraform/up.sh $(TARGET) $(NODES)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from headway.common.node.flight import RECORD, FlightReader, FlightWriter
+from headway.common.node.flight import ON_DEVICE, RECORD, FlightReader, FlightWriter
 from headway.common.node.testing import wait_until
 from headway.common.plan.schedule.actions import Kind
 from headway.health import flight_windows
@@ -92,6 +92,28 @@ def test_of_a_dead_rank_all_is_saved_and_of_a_living_one_what_it_has_ended(tmp_p
         FlightWindows(tmp_path, tmp_path, 0).save()
         assert steps(tmp_path, rank=0) == [0, 1]
         assert steps(tmp_path, rank=1) == [0, 1, 2, 3, 4]
+
+
+def test_a_record_is_saved_once_its_device_times_are_known(tmp_path: Path) -> None:
+    writer = write(tmp_path / "flight-0.bin", range(2))
+    seq = writer.begin(int(Kind.STEP), step=2, flags=ON_DEVICE)
+    writer.end(seq)
+    writer.end(writer.begin(int(Kind.STEP), step=3))
+    windows = FlightWindows(tmp_path, tmp_path, 0)
+    windows.save()
+    assert steps(tmp_path) == [0, 1]
+    writer.correct(seq, 10**18, 10**18)
+    windows.save()
+    assert steps(tmp_path) == [0, 1, 2, 3]
+    newest = np.load(max(tmp_path.glob("*.npy")))
+    assert newest["step"].tolist() == [2, 3]
+    assert newest["device"].astype(bool).tolist() == [True, False]
+    writer.end(writer.begin(int(Kind.STEP), step=4, flags=ON_DEVICE))
+    writer.set_generation(1)  # nobody corrects it any more
+    writer.end(writer.begin(int(Kind.STEP), step=5))
+    windows.save()
+    assert steps(tmp_path) == [0, 1, 2, 3, 4, 5]
+    writer.close()
 
 
 def test_the_final_save_takes_what_living_ranks_have_open_too(tmp_path: Path) -> None:

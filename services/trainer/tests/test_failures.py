@@ -24,7 +24,7 @@ from headway.trainer.comm.channel import Channels
 from headway.trainer.comm.groups import Groups
 from headway.trainer.comm.interface import PeerLost
 from headway.trainer.config import RunConfig
-from headway.trainer.failures import breaks_device, reason_of
+from headway.trainer.failures import breaks_device, context_is_broken, reason_of
 
 _dist: Any = torch.distributed
 ILLEGAL = "CUDA error: an illegal memory access was encountered"
@@ -65,6 +65,28 @@ def test_a_device_that_broke_first_is_seen_behind_what_followed_it() -> None:
             raise ValueError("while the step was left")
     except ValueError as error:
         assert breaks_device(error)
+
+
+class Stream:
+    """A stream of a device that has failed, or not."""
+
+    def __init__(self, error: Exception | None) -> None:
+        self._error = error
+
+    def query(self) -> bool:
+        if self._error is not None:
+            raise self._error
+        return False
+
+
+@pytest.mark.parametrize("error", [None, torch.AcceleratorError(ILLEGAL)])
+def test_a_broken_context_is_found_without_waiting_whatever_was_raised(
+    monkeypatch: pytest.MonkeyPatch, error: Exception | None
+) -> None:
+    assert not context_is_broken(), "there is none without CUDA"
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: Stream(error))
+    assert context_is_broken() == (error is not None)
 
 
 SCRIPT = """

@@ -65,7 +65,7 @@ def events_of(rank: int, *rows: Row, generation: int = 0, **fields: int) -> pl.D
         record["start_ns"], record["end_ns"] = round(start_ms * 1e6), round(end_ms * 1e6)
         for name, value in fields.items():
             record[name] = value
-    return frame(0, rank, made)
+    return frame(0, rank, made).drop("launched_ns")
 
 
 class FakeRun:

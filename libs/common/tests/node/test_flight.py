@@ -8,7 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from headway.common.errors import CorruptError, InputError
-from headway.common.node.flight import BROKEN, RECORD, WAITING, FlightReader, FlightWriter
+from headway.common.node.flight import (
+    BROKEN,
+    ON_DEVICE,
+    RECORD,
+    WAITING,
+    FlightReader,
+    FlightWriter,
+    awaits_device,
+    device_times,
+)
 from headway.common.node.process import ProcessId
 from headway.common.node.testing import no_leaks, python_child, read_line, send_line, wait_until
 
@@ -32,7 +41,7 @@ def test_a_record_keeps_all_its_fields(tidy_shm: Path) -> None:
         "peer": -1,
         "sequence": 0,
         "nbytes": 2**33,
-        "reserved": 0,
+        "device": 0,
     }
     header = reader.header
     assert (header.rank, header.generation, header.head, header.progress) == (7, 5, 1, 1)
@@ -226,3 +235,45 @@ def test_flight_rings_leave_no_file_descriptor_and_no_mapping(shm: Path) -> None
             writer.close()
             assert len(records) == 1
             (shm / "f").unlink()
+
+
+def test_the_times_of_a_device_are_added_later_and_in_one_word(shm: Path) -> None:
+    writer = FlightWriter.create(shm / "f", 0, capacity=4)
+    reader = FlightReader(shm / "f")
+    sequences = [writer.begin(kind, flags=ON_DEVICE if kind > 1 else 0) for kind in (1, 2, 3)]
+    for seq in sequences:
+        writer.end(seq)
+    launched = reader.snapshot()
+    assert awaits_device(launched).tolist() == [False, True, True]
+    assert (device_times(launched) == launched).all()
+    start_ns = int(launched["start_ns"][1]) + 7_000_300
+    writer.correct(1, start_ns, start_ns + 2_000_000)
+    writer.correct(2, start_ns + 2_000_000, start_ns + 2_000_100)
+    seen = reader.snapshot()
+    assert not awaits_device(seen).any()
+    assert (seen["start_ns"] == launched["start_ns"]).all(), "savers go by it"
+    found = device_times(seen)
+    assert found["start_ns"][0] == launched["start_ns"][0]
+    first, second = found[1], found[2]
+    assert abs(int(first["start_ns"]) - start_ns) < 1000
+    assert first["end_ns"] - first["start_ns"] == 2_000_000
+    assert first["end_ns"] == second["start_ns"] == second["end_ns"], "of no length, but known"
+    for _ in range(4):
+        writer.end(writer.begin(9))
+    writer.correct(1, start_ns, start_ns + 1)
+    assert not reader.snapshot()["device"].any(), "the record was overwritten meanwhile"
+    writer.close()
+    reader.close()
+
+
+def test_times_of_a_device_beyond_the_word_are_cut_and_spoil_nothing_else(shm: Path) -> None:
+    writer = FlightWriter.create(shm / "f", 0)
+    reader = FlightReader(shm / "f")
+    writer.end(writer.begin(1, flags=ON_DEVICE))
+    start_ns = int(reader.snapshot()["start_ns"][0])
+    writer.correct(0, start_ns - 5_000_000, start_ns + 2**45)
+    (found,) = device_times(reader.snapshot())
+    assert found["start_ns"] == start_ns // 1000 * 1000, "never before its launch"
+    assert int(found["end_ns"]) - int(found["start_ns"]) == (2**31 - 1) * 1000
+    writer.close()
+    reader.close()

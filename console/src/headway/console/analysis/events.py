@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 from headway.common.errors import CorruptError
-from headway.common.node.flight import BROKEN, RECORD, WAITING, FlightReader
+from headway.common.node.flight import BROKEN, RECORD, WAITING, FlightReader, device_times
 from headway.common.node.run_dir import NodePaths, RunDir, shm_root
 from headway.common.plan.schedule.actions import COMPUTE, Kind
 
 _WINDOW = re.compile(r"n(\d+)-rank(\d+)-.*\.npy")
-_FIELDS = [name for name in RECORD.names or () if name != "reserved"]
+_FIELDS = RECORD.names or ()
 COMPUTE_KINDS = [*sorted(kind.name for kind in COMPUTE), Kind.OPTIMIZER.name]
 SCHEMA = {
     "node": pl.Int64,
@@ -34,8 +34,8 @@ def load_events(run_dir: Path) -> pl.DataFrame:
     each record once.
 
     Columns ``SCHEMA``: ``action`` is the kind's name, ``waiting`` and ``broken`` its flags; times
-    in ns of the host's monotonic clock; an action still open has ``end_ns`` null. Sorted by rank
-    and start.
+    in ns of the host's monotonic clock, those of the device where ``device`` is not 0; an action
+    still open has ``end_ns`` null. Sorted by rank and start.
 
     Raises:
         CorruptError: a saved window is unreadable.
@@ -44,13 +44,14 @@ def load_events(run_dir: Path) -> pl.DataFrame:
     if not parts:
         return pl.DataFrame(schema=SCHEMA)
     # A record may lie in a window and still be in the ring, there open, here closed: the closed one
-    # counts.
-    identity = ["node", "rank", "sequence", "start_ns"]
+    # counts, and the one that has the device's times.
+    identity = ["node", "rank", "sequence", "launched_ns"]
     return (
         pl.concat(parts)
-        .sort("end_ns", nulls_last=True)
+        .sort("device", "end_ns", descending=[True, False], nulls_last=True)
         .unique(identity, keep="first")
         .sort("rank", "start_ns", "sequence")
+        .select(*SCHEMA)
     )
 
 
@@ -90,7 +91,10 @@ def _live(paths: NodePaths) -> Iterator[tuple[int, int, npt.NDArray[Any]]]:
 
 
 def frame(node: int, rank: int, records: npt.NDArray[Any]) -> pl.DataFrame:
-    columns = {name: np.ascontiguousarray(records[name]).astype(np.int64) for name in _FIELDS}
+    """Columns ``SCHEMA``, and ``launched_ns``, the start as the host saw it."""
+    shown = device_times(records)
+    columns = {name: np.ascontiguousarray(shown[name]).astype(np.int64) for name in _FIELDS}
+    columns["launched_ns"] = np.ascontiguousarray(records["start_ns"]).astype(np.int64)
     names = {kind.value: kind.name for kind in Kind}
     action = pl.col("kind").replace_strict(
         names, default=pl.format("KIND_{}", "kind"), return_dtype=pl.String
@@ -105,7 +109,7 @@ def frame(node: int, rank: int, records: npt.NDArray[Any]) -> pl.DataFrame:
             (pl.col("flags") & BROKEN > 0).alias("broken"),
             pl.when(pl.col("end_ns") > 0).then("end_ns").alias("end_ns"),
         )
-        .select(*SCHEMA)
+        .select(*SCHEMA, "launched_ns")
     )
 
 

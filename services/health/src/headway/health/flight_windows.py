@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import structlog
 from headway.common.node.files import replace_file
-from headway.common.node.flight import FlightReader
+from headway.common.node.flight import FlightReader, awaits_device
 
 SAVE_INTERVAL_S = 20.0
 
@@ -35,8 +35,8 @@ class FlightWindows:
         self._saved: dict[str, int] = {}
 
     def save(self, *, final: bool = False) -> None:
-        """Write new records; open records of a live rank are left for a later
-        call, unless ``final``.
+        """Write new records; those of a live rank that are open, or still lack the device's times,
+        are left for a later call, unless ``final``.
 
         A rank that cannot be saved is logged and does not delay others; the next call tries again.
         """
@@ -58,9 +58,11 @@ class FlightWindows:
             saved_ns = -1  # the machine rebooted, so its clock restarted
         new = records[records["start_ns"].astype(np.int64) > saved_ns]
         if not with_open and len(new):
-            # Open records of an older generation will never be closed: its process is dead.
+            # Open records of an older generation will never be closed: its process is dead. Nor
+            # will the device's times be added to them.
             still_open = np.flatnonzero(
-                (new["end_ns"] == 0) & (new["generation"] == new["generation"][-1])
+                ((new["end_ns"] == 0) | awaits_device(new))
+                & (new["generation"] == new["generation"][-1])
             )
             new = new[: still_open[0]] if len(still_open) else new
         if not len(new):

@@ -38,6 +38,21 @@ def breaks_device(error: BaseException) -> bool:
     return any(_is_of_device(link) for link in _chain(error))
 
 
+def context_is_broken() -> bool:
+    """Whether every further CUDA call of this process fails, whatever raised.
+
+    Some libraries raise errors of their own (Triton, cuDNN's frontend), and an abort may come
+    first. Only asks how far the stream is, because a collective of a lost peer may never end.
+    """
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return False
+    try:
+        torch.cuda.current_stream().query()
+    except RuntimeError:
+        return True
+    return False
+
+
 def _is_of_device(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError):
         return False

@@ -30,7 +30,9 @@ from headway.trainer.comm.groups import build
 from headway.trainer.comm.store import StoreEndpoint
 from headway.trainer.config import RunConfig
 from headway.trainer.control_hooks import ControlHooks, RankContext
+from headway.trainer.deterministic import make_deterministic
 from headway.trainer.device import take_device
+from headway.trainer.device_recorder import recorder_for
 from headway.trainer.errors import BadCheckpointError, DivergedError
 from headway.trainer.generation import Session
 from headway.trainer.layout_check import difference
@@ -100,6 +102,8 @@ class Rank:
     def __init__(self, context: RankContext, rank: int) -> None:
         self._context, self.rank, self.config = context, rank, context.config
         self._node = NodeResources(context, rank)
+        if self.config.train.deterministic:
+            make_deterministic()
         self._device = (
             take_device(rank) if self.config.train.device == "gpu" else torch.device("cpu")
         )
@@ -112,7 +116,7 @@ class Rank:
             rank,
             data_factory=self._node.open_data,
             open_arena=self._node.open_arena,
-            recorder=self._flight,
+            recorder=recorder_for(self._flight, self._device),
             device=self._device,
             store_moved=self._store.moved,
         )

@@ -27,6 +27,7 @@ from headway.trainer.comm.channel import Channels
 from headway.trainer.comm.groups import Groups, build
 from headway.trainer.comm.store import StoreEndpoint
 from headway.trainer.config import RunConfig
+from headway.trainer.deterministic import make_deterministic
 from headway.trainer.device import take_device
 from headway.trainer.generation import Session
 from headway.trainer.hooks import StepHooks, StepResult
@@ -130,6 +131,8 @@ def train(files: list[Path], overrides: list[str]) -> int:
             "headway.trainer train ...",
         )
     torch.set_num_threads(config.launch.threads_per_rank)
+    if config.train.deterministic:
+        make_deterministic()
     device = take_device(place.local_rank) if config.train.device == "gpu" else torch.device("cpu")
     progress = Progress(config, speaks=place.rank == 0)
     progress.say(line)

@@ -26,7 +26,7 @@ from headway.trainer.comm.interface import Aborted
 from headway.trainer.comm.store import StoreEndpoint
 from headway.trainer.config import RunConfig
 from headway.trainer.errors import BadCheckpointError, BadSnapshotError, RefusedError
-from headway.trainer.failures import breaks_device, reason_of
+from headway.trainer.failures import breaks_device, context_is_broken, reason_of
 from headway.trainer.link import Link, WorkerStatus
 from headway.trainer.rank import Rank
 
@@ -170,6 +170,8 @@ class Worker:
             traceback.clear_frames(error.__traceback__)
         finally:
             self.fence.leave(broken=broken)
+        if context_is_broken():
+            self._quit(f"the GPU's context is broken: {detail or reason}", code=1)
         self.left(
             assign.generation, assign.rank, reason, detail,
             bad_checkpoint=bad_checkpoint, bad_snapshot=bad_snapshot, is_fatal=is_fatal,

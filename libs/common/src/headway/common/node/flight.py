@@ -4,6 +4,9 @@ Fixed 64-byte records, one writing process, any number of readers. ``begin`` wri
 ``end_ns`` is 0 (open), ``end`` closes it. Old records are overwritten; the ring keeps the newest
 ``capacity - 1``. Times are ``time.monotonic_ns``, the same clock in all processes of a host.
 
+A record with the flag ``ON_DEVICE`` brackets the launch of work that a device does later. The
+writer adds the device's times when it knows them (``correct``); ``device_times`` applies them.
+
 The record is written before ``head`` counts it, so a writer that dies in between leaves no
 partial record visible.
 """
@@ -31,7 +34,7 @@ RECORD = np.dtype(
     [
         ("kind", "u1"),  # plan.schedule.actions.Kind
         ("chunk", "u1"),
-        ("flags", "<u2"),  # WAITING, BROKEN
+        ("flags", "<u2"),  # WAITING, BROKEN, ON_DEVICE
         ("micro_batch", "<i4"),  # -1 = none
         ("step", "<i8"),
         ("generation", "<u4"),
@@ -40,13 +43,15 @@ RECORD = np.dtype(
         ("start_ns", "<u8"),
         ("end_ns", "<u8"),  # 0 = still open
         ("nbytes", "<u8"),
-        ("reserved", "<u8"),
+        ("device", "<u8"),  # the device's times, see ``device_times``; 0 = none, or not known yet
     ]
 )
 WAITING = 1
 """Flag of a record that spans a wait, not the issue, of a message or collective."""
 BROKEN = 2
 """Flag of a record that an exception ended: its work was not done."""
+ON_DEVICE = 4
+"""Flag of a record whose times are those of a launch until those of the device are known."""
 _PACK = struct.Struct("<BBHiqIiQQQQQ")
 _PLAIN = np.dtype(f"V{RECORD.itemsize}")
 assert RECORD.itemsize == _PACK.size == LINE_BYTES
@@ -55,7 +60,9 @@ _LINE = LINE_BYTES // WORD_BYTES
 _RANK, _CAPACITY, _PID, _START, _GENERATION = range(_LINE, _LINE + 5)
 _HEAD, _PROGRESS, _ALIVE = range(2 * _LINE, 2 * _LINE + 3)
 _RECORDS = PAGE_BYTES // WORD_BYTES
-_END = 5  # word of end_ns in a record
+_START_NS, _END, _DEVICE = 4, 5, 7  # words of start_ns, end_ns and device in a record
+_US = 1_000
+_LATEST = (1 << 31) - 1  # of a device's times, in us: 35 minutes
 _FLAGS_AT = 2  # byte of flags in a record
 
 
@@ -161,6 +168,20 @@ class FlightWriter:
                 words[_RECORDS + seq % self._capacity * _LINE + _END] = time.monotonic_ns()
             words[_PROGRESS] += 1
 
+    def correct(self, seq: int, start_ns: int, end_ns: int) -> None:
+        """Add when a device did the work of record ``seq``, in ns of the host's clock.
+
+        One word is written, so a reader sees both times or none. A record that was already
+        overwritten stays as it is.
+        """
+        with self._lock:
+            if self._head - seq <= self._capacity and len(self._words):
+                at = _RECORDS + seq % self._capacity * _LINE
+                launched_us = self._words[at + _START_NS] // _US
+                late_us = min(max(0, start_ns // _US - launched_us), _LATEST)
+                span_us = min(max(0, end_ns // _US - launched_us - late_us), _LATEST)
+                self._words[at + _DEVICE] = late_us << 32 | span_us + 1
+
     def record(self, kind: int, **fields: int) -> _Record:
         """A ``with`` block between ``begin`` and ``end``; an exception marks
         the record as BROKEN."""
@@ -190,6 +211,30 @@ class _Record:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._writer.end(self._seq, broken=kind is not None)
+
+
+def device_times(records: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """``records`` with the device's start and end, to 1 us, where they are known.
+
+    The upper half of ``device`` is how much later than the launch the device began, in whole us of
+    the clock; the lower half its duration plus one.
+    """
+    known = records["device"] > 0
+    if not known.any():
+        return records
+    found = records.copy()
+    word, launched_us = found["device"][known], found["start_ns"][known] // _US
+    start_ns = (launched_us + (word >> np.uint64(32))) * np.uint64(_US)
+    found["start_ns"][known] = start_ns
+    found["end_ns"][known] = start_ns + ((word & np.uint64(0xFFFFFFFF)) - 1) * np.uint64(_US)
+    return found
+
+
+def awaits_device(records: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Which records may still be corrected by a process that runs."""
+    launched = records["flags"] & (ON_DEVICE | BROKEN) == ON_DEVICE
+    waits: npt.NDArray[np.bool_] = launched & (records["device"] == 0)
+    return waits
 
 
 class FlightReader:

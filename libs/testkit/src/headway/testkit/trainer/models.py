@@ -62,6 +62,7 @@ class Part:
         recompute: Recompute = Recompute(),  # noqa: B008 - frozen
         pieces: int = 1,
         compile_kernels: bool = False,
+        device: str = "cpu",
     ) -> None:
         layers = range(model.layers) if layers is None else layers
         self.precision = Precision.of(precision)
@@ -74,6 +75,7 @@ class Part:
             precision=self.precision,
             recompute=recompute,
             compile_kernels=compile_kernels,
+            device=device,
         )
         self.flat = FlatChunk(
             self.chunk.params,
@@ -81,6 +83,7 @@ class Part:
             dp_size=1,
             precision=self.precision,
             moments=AdamW.moments,
+            device=device,
         )
         self.chunk.bind(self.flat)
         self.flat.load_master_from_init(seed)
@@ -94,7 +97,9 @@ class Part:
 
     def forward(self, batch: Batch, loss_scale: float = 1.0) -> Forward:
         """Forward of a chunk that is first and last."""
-        return self.chunk.forward(batch.tokens, batch.labels, batch.mask, loss_scale=loss_scale)
+        device = self.chunk.device
+        tokens, labels, mask = (t.to(device) for t in (batch.tokens, batch.labels, batch.mask))
+        return self.chunk.forward(tokens, labels, mask, loss_scale=loss_scale)
 
     def grads(self) -> dict[str, torch.Tensor]:
         """Copies of the local gradients by name."""

@@ -4,6 +4,7 @@ together from all reports."""
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from headway.common.config import from_dict
 from headway.common.node.arena import Arena
 from headway.common.node.arena_file import open_or_replace
@@ -21,6 +23,7 @@ from headway.trainer.comm.channel import Channels
 from headway.trainer.comm.groups import Groups, build
 from headway.trainer.comm.interface import Aborted
 from headway.trainer.config import RunConfig
+from headway.trainer.device import take_device
 from headway.trainer.generation import ArenaFactory, Session, Source
 from headway.trainer.hooks import StepHooks, StepResult
 from headway.trainer.layout_check import difference
@@ -52,7 +55,7 @@ class Journal(StepHooks):
                 for info in arena.wanted():
                     arena.release(info)  # as the store does when it has made it durable
         if result.step == self._grads_of:
-            self.grads = [flat.grad_shard.numpy().copy() for flat in self._session.flats]
+            self.grads = [flat.grad_shard.cpu().numpy().copy() for flat in self._session.flats]
         self._progress.write_text(str(result.step))
 
     def on_eval(self, step: int, loss: float, sequence: int = 0) -> None:
@@ -75,9 +78,12 @@ def train(
     arena: bool = False,
     keep: str = "",
     failpoints: str = "",
+    on_gpu: bool = False,
 ) -> dict[str, Any]:
     """Train ``rank``'s part up to ``until`` completed steps; says how it ended.
 
+    ``on_gpu`` uses NCCL; ranks that share a GPU each pretend to be on another host, because NCCL
+    refuses two ranks of one host on one device.
     ``keep`` names a session that outlives the job, as a survivor's does; without
     it a new one is made.
     """
@@ -89,7 +95,13 @@ def train(
     session = context.kept.get(keep) if keep else None
     if session is None:
         opener = arena_opener(place, rank) if arena else None
-        session = Session(run, rank, data_factory=synthetic(run, rank), open_arena=opener)
+        session = Session(
+            run,
+            rank,
+            data_factory=synthetic(run, rank),
+            open_arena=opener,
+            device=_gpu(rank) if on_gpu else "cpu",
+        )
         if keep:
             context.kept[keep] = session
     progress = place / f"progress-{generation}-{rank}"
@@ -130,7 +142,9 @@ def run_generation(
     """
     why = "done"
     try:
-        groups = build_groups(context, session.config, rank, generation, folder, timeout_s)
+        groups = build_groups(
+            context, session.config, rank, generation, folder, timeout_s, session.device
+        )
         session.join(groups)
         del groups
         restore()
@@ -256,6 +270,7 @@ def build_groups(
     generation: int,
     folder: str,
     timeout_s: float = TIMEOUT_S,
+    device: torch.device | None = None,
 ) -> Groups:
     """Enter ``generation`` and build its groups."""
     channels = Channels()
@@ -270,7 +285,14 @@ def build_groups(
         lookup=meeting.lookup,
         channels=channels,
         timeout_s=timeout_s,
+        backend="nccl" if device is not None and device.type == "cuda" else "gloo",
+        device=device,
     )
+
+
+def _gpu(rank: int) -> torch.device:
+    os.environ |= {"NCCL_SOCKET_IFNAME": "lo", "NCCL_HOSTID": f"headway-test-{rank}"}
+    return take_device(rank)
 
 
 def arena_opener(folder: Path, rank: int) -> ArenaFactory:
@@ -309,7 +331,7 @@ def _report(path: Path, session: Session, journal: Journal) -> None:
             entries.append(entry)
             start = entry["offset"] // flat.state.element_size()
             where = slice(start, start + entry["flat_stop"] - entry["flat_start"])
-            arrays[f"param/{entry['name']}"] = flat.master.numpy()[where]
+            arrays[f"param/{entry['name']}"] = flat.master.cpu().numpy()[where]
             if journal.grads:
                 arrays[f"grad/{entry['name']}"] = journal.grads[index][where]
     np.savez(path, layout=json.dumps(entries), **arrays)

@@ -28,6 +28,9 @@ class TrainConfig:
     device: Literal["auto", "gpu", "cpu"] = "auto"
     """Where ranks compute. ``auto`` is resolved at launch: one GPU per rank (NCCL), or the CPU for
     all (gloo) if the machine has fewer GPUs than ranks."""
+    deterministic: bool = False
+    """On GPUs: the same bits each time the same step is done, at a cost (torch's deterministic
+    algorithms, without cuDNN's attention); see docs/numerics.md. CPUs need no switch."""
     compile: bool = False
     """Compile the small operations between matrix products (torch.compile, one by one), which
     fuses them; needs a C++ compiler and some seconds at a worker's first step. Other bits."""

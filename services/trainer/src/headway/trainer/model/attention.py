@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from headway.trainer.model.kernels import Kernels
+from headway.trainer.model.kernels import Kernels, heads_first
 from headway.trainer.model.matmul import kernel_dtype, to_kernel_dtype
 from headway.trainer.model.tape import Tape
 
@@ -45,7 +45,7 @@ class Attention:
         kept, rope = tape.pop()
         q, k, v, out = self._graph(kept, rope) if self.recompute else kept
         grad_SBHD = to_kernel_dtype(grad).view(*grad.shape[:2], -1, self.head_dim)
-        grads = torch.autograd.grad(out, (q, k, v), grad_SBHD.permute(1, 2, 0, 3).contiguous())
+        grads = torch.autograd.grad(out, (q, k, v), heads_first(grad_SBHD))
         return self.kernels.join_heads(*grads, *rope).to(grad.dtype)
 
     def _heads(self, qkv: torch.Tensor, rope: Rope) -> tuple[torch.Tensor, ...]:

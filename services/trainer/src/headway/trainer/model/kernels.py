@@ -21,11 +21,16 @@ Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> Three:
     """``(y, mean, rstd)`` over the last dimension (Ba et al., arXiv 1607.06450). Statistics and
     weights are in fp32 or better, y in the type of x."""
-    if x.device.type == "cpu":  # takes weights of another type than x, on a CPU only
-        return torch.native_layer_norm(x, x.shape[-1:], weight, bias, eps)
-    wide = x.to(weight.dtype)
+    wide = x.to(weight.dtype)  # a compiler would round the statistics of a narrow x
     y, mean, rstd = torch.native_layer_norm(wide, x.shape[-1:], weight, bias, eps)
     return y.to(x.dtype), mean, rstd
+
+
+def layer_norm_on_cpu(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
+) -> Three:
+    """``layer_norm`` by torch's own kernel, which takes weights of another type on a CPU only."""
+    return torch.native_layer_norm(x, x.shape[-1:], weight, bias, eps)
 
 
 def layer_norm_backward(
@@ -36,16 +41,22 @@ def layer_norm_backward(
     weight: torch.Tensor,
     bias: torch.Tensor,
 ) -> Three:
-    """Gradients of x (its type), weight and bias (theirs)."""
-    if x.device.type != "cpu":
-        grad_wide, wide = grad.to(weight.dtype), x.to(weight.dtype)
-        found = _aten.native_layer_norm_backward(
-            grad_wide, wide, x.shape[-1:], mean, rstd, weight, bias, [True, True, True]
-        )
-        return found[0].to(x.dtype), found[1], found[2]
-    return _aten.native_layer_norm_backward(  # type: ignore[no-any-return]
-        grad, x, x.shape[-1:], mean, rstd, weight, bias, [True, True, True]
+    """Gradients of x (its type), weight and bias (theirs).
+
+    Computed in the type of the weight on CPUs too: the kernel for a bf16 x adds up the gradients of
+    weight and bias in bf16 (measured: 0.7 % off after 64 tokens, 9 % after 8,192).
+    """
+    grad_x, grad_weight, grad_bias = _aten.native_layer_norm_backward(
+        grad.to(weight.dtype),
+        x.to(weight.dtype),
+        x.shape[-1:],
+        mean,
+        rstd,
+        weight,
+        bias,
+        [True, True, True],
     )
+    return grad_x.to(x.dtype), grad_weight, grad_bias
 
 
 def gelu(x: torch.Tensor) -> torch.Tensor:
@@ -68,7 +79,19 @@ def split_heads(qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Thre
     parts = qkv.view(*qkv.shape[:2], -1, 3, cos.shape[-1], 2)  # [S, B, H, 3, D/2, 2]
     q, k = (_rotated(parts[:, :, :, index], cos, sin, qkv.dtype) for index in (0, 1))
     v = parts[:, :, :, 2].flatten(-2)
-    return tuple(t.permute(1, 2, 0, 3).contiguous() for t in (q, k, v))  # type: ignore[return-value]
+    return heads_first(q), heads_first(k), heads_first(v)
+
+
+def heads_first(x: torch.Tensor) -> torch.Tensor:
+    """[S, B, H, D] as [B, H, S, D] for attention.
+
+    The kernels of GPUs take any strides but the last, and give their output those of q, so there
+    it is a view, and the output is one of [S, B, H, D] memory. A CPU's is faster with each head's
+    rows together.
+    """
+    if x.device.type == "cpu":
+        return x.permute(1, 2, 0, 3).contiguous()
+    return x.contiguous().permute(1, 2, 0, 3)
 
 
 def join_heads(
@@ -141,7 +164,11 @@ class Kernels:
     softmax_rows: Callable[..., Three] = softmax_rows
 
 
-ON_CPU = Kernels(split_heads=split_heads_on_cpu, join_heads=join_heads_on_cpu)
+ON_CPU = Kernels(
+    layer_norm=layer_norm_on_cpu,
+    split_heads=split_heads_on_cpu,
+    join_heads=join_heads_on_cpu,
+)
 
 
 def kernels(device: torch.device, *, compile_each: bool) -> Kernels:

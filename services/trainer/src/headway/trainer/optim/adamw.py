@@ -65,7 +65,8 @@ class AdamW:
     ) -> None:
         """See ``Optimizer``."""
         for chunk, flat in enumerate(flats):
-            count = torch.tensor(float(updates), device=flat.device)
+            # filled by a kernel: torch.tensor would copy from pageable memory, and wait for it
+            count = torch.full((), float(updates), device=flat.device)
             inverse = _inverse_scale(flat, grad_scale)
             size = flat.shard_numel if flat.device.type != "cpu" else BLOCK_ELEMENTS
             for span in flat.spans:
@@ -113,4 +114,4 @@ def _inverse_scale(flat: FlatChunk, grad_scale: float) -> torch.Tensor | None:
     if flat.master.dtype == torch.float64:
         flat.grad_shard.mul_(grad_scale)
         return None
-    return torch.tensor(1.0 / grad_scale, device=flat.device)
+    return torch.full((), 1.0 / grad_scale, device=flat.device)

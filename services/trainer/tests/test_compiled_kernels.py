@@ -1,0 +1,88 @@
+"""Every leaf of the model compiles whole, and gives what the plain one gives."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import fields
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from headway.trainer.machine import COMPILERS
+from headway.trainer.model.kernels import ON_CPU, Kernels, kernels
+from headway.trainer.model.layers import Rotary
+
+SEQ, BATCH, HEADS, HEAD_DIM, WIDTH, WORDS = 16, 2, 3, 8, 48, 96
+TOLERANCE = 1e-6
+"""Relative to the norm of each result in its own type: sums are taken in another order, in fp32.
+A bf16 result differs only where both are next to the middle between two numbers."""
+BF16_TOLERANCE = 1e-3
+
+pytestmark = pytest.mark.skipif(
+    not any(map(shutil.which, COMPILERS)), reason="torch.compile needs a C++ compiler"
+)
+
+
+@cache
+def compiled() -> Kernels:
+    return kernels(torch.device("cpu"), compile_each=True)
+
+
+def arguments(name: str, dtype: torch.dtype) -> tuple[Any, ...]:
+    draw = torch.Generator().manual_seed(0)
+
+    def some(*shape: int, kind: torch.dtype = dtype) -> torch.Tensor:
+        return torch.randn(*shape, generator=draw).to(kind)
+
+    x, grad = some(SEQ, BATCH, WIDTH), some(SEQ, BATCH, WIDTH)
+    scales = some(WIDTH, kind=torch.float32), some(WIDTH, kind=torch.float32)
+    rope = Rotary(HEAD_DIM, SEQ, 1e4, torch.float32, torch.device("cpu")).at(SEQ)
+    match name:
+        case "layer_norm":
+            return (x, *scales, 1e-5)
+        case "layer_norm_backward":
+            _, mean, rstd = Kernels().layer_norm(x, *scales, 1e-5)
+            return (grad, x, mean, rstd, *scales)
+        case "gelu":
+            return (x,)
+        case "gelu_backward":
+            return (grad, x)
+        case "split_heads":
+            return (some(SEQ, BATCH, HEADS * 3 * HEAD_DIM), *rope)
+        case "join_heads":
+            return (*(some(BATCH, HEADS, SEQ, HEAD_DIM) for _ in range(3)), *rope)
+        case "softmax_rows":
+            return (some(SEQ, WORDS), torch.float32)
+    raise AssertionError(f"no arguments for {name}: add a case for the new leaf")
+
+
+def tensors(found: Any) -> tuple[torch.Tensor, ...]:
+    return found if isinstance(found, tuple) else (found,)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # of torch about itself
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("name", [field.name for field in fields(Kernels)])
+def test_a_leaf_compiles_whole_and_equals_the_plain_one(name: str, dtype: torch.dtype) -> None:
+    given = arguments(name, dtype)
+    found = tensors(getattr(compiled(), name)(*given))
+    for plain in (Kernels(), ON_CPU):
+        wanted = tensors(getattr(plain, name)(*given))
+        for one, other in zip(found, wanted, strict=True):
+            assert (one.dtype, one.shape) == (other.dtype, other.shape)
+            bound = BF16_TOLERANCE if one.dtype is torch.bfloat16 else TOLERANCE
+            distance = (one.double() - other.double()).norm() / other.double().norm()
+            assert distance < bound
+
+
+@pytest.mark.parametrize("made", [Kernels(), ON_CPU], ids=["on gpu", "on cpu"])
+def test_attention_gets_heads_as_the_fused_kernels_take_them(made: Kernels) -> None:
+    """cuDNN and flash want the last stride 1 and pointers aligned to 16 bytes (torch's
+    sdp_utils.cpp and cuDNN's SDPA)."""
+    for part in made.split_heads(*arguments("split_heads", torch.bfloat16)):
+        assert part.shape == (BATCH, HEADS, SEQ, HEAD_DIM)
+        assert part.stride(-1) == 1
+        assert all(stride * part.element_size() % 16 == 0 for stride in part.stride()[:-1])
+        assert part.storage_offset() * part.element_size() % 16 == 0
