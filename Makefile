@@ -14,7 +14,7 @@ INSTALL := VENV="$(VENV)" PYTHON="$(PYTHON)" TORCH="$(TORCH)" infra/setup/setup.
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: help setup setup-lab setup-test run lab test check lint types fmt lock lock-check docs screenshots matrix \
-        drill mutations mutants down-time fuzz up down clean
+        drill mutations mutants down-time bench-train fuzz up down clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -83,6 +83,9 @@ mutants: setup-test ## 200 seeded mutants of control/ and wire/: how dense are t
 
 down-time: setup-test ## step times while each service is down
 	"$(PY)" -m benchmarks.service_down --out benchmarks/results/service_down.json
+
+bench-train: setup-test ## the engine next to compiled torch and other peers; about 30 minutes
+	"$(PY)" -m benchmarks.train $(ARGS)
 
 fuzz: setup-test ## 100,000 hostile inputs against every socket: the slow marker
 	"$(PY)" -m pytest -q -m slow

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from headway.common.errors import ConfigError
-from headway.common.plan.grid import Grid
+from headway.common.plan.grid import AXES, Grid
 from headway.common.plan.model_shape import ModelShape, mfu
 from headway.common.plan.placement import Placement
 from hypothesis import given
@@ -23,24 +25,33 @@ def test_ranks_and_coordinates_are_a_bijection(grid: Grid) -> None:
 
 @given(grids)
 def test_the_groups_of_each_axis_cut_the_world_into_equal_parts(grid: Grid) -> None:
-    for group, size in (
-        (grid.tp_group, grid.tp),
-        (grid.dp_group, grid.dp),
-        (grid.pp_group, grid.pp),
-    ):
-        groups = {group(rank) for rank in range(grid.world_size)}
+    for axis in AXES:
+        groups = {grid.group(axis, rank) for rank in range(grid.world_size)}
         assert sorted(rank for members in groups for rank in members) == list(
             range(grid.world_size)
         )
-        assert {len(members) for members in groups} == {size}
-        assert all(rank in group(rank) for rank in range(grid.world_size))
+        assert {len(members) for members in groups} == {grid.degree(axis)}
+        for rank in range(grid.world_size):
+            members = [grid.coordinates(member) for member in grid.group(axis, rank)]
+            assert [getattr(c, axis) for c in members] == list(range(grid.degree(axis)))
+            assert {replace(c, **{axis: 0}) for c in members} == {
+                replace(grid.coordinates(rank), **{axis: 0})
+            }
+
+
+def test_tensor_parallel_ranks_are_neighbours_and_stages_are_the_furthest_apart() -> None:
+    """The order of the axes is that of the network: what talks most is nearest."""
+    grid = Grid(tp=2, dp=3, pp=4)
+    assert grid.group("tp", 7) == (6, 7)
+    assert grid.group("dp", 7) == (7, 9, 11)
+    assert grid.group("pp", 7) == (1, 7, 13, 19)
 
 
 def test_tensor_parallel_peers_share_a_node() -> None:
     placement = Placement(Grid(tp=2, pp=2, dp=2), ranks_per_node=2)
     assert all(
         placement.node_of(a) == placement.node_of(b)
-        for a, b in (placement.grid.tp_group(rank) for rank in range(8))
+        for a, b in (placement.grid.group("tp", rank) for rank in range(8))
     )
     assert [placement.ranks_of(n) for n in range(placement.num_nodes)] == [
         (0, 1),

@@ -32,6 +32,7 @@ class _Held:
 
     def __init__(self) -> None:
         self.started = threading.Event()
+        self.waited_for = threading.Event()
         self.go = threading.Event()
 
     def start(self) -> _Held:
@@ -39,6 +40,7 @@ class _Held:
         return self
 
     def wait(self) -> str:
+        self.waited_for.set()
         assert self.go.wait(60)
         return "done"
 
@@ -62,14 +64,14 @@ def test_a_failing_call_raises_at_its_own_wait_and_harms_no_other(channels: Chan
     assert good.result() == 5
 
 
-def test_operations_are_started_while_an_earlier_one_is_still_under_way(channels: Channels) -> None:
-    gate, first, second = _Held(), _Held(), _Held()
+def test_an_operation_is_started_while_an_earlier_one_is_already_being_waited_for(
+    channels: Channels,
+) -> None:
+    first, second = _Held(), _Held()
     channel = channels.open("receive")
-    # all three operations are in the queue when the channel gets to them
-    blocker = channel.call(gate.wait)
-    calls = [channel.launch(work.start) for work in (first, second)]
-    gate.go.set()
-    blocker.wait()
+    calls = [channel.launch(first.start)]
+    assert first.waited_for.wait(20)
+    calls.append(channel.launch(second.start))
     assert second.started.wait(20), "the second receive was not posted before the first ended"
     second.go.set()
     first.go.set()
@@ -131,8 +133,11 @@ def test_a_second_wait_on_a_finished_call_returns_at_once(channels: Channels) ->
 
 def test_closed_channels_leave_no_thread(channels: Channels) -> None:
     names = {f"channel-leftover-{i}" for i in range(3)}
-    for name in names:
-        channels.open(name.removeprefix("channel-")).call(lambda: None).wait()
+    for name in list(names):
+        work = _Held()
+        work.go.set()
+        channels.open(name.removeprefix("channel-")).launch(work.start).wait()
+        names.add(f"{name}-wait")
     assert names <= {thread.name for thread in threading.enumerate()}
     channels.close()
     _poll(lambda: not names & {thread.name for thread in threading.enumerate()})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from typing import Any
 
 import pytest
 from headway.common.wire.messages.driver import Relay, Seals
@@ -216,6 +217,56 @@ def test_who_does_not_restore_in_time_is_left_behind_by_name() -> None:
     assert "ranks 0, 1, 2, 3 did not restore within 8 s" in str(actions)
     killed = {order.message.worker for order in sent(actions, KillWorker)}
     assert killed == members, "who never answered takes no abort"
+
+
+def test_a_large_state_may_take_long_while_more_and_more_of_it_is_there() -> None:
+    """As first weights of 7B parameters, or a checkpoint on a slow disk."""
+    hand = Hand()
+    hand.gather()
+    hand.read()
+    hand.begin(hand.send(DurableFound(None)))
+    hand.join(0, status="joining")
+    for nbytes in range(1, 6):
+        for node in (0, 1):
+            for index in (0, 1):
+                hand.change(node, index, restored_bytes=nbytes)
+            hand.beat(node)
+        assert "fence" not in events(hand.wait(LIMITS.join_timeout_s - 1))
+    hand.join(0, status="restored")
+    hand.join(1)
+    assert hand.state.phase == "running"
+
+
+def test_a_rank_without_progress_is_not_excused_by_the_others() -> None:
+    hand = Hand()
+    hand.gather()
+    hand.read()
+    hand.begin(hand.send(DurableFound(None)))
+    hand.join(0, status="joining")
+    hand.change(1, 0, restored_bytes=5)
+    hand.beat(1)
+    actions: list[Any] = []
+    waited_s = 0
+    while "fence" not in events(actions) and waited_s < 3 * LIMITS.join_timeout_s:
+        for index in (0, 1):
+            hand.change(0, index, restored_bytes=1 + waited_s)
+        hand.change(1, 1, restored_bytes=1 + waited_s)
+        hand.beat(0)
+        hand.beat(1)
+        actions += hand.wait(1.0)
+        waited_s += 1
+    assert "rank 2 did not restore within 8 s" in str(actions)
+    assert waited_s <= LIMITS.join_timeout_s + 1, "it was given more time than one without a sign"
+    killed = {order.message.worker for order in sent(actions, KillWorker)}
+    assert not killed, "it is in the generation, so an abort reaches it"
+
+
+def test_a_cluster_restores_a_state_that_takes_many_times_the_limit() -> None:
+    cluster = FakeCluster()
+    cluster.restore_s = LIMITS.join_timeout_s
+    cluster.run(1500)
+    assert cluster.finished == Finish("finished", "")
+    assert len(cluster.journal) == 1
 
 
 def test_a_pause_lets_nobody_wait_for_a_rank_that_does_not_restore() -> None:

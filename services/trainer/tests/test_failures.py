@@ -19,11 +19,12 @@ from headway.common.node.run_dir import NodePaths, RunDir, new_run_id
 from headway.common.node.testing import private_roots
 from headway.testkit.trainer.layouts import small_run
 from headway.trainer import rank as rank_module
+from headway.trainer.comm import factories
 from headway.trainer.comm.channel import Channels
+from headway.trainer.comm.groups import Groups
 from headway.trainer.comm.interface import PeerLost
 from headway.trainer.config import RunConfig
 from headway.trainer.failures import breaks_device, reason_of
-from headway.trainer.parallel import groups
 
 _dist: Any = torch.distributed
 ILLEGAL = "CUDA error: an illegal memory access was encountered"
@@ -128,12 +129,12 @@ def test_a_lost_store_is_a_lost_peer_also_when_nccl_says_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store: Any = SimpleNamespace(is_lost=False)
-    factory = groups._NcclFactory(store, Channels(), 1.0, torch.device("cpu"), wraps=False)
+    factory = factories.NcclFactory(store, Channels(), 1.0, torch.device("cpu"), wraps=False)
 
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise _dist.DistBackendError("store->get() got error: the generation's store is gone")
 
-    monkeypatch.setattr(groups, "nccl_group", fail)
+    monkeypatch.setattr(factories, "nccl_group", fail)
     monkeypatch.setattr(_dist, "PrefixStore", lambda *_: None)
     with pytest.raises(_dist.DistBackendError):
         factory.comm("tp", (0, 1), 0)
@@ -154,7 +155,7 @@ def test_a_worker_that_takes_another_rank_frees_the_old_model_at_once(tmp_path: 
         gc.disable()
         try:
             rank = rank_module.Rank(context, 0)
-            rank._session.join(groups.Groups.alone())
+            rank._session.join(Groups.alone())
             model = weakref.ref(rank._session.flats[0].state)
             rank._session.leave()
             rank.close()

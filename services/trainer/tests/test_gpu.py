@@ -34,9 +34,9 @@ from headway.trainer.comm.nccl import (
     NcclComm,
     nccl_group,
     read_when_ready,
-    take_device,
 )
 from headway.trainer.comm.store import StoreEndpoint
+from headway.trainer.device import take_device
 from headway.trainer.snapshot import Extra, Snapshots, layout, offsets
 from headway.trainer.state.flat import FlatChunk
 from headway.trainer.state.params import ParamSpec, Precision
@@ -91,10 +91,11 @@ def test_every_group_reduces_gathers_scatters_and_passes_messages_around_the_rin
     world = plan.world_size
     for rank, report in enumerate(reports):
         assert report["world"] == sum(range(world))
-        assert report["tp"] == sum(plan.tp_group(rank))
-        assert report["gathered"] == [float(r) for r in range(world) for _ in range(3)]
-        assert report["scattered"] == [world * (2 * rank + i) + sum(range(world)) for i in (0, 1)]
-        line = list(plan.pp_group(rank))
+        assert report["tp"] == sum(plan.group("tp", rank))
+        line = list(plan.group("pp", rank))
+        assert report["gathered"] == [float(r) for r in line for _ in range(3)]
+        place = line.index(rank)
+        assert report["scattered"] == [len(line) * (2 * place + i) + sum(line) for i in (0, 1)]
         before, after = line[line.index(rank) - 1], line[(line.index(rank) + 1) % len(line)]
         assert report["forward"] == [10.0 * before + n for n in range(3)]
         assert report["backward"] == [10.0 * after + n for n in range(3)]
@@ -225,13 +226,6 @@ def join(
     )
 
 
-def meet(folder: Path, rank: int, grid: Grid) -> None:
-    """Wait for all ranks: freed groups are aborted, with what a peer may still be reading."""
-    (folder / f"done-{rank}").touch()
-    while not all((folder / f"done-{other}").exists() for other in range(grid.world_size)):
-        time.sleep(0.01)
-
-
 def exchange(rank: int, folder: Path, grid: Grid) -> dict[str, Any]:
     """One round of every operation."""
     device, channels = take_device(rank), Channels()
@@ -242,12 +236,12 @@ def exchange(rank: int, folder: Path, grid: Grid) -> dict[str, Any]:
         comm.all_reduce(tensor).wait()
         return read_when_ready(tensor, channels)[-1]
 
-    world, pipe = groups.world, groups.pipe
-    gathered = torch.zeros(world.size * 3, device=device)
-    world.all_gather(gathered, torch.full((3,), float(rank), device=device)).wait()
+    line, pipe = groups["pp"], groups.pipe
+    gathered = torch.zeros(line.size * 3, device=device)
+    line.all_gather(gathered, torch.full((3,), float(rank), device=device)).wait()
     scattered = torch.zeros(2, dtype=torch.float64, device=device)
-    flat = torch.arange(world.size * 2, dtype=torch.float64, device=device) + rank
-    world.reduce_scatter(scattered, flat).wait()
+    flat = torch.arange(line.size * 2, dtype=torch.float64, device=device) + rank
+    line.reduce_scatter(scattered, flat).wait()
     below, above = (pipe.rank - 1) % pipe.size, (pipe.rank + 1) % pipe.size
     numel = 1 << 20  # too many bytes for a send to end before its receive is there
     inboxes = {
@@ -267,13 +261,13 @@ def exchange(rank: int, folder: Path, grid: Grid) -> dict[str, Any]:
         way: [read_when_ready(inbox[-1:], channels)[0] for inbox in inboxes[way]] for way in inboxes
     }
     report = {
-        "world": total(world),
-        "tp": total(groups.tp),
+        "world": total(groups.every_rank),
+        "tp": total(groups["tp"]),
         "gathered": read_when_ready(gathered, channels),
         "scattered": read_when_ready(scattered, channels),
         **ends,
     }
-    meet(folder, rank, grid)
+    groups.meet()
     groups.release()
     return report
 
@@ -289,7 +283,7 @@ def abort(rank: int, folder: Path, grid: Grid) -> dict[str, Any]:
     waiting = groups.pipe.recv(lane, inbox, 1 - rank, 0)  # both receive, nobody sends
     if rank == 0:
         # the other never joins in
-        stuck.append(groups.world.all_reduce(torch.zeros(1 << 20, device=device)))
+        stuck.append(groups["pp"].all_reduce(torch.zeros(1 << 20, device=device)))
     threading.Timer(2.0, channels.abort).start()
     try:
         waiting.wait()
@@ -302,9 +296,9 @@ def abort(rank: int, folder: Path, grid: Grid) -> dict[str, Any]:
     channels = Channels()
     groups = join(channels, rank, folder, grid, 1, device)
     tensor = torch.full((10,), float(rank), device=device)
-    groups.world.all_reduce(tensor).wait()
+    groups.every_rank.all_reduce(tensor).wait()
     again = read_when_ready(tensor, channels)[0]
-    meet(folder, rank, grid)
+    groups.meet()
     groups.release()
     return {"left": left, "again": again}
 

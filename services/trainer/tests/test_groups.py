@@ -46,11 +46,12 @@ def test_every_group_of_a_grid_reduces_gathers_scatters_and_passes_messages(
     reports = pool.run(f"{JOBS}:exchange", _args(grid, tmp_path, generations()))
     for rank, report in enumerate(reports):
         assert report["world"] == 6
-        assert report["gathered"] == [float(r) for r in range(4) for _ in range(3)]
-        assert report["tp"] == sum(plan.tp_group(rank))
-        assert report["dp"] == sum(plan.dp_group(rank))
-        assert report["scattered"] == [4 * (2 * rank + i) + 6 for i in (0, 1)]
-        line = list(plan.pp_group(rank))
+        assert report["tp"] == sum(plan.group("tp", rank))
+        assert report["dp"] == sum(plan.group("dp", rank))
+        line = list(plan.group("pp", rank))
+        assert report["gathered"] == [float(r) for r in line for _ in range(3)]
+        place = line.index(rank)
+        assert report["scattered"] == [len(line) * (2 * place + i) + sum(line) for i in (0, 1)]
         assert report["pipe"] == line[line.index(rank) - 1]
 
 

@@ -6,13 +6,19 @@ from __future__ import annotations
 import os
 import threading
 from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from headway.common.plan.grid import Grid
+from headway.trainer import device
+from headway.trainer.comm import factories, groups, nccl
 from headway.trainer.comm.channel import Channels
-from headway.trainer.comm.nccl import JointAbort, take_device
-from headway.trainer.parallel import nccl
+from headway.trainer.comm.interface import StuckTransport
+from headway.trainer.comm.nccl import PAIR_CTAS, JointAbort, nccl_group
+from headway.trainer.device import take_device
+from headway.trainer.failures import breaks_device
 
 
 class Group:
@@ -50,6 +56,92 @@ def test_groups_that_nobody_aborted_end_together_when_they_are_freed() -> None:
     assert [calls.get(timeout=30) for _ in range(2)] == [True] * 2
 
 
+class Options:
+    """As torch's, which a build without CUDA does not have."""
+
+    def __init__(self, is_high_priority_stream: bool = False) -> None:
+        self.is_high_priority_stream = is_high_priority_stream
+        self.config = SimpleNamespace(blocking=-1, max_ctas=-1)
+
+
+class FakeNccl:
+    """Records how groups are made."""
+
+    made: list[FakeNccl] = []  # noqa: RUF012
+    Options = Options
+
+    def __init__(self, _: Any, rank: int, size: int, options: Options) -> None:
+        self.rank, self.size, self.options = rank, size, options
+        self.made.append(self)
+
+    def eager_connect_single_device(self, _: torch.device) -> None:
+        """Connects nobody."""
+
+    def abort(self) -> None:
+        """Nothing is there."""
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[FakeNccl]:
+    monkeypatch.setattr(nccl, "_dist", SimpleNamespace(ProcessGroupNCCL=FakeNccl))
+    for name in device.ENVIRONMENT:
+        monkeypatch.setenv(name, "")  # what the code sets is undone
+    FakeNccl.made.clear()
+    return FakeNccl.made
+
+
+def test_only_pairs_of_stages_are_held_to_a_few_sms_and_all_have_high_priority(
+    made: list[FakeNccl], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Receives that are posted ahead spin; collectives must not queue behind matrix products."""
+    monkeypatch.setattr(factories._dist, "PrefixStore", lambda *_: None)
+    factory = factories.NcclFactory(None, Channels(), 1.0, torch.device("cpu"), wraps=True)
+    factory.comm("tp", (4, 5), 5)
+    factory.pipe("pp", (1, 5, 9), 5)
+    assert all(group.options.is_high_priority_stream for group in made)
+    assert {group.options.config.blocking for group in made} == {1}
+    limits = [(group.size, group.options.config.max_ctas) for group in made]
+    assert limits == [(2, -1), (3, -1), *[(2, PAIR_CTAS)] * 4]
+
+
+def test_a_limit_of_thread_blocks_is_optional(made: list[FakeNccl]) -> None:
+    nccl_group(None, 0, 1, 1.0, torch.device("cpu"))
+    assert made[0].options.config.max_ctas == -1
+
+
+def test_a_build_that_stays_inside_nccl_after_an_abort_gives_the_process_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A member that is lost while communicators are made can leave the thread in accept()."""
+    inside, go = threading.Event(), threading.Event()
+
+    def stuck(*_: Any, **__: Any) -> None:
+        inside.set()
+        go.wait(60)
+        raise RuntimeError("connection refused")
+
+    monkeypatch.setattr(factories, "nccl_group", stuck)
+    monkeypatch.setattr(groups, "STUCK_LIMIT_S", 0.05)
+    channels = Channels()
+    threading.Thread(target=lambda: inside.wait(30) and channels.abort(), daemon=True).start()
+    with pytest.raises(StuckTransport, match="generation 7") as raised:
+        groups.build(
+            7,
+            Grid(dp=2),
+            0,
+            host="127.0.0.1",
+            announce=lambda _: None,
+            lookup=lambda: pytest.fail("rank 0 has the store"),
+            channels=channels,
+            timeout_s=20.0,
+            backend="nccl",
+            device=torch.device("cpu"),
+        )
+    assert breaks_device(raised.value)
+    go.set()
+    channels.close()
+
+
 def test_ranks_take_devices_in_turn_also_when_there_are_more_ranks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -58,7 +150,7 @@ def test_ranks_take_devices_in_turn_also_when_there_are_more_ranks(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
-    for name in nccl._ENVIRONMENT:
+    for name in device.ENVIRONMENT:
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     monkeypatch.setenv("TORCH_NCCL_ENABLE_MONITORING", "1")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,10 @@ import pytest
 from headway.common.config import from_dict
 from headway.common.errors import HeadwayError
 from headway.common.node.arena import Arena
+from headway.common.node.flight import FlightReader
+from headway.common.node.testing import wait_until
+from headway.common.plan.schedule.actions import Kind
+from headway.common.wire.messages.worker import Restore
 from headway.testkit.trainer.layouts import small_run
 from headway.trainer import rank as rank_module
 from headway.trainer.comm.channel import Channels
@@ -121,3 +126,57 @@ def test_a_stream_is_opened_with_the_wait_and_the_fence_of_the_run(
     assert not opened["abort"]()
     fence._fenced = 3
     assert opened["abort"]()
+
+
+@pytest.mark.parametrize("source", ["init", "durable"])
+def test_an_abort_ends_a_restore_after_the_piece_at_hand(
+    source: str, rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a load that looks at the fence only before and after: with a large model the worker
+    would be killed for not leaving in time."""
+    context: Any = rank._context
+    context.fence.enter(0, Channels())
+    nbytes = sum(flat.state.nbytes for flat in rank._session.flats)
+    restored, aborting = rank._restored, []
+
+    def abort_after_the_first(piece: int) -> None:
+        restored(piece)
+        if piece and not aborting:
+            aborting.append(threading.Thread(target=context.fence.abort, args=(0,), daemon=True))
+            aborting[0].start()
+            wait_until(lambda: context.fence.is_fenced(0))
+
+    def read_in_pieces(*_: Any, progress: Any) -> None:
+        for _ in range(100):
+            progress(nbytes // 100)
+
+    monkeypatch.setattr(rank, "_restored", abort_after_the_first)
+    monkeypatch.setattr(rank_module, "newest", lambda *_, **__: SimpleNamespace(path="folder"))
+    monkeypatch.setattr(rank_module, "read_part", lambda *_: SimpleNamespace(layout=b""))
+    monkeypatch.setattr(rank._session, "check_layout", lambda *_: None)
+    monkeypatch.setattr(rank_module, "read_shard", read_in_pieces)
+    restore = Restore(source=source, step=0, folder="folder")
+    assign: Any = SimpleNamespace(restore=restore, generation=0)
+    with pytest.raises(Aborted):
+        rank._restore(assign)
+    context.fence.leave(broken=False)
+    assert 0 < context.view.restored_bytes < nbytes // 2
+    aborting[0].join(20)
+
+
+def test_bytes_of_first_weights_add_up_to_the_state_and_show_in_the_flight_ring(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver waits for a rank while its bytes grow, the monitor while its records do."""
+    monkeypatch.setattr(rank_module, "SHOW_RESTORED_S", -1.0)
+    context: Any = rank._context
+    assign: Any = SimpleNamespace(restore=Restore(source="init", step=0), generation=0)
+    rank._restore(assign)
+    flats = rank._session.flats
+    used = sum(place.spec.numel for flat in flats for place in flat.placed)
+    assert context.view.restored_bytes == 3 * used * flats[0].master.element_size()
+    reader = FlightReader(context.paths.segment("flight", 0))
+    shown = [int(r["nbytes"]) for r in reader.snapshot() if r["kind"] == Kind.RESTORE]
+    reader.close()
+    assert shown[-1] == context.view.restored_bytes
+    assert len(shown) > 3

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from headway.common.node.testing import wait_until
+from headway.trainer.comm import store
 from headway.trainer.comm.interface import PeerLost
 from headway.trainer.comm.store import (
     MAX_FRAME_BYTES,
@@ -18,7 +19,6 @@ from headway.trainer.comm.store import (
     StoreEndpoint,
     StoreServer,
 )
-from headway.trainer.parallel import store
 
 HOST = "127.0.0.1"
 

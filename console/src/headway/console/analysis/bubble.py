@@ -27,7 +27,7 @@ def schedule_of(config: RunConfig) -> Schedule:
     return generate(
         parallel.schedule,
         pp=parallel.pp,
-        vp=parallel.vp,
+        vp=parallel.num_chunks,
         num_micro_batches=config.num_micro_batches,
     )
 
@@ -64,13 +64,15 @@ def measured_bubble(actions: pl.DataFrame) -> pl.DataFrame:
 def bubbles(actions: pl.DataFrame, schedule: Schedule) -> pl.DataFrame:
     """Theory, theory with the stages' own times, and what was measured; columns ``SCHEMA``.
 
-    ``bubble`` is idle over compute time; the difference between the first two rows is the cost of
+    The second is missing where some computation of the schedule was not recorded. ``bubble`` is
+    idle over compute time; the difference between the first two rows is the cost of
     unequal stages, between the last two that of messages and stalls.
     """
     measured = measured_bubble(actions)["bubble"].median()
     costs = _median_costs(actions)
+    needed = {_key(rank, action) for rank, order in enumerate(schedule.ranks) for action in order}
     replayed = None
-    if costs:
+    if needed <= costs.keys():
         replayed = theoretical_bubble(schedule, lambda rank, action: costs[_key(rank, action)])
     rows = [
         (

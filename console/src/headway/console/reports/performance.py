@@ -144,7 +144,7 @@ class Performance:
             Column("source", "source"),
         ]
         parallel, number = self.config.parallel, self.config.num_micro_batches
-        title = f"Pipeline bubble: p = {parallel.pp}, m = {number}, v = {parallel.vp}"
+        title = f"Pipeline bubble: p = {parallel.pp}, m = {number}, v = {parallel.num_chunks}"
         note = (
             "From the first to the last computation of a pipeline's step. The second row above the "
             "first: unequal stages. The third above the second: messages and stalls."
@@ -263,7 +263,7 @@ class Performance:
         times = step_time_quantiles(rows).row(0, named=True)
         p50, p99 = milliseconds(times["p50_s"]), milliseconds(times["p99_s"])
         grid = f"pp {parallel.pp} x dp {parallel.dp} x tp {parallel.tp}"
-        chunks = f"{counted(parallel.vp, 'chunk')} per rank"
+        chunks = f"{counted(parallel.num_chunks, 'chunk')} per rank"
         of = f"{steps:,} of {self._run.completed_steps:,} completed steps"
         facts = [
             ("grid", f"{parallel.world_size} ranks: {grid}, {chunks}"),

@@ -52,11 +52,18 @@ def read_part(info: CheckpointInfo, rank: int) -> Part:
     return decode_part(raw, path)
 
 
-def read_shard_into(info: CheckpointInfo, rank: int, buffer: Any) -> bytes:
+def read_shard_into(
+    info: CheckpointInfo,
+    rank: int,
+    buffer: Any,
+    *,
+    progress: Callable[[int], object] = lambda _: None,
+) -> bytes:
     """Read the snapshot of ``rank`` straight into ``buffer`` and return the extra state.
 
     ``buffer`` is a writable contiguous bytes-like object or uint8 array of at least ``data_bytes``
-    of the part; later bytes are not touched. On an error its content is undefined.
+    of the part; later bytes are not touched. On an error its content is undefined. ``progress`` is
+    called with the bytes of each chunk that was read; what it raises ends the reading.
 
     Raises:
         CorruptError: a digest, length or format is wrong, or the disk cannot read it; names file
@@ -70,16 +77,19 @@ def read_shard_into(info: CheckpointInfo, rank: int, buffer: Any) -> bytes:
             f"a buffer of {len(view)} bytes cannot hold the {part.data_bytes} of rank {rank}",
             remedy="restore with the model and grid that saved it",
         )
-    for _ in _read_chunks(info.path / blob_name(rank), part, lambda start, stop: view[start:stop]):
-        pass
+    blob = info.path / blob_name(rank)
+    for nbytes in _read_chunks(blob, part, lambda start, stop: view[start:stop]):
+        progress(nbytes)
     return part.extra
 
 
-def read_shard(info: CheckpointInfo, rank: int) -> tuple[npt.NDArray[np.uint8], bytes]:
+def read_shard(
+    info: CheckpointInfo, rank: int, *, progress: Callable[[int], object] = lambda _: None
+) -> tuple[npt.NDArray[np.uint8], bytes]:
     """The snapshot of ``rank`` in new memory, and its extra state.
     Raises as ``read_shard_into``."""
     data = np.empty(read_part(info, rank).data_bytes, np.uint8)
-    return data, read_shard_into(info, rank, data)
+    return data, read_shard_into(info, rank, data, progress=progress)
 
 
 def check_all_parts(info: CheckpointInfo) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 import torch
-from headway.trainer.comm.interface import PeerLost
+from headway.trainer.comm.interface import PeerLost, StuckTransport
 
 Reason = Literal["peer", "error"]
 """Reasons of ``LeftGeneration``: the failure of a peer, or of the reporting rank itself."""
@@ -28,7 +28,8 @@ def reason_of(error: BaseException) -> Reason:
 
 
 def breaks_device(error: BaseException) -> bool:
-    """Whether CUDA has failed, in ``error`` or in the errors during whose handling it was raised.
+    """Whether CUDA has failed or NCCL is stuck, in ``error`` or in the errors during whose handling
+    it was raised.
 
     Most CUDA errors (an illegal access, an uncorrectable ECC error, a GPU off the bus) stay in the
     process's context, and every later call fails with them; CUDA does not report which ones. So
@@ -40,7 +41,7 @@ def breaks_device(error: BaseException) -> bool:
 def _is_of_device(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError):
         return False
-    if isinstance(error, torch.AcceleratorError):
+    if isinstance(error, torch.AcceleratorError | StuckTransport):
         return True
     # an error of a library or from another thread is a plain RuntimeError
     return isinstance(error, RuntimeError) and any(word in str(error) for word in _DEVICE_WORDS)

@@ -17,6 +17,7 @@ from headway.common.node.ring import RingAbortedError
 from headway.common.plan.schedule.actions import Kind
 from headway.dataloader.client import ChangedDataError
 from headway.trainer.batches import BatchReader, BatchSource, DataFactory, Split
+from headway.trainer.build import build_model
 from headway.trainer.comm.groups import Groups
 from headway.trainer.comm.interface import Aborted
 from headway.trainer.config import RunConfig
@@ -25,14 +26,11 @@ from headway.trainer.errors import DivergedError, RefusedError
 from headway.trainer.hooks import StepHooks, StepResult
 from headway.trainer.layout_check import difference
 from headway.trainer.model.chunk import Chunk
-from headway.trainer.model.gpt import build_chunk
-from headway.trainer.optim.adamw import AdamW
 from headway.trainer.parallel.tensor import TensorParallel
 from headway.trainer.recorder import NoRecorder, Recorder
 from headway.trainer.sample import sample_text
 from headway.trainer.snapshot import Extra, Snapshots, layout, offsets
 from headway.trainer.state.flat import FlatChunk
-from headway.trainer.state.params import Precision
 from headway.trainer.steering import readers_of_other_data
 from headway.trainer.step import TrainStep
 
@@ -99,21 +97,24 @@ class Session:
         self._groups = groups
         self._recorder.set_generation(groups.generation)
         if self._tp is None:
-            self._tp = TensorParallel(groups.tp)
-            self._build(self._tp)
-        self._tp.comm = groups.tp
+            self._tp = TensorParallel(groups["tp"], pieces=self.config.parallel.tp_pieces)
+            self.chunks, self.flats = build_model(self.config, self._place, self._tp, self.device)
+        self._tp.comm = groups["tp"]
 
     def load(
         self,
         source: Source,
         step: int = 0,
         state: tuple[npt.NDArray[np.uint8], bytes] | None = None,
+        *,
+        progress: Callable[[int], object] = lambda _: None,
     ) -> None:
         """Put the state after ``step`` completed steps in place.
 
         ``init`` makes the first weights (``step`` is 0), ``arena`` takes the rank's own
         arena, ``durable`` takes ``state``: data and extra as the checkpoint store's
-        ``read_shard`` returns them.
+        ``read_shard`` returns them. ``progress`` is called with the bytes of the state that each
+        piece of the first weights has completed; what it raises ends the load.
 
         Raises:
             BadSnapshotError: the arena has no intact snapshot of that step; ``load`` may be called
@@ -138,7 +139,7 @@ class Session:
                     self._extra = Extra.unpack(state[1])
                 else:
                     for flat in self.flats:
-                        flat.load_master_from_init(self.config.train.seed)
+                        flat.load_master_from_init(self.config.train.seed, progress)
             for flat in self.flats:
                 flat.cast_shard_to_params()
         if self._extra.step != step:
@@ -222,34 +223,6 @@ class Session:
         """Tokens that the model writes after ``prompt``; right after ``run``, on all ranks."""
         return sample_text(self._context(), prompt, count)
 
-    def _build(self, tp: TensorParallel) -> None:
-        config, grid = self.config, self.config.parallel.grid
-        precision = Precision.of(config.train.dtype)
-        stages = grid.pp * grid.vp
-        depth = config.model.layers // stages
-        for index in range(grid.vp):
-            stage = index * grid.pp + self._place.pp
-            chunk = build_chunk(
-                config.model,
-                layers=range(stage * depth, (stage + 1) * depth),
-                is_first=stage == 0,
-                is_last=stage == stages - 1,
-                tp=tp,
-                precision=precision,
-                device=self.device,
-            )
-            flat = FlatChunk(
-                chunk.params,
-                dp_rank=self._place.dp,
-                dp_size=grid.dp,
-                precision=precision,
-                moments=AdamW.moments,
-                device=self.device,
-            )
-            chunk.bind(flat)
-            self.chunks.append(chunk)
-            self.flats.append(flat)
-
     def ready_snapshots(self) -> Snapshots:
         """The snapshotter of the rank's arena, which the first call creates or
         opens; after ``join``."""
@@ -323,10 +296,10 @@ class Session:
     def _agree_on_data(self, split: Split, source: BatchSource | None) -> None:
         """Compare the data over ranks, because nodes may have their own copies."""
         groups, mine = self.groups, source.fingerprint if source is not None else ""
-        if groups.world.size == 1:
+        if groups.every_rank.size == 1:
             return
         with self._recorder.record(Kind.NORM, step=self.step, flags=WAITING):
-            others = readers_of_other_data(groups.world, groups.channels, mine, self.device)
+            others = readers_of_other_data(groups.every_rank, groups.channels, mine, self.device)
         if others:
             raise RefusedError(
                 f"ranks {others} read other {split} data at {self.config.data.path} than the ranks "

@@ -38,6 +38,7 @@ class WorkerStatus:
     step: int = 0
     applied: int = 0
     paused: bool = False
+    restored_bytes: int = 0
 
 
 class Link:

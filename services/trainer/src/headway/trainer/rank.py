@@ -19,6 +19,7 @@ from headway.common.node.arena_file import open_or_replace
 from headway.common.node.flight import FlightWriter
 from headway.common.node.process import return_free_memory
 from headway.common.plan.placement import Placement
+from headway.common.plan.schedule.actions import Kind
 from headway.common.wire.messages.dataloader import StreamSpec
 from headway.common.wire.messages.worker import Assign
 from headway.dataloader.client import DataClient
@@ -26,15 +27,16 @@ from headway.dataloader.config import stream_spec
 from headway.trainer.batches import Split
 from headway.trainer.comm.channel import Channels
 from headway.trainer.comm.groups import build
-from headway.trainer.comm.nccl import take_device
 from headway.trainer.comm.store import StoreEndpoint
 from headway.trainer.config import RunConfig
 from headway.trainer.control_hooks import ControlHooks, RankContext
+from headway.trainer.device import take_device
 from headway.trainer.errors import BadCheckpointError, DivergedError
 from headway.trainer.generation import Session
 from headway.trainer.layout_check import difference
 from headway.trainer.store_watch import StoreWatch
 
+SHOW_RESTORED_S = 1.0
 CLAIM_LIMIT_S = 5.0  # the rank's earlier process was killed; the kernel may take a moment
 
 log = get_logger("rank")
@@ -51,14 +53,15 @@ class Rank:
             take_device(rank) if self.config.train.device == "gpu" else torch.device("cpu")
         )
         self._store = StoreWatch(context.paths.endpoint("ckpt_store"))
-        flight = FlightWriter.create(context.paths.segment("flight", rank), rank)
-        self.count_life = flight.count_life
+        self._flight = FlightWriter.create(context.paths.segment("flight", rank), rank)
+        self.count_life = self._flight.count_life
+        self._shown_at_s = 0.0
         self._session = Session(
             self.config,
             rank,
             data_factory=self._open_data,
             open_arena=self._open_arena,
-            recorder=flight,
+            recorder=self._flight,
             device=self._device,
             store_moved=self._store.moved,
         )
@@ -99,6 +102,7 @@ class Rank:
                 raise error.with_way_back(self._way_back(error.first_step)) from None
             if self._session.is_complete and self.config.train.sample_tokens:
                 self._sample(hooks)
+            self._session.groups.meet()
             self._wait_for_store()
         finally:
             self._session.leave()
@@ -117,6 +121,7 @@ class Rank:
         restore = assign.restore
         source: Literal["init", "arena", "durable"] = restore.source  # type: ignore[assignment]
         self._session.ready_snapshots()  # an arena error must not be blamed on the checkpoint
+        self._restored(0)
         if source == "durable":
             try:
                 state = self._read_checkpoint(restore.step, restore.folder)
@@ -125,9 +130,20 @@ class Rank:
             except CorruptError as error:
                 raise BadCheckpointError(error.message, remedy=error.remedy) from error
         else:
-            self._session.load(source, restore.step)
+            self._session.load(source, restore.step, progress=self._restored)
         return_free_memory()
         log.info("restored", generation=assign.generation, source=source, step=restore.step)
+
+    def _restored(self, nbytes: int) -> None:
+        """More of the state is there. Beats report it, so that the driver waits for the rest, and
+        the flight ring shows it to the monitor."""
+        self._context.fence.check()
+        view = self._context.view
+        view.restored_bytes += nbytes
+        if time.monotonic() - self._shown_at_s > SHOW_RESTORED_S:
+            self._shown_at_s = time.monotonic()
+            with self._flight.record(Kind.RESTORE, step=view.step, nbytes=view.restored_bytes):
+                pass
 
     def _way_back(self, first_skipped: int) -> str:
         """Describe which checkpoint a diverged run can go back to."""
@@ -152,7 +168,7 @@ class Rank:
                 f"checkpoint {folder} no longer exists", remedy="an older one is used"
             )
         self._session.check_layout(read_part(info, self.rank).layout, f"checkpoint {info.path}")
-        return read_shard(info, self.rank)
+        return read_shard(info, self.rank, progress=self._restored)
 
     def _open_arena(self, slot_bytes: int, layout: bytes) -> Arena:
         self._arena = open_or_replace(

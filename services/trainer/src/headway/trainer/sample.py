@@ -55,7 +55,7 @@ def sample_text(
                 x = chunk.forward(x, train=False).output
                 if pipe.size > 1:
                     pipe.send("forward", x, (stage + 1) % pipe.size, stage + 1).wait()
-        groups.world.all_reduce(picked, "max").wait()
+        groups.every_rank.all_reduce(picked, "max").wait()
         text[0, position + 1] = int(picked.item())
     return [int(token) for token in text[0, len(prompt) : len(prompt) + count]]
 

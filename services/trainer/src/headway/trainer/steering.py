@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from headway.trainer.comm.channel import Channels
-from headway.trainer.comm.interface import Comm
+from headway.trainer.comm.interface import Reducer
 from headway.trainer.comm.nccl import read_when_ready
 
 
@@ -49,7 +49,7 @@ class Agreement:
     """Whether this rank's store made progress since the last round; only at the end of a run."""
 
 
-def add_up(world: Comm, channels: Channels, values: torch.Tensor) -> Sums:
+def add_up(world: Reducer, channels: Channels, values: torch.Tensor) -> Sums:
     """Sum fp64 [3] (norm square, loss sum, tokens) over the world, in place.
 
     Raises:
@@ -59,7 +59,7 @@ def add_up(world: Comm, channels: Channels, values: torch.Tensor) -> Sums:
     return Sums(*read_when_ready(values, channels))
 
 
-def agree(world: Comm, channels: Channels, mine: Agreement, device: torch.device) -> Agreement:
+def agree(world: Reducer, channels: Channels, mine: Agreement, device: torch.device) -> Agreement:
     """The agreement of all ranks: the oldest command and snapshot, and every
     flag that any rank set.
 
@@ -78,7 +78,7 @@ def agree(world: Comm, channels: Channels, mine: Agreement, device: torch.device
 
 
 def readers_of_other_data(
-    world: Comm, channels: Channels, fingerprint: str, device: torch.device
+    world: Reducer, channels: Channels, fingerprint: str, device: torch.device
 ) -> list[int]:
     """Ranks whose data differ from those of the lowest reading rank; equal on all ranks.
 

@@ -48,7 +48,7 @@ class TrainStep:
         self._eval_actions = lower(validation).ranks[self._place.pp]
         self._data = DataParallel(
             context.flats,
-            context.groups.dp,
+            context.groups["dp"],
             context.recorder,
             overlap_gather=parallel.overlap_param_gather,
             overlap_reduce=parallel.overlap_grad_reduce,
@@ -155,7 +155,7 @@ class TrainStep:
             look_at_state = look_at_state or context.snapshots.awaits_commit
             is_bad = look_at_state and not self._is_state_finite()
             agreed = agree(
-                context.groups.world,
+                context.groups.every_rank,
                 context.groups.channels,
                 replace(self._vote(is_bad), moved=moved),
                 context.device,
@@ -239,7 +239,7 @@ class TrainStep:
             run.is_finite = math.isfinite(run.grad_norm) and math.isfinite(run.sums.loss_sum)
             run.grad_scale = token_scale * clip_scale(context.config.optim, run.grad_norm)
             mine = self._vote(not run.is_finite)
-            agreed = agree(context.groups.world, context.groups.channels, mine, context.device)
+            agreed = agree(context.groups.every_rank, context.groups.channels, mine, context.device)
         run.is_finite = not agreed.bad
         self.skipped += agreed.bad
         self.skipped_in_row = self.skipped_in_row + 1 if agreed.bad else 0
@@ -256,7 +256,7 @@ class TrainStep:
         if self._place.tp == 0:
             values[1] = loss_sum
             values[2] = tokens
-        return add_up(context.groups.world, context.groups.channels, values)
+        return add_up(context.groups.every_rank, context.groups.channels, values)
 
     def _vote(self, bad: bool) -> Agreement:
         context = self._context

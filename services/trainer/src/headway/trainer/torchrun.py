@@ -25,9 +25,9 @@ from headway.dataloader.client import DataClient
 from headway.trainer.batches import DataFactory, Split
 from headway.trainer.comm.channel import Channels
 from headway.trainer.comm.groups import Groups, build
-from headway.trainer.comm.nccl import take_device
 from headway.trainer.comm.store import StoreEndpoint
 from headway.trainer.config import RunConfig
+from headway.trainer.device import take_device
 from headway.trainer.generation import Session
 from headway.trainer.hooks import NoHooks, StepResult
 from headway.trainer.machine import resolve_auto
@@ -140,6 +140,7 @@ def train(files: list[Path], overrides: list[str]) -> int:
         session.run(progress)
         if session.is_complete and config.train.sample_tokens:
             _show_sample(session, progress)
+        session.groups.meet()
     finally:
         session.leave()
     return 0

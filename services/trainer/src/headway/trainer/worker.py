@@ -73,6 +73,7 @@ class Worker:
             command=len(self.commands),
             applied=v.applied,
             paused=v.paused,
+            restored_bytes=v.restored_bytes,
         )
 
     def _hear(self, message: Message) -> None:

@@ -1,24 +1,30 @@
-"""Ranks and their coordinates: tensor parallelism varies fastest, then data, then pipeline.
+"""Ranks and their coordinates, which follow from one ordered table of axes.
 
-``rank = (pp_rank * dp + dp_rank) * tp + tp_rank``: tensor-parallel peers are
-  neighbours and data-parallel
-groups are packed before pipeline stages (MegaScale, arXiv 2402.15627, section 3.6).
+Tensor parallelism varies fastest, then data, then pipeline: tensor-parallel peers are neighbours,
+and data-parallel groups are packed before pipeline stages (MegaScale, arXiv 2402.15627,
+section 3.6).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from headway.common.errors import ConfigError
+
+Axis = Literal["tp", "dp", "pp"]
+AXES: tuple[Axis, ...] = ("tp", "dp", "pp")
+"""The axes of the grid, that of neighbouring ranks first. A further axis needs an entry here, and a
+field in ``Coordinates`` and ``Grid``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Coordinates:
     """A rank's place on each axis."""
 
-    tp: int
-    dp: int
-    pp: int
+    tp: int = 0
+    dp: int = 0
+    pp: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +41,7 @@ class Grid:
     vp: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("tp", "pp", "dp", "vp"):
+        for name in (*AXES, "vp"):
             if getattr(self, name) < 1:
                 raise ConfigError(
                     f"{name}={getattr(self, name)} is below 1", remedy="use 1 or more"
@@ -44,7 +50,14 @@ class Grid:
     @property
     def world_size(self) -> int:
         """Number of ranks."""
-        return self.tp * self.pp * self.dp
+        size = 1
+        for axis in AXES:
+            size *= self.degree(axis)
+        return size
+
+    def degree(self, axis: Axis) -> int:
+        """Number of ranks along ``axis``."""
+        return int(getattr(self, axis))
 
     def coordinates(self, rank: int) -> Coordinates:
         """The coordinates of ``rank``. Raises ConfigError for a rank outside the grid."""
@@ -53,27 +66,32 @@ class Grid:
                 f"rank {rank} is outside a grid of {self.world_size}",
                 remedy=f"use 0 to {self.world_size - 1}",
             )
-        return Coordinates(
-            tp=rank % self.tp, dp=rank // self.tp % self.dp, pp=rank // (self.tp * self.dp)
-        )
+        found: dict[str, int] = {}
+        for axis in AXES:
+            rank, found[axis] = divmod(rank, self.degree(axis))
+        return Coordinates(**found)
 
-    def rank(self, *, tp: int = 0, dp: int = 0, pp: int = 0) -> int:
-        """The rank at these coordinates. Raises ConfigError outside the grid."""
-        if not (0 <= tp < self.tp and 0 <= dp < self.dp and 0 <= pp < self.pp):
-            raise ConfigError(f"tp={tp}, dp={dp}, pp={pp} is outside {self}", remedy="count from 0")
-        return (pp * self.dp + dp) * self.tp + tp
+    def rank(self, **place: int) -> int:
+        """The rank at these coordinates by axis, 0 where an axis is left out.
 
-    def tp_group(self, rank: int) -> tuple[int, ...]:
-        """The ranks that share ``rank``'s layers, in tp order."""
-        c = self.coordinates(rank)
-        return tuple(self.rank(tp=tp, dp=c.dp, pp=c.pp) for tp in range(self.tp))
+        Raises:
+            ConfigError: outside the grid.
+        """
+        rank, wanted = 0, Coordinates(**place)
+        for axis in reversed(AXES):
+            index = getattr(wanted, axis)
+            if not 0 <= index < self.degree(axis):
+                raise ConfigError(
+                    f"{axis}={index} is outside {self}",
+                    remedy=f"use 0 to {self.degree(axis) - 1}",
+                )
+            rank = rank * self.degree(axis) + index
+        return rank
 
-    def dp_group(self, rank: int) -> tuple[int, ...]:
-        """The ranks that hold the same parameters for other data, in dp order."""
-        c = self.coordinates(rank)
-        return tuple(self.rank(tp=c.tp, dp=dp, pp=c.pp) for dp in range(self.dp))
-
-    def pp_group(self, rank: int) -> tuple[int, ...]:
-        """The stages of ``rank``'s pipeline, in stage order."""
-        c = self.coordinates(rank)
-        return tuple(self.rank(tp=c.tp, dp=c.dp, pp=pp) for pp in range(self.pp))
+    def group(self, axis: Axis, rank: int) -> tuple[int, ...]:
+        """The ranks that differ from ``rank`` on ``axis`` only, itself included, in axis order."""
+        stride = 1
+        for faster in AXES[: AXES.index(axis)]:
+            stride *= self.degree(faster)
+        first = rank - getattr(self.coordinates(rank), axis) * stride
+        return tuple(range(first, first + self.degree(axis) * stride, stride))

@@ -49,11 +49,11 @@ def exchange(
     groups = join(context, plan, rank, generation, folder)
     try:
         report = {
-            "world": reduce_once(groups.world, rank),
-            "gathered": gather_once(groups.world, rank),
-            "tp": reduce_once(groups.tp, rank),
-            "dp": reduce_once(groups.dp, rank),
-            "scattered": scatter_once(groups.world, rank),
+            "world": reduce_once(groups.every_rank, rank),
+            "gathered": gather_once(groups["pp"], rank),
+            "tp": reduce_once(groups["tp"], rank),
+            "dp": reduce_once(groups["dp"], rank),
+            "scattered": scatter_once(groups["pp"], rank),
             "pipe": pass_on(groups, rank),
             "listening": listening_addresses(),
         }
@@ -133,7 +133,7 @@ def stay_busy(
         groups = join(context, plan, rank, generation, folder, timeout_s)
         (Path(folder) / f"inside-{generation}-{rank}").touch()
         while True:
-            reduce_once(groups.world, rank)
+            reduce_once(groups.every_rank, rank)
             pass_on(groups, rank)
             done += 1
     except Aborted:
@@ -163,6 +163,33 @@ def wait_for_a_silent_peer(
     finally:
         context.fence.leave()
         groups.release()
+
+
+def send_to_a_stopped_peer(
+    context: WorkerContext, *, rank: int, generation: int, folder: str
+) -> Any:
+    """Rank 1 posts receives, and is stopped by the test; rank 0 sends until it is aborted."""
+    groups = join(context, Grid(pp=2), rank, generation, folder)
+    sizes = [4 << 18] * 6 + [64 << 18] * 3
+    try:
+        if rank == 1:
+            inboxes = [torch.empty(size) for size in sizes]
+            for tag, inbox in enumerate(inboxes):
+                groups.pipe.recv("forward", inbox, 0, tag)
+            (Path(folder) / f"posted-{generation}").touch()
+        while not (Path(folder) / f"go-{generation}").exists():
+            groups.channels.check()
+            time.sleep(0.001)
+        sends = [groups.pipe.send("forward", torch.zeros(n), 1, t) for t, n in enumerate(sizes)]
+        (Path(folder) / f"sending-{generation}").touch()
+        for send in sends:
+            send.wait()
+    except Aborted:
+        return "aborted"
+    finally:
+        context.fence.leave()
+        groups.release()
+    return "sent"
 
 
 def left_behind(

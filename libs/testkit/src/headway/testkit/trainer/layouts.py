@@ -42,6 +42,11 @@ class Layout:
     grid: str
     schedule: str
     block: str
+    recompute: str = "none"
+    recompute_layers: tuple[int, ...] = ()
+    tp_pieces: int = 1
+    vp: int | None = None
+    """None takes the configuration's default, or 2 with the interleaved schedule."""
 
     @property
     def name(self) -> str:
@@ -58,10 +63,19 @@ class Layout:
 
     def config(self, dtype: str, **switches: bool) -> dict[str, Any]:
         """A run configuration; ``switches`` go to ``[parallel]``."""
-        parallel = {**GRIDS[self.grid], "schedule": self.schedule, **switches}
-        if self.schedule == "interleaved":
-            parallel["vp"] = 2
-        return small_run(dtype, self.block, parallel, world_size=self.world_size)
+        parallel = {
+            **GRIDS[self.grid],
+            "schedule": self.schedule,
+            "tp_pieces": self.tp_pieces,
+            **switches,
+        }
+        vp = 2 if self.vp is None and self.schedule == "interleaved" else self.vp
+        if vp is not None:
+            parallel["vp"] = vp
+        settings = small_run(dtype, self.block, parallel, world_size=self.world_size)
+        settings["train"]["recompute"] = self.recompute
+        settings["train"]["recompute_layers"] = list(self.recompute_layers)
+        return settings
 
 
 def all_layouts() -> Iterator[Layout]:

@@ -17,7 +17,7 @@ def tp_pass(
     groups = join(context, Grid(tp=tp, pp=1, dp=1), rank, generation, folder)
     try:
         model = tiny_model(block)
-        part = Part(model, comm=groups.tp)
+        part = Part(model, comm=groups["tp"])
         loss = part.run(random_batch(model))
         part.chunk.finish_grads()
         squares = {name: grad.square().sum().item() for name, grad in part.grads().items()}

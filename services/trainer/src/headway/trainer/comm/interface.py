@@ -21,6 +21,10 @@ class PeerLost(RuntimeError):
     """A transport failed or timed out, so the rank at its other end has probably failed."""
 
 
+class StuckTransport(Exception):
+    """A thread is inside a transport that nothing can abort; the process must be replaced."""
+
+
 class Ticket(Protocol):
     """A running call. The caller must not touch its buffers until ``wait`` has returned."""
 
@@ -36,8 +40,8 @@ class Ticket(Protocol):
         """
 
 
-class Comm(Protocol):
-    """One group of ranks, seen from one member. Calls of one Comm run in the order issued."""
+class Reducer(Protocol):
+    """Ranks that can reduce a tensor together, seen from one of them."""
 
     @property
     def rank(self) -> int:
@@ -49,6 +53,10 @@ class Comm(Protocol):
 
     def all_reduce(self, tensor: torch.Tensor, op: Op = "sum") -> Ticket:
         """Reduce ``tensor`` in place over all members."""
+
+
+class Comm(Reducer, Protocol):
+    """One group of ranks, seen from one member. Calls of one Comm run in the order issued."""
 
     def all_gather(self, out: torch.Tensor, shard: torch.Tensor) -> Ticket:
         """Fill flat ``out`` [size * n] with every member's flat ``shard`` [n], in rank order."""

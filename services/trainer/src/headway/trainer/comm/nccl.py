@@ -7,7 +7,6 @@ only where it reads a value from the device; there it must poll (``read_when_rea
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -20,20 +19,15 @@ from headway.common.log import get_logger
 from headway.trainer.comm.channel import Channels
 from headway.trainer.comm.interface import Comm, Op, Ticket
 from headway.trainer.comm.p2p import Direction, PipeComm
+from headway.trainer.device import set_environment
 
 _dist: Any = torch.distributed  # its stubs lack the stores and the methods of a bare group
 _OPS = {"sum": _dist.ReduceOp.SUM, "max": _dist.ReduceOp.MAX}
 _POLL_S = 20e-6
-_ENVIRONMENT = {
-    # torch's watchdog and heartbeat monitor end the process when a peer is lost. The fence and the
-    # driver detect that themselves, and the survivors are needed for the next generation.
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
-    "TORCH_NCCL_ENABLE_MONITORING": "0",
-    # Streams that share one of the default 8 hardware queues wait for each other, so a send could
-    # still queue behind the receive of another communicator.
-    "CUDA_DEVICE_MAX_CONNECTIONS": "32",
-}
-"""Settings that a worker needs of torch and the CUDA driver; a user's own setting wins."""
+PAIR_CTAS = 4
+"""Thread blocks, hence SMs, that the communicator of a pair of stages may occupy. A receive that is
+posted ahead spins on them until its message comes, and NCCL's blocks share an SM with nothing else,
+so with four lanes the default (up to 32 blocks each) takes the SMs from the matrix products."""
 
 log = get_logger("nccl")
 
@@ -171,40 +165,38 @@ def _abort(group: Any) -> None:
         log.error("a communicator was not aborted", error=repr(error))
 
 
-def take_device(index: int) -> torch.device:
-    """Select the device of this process's rank: GPU ``index`` modulo their number, or the CPU.
-
-    Call it once, on the main thread, before anything else uses CUDA: it also sets environment
-    variables that must be set by then. ``index`` is the rank on its machine, or any number that
-    enumerates the ranks of a machine, such as the rank in the world.
-    """
-    if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
-        return torch.device("cpu")
-    _set_environment()
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    device = torch.device("cuda", index % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device
-
-
-def nccl_group(store: Any, rank: int, size: int, timeout_s: float, device: torch.device) -> Any:
+def nccl_group(
+    store: Any,
+    rank: int,
+    size: int,
+    timeout_s: float,
+    device: torch.device,
+    *,
+    max_ctas: int | None = None,
+) -> Any:
     """A communicator, connected when this returns; call it on the build thread only.
 
     ``store`` is a prefix of the generation's store, for this group only. Ranks of a group
-    cannot share a device.
+    cannot share a device. ``max_ctas`` limits its thread blocks, None leaves that to NCCL.
+
+    Its stream has high priority: when an SM becomes free, a waiting kernel of the communicator
+    takes it before the next wave of a matrix product does.
+
+    NCCL connects in blocking mode, which nothing can abort: if a member is lost meanwhile, the
+    thread may stay inside, and ``build`` gives the process up. The non-blocking mode is no way out
+    as long as torch cannot wait for it: through ``eager_connect_single_device`` the first
+    collective may meet a communicator that is not ready (torchft pull request 320), and NCCL 2.26
+    hung in it (pytorch issue 153960), so torch itself turned it off again in 2.7.1.
     """
-    _set_environment()  # torch reads it for each group
-    options = _dist.ProcessGroupNCCL.Options()
+    set_environment()  # torch reads it for each group
+    options = _dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
     options._timeout = timedelta(seconds=timeout_s)
+    options.config.blocking = 1
+    if max_ctas is not None:
+        options.config.max_ctas = max_ctas
     group = _dist.ProcessGroupNCCL(store, rank, size, options)
     group.eager_connect_single_device(device)
     return group
-
-
-def _set_environment() -> None:
-    for name, value in _ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
 
 
 def read_when_ready(tensor: torch.Tensor, channels: Channels) -> list[float]:

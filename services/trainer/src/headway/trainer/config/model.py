@@ -72,8 +72,10 @@ class ParallelConfig:
     """Pipeline stages."""
     dp: int = 1
     """Data-parallel replicas; each keeps a part of the optimizer state."""
-    vp: int = 1
-    """Model chunks per pipeline rank; above 1 only with the interleaved schedule."""
+    vp: int | None = None
+    """Model chunks per pipeline rank: above 1 with the interleaved schedule, or with 1f1b at pp 1,
+    where they are the buckets of data parallelism. None means 4 buckets if pp is 1 and dp is not
+    (at most one per layer), else 1."""
     schedule: Literal["gpipe", "1f1b", "interleaved", "zb-h1"] = "1f1b"
     """Order of a pipeline rank's forward and backward passes."""
     overlap_grad_reduce: bool = True
@@ -82,14 +84,29 @@ class ParallelConfig:
     """Gather chunks while data loads; off waits for each gather at once. Same bits either way."""
     overlap_p2p: bool = True
     """Send in the background and post receives early; off waits for each message at once."""
+    tp_pieces: int = 1
+    """Pieces into which a tensor-parallel collective and the matrix product next to it are cut, so
+    that one piece travels while the other is multiplied; 1 keeps both whole. Other bits."""
 
     def __post_init__(self) -> None:
-        positive("parallel", tp=self.tp, pp=self.pp, dp=self.dp, vp=self.vp)
+        positive(
+            "parallel",
+            tp=self.tp,
+            pp=self.pp,
+            dp=self.dp,
+            vp=self.num_chunks,
+            tp_pieces=self.tp_pieces,
+        )
+
+    @property
+    def num_chunks(self) -> int:
+        """Model chunks per pipeline rank."""
+        return 1 if self.vp is None else self.vp
 
     @property
     def grid(self) -> Grid:
         """The ranks' coordinates."""
-        return Grid(tp=self.tp, pp=self.pp, dp=self.dp, vp=self.vp)
+        return Grid(tp=self.tp, pp=self.pp, dp=self.dp, vp=self.num_chunks)
 
     @property
     def world_size(self) -> int:

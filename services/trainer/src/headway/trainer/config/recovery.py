@@ -33,7 +33,8 @@ class RecoveryConfig:
     choose_timeout_s: float = 60.0
     """Longest time for the search for the newest checkpoint."""
     join_timeout_s: float = 60.0
-    """Longest time from assignment until each rank has its state; then the generation is fenced."""
+    """Longest time from assignment until each rank has its state, not counting time in which more
+    and more of it is read or made; then the generation is fenced."""
     leave_timeout_s: float = 8.0
     """Longest time for a survivor to leave a fenced generation before it is killed."""
     stop_timeout_s: float = 60.0

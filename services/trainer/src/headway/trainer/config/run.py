@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 
 from headway.ckpt_store.config import StoreConfig
@@ -15,6 +16,10 @@ from headway.trainer.config.launch import LaunchConfig
 from headway.trainer.config.model import ModelConfig, ParallelConfig
 from headway.trainer.config.recovery import RecoveryConfig
 from headway.trainer.config.training import OptimConfig, TrainConfig
+
+BUCKETS = 4
+"""Chunks of a model without pipeline: the first three reductions run under the backward of what
+follows, and a quarter of the gradients is left to wait for."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,9 @@ class RunConfig:
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
 
     def __post_init__(self) -> None:
+        if self.parallel.vp is None:
+            parallel = dataclasses.replace(self.parallel, vp=self._default_chunks())
+            object.__setattr__(self, "parallel", parallel)
         self._check_world()
         self._check_batch()
         self._check_split()
@@ -40,6 +48,11 @@ class RunConfig:
     def num_micro_batches(self) -> int:
         """Micro-batches of one replica in one step."""
         return self.train.global_batch_size // (self.train.micro_batch_size * self.parallel.dp)
+
+    def _default_chunks(self) -> int:
+        parallel = self.parallel
+        overlaps = parallel.pp == 1 and parallel.dp > 1 and parallel.schedule == "1f1b"
+        return min(BUCKETS, self.model.layers) if overlaps else 1
 
     def _check_world(self) -> None:
         world, ranks = self.parallel.world_size, self.launch.nodes * self.launch.ranks_per_node
@@ -58,10 +71,13 @@ class RunConfig:
                 f"train.micro_batch_size x parallel.dp = {unit}",
                 remedy=f"use a multiple of {unit}",
             )
-        interleaved = self.parallel.schedule == "interleaved"
-        if self.parallel.vp > 1 and not interleaved:
+        parallel = self.parallel
+        interleaved = parallel.schedule == "interleaved"
+        buckets = parallel.schedule == "1f1b" and parallel.pp == 1
+        if parallel.num_chunks > 1 and not interleaved and not buckets:
             raise ConfigError(
-                f"parallel.vp={self.parallel.vp} with parallel.schedule={self.parallel.schedule!r}",
+                f"parallel.vp={parallel.vp} with parallel.schedule={parallel.schedule!r} and "
+                f"parallel.pp={parallel.pp}",
                 remedy="set parallel.schedule='interleaved' or parallel.vp=1",
             )
         if interleaved and self.num_micro_batches % self.parallel.pp:
@@ -73,11 +89,22 @@ class RunConfig:
             )
 
     def _check_split(self) -> None:
-        stages = self.parallel.pp * self.parallel.vp
-        if self.model.layers % stages:
+        stages = self.parallel.pp * self.parallel.num_chunks
+        if self.parallel.pp == 1 and self.model.layers < stages:
+            raise ConfigError(
+                f"parallel.vp={stages} chunks of model.layers={self.model.layers} layers",
+                remedy=f"use parallel.vp={self.model.layers} or less",
+            )
+        if self.parallel.pp > 1 and self.model.layers % stages:
             raise ConfigError(
                 f"model.layers={self.model.layers} is not divisible by pp x vp = {stages}",
                 remedy=f"use a multiple of {stages} layers",
+            )
+        wrong = [n for n in self.train.recompute_layers if not 0 <= n < self.model.layers]
+        if wrong:
+            raise ConfigError(
+                f"train.recompute_layers={wrong} of model.layers={self.model.layers}",
+                remedy=f"use layers from 0 to {self.model.layers - 1}",
             )
         tp = self.parallel.tp
         for name, value in (

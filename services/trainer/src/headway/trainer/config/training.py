@@ -28,6 +28,14 @@ class TrainConfig:
     device: Literal["auto", "gpu", "cpu"] = "auto"
     """Where ranks compute. ``auto`` is resolved at launch: one GPU per rank (NCCL), or the CPU for
     all (gloo) if the machine has fewer GPUs than ranks."""
+    compile: bool = False
+    """Compile the small operations between matrix products (torch.compile, one by one), which
+    fuses them; needs a C++ compiler and some seconds at a worker's first step. Other bits."""
+    recompute: Literal["none", "selective", "full"] = "none"
+    """Activations to compute again in the backward instead of keeping them: ``selective`` those of
+    norms, GELU and attention, ``full`` all but the input of each layer. Same bits."""
+    recompute_layers: tuple[int, ...] = ()
+    """Layers to which ``recompute`` applies, counted from 0; empty means all."""
     eval_every: int = 0
     """Steps between validation losses; 0 means only before the first and after the last step."""
     eval_batches: int = 8

@@ -56,9 +56,9 @@ def cross_entropy(
         # p - 1 without the rounding of p
         gradient = (mask * log_likelihood.expm1()).to(logits.dtype)[:, None]
         # index_put_ touches these elements only; scatter_ takes as long as a pass over all
-        rows = torch.arange(len(logits), device=logits.device)[:, None]
+        each = torch.arange(len(logits), device=logits.device)[:, None]
         own = torch.where(mine, gradient, logits.gather(1, target))
-        logits.index_put_((rows, target), own)
+        logits.index_put_((each, target), own)
     return -(log_likelihood * mask).sum(dtype=torch.float64)
 
 

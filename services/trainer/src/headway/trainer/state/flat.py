@@ -11,13 +11,13 @@ The optimizer state is sharded over data parallelism, gradients and parameters a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import torch
-from headway.trainer.state.init import initial_values
+from headway.trainer.state.init import Drawing
 from headway.trainer.state.params import ParamSpec, Precision
 
 ALIGNMENT = 64
@@ -116,14 +116,22 @@ class FlatChunk:
                 total += _square_sum(piece)
         return total
 
-    def load_master_from_init(self, seed: int) -> None:
-        """Write this rank's piece of the initial weights into ``master`` and zero the moments."""
+    def load_master_from_init(
+        self, seed: int, progress: Callable[[int], object] = lambda _: None
+    ) -> None:
+        """Write this rank's piece of the initial weights into ``master`` and zero the moments.
+
+        ``progress`` is called with the bytes of the state that each piece (at most 256 Ki elements)
+        has completed; what it raises ends the drawing within moments.
+        """
         self.state.zero_()
-        for place, low, high in self._owned():
-            values = torch.from_numpy(
-                initial_values(place.spec, seed, low - place.start, high - place.start)
-            )
-            self.master[low - self.start : high - self.start].copy_(values)
+        with Drawing(seed) as drawing:
+            for place, low, high in self._owned():
+                first = place.start - self.start
+                for at, drawn in drawing.values(place.spec, low - place.start, high - place.start):
+                    values = torch.from_numpy(drawn)
+                    self.master[first + at : first + at + len(values)].copy_(values)
+                    progress(len(self.fields) * len(values) * self.master.element_size())
 
     def cast_shard_to_params(self) -> None:
         """Round ``master`` to the compute type, into this rank's slice of ``params``."""

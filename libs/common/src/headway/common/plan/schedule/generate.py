@@ -6,6 +6,7 @@ Communication is not here; ``lower`` adds it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from headway.common.errors import ConfigError
 from headway.common.plan.schedule.actions import Action, Kind, Schedule
@@ -15,6 +16,10 @@ Order = list[Action]
 
 def generate(name: str, *, pp: int, vp: int = 1, num_micro_batches: int) -> Schedule:
     """The schedule called ``gpipe``, ``1f1b``, ``interleaved`` or ``zb-h1``.
+
+    Without a pipeline (pp 1) ``1f1b`` takes chunks too: a micro-batch goes forward through all and
+    back, so that the reduction of one chunk's gradients runs under the backward of the one before,
+    as with the buckets of DDP (Li et al., arXiv 2006.15704, section 3.2.3).
 
     Raises:
         ConfigError: an unknown name, a count below 1, or a combination the schedule cannot serve.
@@ -27,11 +32,13 @@ def generate(name: str, *, pp: int, vp: int = 1, num_micro_batches: int) -> Sche
     }
     if name not in makers:
         raise ConfigError(f"unknown schedule {name!r}", remedy=f"use one of {', '.join(makers)}")
-    if name == "interleaved":
-        return interleaved_1f1b(pp=pp, vp=vp, num_micro_batches=num_micro_batches)
+    if name == "interleaved" or (name == "1f1b" and pp == 1):
+        found = interleaved_1f1b(pp=pp, vp=vp, num_micro_batches=num_micro_batches)
+        return replace(found, name=name)
     if vp != 1:
         raise ConfigError(
-            f"vp={vp} with schedule {name!r}", remedy="use schedule 'interleaved' or vp=1"
+            f"vp={vp} with schedule {name!r} and pp={pp}",
+            remedy="use schedule 'interleaved' or vp=1",
         )
     return makers[name](pp=pp, num_micro_batches=num_micro_batches)
 

@@ -35,6 +35,9 @@ class WorkerBeat(Message, tag="executor.worker_beat/1"):
     applied: int = 0
     """Newest steering command applied by all ranks."""
     paused: bool = False
+    restored_bytes: int = 0
+    """Bytes of the state that were read or made in this generation. While they grow, the driver
+    waits for the rank beyond ``join_timeout_s``."""
 
 
 class StoreOpened(Message, tag="executor.store_opened/1"):

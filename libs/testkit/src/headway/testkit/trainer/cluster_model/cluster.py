@@ -48,6 +48,8 @@ class FakeCluster:
         self.disk, self.limits, self.steps = Disk(), limits, steps
         self.repeated: list[int] = []
         self.furthest = 0
+        self.restore_s = 0.0
+        """How long a rank restores a state that is not in its arena."""
         self.frozen_at: dict[str, float] = {}
         self.verdicts: list[Judged] = []
         self.opened: dict[int, str] = {}
@@ -186,10 +188,16 @@ class FakeCluster:
 
     # ---- steps ----------------------------------------------------------------------------------
     def _step_workers(self) -> None:
-        inside = [w for w in self.members() if w.status in ("joining", "running")]
+        self._go_on_restoring()
+        inside = [w for w in self.members() if w.status in ("joining", "restored", "running")]
         newest = max((w.generation for w in inside), default=-1)
         ready = [
-            w for w in inside if w.generation == newest and not w.frozen and w.aborted < newest
+            w
+            for w in inside
+            if w.generation == newest
+            and not w.frozen
+            and w.aborted < newest
+            and w.restoring_s <= 0.0
         ]
         if {w.rank for w in ready} == set(RANKS) and self._know_store(ready, newest):
             steps = {w.step for w in ready}
@@ -199,6 +207,15 @@ class FakeCluster:
             for worker in ready:  # a peer is missing: gloo reports a broken connection
                 if worker.status == "running" and self.random.random() < 0.5:
                     self._leave(worker, "peer")
+
+    def _go_on_restoring(self) -> None:
+        for worker in self.members():
+            is_inside = worker.status == "joining" and worker.store == worker.generation
+            if is_inside and not worker.frozen and worker.restoring_s > 0.0:
+                worker.restored_bytes += 1
+                worker.restoring_s -= TICK_S
+                if worker.restoring_s <= 0.0:
+                    worker.status = "restored"
 
     def _know_store(self, ready: list[FakeWorker], generation: int) -> bool:
         return all(w.status == "running" or w.store == generation for w in ready)
@@ -306,7 +323,7 @@ class FakeCluster:
             worker.command += 1
         if message.abort_generation is not None and message.abort_generation >= worker.generation:
             worker.aborted = max(worker.aborted, message.abort_generation)
-            if worker.status in ("joining", "running", "finished"):
+            if worker.status in ("joining", "restored", "running", "finished"):
                 self._leave(worker, "aborted")
 
     def _assigned(self, node: FakeNode, worker: FakeWorker, assign: Assign) -> None:
@@ -316,6 +333,9 @@ class FakeCluster:
             return
         worker.generation, worker.rank, worker.status = assign.generation, assign.rank, "joining"
         worker.step, worker.paused = assign.restore.step, False
+        is_near = assign.restore.source == "arena" or self.restore_s == 0.0
+        worker.restored_bytes = 0
+        worker.restoring_s = 0.0 if is_near else self.restore_s * (1 + assign.rank)
         for command in assign.commands:
             worker.command += command.sequence == worker.command + 1
         if not self._restore(node, worker, assign):

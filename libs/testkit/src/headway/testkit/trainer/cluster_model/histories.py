@@ -137,8 +137,13 @@ def _pause(cluster: FakeCluster, chance: random.Random) -> None:
     cluster.command(chance.choice(("pause", "resume")))
 
 
+def _large(cluster: FakeCluster, chance: random.Random) -> None:
+    cluster.restore_s = chance.choice((0.0, 1.0, 6.0))
+
+
 DISTURBANCES: dict[str, Disturbance] = {
     "kill": _kill,
+    "large": _large,
     "freeze": _freeze,
     "executor": _executor,
     "wipe": _wipe,

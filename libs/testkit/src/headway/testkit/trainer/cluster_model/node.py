@@ -27,6 +27,8 @@ class FakeWorker:
     store: int = -1
     frozen: bool = False
     paused: bool = False
+    restored_bytes: int = 0
+    restoring_s: float = 0.0
 
     @property
     def pid(self) -> int:
@@ -45,6 +47,7 @@ class FakeWorker:
             command=self.command,
             applied=self.applied,
             paused=self.paused,
+            restored_bytes=self.restored_bytes,
         )
 
 
@@ -99,7 +102,15 @@ class FakeNode:
     def beat(self, now: float) -> NodeBeat | None:
         """Send a beat at every change, else periodically; full only while the driver lacks it."""
         facts = tuple(
-            (w.name, w.status, w.generation, w.command, w.applied, w.paused)
+            (
+                w.name,
+                w.status,
+                w.generation,
+                w.command,
+                w.applied,
+                w.paused,
+                w.restored_bytes,
+            )
             for w in self.workers.values()
         )
         state = (facts, self.can_fork, tuple(self.services.items()))

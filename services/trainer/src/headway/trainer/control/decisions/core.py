@@ -83,6 +83,8 @@ class Core:
         self.is_memory_stale = False
         self.rollback = memory.rollback
         """(step, generation): the user wants this checkpoint back in a later generation."""
+        self._restored: dict[int, tuple[int, float]] = {}
+        """Rank -> bytes of its state that are there, and when the newest of them came."""
         self._sent: dict[Key, float] = {}
         for node in self.fleet.nodes.values():  # executors need that long to find a new driver
             node.beat_at = limits.driver_silent_s
@@ -144,6 +146,18 @@ class Core:
         elif phase == "gathering":
             self.gathered_since = self.clock.now
         self._sent.clear()
+        self._restored.clear()
+
+    def note_restored(self, rank: int, view: WorkerBeat) -> None:
+        """Note whether more of the rank's state is there than before."""
+        known, _ = self._restored.get(rank, (0, 0.0))
+        if view.generation == self.generation and view.restored_bytes > known:
+            self._restored[rank] = (view.restored_bytes, self.clock.now)
+
+    def restored_at(self, rank: int) -> float:
+        """When more of the rank's state was last there, at first the beginning of the phase."""
+        _, at = self._restored.get(rank, (0, self.since))
+        return at
 
     def due(self, *key: object) -> bool:
         """Whether to send this order now, for the first time or again."""

@@ -325,6 +325,7 @@ def _is_as_before(old: WorkerBeat, new: WorkerBeat) -> bool:
         and old.command == new.command
         and old.applied == new.applied
         and old.paused == new.paused
+        and old.restored_bytes == new.restored_bytes
     )
 
 

@@ -45,6 +45,8 @@ def on_beat(core: Core, beat: NodeBeat) -> tuple[int | None, list[Action]]:
             actions += core.lost_worker(change.worker, "its node does not report it any more")
         else:
             core.members.update(rank, core.fleet.living(change.worker))
+            if change.new is not None:
+                core.note_restored(rank, change.new)
     has_changed = (
         received.changes or received.was_silent or received.returned or core.fleet.unreachable
     )

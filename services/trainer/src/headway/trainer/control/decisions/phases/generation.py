@@ -54,16 +54,26 @@ class Joining(Phase):
         return []
 
     def limit_s(self, core: Core) -> float:
-        is_restored = core.members.all(*HOLDING)
-        return math.inf if core.members.num_paused and is_restored else core.limits.join_timeout_s
+        """Counted for each rank from its newest progress: a large state takes long."""
+        limit_s = core.limits.join_timeout_s
+        if core.members.all(*HOLDING):
+            return math.inf if core.members.num_paused else limit_s
+        if core.clock.now - core.waited_since < limit_s:  # then no rank can be late
+            return limit_s
+        slowest = min(core.restored_at(rank) for rank, _ in _without(core, HOLDING))
+        return limit_s + slowest - core.waited_since
 
     def overdue(self, core: Core) -> list[Action]:
         """Who has its state may wait for a pause or a long evaluation;
-        who has none holds the others up."""
-        late = _without(core, HOLDING)
+        who has none and makes no progress holds the others up."""
+        limit_s = core.limits.join_timeout_s
+        late = [
+            (rank, view)
+            for rank, view in _without(core, HOLDING)
+            if core.clock.now - core.restored_at(rank) >= limit_s
+        ]
         if not late:
             return []
-        limit_s = core.limits.join_timeout_s
         silent = [rank for rank, view in late if view is None or view.generation < core.generation]
         actions = core.fence(f"{ranks([r for r, _ in late])} did not restore within {limit_s:g} s")
         for rank in silent:  # they never answered: no abort will reach them

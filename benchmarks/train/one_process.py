@@ -1,0 +1,106 @@
+"""One process: ours, compiled plain torch, and the measured limit of the same products.
+
+    python -m benchmarks.train.one_process [--only "10m, 1 thread"] [--rounds 7]
+
+The limit is the time that all matrix products and the attention of one step take alone, measured in
+the same rounds; ``share_of_limit`` is that time over a side's.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.train.curves import compare_curves
+from benchmarks.train.outside import litgpt_specs, torchtitan_error
+from benchmarks.train.report import Options, parse, write
+from benchmarks.train.rounds import compare
+from benchmarks.train.sides import Spec
+from benchmarks.train.variants import (
+    PLAIN,
+    limits,
+    micro_batches,
+    options_of,
+    ours,
+    peer,
+    save_weights,
+    shape_of,
+)
+
+CURVE_STEPS = 40
+
+
+def row(options: Options, name: str, threads: int, folder: Path) -> dict[str, Any]:
+    """One model with one number of threads."""
+    shape = shape_of(options, name)
+    weights, micros = save_weights(options, shape, folder), micro_batches(options, shape)
+    common: dict[str, Any] = {"threads": threads, "micros": micros}
+    compiled = [True] if options.compiles else [False]
+    groups: dict[str, list[Spec]] = {
+        "headway": ours(options, shape, **common),
+        "torch": peer(PLAIN, options, shape, weights, **common, compile=compiled),
+    }
+    if options.is_narrow:
+        groups["torch, pure bf16"] = peer(
+            PLAIN, options, shape, weights, **common, precision="pure", compile=compiled
+        )
+    if options.peers:
+        groups["litgpt"] = litgpt_specs(options, shape, **common)
+    groups["limit"] = limits(options, shape, threads, micros)
+    found = compare(groups, options.plan)
+    limit_s = found["sides"].get("limit", {}).get("median_s")
+    for side in found["sides"].values():
+        if limit_s and side.get("median_s"):
+            side["share_of_limit"] = round(limit_s / side["median_s"], 3)
+            flops = shape.flops_per_token() * shape.tokens
+            side["gflops"] = round(flops / side["median_s"] / 1e9, 1)
+    return {"shape": shape.to_dict(), "parameters": shape.parameters, "threads": threads} | found
+
+
+def curves(options: Options, folder: Path, best: dict[str, Any]) -> dict[str, Any]:
+    """Our losses and plain torch's, by the variants that were fastest."""
+    shape = shape_of(options, "10m")
+    weights = save_weights(options, shape, folder)
+    micros = micro_batches(options, shape)[:1]
+    specs = [
+        *ours(options, shape, threads=2, micros=micros),
+        *peer(
+            PLAIN, options, shape, weights, threads=2, micros=micros, compile=options_of(options)
+        ),
+    ]
+    named = {spec.name: spec for spec in specs}
+    mine = best.get("headway", specs[0].name)
+    theirs = best.get("torch", specs[-1].name)
+    chosen = {
+        "headway": named.get(mine, specs[0]),
+        "torch": named.get(theirs, specs[-1]),
+    }
+    return compare_curves(chosen, 4 if options.tiny else CURVE_STEPS)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure every model and number of threads, then the curves."""
+    options = parse(argv, "one_process")
+    rows: dict[str, Any] = {}
+    more: dict[str, Any] = {"torchtitan": torchtitan_error(options)}
+    wanted = [("10m", 1)] if options.tiny else [("10m", 1), ("10m", 2), ("50m", 1), ("50m", 2)]
+    with tempfile.TemporaryDirectory() as place:
+        for name, threads in wanted:
+            label = f"{name}, {threads} thread{'s' if threads > 1 else ''}"
+            if options.wants(label):
+                print(label, file=sys.stderr, flush=True)
+                rows[label] = row(options, name, threads, Path(place))
+        if options.wants("curves"):
+            best: dict[str, Any] = {}
+            for found in rows.values():
+                for side, values in found["sides"].items():
+                    best.setdefault(side, values.get("variant", ""))
+            more["curves"] = curves(options, Path(place), best)
+    return write(options, rows, **more)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

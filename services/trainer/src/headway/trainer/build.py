@@ -1,0 +1,67 @@
+"""Builds a rank's part of the model: a chunk for each of its virtual stages, over flat memory."""
+
+from __future__ import annotations
+
+import torch
+from headway.common.plan.grid import Coordinates
+from headway.trainer.config import RunConfig
+from headway.trainer.model.chunk import Chunk
+from headway.trainer.model.gpt import Recompute, build_chunk
+from headway.trainer.optim.adamw import AdamW
+from headway.trainer.parallel.tensor import TensorParallel
+from headway.trainer.state.flat import FlatChunk
+from headway.trainer.state.params import Precision
+
+
+def build_model(
+    config: RunConfig, place: Coordinates, tp: TensorParallel, device: torch.device
+) -> tuple[list[Chunk], list[FlatChunk]]:
+    """The chunks of the rank at ``place`` and the memory that each is bound to, in order.
+
+    Chunk ``c`` of pipeline rank ``r`` is virtual stage ``c * pp + r``. Nothing is initialised:
+    weights come from a restore.
+    """
+    grid, train = config.parallel.grid, config.train
+    precision = Precision.of(train.dtype)
+    stages = stage_layers(config.model.layers, grid.pp * grid.vp)
+    chunks, flats = [], []
+    for index in range(grid.vp):
+        stage = index * grid.pp + place.pp
+        chunk = build_chunk(
+            config.model,
+            layers=stages[stage],
+            is_first=stage == 0,
+            is_last=stage == len(stages) - 1,
+            tp=tp,
+            precision=precision,
+            device=device,
+            recompute=Recompute(train.recompute, train.recompute_layers),
+            compile_kernels=train.compile,
+        )
+        flat = FlatChunk(
+            chunk.params,
+            dp_rank=place.dp,
+            dp_size=grid.dp,
+            precision=precision,
+            moments=AdamW.moments,
+            device=device,
+        )
+        chunk.bind(flat)
+        chunks.append(chunk)
+        flats.append(flat)
+    return chunks, flats
+
+
+def stage_layers(layers: int, stages: int) -> list[range]:
+    """The layers of each stage in order, as equal as possible; the first ones have one more.
+
+    >>> stage_layers(6, 4)
+    [range(0, 2), range(2, 4), range(4, 5), range(5, 6)]
+    """
+    small, num_larger = divmod(layers, stages)
+    found, start = [], 0
+    for stage in range(stages):
+        stop = start + small + (stage < num_larger)
+        found.append(range(start, stop))
+        start = stop
+    return found

@@ -1,0 +1,130 @@
+"""Creates the process groups of one generation, over gloo or NCCL.
+
+Every rank asks for its groups in the same order, so that none wait for each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.distributed
+from headway.trainer.comm.channel import Channels
+from headway.trainer.comm.gloo import GlooComm, gloo_options
+from headway.trainer.comm.interface import Comm, PeerLost, Solo
+from headway.trainer.comm.nccl import PAIR_CTAS, JointAbort, NcclComm, NcclPipe, nccl_group
+from headway.trainer.comm.p2p import Direction, PipeComm
+
+_dist: Any = torch.distributed  # its stubs lack the stores and the methods of a bare group
+LANES: tuple[tuple[Direction, bool], ...] = (
+    ("forward", True),
+    ("forward", False),
+    ("backward", True),
+    ("backward", False),
+)
+
+
+class Factory(Protocol):
+    """Creates the groups of one backend. ``ranks`` are world ranks, in group order."""
+
+    def comm(self, name: str, ranks: Sequence[int], rank: int) -> Comm:
+        """The collective group."""
+
+    def pipe(self, name: str, ranks: Sequence[int], rank: int) -> tuple[Comm, PipeComm]:
+        """The collective group and the lanes of a pipeline."""
+
+
+class GlooFactory:
+    """Groups that share one device of ``host``, hence one thread for their sockets."""
+
+    def __init__(self, store: Any, channels: Channels, host: str, timeout_s: float) -> None:
+        self._store, self._channels = store, channels
+        self._options = gloo_options(host, timeout_s)
+
+    def comm(self, name: str, ranks: Sequence[int], rank: int) -> Comm:
+        """The collective group."""
+        if len(ranks) == 1:
+            return Solo()
+        return GlooComm(self._group(name, ranks, rank), self._channels, name)
+
+    def pipe(self, name: str, ranks: Sequence[int], rank: int) -> tuple[Comm, PipeComm]:
+        """All on one gloo group, which keeps messages and collectives apart."""
+        if len(ranks) == 1:
+            return Solo(), PipeComm()
+        group = self._group(name, ranks, rank)
+        lanes = {
+            lane: GlooComm(group, self._channels, f"{name}-{lane[0]}-{lane[1]}") for lane in LANES
+        }
+        pipe = PipeComm(lanes, ranks.index(rank), len(ranks))
+        return GlooComm(group, self._channels, name), pipe
+
+    def _group(self, name: str, ranks: Sequence[int], rank: int) -> Any:
+        self._channels.check()
+        store = _dist.PrefixStore(f"{name}{min(ranks)}", self._store)
+        try:
+            return _dist.ProcessGroupGloo(store, ranks.index(rank), len(ranks), self._options)
+        except RuntimeError as error:  # a member, or the store in the first rank, did not answer
+            raise PeerLost(str(error)) from None
+
+
+class NcclFactory:
+    """Communicators of ``device`` that are aborted together.
+
+    ``wraps``: the last rank of a pipeline also sends forward to the first, for interleaving.
+    """
+
+    def __init__(
+        self, store: Any, channels: Channels, timeout_s: float, device: torch.device, *, wraps: bool
+    ) -> None:
+        self._store, self._channels = store, channels
+        self._timeout_s, self._device, self._wraps = timeout_s, device, wraps
+        self._joint = JointAbort()
+        channels.on_abort(self._joint.abort)
+
+    def comm(
+        self, name: str, ranks: Sequence[int], rank: int, *, max_ctas: int | None = None
+    ) -> Comm:
+        """The collective group."""
+        if len(ranks) == 1:
+            return Solo()
+        self._channels.check()
+        store, place = _dist.PrefixStore(f"{name}{min(ranks)}", self._store), ranks.index(rank)
+        try:
+            group = nccl_group(
+                store, place, len(ranks), self._timeout_s, self._device, max_ctas=max_ctas
+            )
+        except RuntimeError as error:
+            if self._store.is_lost:
+                raise PeerLost(str(error)) from None
+            raise
+        self._joint.add(group)
+        return NcclComm(group, self._channels, place, len(ranks))
+
+    def pipe(self, name: str, ranks: Sequence[int], rank: int) -> tuple[Comm, PipeComm]:
+        """A communicator for collectives, and one for each lane of each pair of neighbours."""
+        if len(ranks) == 1:
+            return Solo(), PipeComm()
+        whole = self.comm(name, ranks, rank)
+        place, pairs = ranks.index(rank), {}
+        for direction, upward, low, high in _pairs(len(ranks), wraps=self._wraps):
+            if place in (low, high):
+                peer, members = low + high - place, (ranks[low], ranks[high])
+                pairs[direction, upward, peer] = self.comm(
+                    f"{name}-{direction}-{upward}-{low}-{high}-", members, rank, max_ctas=PAIR_CTAS
+                )
+        return whole, NcclPipe(pairs, place, len(ranks))
+
+
+def _pairs(size: int, *, wraps: bool) -> list[tuple[Direction, bool, int, int]]:
+    """Lane, lower and higher pipeline rank of every communicator that a pipeline needs.
+
+    All ranks create theirs in this order, so that none deadlock. Every other pair of neighbours
+    comes first, because those can be created at the same time.
+    """
+    found: list[tuple[Direction, bool, int, int]] = []
+    for low in (*range(0, size - 1, 2), *range(1, size - 1, 2)):
+        found += [("forward", True, low, low + 1), ("backward", False, low, low + 1)]
+    if wraps:
+        found += [("forward", False, 0, size - 1), ("backward", True, 0, size - 1)]
+    return found

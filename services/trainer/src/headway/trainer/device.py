@@ -1,0 +1,41 @@
+"""The device of a rank, and what its process must have set before CUDA starts."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+ENVIRONMENT = {
+    # torch's watchdog and heartbeat monitor end the process when a peer is lost. The fence and the
+    # driver detect that themselves, and the survivors are needed for the next generation.
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    # Streams that share one of the default 8 hardware queues wait for each other, so a send could
+    # still queue behind the receive of another communicator: docs/operations.md, GPUs.
+    "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+}
+"""Settings that a worker needs of torch and the CUDA driver; a user's own setting wins."""
+
+
+def take_device(index: int) -> torch.device:
+    """Select the device of this process's rank: GPU ``index`` modulo their number, or the CPU.
+
+    Call it once, on the main thread, before anything else uses CUDA: it also sets environment
+    variables that must be set by then. ``index`` is the rank on its machine, or any number that
+    enumerates the ranks of a machine, such as the rank in the world.
+    """
+    if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
+        return torch.device("cpu")
+    set_environment()
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", index % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def set_environment() -> None:
+    """Set ``ENVIRONMENT`` where the user has not."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
