@@ -113,7 +113,7 @@ class Layers:
         total = self.product((grad.nbytes,), self.sizes.whole)
         pending = self.scatter(total)
         tape.flush()
-        self.queue(tape, grad.nbytes // self.sizes.param // self.sizes.tokens * self.hidden, grad, x)
+        self.queue(tape, self._numel(grad.nbytes), grad, x)
         del total
         return pending
 
@@ -170,7 +170,7 @@ class Layers:
         return self.new(self.sizes.heads)
 
     def attention_backward(self, grad: Block, tape: Tape, *, lean: bool) -> Block:
-        """``Attention.backward``."""
+        """``Attention.backward``, which holds ``grad`` to its end."""
         graph = tape.saved.pop()
         if lean:
             graph = graph, self.split_heads(), self.new(self.sizes.heads + self.sizes.softmax)
@@ -178,7 +178,7 @@ class Layers:
         grads = self.new(self.sizes.qkv)
         del arranged
         joined = self.join_heads()
-        del graph, grads
+        del graph, grads, grad
         return joined
 
     def split_heads(self) -> Block:

@@ -89,7 +89,7 @@ def predict(shape: MemoryShape, pp_rank: int) -> RankMemory:
     numel = [shape.numel(stage) for stage in stages]
     state = (1 + shape.moments) * sizes.master * sum(numel) // grid.dp
     order = _lists(shape.schedule, grid.pp, grid.vp, shape.num_micro_batches).ranks[pp_rank]
-    at_peak = _replay(shape, order, [_chunk_pass(shape, stage) for stage in stages])
+    at_peak = _replay(order, [_chunk_pass(shape, stage) for stage in stages])
     rows = 0
     if pp_rank in (0, grid.pp - 1):
         rows = shape.num_micro_batches * BYTES_PER_TOKEN * sizes.tokens
@@ -123,7 +123,7 @@ class _AtPeak:
     in_flight: int
 
 
-def _replay(shape: MemoryShape, order: tuple[Action, ...], passes: list[_ChunkPass]) -> _AtPeak:
+def _replay(order: tuple[Action, ...], passes: list[_ChunkPass]) -> _AtPeak:
     """Run the list, with each micro-batch's bytes; the most at once and what it consists of."""
     held: dict[tuple[int, int], int] = {}
     best = _AtPeak(0, 0, 0)

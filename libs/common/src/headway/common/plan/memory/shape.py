@@ -46,7 +46,8 @@ class MemoryShape:
     def __post_init__(self) -> None:
         if self.dtype not in PARAM_BYTES:
             raise ConfigError(
-                f"unknown compute type {self.dtype!r}", remedy=f"use one of {', '.join(PARAM_BYTES)}"
+                f"unknown compute type {self.dtype!r}",
+                remedy=f"use one of {', '.join(PARAM_BYTES)}",
             )
         if self.recompute not in ("none", "selective", "full"):
             raise ConfigError(
