@@ -75,7 +75,7 @@ class MemoryMeter:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        return_free_memory()
+        self.restart()
         self._base = self._gpu_now() if device.type == "cuda" else _fields()["RssAnon"]
 
     def restart(self) -> None:
