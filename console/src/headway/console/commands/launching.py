@@ -62,7 +62,10 @@ def run(
         int | None, typer.Option(metavar="N", help="The same as --set launch.spares=N.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Print the resolved configuration and predicted memory, then stop."
+        ),
     ] = False,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Return as soon as the run is up.")
@@ -87,10 +90,16 @@ def run(
     settings = [*given, *(overrides or [])]
     resolved = load(RunConfig, [config], settings)
     if dry_run:
+        from headway.console.machine.memory import memory_report, memory_table
         from headway.console.machine.preflight import own_corpus_folder
 
         resolved = own_corpus_folder(resolved)
-        typer.echo(to_json(to_dict(resolved)) if as_json else to_toml(resolved).rstrip())
+        if as_json:
+            typer.echo(to_json({**to_dict(resolved), "memory": memory_table(resolved)}))
+            return
+        typer.echo(to_toml(resolved).rstrip())
+        for line in memory_report(resolved):
+            typer.echo(f"# {line}")  # a comment, so that the output can be a configuration
         return
     from headway.console.live.follow import STOPS
 

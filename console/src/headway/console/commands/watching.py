@@ -140,6 +140,15 @@ def _status_lines(progress: Progress) -> list[str | Table]:
         lines.append(f"{progress.status.num_ranks} ranks: {summary}; --ranks lists them")
     if ranks:
         lines.append(Table(ranks, ("rank", "node", "pid", "status", "step")))
+    measured = [rank for rank in progress.status.ranks if rank.memory_bytes]
+    if measured:
+        from headway.common.plan.memory import size
+
+        most = max(measured, key=lambda rank: rank.memory_bytes)
+        lines.append(
+            f"memory: rank {most.rank} uses most, {size(most.memory_bytes)} at its peak "
+            f"(predicted: {size(most.memory_predicted)})"
+        )
     for node, state in sorted(progress.status.nodes.items()):
         services = progress.status.services.get(node, {})
         pids = ", ".join(f"{name} {pid}" for name, pid in sorted(services.items()))

@@ -22,6 +22,7 @@ from headway.common.polling import wait_until
 from headway.console.folder import config_origins
 from headway.console.folder.claim import check_name, check_resumable, claimed, keep_config
 from headway.console.live.progress import full_rate
+from headway.console.machine.memory import memory_warnings
 from headway.console.machine.peak import cached_peak, machine_peak
 from headway.console.machine.preflight import (
     check_machine,
@@ -64,6 +65,8 @@ def launch(
     report(line)
     check_sinks(config.launch.sinks)
     check_machine(config, runs_dir)
+    for line in memory_warnings(config):
+        report(line)
     prepare_corpus(config, report)
     with claimed(_choose(runs_dir, base, name)) as (records, resumed):
         run = Run(records.path)

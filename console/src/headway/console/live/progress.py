@@ -12,9 +12,9 @@ from headway.common.plan.model_shape import mfu
 from headway.common.wire.messages.driver import Status
 from headway.console.analysis.newest import NewestSteps, SkippedSteps, Step
 from headway.console.machine.peak import Peak
-from headway.console.machine.preflight import model_shape
 from headway.console.run import TERMINAL_OUTCOMES, Run
 from headway.trainer.config import RunConfig
+from headway.trainer.config.memory import model_shape
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from headway.common.errors import CorruptError, InputError
 from headway.common.node.segment import check_processor
-from headway.common.plan.model_shape import ModelShape
 from headway.dataloader.config import DataConfig
 from headway.trainer.config import MetricsPorts, RunConfig
+from headway.trainer.config.memory import model_shape
 
 MIN_FREE_BYTES = 2 << 30
 SHM = Path("/dev/shm")
@@ -87,19 +87,6 @@ def shared_bytes(config: RunConfig) -> int:
     slot has memory only while a checkpoint is written, but without it there would be none.
     """
     return 3 * 3 * 4 * model_shape(config).parameters + SHM_BESIDES_BYTES
-
-
-def model_shape(config: RunConfig) -> ModelShape:
-    """The model in numbers."""
-    m = config.model
-    return ModelShape(
-        m.layers,
-        m.hidden,
-        m.ffn_width,
-        m.vocab_size,
-        m.seq_len,
-        norms_per_layer=1 if m.block == "parallel" else 2,
-    )
 
 
 def own_corpus_folder(config: RunConfig) -> RunConfig:

@@ -26,7 +26,7 @@ from headway.console.display.formatting import count, digits, milliseconds, shar
 from headway.console.display.html import facts_html
 from headway.console.display.table import Column, Shown
 from headway.console.folder.records import RunRecords
-from headway.console.machine.preflight import model_shape
+from headway.trainer.config.memory import model_shape
 
 CLOCK = (
     "Times are what each rank's process saw. Ranks that share cores make each other's actions "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 from headway.ckpt_store.client import keep, newest
@@ -41,8 +42,16 @@ class RankContext(Protocol):
 class ControlHooks(StepHooks):
     """Passes steering commands and reports between a step and the worker's link."""
 
-    def __init__(self, context: RankContext, generation: int, answered: int = 0) -> None:
+    def __init__(
+        self,
+        context: RankContext,
+        generation: int,
+        answered: int = 0,
+        *,
+        after_step: Callable[[WorkerStatus], object] = lambda _: None,
+    ) -> None:
         self._context, self._generation, self._answered = context, generation, answered
+        self._after_step = after_step
         self._reports = context.view.rank == REPORTING_RANK
         self._num_skipped = 0
 
@@ -97,6 +106,7 @@ class ControlHooks(StepHooks):
         """Report the step to the executor; the first one of a generation at once."""
         context = self._context
         context.view.step = result.step + 1
+        self._after_step(context.view)
         if context.view.status != "running":
             context.view.status = "running"
             context.link.beat_now()

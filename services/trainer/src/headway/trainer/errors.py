@@ -2,7 +2,8 @@
 
 InputError (common)
 └── RefusedError         a restart does not help: the run ends with this text
-    └── DivergedError    too many steps in a row whose loss or norm was not finite
+    ├── DivergedError    too many steps in a row whose loss or norm was not finite
+    └── MemoryTooSmallError  a step needs more memory than the device has
 CorruptError (common)
 ├── BadCheckpointError   a durable checkpoint cannot be read: an older one may be intact
 └── BadSnapshotError     a snapshot in memory is damaged: the next intact copy is used
@@ -41,6 +42,10 @@ class DivergedError(RefusedError):
         return DivergedError(
             self.first_step, self.last_step, self.loss, self.grad_norm, way_back=f" ({clause})"
         )
+
+
+class MemoryTooSmallError(RefusedError):
+    """A step needs more memory than there is; the next attempt would, too."""
 
 
 class BadCheckpointError(CorruptError):

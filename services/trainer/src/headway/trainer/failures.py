@@ -12,6 +12,7 @@ Reason = Literal["peer", "error"]
 """Reasons of ``LeftGeneration``: the failure of a peer, or of the reporting rank itself."""
 
 _NCCL_PEER = "ncclRemoteError"
+_MEMORY_WORDS = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough")
 _DEVICE_WORDS = ("CUDA error", "ncclUnhandledCudaError", "CUDNN_STATUS_EXECUTION_FAILED")
 
 
@@ -25,6 +26,14 @@ def reason_of(error: BaseException) -> Reason:
     if isinstance(error, PeerLost):
         return "peer"
     return "peer" if isinstance(error, RuntimeError) and _NCCL_PEER in str(error) else "error"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out on the device that computes: CUDA's own type, Python's, or the
+    RuntimeError of torch's allocator for CPUs, which has no type and is known by its text."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in _MEMORY_WORDS)
 
 
 def breaks_device(error: BaseException) -> bool:

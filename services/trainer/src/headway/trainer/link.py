@@ -39,6 +39,8 @@ class WorkerStatus:
     applied: int = 0
     paused: bool = False
     restored_bytes: int = 0
+    memory_bytes: int = 0
+    memory_predicted: int = 0
 
 
 class Link:

@@ -36,6 +36,7 @@ from headway.trainer.device_recorder import recorder_for
 from headway.trainer.errors import BadCheckpointError, DivergedError
 from headway.trainer.generation import Session
 from headway.trainer.layout_check import difference
+from headway.trainer.memory import MemoryWatch
 from headway.trainer.store_watch import StoreWatch
 
 SHOW_RESTORED_S = 1.0
@@ -111,6 +112,7 @@ class Rank:
         self._flight = FlightWriter.create(context.paths.segment("flight", rank), rank)
         self.count_life = self._flight.count_life
         self._shown_at_s = 0.0
+        self._memory = MemoryWatch(self.config, rank, self._device)
         self._session = Session(
             self.config,
             rank,
@@ -151,7 +153,9 @@ class Rank:
             context.view.status = "restored"
             context.link.beat_now()
             try:
-                hooks = ControlHooks(context, generation, assign.answered)
+                hooks = ControlHooks(
+                    context, generation, assign.answered, after_step=self._memory.after_step
+                )
                 self._session.run(hooks)
             except DivergedError as error:
                 raise error.with_way_back(self._way_back(error.first_step)) from None
@@ -185,6 +189,7 @@ class Rank:
         else:
             self._session.load(source, restore.step, progress=self._restored)
         return_free_memory()
+        self._memory.begin()
         log.info("restored", generation=assign.generation, source=source, step=restore.step)
 
     def _restored(self, nbytes: int) -> None:

@@ -29,9 +29,11 @@ from headway.trainer.comm.store import StoreEndpoint
 from headway.trainer.config import RunConfig
 from headway.trainer.deterministic import make_deterministic
 from headway.trainer.device import take_device
+from headway.trainer.failures import is_out_of_memory
 from headway.trainer.generation import Session
 from headway.trainer.hooks import StepHooks, StepResult
 from headway.trainer.machine import resolve_auto
+from headway.trainer.memory import too_small
 from headway.trainer.rank import replica_stream
 
 GENERATION = 0
@@ -144,6 +146,10 @@ def train(files: list[Path], overrides: list[str]) -> int:
         if session.is_complete and config.train.sample_tokens:
             _show_sample(session, progress)
         session.groups.meet()
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise too_small(config, place.rank, error) from error
+        raise
     finally:
         session.leave()
     return 0

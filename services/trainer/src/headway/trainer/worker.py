@@ -26,8 +26,14 @@ from headway.trainer.comm.interface import Aborted
 from headway.trainer.comm.store import StoreEndpoint
 from headway.trainer.config import RunConfig
 from headway.trainer.errors import BadCheckpointError, BadSnapshotError, RefusedError
-from headway.trainer.failures import breaks_device, context_is_broken, reason_of
+from headway.trainer.failures import (
+    breaks_device,
+    context_is_broken,
+    is_out_of_memory,
+    reason_of,
+)
 from headway.trainer.link import Link, WorkerStatus
+from headway.trainer.memory import too_small
 from headway.trainer.rank import Rank
 
 log = get_logger("worker")
@@ -74,6 +80,8 @@ class Worker:
             applied=v.applied,
             paused=v.paused,
             restored_bytes=v.restored_bytes,
+            memory_bytes=v.memory_bytes,
+            memory_predicted=v.memory_predicted,
         )
 
     def _hear(self, message: Message) -> None:
@@ -164,6 +172,8 @@ class Worker:
             reason, detail = reason_of(error), _one_line(error)
             if reason == "error":
                 log.exception("the step failed")
+            if is_out_of_memory(error):  # every further attempt would need as much
+                detail, is_fatal = str(too_small(self.config, assign.rank, error)), True
             if breaks_device(error):
                 # not reported to the executor, which would assign this process again before it ends
                 self._quit(detail, code=1)

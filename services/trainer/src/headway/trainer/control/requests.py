@@ -232,7 +232,16 @@ class Requests:
         node = self._state.rank_nodes[rank]
         if status == "running":  # a worker reports changes only; its node also counts steps
             step = max(step, self._state.step_of(node))
-        return RankStatus(rank=rank, node=node, worker=worker, pid=pid, status=status, step=step)
+        return RankStatus(
+            rank=rank,
+            node=node,
+            worker=worker,
+            pid=pid,
+            status=status,
+            step=step,
+            memory_bytes=beat.memory_bytes if beat else 0,
+            memory_predicted=beat.memory_predicted if beat else 0,
+        )
 
     # ---- drills and eviction -------------------------------------------------------------------
     def _inject(self, message: Command) -> None:

@@ -116,6 +116,7 @@ class RunMetrics:
             "skipped_steps": len(reports.skipped),
             "phase": {name: int(name == phase) for name in phases},
             "ranks": dict(state.statuses),
+            "rank_memory_bytes": _most_memory(state),
             "nodes": Counter(state.status_of(node) for node in state.nodes),
             **self._measured(list(reports.newest)),
         }
@@ -154,6 +155,7 @@ class RunMetrics:
             metric("phase", "1 for the phase or outcome of the run", "phase"),
             metric("ranks", "Ranks by status", "status"),
             metric("nodes", "Nodes by state", "state"),
+            metric("rank_memory_bytes", "Peak memory of the rank that uses most", "source"),
             metric("loss_nats", "Training loss per token, newest step"),
             metric("gradient_norm", "Gradient norm before clipping, newest step"),
             metric("learning_rate", "Learning rate, newest step"),
@@ -161,6 +163,16 @@ class RunMetrics:
             metric("tokens_per_second", "Training rate over the newest steps"),
             metric("mfu_ratio", "Model FLOPs utilisation, 0..1"),
         )
+
+
+def _most_memory(state: RunState) -> dict[str, int]:
+    """Measured and predicted peak of the rank that uses most; empty before its first steps."""
+    beats = (state.worker(worker) for worker in state.members.values())
+    known = [beat for beat in beats if beat is not None and beat.memory_bytes]
+    if not known:
+        return {}
+    most = max(known, key=lambda beat: beat.memory_bytes)
+    return {"measured": most.memory_bytes, "predicted": most.memory_predicted}
 
 
 def full_tokens_per_s(run: RunDir) -> float | None:

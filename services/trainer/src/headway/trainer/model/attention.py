@@ -7,6 +7,7 @@ next to each other, so that tensor parallelism splits its rows between heads.
 from __future__ import annotations
 
 import torch
+import torch.fx.experimental.symbolic_shapes  # autograd.grad imports it at its first call: 35 MB
 import torch.nn.functional as F
 from headway.trainer.model.kernels import Kernels, heads_first
 from headway.trainer.model.matmul import kernel_dtype, to_kernel_dtype

@@ -238,6 +238,10 @@ class RankStatus(Message, tag="driver.rank_status/1"):
     pid: int
     status: str
     step: int
+    memory_bytes: int = 0
+    """Most memory that the rank has used; 0 before its first steps."""
+    memory_predicted: int = 0
+    """The same as its configuration predicts."""
 
 
 class Status(Message, tag="driver.status/1"):

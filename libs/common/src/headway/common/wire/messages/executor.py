@@ -38,6 +38,11 @@ class WorkerBeat(Message, tag="executor.worker_beat/1"):
     restored_bytes: int = 0
     """Bytes of the state that were read or made in this generation. While they grow, the driver
     waits for the rank beyond ``join_timeout_s``."""
+    memory_bytes: int = 0
+    """Most memory that the rank has used since its first steps, on the device that computes; 0
+    before. Reported when it grows by more than 2 %."""
+    memory_predicted: int = 0
+    """The same as its configuration predicts."""
 
 
 class StoreOpened(Message, tag="executor.store_opened/1"):

@@ -326,6 +326,7 @@ def _is_as_before(old: WorkerBeat, new: WorkerBeat) -> bool:
         and old.applied == new.applied
         and old.paused == new.paused
         and old.restored_bytes == new.restored_bytes
+        and old.memory_bytes == new.memory_bytes
     )
 
 

@@ -1,0 +1,349 @@
+"""Replays one micro-batch through a chunk: the allocations of ``trainer.model`` without tensors.
+
+Function by function the same as linear.py, attention.py, block.py, head.py, embedding.py and
+chunk.py there, so that a change there has one place here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import cast
+
+from headway.common.plan.memory.ledger import Block, Held, Ledger, Tape, made
+from headway.common.plan.memory.shape import MemoryShape
+
+LOGITS_BLOCK = 1 << 23
+SOFTMAX_BLOCK = 1 << 19
+"""Elements of a block of logits, and of one of exponentials, on a CPU; a GPU takes 16 and 256
+times as many (``BLOCK_ELEMENTS`` in head.py and loss.py)."""
+
+
+class Layers:
+    """The operations of one rank's layers on ``ledger``."""
+
+    def __init__(self, shape: MemoryShape, ledger: Ledger) -> None:
+        self.shape, self.sizes, self.new = shape, shape.sizes, ledger.new
+        self.tp, self.hidden = shape.grid.tp, shape.model.hidden
+        self.ffn = shape.model.ffn // self.tp
+        self.converts = shape.dtype == "bf16" and not shape.on_gpu and not shape.native_bf16
+
+    # ---- matmul.py and tensor.py --------------------------------------------------------------
+    def product(self, inputs: Sequence[int], out: int) -> Block:
+        """A matrix product of operands of these sizes; converted to fp32 where that is faster."""
+        if not self.converts:
+            return self.new(out)
+        wide = [self.new(2 * n) for n in (*inputs, out)]
+        result = self.new(out)
+        del wide
+        return result
+
+    def gather(self, x: Block) -> Block:
+        """Over tp, along the sequence."""
+        return x if self.tp == 1 else self.new(x.nbytes * self.tp)
+
+    def scatter(self, partial_sum: Block) -> Block:
+        """Sum over tp."""
+        return partial_sum if self.tp == 1 else self.new(partial_sum.nbytes // self.tp)
+
+    def weight_grad(self, numel: int, grad: Block, x: Held) -> None:
+        """``MatmulGrad.add``: on a CPU with bf16 units the product is made in bf16 first."""
+        value = made(x)
+        if self.converts:
+            wide = self.new(2 * grad.nbytes), self.new(2 * _first(value).nbytes)
+            del wide
+        elif self.sizes.param < self.sizes.master and not self.shape.on_gpu:
+            self.new(numel * self.sizes.param)
+
+    def queue(self, tape: Tape, numel: int, grad: Block, x: Held) -> None:
+        """``tape.wait(MatmulGrad(...))``."""
+        tape.waiting.append(partial(self.weight_grad, numel, grad, x))
+
+    # ---- layers.py ----------------------------------------------------------------------------
+    def norm(self, x: Block, tape: Tape | None) -> Block:
+        """``LayerNorm.forward``."""
+        wide = self._widened(x.nbytes, 2)
+        y, statistics = self.new(x.nbytes), self.new(self.sizes.statistics)
+        del wide
+        if tape is not None:
+            tape.saved.append((x, statistics))
+        return y
+
+    def norm_backward(self, grad: Block, tape: Tape) -> Block:
+        """``LayerNorm.backward``."""
+        kept = tape.saved.pop()
+        wide = self._widened(grad.nbytes, 3)
+        grad_x = self.new(grad.nbytes)
+        del kept, wide
+        return grad_x
+
+    def gelu(self, x: Block, tape: Tape | None, nbytes: int) -> Block:
+        """``Gelu.forward``."""
+        if tape is not None:
+            tape.saved.append(x)
+        return self.new(nbytes)
+
+    def gelu_backward(self, grad: Block, tape: Tape) -> Block:
+        """``Gelu.backward``."""
+        kept = tape.saved.pop()
+        result = self.new(grad.nbytes)
+        del kept
+        return result
+
+    def _widened(self, nbytes: int, count: int) -> list[Block]:
+        """Copies in the master type, which a GPU's norm takes."""
+        ratio = self.sizes.master // self.sizes.param
+        return [self.new(ratio * nbytes) for _ in range(count * (self.shape.on_gpu and ratio > 1))]
+
+    # ---- linear.py ----------------------------------------------------------------------------
+    def column(self, x: Block, tape: Tape | None, out: int, again: Held | None = None) -> Block:
+        """``ColumnLinear.forward``."""
+        if tape is not None:
+            tape.saved.append(x if again is None else again)
+        whole = self.gather(x)
+        return self.product((whole.nbytes,), out)
+
+    def column_backward(self, grad: Block, tape: Tape) -> Block:
+        """``ColumnLinear.backward``."""
+        kept = tape.saved.pop()
+        x: Held = kept
+        if self.tp > 1:
+            source = cast("Block", made(kept))
+            x = (self.gather(source), source)
+        total = self.product((grad.nbytes,), self.sizes.whole)
+        pending = self.scatter(total)
+        tape.flush()
+        self.queue(tape, self._numel(grad.nbytes), grad, x)
+        del total
+        return pending
+
+    def row(self, x: Block, tape: Tape | None, again: Held | None = None) -> Block:
+        """``RowLinear.forward``."""
+        if tape is not None:
+            tape.saved.append(x if again is None else again)
+        return self.scatter(self.product((x.nbytes,), self.sizes.whole))
+
+    def row_backward(self, grad: Block, tape: Tape, width: int) -> Block:
+        """``RowLinear.backward``; ``width`` is the size of its input."""
+        x = tape.saved.pop()
+        whole = self.gather(grad)
+        tape.flush()
+        result = self.product((whole.nbytes,), width)
+        self.queue(tape, self._numel(width), whole, x)
+        return result
+
+    def pair(self, a: Block, b: Block, tape: Tape | None, again: Held | None) -> Block:
+        """``RowPair.forward``."""
+        if tape is not None:
+            tape.saved.append((a, b if again is None else again))
+        total = self.product((a.nbytes,), self.sizes.whole)
+        if self.converts:
+            self.product((b.nbytes,), self.sizes.whole)
+        return self.scatter(total)
+
+    def pair_backward(self, grad: Block, tape: Tape) -> tuple[Block, Block]:
+        """``RowPair.backward``."""
+        a, b = cast("tuple[Held, Held]", tape.saved.pop())
+        whole = self.gather(grad)
+        tape.flush()
+        self.queue(tape, self._numel(self.sizes.heads), whole, a)
+        self.queue(tape, self._numel(self.sizes.wide), whole, b)
+        first = self.product((whole.nbytes,), self.sizes.heads)
+        return first, self.product((whole.nbytes,), self.sizes.wide)
+
+    def _numel(self, width: int) -> int:
+        return width // self.sizes.param // self.sizes.tokens * self.hidden
+
+    # ---- attention.py and its kernels ---------------------------------------------------------
+    def attention(self, qkv: Block, tape: Tape | None, *, lean: bool) -> Block:
+        """``Attention.forward``."""
+        if tape is None or lean:
+            heads = self.split_heads()
+            out = self.new(self.sizes.heads), self.new(self.sizes.softmax)
+            del heads
+            if tape is not None:
+                tape.saved.append(qkv)
+        else:
+            heads = self.split_heads()
+            out = self.new(self.sizes.heads), self.new(self.sizes.softmax)
+            tape.saved.append((heads, out))
+        return self.new(self.sizes.heads)
+
+    def attention_backward(self, grad: Block, tape: Tape, *, lean: bool) -> Block:
+        """``Attention.backward``, which holds ``grad`` to its end."""
+        graph = tape.saved.pop()
+        if lean:
+            graph = graph, self.split_heads(), self.new(self.sizes.heads + self.sizes.softmax)
+        arranged = self.new(self.sizes.heads)
+        grads = self.new(self.sizes.qkv)
+        del arranged
+        joined = self.join_heads()
+        del graph, grads, grad
+        return joined
+
+    def split_heads(self) -> Block:
+        """``kernels.split_heads``: q, k and v."""
+        ratio, qkv = self.sizes.master // self.sizes.param, self.sizes.qkv
+        if self.shape.on_gpu:
+            turned = self.new((2 * ratio + 3) * self.sizes.heads)
+            result = self.new(qkv)
+            del turned
+            return result
+        wide = self.new(ratio * qkv if ratio > 1 else 0)
+        turned = self.new(ratio * qkv + self.sizes.rope)
+        narrow = self.new(qkv if ratio > 1 else 0)
+        result = self.new(qkv)
+        del wide, turned, narrow
+        return result
+
+    def join_heads(self) -> Block:
+        """``kernels.join_heads``: their gradients as one."""
+        ratio, qkv = self.sizes.master // self.sizes.param, self.sizes.qkv
+        if self.shape.on_gpu:
+            turned = self.new((2 * ratio + 2) * self.sizes.heads)
+            result = self.new(qkv)
+            del turned
+            return result
+        joined = self.new(qkv)
+        wide = self.new(ratio * qkv if ratio > 1 else 0)
+        turned = self.new(ratio * qkv)
+        result = turned if ratio == 1 else self.new(qkv)
+        del joined, wide, turned
+        return result
+
+    # ---- block.py -----------------------------------------------------------------------------
+    def block(self, x: Block, tape: Tape | None, mode: str) -> Block:
+        """One layer's forward."""
+        forward = self._parallel if self.shape.is_parallel_block else self._serial
+        if mode != "full":
+            return forward(x, tape, mode == "selective")
+        if tape is not None:
+            tape.saved.append(x)
+        return forward(x, None, False)
+
+    def block_backward(self, grad: Block, tape: Tape, mode: str) -> Block:
+        """One layer's backward."""
+        is_parallel = self.shape.is_parallel_block
+        backward = self._parallel_backward if is_parallel else self._serial_backward
+        if mode != "full":
+            return backward(grad, tape, mode == "selective")
+        x = cast("Block", tape.saved.pop())
+        inner = Tape(deferred=tape.deferred)
+        (self._parallel if is_parallel else self._serial)(x, inner, False)
+        grad = backward(grad, inner, False)
+        tape.waiting.extend(inner.waiting)
+        return grad
+
+    def _serial(self, x: Block, tape: Tape | None, lean: bool) -> Block:
+        sizes = self.sizes
+        normed = self.norm(x, tape)
+        qkv = self.column(normed, tape, sizes.qkv, self._again(self.norm, x) if lean else None)
+        del normed
+        h = _added(self, self.row(self.attention(qkv, tape, lean=lean), tape))
+        del qkv
+        normed = self.norm(h, tape)
+        wide = self.column(normed, tape, sizes.wide, self._again(self.norm, h) if lean else None)
+        del normed
+        again: Held | None = partial(self.new, sizes.wide) if lean else None
+        if lean:
+            again = _keeping(wide, again)
+        return _added(self, self.row(self.gelu(wide, tape, sizes.wide), tape, again))
+
+    def _serial_backward(self, grad: Block, tape: Tape, lean: bool) -> Block:
+        sizes = self.sizes
+        wide = self.gelu_backward(self.row_backward(grad, tape, sizes.wide), tape)
+        grad = _added(self, self.norm_backward(self.column_backward(wide, tape), tape))
+        qkv = self.attention_backward(self.row_backward(grad, tape, sizes.heads), tape, lean=lean)
+        return _added(self, self.norm_backward(self.column_backward(qkv, tape), tape))
+
+    def _parallel(self, x: Block, tape: Tape | None, lean: bool) -> Block:
+        sizes = self.sizes
+        normed = self.norm(x, tape)
+        again = self._again(self.norm, x) if lean else None
+        wide = self.column(normed, tape, sizes.qkv + sizes.wide, again)
+        del normed
+        attended = self.attention(wide, tape, lean=lean)
+        made_again = _keeping(wide, partial(self.new, sizes.wide)) if lean else None
+        activated = self.gelu(wide, tape, sizes.wide)
+        return _added(self, self.pair(attended, activated, tape, made_again))
+
+    def _parallel_backward(self, grad: Block, tape: Tape, lean: bool) -> Block:
+        attended, up = self.pair_backward(grad, tape)
+        up = self.gelu_backward(up, tape)
+        qkv = self.attention_backward(attended, tape, lean=lean)
+        wide = self.column_backward(self.new(qkv.nbytes + up.nbytes), tape)
+        return _added(self, self.norm_backward(wide, tape))
+
+    def _again(self, layer: Callable[[Block, None], Block], x: Block) -> Callable[[], Block]:
+        return partial(layer, x, None)
+
+    # ---- embedding.py and head.py -------------------------------------------------------------
+    def embedding(self, tape: Tape) -> Block:
+        """``Embedding.forward``."""
+        tokens = self.sizes.tokens
+        if self.tp > 1:
+            tape.saved.append((self.new(8 * tokens), self.new(tokens)))
+        return self.scatter(self.new(self.sizes.whole))
+
+    def embedding_backward(self, grad: Block, tape: Tape) -> None:
+        """``Embedding.backward``."""
+        local = tape.saved.pop() if self.tp > 1 else ()
+        whole = self.gather(grad)
+        tape.flush()
+        tape.waiting.append(partial(self._rows_grad, whole, local))
+
+    def _rows_grad(self, whole: Block, local: Held) -> None:
+        ratio = self.sizes.master // self.sizes.param
+        values = whole if ratio == 1 else self.new(ratio * whole.nbytes)
+        if self.tp > 1:
+            values = self.new(values.nbytes)
+        del values, local
+
+    def head(self, x: Block, tape: Tape) -> None:
+        """``Head.forward`` with a tape."""
+        sizes, model = self.sizes, self.shape.model
+        whole = self.gather(self.norm(x, tape))
+        labels = self.new(9 * sizes.tokens)
+        gradient = self.new(sizes.whole)
+        rows, vocab = self._logits_block()
+        logits = self.product((rows * model.hidden * sizes.param,), rows * vocab * sizes.param)
+        per_pass = min(rows * vocab, SOFTMAX_BLOCK * (256 if self.shape.on_gpu else 1))
+        copies = 3 if sizes.param == sizes.master else 4  # of two passes, at the border
+        vectors = self.new(12 * rows * sizes.master)
+        exponentials = self.new(copies * per_pass * sizes.master)
+        del exponentials, vectors
+        grad_x = self.product((logits.nbytes,), rows * model.hidden * sizes.param)
+        del grad_x
+        self.weight_grad(vocab * model.hidden, logits, whole)
+        tape.saved.append(gradient)
+        del labels
+
+    def head_backward(self, tape: Tape) -> Block:
+        """``Head.backward``."""
+        return self.norm_backward(self.scatter(cast("Block", tape.saved.pop())), tape)
+
+    def _logits_block(self) -> tuple[int, int]:
+        """Rows and columns of one block of logits."""
+        vocab, tokens = self.shape.model.vocab_size // self.tp, self.sizes.tokens
+        most = max(1, LOGITS_BLOCK * (16 if self.shape.on_gpu else 1) // vocab)
+        return -(-tokens // -(-tokens // most)), vocab
+
+
+def _added(layers: Layers, branch: Block) -> Block:
+    """``x + branch``."""
+    return layers.new(branch.nbytes)
+
+
+def _keeping(source: Block, make: Held | None) -> Callable[[], Block]:
+    """A function that makes something again from ``source``, which it keeps."""
+    assert callable(make)
+
+    def again(kept: Block = source) -> Block:
+        del kept
+        return make()
+
+    return again
+
+
+def _first(held: Held) -> Block:
+    return _first(held[0]) if isinstance(held, tuple) else cast("Block", held)

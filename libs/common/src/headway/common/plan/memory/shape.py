@@ -1,0 +1,146 @@
+"""What the memory of a rank depends on, and the sizes of the tensors that follow from it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+from headway.common.errors import ConfigError
+from headway.common.plan.grid import Grid
+from headway.common.plan.model_shape import ModelShape
+
+PARAM_BYTES = {"bf16": 2, "fp32": 4, "fp64": 8}
+MASTER_BYTES = {"bf16": 4, "fp32": 4, "fp64": 8}
+ALIGNMENT = 64
+"""In elements: where parameters start in their flat buffer, as in ``trainer.state.flat``."""
+
+
+@dataclass(frozen=True)
+class MemoryShape:
+    """Everything of a run that decides how many bytes its ranks use.
+
+    ``model.norms_per_layer`` 1 means the parallel block, 2 the serial one. ``recompute`` is
+    ``none``, ``selective`` or ``full`` and applies to ``recompute_layers``, all if that is empty.
+    ``moments`` are the optimizer's values for each parameter.
+
+    Raises:
+        ConfigError: an unknown type or mode of recomputation.
+    """
+
+    model: ModelShape
+    heads: int
+    grid: Grid
+    schedule: str
+    num_micro_batches: int
+    micro_batch_size: int
+    dtype: str
+    device: str = "cpu"
+    recompute: str = "none"
+    recompute_layers: tuple[int, ...] = ()
+    moments: int = 2
+    native_bf16: bool = True
+    """Whether the CPU multiplies bf16 without converting it."""
+    snapshot_slots: int = 3
+
+    def __post_init__(self) -> None:
+        if self.dtype not in PARAM_BYTES:
+            raise ConfigError(
+                f"unknown compute type {self.dtype!r}",
+                remedy=f"use one of {', '.join(PARAM_BYTES)}",
+            )
+        if self.recompute not in ("none", "selective", "full"):
+            raise ConfigError(
+                f"unknown mode of recomputation {self.recompute!r}",
+                remedy="use none, selective or full",
+            )
+
+    @property
+    def is_parallel_block(self) -> bool:
+        """Whether attention and MLP of a layer share one norm."""
+        return self.model.norms_per_layer == 1
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether ranks compute on a GPU."""
+        return self.device == "gpu"
+
+    def recompute_of(self, layer: int) -> str:
+        """The mode of one layer."""
+        chosen = not self.recompute_layers or layer in self.recompute_layers
+        return self.recompute if chosen else "none"
+
+    def layers_of(self, stage: int) -> range:
+        """Layers of a virtual stage."""
+        depth = self.model.layers // (self.grid.pp * self.grid.vp)
+        return range(stage * depth, (stage + 1) * depth)
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        """The bytes of one rank's tensors."""
+        return Sizes.of(self)
+
+    def numel(self, stage: int) -> int:
+        """Elements of a virtual stage's flat buffer on one rank, padding included."""
+        model, tp = self.model, self.grid.tp
+        last = self.grid.pp * self.grid.vp - 1
+        num_tables = (stage == 0) + (stage == last)
+        norms = len(self.layers_of(stage)) * model.norms_per_layer + (stage == last)
+        matrices = [model.vocab_size * model.hidden // tp] * num_tables
+        for _ in self.layers_of(stage):
+            joined = model.hidden * (3 * model.hidden + model.ffn) // tp
+            matrices += [joined, model.hidden**2 // tp, model.hidden * model.ffn // tp]
+        used = sum(_aligned(n) for n in matrices) + 2 * norms * _aligned(model.hidden)
+        unit = ALIGNMENT * self.grid.dp
+        return -(-used // unit) * unit
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes of one rank's tensors for one micro-batch of T tokens, in the compute type unless
+    stated otherwise. tp cuts the sequence of what is between layers, and the width inside them."""
+
+    param: int
+    """Bytes of one element in the compute type."""
+    master: int
+    """Bytes of one element in the type of sums and moments."""
+    piece: int
+    """[T / tp, hidden]: what travels between layers and stages."""
+    whole: int
+    """[T, hidden]: gathered over tp."""
+    qkv: int
+    heads: int
+    wide: int
+    """[T, ffn / tp]."""
+    statistics: int
+    """Means and deviations of one norm, in the master type."""
+    softmax: int
+    """Logarithms of sums that the attention kernel keeps, in fp32."""
+    rope: int
+    """Rotation factors that the CPU's kernel makes for one call."""
+    tokens: int
+    """T."""
+
+    @classmethod
+    def of(cls, shape: MemoryShape) -> Sizes:
+        """The sizes for ``shape``."""
+        model, tp = shape.model, shape.grid.tp
+        param, master = PARAM_BYTES[shape.dtype], MASTER_BYTES[shape.dtype]
+        tokens = model.seq_len * shape.micro_batch_size
+        return cls(
+            param=param,
+            master=master,
+            piece=tokens * model.hidden // tp * param,
+            whole=tokens * model.hidden * param,
+            qkv=tokens * 3 * model.hidden // tp * param,
+            heads=tokens * model.hidden // tp * param,
+            wide=tokens * model.ffn // tp * param,
+            statistics=2 * (tokens // tp) * master,
+            softmax=tokens * shape.heads // tp * max(4, param),
+            rope=model.seq_len * 3 * (model.hidden // shape.heads) * master,
+            tokens=tokens,
+        )
+
+
+def _aligned(numel: int) -> int:
+    return math.ceil(numel / ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,58 @@
+"""The shape of a run's memory: what ``headway.common.plan.memory`` needs of a configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headway.common.plan.memory import MemoryShape
+from headway.common.plan.model_shape import ModelShape
+from headway.trainer.config.run import RunConfig
+
+BF16_KERNEL = ("avx512vl", "amx_bf16", "bf16")
+"""CPU flags of x86 and Arm with which torch multiplies bf16 without converting it to fp32."""
+
+
+def model_shape(config: RunConfig) -> ModelShape:
+    """The model in numbers."""
+    m = config.model
+    return ModelShape(
+        m.layers,
+        m.hidden,
+        m.ffn_width,
+        m.vocab_size,
+        m.seq_len,
+        norms_per_layer=1 if m.block == "parallel" else 2,
+    )
+
+
+def memory_shape(config: RunConfig, *, native_bf16: bool | None = None) -> MemoryShape:
+    """What the memory of this run's ranks depends on; ``auto`` must be resolved.
+
+    ``native_bf16``: whether the CPU multiplies bf16; None reads /proc/cpuinfo.
+
+    Raises:
+        ConfigError: ``train.dtype`` is ``auto``.
+    """
+    if native_bf16 is None:
+        native_bf16 = config.train.dtype != "bf16" or _has_bf16_kernel()
+    return MemoryShape(
+        model=model_shape(config),
+        heads=config.model.heads,
+        grid=config.parallel.grid,
+        schedule=config.parallel.schedule,
+        num_micro_batches=config.num_micro_batches,
+        micro_batch_size=config.train.micro_batch_size,
+        dtype=config.train.dtype,
+        device=config.train.device,
+        recompute=config.train.recompute,
+        recompute_layers=config.train.recompute_layers,
+        native_bf16=native_bf16,
+    )
+
+
+def _has_bf16_kernel() -> bool:
+    try:
+        words = Path("/proc/cpuinfo").read_text().split()
+    except OSError:
+        return True
+    return any(flag in words for flag in BF16_KERNEL)
