@@ -108,7 +108,7 @@ def one_rank(rank: int, settings: Path) -> dict[str, Any]:
     from headway.trainer.comm.groups import Groups, build
     from headway.trainer.comm.store import StoreEndpoint
     from headway.trainer.generation import Session
-    from headway.trainer.hooks import NoHooks, StepResult
+    from headway.trainer.hooks import StepHooks, StepResult
     from headway.trainer.memory import MemoryMeter
 
     torch.set_num_threads(1)
@@ -145,7 +145,7 @@ def one_rank(rank: int, settings: Path) -> dict[str, Any]:
     session.load("init")
     cpu_s = [time.process_time()]
 
-    class Hooks(NoHooks):
+    class Hooks(StepHooks):
         def on_step(self, result: StepResult) -> None:
             if result.step == 0:
                 meter.restart()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -16,7 +17,7 @@ from headway.trainer.config.memory import memory_shape
 from headway.trainer.errors import RefusedError
 from headway.trainer.failures import is_out_of_memory
 from headway.trainer.generation import Session
-from headway.trainer.hooks import NoHooks, StepResult
+from headway.trainer.hooks import StepHooks, StepResult
 from headway.trainer.link import WorkerStatus
 from headway.trainer.memory import FIRST_STEPS, MemoryMeter, MemoryWatch, too_small
 from torch.profiler import ProfilerActivity, profile
@@ -77,8 +78,8 @@ def test_a_step_allocates_what_is_predicted(block: str, train: dict[str, object]
     """Catches a tensor that the model keeps longer, or one more, than the prediction knows."""
     run = config({"block": block}, **train)
     made = session(run)
-    made.run(NoHooks(), until=1)  # beyond the first evaluation
-    peak = allocated(lambda: made.run(NoHooks(), until=2))
+    made.run(StepHooks(), until=1)  # beyond the first evaluation
+    peak = allocated(lambda: made.run(StepHooks(), until=2))
     predicted = predict(memory_shape(run), 0)
     state = sum(t.nbytes for f in made.flats for t in (f.params, f.grads, f.state))
     assert predicted.parameters + predicted.gradients + predicted.optimizer == state
@@ -90,7 +91,7 @@ def test_the_peak_is_reported_after_the_first_steps_and_again_only_when_it_grows
     watch, view = MemoryWatch(run, 0, torch.device("cpu")), WorkerStatus()
     kept, made, seen = [], session(run), []
 
-    class Hooks(NoHooks):
+    class Hooks(StepHooks):
         def on_step(self, result: StepResult) -> None:
             watch.after_step(view)
             seen.append(view.memory_bytes)
@@ -132,7 +133,7 @@ def test_the_end_for_want_of_memory_names_rank_parts_and_what_would_help() -> No
     assert "train.recompute=full (saves" in refused.remedy
     shape, savings = memory_shape(run), advise(memory_shape(run))
     assert len(savings) == 3
-    assert all(a.nbytes >= b.nbytes > 0 for a, b in zip(savings, savings[1:], strict=False))
+    assert all(a.nbytes >= b.nbytes > 0 for a, b in itertools.pairwise(savings))
     full = memory_shape(config(recompute="full"))
     known = {saving.change: saving.nbytes for saving in savings}
     assert known["train.recompute=full"] == worst(shape).total - worst(full).total
