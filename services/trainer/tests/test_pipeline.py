@@ -25,8 +25,8 @@ from headway.trainer.comm.store import StoreClient, StoreServer
 from headway.trainer.config import RunConfig
 from headway.trainer.generation import Session
 from headway.trainer.hooks import StepHooks
+from headway.trainer.messages import TAG_MICRO_BATCHES, tag_of
 from headway.trainer.model.tape import Tape
-from headway.trainer.pipeline import TAG_MICRO_BATCHES, _tag
 
 
 @pytest.fixture
@@ -74,11 +74,11 @@ def test_tags_fit_in_31_bits_and_differ_between_messages_that_can_be_under_way_t
     last = 2**31 - 1
     kinds = (Kind.RECV_FORWARD, Kind.RECV_BACKWARD)
     micro_batches = (0, 1, 32_767, 32_768, 65_536, TAG_MICRO_BATCHES - 1)
-    tags = [_tag(key) for key in itertools.product(kinds, range(256), micro_batches)]
+    tags = [tag_of(key) for key in itertools.product(kinds, range(256), micro_batches)]
     assert len(set(tags)) == len(tags)
     assert min(tags) >= 0 and max(tags) <= last
     for micro_batch in (TAG_MICRO_BATCHES, last):
-        assert 0 <= _tag((Kind.RECV_BACKWARD, 255, micro_batch)) <= last
+        assert 0 <= tag_of((Kind.RECV_BACKWARD, 255, micro_batch)) <= last
 
 
 def test_gloo_takes_the_tags_of_a_pass_with_more_than_32768_micro_batches() -> None:
@@ -91,7 +91,7 @@ def test_gloo_takes_the_tags_of_a_pass_with_more_than_32768_micro_batches() -> N
         group = torch.distributed.ProcessGroupGloo(store, rank, 2, gloo_options("127.0.0.1", 20.0))
         comm = GlooComm(group, channels, "pair")
         for micro_batch in (32_767, 32_768, 40_000):
-            tag, tensor = _tag((Kind.RECV_FORWARD, 0, micro_batch)), torch.zeros(1)
+            tag, tensor = tag_of((Kind.RECV_FORWARD, 0, micro_batch)), torch.zeros(1)
             if rank == 0:
                 comm.send(tensor.fill_(micro_batch), 1, tag).wait()
             else:

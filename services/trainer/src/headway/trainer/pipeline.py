@@ -26,7 +26,8 @@ from headway.common.node.flight import WAITING
 from headway.common.plan.schedule.actions import RECEIVES, SENDS, Action, Kind
 from headway.trainer.batches import MicroBatch
 from headway.trainer.comm.interface import Ticket
-from headway.trainer.comm.p2p import Direction, PipeComm
+from headway.trainer.comm.p2p import PipeComm
+from headway.trainer.messages import DIRECTIONS, MessageKey, receiver_of, tag_of
 from headway.trainer.model.chunk import Chunk, Forward
 from headway.trainer.recorder import Recorder
 
@@ -37,17 +38,7 @@ MAX_UNFINISHED_SENDS = 4
 """Unfinished sends allowed per direction, each of which keeps its tensor: as many as the peer has
 receives posted, so that a rank waits only when it is further ahead than the peer's receives."""
 
-TAG_MICRO_BATCHES = 1 << 22
-"""Number of micro-batches after which a tag repeats; see ``_tag``."""
-
 Handler: TypeAlias = "Callable[[Pipeline, Action], None]"
-_Key = tuple[Kind, int, int]  # receiving kind, chunk, micro-batch
-_DIRECTIONS: dict[Kind, Direction] = {
-    Kind.SEND_FORWARD: "forward",
-    Kind.RECV_FORWARD: "forward",
-    Kind.SEND_BACKWARD: "backward",
-    Kind.RECV_BACKWARD: "backward",
-}
 
 
 class Pipeline:
@@ -87,10 +78,12 @@ class Pipeline:
         self._handlers = _HANDLERS | dict(handlers)
         self._to_post = deque(action for action in actions if action.kind in RECEIVES)
         self._num_open = self._num_posted = self._num_reached = 0  # receives
-        self._posted: dict[_Key, tuple[Ticket, torch.Tensor, Action]] = {}
+        self._posted: dict[MessageKey, tuple[Ticket, torch.Tensor, Action]] = {}
         self._sent: dict[Kind, deque[tuple[Ticket, Action]]] = {kind: deque() for kind in SENDS}
-        self._inbox: dict[_Key, torch.Tensor] = {}  # arrived, or made here by a neighbouring chunk
-        self._outbox: dict[_Key, torch.Tensor] = {}  # made here, to be sent
+        self._inbox: dict[
+            MessageKey, torch.Tensor
+        ] = {}  # arrived, or made here by a neighbouring chunk
+        self._outbox: dict[MessageKey, torch.Tensor] = {}  # made here, to be sent
         self._forwards: dict[tuple[int, int], Forward] = {}
         self.batches: Sequence[MicroBatch] = ()
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=chunks[0].device)
@@ -147,12 +140,12 @@ class Pipeline:
             )
 
     def _send(self, action: Action) -> None:
-        direction = _DIRECTIONS[action.kind]
+        direction = DIRECTIONS[action.kind]
         kind = Kind.RECV_FORWARD if direction == "forward" else Kind.RECV_BACKWARD
-        key = self._receiver(action, kind)
+        key = receiver_of(action, kind, self._pipe)
         tensor = self._outbox.pop(key).contiguous()
         with self._record(action, nbytes=tensor.nbytes):
-            ticket = self._pipe.send(direction, tensor, action.peer, _tag(key))
+            ticket = self._pipe.send(direction, tensor, action.peer, tag_of(key))
             if not self._overlap:
                 ticket.wait()
         if self._overlap:
@@ -194,7 +187,7 @@ class Pipeline:
             device=chunk.device,
         )
         key = (action.kind, action.chunk, action.micro_batch)
-        ticket = self._pipe.recv(_DIRECTIONS[action.kind], buffer, action.peer, _tag(key))
+        ticket = self._pipe.recv(DIRECTIONS[action.kind], buffer, action.peer, tag_of(key))
         self._posted[key] = ticket, buffer, action
         self._num_open += 1
         self._num_posted += 1
@@ -218,20 +211,7 @@ class Pipeline:
 
     def _hand_on(self, action: Action, kind: Kind, tensor: torch.Tensor) -> None:
         box = self._inbox if self._pipe.size == 1 else self._outbox
-        box[self._receiver(action, kind)] = tensor
-
-    def _receiver(self, action: Action, kind: Kind) -> _Key:
-        """Where the result of ``action`` goes: the receiver's kind, chunk and micro-batch.
-
-        The next stage of the last pipeline rank is chunk + 1 on rank 0, the one before rank 0's is
-        chunk - 1 on the last rank.
-        """
-        chunk, rank, size = action.chunk, self._pipe.rank, self._pipe.size
-        if kind is Kind.RECV_FORWARD:
-            chunk += rank == size - 1
-        else:
-            chunk -= rank == 0
-        return kind, chunk, action.micro_batch
+        box[receiver_of(action, kind, self._pipe)] = tensor
 
     def _record(
         self, action: Action, flags: int = 0, nbytes: int = 0
@@ -258,14 +238,3 @@ _HANDLERS: dict[Kind, Handler] = {
     Kind.RECV_BACKWARD: Pipeline._receive,
 }
 """Functions, not bound methods: an object that holds its own methods needs garbage collection."""
-
-
-def _tag(key: _Key) -> int:
-    """The message's tag, below gloo's limit of 2^31: micro-batch, chunk, direction.
-
-    No two unfinished messages share a tag: a lane's messages are in order, so two whose
-    micro-batches are ``TAG_MICRO_BATCHES`` apart are never unfinished at the same time.
-    """
-    kind, chunk, micro_batch = key
-    is_forward = kind is Kind.RECV_FORWARD
-    return (micro_batch % TAG_MICRO_BATCHES) << 9 | (chunk & 0xFF) << 1 | is_forward
