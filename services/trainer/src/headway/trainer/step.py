@@ -322,10 +322,7 @@ class TrainStep:
         self.snapshot(step + 1, durable=durable)
 
     def _is_state_finite(self) -> bool:
-        return all(
-            math.isfinite(float(flat.state.sum(dtype=torch.float64)))
-            for flat in self._context.flats
-        )
+        return all(flat.is_state_finite() for flat in self._context.flats)
 
     def _take(self, reader: BatchReader, start: int, steps: int) -> list[MicroBatch]:
         """Micro-batches of ``steps`` steps from global sample ``start`` on.
