@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 import torch
@@ -132,7 +133,7 @@ def test_the_end_for_want_of_memory_names_rank_parts_and_what_would_help() -> No
     assert "train.recompute=full (saves" in refused.remedy
     shape, savings = memory_shape(run), advise(memory_shape(run))
     assert len(savings) == 3
-    assert all(a.nbytes >= b.nbytes > 0 for a, b in zip(savings, savings[1:], strict=False))
+    assert all(a.nbytes >= b.nbytes > 0 for a, b in pairwise(savings))
     full = memory_shape(config(recompute="full"))
     known = {saving.change: saving.nbytes for saving in savings}
     assert known["train.recompute=full"] == worst(shape).total - worst(full).total
