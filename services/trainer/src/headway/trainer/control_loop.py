@@ -5,12 +5,10 @@ Every decision comes from the agreement, so all ranks make the same one at the s
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
 
-import torch
 from headway.common.log import get_logger
 from headway.common.node.flight import WAITING
 from headway.common.plan.schedule.actions import Kind
@@ -155,7 +153,4 @@ class ControlLoop:
         return durable
 
     def _is_state_finite(self) -> bool:
-        return all(
-            math.isfinite(float(flat.state.sum(dtype=torch.float64)))
-            for flat in self._context.flats
-        )
+        return all(flat.is_state_finite() for flat in self._context.flats)

@@ -11,6 +11,7 @@ import contextlib
 from pathlib import Path
 
 import torch
+from headway.common.errors import ConfigError
 from headway.common.node.process import return_free_memory
 from headway.common.plan.memory import advise, describe, predict, size
 from headway.trainer.config import RunConfig
@@ -57,13 +58,16 @@ class MemoryWatch:
 
 def too_small(config: RunConfig, rank: int, error: BaseException) -> MemoryTooSmallError:
     """The end of a run that needs more memory than there is, with what would help most."""
-    shape = memory_shape(config)
-    memory = predict(shape, config.parallel.grid.coordinates(rank).pp)
-    savings = [f"{one.change} (saves {size(one.nbytes)})" for one in advise(shape)]
     said = str(error).splitlines()[0] if str(error) else type(error).__name__
+    what = f"rank {rank} ran out of memory"
+    try:
+        shape = memory_shape(config)
+        memory = predict(shape, config.parallel.grid.coordinates(rank).pp)
+        savings = [f"{one.change} (saves {size(one.nbytes)})" for one in advise(shape)]
+    except ConfigError:  # a type that was never resolved: the failure itself must be reported
+        return MemoryTooSmallError(f"{what}: {said[:200]}", remedy="use a smaller micro-batch")
     return MemoryTooSmallError(
-        f"rank {rank} ran out of memory; predicted are {size(memory.total)}: {describe(memory)}; "
-        f"{said[:200]}",
+        f"{what}; predicted are {size(memory.total)}: {describe(memory)}; {said[:200]}",
         remedy=f"the worst rank would need less with {', or '.join(savings)}"
         if savings
         else "use a smaller model or more memory",

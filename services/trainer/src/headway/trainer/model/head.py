@@ -60,14 +60,13 @@ class Head:
                 None if partial is None else partial[rows],
                 loss_scale,
             )
-        if tape is not None and partial is not None:
-            tape.push(partial.view(-1, *x.shape[1:]))
+        if tape is not None and partial is not None:  # this rank's piece is all that is kept
+            tape.push(self.tp.reduce_scatter(partial.view(-1, *x.shape[1:])).wait())
         return total
 
     def backward(self, tape: Tape) -> torch.Tensor:
         """Gradient with respect to x."""
-        pending = self.tp.reduce_scatter(tape.pop())
-        return self.norm.backward(pending.wait(), tape)
+        return self.norm.backward(tape.pop(), tape)
 
     def _block(
         self,

@@ -11,6 +11,7 @@ The optimizer state is sharded over data parallelism, gradients and parameters a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -115,6 +116,13 @@ class FlatChunk:
                 piece = self.grad_shard[start - self.start : stop - self.start]
                 total += _square_sum(piece)
         return total
+
+    def is_state_finite(self) -> bool:
+        """Whether no element of ``state`` is infinite or NaN. By blocks, because a CPU makes a
+        copy in fp64 of what it sums in fp64."""
+        size = 1 << 20 if self.device.type == "cpu" else self.state.numel()
+        blocks = self.state.split(size)  # type: ignore[no-untyped-call]
+        return all(math.isfinite(float(block.sum(dtype=torch.float64))) for block in blocks)
 
     def load_master_from_init(
         self, seed: int, progress: Callable[[int], object] = lambda _: None

@@ -315,12 +315,12 @@ class Layers:
         grad_x = self.product((logits.nbytes,), rows * model.hidden * sizes.param)
         del grad_x
         self.weight_grad(vocab * model.hidden, logits, whole)
-        tape.saved.append(gradient)
-        del labels
+        tape.saved.append(self.scatter(gradient))
+        del labels, gradient
 
     def head_backward(self, tape: Tape) -> Block:
         """``Head.backward``."""
-        return self.norm_backward(self.scatter(cast("Block", tape.saved.pop())), tape)
+        return self.norm_backward(cast("Block", tape.saved.pop()), tape)
 
     def _logits_block(self) -> tuple[int, int]:
         """Rows and columns of one block of logits."""
