@@ -10,9 +10,9 @@ from headway.common.errors import ConfigError
 from headway.common.node.flight import WAITING, FlightReader, FlightWriter
 from headway.common.plan.schedule import generate, lower
 from headway.common.plan.schedule.actions import Action, Kind
+from headway.common.plan.stages import stage_layers
 from headway.testkit.trainer.layouts import small_run
 from headway.testkit.trainer.synthetic import synthetic
-from headway.trainer.build import stage_layers
 from headway.trainer.comm.groups import Groups
 from headway.trainer.config import RunConfig
 from headway.trainer.generation import Session

@@ -13,6 +13,7 @@ from headway.trainer.model.chunk import Forward
 from headway.trainer.model.gpt import Recompute
 from headway.trainer.model.layers import Rotary
 from headway.trainer.model.rehearsal import rehearse
+from headway.trainer.model.tape import Tape, WeightGrad
 
 BLOCKS = ("serial", "parallel")
 
@@ -153,6 +154,24 @@ def test_compiled_kernels_agree_with_eager_ones_and_rehearsal_compiles_all(block
         assert relative(compiled.grads()[name], grad) < 1e-5, name
 
 
+@pytest.mark.parametrize("block", BLOCKS)
+def test_full_recomputation_holds_no_more_weight_gradients_with_more_layers(
+    block: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = {}
+    waiting = Tape.wait
+
+    def watched(tape: Tape, grad: WeightGrad) -> None:
+        waiting(tape, grad)
+        most[layers] = max(most.get(layers, 0), len(tape._waiting))
+
+    monkeypatch.setattr(Tape, "wait", watched)
+    for layers in (2, 6):
+        model = tiny_model(block, layers=layers)
+        Part(model, recompute=Recompute("full")).run(random_batch(model))
+    assert most[2] == most[6]
+
+
 def test_positions_rotate_by_what_they_say() -> None:
     """Two documents in one row, each counted from 0, and the default written out."""
     model, batch = tiny_model(), random_batch(tiny_model())
@@ -189,6 +208,7 @@ def test_the_loss_in_blocks_of_tokens_equals_that_of_all_at_once(
 
     monkeypatch.setattr(head, "cross_entropy", watched)
     monkeypatch.setattr(head, "BLOCK_ELEMENTS", 7 * model.vocab_size)
+    monkeypatch.setattr(head, "LEAST_TOKENS", 1)
     blocks = Part(model)
     assert blocks.run(batch, 0.01) == pytest.approx(wanted, rel=1e-13)
     assert seen == [7, 7, 7, 7, 4]

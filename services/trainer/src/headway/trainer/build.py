@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from headway.common.plan.grid import Coordinates
+from headway.common.plan.stages import stage_layers
 from headway.trainer.config import RunConfig
 from headway.trainer.model.chunk import Chunk
 from headway.trainer.model.gpt import Recompute, build_chunk
@@ -50,18 +51,3 @@ def build_model(
         chunks.append(chunk)
         flats.append(flat)
     return chunks, flats
-
-
-def stage_layers(layers: int, stages: int) -> list[range]:
-    """The layers of each stage in order, as equal as possible; the first ones have one more.
-
-    >>> stage_layers(6, 4)
-    [range(0, 2), range(2, 4), range(4, 5), range(5, 6)]
-    """
-    small, num_larger = divmod(layers, stages)
-    found, start = [], 0
-    for stage in range(stages):
-        stop = start + small + (stage < num_larger)
-        found.append(range(start, stop))
-        start = stop
-    return found

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from headway.common.errors import HeadwayError
 from headway.common.log import get_logger
 
 log = get_logger("snapshot")
@@ -18,13 +19,13 @@ class CopyStream:
     """A separate stream from a GPU into slots, which are page-locked at their first use.
 
     A copy on the computation's stream would wait behind the whole next step, and a copy into
-    pageable memory goes through the driver's small buffer. High priority, because those streams
-    come from another pool than NCCL's: torch assigns the streams of a pool in turn, so two
-    owners may share one.
+    pageable memory goes through the driver's small buffer. Of the lowest priority, because NCCL's
+    streams have the highest: torch assigns the streams of a priority's pool in turn, so two owners
+    of one priority may share one, and a copy would wait behind a receive.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._stream: Any = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+        self._stream: Any = torch.cuda.Stream(device, priority=0)  # type: ignore[no-untyped-call]
         # keyed by address; the views keep it mapped
         self._slots: dict[int, tuple[npt.NDArray[np.uint8], bool]] = {}
 
@@ -57,8 +58,15 @@ class CopyStream:
 
     def _unlock(self, address: int) -> None:
         _, locked = self._slots.pop(address, (None, False))
-        if locked:
-            _cudart().cudaHostUnregister(address)
+        if not locked:
+            return
+        with torch.cuda.device(self._stream.device):  # a thread starts on device 0
+            answer = int(_cudart().cudaHostUnregister(address))
+        if answer != 0:  # the GPU may still write to pages that the slot no longer has
+            raise HeadwayError(
+                f"a slot of snapshots was not unlocked (CUDA error {answer})",
+                remedy="the worker is replaced; look at the GPU if it happens again",
+            )
 
     def _lock(self, data: npt.NDArray[np.uint8]) -> None:
         """Page-lock a slot once; if that is refused, its copies are slower."""

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from headway.common.plan.schedule.actions import Action, Kind
-from headway.common.plan.schedule.generate import forward_only
-from headway.common.plan.schedule.lower import lower
 from headway.trainer.batches import BatchReader
 from headway.trainer.context import StepContext
 from headway.trainer.parallel.data import DataParallel
 from headway.trainer.pipeline import Pipeline
 from headway.trainer.sample import TEMPERATURE, sample_text
+from headway.trainer.schedules import validation_schedule
 
 
 class Evaluation:
@@ -20,10 +20,6 @@ class Evaluation:
 
     def __init__(self, context: StepContext, data: DataParallel) -> None:
         self._context, self._data = context, data
-        config, grid = context.config, context.config.parallel.grid
-        passes = config.train.eval_batches * config.num_micro_batches
-        schedule = forward_only(pp=grid.pp, vp=grid.vp, num_micro_batches=passes)
-        self._actions = lower(schedule).ranks[context.place.pp]
 
     def loss(self, step: int, reader: BatchReader) -> float:
         """Mean validation loss in nats after ``step`` steps, over the same batches each time.
@@ -42,7 +38,7 @@ class Evaluation:
         with context.recorder.record(Kind.EVAL, step=step):
             self._data.gather_all(step)
             pipeline = Pipeline(
-                self._actions,
+                self._actions(),
                 context.chunks,
                 context.groups.pipe,
                 context.recorder,
@@ -57,6 +53,11 @@ class Evaluation:
             )
             pipeline.run()
             return context.sum_over_ranks(0.0, pipeline.loss_sum, num_tokens).mean_loss
+
+    def _actions(self) -> Sequence[Action]:
+        config = self._context.config
+        passes = config.train.eval_batches * config.num_micro_batches
+        return validation_schedule(config.parallel.grid, passes).ranks[self._context.place.pp]
 
     def sample(
         self, step: int, prompt: list[int], count: int, *, temperature: float = TEMPERATURE

@@ -13,8 +13,6 @@ import time
 import torch
 from headway.common.node.failpoints import failpoint
 from headway.common.plan.schedule.actions import Action, Kind
-from headway.common.plan.schedule.generate import generate
-from headway.common.plan.schedule.lower import lower
 from headway.trainer.batches import BatchReader
 from headway.trainer.commits import Commits
 from headway.trainer.context import StepContext
@@ -24,6 +22,7 @@ from headway.trainer.optim.adamw import AdamW, Optimizer
 from headway.trainer.optim.schedule import clip_scale, learning_rate
 from headway.trainer.parallel.data import DataParallel
 from headway.trainer.pipeline import Handler, Pipeline
+from headway.trainer.schedules import training_schedule
 from headway.trainer.steering import Sums
 from headway.trainer.train_state import TrainState
 
@@ -43,13 +42,8 @@ class TrainStep:
         self._context, self._state, self._data, self._reader = context, state, data, reader
         self._control, self._commits = control, commits
         config, grid = context.config, context.config.parallel.grid
-        computed = generate(
-            config.parallel.schedule,
-            pp=grid.pp,
-            vp=grid.vp,
-            num_micro_batches=config.num_micro_batches,
-        )
-        self._actions = lower(computed).ranks[context.place.pp]
+        schedule = training_schedule(config.parallel.schedule, grid, config.num_micro_batches)
+        self._actions = schedule.ranks[context.place.pp]
         self._optimizer: Optimizer = AdamW(config.optim)
         self._loss_unit = float(config.train.global_batch_size * config.model.seq_len)
 
@@ -133,7 +127,7 @@ class TrainStep:
             token_scale = self._loss_unit / max(sums.num_tokens, 1.0)
             totals.sums, totals.grad_norm = sums, math.sqrt(sums.norm_square) * token_scale
             totals.grad_scale = token_scale * clip_scale(context.config.optim, totals.grad_norm)
-            is_finite = math.isfinite(totals.grad_norm) and math.isfinite(sums.loss_sum)
+            is_finite = math.isfinite(totals.grad_norm) and math.isfinite(sums.mean_loss)
             agreed = self._control.agree(is_step=True, bad=not is_finite)
         totals.is_skipped = agreed.bad
 

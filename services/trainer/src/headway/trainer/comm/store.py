@@ -80,6 +80,7 @@ class StoreServer:
         self._values: dict[str, bytes] = {}
         self._num_bytes = 0
         self._peers: dict[socket.socket, _Peer] = {}
+        self._waiting: dict[str, set[socket.socket]] = {}  # by a key that they lack
         self._strangers: dict[socket.socket, float] = {}  # deadlines, oldest first
         self._wake, self._waker = socket.socketpair()
         self._selector = selectors.DefaultSelector()
@@ -164,12 +165,12 @@ class StoreServer:
             case "set":
                 self._store(keys[0], request.value)
                 self._send(sock, _Reply())
-                self._answer_waiting()
+                self._answer_waiting(keys[0])
             case "add":
                 number = int(self._values.get(keys[0], b"0")) + request.amount
                 self._store(keys[0], str(number).encode())
                 self._send(sock, _Reply(number=number))
-                self._answer_waiting()
+                self._answer_waiting(keys[0])
             case "check":
                 self._send(sock, _Reply(number=int(all(key in self._values for key in keys))))
             case "delete":
@@ -194,13 +195,21 @@ class StoreServer:
             self._num_bytes -= len(key) + len(value)
         return value is not None
 
-    def _answer_waiting(self) -> None:
-        for sock, peer in list(self._peers.items()):
-            self._answer(sock, peer)
+    def _answer_waiting(self, key: str) -> None:
+        """Only those that wait for ``key``: looking at every peer at every call would make the cost
+        of a generation grow with the square of its ranks."""
+        for sock in self._waiting.pop(key, ()):
+            if (peer := self._peers.get(sock)) is not None:
+                self._answer(sock, peer)
 
     def _answer(self, sock: socket.socket, peer: _Peer) -> None:
         request = peer.waiting
-        if request is not None and all(key in self._values for key in request.keys):
+        if request is None:
+            return
+        missing = [key for key in request.keys if key not in self._values]
+        for key in missing:
+            self._waiting.setdefault(key, set()).add(sock)
+        if not missing:
             peer.waiting = None
             value = self._values[request.keys[0]] if request.op == "get" else b""
             self._send(sock, _Reply(value=value))

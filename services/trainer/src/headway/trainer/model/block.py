@@ -126,6 +126,7 @@ class RecomputedBlock:
         x, rope = tape.pop()
         inner = Tape()
         inner.deferred = tape.deferred
+        inner.adopt(tape)  # what waits from the layer after is added under this one's collectives
         self.block.forward(x, rope, inner)
         grad = self.block.backward(grad, inner)
         tape.adopt(inner)

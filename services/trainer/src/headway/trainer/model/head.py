@@ -21,6 +21,9 @@ from headway.trainer.state.params import Parameter
 BLOCK_ELEMENTS = 1 << 23
 """Most logits of a block on a CPU: 16 MiB in bf16. A GPU takes 16 times as many, for products that
 fill it."""
+LEAST_TOKENS = 256
+"""Fewest tokens of a block on a CPU, and a sixteenth of those on a GPU: each block passes over the
+whole weight and its gradient."""
 
 
 class Head:
@@ -93,7 +96,7 @@ class Head:
 
     def _block_size(self, num_tokens: int) -> int:
         """Tokens of a block: equal blocks, as few as the bound allows."""
-        elements = BLOCK_ELEMENTS * (1 if self.weight.data.device.type == "cpu" else 16)
-        most = max(1, elements // len(self.weight.data))
+        factor = 1 if self.weight.data.device.type == "cpu" else 16
+        most = max(LEAST_TOKENS * factor, BLOCK_ELEMENTS * factor // len(self.weight.data))
         num_blocks = -(-num_tokens // most)
         return -(-num_tokens // num_blocks)

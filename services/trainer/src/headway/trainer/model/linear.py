@@ -2,8 +2,8 @@
 
 ``ColumnLinear`` takes this rank's piece of the sequence and makes its piece of the width,
 ``RowLinear`` the reverse (Megatron-LM, arXiv 1909.08053, section 3, with sequence parallelism,
-arXiv 2205.05198). Both save the small one of their two inputs and gather it again for the weight
-gradient. Shapes: S = seq, B = micro-batch, I and O = widths of the whole map.
+arXiv 2205.05198). Both keep pieces of a sequence and gather them again for the weight gradient, if
+it is deferred only then. Shapes: S = seq, B = micro-batch, I and O = widths of the whole map.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from headway.trainer.model.matmul import add_linear, input_grad, linear
 from headway.trainer.model.tape import Kept, MatmulGrad, Tape, value
-from headway.trainer.parallel.tensor import TensorParallel
+from headway.trainer.parallel.tensor import Pending, TensorParallel
 from headway.trainer.state.params import Parameter
 
 
@@ -33,7 +33,9 @@ class ColumnLinear:
         """Gradient of ``x``. The gather of ``x`` runs under the product; weight gradients that wait
         run under the reduce-scatter, and this one under the next collective."""
         kept = tape.pop()
-        x = kept if self.tp.size == 1 else self.tp.all_gather(value(kept))
+        x: Kept | Pending = kept
+        if self.tp.size > 1:
+            x = _gathered_later(self.tp, kept) if tape.deferred else self.tp.all_gather(value(kept))
         pending = self.tp.matmul_scatter(grad, lambda piece: input_grad(piece, self.weight.data))
         tape.flush()
         tape.wait(MatmulGrad(self.weight, grad, x))
@@ -60,7 +62,7 @@ class RowLinear:
         whole, product = self.tp.gather_matmul(
             grad, lambda piece: input_grad(piece, self.weight.data), meanwhile=tape.flush
         )
-        tape.wait(MatmulGrad(self.weight, whole, tape_x))
+        tape.wait(MatmulGrad(self.weight, _for_later(self.tp, tape, grad, whole), tape_x))
         return product
 
 
@@ -85,6 +87,16 @@ class RowPair:
         pending = self.tp.all_gather(grad)
         tape.flush()
         whole = pending.wait()
-        tape.wait(MatmulGrad(self.first, whole, a))
-        tape.wait(MatmulGrad(self.second, whole, b))
+        kept = _for_later(self.tp, tape, grad, whole)
+        tape.wait(MatmulGrad(self.first, kept, a))
+        tape.wait(MatmulGrad(self.second, kept, b))
         return input_grad(whole, self.first.data), input_grad(whole, self.second.data)
+
+
+def _for_later(tp: TensorParallel, tape: Tape, piece: torch.Tensor, whole: torch.Tensor) -> Kept:
+    """What a weight gradient keeps of a gathered tensor: its piece, if it is deferred."""
+    return _gathered_later(tp, piece) if tape.deferred and tp.size > 1 else whole
+
+
+def _gathered_later(tp: TensorParallel, kept: Kept) -> Kept:
+    return lambda: tp.all_gather(value(kept)).wait()

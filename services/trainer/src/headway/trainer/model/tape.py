@@ -40,14 +40,14 @@ class MatmulGrad:
     """Of a matrix: ``weight.grad[O, I] += scale * grad[..., O]^T @ x[..., I]``."""
 
     weight: Parameter
-    grad: torch.Tensor
+    grad: Kept
     x: Kept | Pending
     scale: float = 1.0
 
     def add(self) -> None:
         """Multiply and add; waits for an ``x`` that is still being gathered."""
         x = self.x.wait() if isinstance(self.x, Pending) else value(self.x)
-        add_weight_grad(self.weight.grad, self.grad, x, self.scale)
+        add_weight_grad(self.weight.grad, value(self.grad), x, self.scale)
 
 
 @dataclass(slots=True)

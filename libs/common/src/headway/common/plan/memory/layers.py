@@ -14,6 +14,7 @@ from headway.common.plan.memory.ledger import Block, Held, Ledger, Tape, made
 from headway.common.plan.memory.shape import MemoryShape
 
 LOGITS_BLOCK = 1 << 23
+LEAST_TOKENS = 256
 SOFTMAX_BLOCK = 1 << 19
 """Elements of a block of logits, and of one of exponentials, on a CPU; a GPU takes 16 and 256
 times as many (``BLOCK_ELEMENTS`` in head.py and loss.py)."""
@@ -46,8 +47,9 @@ class Layers:
         """Sum over tp."""
         return partial_sum if self.tp == 1 else self.new(partial_sum.nbytes // self.tp)
 
-    def weight_grad(self, numel: int, grad: Block, x: Held) -> None:
+    def weight_grad(self, numel: int, kept: Held, x: Held) -> None:
         """``MatmulGrad.add``: on a CPU with bf16 units the product is made in bf16 first."""
+        grad = _first(made(kept))
         value = made(x)
         if self.converts:
             wide = self.new(2 * grad.nbytes), self.new(2 * _first(value).nbytes)
@@ -55,7 +57,14 @@ class Layers:
         elif self.sizes.param < self.sizes.master and not self.shape.on_gpu:
             self.new(numel * self.sizes.param)
 
-    def queue(self, tape: Tape, numel: int, grad: Block, x: Held) -> None:
+    def _for_later(self, tape: Tape, grad: Block, whole: Block) -> Held:
+        """``linear._for_later``."""
+        return self._gathered_later(grad) if tape.deferred and self.tp > 1 else whole
+
+    def _gathered_later(self, kept: Held) -> Held:
+        return _keeping_all(kept, lambda: self.gather(_first(made(kept))))
+
+    def queue(self, tape: Tape, numel: int, grad: Held, x: Held) -> None:
         """``tape.wait(MatmulGrad(...))``."""
         tape.waiting.append(partial(self.weight_grad, numel, grad, x))
 
@@ -107,9 +116,11 @@ class Layers:
         """``ColumnLinear.backward``."""
         kept = tape.saved.pop()
         x: Held = kept
-        if self.tp > 1:
+        if self.tp > 1 and not tape.deferred:
             source = cast("Block", made(kept))
             x = (self.gather(source), source)
+        elif self.tp > 1:
+            x = self._gathered_later(kept)
         total = self.product((grad.nbytes,), self.sizes.whole)
         pending = self.scatter(total)
         tape.flush()
@@ -129,7 +140,7 @@ class Layers:
         whole = self.gather(grad)
         tape.flush()
         result = self.product((whole.nbytes,), width)
-        self.queue(tape, self._numel(width), whole, x)
+        self.queue(tape, self._numel(width), self._for_later(tape, grad, whole), x)
         return result
 
     def pair(self, a: Block, b: Block, tape: Tape | None, again: Held | None) -> Block:
@@ -146,8 +157,9 @@ class Layers:
         a, b = cast("tuple[Held, Held]", tape.saved.pop())
         whole = self.gather(grad)
         tape.flush()
-        self.queue(tape, self._numel(self.sizes.heads), whole, a)
-        self.queue(tape, self._numel(self.sizes.wide), whole, b)
+        kept = self._for_later(tape, grad, whole)
+        self.queue(tape, self._numel(self.sizes.heads), kept, a)
+        self.queue(tape, self._numel(self.sizes.wide), kept, b)
         first = self.product((whole.nbytes,), self.sizes.heads)
         return first, self.product((whole.nbytes,), self.sizes.wide)
 
@@ -229,6 +241,8 @@ class Layers:
             return backward(grad, tape, mode == "selective")
         x = cast("Block", tape.saved.pop())
         inner = Tape(deferred=tape.deferred)
+        inner.waiting.extend(tape.waiting)
+        tape.waiting.clear()
         (self._parallel if is_parallel else self._serial)(x, inner, False)
         grad = backward(grad, inner, False)
         tape.waiting.extend(inner.waiting)
@@ -325,7 +339,8 @@ class Layers:
     def _logits_block(self) -> tuple[int, int]:
         """Rows and columns of one block of logits."""
         vocab, tokens = self.shape.model.vocab_size // self.tp, self.sizes.tokens
-        most = max(1, LOGITS_BLOCK * (16 if self.shape.on_gpu else 1) // vocab)
+        factor = 16 if self.shape.on_gpu else 1
+        most = max(LEAST_TOKENS * factor, LOGITS_BLOCK * factor // vocab)
         return -(-tokens // -(-tokens // most)), vocab
 
 
@@ -339,6 +354,16 @@ def _keeping(source: Block, make: Held | None) -> Callable[[], Block]:
     assert callable(make)
 
     def again(kept: Block = source) -> Block:
+        del kept
+        return make()
+
+    return again
+
+
+def _keeping_all(source: Held, make: Callable[[], Block]) -> Callable[[], Block]:
+    """``make``, which keeps ``source``."""
+
+    def again(kept: Held = source) -> Block:
         del kept
         return make()
 

@@ -9,6 +9,7 @@ from functools import cached_property
 from headway.common.errors import ConfigError
 from headway.common.plan.grid import Grid
 from headway.common.plan.model_shape import ModelShape
+from headway.common.plan.stages import stage_layers
 
 PARAM_BYTES = {"bf16": 2, "fp32": 4, "fp64": 8}
 MASTER_BYTES = {"bf16": 4, "fp32": 4, "fp64": 8}
@@ -72,8 +73,7 @@ class MemoryShape:
 
     def layers_of(self, stage: int) -> range:
         """Layers of a virtual stage."""
-        depth = self.model.layers // (self.grid.pp * self.grid.vp)
-        return range(stage * depth, (stage + 1) * depth)
+        return stage_layers(self.model.layers, self.grid.pp * self.grid.vp)[stage]
 
     @cached_property
     def sizes(self) -> Sizes:

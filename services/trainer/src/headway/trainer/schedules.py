@@ -1,0 +1,27 @@
+"""The lowered schedules of a run, made once per process.
+
+A schedule of many stages and micro-batches takes seconds to lower and check, and a recovery would
+pay for it again in each generation, while nobody looks at the fence.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from headway.common.plan.grid import Grid
+from headway.common.plan.schedule.actions import Schedule
+from headway.common.plan.schedule.generate import forward_only, generate
+from headway.common.plan.schedule.lower import lower
+
+
+@cache
+def training_schedule(name: str, grid: Grid, num_micro_batches: int) -> Schedule:
+    """The complete lists of a training step."""
+    computed = generate(name, pp=grid.pp, vp=grid.vp, num_micro_batches=num_micro_batches)
+    return lower(computed)
+
+
+@cache
+def validation_schedule(grid: Grid, num_micro_batches: int) -> Schedule:
+    """The complete lists of a validation pass."""
+    return lower(forward_only(pp=grid.pp, vp=grid.vp, num_micro_batches=num_micro_batches))
