@@ -43,9 +43,10 @@ def test_an_abort_ends_the_wait_for_a_rank_that_never_comes() -> None:
 
 def test_a_store_that_is_gone_ends_the_meeting() -> None:
     """Rank 0 closes it once all have come, so its end says no less than its answer."""
-    gone = threading.Barrier(4, timeout=60)
+    built, gone = (threading.Barrier(4, timeout=60) for _ in range(2))
 
     def member(groups: Groups) -> str:
+        built.wait()  # until then others need the store
         if groups.every_rank.rank == 0:
             groups._held.clear()  # the server ends
         gone.wait()

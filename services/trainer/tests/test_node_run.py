@@ -277,6 +277,7 @@ def test_the_store_of_a_run_takes_the_niceness_of_its_table(run: NodeRun) -> Non
 
 OTHER_VALUES = {
     "durable_every": 7,
+    "snapshot_every": 7,
     "keep": 9,
     "verify_before_remove": "sizes",
     "nice": 3,

@@ -198,6 +198,7 @@ def as_frame(parts: Iterable[Records], window_s: float) -> pl.DataFrame:
     return (
         events.filter(pl.col("start_ns") >= pl.col("start_ns").max() - int(window_s * 1e9))
         .sort("end_ns", nulls_last=True)
-        .unique(["node", "rank", "sequence", "start_ns"], keep="first")
+        .unique(["node", "rank", "sequence", "launched_ns"], keep="first")
         .sort("rank", "start_ns", "sequence")
+        .select(*SCHEMA)
     )
