@@ -103,6 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if options.wants(label):
                 print(label, file=sys.stderr, flush=True)
                 rows[label] = row(options, name, threads, Path(place))
+                write(options, rows, **more)  # an interrupted comparison keeps what it has
         if options.wants("curves"):
             best: dict[str, Any] = {}
             for found in rows.values():

@@ -106,6 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             weights = save_weights(options, shape, Path(place))
             found = compare(groups_of(options, shape, weights), options.plan)
             rows[name] = {"shape": shape.to_dict(), "parameters": shape.parameters} | found
+            write(options, rows)  # an interrupted comparison keeps what it has
     return write(options, rows)
 
 

@@ -38,7 +38,7 @@ def layouts(draw: st.DrawFn) -> Layout:
         schedule,
         draw(st.sampled_from(BLOCKS)),
         recompute=draw(st.sampled_from(("none", "selective", "full"))),
-        recompute_layers=draw(st.sampled_from(((), (1, 2)))),
+        recompute_layers=draw(st.sampled_from(((), (0,), (1, 2), (3,)))),
         tp_pieces=draw(st.integers(1, 3)),
         vp=draw(st.integers(1, 4)) if buckets else None,
     )

@@ -146,7 +146,7 @@ def test_compiled_kernels_agree_with_eager_ones_and_rehearsal_compiles_all(block
     turns: list[int] = []
     torch._dynamo.reset()
     rehearse([compiled.chunk], 2, turns.append)
-    assert turns == [1, 1]
+    assert len(turns) > 10 and set(turns) == {1}
     compiled.flat.zero_grads()
     with torch.compiler.set_stance("fail_on_recompile"):
         assert compiled.run(batch, 0.01) == pytest.approx(eager.run(batch, 0.01), rel=1e-5)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from headway.testkit.trainer.models import Part, random_batch, tiny_model
 from headway.trainer.config import OptimConfig
+from headway.trainer.optim import adamw
 from headway.trainer.optim.adamw import AdamW
 from headway.trainer.optim.schedule import clip_scale, learning_rate
 from headway.trainer.state.flat import FlatChunk
@@ -17,8 +18,12 @@ from hypothesis import strategies as st
 OPTIM = OptimConfig(lr=0.01, weight_decay=0.1)
 
 
+@pytest.mark.parametrize("block", [65, 1 << 17])
 @pytest.mark.parametrize("dp", [1, 3])
-def test_twenty_steps_equal_those_of_torch(dp: int) -> None:
+def test_twenty_steps_equal_those_of_torch(
+    dp: int, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adamw, "BLOCK_ELEMENTS", block)
     part = Part(tiny_model())
     flats = [
         FlatChunk(
@@ -59,6 +64,7 @@ def test_twenty_steps_equal_those_of_torch(dp: int) -> None:
             flat.grads.copy_(whole)
             AdamW(OPTIM).step([flat], lr, step, grad_scale)
     ours = torch.cat([flat.master for flat in flats])
+    assert all(torch.equal(flat.param_shard, flat.master) for flat in flats), "cast too"
     for place in part.flat.placed:
         wanted = theirs[place.spec.name].detach().flatten()
         torch.testing.assert_close(ours[place.start : place.stop], wanted, rtol=1e-14, atol=1e-15)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
 from headway.testkit.trainer.comm import ThreadComm, run_ranks
 from headway.testkit.trainer.models import Part, cut, random_batch, tiny_model
+from headway.trainer.model import loss as loss_module
 from headway.trainer.model.kernels import ON_CPU
 from headway.trainer.model.loss import cross_entropy
 from headway.trainer.parallel.tensor import Pending, TensorParallel
@@ -149,9 +151,10 @@ def test_a_group_of_one_makes_no_copy_of_activations() -> None:
     tokens=st.integers(1, 40),
     seed=st.integers(0, 2**31),
     scale=st.floats(0.1, 100),
+    rows=st.sampled_from((3, 1000)),
 )
 def test_cross_entropy_over_a_cut_vocabulary_equals_the_whole(
-    tp: int, tokens: int, seed: int, scale: float
+    tp: int, tokens: int, seed: int, scale: float, rows: int
 ) -> None:
     draw = torch.Generator().manual_seed(seed)
     logits = (torch.randn(tokens, 32, dtype=torch.float64, generator=draw) * scale).requires_grad_()
@@ -165,7 +168,8 @@ def test_cross_entropy_over_a_cut_vocabulary_equals_the_whole(
         loss = cross_entropy(piece, labels, mask, TensorParallel(comm), ON_CPU, with_grad=True)
         return loss, piece
 
-    results = run_ranks(tp, member)
+    with mock.patch.object(loss_module, "BLOCK_ELEMENTS", rows * 32 // tp):
+        results = run_ranks(tp, member)
     for loss, _ in results:
         torch.testing.assert_close(loss, wanted.detach(), rtol=1e-12, atol=1e-12)
         assert torch.equal(loss, results[0][0])

@@ -20,7 +20,7 @@ def memory_report(config: RunConfig) -> list[str]:
     try:
         config, _ = resolve_auto(config, ranks=config.parallel.world_size)
     except InputError as error:
-        return [f"memory is not predicted: {error.message}"]
+        return [f"memory is not predicted, this machine would refuse the run: {error}"]
     ranks = predict_all(memory_shape(config))
     most = max(ranks, key=lambda memory: memory.total)
     line = (

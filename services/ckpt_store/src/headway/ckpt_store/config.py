@@ -39,11 +39,13 @@ class StoreConfig:
         ):
             if value < least:
                 raise ConfigError(
-                    f"{name} = {value} is below {least}", remedy=f"set {name} to {least} or more"
+                    f"ckpt.{name}={value} is below {least}",
+                    remedy=f"set ckpt.{name} to {least} or more",
                 )
         if not 0 <= self.nice <= 19:
             raise ConfigError(
-                f"nice = {self.nice} is not within 0..19", remedy="choose a niceness from 0 to 19"
+                f"ckpt.nice={self.nice} is not within 0..19",
+                remedy="choose a niceness from 0 to 19",
             )
         for name, period_s in (
             ("scan_period_s", self.scan_period_s),
@@ -51,5 +53,6 @@ class StoreConfig:
         ):
             if not period_s > 0:
                 raise ConfigError(
-                    f"{name} = {period_s} is not positive", remedy=f"set {name} above 0"
+                    f"ckpt.{name}={period_s} is not positive",
+                    remedy=f"set ckpt.{name} above 0",
                 )

@@ -23,7 +23,6 @@ from headway.trainer.evaluation import Evaluation
 from headway.trainer.hooks import StepHooks
 from headway.trainer.layout_check import difference
 from headway.trainer.model.chunk import Chunk
-from headway.trainer.model.rehearsal import rehearse
 from headway.trainer.parallel.tensor import TensorParallel
 from headway.trainer.recorder import NoRecorder, Recorder
 from headway.trainer.snapshot import Extra, Snapshots, layout, offsets
@@ -143,6 +142,9 @@ class Session:
             for flat in self.flats:
                 flat.cast_shard_to_params()
             if self._compiles:
+                # it loads torch's compiler, which takes seconds and 100 MiB
+                from headway.trainer.model.rehearsal import rehearse
+
                 rehearse(self.chunks, self.config.train.micro_batch_size, progress)
                 self._compiles = False
         if extra.step != step:

@@ -74,7 +74,8 @@ class Layout:
             parallel["vp"] = vp
         settings = small_run(dtype, self.block, parallel, world_size=self.world_size)
         settings["train"]["recompute"] = self.recompute
-        settings["train"]["recompute_layers"] = list(self.recompute_layers)
+        if self.recompute != "none":
+            settings["train"]["recompute_layers"] = list(self.recompute_layers)
         return settings
 
 

@@ -100,6 +100,18 @@ class RunConfig:
                 f"model.layers={self.model.layers} is not divisible by pp x vp = {stages}",
                 remedy=f"use a multiple of {stages} layers",
             )
+        if self.train.recompute_layers and self.train.recompute == "none":
+            raise ConfigError(
+                f"train.recompute_layers={list(self.train.recompute_layers)} with "
+                "train.recompute='none'",
+                remedy="set train.recompute='selective' or 'full', or remove recompute_layers",
+            )
+        piece = self.model.seq_len // self.parallel.tp
+        if self.parallel.tp_pieces > piece:
+            raise ConfigError(
+                f"parallel.tp_pieces={self.parallel.tp_pieces} of {piece} positions per rank",
+                remedy="use a few pieces, 2 to 4",
+            )
         wrong = [n for n in self.train.recompute_layers if not 0 <= n < self.model.layers]
         if wrong:
             raise ConfigError(

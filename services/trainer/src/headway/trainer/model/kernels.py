@@ -8,8 +8,10 @@ Shapes: S = seq, B = micro-batch, H = local heads, D = head_dim, W = width.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -164,6 +166,29 @@ class Kernels:
     softmax_rows: Callable[..., Three] = softmax_rows
 
 
+_watchers: list[Callable[[], object]] = []
+
+
+@contextmanager
+def watching(watcher: Callable[[], object]) -> Iterator[None]:
+    """Call ``watcher`` before each compiled operation in the block, any of which may take seconds
+    to compile."""
+    _watchers.append(watcher)
+    try:
+        yield
+    finally:
+        _watchers.remove(watcher)
+
+
+def _watched(operation: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        for watcher in _watchers:
+            watcher()
+        return operation(*args)
+
+    return call
+
+
 ON_CPU = Kernels(
     layer_norm=layer_norm_on_cpu,
     split_heads=split_heads_on_cpu,
@@ -180,8 +205,8 @@ def kernels(device: torch.device, *, compile_each: bool) -> Kernels:
         chosen = Kernels()
         return Kernels(
             **{
-                field.name: torch.compile(
-                    getattr(chosen, field.name), dynamic=False, fullgraph=True
+                field.name: _watched(
+                    torch.compile(getattr(chosen, field.name), dynamic=False, fullgraph=True)
                 )
                 for field in fields(Kernels)
             }

@@ -12,7 +12,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 from headway.trainer.comm.interface import Done, Op, Solo, Ticket
+from headway.trainer.errors import RefusedError
 from headway.trainer.model.chunk import Chunk
+from headway.trainer.model.kernels import watching
+from torch._dynamo.exc import BackendCompilerFailed
+from torch._inductor.exc import InductorError
 
 
 class Echo(Solo):
@@ -40,22 +44,35 @@ class Echo(Solo):
 def rehearse(
     chunks: Sequence[Chunk], micro_batch_size: int, progress: Callable[[int], object]
 ) -> None:
-    """Run a forward and a backward of each chunk; ``progress`` is called with 1 after each pass."""
+    """Run a forward and a backward of each chunk; ``progress`` is called with 1 before each
+    compiled operation, and what it raises ends the rehearsal.
+
+    Raises:
+        RefusedError: the compiler failed, as it would again after a restart.
+    """
     tp = chunks[0].tp
     comm, tp.comm = tp.comm, Echo(tp.rank, tp.size)
     try:
-        for chunk in chunks:
-            tokens = torch.zeros(
-                (micro_batch_size, chunk.model.seq_len), dtype=torch.int64, device=chunk.device
-            )
-            x = torch.zeros(
-                chunk.activation_shape(micro_batch_size),
-                dtype=chunk.precision.param_dtype,
-                device=chunk.device,
-            )
-            forward = chunk.forward(tokens if chunk.is_first else x, tokens, tokens)
-            progress(1)
-            chunk.backward(forward, None if chunk.is_last else x)
-            progress(1)
+        with watching(lambda: progress(1)):
+            _run(chunks, micro_batch_size)
+    except (BackendCompilerFailed, InductorError) as error:
+        raise RefusedError(
+            f"train.compile: torch's compiler failed: {str(error).strip().splitlines()[0]}",
+            remedy="set CXX to a C++ compiler that works, or set train.compile=false",
+        ) from error
     finally:
         tp.comm = comm
+
+
+def _run(chunks: Sequence[Chunk], micro_batch_size: int) -> None:
+    for chunk in chunks:
+        tokens = torch.zeros(
+            (micro_batch_size, chunk.model.seq_len), dtype=torch.int64, device=chunk.device
+        )
+        x = torch.zeros(
+            chunk.activation_shape(micro_batch_size),
+            dtype=chunk.precision.param_dtype,
+            device=chunk.device,
+        )
+        forward = chunk.forward(tokens if chunk.is_first else x, tokens, tokens)
+        chunk.backward(forward, None if chunk.is_last else x)
