@@ -8,7 +8,8 @@ from headway.trainer.config.live import (
     check_sample,
     check_setting,
 )
-from headway.trainer.config.model import ModelConfig, ParallelConfig
+from headway.trainer.config.model import ModelConfig
+from headway.trainer.config.parallel import ParallelConfig
 from headway.trainer.config.ports import MetricsPorts
 from headway.trainer.config.recovery import RecoveryConfig
 from headway.trainer.config.run import RunConfig

@@ -14,14 +14,26 @@ BF16_KERNEL = ("avx512vl", "amx_bf16", "bf16")
 
 def model_shape(config: RunConfig) -> ModelShape:
     """The model in numbers."""
-    m = config.model
+    m = config.model.architecture
     return ModelShape(
-        m.layers,
-        m.hidden,
-        m.ffn_width,
-        m.vocab_size,
-        m.seq_len,
-        norms_per_layer=1 if m.block == "parallel" else 2,
+        layers=m.layers,
+        hidden=m.hidden,
+        ffn=m.ffn,
+        vocab_size=m.vocab_size,
+        seq_len=m.seq_len,
+        heads=m.heads,
+        kv_heads=m.kv_heads,
+        head_dim=m.head_dim,
+        block="parallel" if m.block == "parallel" else "serial",
+        norms=m.norms,
+        is_gated=m.is_gated,
+        has_rms_norm=m.norm == "rmsnorm",
+        bias=m.bias,
+        qk_norm=m.qk_norm,
+        learned_positions=m.positions == "learned",
+        tied=m.tied,
+        padded_vocab_size=m.padded_vocab_size,
+        windows=tuple(m.window_of(layer) for layer in range(m.layers)),
     )
 
 
@@ -37,7 +49,6 @@ def memory_shape(config: RunConfig, *, native_bf16: bool | None = None) -> Memor
         native_bf16 = config.train.dtype != "bf16" or _has_bf16_kernel()
     return MemoryShape(
         model=model_shape(config),
-        heads=config.model.heads,
         grid=config.parallel.grid,
         schedule=config.parallel.schedule,
         num_micro_batches=config.num_micro_batches,

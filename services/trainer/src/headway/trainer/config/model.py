@@ -1,114 +1,109 @@
-"""The tables ``[model]`` and ``[parallel]``: what is trained, and how it spreads over ranks."""
+"""The table ``[model]``: a decoder of the GPT and Llama families, or of blocks of the user's own."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any, Literal
 
 from headway.common.errors import ConfigError
-from headway.common.plan.grid import Grid
-from headway.trainer.config.checks import positive
+from headway.trainer.config.architecture import DEFAULTS, PRESETS, Architecture, RopeScaling
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A GPT: pre-norm LayerNorm blocks, GELU, rotary positions, untied head,
-    no biases in linears."""
+    """A pre-norm decoder. A preset fills in what its family fixes; every key that is set beside it
+    wins (docs/howto/models.md)."""
 
+    preset: Literal["headway", "gpt2", "llama", "mistral", "qwen3", "neox"] = "headway"
+    """The family whose norm, MLP, positions, biases and block are used where they are not set;
+    ``headway``: LayerNorm, GELU, rotary positions, no biases, serial block, untied head."""
     layers: int = 4
-    """Transformer blocks; a multiple of ``pp * vp``."""
+    """Transformer blocks; a multiple of ``pp * vp`` unless ``parallel.stage_layers`` is set."""
     hidden: int = 384
     """Width of the residual stream."""
     heads: int = 6
-    """Attention heads; ``hidden / heads`` is even, and ``tp`` divides ``heads``."""
+    """Attention heads (of queries); ``tp`` divides them."""
+    kv_heads: int | None = None
+    """Heads of keys and values (GQA, arXiv 2305.13245), each for ``heads / kv_heads`` of queries;
+    ``tp`` divides them. None means ``heads``."""
+    head_dim: int | None = None
+    """Width of a head, even. None means ``hidden / heads``."""
     ffn: int | None = None
-    """Width of the MLP; None means ``4 * hidden``."""
+    """Width of the MLP; None means ``4 * hidden``, or with swiglu ``8/3 * hidden`` rounded up to a
+    multiple of 64."""
     vocab_size: int = 8192
-    """Rows of the embedding and of the head; at least the tokens of the corpus."""
+    """Tokens of the vocabulary; at least those of the corpus. The embedding has rows up to the next
+    multiple of 64, which no token uses."""
     seq_len: int = 512
     """Tokens of one sequence."""
-    block: Literal["serial", "parallel"] = "serial"
-    """``parallel``: y = x + mlp(norm(x)) + attn(norm(x)) (MegaScale, arXiv
-    2402.15627, section 3.1)."""
+    norm: Literal["layernorm", "rmsnorm"] | None = None
+    """Before attention, before the MLP and before the head. None takes the preset's."""
+    norm_eps: float | None = None
+    """Added to the variance. None takes the preset's."""
+    norms: Literal[1, 2] | None = None
+    """Of a parallel block: 1 is shared by attention and MLP, so that tensor parallelism gathers
+    once; 2 as in GPT-NeoX. None takes the preset's."""
+    mlp: Literal["gelu", "gelu-tanh", "swiglu"] | None = None
+    """Activation of the MLP (``swiglu``: arXiv 2002.05202, with a gate). None takes the preset's."""
+    positions: Literal["rotary", "learned"] | None = None
+    """Rotary (arXiv 2104.09864) or a learned table of ``seq_len`` rows. None takes the preset's."""
     rope_theta: float = 10_000.0
-    """Base of the rotary position embedding."""
+    """Base of the rotary angles."""
+    rope_fraction: float | None = None
+    """Share of a head's width that is rotated, above 0 up to 1. None takes the preset's."""
+    rope_scaling: RopeScaling = RopeScaling()
+    """For longer contexts."""
+    bias: Literal["none", "qkv", "all"] | None = None
+    """Linear maps with a bias: none, those of q, k, v, or all but the head. None takes the
+    preset's."""
+    qk_norm: bool | None = None
+    """RMSNorm of each head's queries and keys before they are rotated. None takes the preset's."""
+    tied: bool | None = None
+    """The head uses the embedding's table. None takes the preset's."""
+    window: int | None = None
+    """Tokens to which attention is limited, the own one included; None means all before it."""
+    window_layers: tuple[int, ...] = ()
+    """Layers to which ``window`` applies, counted from 0; empty means all."""
+    documents: bool = False
+    """Attention and positions begin anew at each document of a packed sequence."""
+    block: str | None = None
+    """``serial``; ``parallel``: y = x + mlp(norm(x)) + attn(norm(x)) (MegaScale, arXiv 2402.15627,
+    section 3.1); or a torch module of your own as ``package.module:Class``. None takes the
+    preset's."""
     init_std: float = 0.02
     """Standard deviation of the initial weights."""
 
     def __post_init__(self) -> None:
-        positive(
-            "model",
-            layers=self.layers,
-            hidden=self.hidden,
-            heads=self.heads,
-            vocab_size=self.vocab_size,
-            seq_len=self.seq_len,
-        )
-        if self.hidden % self.heads or (self.hidden // self.heads) % 2:
+        if self.heads < 1 or (self.head_dim is None and self.hidden % self.heads):
             raise ConfigError(
-                f"model.hidden={self.hidden} does not split into {self.heads} heads of an even "
-                "size",
-                remedy="choose model.hidden as an even multiple of model.heads",
+                f"model.hidden={self.hidden} does not split into {self.heads} heads",
+                remedy="choose model.hidden as a multiple of model.heads, or set model.head_dim",
             )
+        _ = self.architecture
 
-    @property
-    def ffn_width(self) -> int:
-        """Width of the MLP's inner layer."""
-        return self.ffn or 4 * self.hidden
+    @cached_property
+    def architecture(self) -> Architecture:
+        """This model with every key that is None filled in.
 
-    @property
-    def head_dim(self) -> int:
-        """Width of one attention head."""
-        return self.hidden // self.heads
-
-
-@dataclass(frozen=True)
-class ParallelConfig:
-    """How the model spreads over ranks; ``tp * pp * dp`` is the world size."""
-
-    tp: int = 1
-    """Tensor-parallel ranks, with sequence parallelism."""
-    pp: int = 1
-    """Pipeline stages."""
-    dp: int = 1
-    """Data-parallel replicas; each keeps a part of the optimizer state."""
-    vp: int | None = None
-    """Model chunks per pipeline rank: above 1 with the interleaved schedule, or with 1f1b at pp 1,
-    where they are the buckets of data parallelism. None means 4 buckets if pp is 1 and dp is not
-    (at most one per layer), else 1."""
-    schedule: Literal["gpipe", "1f1b", "interleaved", "zb-h1"] = "1f1b"
-    """Order of a pipeline rank's forward and backward passes."""
-    overlap_grad_reduce: bool = True
-    """Start a chunk's gradient reduction at its last weight gradient; off waits for it at once."""
-    overlap_param_gather: bool = True
-    """Gather chunks while data loads; off waits for each gather at once. Same bits either way."""
-    overlap_p2p: bool = True
-    """Send in the background and post receives early; off waits for each message at once."""
-    tp_pieces: int = 1
-    """Pieces into which a tensor-parallel collective and the matrix product next to it are cut, so
-    that one piece travels while the other is multiplied; 1 keeps both whole. Other bits."""
-
-    def __post_init__(self) -> None:
-        positive(
-            "parallel",
-            tp=self.tp,
-            pp=self.pp,
-            dp=self.dp,
-            vp=self.num_chunks,
-            tp_pieces=self.tp_pieces,
+        Raises:
+            ConfigError: keys that do not go together.
+        """
+        values: dict[str, Any] = {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if field.name != "preset"
+        }
+        preset = DEFAULTS | PRESETS[self.preset]
+        chosen = {name: preset[name] for name in preset if values[name] is None}
+        values |= chosen
+        gated = values["mlp"] == "swiglu"
+        derived = {
+            "kv_heads": self.heads,
+            "head_dim": self.hidden // self.heads,
+            "ffn": -(-8 * self.hidden // 192) * 64 if gated else 4 * self.hidden,
+            "norms": 1 if values["block"] == "parallel" else 2,
+        }
+        return Architecture(
+            **values | {name: value for name, value in derived.items() if values[name] is None}
         )
-
-    @property
-    def num_chunks(self) -> int:
-        """Model chunks per pipeline rank."""
-        return 1 if self.vp is None else self.vp
-
-    @property
-    def grid(self) -> Grid:
-        """The ranks' coordinates."""
-        return Grid(tp=self.tp, pp=self.pp, dp=self.dp, vp=self.num_chunks)
-
-    @property
-    def world_size(self) -> int:
-        """Number of worker processes."""
-        return self.tp * self.pp * self.dp

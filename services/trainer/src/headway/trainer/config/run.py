@@ -13,7 +13,8 @@ from headway.common.errors import ConfigError
 from headway.dataloader.config import DataConfig
 from headway.health.config import HealthConfig
 from headway.trainer.config.launch import LaunchConfig
-from headway.trainer.config.model import ModelConfig, ParallelConfig
+from headway.trainer.config.model import ModelConfig
+from headway.trainer.config.parallel import ParallelConfig
 from headway.trainer.config.recovery import RecoveryConfig
 from headway.trainer.config.training import OptimConfig, TrainConfig
 
@@ -118,12 +119,18 @@ class RunConfig:
                 f"train.recompute_layers={wrong} of model.layers={self.model.layers}",
                 remedy=f"use layers from 0 to {self.model.layers - 1}",
             )
-        tp = self.parallel.tp
+        tp, architecture = self.parallel.tp, self.model.architecture
+        if architecture.own_block is not None and tp > 1:
+            raise ConfigError(
+                f"parallel.tp={tp} with model.block={architecture.block!r}",
+                remedy="set parallel.tp=1: a block of your own runs under pp and dp only",
+            )
         for name, value in (
-            ("model.heads", self.model.heads),
-            ("model ffn width", self.model.ffn_width),
-            ("model.vocab_size", self.model.vocab_size),
-            ("model.seq_len", self.model.seq_len),
+            ("model.heads", architecture.heads),
+            ("model.kv_heads", architecture.kv_heads),
+            ("model.ffn", architecture.ffn),
+            ("the padded vocabulary", architecture.padded_vocab_size),
+            ("model.seq_len", architecture.seq_len),
         ):
             if value % tp:
                 raise ConfigError(

@@ -1,0 +1,61 @@
+"""The table ``[parallel]``: how the model spreads over ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from headway.common.plan.grid import Grid
+from headway.trainer.config.checks import positive
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    """How the model spreads over ranks; ``tp * pp * dp`` is the world size."""
+
+    tp: int = 1
+    """Tensor-parallel ranks, with sequence parallelism."""
+    pp: int = 1
+    """Pipeline stages."""
+    dp: int = 1
+    """Data-parallel replicas; each keeps a part of the optimizer state."""
+    vp: int | None = None
+    """Model chunks per pipeline rank: above 1 with the interleaved schedule, or with 1f1b at pp 1,
+    where they are the buckets of data parallelism. None means 4 buckets if pp is 1 and dp is not
+    (at most one per layer), else 1."""
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zb-h1"] = "1f1b"
+    """Order of a pipeline rank's forward and backward passes."""
+    overlap_grad_reduce: bool = True
+    """Start a chunk's gradient reduction at its last weight gradient; off waits for it at once."""
+    overlap_param_gather: bool = True
+    """Gather chunks while data loads; off waits for each gather at once. Same bits either way."""
+    overlap_p2p: bool = True
+    """Send in the background and post receives early; off waits for each message at once."""
+    tp_pieces: int = 1
+    """Pieces into which a tensor-parallel collective and the matrix product next to it are cut, so
+    that one piece travels while the other is multiplied; 1 keeps both whole. Other bits."""
+
+    def __post_init__(self) -> None:
+        positive(
+            "parallel",
+            tp=self.tp,
+            pp=self.pp,
+            dp=self.dp,
+            vp=self.num_chunks,
+            tp_pieces=self.tp_pieces,
+        )
+
+    @property
+    def num_chunks(self) -> int:
+        """Model chunks per pipeline rank."""
+        return 1 if self.vp is None else self.vp
+
+    @property
+    def grid(self) -> Grid:
+        """The ranks' coordinates."""
+        return Grid(tp=self.tp, pp=self.pp, dp=self.dp, vp=self.num_chunks)
+
+    @property
+    def world_size(self) -> int:
+        """Number of worker processes."""
+        return self.tp * self.pp * self.dp
