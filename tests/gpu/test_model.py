@@ -12,7 +12,7 @@ from headway.testkit.trainer.models import Batch, Part, cut, random_batch, tiny_
 from headway.trainer.config import ModelConfig
 from headway.trainer.model.gpt import Recompute
 from headway.trainer.model.kernels import kernels
-from headway.trainer.model.layers import Rotary
+from headway.trainer.model.positions import Places
 from headway.trainer.state.params import ParamSpec
 
 SHAPE = {"hidden": 128, "heads": 2, "ffn": 320, "vocab_size": 512, "seq_len": 128}
@@ -106,11 +106,12 @@ def test_two_tensor_parallel_ranks_have_the_pieces_of_the_gradients(
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_cudnn_and_flash_attention_take_the_heads_as_they_are(head_dim: int) -> None:
     cuda, backends = torch.device("cuda"), torch.backends.cuda
-    rope = Rotary(head_dim, 256, 1e4, torch.float32, cuda).at(256)
+    model = ModelConfig(hidden=4 * head_dim, heads=4, seq_len=256).architecture
+    rope = Places(model, torch.float32, cuda).of(256).rope
+    assert rope is not None
     qkv = torch.randn(256, 2, 4 * 3 * head_dim, device=cuda, dtype=torch.bfloat16)
-    heads = [
-        part.requires_grad_() for part in kernels(cuda, compile_each=False).split_heads(qkv, *rope)
-    ]
+    split = kernels(cuda, compile_each=False).split_heads(qkv, *rope, 1)
+    heads = [part.requires_grad_() for part in split]
     asked = backends.SDPAParams(*heads, None, 0.0, True, False)
     assert backends.can_use_cudnn_attention(asked, debug=True)
     assert backends.can_use_flash_attention(asked, debug=True)

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from headway.trainer.config import ModelConfig
 from headway.trainer.model.kernels import ON_CPU, Kernels, kernels
-from headway.trainer.model.layers import Rotary
+from headway.trainer.model.positions import Places
 
 SEQ, BATCH, HEADS, HEAD_DIM, WIDTH, WORDS = 16, 2, 3, 8, 48, 96
 TOLERANCE = 1e-6
@@ -37,21 +38,35 @@ def arguments(name: str, dtype: torch.dtype) -> tuple[Any, ...]:
 
     x, grad = some(SEQ, BATCH, WIDTH), some(SEQ, BATCH, WIDTH)
     scales = some(WIDTH, kind=torch.float32), some(WIDTH, kind=torch.float32)
-    rope = Rotary(HEAD_DIM, SEQ, 1e4, torch.float32, torch.device("cpu")).at(SEQ)
+    model = ModelConfig(hidden=HEADS * HEAD_DIM, heads=HEADS, seq_len=SEQ).architecture
+    rope = Places(model, torch.float32, torch.device("cpu")).of(SEQ).rope
+    assert rope is not None
+    qkv = some(SEQ, BATCH, HEADS * 4 * HEAD_DIM)  # two queries for each key
+    q, k, v = (some(BATCH, heads, SEQ, HEAD_DIM) for heads in (2 * HEADS, HEADS, HEADS))
     match name:
         case "layer_norm":
             return (x, *scales, 1e-5)
         case "layer_norm_backward":
             _, mean, rstd = Kernels().layer_norm(x, *scales, 1e-5)
             return (grad, x, mean, rstd, *scales)
-        case "gelu":
+        case "rms_norm":
+            return (x, scales[0], 1e-5)
+        case "rms_norm_backward":
+            return (grad, x, Kernels().rms_norm(x, scales[0], 1e-5)[1], scales[0])
+        case "gelu" | "gelu_tanh" | "swiglu":
             return (x,)
-        case "gelu_backward":
+        case "gelu_backward" | "gelu_tanh_backward":
             return (grad, x)
+        case "swiglu_backward":
+            return (grad[..., : WIDTH // 2], x)
         case "split_heads":
-            return (some(SEQ, BATCH, HEADS * 3 * HEAD_DIM), *rope)
+            return (qkv, *rope, 2)
         case "join_heads":
-            return (*(some(BATCH, HEADS, SEQ, HEAD_DIM) for _ in range(3)), *rope)
+            return (q, k, v, *rope, 2)
+        case "split_plain":
+            return (qkv, HEAD_DIM, 2)
+        case "join_plain":
+            return (q, k, v, 2)
         case "softmax_rows":
             return (some(SEQ, WORDS), torch.float32)
     raise AssertionError(f"no arguments for {name}: add a case for the new leaf")
@@ -81,8 +96,9 @@ def test_a_leaf_compiles_whole_and_equals_the_plain_one(name: str, dtype: torch.
 def test_attention_gets_heads_as_the_fused_kernels_take_them(made: Kernels) -> None:
     """cuDNN and flash want the last stride 1 and pointers aligned to 16 bytes (torch's
     sdp_utils.cpp and cuDNN's SDPA)."""
-    for part in made.split_heads(*arguments("split_heads", torch.bfloat16)):
-        assert part.shape == (BATCH, HEADS, SEQ, HEAD_DIM)
+    given = arguments("split_heads", torch.bfloat16)
+    for part, heads in zip(made.split_heads(*given), (2 * HEADS, HEADS, HEADS), strict=True):
+        assert part.shape == (BATCH, heads, SEQ, HEAD_DIM)
         assert part.stride(-1) == 1
         assert all(stride * part.element_size() % 16 == 0 for stride in part.stride()[:-1])
         assert part.storage_offset() * part.element_size() % 16 == 0

@@ -11,7 +11,7 @@ from headway.testkit.trainer.models import Batch, Part, random_batch, tiny_model
 from headway.trainer.model import head, matmul
 from headway.trainer.model.chunk import Forward
 from headway.trainer.model.gpt import Recompute
-from headway.trainer.model.layers import Rotary
+from headway.trainer.model.positions import Places
 from headway.trainer.model.rehearsal import rehearse
 from headway.trainer.model.tape import Tape, WeightGrad
 
@@ -182,7 +182,8 @@ def test_positions_rotate_by_what_they_say() -> None:
     assert loss_at(part, batch, counted % 7) != plain
     # rotary attention depends on distances only
     doubled = Part(tiny_model(seq_len=16))
-    doubled.chunk._rotary = Rotary(6, 64, model.rope_theta, torch.float64, torch.device("cpu"))
+    longer = tiny_model(seq_len=64).architecture
+    doubled.chunk._places = Places(longer, torch.float64, torch.device("cpu"))
     assert loss_at(doubled, batch, counted + 5) == pytest.approx(plain, rel=1e-12)
 
 

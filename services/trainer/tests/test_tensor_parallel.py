@@ -165,7 +165,8 @@ def test_cross_entropy_over_a_cut_vocabulary_equals_the_whole(
 
     def member(comm: ThreadComm) -> tuple[torch.Tensor, torch.Tensor]:
         piece = logits.detach().chunk(tp, 1)[comm.rank].clone()
-        loss = cross_entropy(piece, labels, mask, TensorParallel(comm), ON_CPU, with_grad=True)
+        first, group = comm.rank * piece.shape[1], TensorParallel(comm)
+        loss = cross_entropy(piece, labels, mask, group, ON_CPU, first=first, with_grad=True)
         return loss, piece
 
     with mock.patch.object(loss_module, "BLOCK_ELEMENTS", rows * 32 // tp):
@@ -181,7 +182,13 @@ def test_cross_entropy_over_a_cut_vocabulary_equals_the_whole(
 def test_logits_of_a_thousand_give_a_finite_loss_and_gradient() -> None:
     logits = torch.tensor([[1000.0, -1000.0, 0.0], [-1000.0, -1000.0, -1000.0]])
     loss = cross_entropy(
-        logits, torch.tensor([1, 0]), torch.ones(2), TensorParallel(), ON_CPU, with_grad=True
+        logits,
+        torch.tensor([1, 0]),
+        torch.ones(2),
+        TensorParallel(),
+        ON_CPU,
+        first=0,
+        with_grad=True,
     )
     assert loss.item() == pytest.approx(2000.0 + torch.tensor(3.0).log().item(), rel=1e-6)
     torch.testing.assert_close(logits, torch.tensor([[1.0, -1.0, 0.0], [-2 / 3, 1 / 3, 1 / 3]]))
@@ -191,7 +198,7 @@ def test_the_gradient_at_a_nearly_certain_label_survives_bf16() -> None:
     # p = 1 - 3e-4 rounds to 1 in bf16, so p - 1 taken after rounding would be 0.
     logits = torch.tensor([[8.0, 0.0]], dtype=torch.bfloat16)
     cross_entropy(
-        logits, torch.tensor([0]), torch.ones(1), TensorParallel(), ON_CPU, with_grad=True
+        logits, torch.tensor([0]), torch.ones(1), TensorParallel(), ON_CPU, first=0, with_grad=True
     )
     wanted = torch.sigmoid(torch.tensor(-8.0)).item()
     assert logits[0].tolist() == pytest.approx([-wanted, wanted], rel=2**-8)

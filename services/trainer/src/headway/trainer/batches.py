@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from headway.common.node.ring import RingAbortedError
 from headway.trainer.comm.interface import Aborted
+from headway.trainer.model.positions import Borders
 
 Split = Literal["train", "validation"]
 
@@ -66,6 +67,8 @@ class MicroBatch:
     tokens: torch.Tensor | None = None
     labels: torch.Tensor | None = None
     mask: torch.Tensor | None = None
+    borders: Borders | None = None
+    """Where the documents of each sequence begin; None without ``model.document_end``."""
     num_tokens: int = 0
     """Labels that count, 0 where the stage has none; counted before the copy to the device, which
     the host would have to wait for."""
@@ -75,10 +78,17 @@ class BatchReader:
     """Takes a step's micro-batches from a source; stages between first and last never open one."""
 
     def __init__(
-        self, source: BatchSource | None, *, first: bool, last: bool, device: torch.device
+        self,
+        source: BatchSource | None,
+        *,
+        first: bool,
+        last: bool,
+        device: torch.device,
+        document_end: int | None = None,
     ) -> None:
         self._source = source
         self._first, self._last, self._device = first, last, device
+        self._document_end = document_end
 
     def take(
         self, count: int, first_sample: int, stride: int, abort: Callable[[], bool]
@@ -120,6 +130,7 @@ class BatchReader:
             tokens=self._tensor(batch.tokens, np.int64) if self._first else None,
             labels=self._tensor(batch.labels, np.int64) if self._last else None,
             mask=self._tensor(batch.mask, np.uint8) if self._last else None,
+            borders=borders_of(batch.tokens, self._document_end),
             num_tokens=int(np.count_nonzero(batch.mask)) if self._last else 0,
         )
 
@@ -138,3 +149,13 @@ class BatchReader:
         host = torch.empty(array.shape, dtype=kind, pin_memory=True)
         np.copyto(host.numpy(), array)
         return host.to(self._device, non_blocking=True)
+
+
+def borders_of(tokens: npt.NDArray[np.int32], document_end: int | None) -> Borders | None:
+    """Where each row's documents begin, and its length: behind every ``document_end``."""
+    if document_end is None:
+        return None
+    length = tokens.shape[1]
+    return tuple(
+        (0, *(np.flatnonzero(row[:-1] == document_end) + 1).tolist(), length) for row in tokens
+    )

@@ -25,7 +25,8 @@ def build_model(
     grid, train = config.parallel.grid, config.train
     precision = Precision.of(train.dtype)
     stages = stage_layers(config.model.layers, grid.pp * grid.vp)
-    chunks, flats = [], []
+    chunks: list[Chunk] = []
+    flats: list[FlatChunk] = []
     for index in range(grid.vp):
         stage = index * grid.pp + place.pp
         chunk = build_chunk(
@@ -38,6 +39,7 @@ def build_model(
             device=device,
             recompute=Recompute(train.recompute, train.recompute_layers),
             compile_kernels=train.compile,
+            table=chunks[0].table if chunks else None,
         )
         flat = FlatChunk(
             chunk.params,

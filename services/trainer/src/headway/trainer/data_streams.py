@@ -22,6 +22,7 @@ class DataStreams:
         path: where the data are, for messages.
         first: whether the rank holds the first stage, which reads tokens.
         last: whether it holds the last one, which reads labels.
+        document_end: the token that ends a document; then every stage reads tokens.
     """
 
     def __init__(
@@ -34,9 +35,11 @@ class DataStreams:
         path: str,
         first: bool,
         last: bool,
+        document_end: int | None = None,
     ) -> None:
         self._factory, self._recorder, self._device = factory, recorder, device
         self._rank, self._path, self._first, self._last = rank, path, first, last
+        self._document_end = document_end
         self._readers: dict[Split, BatchReader] = {}
         self.fingerprints: dict[Split, str] = {"train": "", "validation": ""}
         """Of the data that the run began with, "" if it has read none."""
@@ -49,10 +52,14 @@ class DataStreams:
             RefusedError: the data are not those that the run began with, or differ between ranks.
         """
         if split not in self._readers:
-            is_read = self._first or self._last
+            is_read = self._first or self._last or self._document_end is not None
             source = self._open(split, groups.generation, start) if is_read else None
             self._readers[split] = BatchReader(
-                source, first=self._first, last=self._last, device=self._device
+                source,
+                first=self._first,
+                last=self._last,
+                device=self._device,
+                document_end=self._document_end,
             )
             self._compare(split, groups, source, step)
         return self._readers[split]

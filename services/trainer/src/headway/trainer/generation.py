@@ -96,6 +96,7 @@ class Session:
                 path=self.config.data.path,
                 first=any(chunk.is_first for chunk in self.chunks),
                 last=any(chunk.is_last for chunk in self.chunks),
+                document_end=self.config.model.document_end,
             )
         self._tp.comm = groups["tp"]
 

@@ -111,7 +111,12 @@ class Pipeline:
         failpoint("worker.in_forward", step=self._step, micro_batch=action.micro_batch)
         with self._record(action):
             forward = chunk.forward(
-                x, batch.labels, batch.mask, loss_scale=self._loss_scale, train=self._train
+                x,
+                batch.labels,
+                batch.mask,
+                borders=batch.borders,
+                loss_scale=self._loss_scale,
+                train=self._train,
             )
         output = forward.take_output()
         if chunk.is_last:

@@ -92,7 +92,7 @@ class Architecture:
     tied: bool
     window: int | None
     window_layers: tuple[int, ...]
-    documents: bool
+    document_end: int | None
     block: str
     init_std: float
 
@@ -180,6 +180,12 @@ class Architecture:
                 remedy=f"set model.window, and use layers from 0 to {self.layers - 1}",
             )
 
+        if self.document_end is not None and not 0 <= self.document_end < self.vocab_size:
+            raise ConfigError(
+                f"model.document_end={self.document_end} of model.vocab_size={self.vocab_size}",
+                remedy="use the id of the corpus's end-of-text token",
+            )
+
     def _check_block(self) -> None:
         block = self.block
         if self.own_block is None:
@@ -187,6 +193,11 @@ class Architecture:
                 raise ConfigError(
                     "model.norms=1 with model.block='serial'",
                     remedy="set model.block='parallel', or leave model.norms out",
+                )
+            if self.norms == 1 and self.bias == "qkv":
+                raise ConfigError(
+                    "model.bias='qkv' with a parallel block of one norm",
+                    remedy="set model.bias='all' or 'none', or model.norms=2",
                 )
             return
         package, _, name = block.partition(":")

@@ -1,8 +1,8 @@
-"""The table ``[model]``: a decoder of the GPT and Llama families, or of blocks of the user's own."""
+"""The table ``[model]``: a decoder of the GPT and Llama families, or of the user's own blocks."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Literal
 
@@ -45,14 +45,14 @@ class ModelConfig:
     """Of a parallel block: 1 is shared by attention and MLP, so that tensor parallelism gathers
     once; 2 as in GPT-NeoX. None takes the preset's."""
     mlp: Literal["gelu", "gelu-tanh", "swiglu"] | None = None
-    """Activation of the MLP (``swiglu``: arXiv 2002.05202, with a gate). None takes the preset's."""
+    """Of the MLP (``swiglu``: arXiv 2002.05202, with a gate). None takes the preset's."""
     positions: Literal["rotary", "learned"] | None = None
-    """Rotary (arXiv 2104.09864) or a learned table of ``seq_len`` rows. None takes the preset's."""
+    """Rotary (arXiv 2104.09864), or a learned row for each place. None takes the preset's."""
     rope_theta: float = 10_000.0
     """Base of the rotary angles."""
     rope_fraction: float | None = None
     """Share of a head's width that is rotated, above 0 up to 1. None takes the preset's."""
-    rope_scaling: RopeScaling = RopeScaling()
+    rope_scaling: RopeScaling = field(default_factory=RopeScaling)
     """For longer contexts."""
     bias: Literal["none", "qkv", "all"] | None = None
     """Linear maps with a bias: none, those of q, k, v, or all but the head. None takes the
@@ -65,8 +65,9 @@ class ModelConfig:
     """Tokens to which attention is limited, the own one included; None means all before it."""
     window_layers: tuple[int, ...] = ()
     """Layers to which ``window`` applies, counted from 0; empty means all."""
-    documents: bool = False
-    """Attention and positions begin anew at each document of a packed sequence."""
+    document_end: int | None = None
+    """Token that ends a document: attention and positions begin anew after it. None lets them run
+    over all documents of a packed sequence."""
     block: str | None = None
     """``serial``; ``parallel``: y = x + mlp(norm(x)) + attn(norm(x)) (MegaScale, arXiv 2402.15627,
     section 3.1); or a torch module of your own as ``package.module:Class``. None takes the
@@ -90,9 +91,7 @@ class ModelConfig:
             ConfigError: keys that do not go together.
         """
         values: dict[str, Any] = {
-            field.name: getattr(self, field.name)
-            for field in fields(self)
-            if field.name != "preset"
+            key.name: getattr(self, key.name) for key in fields(self) if key.name != "preset"
         }
         preset = DEFAULTS | PRESETS[self.preset]
         chosen = {name: preset[name] for name in preset if values[name] is None}

@@ -8,16 +8,17 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
-from headway.trainer.model.attention import Attention, Rope
-from headway.trainer.model.layers import Gelu, LayerNorm
+from headway.trainer.model.attention import Attention
+from headway.trainer.model.layers import Activation, Norm
 from headway.trainer.model.linear import ColumnLinear, RowLinear, RowPair
+from headway.trainer.model.positions import Positions
 from headway.trainer.model.tape import Tape
 
 
 class Block(Protocol):
     """A layer; its forward pushes onto the tape what its backward pops."""
 
-    def forward(self, x: torch.Tensor, rope: Rope, tape: Tape | None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, at: Positions, tape: Tape | None) -> torch.Tensor:
         """The layer's output; ``x`` is kept, never written."""
 
     def backward(self, grad: torch.Tensor, tape: Tape) -> torch.Tensor:
@@ -28,41 +29,47 @@ class SerialBlock:
     """y = h + mlp(norm2(h)), h = x + attention(norm1(x)): two gathers and
     scatters per direction.
 
-    With ``lean`` the outputs of norms and GELU are made again in the backward instead of kept.
+    With ``lean`` the outputs of norms and activation are made again in the backward, not kept.
     """
 
     def __init__(
         self,
-        norm1: LayerNorm,
+        norm1: Norm,
         qkv: ColumnLinear,
         attention: Attention,
         out: RowLinear,
-        norm2: LayerNorm,
+        norm2: Norm,
         up: ColumnLinear,
-        gelu: Gelu,
+        activation: Activation,
         down: RowLinear,
         *,
         lean: bool = False,
     ) -> None:
         self.norm1, self.qkv, self.attention, self.out = norm1, qkv, attention, out
-        self.norm2, self.up, self.gelu, self.down, self.lean = norm2, up, gelu, down, lean
+        self.norm2, self.up, self.activation, self.down, self.lean = (
+            norm2,
+            up,
+            activation,
+            down,
+            lean,
+        )
 
-    def forward(self, x: torch.Tensor, rope: Rope, tape: Tape | None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, at: Positions, tape: Tape | None) -> torch.Tensor:
         """See ``Block``."""
         normed = self.norm1.forward(x, tape)
         qkv = self.qkv.forward(normed, tape, self.norm1.again(x) if self.lean else None)
         del normed
-        h = x + self.out.forward(self.attention.forward(qkv, rope, tape), tape)
+        h = x + self.out.forward(self.attention.forward(qkv, at, tape), tape)
         del qkv
         normed = self.norm2.forward(h, tape)
         wide = self.up.forward(normed, tape, self.norm2.again(h) if self.lean else None)
         del normed
-        again = self.gelu.again(wide) if self.lean else None
-        return h + self.down.forward(self.gelu.forward(wide, tape), tape, again)
+        again = self.activation.again(wide) if self.lean else None
+        return h + self.down.forward(self.activation.forward(wide, tape), tape, again)
 
     def backward(self, grad: torch.Tensor, tape: Tape) -> torch.Tensor:
         """See ``Block``."""
-        wide = self.gelu.backward(self.down.backward(grad, tape), tape)
+        wide = self.activation.backward(self.down.backward(grad, tape), tape)
         grad = grad + self.norm2.backward(self.up.backward(wide, tape), tape)
         qkv = self.attention.backward(self.out.backward(grad, tape), tape)
         return grad + self.norm1.backward(self.qkv.backward(qkv, tape), tape)
@@ -77,35 +84,73 @@ class ParallelBlock:
 
     def __init__(
         self,
-        norm: LayerNorm,
+        norm: Norm,
         wide: ColumnLinear,
         attention: Attention,
-        gelu: Gelu,
+        activation: Activation,
         out_down: RowPair,
         *,
         qkv_width: int,
         lean: bool = False,
     ) -> None:
-        self.norm, self.wide, self.attention, self.gelu = norm, wide, attention, gelu
+        self.norm, self.wide, self.attention, self.activation = norm, wide, attention, activation
         self.out_down, self.qkv_width, self.lean = out_down, qkv_width, lean
 
-    def forward(self, x: torch.Tensor, rope: Rope, tape: Tape | None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, at: Positions, tape: Tape | None) -> torch.Tensor:
         """See ``Block``."""
         normed = self.norm.forward(x, tape)
         wide = self.wide.forward(normed, tape, self.norm.again(x) if self.lean else None)
         del normed
         qkv, up = wide[..., : self.qkv_width], wide[..., self.qkv_width :]
-        attended = self.attention.forward(qkv, rope, tape)
-        again = self.gelu.again(up) if self.lean else None
-        return x + self.out_down.forward(attended, self.gelu.forward(up, tape), tape, again)
+        attended = self.attention.forward(qkv, at, tape)
+        again = self.activation.again(up) if self.lean else None
+        return x + self.out_down.forward(attended, self.activation.forward(up, tape), tape, again)
 
     def backward(self, grad: torch.Tensor, tape: Tape) -> torch.Tensor:
         """See ``Block``."""
         attended, up = self.out_down.backward(grad, tape)
-        up = self.gelu.backward(up, tape)
+        up = self.activation.backward(up, tape)
         qkv = self.attention.backward(attended, tape)
         wide = self.wide.backward(torch.cat((qkv, up), -1), tape)
         return grad + self.norm.backward(wide, tape)
+
+
+class TwoNormBlock:
+    """y = x + attention(norm1(x)) + mlp(norm2(x)), the parallel block of GPT-NeoX (arXiv
+    2204.06745): two gathers and one scatter forward."""
+
+    def __init__(
+        self,
+        norm1: Norm,
+        qkv: ColumnLinear,
+        attention: Attention,
+        norm2: Norm,
+        up: ColumnLinear,
+        activation: Activation,
+        out_down: RowPair,
+        *,
+        lean: bool = False,
+    ) -> None:
+        self.norm1, self.qkv, self.attention = norm1, qkv, attention
+        self.norm2, self.up, self.activation = norm2, up, activation
+        self.out_down, self.lean = out_down, lean
+
+    def forward(self, x: torch.Tensor, at: Positions, tape: Tape | None) -> torch.Tensor:
+        """See ``Block``."""
+        again1, again2 = (self.norm1.again(x), self.norm2.again(x)) if self.lean else (None, None)
+        qkv = self.qkv.forward(self.norm1.forward(x, tape), tape, again1)
+        attended = self.attention.forward(qkv, at, tape)
+        wide = self.up.forward(self.norm2.forward(x, tape), tape, again2)
+        again = self.activation.again(wide) if self.lean else None
+        return x + self.out_down.forward(attended, self.activation.forward(wide, tape), tape, again)
+
+    def backward(self, grad: torch.Tensor, tape: Tape) -> torch.Tensor:
+        """See ``Block``."""
+        attended, wide = self.out_down.backward(grad, tape)
+        wide = self.activation.backward(wide, tape)
+        grad = grad + self.norm2.backward(self.up.backward(wide, tape), tape)
+        qkv = self.attention.backward(attended, tape)
+        return grad + self.norm1.backward(self.qkv.backward(qkv, tape), tape)
 
 
 class RecomputedBlock:
@@ -115,19 +160,19 @@ class RecomputedBlock:
     def __init__(self, block: Block) -> None:
         self.block = block
 
-    def forward(self, x: torch.Tensor, rope: Rope, tape: Tape | None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, at: Positions, tape: Tape | None) -> torch.Tensor:
         """See ``Block``."""
         if tape is not None:
-            tape.push((x, rope))
-        return self.block.forward(x, rope, None)
+            tape.push((x, at))
+        return self.block.forward(x, at, None)
 
     def backward(self, grad: torch.Tensor, tape: Tape) -> torch.Tensor:
         """See ``Block``."""
-        x, rope = tape.pop()
+        x, at = tape.pop()
         inner = Tape()
         inner.deferred = tape.deferred
         inner.adopt(tape)  # what waits from the layer after is added under this one's collectives
-        self.block.forward(x, rope, inner)
+        self.block.forward(x, at, inner)
         grad = self.block.backward(grad, inner)
         tape.adopt(inner)
         return grad

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from headway.trainer.config import ModelConfig
+from headway.trainer.config.architecture import Architecture
 from headway.trainer.model.block import Block
 from headway.trainer.model.embedding import Embedding
 from headway.trainer.model.head import Head
-from headway.trainer.model.layers import Rotary
+from headway.trainer.model.positions import Borders, Places
 from headway.trainer.model.tape import Tape
 from headway.trainer.parallel.tensor import TensorParallel
 from headway.trainer.state.flat import FlatChunk
@@ -49,12 +49,12 @@ class Chunk:
 
     def __init__(
         self,
-        model: ModelConfig,
+        model: Architecture,
         *,
         embedding: Embedding | None,
         blocks: Sequence[Block],
         head: Head | None,
-        rotary: Rotary,
+        places: Places,
         parameters: Mapping[str, Parameter],
         joined: Sequence[JoinedParameter],
         tp: TensorParallel,
@@ -63,7 +63,7 @@ class Chunk:
     ) -> None:
         self.model, self.embedding, self.blocks, self.head = model, embedding, blocks, head
         self.tp, self.precision, self.device = tp, precision, device
-        self._rotary, self._parameters, self._joined = rotary, parameters, joined
+        self._places, self._parameters, self._joined = places, parameters, joined
         specs = [parameter.spec for parameter in parameters.values()]
         self.params: list[ParamSpec] = sorted(specs, key=lambda spec: spec.is_replicated)
         self._flat: FlatChunk | None = None
@@ -77,6 +77,11 @@ class Chunk:
     def is_last(self) -> bool:
         """Whether this chunk returns the loss."""
         return self.head is not None
+
+    @property
+    def table(self) -> Parameter | None:
+        """The embedding's, on the first stage."""
+        return None if self.embedding is None else self.embedding.weight
 
     def bind(self, flat: FlatChunk) -> None:
         """Use parameters and gradients of ``flat``; to be repeated after each ``flat.renew()``."""
@@ -98,6 +103,7 @@ class Chunk:
         mask: torch.Tensor | None = None,
         *,
         positions: torch.Tensor | None = None,
+        borders: Borders | None = None,
         loss_scale: float = 1.0,
         train: bool = True,
     ) -> Forward:
@@ -107,12 +113,14 @@ class Chunk:
             x: tokens [micro_batch, seq] of an integer type on the first stage, activations
             otherwise. They are kept, not copied, and must not change until the backward is done.
             labels, mask: [micro_batch, seq], on the last stage.
-            positions: [seq, micro_batch] int64, for the rotary embedding; None means 0 to seq - 1.
+            positions: [seq, micro_batch] int64; None means 0 to seq - 1, or, with ``borders``, anew
+            from 0 at each document.
+            borders: where the documents of each sequence begin.
             loss_scale: the last stage's gradients are those of ``loss_scale * loss_sum``.
             train: False keeps nothing for a backward.
         """
         tape = Tape() if train else None
-        x = self._body(x, positions, tape)
+        x = self._body(x, positions, borders, tape)
         if self.head is None:
             return Forward(x, tape)
         if labels is None or mask is None:
@@ -125,7 +133,7 @@ class Chunk:
         ``position``; last stage only."""
         if self.head is None:
             raise ValueError("only the last stage has logits")
-        return self.head.logits(self._body(x, None, None), position)
+        return self.head.logits(self._body(x, None, None, None), position)
 
     @torch.no_grad()
     def backward(
@@ -170,14 +178,18 @@ class Chunk:
             self.tp.comm.all_reduce(self._flat.grads[start:stop]).wait()
 
     def _body(
-        self, x: torch.Tensor, positions: torch.Tensor | None, tape: Tape | None
+        self,
+        x: torch.Tensor,
+        positions: torch.Tensor | None,
+        borders: Borders | None,
+        tape: Tape | None,
     ) -> torch.Tensor:
         length = x.shape[1] if self.embedding is not None else x.shape[0] * self.tp.size
-        rope = self._rotary.at(length, positions)
+        at = self._places.of(length, positions, borders)
         if self.embedding is not None:
-            x = self.embedding.forward(x, tape)
+            x = self.embedding.forward(x, at, tape)
         for block in self.blocks:
-            x = block.forward(x, rope, tape)
+            x = block.forward(x, at, tape)
         return x
 
 

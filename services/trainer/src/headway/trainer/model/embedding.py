@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from headway.trainer.model.positions import Positions
 from headway.trainer.model.tape import RowsGrad, Tape
 from headway.trainer.parallel.tensor import TensorParallel
 from headway.trainer.state.params import Parameter
@@ -16,11 +17,15 @@ class Embedding:
     """Row ``token`` of the table; the reduce-scatter that sums the ranks also splits the
     sequence."""
 
-    def __init__(self, weight: Parameter, tp: TensorParallel) -> None:
-        self.weight, self.tp = weight, tp
+    def __init__(
+        self, weight: Parameter, tp: TensorParallel, positions: Parameter | None = None
+    ) -> None:
+        """``positions``: a learned row for each place in a sequence, [max seq, hidden]."""
+        self.weight, self.tp, self.positions = weight, tp, positions
 
-    def forward(self, tokens: torch.Tensor, tape: Tape | None) -> torch.Tensor:
+    def forward(self, tokens: torch.Tensor, at: Positions, tape: Tape | None) -> torch.Tensor:
         """Tokens to activations."""
+        rows = None if self.positions is None else self._rows(at, tokens.shape[1])
         tokens = tokens.t().long()  # [seq, micro_batch]
         num_rows = len(self.weight.data)
         local = tokens - self.tp.rank * num_rows
@@ -31,12 +36,26 @@ class Embedding:
         if absent is not None:
             partial.masked_fill_(absent[..., None], 0.0)
         if tape is not None:
-            tape.push((local, absent))
-        return self.tp.reduce_scatter(partial).wait()
+            tape.push((local, absent, rows))
+        x = self.tp.reduce_scatter(partial).wait()
+        if self.positions is not None:
+            assert rows is not None
+            x.add_(F.embedding(rows, self.positions.data))
+        return x
 
     def backward(self, grad: torch.Tensor, tape: Tape) -> None:
         """Queue the weight gradient on the tape; tokens have no gradient."""
-        local, absent = tape.pop()
+        local, absent, rows = tape.pop()
         pending = self.tp.all_gather(grad)
         tape.flush()
         tape.wait(RowsGrad(self.weight, pending, local, absent))
+        if self.positions is not None:
+            tape.wait(RowsGrad(self.positions, grad, rows.expand(grad.shape[:2]), None))
+
+    def _rows(self, at: Positions, length: int) -> torch.Tensor:
+        """Places of this rank's piece of the sequence, [seq/tp, 1 or micro_batch]."""
+        piece = length // self.tp.size
+        first = self.tp.rank * piece
+        if at.index is not None:
+            return at.index[first : first + piece]
+        return torch.arange(first, first + piece, device=self.weight.data.device)[:, None]

@@ -10,8 +10,9 @@ V = this rank's piece of the vocabulary.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from headway.trainer.model.kernels import Kernels
-from headway.trainer.model.layers import LayerNorm
+from headway.trainer.model.layers import Norm
 from headway.trainer.model.loss import cross_entropy
 from headway.trainer.model.matmul import add_weight_grad, input_grad, linear
 from headway.trainer.model.tape import Tape
@@ -30,14 +31,24 @@ class Head:
     """``forward`` returns the loss and keeps its gradient for ``backward``."""
 
     def __init__(
-        self, norm: LayerNorm, weight: Parameter, tp: TensorParallel, kernels: Kernels
+        self,
+        norm: Norm,
+        weight: Parameter,
+        tp: TensorParallel,
+        kernels: Kernels,
+        *,
+        vocab_size: int,
     ) -> None:
+        """``weight``'s rows beyond ``vocab_size`` are padding and never used."""
         self.norm, self.weight, self.tp, self.kernels = norm, weight, tp, kernels
+        self._vocab_size = vocab_size
 
     def logits(self, x: torch.Tensor, position: int) -> torch.Tensor:
-        """This rank's logits [micro_batch, V] of one position, in the type of the product."""
+        """This rank's logits of one position, in the type of the product: [micro_batch, rows of
+        the table], -inf where they are padding."""
         whole = self.tp.all_gather(self.norm.forward(x, None)).wait()
-        return linear(whole[position], self.weight.data, rounded=False)
+        logits = linear(whole[position], self._table(), rounded=False)
+        return F.pad(logits, (0, len(self.weight.data) - logits.shape[1]), value=-torch.inf)
 
     def forward(
         self,
@@ -80,19 +91,26 @@ class Head:
         loss_scale: float,
     ) -> torch.Tensor:
         """The loss of a block of tokens; its gradients go to ``grad_x`` and to the weight."""
-        logits = linear(x, self.weight.data, rounded=False)
+        weight, rows = self._table(), len(self.weight.data)
+        logits = linear(x, weight, rounded=False)
         loss = cross_entropy(
             logits,
             labels,
             mask.to(self.weight.grad.dtype),
             self.tp,
             self.kernels,
+            first=self.tp.rank * rows,
             with_grad=grad_x is not None,
         )
         if grad_x is not None:  # the logits are their gradient now
-            torch.mul(input_grad(logits, self.weight.data), loss_scale, out=grad_x)
-            add_weight_grad(self.weight.grad, logits, x, loss_scale)
+            torch.mul(input_grad(logits, weight), loss_scale, out=grad_x)
+            add_weight_grad(self.weight.grad[: len(weight)], logits, x, loss_scale)
         return loss
+
+    def _table(self) -> torch.Tensor:
+        """This rank's rows that are tokens, [V, hidden]."""
+        rows = len(self.weight.data)
+        return self.weight.data[: max(0, self._vocab_size - self.tp.rank * rows)]
 
     def _block_size(self, num_tokens: int) -> int:
         """Tokens of a block: equal blocks, as few as the bound allows."""

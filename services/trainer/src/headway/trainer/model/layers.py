@@ -1,9 +1,10 @@
-"""LayerNorm, GELU and rotary positions: each a forward that saves and a backward that pops."""
+"""Norms and activations: each a forward that saves and a backward that pops."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
 import torch
 from headway.trainer.model.kernels import Kernels
@@ -11,27 +12,38 @@ from headway.trainer.model.tape import Tape, VectorGrad
 from headway.trainer.state.params import Parameter
 
 
-class LayerNorm:
-    """Normalise the last dimension, with statistics in fp32 or better."""
-
-    eps = 1e-5
-
-    def __init__(self, weight: Parameter, bias: Parameter, kernels: Kernels) -> None:
-        self.weight, self.bias, self.kernels = weight, bias, kernels
+class Norm(Protocol):
+    """Normalises the last dimension, with statistics in fp32 or better."""
 
     def forward(self, x: torch.Tensor, tape: Tape | None) -> torch.Tensor:
         """Normalise, and keep ``x`` and its statistics."""
+
+    def again(self, x: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """A function that makes the output for ``x`` again."""
+
+    def backward(self, grad: torch.Tensor, tape: Tape) -> torch.Tensor:
+        """Gradient of x; those of the parameters wait on the tape."""
+
+
+class LayerNorm:
+    """A ``Norm`` by mean and variance, with weight and bias."""
+
+    def __init__(self, weight: Parameter, bias: Parameter, kernels: Kernels, eps: float) -> None:
+        self.weight, self.bias, self.kernels, self.eps = weight, bias, kernels, eps
+
+    def forward(self, x: torch.Tensor, tape: Tape | None) -> torch.Tensor:
+        """See ``Norm``."""
         y, mean, rstd = self.kernels.layer_norm(x, *self._scales(), self.eps)
         if tape is not None:
             tape.push((x, mean, rstd))
         return y
 
     def again(self, x: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """A function that makes the output for ``x`` again."""
+        """See ``Norm``."""
         return lambda: self.forward(x, None)
 
     def backward(self, grad: torch.Tensor, tape: Tape) -> torch.Tensor:
-        """Gradient of x; those of weight and bias wait on the tape."""
+        """See ``Norm``."""
         x, mean, rstd = tape.pop()
         grad_x, grad_weight, grad_bias = self.kernels.layer_norm_backward(
             grad, x, mean, rstd, *self._scales()
@@ -45,44 +57,53 @@ class LayerNorm:
         return self.weight.data.to(self.weight.grad.dtype), self.bias.data.to(self.bias.grad.dtype)
 
 
-class Gelu:
-    """GELU; ``again`` makes its output again from what it keeps."""
+class RmsNorm:
+    """A ``Norm`` by the mean square, with a weight."""
 
-    def __init__(self, kernels: Kernels) -> None:
-        self.kernels = kernels
+    def __init__(self, weight: Parameter, kernels: Kernels, eps: float) -> None:
+        self.weight, self.kernels, self.eps = weight, kernels, eps
+
+    def forward(self, x: torch.Tensor, tape: Tape | None) -> torch.Tensor:
+        """See ``Norm``."""
+        y, rstd = self.kernels.rms_norm(x, self._scale(), self.eps)
+        if tape is not None:
+            tape.push((x, rstd))
+        return y
+
+    def again(self, x: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """See ``Norm``."""
+        return lambda: self.forward(x, None)
+
+    def backward(self, grad: torch.Tensor, tape: Tape) -> torch.Tensor:
+        """See ``Norm``."""
+        grad_x, grad_weight = self.kernels.rms_norm_backward(grad, *tape.pop(), self._scale())
+        tape.wait(VectorGrad(self.weight, grad_weight))
+        return grad_x
+
+    def _scale(self) -> torch.Tensor:
+        return self.weight.data.to(self.weight.grad.dtype)
+
+
+class Activation:
+    """GELU or SwiGLU between the two matrices of an MLP; ``again`` makes its output again from
+    what it keeps."""
+
+    def __init__(self, name: str, kernels: Kernels) -> None:
+        """``name`` as in ``ModelConfig.mlp``."""
+        kind = name.replace("-", "_")
+        self._apply: Callable[[torch.Tensor], torch.Tensor] = getattr(kernels, kind)
+        self._backward: Callable[..., torch.Tensor] = getattr(kernels, f"{kind}_backward")
 
     def forward(self, x: torch.Tensor, tape: Tape | None) -> torch.Tensor:
         """Apply, and keep ``x``."""
         if tape is not None:
             tape.push(x)
-        return self.kernels.gelu(x)
+        return self._apply(x)
 
     def again(self, x: torch.Tensor) -> Callable[[], torch.Tensor]:
         """A function that makes the output for ``x`` again."""
-        return partial(self.kernels.gelu, x)
+        return partial(self._apply, x)
 
     def backward(self, grad: torch.Tensor, tape: Tape) -> torch.Tensor:
         """Gradient of x."""
-        return self.kernels.gelu_backward(grad, tape.pop())
-
-
-class Rotary:
-    """Cosines and sines of rotary positions (Su et al., arXiv 2104.09864): pair i of a head is
-    rotated at position s by the angle ``s * theta ** (-2i / head_dim)``."""
-
-    def __init__(
-        self, head_dim: int, seq_len: int, theta: float, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        pairs = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
-        angle = torch.outer(torch.arange(seq_len, dtype=torch.float64), theta**-pairs)
-        self._cos = angle.cos()[:, None, None].to(device, dtype)  # [seq, 1, 1, head_dim / 2]
-        self._sin = angle.sin()[:, None, None].to(device, dtype)
-
-    def at(
-        self, length: int, positions: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines for ``length`` tokens: of ``positions`` [length, B], or of
-        0 to ``length`` - 1."""
-        if positions is None:
-            return self._cos[:length], self._sin[:length]
-        return self._cos[positions, 0], self._sin[positions, 0]
+        return self._backward(grad, tape.pop())

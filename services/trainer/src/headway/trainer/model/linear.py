@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import torch
 from headway.trainer.model.matmul import add_linear, input_grad, linear
-from headway.trainer.model.tape import Kept, MatmulGrad, Tape, value
+from headway.trainer.model.tape import Kept, MatmulGrad, Tape, VectorGrad, value
 from headway.trainer.parallel.tensor import Pending, TensorParallel
 from headway.trainer.state.params import Parameter
 
 
 class ColumnLinear:
-    """y[S, B, O/tp] = all_gather(x[S/tp, B, I]) @ weight[O/tp, I]^T."""
+    """y[S, B, O/tp] = all_gather(x[S/tp, B, I]) @ weight[O/tp, I]^T + bias[O/tp]."""
 
-    def __init__(self, weight: Parameter, tp: TensorParallel) -> None:
-        self.weight, self.tp = weight, tp
+    def __init__(
+        self, weight: Parameter, tp: TensorParallel, bias: Parameter | None = None
+    ) -> None:
+        self.weight, self.tp, self.bias = weight, tp, bias
 
     def forward(
         self, x: torch.Tensor, tape: Tape | None, again: Kept | None = None
@@ -27,7 +29,8 @@ class ColumnLinear:
         """Gather and multiply. Keeps ``x``, or ``again``, which makes it again."""
         if tape is not None:
             tape.push(x if again is None else again)
-        return self.tp.gather_matmul(x, lambda piece: linear(piece, self.weight.data))[1]
+        bias = None if self.bias is None else self.bias.data
+        return self.tp.gather_matmul(x, lambda piece: linear(piece, self.weight.data, bias))[1]
 
     def backward(self, grad: torch.Tensor, tape: Tape) -> torch.Tensor:
         """Gradient of ``x``. The gather of ``x`` runs under the product; weight gradients that wait
@@ -39,14 +42,17 @@ class ColumnLinear:
         pending = self.tp.matmul_scatter(grad, lambda piece: input_grad(piece, self.weight.data))
         tape.flush()
         tape.wait(MatmulGrad(self.weight, grad, x))
+        _wait_for_bias(tape, self.bias, grad)
         return pending.wait()
 
 
 class RowLinear:
-    """y[S/tp, B, O] = reduce_scatter(x[S, B, I/tp] @ weight[O, I/tp]^T)."""
+    """y[S/tp, B, O] = reduce_scatter(x[S, B, I/tp] @ weight[O, I/tp]^T) + bias[O]."""
 
-    def __init__(self, weight: Parameter, tp: TensorParallel) -> None:
-        self.weight, self.tp = weight, tp
+    def __init__(
+        self, weight: Parameter, tp: TensorParallel, bias: Parameter | None = None
+    ) -> None:
+        self.weight, self.tp, self.bias = weight, tp, bias
 
     def forward(
         self, x: torch.Tensor, tape: Tape | None, again: Kept | None = None
@@ -54,7 +60,8 @@ class RowLinear:
         """Multiply and sum over ranks. Keeps ``x``, or ``again``."""
         if tape is not None:
             tape.push(x if again is None else again)
-        return self.tp.matmul_scatter(x, lambda piece: linear(piece, self.weight.data)).wait()
+        y = self.tp.matmul_scatter(x, lambda piece: linear(piece, self.weight.data)).wait()
+        return y if self.bias is None else y.add_(self.bias.data)
 
     def backward(self, grad: torch.Tensor, tape: Tape) -> torch.Tensor:
         """Gradient of ``x``; ``grad`` is kept until its weight gradient is added."""
@@ -63,14 +70,22 @@ class RowLinear:
             grad, lambda piece: input_grad(piece, self.weight.data), meanwhile=tape.flush
         )
         tape.wait(MatmulGrad(self.weight, _for_later(self.tp, tape, grad, whole), tape_x))
+        _wait_for_bias(tape, self.bias, grad)
         return product
 
 
 class RowPair:
-    """y = reduce_scatter(a @ first^T + b @ second^T): both outputs of a parallel block, one sum."""
+    """y = reduce_scatter(a @ first^T + b @ second^T) + biases: both outputs of a parallel block,
+    one sum."""
 
-    def __init__(self, first: Parameter, second: Parameter, tp: TensorParallel) -> None:
-        self.first, self.second, self.tp = first, second, tp
+    def __init__(
+        self,
+        first: Parameter,
+        second: Parameter,
+        tp: TensorParallel,
+        biases: tuple[Parameter, ...] = (),
+    ) -> None:
+        self.first, self.second, self.tp, self.biases = first, second, tp, biases
 
     def forward(
         self, a: torch.Tensor, b: torch.Tensor, tape: Tape | None, again: Kept | None = None
@@ -79,7 +94,10 @@ class RowPair:
         if tape is not None:
             tape.push((a, b if again is None else again))
         total = add_linear(linear(a, self.first.data), b, self.second.data)
-        return self.tp.reduce_scatter(total).wait()
+        y = self.tp.reduce_scatter(total).wait()
+        for bias in self.biases:
+            y.add_(bias.data)
+        return y
 
     def backward(self, grad: torch.Tensor, tape: Tape) -> tuple[torch.Tensor, torch.Tensor]:
         """Gradients of ``a`` and ``b``."""
@@ -90,7 +108,15 @@ class RowPair:
         kept = _for_later(self.tp, tape, grad, whole)
         tape.wait(MatmulGrad(self.first, kept, a))
         tape.wait(MatmulGrad(self.second, kept, b))
+        for bias in self.biases:
+            _wait_for_bias(tape, bias, grad)
         return input_grad(whole, self.first.data), input_grad(whole, self.second.data)
+
+
+def _wait_for_bias(tape: Tape, bias: Parameter | None, grad: torch.Tensor) -> None:
+    """Queue the gradient of a bias that was added to every token; summed in the master type."""
+    if bias is not None:
+        tape.wait(VectorGrad(bias, grad.sum((0, 1), dtype=bias.grad.dtype)))
 
 
 def _for_later(tp: TensorParallel, tape: Tape, piece: torch.Tensor, whole: torch.Tensor) -> Kept:

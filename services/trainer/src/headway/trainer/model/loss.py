@@ -25,6 +25,7 @@ def cross_entropy(
     tp: TensorParallel,
     kernels: Kernels,
     *,
+    first: int,
     with_grad: bool,
 ) -> torch.Tensor:
     """Sum of ``mask * -log softmax(logits)[label]`` over N, an fp64 scalar, equal on all tp ranks.
@@ -35,9 +36,10 @@ def cross_entropy(
     Args:
         labels: [N] int64, positions in the whole vocabulary, checked by the dataloader; any value
             where ``mask`` is 0.
+        first: this rank's first token of the vocabulary.
         mask: [N] weight of each token, in the type in which exponentials are summed.
     """
-    mine, target = _targets(logits, labels, tp)
+    mine, target = _targets(logits, labels, first)
     at_label = logits.gather(1, target)[:, 0].to(mask.dtype)
     highest, total = torch.empty_like(mask), torch.empty_like(mask)
     for rows in _blocks(logits):
@@ -78,10 +80,10 @@ def _over_ranks(
 
 
 def _targets(
-    logits: torch.Tensor, labels: torch.Tensor, tp: TensorParallel
+    logits: torch.Tensor, labels: torch.Tensor, first: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Which tokens' labels are in this rank's piece, and where; 0 for the others. [N, 1] each."""
-    local = labels[:, None] - tp.rank * logits.shape[1]
+    local = labels[:, None] - first
     mine = (local >= 0) & (local < logits.shape[1])
     return mine, torch.where(mine, local, 0)
 

@@ -34,9 +34,17 @@ def to_kernel_dtype(x: torch.Tensor) -> torch.Tensor:
     return x.to(kernel_dtype(x.dtype, x.device.type))
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, *, rounded: bool = True) -> torch.Tensor:
-    """x[..., I] @ weight[O, I]^T in the type of ``x``; in the kernel's type if not ``rounded``."""
-    product = F.linear(to_kernel_dtype(x), to_kernel_dtype(weight))
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    rounded: bool = True,
+) -> torch.Tensor:
+    """x[..., I] @ weight[O, I]^T + bias[O] in the type of ``x``; in the kernel's type if not
+    ``rounded``."""
+    added = None if bias is None else to_kernel_dtype(bias)
+    product = F.linear(to_kernel_dtype(x), to_kernel_dtype(weight), added)
     return product.to(x.dtype) if rounded else product
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from headway.common.errors import ConfigError
 
@@ -45,7 +48,8 @@ class ParamSpec:
     ``tp_dim`` is the dimension that is split into ``tp_size`` equal pieces, of which this rank
     holds number ``tp_rank``; None means that every rank holds a replica. Initial values are normal
     with ``init_std`` around 0, or, where ``init_std`` is 0, all equal to ``init_value``.
-    ``joins_next`` places the next parameter without a gap, so that both are one view.
+    ``joins_next`` places the next parameter without a gap, so that both are one view. ``init_from``
+    gives all initial values for a seed instead, flat.
     """
 
     name: str
@@ -57,6 +61,7 @@ class ParamSpec:
     init_std: float = 0.0
     init_value: float = 0.0
     joins_next: bool = False
+    init_from: Callable[[int], npt.NDArray[np.float64]] | None = None
 
     def __post_init__(self) -> None:
         if self.tp_dim is not None and self.global_shape[self.tp_dim] % self.tp_size:

@@ -95,8 +95,8 @@ class Layers:
     def gelu_backward(self, grad: Block, tape: Tape) -> Block:
         """``Gelu.backward``."""
         kept = tape.saved.pop()
-        result = self.new(grad.nbytes)
-        del kept
+        result = self.new(self.sizes.wide)
+        del kept, grad
         return result
 
     def _widened(self, nbytes: int, count: int) -> list[Block]:
@@ -159,9 +159,9 @@ class Layers:
         tape.flush()
         kept = self._for_later(tape, grad, whole)
         self.queue(tape, self._numel(self.sizes.heads), kept, a)
-        self.queue(tape, self._numel(self.sizes.wide), kept, b)
+        self.queue(tape, self._numel(self.sizes.inner), kept, b)
         first = self.product((whole.nbytes,), self.sizes.heads)
-        return first, self.product((whole.nbytes,), self.sizes.wide)
+        return first, self.product((whole.nbytes,), self.sizes.inner)
 
     def _numel(self, width: int) -> int:
         return width // self.sizes.param // self.sizes.tokens * self.hidden
@@ -258,14 +258,14 @@ class Layers:
         normed = self.norm(h, tape)
         wide = self.column(normed, tape, sizes.wide, self._again(self.norm, h) if lean else None)
         del normed
-        again: Held | None = partial(self.new, sizes.wide) if lean else None
+        again: Held | None = partial(self.new, sizes.inner) if lean else None
         if lean:
             again = _keeping(wide, again)
-        return _added(self, self.row(self.gelu(wide, tape, sizes.wide), tape, again))
+        return _added(self, self.row(self.gelu(wide, tape, sizes.inner), tape, again))
 
     def _serial_backward(self, grad: Block, tape: Tape, lean: bool) -> Block:
         sizes = self.sizes
-        wide = self.gelu_backward(self.row_backward(grad, tape, sizes.wide), tape)
+        wide = self.gelu_backward(self.row_backward(grad, tape, sizes.inner), tape)
         grad = _added(self, self.norm_backward(self.column_backward(wide, tape), tape))
         qkv = self.attention_backward(self.row_backward(grad, tape, sizes.heads), tape, lean=lean)
         return _added(self, self.norm_backward(self.column_backward(qkv, tape), tape))
@@ -277,8 +277,8 @@ class Layers:
         wide = self.column(normed, tape, sizes.qkv + sizes.wide, again)
         del normed
         attended = self.attention(wide, tape, lean=lean)
-        made_again = _keeping(wide, partial(self.new, sizes.wide)) if lean else None
-        activated = self.gelu(wide, tape, sizes.wide)
+        made_again = _keeping(wide, partial(self.new, sizes.inner)) if lean else None
+        activated = self.gelu(wide, tape, sizes.inner)
         return _added(self, self.pair(attended, activated, tape, made_again))
 
     def _parallel_backward(self, grad: Block, tape: Tape, lean: bool) -> Block:

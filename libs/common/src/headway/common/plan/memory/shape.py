@@ -21,8 +21,8 @@ ALIGNMENT = 64
 class MemoryShape:
     """Everything of a run that decides how many bytes its ranks use.
 
-    ``model.norms_per_layer`` 1 means the parallel block, 2 the serial one. ``recompute`` is
-    ``none``, ``selective`` or ``full`` and applies to ``recompute_layers``, all if that is empty.
+    ``recompute`` is ``none``, ``selective`` or ``full`` and applies to ``recompute_layers``, all if
+    that is empty.
     ``moments`` are the optimizer's values for each parameter.
 
     Raises:
@@ -30,7 +30,6 @@ class MemoryShape:
     """
 
     model: ModelShape
-    heads: int
     grid: Grid
     schedule: str
     num_micro_batches: int
@@ -59,7 +58,12 @@ class MemoryShape:
     @property
     def is_parallel_block(self) -> bool:
         """Whether attention and MLP of a layer share one norm."""
-        return self.model.norms_per_layer == 1
+        return self.model.norms == 1
+
+    @property
+    def heads(self) -> int:
+        """Heads of queries."""
+        return self.model.heads
 
     @property
     def on_gpu(self) -> bool:
@@ -84,13 +88,18 @@ class MemoryShape:
         """Elements of a virtual stage's flat buffer on one rank, padding included."""
         model, tp = self.model, self.grid.tp
         last = self.grid.pp * self.grid.vp - 1
-        num_tables = (stage == 0) + (stage == last)
-        norms = len(self.layers_of(stage)) * model.norms_per_layer + (stage == last)
-        matrices = [model.vocab_size * model.hidden // tp] * num_tables
-        for _ in self.layers_of(stage):
-            joined = model.hidden * (3 * model.hidden + model.ffn) // tp
-            matrices += [joined, model.hidden**2 // tp, model.hidden * model.ffn // tp]
-        used = sum(_aligned(n) for n in matrices) + 2 * norms * _aligned(model.hidden)
+        num_tables = (stage == 0) + (stage == last and not model.tied)
+        layers = len(self.layers_of(stage))
+        norms = layers * model.norms + (stage == last)
+        parts = [model.table_rows * model.hidden // tp] * num_tables
+        if model.learned_positions and stage == 0:
+            parts.append(model.seq_len * model.hidden)
+        split, whole = model.bias_widths
+        per_layer = [n // tp for n in (*model.layer_matrices, split)]
+        per_layer += [model.hidden] * (whole // model.hidden)
+        per_layer += [model.heads_width // model.heads] * (2 * model.qk_norm)
+        parts += per_layer * layers + [model.hidden] * (norms * model.norm_vectors)
+        used = sum(_aligned(n) for n in parts)
         unit = ALIGNMENT * self.grid.dp
         return -(-used // unit) * unit
 
@@ -111,6 +120,8 @@ class Sizes:
     qkv: int
     heads: int
     wide: int
+    """[T, ffn / tp], twice with a gate."""
+    inner: int
     """[T, ffn / tp]."""
     statistics: int
     """Means and deviations of one norm, in the master type."""
@@ -132,12 +143,16 @@ class Sizes:
             master=master,
             piece=tokens * model.hidden // tp * param,
             whole=tokens * model.hidden * param,
-            qkv=tokens * 3 * model.hidden // tp * param,
-            heads=tokens * model.hidden // tp * param,
-            wide=tokens * model.ffn // tp * param,
+            qkv=tokens * model.qkv_width // tp * param,
+            heads=tokens * model.heads_width // tp * param,
+            wide=tokens * model.wide_width // tp * param,
+            inner=tokens * model.ffn // tp * param,
             statistics=2 * (tokens // tp) * master,
             softmax=tokens * shape.heads // tp * max(4, param),
-            rope=model.seq_len * 3 * (model.hidden // shape.heads) * master,
+            rope=model.seq_len
+            * (model.heads // (model.kv_heads or model.heads) + 2)
+            * (model.heads_width // model.heads)
+            * master,
             tokens=tokens,
         )
 

@@ -1,0 +1,69 @@
+"""LayerNorm and RMSNorm over the last dimension, forward and backward."""
+
+from __future__ import annotations
+
+import torch
+
+_aten = torch.ops.aten
+Two = tuple[torch.Tensor, torch.Tensor]
+Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> Three:
+    """``(y, mean, rstd)`` over the last dimension (Ba et al., arXiv 1607.06450). Statistics and
+    weights are in fp32 or better, y in the type of x."""
+    wide = x.to(weight.dtype)  # a compiler would round the statistics of a narrow x
+    y, mean, rstd = torch.native_layer_norm(wide, x.shape[-1:], weight, bias, eps)
+    return y.to(x.dtype), mean, rstd
+
+
+def layer_norm_on_cpu(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
+) -> Three:
+    """``layer_norm`` by torch's own kernel, which takes weights of another type on a CPU only."""
+    return torch.native_layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+
+def layer_norm_backward(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+) -> Three:
+    """Gradients of x (its type), weight and bias (theirs).
+
+    Computed in the type of the weight on CPUs too: the kernel for a bf16 x adds up the gradients of
+    weight and bias in bf16 (measured: 0.7 % off after 64 tokens, 9 % after 8,192).
+    """
+    grad_x, grad_weight, grad_bias = _aten.native_layer_norm_backward(
+        grad.to(weight.dtype),
+        x.to(weight.dtype),
+        x.shape[-1:],
+        mean,
+        rstd,
+        weight,
+        bias,
+        [True, True, True],
+    )
+    return grad_x.to(x.dtype), grad_weight, grad_bias
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Two:
+    """``(y, rstd)``: x over the root of its mean square (Zhang and Sennrich, arXiv 1910.07467).
+    Computed in the type of ``weight``, y in that of x."""
+    wide = x.to(weight.dtype)
+    rstd = (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
+    return (wide * rstd * weight).to(x.dtype), rstd
+
+
+def rms_norm_backward(
+    grad: torch.Tensor, x: torch.Tensor, rstd: torch.Tensor, weight: torch.Tensor
+) -> Two:
+    """Gradients of x (its type) and of the weight (its type)."""
+    wide, normed = grad.to(weight.dtype), x.to(weight.dtype) * rstd
+    grad_weight = (wide * normed).flatten(0, -2).sum(0)
+    scaled = wide * weight
+    along = (scaled * normed).mean(-1, keepdim=True)
+    return (rstd * (scaled - normed * along)).to(x.dtype), grad_weight
