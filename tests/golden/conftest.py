@@ -18,19 +18,19 @@ def pool() -> Iterator[WorkerPool]:
 
 
 class References:
-    """The single process's run, once per block and type."""
+    """The single process's run, once per model and type."""
 
     def __init__(self, pool: WorkerPool, folder: Path) -> None:
         self._pool, self._folder = pool, folder
         self._known: dict[tuple[str, str], Trained] = {}
 
-    def __call__(self, block: str, dtype: str) -> Trained:
-        if (block, dtype) not in self._known:
-            folder = self._folder / f"{block}-{dtype}"
-            self._known[block, dtype] = train_layout(
-                self._pool, single(block, dtype), 1, folder, STEPS
-            )
-        return self._known[block, dtype]
+    def __call__(self, block: str, dtype: str, family: str = "") -> Trained:
+        key = (family or block, dtype)
+        if key not in self._known:
+            folder = self._folder / "-".join(key)
+            config = single(block, dtype, family)
+            self._known[key] = train_layout(self._pool, config, 1, folder, STEPS)
+        return self._known[key]
 
 
 @pytest.fixture(scope="session")

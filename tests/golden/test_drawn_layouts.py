@@ -10,16 +10,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from headway.testkit.trainer.layouts import BARS, BLOCKS, GRIDS, SCHEDULES, Layout
+from headway.testkit.trainer.layouts import BARS, BLOCKS, FAMILIES, GRIDS, SCHEDULES, Layout
 from headway.testkit.trainer.pool import WorkerPool
 from headway.testkit.trainer.training import Trained, distance, train_layout
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-Reference = Callable[[str, str], Trained]
+Reference = Callable[[str, str, str], Trained]
 SHORT = 3
 DRAWN = settings(
-    max_examples=12,
+    max_examples=24,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
@@ -30,9 +30,10 @@ DRAWN = settings(
 def layouts(draw: st.DrawFn) -> Layout:
     """Any grid under any schedule that it allows, with any of the memory and overlap settings."""
     grid = draw(st.sampled_from(sorted(GRIDS)))
-    pp = GRIDS[grid].get("pp", 1)
+    pp, tp = GRIDS[grid].get("pp", 1), GRIDS[grid].get("tp", 1)
     schedule = draw(st.sampled_from((*SCHEDULES, "interleaved")))
     buckets = schedule == "1f1b" and pp == 1
+    families = ["", *(name for name in FAMILIES if tp == 1 or name != "own block")]
     return Layout(
         grid,
         schedule,
@@ -41,6 +42,8 @@ def layouts(draw: st.DrawFn) -> Layout:
         recompute_layers=draw(st.sampled_from(((), (0,), (1, 2), (3,)))),
         tp_pieces=draw(st.integers(1, 3)),
         vp=draw(st.integers(1, 4)) if buckets else None,
+        family=draw(st.sampled_from(families)),
+        head_layers=draw(st.sampled_from((0.0, 1.5))) if pp > 1 else 0.0,
     )
 
 
@@ -50,7 +53,7 @@ def test_a_drawn_layout_equals_the_single_process_in_fp64(
     pool: WorkerPool, tmp_path: Path, reference: Reference, layout: Layout
 ) -> None:
     found = train_layout(pool, layout.config("fp64"), layout.world_size, tmp_path, SHORT)
-    expected = reference(layout.block, "fp64")
+    expected = reference(layout.block, "fp64", layout.family)
     worst, name = distance(found.grads, expected.grads)
     assert worst < BARS["fp64"], f"gradient of {name} differs by {worst:.1e} of its norm"
     for curve in ("losses", "norms"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from headway.common.plan.grid import Coordinates
-from headway.common.plan.stages import stage_layers
 from headway.trainer.config import RunConfig
 from headway.trainer.model.chunk import Chunk
 from headway.trainer.model.gpt import Recompute, build_chunk
@@ -24,7 +23,7 @@ def build_model(
     """
     grid, train = config.parallel.grid, config.train
     precision = Precision.of(train.dtype)
-    stages = stage_layers(config.model.layers, grid.pp * grid.vp)
+    stages = config.stages
     chunks: list[Chunk] = []
     flats: list[FlatChunk] = []
     for index in range(grid.vp):

@@ -13,6 +13,7 @@ from headway.trainer.config import RunConfig
 from headway.trainer.model.chunk import Chunk
 from headway.trainer.parallel.data import DataParallel
 from headway.trainer.parallel.tensor import TensorParallel
+from headway.trainer.parallel.tied import TiedTable
 from headway.trainer.recorder import Recorder
 from headway.trainer.snapshot import Snapshots
 from headway.trainer.state.flat import FlatChunk
@@ -32,6 +33,7 @@ class StepContext:
     snapshots: Snapshots
     recorder: Recorder
     device: torch.device
+    tied: TiedTable
     fingerprints: Mapping[Split, str]
     """Fingerprints of the data read so far in this run; stored in snapshots."""
 

@@ -37,6 +37,7 @@ class Evaluation:
 
         with context.recorder.record(Kind.EVAL, step=step):
             self._data.gather_all(step)
+            context.tied.begin()
             pipeline = Pipeline(
                 self._actions(),
                 context.chunks,
@@ -49,9 +50,10 @@ class Evaluation:
                 overlap=config.parallel.overlap_p2p,
                 handlers={Kind.DATA: data},
                 check=context.groups.channels.check,
-                before_compute=lambda _: None,  # everything is gathered
+                before_compute=context.tied.ready,  # everything is gathered
             )
             pipeline.run()
+            context.tied.finish()
             return context.sum_over_ranks(0.0, pipeline.loss_sum, num_tokens).mean_loss
 
     def _actions(self) -> Sequence[Action]:
@@ -65,6 +67,7 @@ class Evaluation:
         """Tokens that the model writes after ``prompt``; see ``sample_text``."""
         with self._context.recorder.record(Kind.SAMPLE, step=step):
             self._data.gather_all(step)
+            self._context.tied.exchange()
             with _eager(self._context):
                 return sample_text(self._context, prompt, count, temperature=temperature)
 

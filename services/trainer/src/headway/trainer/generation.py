@@ -24,6 +24,7 @@ from headway.trainer.hooks import StepHooks
 from headway.trainer.layout_check import difference
 from headway.trainer.model.chunk import Chunk
 from headway.trainer.parallel.tensor import TensorParallel
+from headway.trainer.parallel.tied import TiedTable
 from headway.trainer.recorder import NoRecorder, Recorder
 from headway.trainer.snapshot import Extra, Snapshots, layout, offsets
 from headway.trainer.state.flat import FlatChunk
@@ -255,6 +256,9 @@ class Session:
             snapshots=self.ready_snapshots(),
             recorder=self._recorder,
             device=self.device,
+            tied=TiedTable(
+                self.chunks, self.groups.pipe, is_tied=self.config.model.architecture.tied
+            ),
             fingerprints=self._data.fingerprints,
         )
 

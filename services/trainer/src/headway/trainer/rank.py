@@ -147,6 +147,7 @@ class Rank:
                     timeout_s=self.config.recovery.group_timeout_s,
                     backend="nccl" if self._device.type == "cuda" else "gloo",
                     device=self._device,
+                    joins_ends=self.config.model.architecture.tied,
                 )
             )
             self._restore(assign)

@@ -58,6 +58,7 @@ class TrainStep:
             for flat in self._context.flats:
                 flat.zero_grads()
             totals = _StepTotals(step, self._learning_rate(step))
+            self._context.tied.begin()
             self._pass(totals).run()
         return StepResult(
             step=step,
@@ -100,7 +101,7 @@ class TrainStep:
             overlap=config.parallel.overlap_p2p,
             handlers=handlers,
             check=context.groups.channels.check,
-            before_compute=lambda chunk: self._data.ready(chunk, step),
+            before_compute=lambda chunk: self._ready(chunk, step),
         )
 
     def _take_batches(self, pipeline: Pipeline, totals: _StepTotals) -> None:
@@ -109,8 +110,13 @@ class TrainStep:
             pipeline.batches = context.take_batches(self._reader, self._state.samples, 1)
         totals.num_tokens = sum(batch.num_tokens for batch in pipeline.batches)
 
+    def _ready(self, chunk: int, step: int) -> None:
+        self._data.ready(chunk, step)
+        self._context.tied.ready(chunk)
+
     def _reduce(self, action: Action, step: int) -> None:
         self._context.chunks[action.chunk].finish_grads()
+        self._context.tied.reduce(action.chunk)
         self._data.reduce(action.chunk, step)
 
     def _norm(self, totals: _StepTotals, loss_sum: torch.Tensor) -> None:
@@ -118,6 +124,7 @@ class TrainStep:
         factor to the true number of tokens is 1 unless labels are masked."""
         context = self._context
         self._data.finish(totals.step)
+        context.tied.finish()
         context.snapshots.finish()  # before this rank contributes: see docs/protocol.md, section 3
         with context.recorder.record(Kind.NORM, step=totals.step):
             norm_square = torch.stack(

@@ -171,6 +171,7 @@ def _groups(config: RunConfig, place: Place, device: torch.device) -> Groups:
         timeout_s=config.recovery.group_timeout_s,
         backend="nccl" if device.type == "cuda" else "gloo",
         device=device,
+        joins_ends=config.model.architecture.tied,
     )
 
 

@@ -33,6 +33,16 @@ GRIDS = {
 SCHEDULES = ("gpipe", "1f1b", "zb-h1")
 INTERLEAVED = ("pp2", "pp2xdp2")
 BLOCKS = ("serial", "parallel")
+FAMILIES: dict[str, dict[str, Any]] = {
+    "gpt2": {"preset": "gpt2", "vocab_size": 91},
+    "llama": {"preset": "llama", "kv_heads": 2, "rope_scaling": {"factor": 8.0}},
+    "tied llama": {"preset": "llama", "kv_heads": 2, "tied": True, "document_end": 7},
+    "mistral": {"preset": "mistral", "kv_heads": 2, "window": 5},
+    "qwen3": {"preset": "qwen3", "head_dim": 8, "window": 3, "window_layers": [1, 2]},
+    "neox": {"preset": "neox", "head_dim": 8, "document_end": 7},
+    "own block": {"block": "headway.testkit.trainer.gated_block:GatedBlock"},
+}
+"""Models of every preset, with windows, documents and a block of the user's own."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +57,9 @@ class Layout:
     tp_pieces: int = 1
     vp: int | None = None
     """None takes the configuration's default, or 2 with the interleaved schedule."""
+    family: str = ""
+    """Of ``FAMILIES``; "" is the plain model with ``block``."""
+    head_layers: float = 0.0
 
     @property
     def name(self) -> str:
@@ -67,12 +80,15 @@ class Layout:
             **GRIDS[self.grid],
             "schedule": self.schedule,
             "tp_pieces": self.tp_pieces,
+            "head_layers": self.head_layers,
             **switches,
         }
         vp = 2 if self.vp is None and self.schedule == "interleaved" else self.vp
         if vp is not None:
             parallel["vp"] = vp
-        settings = small_run(dtype, self.block, parallel, world_size=self.world_size)
+        settings = small_run(
+            dtype, self.block, parallel, world_size=self.world_size, family=self.family
+        )
         settings["train"]["recompute"] = self.recompute
         if self.recompute != "none":
             settings["train"]["recompute_layers"] = list(self.recompute_layers)
@@ -89,13 +105,18 @@ def all_layouts() -> Iterator[Layout]:
             yield Layout(grid, "interleaved", block)
 
 
-def single(block: str, dtype: str) -> dict[str, Any]:
+def single(block: str, dtype: str, family: str = "") -> dict[str, Any]:
     """The single process that layouts are compared with."""
-    return small_run(dtype, block, {"schedule": "1f1b"}, world_size=1)
+    return small_run(dtype, block, {"schedule": "1f1b"}, world_size=1, family=family)
 
 
 def small_run(
-    dtype: str, block: str = "serial", parallel: dict[str, Any] | None = None, *, world_size: int
+    dtype: str,
+    block: str = "serial",
+    parallel: dict[str, Any] | None = None,
+    *,
+    world_size: int,
+    family: str = "",
 ) -> dict[str, Any]:
     """Four layers, no two dimensions equal, weights so large that every part of the model counts.
 
@@ -110,8 +131,8 @@ def small_run(
             "ffn": 40,
             "vocab_size": 64,
             "seq_len": 16,
-            "block": block,
             "init_std": 0.3,
+            **(FAMILIES[family] if family else {"block": block}),
         },
         "parallel": parallel or {},
         "launch": {"nodes": 1, "ranks_per_node": world_size},

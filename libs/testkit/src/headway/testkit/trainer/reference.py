@@ -199,7 +199,8 @@ def _rotate(x: torch.Tensor, model: Architecture, position: torch.Tensor) -> tor
 
 
 def _frequency(model: Architecture, power: float) -> float:
-    frequency, scaling = model.rope_theta**-power, model.rope_scaling
+    frequency: float = model.rope_theta**-power
+    scaling = model.rope_scaling
     if scaling.factor == 1.0:
         return frequency
     wavelength = 2 * math.pi / frequency

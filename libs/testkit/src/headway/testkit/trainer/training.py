@@ -287,6 +287,7 @@ def build_groups(
         timeout_s=timeout_s,
         backend="nccl" if device is not None and device.type == "cuda" else "gloo",
         device=device,
+        joins_ends=run.model.architecture.tied,
     )
 
 

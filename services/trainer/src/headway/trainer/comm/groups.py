@@ -98,12 +98,15 @@ def build(
     timeout_s: float,
     backend: Backend = "gloo",
     device: torch.device | None = None,
+    joins_ends: bool = False,
 ) -> Groups:
     """Create the generation's groups on a build thread and wait for them as for any other call.
 
     ``announce`` and ``lookup`` run on the build thread. Rank 0 announces the address of its store;
     the others look it up, which may block and should end when the generation is fenced (otherwise
     its thread is abandoned).
+
+    ``joins_ends``: the first and the last stage exchange messages, also without interleaving.
 
     Raises:
         Aborted: the generation was fenced; a half-built result is freed in the background.
@@ -113,7 +116,9 @@ def build(
     """
     if grid.world_size == 1:
         return Groups(generation, channels)
-    builder = _Builder(generation, grid, rank, host, timeout_s, backend, device, channels)
+    builder = _Builder(
+        generation, grid, rank, host, timeout_s, backend, device, channels, joins_ends
+    )
     try:
         return channels.open("build").call(lambda: builder.run(announce, lookup)).result()
     except Aborted:
@@ -139,7 +144,9 @@ class _Builder:
         backend: Backend,
         device: torch.device | None,
         channels: Channels,
+        joins_ends: bool,
     ) -> None:
+        self._joins_ends = joins_ends or grid.vp > 1
         self._generation, self._grid, self._rank, self._host = generation, grid, rank, host
         self._timeout_s, self._backend, self._device = timeout_s, backend, device
         self._groups = Groups(generation, channels)
@@ -179,7 +186,7 @@ class _Builder:
         if self._backend == "gloo":
             return GlooFactory(store, channels, self._host, timeout_s)
         device = self._device or torch.device("cuda")
-        return NcclFactory(store, channels, timeout_s, device, wraps=self._grid.vp > 1)
+        return NcclFactory(store, channels, timeout_s, device, wraps=self._joins_ends)
 
     def _open_store(self, announce: Announce, lookup: Lookup) -> StoreClient:
         if self._rank == 0:

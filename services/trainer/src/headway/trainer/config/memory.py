@@ -50,6 +50,7 @@ def memory_shape(config: RunConfig, *, native_bf16: bool | None = None) -> Memor
     return MemoryShape(
         model=model_shape(config),
         grid=config.parallel.grid,
+        stages=tuple(config.stages),
         schedule=config.parallel.schedule,
         num_micro_batches=config.num_micro_batches,
         micro_batch_size=config.train.micro_batch_size,

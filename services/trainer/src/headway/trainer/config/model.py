@@ -93,7 +93,7 @@ class ModelConfig:
         values: dict[str, Any] = {
             key.name: getattr(self, key.name) for key in fields(self) if key.name != "preset"
         }
-        preset = DEFAULTS | PRESETS[self.preset]
+        preset = {**DEFAULTS, **PRESETS[self.preset]}
         chosen = {name: preset[name] for name in preset if values[name] is None}
         values |= chosen
         gated = values["mlp"] == "swiglu"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 from headway.common.plan.grid import Grid
-from headway.trainer.config.checks import positive
+from headway.trainer.config.checks import positive, within
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,18 @@ class ParallelConfig:
     """Gather chunks while data loads; off waits for each gather at once. Same bits either way."""
     overlap_p2p: bool = True
     """Send in the background and post receives early; off waits for each message at once."""
+    stage_layers: tuple[int, ...] = ()
+    """Layers of each of the ``pp * vp`` stages in order; the last may have none. Empty splits them
+    by ``head_layers``."""
+    head_layers: float = 0.0
+    """Time of the head and loss in layers' time, as measured; stages are cut such that the slowest
+    is as fast as possible. 0 gives equal stages."""
     tp_pieces: int = 1
     """Pieces into which a tensor-parallel collective and the matrix product next to it are cut, so
     that one piece travels while the other is multiplied; 1 keeps both whole. Other bits."""
 
     def __post_init__(self) -> None:
+        within("parallel", 0.0, math.inf, head_layers=self.head_layers)
         positive(
             "parallel",
             tp=self.tp,

@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from headway.ckpt_store.config import StoreConfig
 from headway.common.errors import ConfigError
+from headway.common.plan.stages import balanced, stage_layers
 from headway.dataloader.config import DataConfig
 from headway.health.config import HealthConfig
 from headway.trainer.config.launch import LaunchConfig
@@ -49,6 +51,16 @@ class RunConfig:
     def num_micro_batches(self) -> int:
         """Micro-batches of one replica in one step."""
         return self.train.global_batch_size // (self.train.micro_batch_size * self.parallel.dp)
+
+    @property
+    def stages(self) -> list[range]:
+        """The layers of each virtual stage."""
+        parallel, layers = self.parallel, self.model.layers
+        num_stages = parallel.pp * parallel.num_chunks
+        counts: Sequence[int] = parallel.stage_layers
+        if not counts and parallel.head_layers and parallel.pp > 1:
+            counts = balanced(layers, num_stages, parallel.head_layers)
+        return stage_layers(layers, num_stages, counts)
 
     def _default_chunks(self) -> int:
         parallel = self.parallel
@@ -96,10 +108,29 @@ class RunConfig:
                 f"parallel.vp={stages} chunks of model.layers={self.model.layers} layers",
                 remedy=f"use parallel.vp={self.model.layers} or less",
             )
-        if self.parallel.pp > 1 and self.model.layers % stages:
+        counts = self.parallel.stage_layers
+        if counts and (len(counts) != stages or sum(counts) != self.model.layers):
+            raise ConfigError(
+                f"parallel.stage_layers={list(counts)} with pp x vp = {stages} stages and "
+                f"model.layers={self.model.layers}",
+                remedy=f"give {stages} numbers whose sum is {self.model.layers}",
+            )
+        if counts and (min(counts) < 0 or min(counts[:-1], default=1) < 1):
+            raise ConfigError(
+                f"parallel.stage_layers={list(counts)} has a stage without layers",
+                remedy="only the last one, which has the head, may have none",
+            )
+        even = not counts and self.parallel.head_layers == 0.0
+        if self.parallel.pp > 1 and even and self.model.layers % stages:
             raise ConfigError(
                 f"model.layers={self.model.layers} is not divisible by pp x vp = {stages}",
-                remedy=f"use a multiple of {stages} layers",
+                remedy=f"use a multiple of {stages} layers, or set parallel.stage_layers",
+            )
+        if self.parallel.head_layers and (counts or self.model.layers < stages):
+            raise ConfigError(
+                f"parallel.head_layers={self.parallel.head_layers:g} with "
+                f"parallel.stage_layers={list(counts)} and model.layers={self.model.layers}",
+                remedy="set one of the two, with at least one layer per stage",
             )
         if self.train.recompute_layers and self.train.recompute == "none":
             raise ConfigError(

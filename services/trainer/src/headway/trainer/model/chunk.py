@@ -43,6 +43,7 @@ class Forward:
 class Chunk:
     """The layers of one pipeline stage on one tensor-parallel rank, without memory until ``bind``.
 
+    ``borrowed`` is the table of a tied head that another rank owns (``parallel.tied``).
     ``params`` lists its parameters in a fixed order: split ones first, then the replicated ones
     (norms), so that the latter form one segment of the flat buffers.
     """
@@ -57,6 +58,7 @@ class Chunk:
         places: Places,
         parameters: Mapping[str, Parameter],
         joined: Sequence[JoinedParameter],
+        borrowed: Parameter | None = None,
         tp: TensorParallel,
         precision: Precision,
         device: torch.device,
@@ -66,6 +68,7 @@ class Chunk:
         self._places, self._parameters, self._joined = places, parameters, joined
         specs = [parameter.spec for parameter in parameters.values()]
         self.params: list[ParamSpec] = sorted(specs, key=lambda spec: spec.is_replicated)
+        self._borrowed = borrowed
         self._flat: FlatChunk | None = None
 
     @property
@@ -90,6 +93,12 @@ class Chunk:
             parameter.bind(*flat.views(name))
         for wide in self._joined:
             wide.bind(*flat.views(*(part.spec.name for part in wide.parts)))
+        if self._borrowed is not None:
+            shape, device = self._borrowed.spec.shape, self.device
+            self._borrowed.bind(
+                torch.zeros(shape, dtype=self.precision.param_dtype, device=device),
+                torch.zeros(shape, dtype=self.precision.master_dtype, device=device),
+            )
 
     def activation_shape(self, micro_batch_size: int) -> torch.Size:
         """Shape of the tensors between stages: [seq/tp, micro_batch, hidden]."""

@@ -74,6 +74,7 @@ def build_chunk(
         places=Places(model.architecture, precision.master_dtype, device),
         parameters=make.parameters,
         joined=make.joined,
+        borrowed=make.borrowed,
         tp=tp,
         precision=precision,
         device=device,
@@ -89,6 +90,7 @@ class _Builder:
         self.model, self.tp, self.kernels, self.device = model, tp, found, device
         self.parameters: dict[str, Parameter] = {}
         self.joined: list[JoinedParameter] = []
+        self.borrowed: Parameter | None = None
 
     def embedding(self) -> Embedding:
         model = self.model
@@ -102,7 +104,10 @@ class _Builder:
         model, norm = self.model, self._norm("final_norm")
         if not model.tied:
             table = self._matrix("head.weight", model.padded_vocab_size, model.hidden)
-        assert table is not None
+        elif table is None:  # of another rank: see ``parallel.tied``
+            shape = (model.padded_vocab_size, model.hidden)
+            table = Parameter(ParamSpec("head.weight", shape, 0, self.tp.rank, self.tp.size, True))
+            self.borrowed = table
         return Head(norm, table, self.tp, self.kernels, vocab_size=model.vocab_size)
 
     def block(self, index: int, recompute: str) -> Block:

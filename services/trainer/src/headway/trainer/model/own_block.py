@@ -82,6 +82,7 @@ class OwnBlock:
         """See ``Block``; autograd gives all gradients at once, so those of the parameters are only
         added later if they are deferred."""
         leaves, out = tape.pop()
+        grad_x: torch.Tensor
         grad_x, *grads = torch.autograd.grad(out, leaves, grad, materialize_grads=True)
         for parameter, value in zip(self._parameters.values(), grads, strict=True):
             tape.wait(VectorGrad(parameter, value))

@@ -42,6 +42,8 @@ class MemoryShape:
     native_bf16: bool = True
     """Whether the CPU multiplies bf16 without converting it."""
     snapshot_slots: int = 3
+    stages: tuple[range, ...] = ()
+    """The layers of each virtual stage; empty means as equal as possible."""
 
     def __post_init__(self) -> None:
         if self.dtype not in PARAM_BYTES:
@@ -77,7 +79,8 @@ class MemoryShape:
 
     def layers_of(self, stage: int) -> range:
         """Layers of a virtual stage."""
-        return stage_layers(self.model.layers, self.grid.pp * self.grid.vp)[stage]
+        stages = self.stages or stage_layers(self.model.layers, self.grid.pp * self.grid.vp)
+        return stages[stage]
 
     @cached_property
     def sizes(self) -> Sizes:

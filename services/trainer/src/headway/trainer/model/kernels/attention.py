@@ -29,10 +29,12 @@ def attend(
     if borders is None or all(len(row) == 2 for row in borders):
         return _document(q, k, v, window)
     rows = []
-    for row, *parts in zip(borders, q.split(1), k.split(1), v.split(1), strict=True):
+    by_row = zip(*(torch.split(whole, 1) for whole in (q, k, v)), strict=True)
+    for row, parts in zip(borders, by_row, strict=True):
         lengths = [stop - start for start, stop in pairwise(row)]
-        documents = zip(*(part.split(lengths, 2) for part in parts), strict=True)
-        rows.append(torch.cat([_document(*document, window) for document in documents], 2))
+        queries, keys, values = (torch.split(part, lengths, 2) for part in parts)
+        documents = map(_document, queries, keys, values, [window] * len(lengths))
+        rows.append(torch.cat(list(documents), 2))
     return torch.cat(rows)
 
 
@@ -43,9 +45,9 @@ def _document(
         return _fused(q, k, v, None)
     size = min(window, BLOCK)
     num_before = -(-(window - 1) // size)  # blocks of keys that the first query of a block sees
-    keys, values = k.split(size, 2), v.split(size, 2)
+    keys, values = torch.split(k, size, 2), torch.split(v, size, 2)
     out = []
-    for number, queries in enumerate(q.split(size, 2)):
+    for number, queries in enumerate(torch.split(q, size, 2)):
         seen = slice(max(0, number - num_before), number + 1)
         near = torch.cat(keys[seen], 2), torch.cat(values[seen], 2)
         offset = (number - seen.start) * size

@@ -49,14 +49,14 @@ def split_plain(qkv: torch.Tensor, head_dim: int, queries: int) -> Three:
 
 def join_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, queries: int) -> torch.Tensor:
     """The backward of ``split_plain``."""
-    rows = (t.permute(2, 0, 1, 3) for t in (q, k, v))
-    return _joined(*rows, queries).flatten(2)
+    q, k, v = (t.permute(2, 0, 1, 3) for t in (q, k, v))
+    return _joined(q, k, v, queries).flatten(2)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """x [B, H, S, D] rotated, by torch operations that autograd follows."""
     cos, sin = (t.permute(1, 2, 0, 3) for t in (cos, sin))  # [1 or B, 1, S, D / 2]
-    return _rotated(x.unflatten(-1, (-1, 2)), cos, sin, x.dtype)
+    return _rotated(x.reshape(*x.shape[:-1], -1, 2), cos, sin, x.dtype)
 
 
 def heads_first(x: torch.Tensor) -> torch.Tensor:
@@ -82,7 +82,7 @@ def _rotated(
 
 def _joined(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, queries: int) -> torch.Tensor:
     """Rows [S, B, G * Q, D] and [S, B, G, D] to [S, B, G, Q + 2, D]."""
-    grouped = q.unflatten(2, (-1, queries))
+    grouped = q.reshape(*q.shape[:2], -1, queries, q.shape[-1])
     return torch.cat((grouped, k[:, :, :, None], v[:, :, :, None]), 3)
 
 
@@ -111,8 +111,8 @@ def join_heads_on_cpu(
     queries: int,
 ) -> torch.Tensor:
     """``join_heads``, in the same way."""
-    rows = (t.permute(2, 0, 1, 3) for t in (q, k, v))
-    joined = _joined(*rows, queries)
+    q, k, v = (t.permute(2, 0, 1, 3) for t in (q, k, v))
+    joined = _joined(q, k, v, queries)
     wide = joined.to(cos.dtype).view(*joined.shape[:3], -1, 2)
     turned = torch.view_as_real(torch.view_as_complex(wide) * _factors(cos, -sin, queries))
     return turned.to(q.dtype).flatten(2)
