@@ -89,11 +89,16 @@ def _table(name: str, cls: type[Any]) -> list[str]:
     about = _one_line(cls.__doc__ or "")
     lines = [f"## `[{name}]`", "", *textwrap.wrap(_markdown(about), WIDTH), ""]
     meanings, hints = docstrings(cls), typing.get_type_hints(cls)
+    nested: list[str] = []
     for field in dataclasses.fields(cls):
+        if dataclasses.is_dataclass(hints[field.name]):
+            lines += _item(f"- `[{name}.{field.name}]`: {_markdown(meanings[field.name])}")
+            nested += ["", *_table(f"{name}.{field.name}", hints[field.name])]
+            continue
         given = f"`{field.name}`, not set" if field.default is None else _assignment(field)
         choices = _choices(hints[field.name], field.default)
         lines += _item(f"- {given}{choices}: {_markdown(meanings[field.name])}")
-    return lines
+    return lines + nested
 
 
 def docstrings(cls: type[Any]) -> dict[str, str]:
@@ -119,6 +124,9 @@ def _assignment(field: dataclasses.Field[Any]) -> str:
 
 def _choices(hint: Any, default: Any) -> str:
     """The other values of a key that takes only some."""
+    for part in (hint, *typing.get_args(hint)):
+        if typing.get_origin(part) is Literal:
+            hint = part
     if typing.get_origin(hint) is not Literal:
         return ""
     others = [f'`"{choice}"`' for choice in typing.get_args(hint) if choice != default]

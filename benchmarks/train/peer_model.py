@@ -22,9 +22,9 @@ PAIRS = "neighbours"
 class Block(nn.Module):
     """One serial layer."""
 
-    def __init__(self, hidden: int, head_dim: int) -> None:
+    def __init__(self, hidden: int, head_dim: int, mask: torch.Tensor | None) -> None:
         super().__init__()
-        self.head_dim = head_dim
+        self.head_dim, self.mask = head_dim, mask
         self.norm1, self.norm2 = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
         self.qkv = nn.Linear(hidden, 3 * hidden, bias=False)
         self.out = nn.Linear(hidden, hidden, bias=False)
@@ -40,7 +40,11 @@ class Block(nn.Module):
         batch, seq, _ = qkv.shape
         q, k, v = qkv.view(batch, seq, -1, 3, self.head_dim).transpose(1, 2).unbind(3)
         y = F.scaled_dot_product_attention(
-            _rotate(q, cos, sin), _rotate(k, cos, sin), v, is_causal=True
+            _rotate(q, cos, sin),
+            _rotate(k, cos, sin),
+            v,
+            attn_mask=self.mask,
+            is_causal=self.mask is None,
         )
         return y.transpose(1, 2).reshape(batch, seq, -1)
 
@@ -55,7 +59,8 @@ class GPT(nn.Module):
         layers = range(shape.layers) if layers is None else layers
         head_dim = shape.hidden // shape.heads
         self.embedding = nn.Embedding(shape.vocab, shape.hidden) if first else None
-        self.blocks = nn.ModuleDict({str(n): Block(shape.hidden, head_dim) for n in layers})
+        mask = _band(shape.seq, shape.window) if shape.window else None
+        self.blocks = nn.ModuleDict({str(n): Block(shape.hidden, head_dim, mask) for n in layers})
         self.norm = nn.LayerNorm(shape.hidden) if last else None
         self.head = nn.Linear(shape.hidden, shape.vocab, bias=False) if last else None
         turns = 10_000.0 ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
@@ -82,6 +87,13 @@ class GPT(nn.Module):
 def loss_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Mean cross-entropy in fp32."""
     return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+
+
+def _band(seq: int, window: int) -> torch.Tensor:
+    """Which keys each query sees, [seq, seq]."""
+    at = torch.arange(seq)
+    distance = at[:, None] - at
+    return (distance >= 0) & (distance < window)
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

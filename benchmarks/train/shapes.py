@@ -26,6 +26,8 @@ class Shape:
     batch: int = 8
     """Sequences per optimizer step, over all processes."""
     init_std: float = 0.02
+    window: int = 0
+    """Tokens that attention sees; 0 for all before."""
 
     @property
     def tokens(self) -> int:
@@ -56,6 +58,7 @@ SHAPES = {
         Shape("10m", layers=4, hidden=384, heads=6, seq=512),
         Shape("50m", layers=8, hidden=640, heads=10, seq=1024, batch=4),
         Shape("thin", layers=8, hidden=288, heads=6, seq=512, vocab=4096),
+        Shape("long", layers=4, hidden=384, heads=6, seq=4096, batch=2),
         Shape("tiny", layers=4, hidden=32, heads=2, seq=32, vocab=128, init_std=0.2),
         Shape("0.4b", layers=24, hidden=1024, heads=8, seq=2048, vocab=50304, batch=64),
         Shape("1.3b", layers=24, hidden=2048, heads=16, seq=2048, vocab=50304, batch=64),

@@ -84,6 +84,8 @@ def test_fifty_steps_and_twenty_aborts_leave_nothing_behind(
     assert {len(found) for found in losses.values()} == {1}, (
         "a step done again came out differently"
     )
+    held = [report["held"] for report in reports]
+    assert not any(held), held
     assert max(report["left"] for report in reports) <= 0
 
     for rank, entries in enumerate(taken):

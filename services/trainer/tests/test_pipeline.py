@@ -153,7 +153,7 @@ def test_the_logits_of_one_position_are_those_of_all_without_the_others() -> Non
     part, batch = Part(tiny_model()), random_batch(tiny_model())
     head = part.chunk.head
     assert head is not None
-    body = head.norm.forward(part.chunk._body(batch.tokens, None, None), None)
+    body = head.norm.forward(part.chunk._body(batch.tokens, None, None, None), None)
     whole = body @ head.weight.data.t()
     for position in (0, 7, 15):
         logits = part.chunk.logits(batch.tokens, position)

@@ -173,8 +173,9 @@ def utilisation(config: RunConfig, peak: Peak | None, tokens_per_s: float) -> fl
 
 
 def full_rate(config: RunConfig, peak: Peak | None) -> float | None:
-    """Tokens per second at which MFU would be 1; None without a peak of an idle machine."""
-    if peak is None or not peak.is_idle:
+    """Tokens per second at which MFU would be 1; None without a peak of an idle machine, or with
+    layers of the user's own, whose FLOPs are not known."""
+    if peak is None or not peak.is_idle or config.model.architecture.own_block is not None:
         return None
     flops = peak.of_run(config.train.dtype, config.parallel.world_size)
     flops_per_token = model_shape(config).flops_per_token

@@ -17,6 +17,8 @@ MEMINFO = Path("/proc/meminfo")
 
 def memory_report(config: RunConfig) -> list[str]:
     """Lines for ``--dry-run``: the worst rank with its parts, each pipeline rank, warnings."""
+    if config.model.architecture.own_block is not None:
+        return ["memory is not predicted: the layers are your own (model.block)"]
     try:
         config, _ = resolve_auto(config, ranks=config.parallel.world_size)
     except InputError as error:
@@ -36,6 +38,8 @@ def memory_warnings(config: RunConfig, ranks: list[RankMemory] | None = None) ->
 
     The ranks of all emulated nodes are here. Snapshots are memory too, on top of the ranks' own.
     """
+    if config.model.architecture.own_block is not None:
+        return []
     ranks = predict_all(memory_shape(config)) if ranks is None else ranks
     replicas = config.parallel.tp * config.parallel.dp
     on_cpu = config.train.device != "gpu"
@@ -54,7 +58,10 @@ def memory_warnings(config: RunConfig, ranks: list[RankMemory] | None = None) ->
 
 
 def memory_table(config: RunConfig) -> list[dict[str, int]]:
-    """The prediction of each pipeline rank as data; empty if the device cannot be resolved."""
+    """The prediction of each pipeline rank as data; empty for layers of the user's own, or if the
+    device cannot be resolved."""
+    if config.model.architecture.own_block is not None:
+        return []
     try:
         config, _ = resolve_auto(config, ranks=config.parallel.world_size)
     except InputError:

@@ -98,7 +98,7 @@ class Performance:
     def mfu(self) -> float | None:
         """Model FLOPs utilisation over all recorded time, losses included; None without a peak."""
         peak, config = self._run.peak, self.config
-        if peak is None or not peak.is_idle:
+        if peak is None or not peak.is_idle or config.model.architecture.own_block is not None:
             return None
         tokens = config.train.global_batch_size * config.model.seq_len
         return model_flops_share(
@@ -272,8 +272,15 @@ class Performance:
             ("step time", f"median {p50} ms, p99 {p99} ms"),
             ("rate", f"{tokens / whole_s:,.0f} tokens/s over all of that time"),
         ]
+        if self.config.model.architecture.own_block is not None:
+            return [*facts, ("MFU", "unknown: the FLOPs of your own layers are not counted")]
         if self.mfu is None or peak is None:
             return [*facts, ("MFU", "unknown: the peak was not measured on an idle machine")]
         flops = peak.of_run(train.dtype, parallel.world_size)
         text = f"{share(self.mfu)} of {flops / 1e9:,.0f} GFLOP/s ({train.dtype}, measured), over "
-        return [*facts, ("MFU", text + "all of that time")]
+        facts.append(("MFU", text + "all of that time"))
+        model = model_shape(self.config)
+        if model.flops_per_token != model.full_flops_per_token:
+            fraction = model.full_flops_per_token / model.flops_per_token
+            facts.append(("MFU as if without windows", share(self.mfu * fraction)))
+        return facts

@@ -50,9 +50,9 @@ class MemoryWatch:
             return
         peak = self._meter.peak()
         if peak > view.memory_bytes * GROWTH:
-            shape = memory_shape(self._config)
-            pp = self._config.parallel.grid.coordinates(self._rank).pp
-            view.memory_predicted = predict(shape, pp).total
+            if self._config.model.architecture.own_block is None:
+                pp = self._config.parallel.grid.coordinates(self._rank).pp
+                view.memory_predicted = predict(memory_shape(self._config), pp).total
             view.memory_bytes = peak
 
 

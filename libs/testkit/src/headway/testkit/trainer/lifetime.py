@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -74,6 +75,8 @@ class _Journal(StepHooks):
     def __init__(self, kept: _Kept) -> None:
         self.losses: dict[int, str] = {}
         self.taken: list[tuple[str, dict[str, int]]] = []
+        self.held: dict[str, list[str]] = {}
+        """Census that found tensors too many -> what they are."""
         self._kept = kept
 
     def on_step(self, result: StepResult) -> None:
@@ -110,6 +113,42 @@ class _Journal(StepHooks):
         found = settled(kept.num_tensors, kept.limit_s, is_end=label.startswith("end"))
         if (found["tensors"], found["of_a_step"]) != (kept.num_tensors, 0):
             kept.limit_s = 0.0  # it leaks: the test has failed, let it come to its end
+            self.held[label] = descriptions(kept.known)
+        if label.startswith("end") and found["of_a_generation"]:
+            import gc as _gc
+
+            out = []
+            for it in _gc.get_objects():
+                if isinstance(it, OF_A_GENERATION):
+
+                    def walk(o, depth, seen, path):
+                        if depth == 0:
+                            return
+                        for r in _gc.get_referrers(o):
+                            if id(r) in seen or r is out or type(r).__name__ in ("list_iterator",):
+                                continue
+                            if type(r).__name__ == "frame" and r.f_code.co_name in ("take", "walk"):
+                                continue
+                            if isinstance(r, list) and len(r) > 5000:
+                                continue
+                            seen.add(id(r))
+                            out.append(
+                                path
+                                + " <- "
+                                + type(r).__name__
+                                + " "
+                                + (
+                                    r.f_code.co_qualname
+                                    if type(r).__name__ == "frame"
+                                    else str(list(r)[:6])[:100]
+                                    if isinstance(r, dict)
+                                    else str(r)[:80]
+                                )
+                            )
+                            walk(r, depth - 1, seen, path + " <- " + type(r).__name__)
+
+                    walk(it, 6, {id(out)}, type(it).__name__)
+            open(f"/tmp/w/gen-{__import__('os').getpid()}-{label}", "w").write("\n".join(out))
         self.taken.append((label, found))
 
 
@@ -117,8 +156,9 @@ class _Kept:
     """A session that outlives its jobs, as a survivor's does."""
 
     def __init__(self, config: RunConfig, rank: int, folder: Path) -> None:
-        self.num_before = census()["tensors"]
+        self.num_before, self.before = census()["tensors"], addresses()
         self.num_tensors = -1
+        self.known: set[int] = set()
         self.limit_s = SETTLE_S
         self.recorder = Fuse()
         self.session = Session(
@@ -164,7 +204,7 @@ def train_until_broken(
         def restore() -> None:
             session.load(source, step)
             if kept.num_tensors < 0:  # the model is built, and nothing else has happened yet
-                kept.num_tensors = census()["tensors"]
+                kept.num_tensors, kept.known = census()["tensors"], addresses()
 
         why = run_generation(
             context, session, rank, generation, folder, restore, journal, until, timeout_s
@@ -175,14 +215,16 @@ def train_until_broken(
             "losses": {str(k): v for k, v in journal.losses.items()},
             "census": journal.taken,
             "records": recorder.records,
+            "held": journal.held,
         }
         if is_last:
             session.close()
-            num_before, limit_s = kept.num_before, kept.limit_s
+            num_before, before, limit_s = kept.num_before, kept.before, kept.limit_s
             del session, kept, journal, context.kept[keep]
-            gc.collect()  # what is left for good; the censuses before it had no collection
             found = settled(num_before, limit_s, at_most=True)
             report["left"] = found["tensors"] - num_before
+            if report["left"] > 0:
+                report["held"]["closed"] = descriptions(before)
         return report
 
 
@@ -209,9 +251,7 @@ def no_collections() -> Iterator[None]:
 
 def census() -> dict[str, int]:
     """Living objects of steps, living tensors, the bytes that those hold, all bytes of malloc."""
-    found = gc.get_objects()
-    # subclasses are a compiler's, without memory
-    tensors = [item for item in found if type(item) in (torch.Tensor, torch.nn.Parameter)]
+    found, tensors = gc.get_objects(), living_tensors()
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     return {
         "of_a_step": sum(isinstance(item, OF_A_STEP) for item in found),
@@ -220,6 +260,35 @@ def census() -> dict[str, int]:
         "tensor_bytes": sum(storages.values()),
         "malloc_bytes": _malloc_bytes(),
     }
+
+
+def living_tensors() -> list[torch.Tensor]:
+    """Without a compiler's subclasses, which have no memory."""
+    return [t for t in gc.get_objects() if type(t) in (torch.Tensor, torch.nn.Parameter)]
+
+
+def addresses() -> set[int]:
+    """``id`` of every living tensor."""
+    return {id(tensor) for tensor in living_tensors()}
+
+
+def descriptions(known: set[int]) -> list[str]:
+    """Shape of every living tensor whose ``id`` is not among ``known``, and what refers to it."""
+    found = []
+    tensors = [tensor for tensor in living_tensors() if id(tensor) not in known]
+    for tensor in tensors:
+        holders = [
+            item for item in gc.get_referrers(tensor) if item is not tensors and item != locals()
+        ]
+        names = [_description(item) for item in holders]
+        found.append(f"{tuple(tensor.shape)} {tensor.dtype}, held by {names or 'no object'}")
+    return found
+
+
+def _description(item: object) -> str:
+    if isinstance(item, FrameType):
+        return f"frame of {item.f_code.co_qualname}, line {item.f_lineno}"
+    return f"{type(item).__qualname__} {str(item)[:80]}"
 
 
 def settled(

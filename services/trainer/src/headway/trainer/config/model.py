@@ -12,7 +12,7 @@ from headway.trainer.config.architecture import DEFAULTS, PRESETS, Architecture,
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A pre-norm decoder. A preset fills in what its family fixes; every key that is set beside it
+    """A pre-norm decoder. A preset fills in what its family fixes; every key that is set next to it
     wins (docs/howto/models.md)."""
 
     preset: Literal["headway", "gpt2", "llama", "mistral", "qwen3", "neox"] = "headway"

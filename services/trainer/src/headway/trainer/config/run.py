@@ -156,6 +156,13 @@ class RunConfig:
                 f"parallel.tp={tp} with model.block={architecture.block!r}",
                 remedy="set parallel.tp=1: a block of your own runs under pp and dp only",
             )
+        rows = architecture.padded_vocab_size
+        if architecture.vocab_size <= rows - rows // tp:
+            raise ConfigError(
+                f"model.vocab_size={architecture.vocab_size} leaves a rank of parallel.tp={tp} "
+                "without a token",
+                remedy="use a smaller parallel.tp",
+            )
         for name, value in (
             ("model.heads", architecture.heads),
             ("model.kv_heads", architecture.kv_heads),

@@ -79,8 +79,9 @@ class MemoryShape:
 
     def layers_of(self, stage: int) -> range:
         """Layers of a virtual stage."""
-        stages = self.stages or stage_layers(self.model.layers, self.grid.pp * self.grid.vp)
-        return stages[stage]
+        num_stages = self.grid.pp * self.grid.vp
+        given = self.stages if len(self.stages) == num_stages else ()  # of this grid
+        return (given or stage_layers(self.model.layers, num_stages))[stage]
 
     @cached_property
     def sizes(self) -> Sizes:
