@@ -44,7 +44,7 @@ def models(draw: st.DrawFn) -> ModelConfig:
     return replace(tiny_model(), **changes)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     model=models(), tp=st.sampled_from((1, 2)), mode=st.sampled_from(("none", "selective", "full"))
 )

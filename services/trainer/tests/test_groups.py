@@ -156,5 +156,5 @@ def test_threads_and_descriptors_stay_flat_over_repeated_rebuilds_under_fire(
             pool.result(index)
     limits = {"max_threads": 2, "max_fds": fds, "limit_s": 60}
     for report in pool.run(f"{JOBS}:left_behind", [limits] * 4):
-        assert report["threads"] <= 2
-        assert report["fds"] <= fds
+        assert report["threads"] <= 2, report["stuck"]
+        assert report["fds"] <= fds, report["stuck"]

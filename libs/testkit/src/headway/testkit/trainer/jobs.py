@@ -3,7 +3,11 @@ what is left behind."""
 
 from __future__ import annotations
 
+import gc
+import sys
+import threading
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -194,14 +198,38 @@ def send_to_a_stopped_peer(
 
 def left_behind(
     _context: WorkerContext, *, max_threads: int, max_fds: int, limit_s: float
-) -> dict[str, int]:
-    """Threads and descriptors once they are down to the limits, or after ``limit_s``."""
+) -> dict[str, Any]:
+    """Threads and descriptors once they are down to the limits, or after ``limit_s``; then
+    ``stuck`` says what the threads are and whether a garbage collection ends them."""
     deadline_s = time.monotonic() + limit_s
     while True:
         threads, fds = _entries("task"), _entries("fd")
-        if (threads <= max_threads and fds <= max_fds) or time.monotonic() > deadline_s:
-            return {"threads": threads, "fds": fds}
+        if threads <= max_threads and fds <= max_fds:
+            return {"threads": threads, "fds": fds, "stuck": []}
+        if time.monotonic() > deadline_s:
+            return {"threads": threads, "fds": fds, "stuck": [*_threads(), _after_collection()]}
         time.sleep(0.01)
+
+
+def _threads() -> list[str]:
+    """Each thread with the innermost Python lines it is at, or what the kernel says of it."""
+    frames = sys._current_frames()
+    known = {thread.native_id: thread for thread in threading.enumerate()}
+    found = []
+    for entry in Path("/proc/self/task").iterdir():
+        thread = known.get(int(entry.name))
+        if thread is None:
+            found.append(f"{(entry / 'comm').read_text().strip()}: not Python's")
+            continue
+        stack = traceback.extract_stack(frames.get(thread.ident or 0))[-6:]
+        found.append(f"{thread.name}: {[f'{line.name} {line.lineno}' for line in stack]}")
+    return found
+
+
+def _after_collection() -> str:
+    before, collected = _entries("task"), gc.collect()
+    time.sleep(2.0)
+    return f"{collected} objects collected, {before} threads became {_entries('task')}"
 
 
 def _entries(kind: str) -> int:

@@ -114,41 +114,6 @@ class _Journal(StepHooks):
         if (found["tensors"], found["of_a_step"]) != (kept.num_tensors, 0):
             kept.limit_s = 0.0  # it leaks: the test has failed, let it come to its end
             self.held[label] = descriptions(kept.known)
-        if label.startswith("end") and found["of_a_generation"]:
-            import gc as _gc
-
-            out = []
-            for it in _gc.get_objects():
-                if isinstance(it, OF_A_GENERATION):
-
-                    def walk(o, depth, seen, path):
-                        if depth == 0:
-                            return
-                        for r in _gc.get_referrers(o):
-                            if id(r) in seen or r is out or type(r).__name__ in ("list_iterator",):
-                                continue
-                            if type(r).__name__ == "frame" and r.f_code.co_name in ("take", "walk"):
-                                continue
-                            if isinstance(r, list) and len(r) > 5000:
-                                continue
-                            seen.add(id(r))
-                            out.append(
-                                path
-                                + " <- "
-                                + type(r).__name__
-                                + " "
-                                + (
-                                    r.f_code.co_qualname
-                                    if type(r).__name__ == "frame"
-                                    else str(list(r)[:6])[:100]
-                                    if isinstance(r, dict)
-                                    else str(r)[:80]
-                                )
-                            )
-                            walk(r, depth - 1, seen, path + " <- " + type(r).__name__)
-
-                    walk(it, 6, {id(out)}, type(it).__name__)
-            open(f"/tmp/w/gen-{__import__('os').getpid()}-{label}", "w").write("\n".join(out))
         self.taken.append((label, found))
 
 

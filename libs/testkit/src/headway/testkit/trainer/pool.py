@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -80,7 +81,8 @@ class WorkerPool:
         connection = self._workers[index][0]
         try:
             if not connection.poll(timeout_s):
-                raise JobFailed(f"worker {index} gave no answer within {timeout_s} s")
+                threads = self._threads(index)
+                raise JobFailed(f"worker {index} gave no answer in {timeout_s:.0f} s: {threads}")
             reply = json.loads(connection.recv_bytes())
         except (EOFError, ConnectionError):
             raise JobFailed(f"worker {index} ended") from None
@@ -113,22 +115,32 @@ class WorkerPool:
         """Send a signal to a worker."""
         os.kill(self.pid(index), number)
 
+    def _threads(self, index: int) -> str:
+        """The Python threads of a worker that is stuck, innermost calls first."""
+        path = _dump_path(self.pid(index))
+        with contextlib.suppress(ProcessLookupError, OSError):
+            self.signal(index, signal.SIGUSR1)
+            time.sleep(1.0)
+            return path.read_text()
+        return "it is gone"
+
     def replace(self, index: int) -> None:
         """End a worker, if it lives, and put a fresh one in its place."""
-        connection, pid = self._workers[index]
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        connection.close()
+        self._end(*self._workers[index])
         self._workers[index] = self._fork()
 
     def close(self) -> None:
         """End all processes of the pool."""
-        for connection, pid in self._workers:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            connection.close()
+        for worker in self._workers:
+            self._end(*worker)
         self._zygote.close()
         self._process.wait()
+
+    def _end(self, connection: Connection, pid: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        connection.close()
+        _dump_path(pid).unlink(missing_ok=True)
 
     def _fork(self) -> tuple[Connection, int]:
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -187,6 +199,10 @@ class FileRendezvous:
         return StoreEndpoint(host, int(port), secret)
 
 
+def _dump_path(pid: int) -> Path:
+    return Path(tempfile.gettempdir()) / f"headway-test-threads-{pid}"
+
+
 def run_zygote(fd: int) -> None:
     """Import torch, then fork a worker for every descriptor received; ends
     with the pool's owner."""
@@ -217,7 +233,8 @@ def run_zygote(fd: int) -> None:
 
 
 def _run_worker(connection: Connection) -> None:
-    faulthandler.register(signal.SIGUSR1)  # shows where a stuck worker is
+    dump = _dump_path(os.getpid()).open("w")  # shows where a stuck worker is
+    faulthandler.register(signal.SIGUSR1, dump)
     context = WorkerContext()
     jobs: SimpleQueue[dict[str, Any]] = SimpleQueue()
     connection.send_bytes(json.dumps({"pid": os.getpid()}).encode())

@@ -46,12 +46,14 @@ def _document(
     size = min(window, BLOCK)
     num_before = -(-(window - 1) // size)  # blocks of keys that the first query of a block sees
     keys, values = torch.split(k, size, 2), torch.split(v, size, 2)
-    out = []
+    out, bands = [], dict[tuple[int, int], torch.Tensor]()
     for number, queries in enumerate(torch.split(q, size, 2)):
         seen = slice(max(0, number - num_before), number + 1)
+        band = queries.shape[2], (number - seen.start) * size
+        if band not in bands:  # most blocks have the same one, which their backwards share
+            bands[band] = _band(*band, window, q)
         near = torch.cat(keys[seen], 2), torch.cat(values[seen], 2)
-        offset = (number - seen.start) * size
-        out.append(_fused(queries, *near, _band(queries.shape[2], offset, window, q.device)))
+        out.append(_fused(queries, *near, bands[band]))
     return torch.cat(out, 2)
 
 
@@ -63,8 +65,10 @@ def _fused(
     )
 
 
-def _band(queries: int, offset: int, window: int, device: torch.device) -> torch.Tensor:
-    """Which keys [queries, offset + queries] each query sees; query 0 stands at key ``offset``."""
-    at = torch.arange(offset, offset + queries, device=device)[:, None]
-    distance = at - torch.arange(offset + queries, device=device)
-    return (distance >= 0) & (distance < window)
+def _band(queries: int, offset: int, window: int, like: torch.Tensor) -> torch.Tensor:
+    """What is added to scores [queries, offset + queries]: 0 where a query sees the key, else -inf.
+    Query 0 stands at key ``offset``."""
+    at = torch.arange(offset, offset + queries, device=like.device)[:, None]
+    distance = at - torch.arange(offset + queries, device=like.device)
+    hidden = (distance < 0) | (distance >= window)
+    return torch.zeros_like(hidden, dtype=like.dtype).masked_fill_(hidden, -torch.inf)
