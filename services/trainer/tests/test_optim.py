@@ -8,7 +8,7 @@ import pytest
 import torch
 from headway.testkit.trainer.models import Part, random_batch, tiny_model
 from headway.trainer.config import OptimConfig
-from headway.trainer.optim import adamw
+from headway.trainer.optim import base
 from headway.trainer.optim.adamw import AdamW
 from headway.trainer.optim.schedule import clip_scale, learning_rate
 from headway.trainer.state.flat import FlatChunk
@@ -23,7 +23,7 @@ OPTIM = OptimConfig(lr=0.01, weight_decay=0.1)
 def test_twenty_steps_equal_those_of_torch(
     dp: int, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(adamw, "BLOCK_ELEMENTS", block)
+    monkeypatch.setattr(base, "BLOCK_ELEMENTS", block)
     part = Part(tiny_model())
     flats = [
         FlatChunk(

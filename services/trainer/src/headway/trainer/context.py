@@ -6,8 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from headway.common.node.flight import WAITING
 from headway.common.plan.grid import Coordinates
+from headway.common.plan.schedule.actions import Kind
 from headway.trainer.batches import BatchReader, MicroBatch, Split
+from headway.trainer.comm.every_rank import EveryRank
 from headway.trainer.comm.groups import Groups
 from headway.trainer.config import RunConfig
 from headway.trainer.model.chunk import Chunk
@@ -78,3 +81,17 @@ class StepContext:
         if self.place.tp == 0:
             values[1], values[2] = loss_sum, num_tokens
         return all_reduce_sums(self.groups.every_rank, self.groups.channels, values)
+
+    def sum_over_stage(self, values: torch.Tensor, step: int) -> None:
+        """Add ``values`` in place over the ranks that hold pieces of the same parameters, those of
+        tp and dp; all get the same bits. Recorded as a wait, so that a hang is not blamed on
+        this rank.
+
+        Raises:
+            Aborted: the generation was fenced.
+        """
+        comms, grid = (self.groups["tp"], self.groups["dp"]), self.config.parallel.grid
+        stage = EveryRank(comms, self.place.dp * grid.tp + self.place.tp, grid.tp * grid.dp)
+        nbytes = values.nbytes
+        with self.recorder.record(Kind.ALL_GATHER, step=step, nbytes=nbytes, flags=WAITING):
+            stage.all_reduce(values).wait()

@@ -18,7 +18,7 @@ from headway.trainer.commits import Commits
 from headway.trainer.context import StepContext
 from headway.trainer.control_loop import ControlLoop
 from headway.trainer.hooks import StepResult
-from headway.trainer.optim.adamw import AdamW, Optimizer
+from headway.trainer.optim.choice import make_optimizer
 from headway.trainer.optim.schedule import clip_scale, learning_rate
 from headway.trainer.parallel.data import DataParallel
 from headway.trainer.pipeline import Handler, Pipeline
@@ -44,7 +44,9 @@ class TrainStep:
         config, grid = context.config, context.config.parallel.grid
         schedule = training_schedule(config.parallel.schedule, grid, config.num_micro_batches)
         self._actions = schedule.ranks[context.place.pp]
-        self._optimizer: Optimizer = AdamW(config.optim)
+        self._optimizer = make_optimizer(
+            config.optim, context.tp.rank, lambda sums: context.sum_over_stage(sums, state.step)
+        )
         self._loss_unit = float(config.train.global_batch_size * config.model.seq_len)
 
     def run(self) -> StepResult:

@@ -74,8 +74,12 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """AdamW with decoupled weight decay (arXiv 1711.05101), warm-up and cosine decay."""
+    """AdamW with decoupled weight decay (arXiv 1711.05101) or LAMB (arXiv 1904.00962), warm-up and
+    cosine decay."""
 
+    name: Literal["adamw", "lamb"] = "adamw"
+    """``lamb`` scales each parameter's update to the norm of its weights, for large batches. It
+    needs another ``lr``: see docs/howto/optimizers.md."""
     lr: float = 1e-3
     """Peak learning rate, at the end of the warm-up."""
     min_lr: float = 1e-4
@@ -92,6 +96,9 @@ class OptimConfig:
     """Decoupled decay, multiplied by the learning rate."""
     clip_grad: float = 1.0
     """Largest global gradient norm; 0 turns clipping off."""
+    max_trust_ratio: float = 0.0
+    """LAMB only: the largest factor of a parameter's update, norm of weights over norm of update;
+    0 sets no bound."""
 
     def __post_init__(self) -> None:
         within(
@@ -104,4 +111,10 @@ class OptimConfig:
             weight_decay=self.weight_decay,
         )
         within("optim", 0.0, math.inf, warmup_steps=self.warmup_steps, clip_grad=self.clip_grad)
+        within("optim", 0.0, math.inf, max_trust_ratio=self.max_trust_ratio)
         within("optim", 0.0, 1.0, beta1=self.beta1, beta2=self.beta2)
+        if self.max_trust_ratio and self.name != "lamb":
+            raise ConfigError(
+                f"optim.max_trust_ratio={self.max_trust_ratio:g} with optim.name={self.name!r}",
+                remedy="only LAMB has trust ratios: set optim.name='lamb', or remove it",
+            )
