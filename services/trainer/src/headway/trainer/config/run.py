@@ -41,6 +41,7 @@ class RunConfig:
             parallel = dataclasses.replace(self.parallel, vp=self._default_chunks())
             object.__setattr__(self, "parallel", parallel)
         self._check_world()
+        self._check_schedule()
         self._check_batch()
         self._check_split()
 
@@ -61,6 +62,15 @@ class RunConfig:
                 f"tp x pp x dp = {self.parallel.tp} x {self.parallel.pp} x {self.parallel.dp} = "
                 f"{world}, but launch.nodes x launch.ranks_per_node = {ranks}",
                 remedy="make the two products equal",
+            )
+
+    def _check_schedule(self) -> None:
+        optim, steps = self.optim, self.train.steps
+        if optim.schedule == "wsd" and optim.warmup_steps + optim.decay_steps > steps:
+            raise ConfigError(
+                f"optim.warmup_steps={optim.warmup_steps} and optim.decay_steps="
+                f"{optim.decay_steps} exceed train.steps={steps}",
+                remedy="lower optim.decay_steps",
             )
 
     def _check_batch(self) -> None:

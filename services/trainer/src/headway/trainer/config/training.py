@@ -74,8 +74,8 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """AdamW with decoupled weight decay (arXiv 1711.05101) or LAMB (arXiv 1904.00962), warm-up and
-    cosine decay."""
+    """AdamW with decoupled weight decay (arXiv 1711.05101) or LAMB (arXiv 1904.00962), and the
+    schedule of the learning rate."""
 
     name: Literal["adamw", "lamb"] = "adamw"
     """``lamb`` scales each parameter's update to the norm of its weights, for large batches. It
@@ -85,7 +85,12 @@ class OptimConfig:
     min_lr: float = 1e-4
     """Learning rate at the last step."""
     warmup_steps: int = 20
-    """Steps over which the rate rises linearly from 0."""
+    """Updates over which the rate rises linearly from 0."""
+    schedule: Literal["cosine", "linear", "wsd"] = "cosine"
+    """From the peak to ``min_lr``: half a cosine, a straight line, or warm-up, stable, decay: the
+    peak, then a straight line over the last ``decay_steps``."""
+    decay_steps: int = 0
+    """Length of the decay of ``wsd``, in updates; it ends at the last step."""
     beta1: float = 0.9
     """Decay of the first moment."""
     beta2: float = 0.95
@@ -117,4 +122,18 @@ class OptimConfig:
             raise ConfigError(
                 f"optim.max_trust_ratio={self.max_trust_ratio:g} with optim.name={self.name!r}",
                 remedy="only LAMB has trust ratios: set optim.name='lamb', or remove it",
+            )
+        self._check_schedule()
+
+    def _check_schedule(self) -> None:
+        if self.schedule == "wsd" and self.decay_steps < 1:
+            raise ConfigError(
+                f"optim.decay_steps={self.decay_steps} with optim.schedule='wsd'",
+                remedy="set the length of the decay, for example a tenth of train.steps",
+            )
+        if self.schedule != "wsd" and self.decay_steps:
+            raise ConfigError(
+                f"optim.decay_steps={self.decay_steps} with optim.schedule={self.schedule!r}",
+                remedy="only wsd has a decay of its own length: set optim.schedule='wsd', or "
+                "remove it",
             )
