@@ -43,17 +43,17 @@ class StepContext:
         """The rank's coordinates."""
         return self.config.parallel.grid.coordinates(self.rank)
 
-    def take_batches(self, reader: BatchReader, start: int, steps: int) -> list[MicroBatch]:
-        """This replica's micro-batches of ``steps`` steps from global sample ``start`` on.
+    def take_batches(self, reader: BatchReader, start: int, count: int) -> list[MicroBatch]:
+        """This replica's next ``count`` micro-batches from global sample ``start`` on.
 
-        Local j of a step is global j * dp + dp_rank.
+        Local j is global j * dp + dp_rank.
 
         Raises:
             Aborted: the generation was fenced.
         """
         size, dp = self.config.train.micro_batch_size, self.config.parallel.dp
         channels = self.groups.channels
-        count, first = steps * self.config.num_micro_batches, start + self.place.dp * size
+        first = start + self.place.dp * size
         return reader.take(count, first, dp * size, lambda: channels.aborted)
 
     def data_parallel(self) -> DataParallel:

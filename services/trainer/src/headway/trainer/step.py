@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 
 import torch
 from headway.common.node.failpoints import failpoint
@@ -41,13 +42,12 @@ class TrainStep:
     ) -> None:
         self._context, self._state, self._data, self._reader = context, state, data, reader
         self._control, self._commits = control, commits
-        config, grid = context.config, context.config.parallel.grid
-        schedule = training_schedule(config.parallel.schedule, grid, config.num_micro_batches)
-        self._actions = schedule.ranks[context.place.pp]
+        self._ramp = context.config.batch_ramp
         self._optimizer = make_optimizer(
-            config.optim, context.tp.rank, lambda sums: context.sum_over_stage(sums, state.step)
+            context.config.optim,
+            context.tp.rank,
+            lambda sums: context.sum_over_stage(sums, state.step),
         )
-        self._loss_unit = float(config.train.global_batch_size * config.model.seq_len)
 
     def run(self) -> StepResult:
         """Do the next optimizer step.
@@ -59,7 +59,8 @@ class TrainStep:
         with self._context.recorder.record(Kind.STEP, step=step):
             for flat in self._context.flats:
                 flat.zero_grads()
-            totals = _StepTotals(step, self._learning_rate(step))
+            size = self._ramp.size(self._state.samples)
+            totals = _StepTotals(step, self._learning_rate(step), size)
             self._pass(totals).run()
         return StepResult(
             step=step,
@@ -88,16 +89,16 @@ class TrainStep:
             Kind.REDUCE_SCATTER: lambda _, action: self._reduce(action, step),
             Kind.NORM: lambda pipeline, _: self._norm(totals, pipeline.loss_sum),
             Kind.OPTIMIZER: lambda *_: self._optimize(totals),
-            Kind.SNAPSHOT: lambda *_: self._end(),
+            Kind.SNAPSHOT: lambda *_: self._end(totals),
         }
         return Pipeline(
-            self._actions,
+            self._actions(totals.batch_size),
             context.chunks,
             context.groups.pipe,
             context.recorder,
             step=step,
             micro_batch_size=config.train.micro_batch_size,
-            loss_scale=1.0 / self._loss_unit,
+            loss_scale=1.0 / self._loss_unit(totals),
             train=True,
             overlap=config.parallel.overlap_p2p,
             handlers=handlers,
@@ -105,10 +106,22 @@ class TrainStep:
             before_compute=lambda chunk: self._data.ready(chunk, step),
         )
 
+    def _actions(self, batch_size: int) -> Sequence[Action]:
+        """This rank's list for a step of ``batch_size`` sequences."""
+        config = self._context.config
+        parallel, number = config.parallel, config.micro_batches_of(batch_size)
+        schedule = training_schedule(parallel.schedule, parallel.grid, number)
+        return schedule.ranks[self._context.place.pp]
+
+    def _loss_unit(self, totals: _StepTotals) -> float:
+        """Tokens of the step, those that do not count included."""
+        return float(totals.batch_size * self._context.config.model.seq_len)
+
     def _take_batches(self, pipeline: Pipeline, totals: _StepTotals) -> None:
         context = self._context
         with context.recorder.record(Kind.DATA, step=totals.step):
-            pipeline.batches = context.take_batches(self._reader, self._state.samples, 1)
+            count = context.config.micro_batches_of(totals.batch_size)
+            pipeline.batches = context.take_batches(self._reader, self._state.samples, count)
         totals.num_tokens = sum(batch.num_tokens for batch in pipeline.batches)
 
     def _reduce(self, action: Action, step: int) -> None:
@@ -126,7 +139,7 @@ class TrainStep:
                 [flat.norm_square(context.tp.rank) for flat in context.flats]
             ).sum()
             sums = context.sum_over_ranks(norm_square, loss_sum, totals.num_tokens)
-            token_scale = self._loss_unit / max(sums.num_tokens, 1.0)
+            token_scale = self._loss_unit(totals) / max(sums.num_tokens, 1.0)
             totals.sums, totals.grad_norm = sums, math.sqrt(sums.norm_square) * token_scale
             totals.grad_scale = token_scale * clip_scale(context.config.optim, totals.grad_norm)
             is_finite = math.isfinite(totals.grad_norm) and math.isfinite(sums.mean_loss)
@@ -148,8 +161,8 @@ class TrainStep:
                 ),
             )
 
-    def _end(self) -> None:
-        self._state.samples += self._context.config.train.global_batch_size
+    def _end(self, totals: _StepTotals) -> None:
+        self._state.samples += totals.batch_size
         self._state.step += 1
         self._commits.after_step()
 
@@ -157,8 +170,8 @@ class TrainStep:
 class _StepTotals:
     """Intermediate results of one step."""
 
-    def __init__(self, step: int, lr: float) -> None:
-        self.step, self.lr = step, lr
+    def __init__(self, step: int, lr: float, batch_size: int) -> None:
+        self.step, self.lr, self.batch_size = step, lr, batch_size
         self.num_tokens = 0.0
         self.sums = Sums(0.0, 0.0, 0.0)
         self.grad_norm = 0.0

@@ -12,6 +12,7 @@ from headway.ckpt_store.config import StoreConfig
 from headway.common.errors import ConfigError
 from headway.dataloader.config import DataConfig
 from headway.health.config import HealthConfig
+from headway.trainer.config.batch_ramp import BatchRamp
 from headway.trainer.config.launch import LaunchConfig
 from headway.trainer.config.model import ModelConfig, ParallelConfig
 from headway.trainer.config.recovery import RecoveryConfig
@@ -47,8 +48,17 @@ class RunConfig:
 
     @property
     def num_micro_batches(self) -> int:
-        """Micro-batches of one replica in one step."""
-        return self.train.global_batch_size // (self.train.micro_batch_size * self.parallel.dp)
+        """Micro-batches of one replica in a step with the whole ``global_batch_size``."""
+        return self.micro_batches_of(self.train.global_batch_size)
+
+    def micro_batches_of(self, batch_size: int) -> int:
+        """Micro-batches of one replica in a step of ``batch_size`` sequences."""
+        return batch_size // (self.train.micro_batch_size * self.parallel.dp)
+
+    @property
+    def batch_ramp(self) -> BatchRamp:
+        """How many sequences each step has."""
+        return BatchRamp.of(self.train.batch_ramp, self.train.global_batch_size)
 
     def _default_chunks(self) -> int:
         parallel = self.parallel
@@ -96,6 +106,16 @@ class RunConfig:
                 "parallel.pp="
                 f"{self.parallel.pp}, which the interleaved schedule needs",
                 remedy="change train.global_batch_size",
+            )
+        if interleaved:
+            unit *= self.parallel.pp
+        wrong = [n for n in self.train.batch_ramp[:2] if n % unit]
+        if wrong:
+            of = "train.micro_batch_size x parallel.dp"
+            raise ConfigError(
+                f"{wrong[0]} in train.batch_ramp={list(self.train.batch_ramp)} is not a multiple "
+                f"of {of + ' x parallel.pp' if interleaved else of} = {unit}",
+                remedy=f"use a start and an increment that are multiples of {unit}",
             )
 
     def _check_split(self) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from headway.common.errors import ConfigError
+from headway.trainer.config.batch_ramp import BatchRamp
 from headway.trainer.config.checks import positive, within
 
 
@@ -18,6 +19,10 @@ class TrainConfig:
     """Optimizer steps of the whole run, those before a resume included."""
     global_batch_size: int = 8
     """Sequences per optimizer step, over all data-parallel replicas."""
+    batch_ramp: tuple[int, ...] = ()
+    """``[start, increment, samples]``: begin with ``start`` sequences per step and add
+    ``increment`` at equal distances while the first ``samples`` sequences are consumed, up to
+    ``global_batch_size``; empty for no ramp. As Megatron-LM's ``--rampup-batch-size``."""
     micro_batch_size: int = 1
     """Sequences in one forward pass."""
     seed: int = 1234
@@ -70,6 +75,7 @@ class TrainConfig:
             micro_batch_size=self.micro_batch_size,
             eval_batches=self.eval_batches,
         )
+        BatchRamp.of(self.batch_ramp, self.global_batch_size)
 
 
 @dataclass(frozen=True)
