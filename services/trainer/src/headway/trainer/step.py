@@ -24,6 +24,7 @@ from headway.trainer.optim.schedule import clip_scale, learning_rate
 from headway.trainer.parallel.data import DataParallel
 from headway.trainer.pipeline import Handler, Pipeline
 from headway.trainer.schedules import training_schedule
+from headway.trainer.spikes import SpikeGuard
 from headway.trainer.steering import Sums
 from headway.trainer.train_state import TrainState
 
@@ -42,6 +43,7 @@ class TrainStep:
     ) -> None:
         self._context, self._state, self._data, self._reader = context, state, data, reader
         self._control, self._commits = control, commits
+        self._guard = SpikeGuard(context.config.train, state)
         self._ramp = context.config.batch_ramp
         self._optimizer = make_optimizer(
             context.config.optim,
@@ -71,6 +73,8 @@ class TrainStep:
             skipped=totals.is_skipped,
             skipped_in_row=self._state.skipped_in_row,
             duration_s=time.monotonic() - started_s,
+            spike=totals.spike,
+            is_stopped=totals.is_stopped,
         )
 
     def _learning_rate(self, step: int) -> float:
@@ -143,12 +147,18 @@ class TrainStep:
             totals.sums, totals.grad_norm = sums, math.sqrt(sums.norm_square) * token_scale
             totals.grad_scale = token_scale * clip_scale(context.config.optim, totals.grad_norm)
             is_finite = math.isfinite(totals.grad_norm) and math.isfinite(sums.mean_loss)
-            agreed = self._control.agree(is_step=True, bad=not is_finite)
-        totals.is_skipped = agreed.bad
+            if is_finite:
+                totals.spike = self._guard.spike(sums.mean_loss, totals.grad_norm)
+            on_spike = context.config.train.on_spike if totals.spike else "ignore"
+            bad = not is_finite or on_spike == "skip"
+            agreed = self._control.agree(is_step=True, bad=bad)
+        # all ranks have the same sums, so they find the same spike
+        totals.is_skipped, totals.is_stopped = agreed.bad, on_spike == "stop"
 
     def _optimize(self, totals: _StepTotals) -> None:
-        if totals.is_skipped:
+        if totals.is_skipped or totals.is_stopped:
             return
+        self._guard.accept(totals.sums.mean_loss, totals.grad_norm)
         updates = totals.step - self._state.skipped
         with self._context.recorder.record(Kind.OPTIMIZER, step=totals.step):
             self._optimizer.step(
@@ -162,6 +172,8 @@ class TrainStep:
             )
 
     def _end(self, totals: _StepTotals) -> None:
+        if totals.is_stopped:
+            return
         self._state.samples += totals.batch_size
         self._state.step += 1
         self._commits.after_step()
@@ -176,4 +188,5 @@ class _StepTotals:
         self.sums = Sums(0.0, 0.0, 0.0)
         self.grad_norm = 0.0
         self.grad_scale = 1.0
-        self.is_skipped = False
+        self.is_skipped = self.is_stopped = False
+        self.spike = ""

@@ -10,6 +10,9 @@ from headway.common.errors import ConfigError
 from headway.trainer.config.batch_ramp import BatchRamp
 from headway.trainer.config.checks import positive, within
 
+MAX_SPIKE_WINDOW = 1000
+"""Two numbers of 9 bytes per step must fit into the extra state of a snapshot, 64 KiB."""
+
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -54,8 +57,16 @@ class TrainConfig:
     """Steps between two of Python's garbage collections, which all ranks make at the same step,
     so that one rank's pause does not hold up the others; 0 leaves them to Python."""
     max_skipped_steps: int = 10
-    """Number of consecutive skipped steps (loss or gradient norm not finite) after which the run
-    fails; 0 never ends it."""
+    """Number of consecutive skipped steps (loss or gradient norm not finite, or a spike) after
+    which the run fails; 0 never ends it."""
+    on_spike: Literal["ignore", "skip", "stop"] = "ignore"
+    """What happens at a step whose loss or gradient norm is far above the steps before it:
+    ``skip`` passes over its samples and leaves the state as it was, ``stop`` makes a checkpoint of
+    the state before it and ends the run."""
+    spike_factor: float = 4.0
+    """A spike is a loss or gradient norm above so many times its running median."""
+    spike_window: int = 64
+    """Accepted steps over which the median is taken; before there are so many, none is a spike."""
 
     def __post_init__(self) -> None:
         if self.max_skipped_steps < 0:
@@ -75,6 +86,16 @@ class TrainConfig:
             micro_batch_size=self.micro_batch_size,
             eval_batches=self.eval_batches,
         )
+        if not 1.0 < self.spike_factor < math.inf:
+            raise ConfigError(
+                f"train.spike_factor={self.spike_factor:g} is not above 1",
+                remedy="use 3 to 10: norms and losses of good steps vary, too",
+            )
+        if not 1 <= self.spike_window <= MAX_SPIKE_WINDOW:
+            raise ConfigError(
+                f"train.spike_window={self.spike_window} is out of range",
+                remedy=f"use 1 to {MAX_SPIKE_WINDOW} steps",
+            )
         BatchRamp.of(self.batch_ramp, self.global_batch_size)
 
 
