@@ -252,7 +252,8 @@ class Performance:
         """Sequences per step, over the steps of ``rows`` that count."""
         steps = rows.filter("is_kept")["step"].to_list()
         sizes = self.config.batch_ramp.sizes(max(steps, default=0) + 1)
-        return sum(sizes[step] for step in steps) / max(1, len(steps))
+        total: int = sum(sizes[step] for step in steps)
+        return total / max(1, len(steps))
 
     def _usual_step(self) -> int:
         totals = self.ledger.filter("is_kept").group_by("step").agg(pl.col("total").mean())
