@@ -68,3 +68,35 @@ def test_bf16_parameters_follow_their_masters_on_every_replica(
     )
     assert first.losses == second.losses
     assert all((first.params[name] == value).all() for name, value in second.params.items())
+
+
+def test_a_restored_run_with_every_option_continues_bit_for_bit(
+    pool: WorkerPool, tmp_path: Path
+) -> None:
+    """LAMB, wsd, a batch that grows from step to step, and a spike that is skipped after the
+    restore by what the snapshot knows of the steps before it."""
+    settings = _with_lamb(Layout("pp2xdp2", "interleaved", "serial").config("bf16"))
+    settings["optim"] |= {"schedule": "wsd", "decay_steps": 6}
+    settings["train"] |= {
+        "micro_batch_size": 1,
+        "batch_ramp": [4, 4, 120],
+        "on_spike": "skip",
+        "spike_factor": 1.8,
+        "spike_window": 5,
+    }
+    spoiled = (56, 64)  # step 12; steps have 4 sequences at first, 8 from step 10 on
+    options: dict[str, Any] = {"arena": True, "spoiled": spoiled}
+    whole = train_layout(pool, settings, 4, tmp_path / "whole", STEPS, **options)
+    ignoring = {**settings, "train": {**settings["train"], "on_spike": "ignore"}}
+    taken = train_layout(pool, ignoring, 4, tmp_path / "taken", STEPS, **options)
+    differ = [step for step in range(STEPS) if taken.losses[step] != whole.losses[step]]
+    assert differ == list(range(13, STEPS)), "step 12 was skipped, and no other before it"
+    early = train_layout(pool, settings, 4, tmp_path / "broken", 11, **options)
+    late = train_layout(
+        pool, settings, 4, tmp_path / "broken", STEPS, source="arena", step=11, grads_of=-1,
+        **options,
+    )  # fmt: skip
+    assert {**early.losses, **late.losses} == whole.losses
+    assert {**early.norms, **late.norms} == whole.norms
+    for name, value in whole.params.items():
+        assert (late.params[name] == value).all(), name
