@@ -45,7 +45,8 @@ Five rules connect the tables:
 
 - `parallel.tp * parallel.pp * parallel.dp` equals `launch.nodes * launch.ranks_per_node`;
 - `train.global_batch_size` is a multiple of `train.micro_batch_size * parallel.dp`, and with the
-  interleaved schedule the number of micro-batches is a multiple of `parallel.pp`;
+  interleaved schedule the number of micro-batches is a multiple of `parallel.pp`; the same holds
+  for start and increment of `train.batch_ramp`;
 - `model.layers` is a multiple of `parallel.pp * parallel.vp`;
 - `parallel.tp` divides `model.heads`, the width of the MLP, `model.vocab_size` and `model.seq_len`;
 - `model.vocab_size` is at least the vocabulary of the corpus.

@@ -172,6 +172,21 @@ def test_position_counts_epochs_and_repetition(config: RunConfig) -> None:
     assert row["repeated"] == 32000 - epoch
 
 
+def test_with_a_batch_ramp_steps_have_their_own_samples(config: RunConfig) -> None:
+    """Micro-batches of 2 on 2 replicas: steps of 4, 4, 8, 8, ... samples."""
+    ramp = dataclasses.replace(config.train, batch_ramp=(4, 4, 8))
+    ramped = dataclasses.replace(config, train=ramp)
+    read = [samples_of(ramped, rank=0, step=step) for step in range(4)]
+    assert read == [[0, 1], [4, 5], [8, 9, 12, 13], [16, 17, 20, 21]]
+    data = TrainingData(ramped)
+    frame = data.same_order(3).frame
+    assert frame["tokens"].to_list() == [8 * config.model.seq_len] * frame.height
+    assert frame["is_same"].all() and frame.height >= 4
+    (row,) = data.position().frame.to_dicts()
+    assert row["samples"] == 4 + 4 + 38 * 8
+    assert "4 growing by 4 over 8 samples to 8 sequences" in repr(data)
+
+
 def test_a_configuration_file_is_enough_and_its_corpus_is_prepared(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

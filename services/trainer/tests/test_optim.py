@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
+from headway.common.errors import ConfigError
 from headway.testkit.trainer.models import Part, random_batch, tiny_model
-from headway.trainer.config import OptimConfig
-from headway.trainer.optim import adamw
+from headway.trainer.config import OptimConfig, RunConfig
+from headway.trainer.optim import base
 from headway.trainer.optim.adamw import AdamW
 from headway.trainer.optim.schedule import clip_scale, learning_rate
 from headway.trainer.state.flat import FlatChunk
@@ -23,7 +25,7 @@ OPTIM = OptimConfig(lr=0.01, weight_decay=0.1)
 def test_twenty_steps_equal_those_of_torch(
     dp: int, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(adamw, "BLOCK_ELEMENTS", block)
+    monkeypatch.setattr(base, "BLOCK_ELEMENTS", block)
     part = Part(tiny_model())
     flats = [
         FlatChunk(
@@ -113,6 +115,60 @@ def test_the_rate_warms_up_peaks_halves_its_way_and_ends_at_the_minimum() -> Non
     )
     assert learning_rate(optim, 104, 105) == pytest.approx(0.2, abs=1e-15)
     assert learning_rate(optim, 1000, 105) == pytest.approx(0.2, abs=1e-15)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "wsd"])
+@given(step=st.integers(0, 500), total=st.integers(1, 400), warmup=st.integers(0, 100))
+def test_every_schedule_stays_between_its_ends_and_never_rises_after_the_warm_up(
+    schedule: str, step: int, total: int, warmup: int
+) -> None:
+    optim = OptimConfig(
+        lr=1e-3,
+        min_lr=1e-4,
+        warmup_steps=warmup,
+        schedule=schedule,
+        decay_steps=30 if schedule == "wsd" else 0,
+    )
+    rate = learning_rate(optim, step, total)
+    assert 0.0 < rate <= optim.lr
+    if step >= warmup:
+        assert rate >= optim.min_lr
+        assert learning_rate(optim, step + 1, total) <= rate
+    if step >= max(total - 1, warmup + 1):
+        assert rate == pytest.approx(optim.min_lr, rel=1e-12)
+
+
+def test_wsd_is_stable_until_its_decay_and_linear_falls_evenly() -> None:
+    wsd = OptimConfig(lr=1.0, min_lr=0.2, warmup_steps=4, schedule="wsd", decay_steps=10)
+    assert [learning_rate(wsd, step, 105) for step in (3, 4, 50, 94)] == [1.0] * 4
+    assert [learning_rate(wsd, step, 105) for step in (96, 99, 104, 200)] == pytest.approx(
+        [0.84, 0.6, 0.2, 0.2]
+    )
+    assert learning_rate(wsd, 104, 205) == 1.0, "an extended run stays at its peak for longer"
+    linear = OptimConfig(lr=1.0, min_lr=0.2, warmup_steps=4, schedule="linear")
+    assert [learning_rate(linear, step, 105) for step in (3, 4, 29, 54, 104)] == pytest.approx(
+        [1.0, 1.0, 0.8, 0.6, 0.2]
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"schedule": "wsd"}, "decay_steps=0"),
+        ({"schedule": "wsd", "decay_steps": -1}, "decay_steps=-1"),
+        ({"decay_steps": 5}, "optim.schedule='cosine'"),
+    ],
+)
+def test_a_decay_without_its_schedule_or_length_is_refused(
+    settings: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ConfigError, match=named):
+        OptimConfig(**settings)
+
+
+def test_a_decay_that_begins_in_the_warm_up_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"warmup_steps=20 and .*decay_steps=190 .*steps=200"):
+        RunConfig(optim=OptimConfig(schedule="wsd", decay_steps=190))
 
 
 def test_a_large_norm_is_clipped_to_the_limit_and_a_small_one_left_alone() -> None:

@@ -20,7 +20,7 @@ MEANINGS = {
     BUBBLE: "idle time over compute time as the order of the schedule makes it",
     UNEQUAL: "the same order with the stages' own median times idles that much more",
     BEYOND: "steps unlike the median, stragglers, replicas that come late",
-    "optimizer": "AdamW on this rank's shard",
+    "optimizer": "the update of this rank's shard",
     "communication": "issued or waited for while both sides were there",
     "data": "taking the step's micro-batches",
     "snapshot": "copying the state into memory; checkpoints are written in the background",

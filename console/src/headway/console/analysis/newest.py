@@ -39,7 +39,7 @@ class Step:
     duration_s: float
     unix_s: float
     is_skipped: bool = False
-    """The update was skipped because loss or gradient norm was not finite."""
+    """The update was skipped because loss or gradient norm was not finite, or a spike."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -181,7 +181,7 @@ class NewestSteps:
 
 
 class SkippedSteps:
-    """Which steps were skipped because loss or gradient norm was not finite, up to date."""
+    """Which steps were skipped: not finite, or spikes; up to date."""
 
     def __init__(self, run: RunRecords) -> None:
         self._run = run
@@ -205,7 +205,7 @@ class SkippedSteps:
 
 
 def skipped_steps(run: RunRecords) -> list[int]:
-    """Steps whose update was skipped for a loss or norm that was not finite, in order.
+    """Steps whose update was skipped, not finite or spikes, in order.
 
     Those that a recovery took back do not count. Journals of an older version do not know; then
     there are none.

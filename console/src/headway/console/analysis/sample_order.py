@@ -32,15 +32,21 @@ WAITS = {
 
 
 def run_stream(
-    config: RunConfig, *, dp_rank: int = 0, dp: int | None = None, start: int = 0
+    config: RunConfig,
+    *,
+    dp_rank: int = 0,
+    dp: int | None = None,
+    start: int = 0,
+    batch_size: int | None = None,
 ) -> StreamSpec:
-    """The training stream of one replica from global sample ``start`` on; ``dp`` replicas."""
+    """The training stream of one replica from global sample ``start`` on; ``dp`` replicas that
+    share steps of ``batch_size`` samples."""
     return stream_spec(
         config.data.path,
         seed=config.data.seed,
         seq_len=config.model.seq_len,
         micro_batch_size=config.train.micro_batch_size,
-        global_batch_size=config.train.global_batch_size,
+        global_batch_size=batch_size or config.train.global_batch_size,
         dp_rank=dp_rank,
         dp_size=config.parallel.dp if dp is None else dp,
         start_sample=start,
@@ -58,10 +64,16 @@ def samples_of(config: RunConfig, *, rank: int, step: int) -> list[int]:
     if step < 0:
         raise InputError(f"step {step} is below 0", remedy="steps are counted from 0")
     dp_rank = config.parallel.grid.coordinates(rank).dp
-    train, size = config.train, config.train.micro_batch_size
-    batches = range(dp_rank, train.global_batch_size // size, config.parallel.dp)
-    first = step * train.global_batch_size
+    size = config.train.micro_batch_size
+    first, batch_size = _place_of(config, step)
+    batches = range(dp_rank, batch_size // size, config.parallel.dp)
     return [first + j * size + row for j in batches for row in range(size)]
+
+
+def _place_of(config: RunConfig, step: int) -> tuple[int, int]:
+    """The first sample of ``step``, and how many it has."""
+    first = config.batch_ramp.consumed(step)
+    return first, config.batch_ramp.size(first)
 
 
 def same_order(config: RunConfig, step: int) -> pl.DataFrame:
@@ -70,7 +82,7 @@ def same_order(config: RunConfig, step: int) -> pl.DataFrame:
     As the run reads it, continued from some steps before; resumed at the step; and for other
     numbers of replicas. ``digest`` is over the tokens of the batch in the order of its samples.
     """
-    num_micro = config.train.global_batch_size // config.train.micro_batch_size
+    num_micro = _place_of(config, step)[1] // config.train.micro_batch_size
     dp = config.parallel.dp
     before = min(BEFORE, step)
     ways = [(f"continued from step {step - before}" if before else "from the start", dp, before)]
@@ -93,13 +105,14 @@ def _global_batch(
 ) -> tuple[np.ndarray, list[int]]:
     """Tokens [global batch, seq_len] in the order of samples, each replica's first sample."""
     size = config.train.micro_batch_size
-    start = (step - before) * config.train.global_batch_size
+    first, batch_size = _place_of(config, step)
+    start, _ = _place_of(config, step - before)
     found: dict[int, np.ndarray] = {}
     firsts = []
     for dp_rank in range(dp):
-        spec = run_stream(config, dp_rank=dp_rank, dp=dp, start=start)
+        spec = run_stream(config, dp_rank=dp_rank, dp=dp, start=start, batch_size=batch_size)
         with DataClient(None, spec=spec) as client:
-            for _ in range(before * spec.num_micro_batches):
+            for _ in range((first - start) // (size * dp)):
                 client.next()
             firsts.append(client.next_sample)
             for _ in range(spec.num_micro_batches):

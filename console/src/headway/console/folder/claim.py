@@ -31,6 +31,7 @@ KEPT_ON_RESUME = (
     "train.seed",
     "train.dtype",
     "train.global_batch_size",
+    "train.batch_ramp",
     "train.micro_batch_size",
     "data.path",
     "data.seed",

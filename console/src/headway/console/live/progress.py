@@ -39,7 +39,7 @@ class Progress:
     generation: int = -1
     paused: bool = False
     skipped: int = 0
-    """Steps skipped because their loss or gradient norm was not finite."""
+    """Steps skipped because loss or gradient norm was not finite, or a spike."""
     last_skipped: int | None = None
     """The newest of them, None without any."""
     waiting: str = ""

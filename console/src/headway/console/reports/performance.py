@@ -100,7 +100,7 @@ class Performance:
         peak, config = self._run.peak, self.config
         if peak is None or not peak.is_idle or config.model.architecture.own_block is not None:
             return None
-        tokens = config.train.global_batch_size * config.model.seq_len
+        tokens = self._mean_batch(self.ledger) * config.model.seq_len
         return model_flops_share(
             self.ledger,
             flops_per_step=float(model_shape(config).flops_per_token * tokens),
@@ -248,6 +248,13 @@ class Performance:
     def _bubbles(self) -> pl.DataFrame:
         return bubbles(self.actions_frame, schedule_of(self.config))
 
+    def _mean_batch(self, rows: pl.DataFrame) -> float:
+        """Sequences per step, over the steps of ``rows`` that count."""
+        steps = rows.filter("is_kept")["step"].to_list()
+        sizes = self.config.batch_ramp.sizes(max(steps, default=0) + 1)
+        total: int = sum(sizes[step] for step in steps)
+        return total / max(1, len(steps))
+
     def _usual_step(self) -> int:
         totals = self.ledger.filter("is_kept").group_by("step").agg(pl.col("total").mean())
         ordered = totals.sort("total", "step")["step"]
@@ -258,7 +265,7 @@ class Performance:
         rows = self.ledger
         steps = rows.filter("is_kept").select("generation", "step").n_unique()
         whole_s = float(rows["total"].sum()) / rows["rank"].n_unique()
-        tokens = steps * train.global_batch_size * self.config.model.seq_len
+        tokens = steps * self._mean_batch(rows) * self.config.model.seq_len
         peak = self._run.peak
         times = step_time_quantiles(rows).row(0, named=True)
         p50, p99 = milliseconds(times["p50_s"]), milliseconds(times["p99_s"])

@@ -186,7 +186,7 @@ class TrainingData:
 
     def _next_end(self, rank: int, step: int, number: int) -> tuple[int, int]:
         """Step and number of the next sample with a document's end, of an epoch at most."""
-        steps = self._reader.samples_per_epoch // self.config.train.global_batch_size + 1
+        steps = self._reader.samples_per_epoch // self.config.batch_ramp.start + 1
         for later in range(step, step + steps):
             samples = samples_of(self.config, rank=rank, step=later)
             for place in range(number if later == step else 0, len(samples)):
@@ -213,7 +213,7 @@ class TrainingData:
 
     def position(self) -> Shown:
         """How far through the corpus the run is, and gets."""
-        per_step = self.config.train.global_batch_size
+        consumed = self.config.batch_ramp.consumed
         epoch = self._reader.samples_per_epoch
         points = [("at its end", self.config.train.steps)]
         if self._run is not None:
@@ -224,13 +224,14 @@ class TrainingData:
             {
                 "at": name,
                 "steps": steps,
-                "samples": steps * per_step,
-                "tokens": steps * per_step * self.config.model.seq_len,
-                "epochs": steps * per_step / epoch,
-                "unread": max(0.0, 1.0 - steps * per_step / epoch),
-                "repeated": max(0, steps * per_step - epoch),
+                "samples": samples,
+                "tokens": samples * self.config.model.seq_len,
+                "epochs": samples / epoch,
+                "unread": max(0.0, 1.0 - samples / epoch),
+                "repeated": max(0, samples - epoch),
             }
             for name, steps in points
+            for samples in (consumed(steps),)
         ]
         columns = [
             Column("at", "the run"),
@@ -243,7 +244,8 @@ class TrainingData:
         ]
         note = (
             f"An epoch has {epoch:,} samples of {self.config.model.seq_len:,} tokens, "
-            f"{epoch / per_step:,.1f} steps; the next one has another order."
+            f"{epoch / self.config.train.global_batch_size:,.1f} steps of a whole global batch; "
+            "the next one has another order."
         )
         return Shown(pl.DataFrame(rows), "Position in the corpus", columns, note)
 
@@ -356,6 +358,9 @@ class TrainingData:
         config, meta = self.config, self.dataset.meta
         train, vocabulary = config.train, self.dataset.vocab_size or config.model.vocab_size
         batch = f"{train.global_batch_size} sequences, micro-batches of {train.micro_batch_size}"
+        if train.batch_ramp:
+            start, increment, samples = train.batch_ramp
+            batch = f"{start} growing by {increment} over {samples:,} samples to {batch}"
         order = f"seed {config.data.seed}, {self._reader.samples_per_epoch:,} samples per epoch"
         facts = [
             ("corpus", str(self.dataset.path)),

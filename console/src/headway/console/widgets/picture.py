@@ -80,7 +80,7 @@ class Picture:
     bands: tuple[Band, ...] = ()
     news: tuple[str, ...] = ()
     skipped: tuple[int, ...] = ()
-    """Steps whose update was skipped for a loss or norm that was not finite."""
+    """Steps whose update was skipped: not finite, or spikes."""
     log: tuple[str, ...] = ()
     """Newest log lines of the selected rank."""
     clock_offset_s: float = 0.0

@@ -60,7 +60,7 @@ class RunConsole(anywidget.AnyWidget):  # type: ignore[misc]
     validation = traitlets.Bytes().tag(sync=True)
     """float32 [evaluations, 2]: completed steps, loss."""
     skipped = traitlets.List().tag(sync=True)
-    """Steps whose update was skipped for a loss or norm that was not finite."""
+    """Steps whose update was skipped: not finite, or spikes."""
     bands = traitlets.List().tag(sync=True)
     """Recoveries: start_s and end_s on the clock of the bars, reason, cost."""
     ranks = traitlets.Bytes().tag(sync=True)

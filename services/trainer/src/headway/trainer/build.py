@@ -7,7 +7,7 @@ from headway.common.plan.grid import Coordinates
 from headway.trainer.config import RunConfig
 from headway.trainer.model.chunk import Chunk
 from headway.trainer.model.gpt import Recompute, build_chunk
-from headway.trainer.optim.adamw import AdamW
+from headway.trainer.optim.choice import moments
 from headway.trainer.parallel.tensor import TensorParallel
 from headway.trainer.state.flat import FlatChunk
 from headway.trainer.state.params import Precision
@@ -45,7 +45,7 @@ def build_model(
             dp_rank=place.dp,
             dp_size=grid.dp,
             precision=precision,
-            moments=AdamW.moments,
+            moments=moments(config.optim),
             device=device,
         )
         chunk.bind(flat)

@@ -6,8 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from headway.common.node.flight import WAITING
 from headway.common.plan.grid import Coordinates
+from headway.common.plan.schedule.actions import Kind
 from headway.trainer.batches import BatchReader, MicroBatch, Split
+from headway.trainer.comm.every_rank import EveryRank
 from headway.trainer.comm.groups import Groups
 from headway.trainer.config import RunConfig
 from headway.trainer.model.chunk import Chunk
@@ -42,17 +45,17 @@ class StepContext:
         """The rank's coordinates."""
         return self.config.parallel.grid.coordinates(self.rank)
 
-    def take_batches(self, reader: BatchReader, start: int, steps: int) -> list[MicroBatch]:
-        """This replica's micro-batches of ``steps`` steps from global sample ``start`` on.
+    def take_batches(self, reader: BatchReader, start: int, count: int) -> list[MicroBatch]:
+        """This replica's next ``count`` micro-batches from global sample ``start`` on.
 
-        Local j of a step is global j * dp + dp_rank.
+        Local j is global j * dp + dp_rank.
 
         Raises:
             Aborted: the generation was fenced.
         """
         size, dp = self.config.train.micro_batch_size, self.config.parallel.dp
         channels = self.groups.channels
-        count, first = steps * self.config.num_micro_batches, start + self.place.dp * size
+        first = start + self.place.dp * size
         return reader.take(count, first, dp * size, lambda: channels.aborted)
 
     def data_parallel(self) -> DataParallel:
@@ -80,3 +83,17 @@ class StepContext:
         if self.place.tp == 0:
             values[1], values[2] = loss_sum, num_tokens
         return all_reduce_sums(self.groups.every_rank, self.groups.channels, values)
+
+    def sum_over_stage(self, values: torch.Tensor, step: int) -> None:
+        """Add ``values`` in place over the ranks that hold pieces of the same parameters, those of
+        tp and dp; all get the same bits. Recorded as a wait, so that a hang is not blamed on
+        this rank.
+
+        Raises:
+            Aborted: the generation was fenced.
+        """
+        comms, grid = (self.groups["tp"], self.groups["dp"]), self.config.parallel.grid
+        stage = EveryRank(comms, self.place.dp * grid.tp + self.place.tp, grid.tp * grid.dp)
+        nbytes = values.nbytes
+        with self.recorder.record(Kind.ALL_GATHER, step=step, nbytes=nbytes, flags=WAITING):
+            stage.all_reduce(values).wait()

@@ -139,7 +139,7 @@ class ControlHooks(StepHooks):
             else ("the loss", result.loss)
         )
         log.warning(
-            f"the step was skipped: {what} is {value:g}",
+            f"the step was skipped: {result.spike or f'{what} is {value:g}'}",
             step=result.step,
             skipped_in_row=result.skipped_in_row,
             lr=result.lr,

@@ -141,7 +141,7 @@ class ControlLoop:
         durable = is_good and not agreed.busy
         reason = ""
         if not is_good:
-            reason = "its loss or its state is not finite"
+            reason = "its last step was skipped, or its state is not finite"
         elif agreed.busy:
             waited_s = STILL_ROUNDS * PAUSE_ROUND_S
             reason = f"a store has made no progress with an earlier one for {waited_s:g} s"

@@ -2,7 +2,8 @@
 
 InputError (common)
 └── RefusedError         a restart does not help: the run ends with this text
-    ├── DivergedError    too many steps in a row whose loss or norm was not finite
+    ├── DivergedError    too many steps in a row whose loss or norm was not finite, or a spike
+    ├── SpikeError       a step whose loss or norm is far above those before it
     └── MemoryTooSmallError  a step needs more memory than the device has
 CorruptError (common)
 ├── BadCheckpointError   a durable checkpoint cannot be read: an older one may be intact
@@ -41,6 +42,19 @@ class DivergedError(RefusedError):
         """The same error with the checkpoint to go back to."""
         return DivergedError(
             self.first_step, self.last_step, self.loss, self.grad_norm, way_back=f" ({clause})"
+        )
+
+
+class SpikeError(RefusedError):
+    """A spike ended the run, as ``train.on_spike = "stop"`` asks; the state is that before it."""
+
+    def __init__(self, step: int, loss: float, grad_norm: float, spike: str, *, saved: bool):
+        kept = f"checkpoint {step} is the state before it" if saved else "no checkpoint was made"
+        super().__init__(
+            f"step {step} is a spike: {spike} (loss {loss:.4g}, gradient norm {grad_norm:.4g}); "
+            f"the run was stopped, {kept}",
+            remedy="run it again with train.on_spike=skip to pass over the step's samples, or "
+            "ignore to take it; if spikes repeat, go back further and lower optim.lr",
         )
 
 

@@ -29,17 +29,18 @@ class Evaluation:
         """
         context, config = self._context, self._context.config
         num_tokens = 0.0
+        num_micro_batches = config.train.eval_batches * config.num_micro_batches
 
         def data(pipeline: Pipeline, _: Action) -> None:
             nonlocal num_tokens
-            pipeline.batches = context.take_batches(reader, 0, config.train.eval_batches)
+            pipeline.batches = context.take_batches(reader, 0, num_micro_batches)
             num_tokens = sum(batch.num_tokens for batch in pipeline.batches)
 
         with context.recorder.record(Kind.EVAL, step=step):
             self._data.gather_all(step)
             context.tied.begin()
             pipeline = Pipeline(
-                self._actions(),
+                self._actions(num_micro_batches),
                 context.chunks,
                 context.groups.pipe,
                 context.recorder,
@@ -56,10 +57,9 @@ class Evaluation:
             context.tied.finish()
             return context.sum_over_ranks(0.0, pipeline.loss_sum, num_tokens).mean_loss
 
-    def _actions(self) -> Sequence[Action]:
-        config = self._context.config
-        passes = config.train.eval_batches * config.num_micro_batches
-        return validation_schedule(config.parallel.grid, passes).ranks[self._context.place.pp]
+    def _actions(self, num_micro_batches: int) -> Sequence[Action]:
+        grid, place = self._context.config.parallel.grid, self._context.place
+        return validation_schedule(grid, num_micro_batches).ranks[place.pp]
 
     def sample(
         self, step: int, prompt: list[int], count: int, *, temperature: float = TEMPERATURE

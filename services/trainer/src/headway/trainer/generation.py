@@ -18,7 +18,7 @@ from headway.trainer.comm.groups import Groups
 from headway.trainer.config import RunConfig
 from headway.trainer.context import StepContext
 from headway.trainer.data_streams import DataStreams
-from headway.trainer.errors import RefusedError
+from headway.trainer.errors import RefusedError, SpikeError
 from headway.trainer.evaluation import Evaluation
 from headway.trainer.hooks import StepHooks
 from headway.trainer.layout_check import difference
@@ -80,6 +80,8 @@ class Session:
         """Whether ``run`` could mark its last snapshot durable."""
         self.is_complete = False
         """Whether ``run`` has done the last step of the run."""
+        self.spike: SpikeError | None = None
+        """The spike that ended ``run``; to be raised once all ranks' last snapshots are durable."""
 
     def join(self, groups: Groups) -> None:
         """Use ``groups`` from now on; the first call builds the model."""
@@ -172,11 +174,12 @@ class Session:
         Raises:
             Aborted: the generation was fenced. RuntimeError: a peer failed.
             RefusedError: the data are not those that the run began with, or differ between ranks.
-            DivergedError: ``train.max_skipped_steps`` steps in a row were not finite.
+            DivergedError: ``train.max_skipped_steps`` steps in a row were skipped.
         """
         context, state, moved = self._context(), self._state, self._store_moved
         ending = run_steps(context, state, hooks, self._reader, until=until, store_moved=moved)
         self.is_complete, self.is_last_wanted = ending.is_complete, ending.is_last_wanted
+        self.spike = ending.spike
 
     def leave(self) -> None:
         """Release the generation: groups, data, and what an abandoned operation

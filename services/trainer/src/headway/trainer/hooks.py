@@ -18,11 +18,15 @@ class StepResult:
     lr: float
     num_tokens: int
     skipped: bool
-    """Norm or loss was not finite, so the optimizer left the state unchanged."""
+    """Norm or loss was not finite, or a spike, so the optimizer left the state unchanged."""
     skipped_in_row: int
     """Number of consecutive skipped steps up to and including this one; 0 unless ``skipped``."""
     duration_s: float
     """This rank's time for the step."""
+    spike: str = ""
+    """What of the step is a spike, as a clause; "" if nothing is, or spikes are ignored."""
+    is_stopped: bool = False
+    """The step was not completed, because a spike ends the run: the state is that before it."""
 
 
 @dataclass(frozen=True)

@@ -162,6 +162,11 @@ class Rank:
                 raise error.with_way_back(self._way_back(error.first_step)) from None
             if self._session.is_complete and self.config.train.sample_tokens:
                 self._sample(hooks)
+            if self._session.spike is not None:
+                self._wait_for_store()
+                # the first rank that raises ends the run: not before all checkpoints are durable
+                self._session.groups.meet()
+                raise self._session.spike
             self._session.groups.meet()
             self._wait_for_store()
         finally:

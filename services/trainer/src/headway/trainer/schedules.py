@@ -1,7 +1,8 @@
 """The lowered schedules of a run, made once per process.
 
 A schedule of many stages and micro-batches takes seconds to lower and check, and a recovery would
-pay for it again in each generation, while nobody looks at the fence.
+pay for it again in each generation, while nobody looks at the fence. A batch-size ramp needs one
+per number of micro-batches, each made at the first step of that size, by all ranks together.
 """
 
 from __future__ import annotations

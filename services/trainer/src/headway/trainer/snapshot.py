@@ -55,6 +55,10 @@ class Extra:
     """Skipped steps directly before ``step``."""
     asked: tuple[int, ...] = ()
     """Sequences of evaluations and samples that were asked for and not done yet."""
+    recent_losses: tuple[float, ...] = ()
+    """Losses of the newest accepted steps, oldest first, by which spikes are judged."""
+    recent_norms: tuple[float, ...] = ()
+    """Their gradient norms."""
 
     def pack(self) -> bytes:
         """MessagePack."""

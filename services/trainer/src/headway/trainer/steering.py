@@ -42,7 +42,7 @@ class Agreement:
     stop: bool = False
     """Whether this rank wants the run to end with this step."""
     bad: bool = False
-    """Whether this rank saw a value that is not finite."""
+    """Whether this rank saw a value that is not finite, or a spike that is to be skipped."""
     busy: bool = False
     """Whether this rank's store still works on the last durable snapshot."""
     moved: bool = False

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 
 import torch
 from headway.common.node.failpoints import failpoint
@@ -18,11 +19,12 @@ from headway.trainer.commits import Commits
 from headway.trainer.context import StepContext
 from headway.trainer.control_loop import ControlLoop
 from headway.trainer.hooks import StepResult
-from headway.trainer.optim.adamw import AdamW, Optimizer
+from headway.trainer.optim.choice import make_optimizer
 from headway.trainer.optim.schedule import clip_scale, learning_rate
 from headway.trainer.parallel.data import DataParallel
 from headway.trainer.pipeline import Handler, Pipeline
 from headway.trainer.schedules import training_schedule
+from headway.trainer.spikes import SpikeGuard
 from headway.trainer.steering import Sums
 from headway.trainer.train_state import TrainState
 
@@ -41,11 +43,13 @@ class TrainStep:
     ) -> None:
         self._context, self._state, self._data, self._reader = context, state, data, reader
         self._control, self._commits = control, commits
-        config, grid = context.config, context.config.parallel.grid
-        schedule = training_schedule(config.parallel.schedule, grid, config.num_micro_batches)
-        self._actions = schedule.ranks[context.place.pp]
-        self._optimizer: Optimizer = AdamW(config.optim)
-        self._loss_unit = float(config.train.global_batch_size * config.model.seq_len)
+        self._guard = SpikeGuard(context.config.train, state)
+        self._ramp = context.config.batch_ramp
+        self._optimizer = make_optimizer(
+            context.config.optim,
+            context.tp.rank,
+            lambda sums: context.sum_over_stage(sums, state.step),
+        )
 
     def run(self) -> StepResult:
         """Do the next optimizer step.
@@ -57,7 +61,8 @@ class TrainStep:
         with self._context.recorder.record(Kind.STEP, step=step):
             for flat in self._context.flats:
                 flat.zero_grads()
-            totals = _StepTotals(step, self._learning_rate(step))
+            size = self._ramp.size(self._state.samples)
+            totals = _StepTotals(step, self._learning_rate(step), size)
             self._context.tied.begin()
             self._pass(totals).run()
         return StepResult(
@@ -69,6 +74,8 @@ class TrainStep:
             skipped=totals.is_skipped,
             skipped_in_row=self._state.skipped_in_row,
             duration_s=time.monotonic() - started_s,
+            spike=totals.spike,
+            is_stopped=totals.is_stopped,
         )
 
     def _learning_rate(self, step: int) -> float:
@@ -87,16 +94,16 @@ class TrainStep:
             Kind.REDUCE_SCATTER: lambda _, action: self._reduce(action, step),
             Kind.NORM: lambda pipeline, _: self._norm(totals, pipeline.loss_sum),
             Kind.OPTIMIZER: lambda *_: self._optimize(totals),
-            Kind.SNAPSHOT: lambda *_: self._end(),
+            Kind.SNAPSHOT: lambda *_: self._end(totals),
         }
         return Pipeline(
-            self._actions,
+            self._actions(totals.batch_size),
             context.chunks,
             context.groups.pipe,
             context.recorder,
             step=step,
             micro_batch_size=config.train.micro_batch_size,
-            loss_scale=1.0 / self._loss_unit,
+            loss_scale=1.0 / self._loss_unit(totals),
             train=True,
             overlap=config.parallel.overlap_p2p,
             handlers=handlers,
@@ -104,10 +111,22 @@ class TrainStep:
             before_compute=lambda chunk: self._ready(chunk, step),
         )
 
+    def _actions(self, batch_size: int) -> Sequence[Action]:
+        """This rank's list for a step of ``batch_size`` sequences."""
+        config = self._context.config
+        parallel, number = config.parallel, config.micro_batches_of(batch_size)
+        schedule = training_schedule(parallel.schedule, parallel.grid, number)
+        return schedule.ranks[self._context.place.pp]
+
+    def _loss_unit(self, totals: _StepTotals) -> float:
+        """Tokens of the step, those that do not count included."""
+        return float(totals.batch_size * self._context.config.model.seq_len)
+
     def _take_batches(self, pipeline: Pipeline, totals: _StepTotals) -> None:
         context = self._context
         with context.recorder.record(Kind.DATA, step=totals.step):
-            pipeline.batches = context.take_batches(self._reader, self._state.samples, 1)
+            count = context.config.micro_batches_of(totals.batch_size)
+            pipeline.batches = context.take_batches(self._reader, self._state.samples, count)
         totals.num_tokens = sum(batch.num_tokens for batch in pipeline.batches)
 
     def _ready(self, chunk: int, step: int) -> None:
@@ -131,16 +150,22 @@ class TrainStep:
                 [flat.norm_square(context.tp.rank) for flat in context.flats]
             ).sum()
             sums = context.sum_over_ranks(norm_square, loss_sum, totals.num_tokens)
-            token_scale = self._loss_unit / max(sums.num_tokens, 1.0)
+            token_scale = self._loss_unit(totals) / max(sums.num_tokens, 1.0)
             totals.sums, totals.grad_norm = sums, math.sqrt(sums.norm_square) * token_scale
             totals.grad_scale = token_scale * clip_scale(context.config.optim, totals.grad_norm)
             is_finite = math.isfinite(totals.grad_norm) and math.isfinite(sums.mean_loss)
-            agreed = self._control.agree(is_step=True, bad=not is_finite)
-        totals.is_skipped = agreed.bad
+            if is_finite:
+                totals.spike = self._guard.spike(sums.mean_loss, totals.grad_norm)
+            on_spike = context.config.train.on_spike if totals.spike else "ignore"
+            bad = not is_finite or on_spike == "skip"
+            agreed = self._control.agree(is_step=True, bad=bad)
+        # all ranks have the same sums, so they find the same spike
+        totals.is_skipped, totals.is_stopped = agreed.bad, on_spike == "stop"
 
     def _optimize(self, totals: _StepTotals) -> None:
-        if totals.is_skipped:
+        if totals.is_skipped or totals.is_stopped:
             return
+        self._guard.accept(totals.sums.mean_loss, totals.grad_norm)
         updates = totals.step - self._state.skipped
         with self._context.recorder.record(Kind.OPTIMIZER, step=totals.step):
             self._optimizer.step(
@@ -153,8 +178,10 @@ class TrainStep:
                 ),
             )
 
-    def _end(self) -> None:
-        self._state.samples += self._context.config.train.global_batch_size
+    def _end(self, totals: _StepTotals) -> None:
+        if totals.is_stopped:
+            return
+        self._state.samples += totals.batch_size
         self._state.step += 1
         self._commits.after_step()
 
@@ -162,10 +189,11 @@ class TrainStep:
 class _StepTotals:
     """Intermediate results of one step."""
 
-    def __init__(self, step: int, lr: float) -> None:
-        self.step, self.lr = step, lr
+    def __init__(self, step: int, lr: float, batch_size: int) -> None:
+        self.step, self.lr, self.batch_size = step, lr, batch_size
         self.num_tokens = 0.0
         self.sums = Sums(0.0, 0.0, 0.0)
         self.grad_norm = 0.0
         self.grad_scale = 1.0
-        self.is_skipped = False
+        self.is_skipped = self.is_stopped = False
+        self.spike = ""

@@ -93,7 +93,7 @@ class Progress(StepHooks):
     def on_step(self, result: StepResult) -> None:
         """One line per step."""
         rate = result.num_tokens / max(result.duration_s, 1e-9)
-        skipped = "  skipped: not finite" if result.skipped else ""
+        skipped = f"  skipped: {result.spike or 'not finite'}" if result.skipped else ""
         self.say(
             f"step {result.step + 1}/{self._steps}  loss {result.loss:.4f}  norm "
             f"{result.grad_norm:.3f}  "
@@ -146,6 +146,8 @@ def train(files: list[Path], overrides: list[str]) -> int:
         if session.is_complete and config.train.sample_tokens:
             _show_sample(session, progress)
         session.groups.meet()
+        if session.spike is not None:
+            raise session.spike
     except Exception as error:
         if is_out_of_memory(error):
             raise too_small(config, place.rank, error) from error

@@ -27,6 +27,10 @@ class TrainState:
     """Sequences of the evaluations and samples that are to be done before the next step."""
     durable_due: bool = False
     """A durable snapshot was requested but could not be marked yet."""
+    recent_losses: tuple[float, ...] = ()
+    """Losses of the newest accepted steps, oldest first, by which spikes are judged."""
+    recent_norms: tuple[float, ...] = ()
+    """Their gradient norms."""
 
     @classmethod
     def of(cls, extra: Extra) -> TrainState:
@@ -39,6 +43,8 @@ class TrainState:
             applied=extra.command,
             asked=extra.asked,
             durable_due=extra.durable_due,
+            recent_losses=extra.recent_losses,
+            recent_norms=extra.recent_norms,
         )
 
     def extra(self, fingerprints: Mapping[Split, str], *, durable: bool) -> Extra:
@@ -53,4 +59,6 @@ class TrainState:
             skipped=self.skipped,
             skipped_in_row=self.skipped_in_row,
             asked=self.asked,
+            recent_losses=self.recent_losses,
+            recent_norms=self.recent_norms,
         )

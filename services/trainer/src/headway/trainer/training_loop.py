@@ -9,7 +9,7 @@ from headway.trainer.batches import BatchReader, Split
 from headway.trainer.commits import Commits
 from headway.trainer.context import StepContext
 from headway.trainer.control_loop import ControlLoop
-from headway.trainer.errors import DivergedError
+from headway.trainer.errors import DivergedError, SpikeError
 from headway.trainer.evaluation import Evaluation
 from headway.trainer.hooks import StepHooks, StepResult
 from headway.trainer.planned_gc import PlannedGc
@@ -25,6 +25,8 @@ class Ending:
     """The last step of the run is done."""
     is_last_wanted: bool
     """The last snapshot could be marked durable."""
+    spike: SpikeError | None = None
+    """A spike that ended the run. To be raised when the last snapshot is durable."""
 
 
 def run_steps(
@@ -46,7 +48,7 @@ def run_steps(
     Raises:
         Aborted: the generation was fenced. RuntimeError: a peer failed.
         RefusedError: the data are not those that the run began with, or differ between ranks.
-        DivergedError: ``train.max_skipped_steps`` steps in a row were not finite.
+        DivergedError: ``train.max_skipped_steps`` steps in a row were skipped.
     """
     data = context.data_parallel()
     evaluation, commits = Evaluation(context, data), Commits(context, state, hooks)
@@ -73,6 +75,8 @@ def run_steps(
             if _is_evaluation_due(context, state.step):
                 evaluate()
             result = trainer.run()
+            if result.is_stopped:
+                return _stop_before(result, control.finish(store_moved))
             hooks.on_step(result)
             _check_divergence(context, result)
             collections.after(state.step)
@@ -86,6 +90,13 @@ def run_steps(
 def _is_evaluation_due(context: StepContext, step: int) -> bool:
     every = context.config.train.eval_every
     return step == 0 or (every > 0 and step % every == 0)
+
+
+def _stop_before(result: StepResult, is_saved: bool) -> Ending:
+    """The end of a run whose next step is a spike."""
+    step, loss, norm = result.step, result.loss, result.grad_norm
+    spike = SpikeError(step, loss, norm, result.spike, saved=is_saved)
+    return Ending(is_complete=False, is_last_wanted=is_saved, spike=spike)
 
 
 def _check_divergence(context: StepContext, result: StepResult) -> None:

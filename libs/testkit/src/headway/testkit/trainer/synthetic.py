@@ -23,11 +23,19 @@ class SyntheticBatch:
 
 class SyntheticSource:
     """Random tokens in which each follows from the one before, so that there
-    is something to learn."""
+    is something to learn. Training samples in ``spoiled`` have labels that never follow, one of
+    which counts per sequence: a spike of loss and norm."""
 
-    def __init__(self, config: RunConfig, dp_rank: int, split: Split, start_sample: int) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        dp_rank: int,
+        split: Split,
+        start_sample: int,
+        spoiled: range = range(0),
+    ) -> None:
         self._config, self._dp_rank, self._split = config, dp_rank, split
-        self._start, self._taken = start_sample, 0
+        self._start, self._taken, self._spoiled = start_sample, 0, spoiled
 
     @property
     def fingerprint(self) -> str:
@@ -45,8 +53,12 @@ class SyntheticSource:
             sample %= train.eval_batches * train.global_batch_size
         self._taken += 1
         rows = np.stack([self._row(sample + i) for i in range(size)])
-        mask = (rows[:, :-1] % 10 != 3).astype(np.uint8)
-        return SyntheticBatch(rows[:, :-1], rows[:, 1:], mask, sample)
+        tokens, labels = rows[:, :-1], rows[:, 1:]
+        mask = (tokens % 10 != 3).astype(np.uint8)
+        if self._split == "train" and sample in self._spoiled:
+            labels = (tokens + self._config.model.vocab_size // 2) % self._config.model.vocab_size
+            mask[:, 1:], mask[:, :1] = 0, 1
+        return SyntheticBatch(tokens, labels, mask, sample)
 
     def close(self) -> None:
         """Nothing to give up."""
@@ -63,12 +75,12 @@ class SyntheticSource:
         )
 
 
-def synthetic(config: RunConfig, rank: int) -> DataFactory:
+def synthetic(config: RunConfig, rank: int, spoiled: range = range(0)) -> DataFactory:
     """The data factory of ``rank``."""
     dp_rank = config.parallel.grid.coordinates(rank).dp
 
     def make(split: Split, start_sample: int, generation: int, fingerprint: str) -> SyntheticSource:
         del generation, fingerprint
-        return SyntheticSource(config, dp_rank, split, start_sample)
+        return SyntheticSource(config, dp_rank, split, start_sample, spoiled)
 
     return make

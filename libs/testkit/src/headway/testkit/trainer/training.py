@@ -79,11 +79,13 @@ def train(
     keep: str = "",
     failpoints: str = "",
     on_gpu: bool = False,
+    spoiled: tuple[int, int] = (0, 0),
 ) -> dict[str, Any]:
     """Train ``rank``'s part up to ``until`` completed steps; says how it ended.
 
     ``on_gpu`` uses NCCL; ranks that share a GPU each pretend to be on another host, because NCCL
     refuses two ranks of one host on one device.
+    ``spoiled``: first and last + 1 of the samples that make a spike.
     ``keep`` names a session that outlives the job, as a survivor's does; without
     it a new one is made.
     """
@@ -98,7 +100,7 @@ def train(
         session = Session(
             run,
             rank,
-            data_factory=synthetic(run, rank),
+            data_factory=synthetic(run, rank, range(*spoiled)),
             open_arena=opener,
             device=_gpu(rank) if on_gpu else "cpu",
         )

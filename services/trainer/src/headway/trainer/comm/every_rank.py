@@ -23,6 +23,8 @@ class EveryRank:
     axis all its members hold the same bits; on each later one, ranks that differ only on earlier
     axes gather equal rows in equal order, so they stay equal.
 
+    Given the groups of some axes only, it reduces over the ranks that differ on these axes.
+
     Args:
         comms: this rank's group on each axis, in the order of the axes, which is the same on all
             ranks. rank, size: this rank, and the number of all ranks.

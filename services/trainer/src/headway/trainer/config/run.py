@@ -14,6 +14,7 @@ from headway.common.errors import ConfigError
 from headway.common.plan.stages import balanced, stage_layers
 from headway.dataloader.config import DataConfig
 from headway.health.config import HealthConfig
+from headway.trainer.config.batch_ramp import BatchRamp
 from headway.trainer.config.launch import LaunchConfig
 from headway.trainer.config.model import ModelConfig
 from headway.trainer.config.parallel import ParallelConfig
@@ -44,13 +45,23 @@ class RunConfig:
             parallel = dataclasses.replace(self.parallel, vp=self._default_chunks())
             object.__setattr__(self, "parallel", parallel)
         self._check_world()
+        self._check_schedule()
         self._check_batch()
         self._check_split()
 
     @property
     def num_micro_batches(self) -> int:
-        """Micro-batches of one replica in one step."""
-        return self.train.global_batch_size // (self.train.micro_batch_size * self.parallel.dp)
+        """Micro-batches of one replica in a step with the whole ``global_batch_size``."""
+        return self.micro_batches_of(self.train.global_batch_size)
+
+    def micro_batches_of(self, batch_size: int) -> int:
+        """Micro-batches of one replica in a step of ``batch_size`` sequences."""
+        return batch_size // (self.train.micro_batch_size * self.parallel.dp)
+
+    @property
+    def batch_ramp(self) -> BatchRamp:
+        """How many sequences each step has."""
+        return BatchRamp.of(self.train.batch_ramp, self.train.global_batch_size)
 
     @property
     def stages(self) -> list[range]:
@@ -76,6 +87,15 @@ class RunConfig:
                 remedy="make the two products equal",
             )
 
+    def _check_schedule(self) -> None:
+        optim, steps = self.optim, self.train.steps
+        if optim.schedule == "wsd" and optim.warmup_steps + optim.decay_steps > steps:
+            raise ConfigError(
+                f"optim.warmup_steps={optim.warmup_steps} and optim.decay_steps="
+                f"{optim.decay_steps} exceed train.steps={steps}",
+                remedy="lower optim.decay_steps",
+            )
+
     def _check_batch(self) -> None:
         unit = self.train.micro_batch_size * self.parallel.dp
         if self.train.global_batch_size % unit:
@@ -99,6 +119,16 @@ class RunConfig:
                 "parallel.pp="
                 f"{self.parallel.pp}, which the interleaved schedule needs",
                 remedy="change train.global_batch_size",
+            )
+        if interleaved:
+            unit *= self.parallel.pp
+        wrong = [n for n in self.train.batch_ramp[:2] if n % unit]
+        if wrong:
+            of = "train.micro_batch_size x parallel.dp"
+            raise ConfigError(
+                f"{wrong[0]} in train.batch_ramp={list(self.train.batch_ramp)} is not a multiple "
+                f"of {of + ' x parallel.pp' if interleaved else of} = {unit}",
+                remedy=f"use a start and an increment that are multiples of {unit}",
             )
 
     def _check_split(self) -> None:

@@ -7,7 +7,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from headway.common.errors import ConfigError
+from headway.trainer.config.batch_ramp import BatchRamp
 from headway.trainer.config.checks import positive, within
+
+MAX_SPIKE_WINDOW = 1000
+"""Two numbers of 9 bytes per step must fit into the extra state of a snapshot, 64 KiB."""
 
 
 @dataclass(frozen=True)
@@ -18,6 +22,10 @@ class TrainConfig:
     """Optimizer steps of the whole run, those before a resume included."""
     global_batch_size: int = 8
     """Sequences per optimizer step, over all data-parallel replicas."""
+    batch_ramp: tuple[int, ...] = ()
+    """``[start, increment, samples]``: begin with ``start`` sequences per step and add
+    ``increment`` at equal distances while the first ``samples`` sequences are consumed, up to
+    ``global_batch_size``; empty for no ramp. As Megatron-LM's ``--rampup-batch-size``."""
     micro_batch_size: int = 1
     """Sequences in one forward pass."""
     seed: int = 1234
@@ -49,8 +57,16 @@ class TrainConfig:
     """Steps between two of Python's garbage collections, which all ranks make at the same step,
     so that one rank's pause does not hold up the others; 0 leaves them to Python."""
     max_skipped_steps: int = 10
-    """Number of consecutive skipped steps (loss or gradient norm not finite) after which the run
-    fails; 0 never ends it."""
+    """Number of consecutive skipped steps (loss or gradient norm not finite, or a spike) after
+    which the run fails; 0 never ends it."""
+    on_spike: Literal["ignore", "skip", "stop"] = "ignore"
+    """What happens at a step whose loss or gradient norm is far above the steps before it:
+    ``skip`` passes over its samples and leaves the state as it was, ``stop`` makes a checkpoint of
+    the state before it and ends the run."""
+    spike_factor: float = 4.0
+    """A spike is a loss or gradient norm above so many times its running median."""
+    spike_window: int = 64
+    """Accepted steps over which the median is taken; before there are so many, none is a spike."""
 
     def __post_init__(self) -> None:
         if self.max_skipped_steps < 0:
@@ -70,18 +86,38 @@ class TrainConfig:
             micro_batch_size=self.micro_batch_size,
             eval_batches=self.eval_batches,
         )
+        if not 1.0 < self.spike_factor < math.inf:
+            raise ConfigError(
+                f"train.spike_factor={self.spike_factor:g} is not above 1",
+                remedy="use 3 to 10: norms and losses of good steps vary, too",
+            )
+        if not 1 <= self.spike_window <= MAX_SPIKE_WINDOW:
+            raise ConfigError(
+                f"train.spike_window={self.spike_window} is out of range",
+                remedy=f"use 1 to {MAX_SPIKE_WINDOW} steps",
+            )
+        BatchRamp.of(self.batch_ramp, self.global_batch_size)
 
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """AdamW with decoupled weight decay (arXiv 1711.05101), warm-up and cosine decay."""
+    """AdamW with decoupled weight decay (arXiv 1711.05101) or LAMB (arXiv 1904.00962), and the
+    schedule of the learning rate."""
 
+    name: Literal["adamw", "lamb"] = "adamw"
+    """``lamb`` scales each parameter's update to the norm of its weights, for large batches. It
+    needs another ``lr``: see docs/howto/optimizers.md."""
     lr: float = 1e-3
     """Peak learning rate, at the end of the warm-up."""
     min_lr: float = 1e-4
     """Learning rate at the last step."""
     warmup_steps: int = 20
-    """Steps over which the rate rises linearly from 0."""
+    """Updates over which the rate rises linearly from 0."""
+    schedule: Literal["cosine", "linear", "wsd"] = "cosine"
+    """From the peak to ``min_lr``: half a cosine, a straight line, or warm-up, stable, decay: the
+    peak, then a straight line over the last ``decay_steps``."""
+    decay_steps: int = 0
+    """Length of the decay of ``wsd``, in updates; it ends at the last step."""
     beta1: float = 0.9
     """Decay of the first moment."""
     beta2: float = 0.95
@@ -92,6 +128,9 @@ class OptimConfig:
     """Decoupled decay, multiplied by the learning rate."""
     clip_grad: float = 1.0
     """Largest global gradient norm; 0 turns clipping off."""
+    max_trust_ratio: float = 0.0
+    """LAMB only: the largest factor of a parameter's update, norm of weights over norm of update;
+    0 sets no bound."""
 
     def __post_init__(self) -> None:
         within(
@@ -104,4 +143,24 @@ class OptimConfig:
             weight_decay=self.weight_decay,
         )
         within("optim", 0.0, math.inf, warmup_steps=self.warmup_steps, clip_grad=self.clip_grad)
+        within("optim", 0.0, math.inf, max_trust_ratio=self.max_trust_ratio)
         within("optim", 0.0, 1.0, beta1=self.beta1, beta2=self.beta2)
+        if self.max_trust_ratio and self.name != "lamb":
+            raise ConfigError(
+                f"optim.max_trust_ratio={self.max_trust_ratio:g} with optim.name={self.name!r}",
+                remedy="only LAMB has trust ratios: set optim.name='lamb', or remove it",
+            )
+        self._check_schedule()
+
+    def _check_schedule(self) -> None:
+        if self.schedule == "wsd" and self.decay_steps < 1:
+            raise ConfigError(
+                f"optim.decay_steps={self.decay_steps} with optim.schedule='wsd'",
+                remedy="set the length of the decay, for example a tenth of train.steps",
+            )
+        if self.schedule != "wsd" and self.decay_steps:
+            raise ConfigError(
+                f"optim.decay_steps={self.decay_steps} with optim.schedule={self.schedule!r}",
+                remedy="only wsd has a decay of its own length: set optim.schedule='wsd', or "
+                "remove it",
+            )

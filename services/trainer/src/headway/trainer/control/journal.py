@@ -306,7 +306,7 @@ class Journal:
                 )  # fmt: skip
 
     def skipped(self) -> set[int]:
-        """The skipped steps of the present course: their loss or norm was not finite."""
+        """The skipped steps of the present course: not finite, or spikes."""
         rows = self._db.execute("SELECT step FROM metrics WHERE skipped AND skipped = 1")
         return {row[0] for row in rows}
 

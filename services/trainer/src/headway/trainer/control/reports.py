@@ -36,7 +36,7 @@ class Reports:
     def __init__(self, writer: JournalWriter, skipped: Iterable[int] = ()) -> None:
         self._writer = writer
         self.skipped = set(skipped)
-        """The steps that were skipped for a loss or norm that was not finite; without those that a
+        """The steps that were skipped: not finite, or spikes; without those that a
         recovery took back."""
         self.newest: deque[StepMetrics] = deque(maxlen=RATE_STEPS)
         """The newest steps of the newest generation that has reported any."""

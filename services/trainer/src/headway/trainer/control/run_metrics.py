@@ -151,7 +151,7 @@ class RunMetrics:
             metric("driver_epoch", "Number of the driver that leads the run"),
             metric("paused", "1 while the ranks wait on request"),
             metric("recoveries", "Recoveries after which all ranks step again", is_counter=True),
-            metric("skipped_steps", "Steps skipped as not finite", is_counter=True),
+            metric("skipped_steps", "Steps skipped: not finite, or spikes", is_counter=True),
             metric("phase", "1 for the phase or outcome of the run", "phase"),
             metric("ranks", "Ranks by status", "status"),
             metric("nodes", "Nodes by state", "state"),

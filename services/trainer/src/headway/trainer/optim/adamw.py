@@ -5,44 +5,14 @@ Decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101) on matrices, no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import ClassVar, Protocol
+from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from headway.trainer.config import OptimConfig
+from headway.trainer.optim.base import AfterChunk, blocks
 from headway.trainer.state.flat import FlatChunk
 from torch.optim.adamw import adamw
-
-BLOCK_ELEMENTS = 1 << 17
-"""Elements updated and cast together on a CPU: their 2.5 MiB are still in a cache when the cast
-reads them. A GPU takes each shard as a whole."""
-
-
-class Optimizer(Protocol):
-    """Updates the flat shards of a rank; what it keeps for a parameter is in ``FlatChunk.fields``,
-    under the names that it lists in ``moments``."""
-
-    moments: ClassVar[tuple[str, ...]]
-
-    def step(
-        self,
-        flats: Sequence[FlatChunk],
-        lr: float,
-        updates: int,
-        grad_scale: float = 1.0,
-        *,
-        after_chunk: Callable[[int], object] = lambda _: None,
-    ) -> None:
-        """Update ``master`` and the moments of all chunks from ``grad_shard``, which is
-        overwritten, and ``param_shard`` from ``master``.
-
-        Args:
-            updates: number of earlier updates. A skipped step does not count: the bias
-                correction depends on what the moments have accumulated (Kingma and Ba, arXiv
-                1412.6980, section 3).
-            grad_scale: factor on the gradient, below 1 where the global norm is clipped.
-            after_chunk: called with the number of each chunk when it is complete.
-        """
 
 
 class AdamW:
@@ -61,19 +31,16 @@ class AdamW:
         updates: int,
         grad_scale: float = 1.0,
         *,
-        after_chunk: Callable[[int], object] = lambda _: None,
+        after_chunk: AfterChunk = lambda _: None,
     ) -> None:
         """See ``Optimizer``."""
         for chunk, flat in enumerate(flats):
             # filled by a kernel: torch.tensor would copy from pageable memory, and wait for it
             count = torch.full((), float(updates), device=flat.device)
             inverse = _inverse_scale(flat, grad_scale)
-            size = flat.shard_numel if flat.device.type != "cpu" else BLOCK_ELEMENTS
-            for span in flat.spans:
-                decay = self.config.weight_decay if span.weight_decay else 0.0
-                for start in range(span.start, span.stop, size):
-                    where = slice(start, min(start + size, span.stop))
-                    self._update(flat, where, lr, decay, count, inverse)
+            for where, decays in blocks(flat):
+                decay = self.config.weight_decay if decays else 0.0
+                self._update(flat, where, lr, decay, count, inverse)
             after_chunk(chunk)
 
     def _update(

@@ -279,6 +279,6 @@ class Status(Message, tag="driver.status/1"):
     statuses: dict[str, int] = msgspec.field(default_factory=dict)
     """Status of a rank -> number of ranks, over the whole run."""
     skipped: int = 0
-    """Steps skipped for a loss or norm that was not finite, since the run began."""
+    """Steps skipped since the run began: their loss or norm was not finite, or a spike."""
     troubles: dict[int, str] = msgspec.field(default_factory=dict)
     """Node -> what its executor cannot do now, as sentences; only of nodes that have some."""

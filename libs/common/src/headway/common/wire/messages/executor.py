@@ -118,7 +118,7 @@ class StepMetrics(Message, tag="executor.step_metrics/1"):
     duration_s: float
     unix_s: float
     skipped: bool = False
-    """The loss or the gradient norm was not finite, so the parameters were left as they were."""
+    """Loss or norm was not finite, or a spike, so the parameters were left as they were."""
 
 
 class Evaluation(Message, tag="executor.evaluation/1"):

@@ -1,0 +1,118 @@
+"""AdamW and LAMB at one, two and four times the batch, over the same samples.
+
+    python -m benchmarks.lamb [--samples N] [--out FILE]
+
+One process trains a small model on the source of Python's standard library (``headway data
+prepare`` makes the corpus) once for each optimizer, batch and learning rate of its list. All runs
+read the same samples, so a larger batch makes fewer updates. The table has the lowest validation
+loss of each list, and its rate; a best rate at the end of its list is marked, because a better one
+may lie beyond it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from headway.common.config import from_dict
+from headway.dataloader.client import DataClient
+from headway.trainer.batches import Split
+from headway.trainer.comm.groups import Groups
+from headway.trainer.config import RunConfig
+from headway.trainer.generation import Session
+from headway.trainer.hooks import StepHooks
+from headway.trainer.rank import replica_stream
+
+BASE, FACTORS = 16, (1, 2, 4)
+SAMPLES = 12_800
+"""1.6M tokens; 800, 400 and 200 updates."""
+EVAL_SAMPLES = 256
+RATES = {"adamw": (1e-3, 2e-3, 4e-3, 8e-3), "lamb": (5e-3, 1e-2, 2e-2, 4e-2)}
+MODEL = {"layers": 4, "hidden": 128, "heads": 4, "vocab_size": 8192, "seq_len": 128}
+
+
+class Evaluations(StepHooks):
+    """Keeps the newest validation loss."""
+
+    loss = math.nan
+
+    def on_eval(self, step: int, loss: float, sequence: int = 0) -> None:
+        """The one after the last step stays."""
+        del step, sequence
+        self.loss = loss
+
+
+def configuration(optimizer: str, batch: int, lr: float, samples: int, data: str) -> RunConfig:
+    """One run; the warm-up and the validation data are the same share for every batch."""
+    steps = samples // batch
+    train = {
+        "steps": steps,
+        "global_batch_size": batch,
+        "micro_batch_size": BASE,
+        "dtype": "fp32",
+        "device": "cpu",
+        "eval_batches": EVAL_SAMPLES // batch,
+        "sample_tokens": 0,
+    }
+    optim = {"name": optimizer, "lr": lr, "min_lr": lr / 10, "warmup_steps": steps // 20}
+    tables: dict[str, Any] = {"model": MODEL, "train": train, "optim": optim}
+    launch = {"nodes": 1, "ranks_per_node": 1}
+    return from_dict(RunConfig, {**tables, "launch": launch, "data": {"path": data}})
+
+
+def final_loss(config: RunConfig) -> float:
+    """The validation loss after the last step, nats per token; not finite if it diverged."""
+
+    def data(split: Split, start: int, generation: int, fingerprint: str) -> DataClient:
+        spec = replica_stream(config, split, start, generation, 0, 1, fingerprint)
+        return DataClient(None, spec=spec, copy=False)
+
+    session, hooks = Session(config, 0, data_factory=data), Evaluations()
+    session.join(Groups.alone())
+    try:
+        session.load("init")
+        session.run(hooks)
+    finally:
+        session.leave()
+        session.close()
+    return hooks.loss
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run all, print a line for each and the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--samples", type=int, default=SAMPLES)
+    parser.add_argument("--data", default="data/stdlib", help="a prepared folder")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    rows: list[dict[str, Any]] = []
+    for optimizer, rates in RATES.items():
+        for batch in (BASE * factor for factor in FACTORS):
+            for lr in rates:
+                config = configuration(optimizer, batch, lr, options.samples, options.data)
+                began_s = time.monotonic()
+                loss = final_loss(config)
+                row = {"optimizer": optimizer, "batch": batch, "lr": lr, "loss": loss}
+                rows.append({**row, "duration_s": round(time.monotonic() - began_s, 1)})
+                print(rows[-1], flush=True)
+    print("optimizer  batch  best lr  validation loss")
+    for optimizer, rates in RATES.items():
+        for batch in (BASE * factor for factor in FACTORS):
+            found = [r for r in rows if (r["optimizer"], r["batch"]) == (optimizer, batch)]
+            best = min(found, key=lambda row: row["loss"] if row["loss"] == row["loss"] else 1e9)
+            mark = "  at the end of the list" if best["lr"] in (rates[0], rates[-1]) else ""
+            print(f"{optimizer:9}  {batch:5}  {best['lr']:7g}  {best['loss']:.4f}{mark}")
+    if options.out is not None:
+        options.out.write_text(json.dumps({"samples": options.samples, "rows": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
