@@ -175,7 +175,7 @@ def train_until_broken(
             context, session, rank, generation, folder, restore, journal, until, timeout_s
         )
         journal.take(f"end {generation}")
-        report = {
+        report: dict[str, Any] = {
             "why": why,
             "losses": {str(k): v for k, v in journal.losses.items()},
             "census": journal.taken,
