@@ -18,6 +18,10 @@ from headway.trainer.model.positions import Positions
 from headway.trainer.model.tape import Tape, VectorGrad
 from headway.trainer.state.params import Parameter
 
+_Pair = tuple[torch.Tensor, torch.Tensor]
+_Raw = tuple[_Pair, ...]
+"""Queries and keys before their norms, each with its statistics; () without norms."""
+
 
 @dataclass(frozen=True)
 class HeadNorms:
@@ -26,6 +30,11 @@ class HeadNorms:
     queries: Parameter
     keys: Parameter
     eps: float
+
+    @property
+    def weights(self) -> tuple[Parameter, Parameter]:
+        """Of both."""
+        return self.queries, self.keys
 
 
 class Attention:
@@ -53,64 +62,72 @@ class Attention:
     def forward(self, qkv: torch.Tensor, at: Positions, tape: Tape | None) -> torch.Tensor:
         """qkv [S, B, G * (Q + 2) * D] -> [S, B, G * Q * D]."""
         if tape is None or self.recompute:
-            out = self._attend(self._heads(qkv, at), self._weights(), at)
+            out = self._attend(*self._heads(qkv, at)[0], at)
             if tape is not None:
                 tape.push((qkv, at))
         else:
             graph = self._graph(qkv, at)
             tape.push((graph, at))
-            out = graph[-1].detach()
+            out = graph[0][-1].detach()
         return out.permute(2, 0, 1, 3).flatten(2).to(qkv.dtype)
 
     def backward(self, grad: torch.Tensor, tape: Tape) -> torch.Tensor:
         """Gradient of ``qkv``."""
         kept, at = tape.pop()
-        *leaves, out = self._graph(kept, at) if self.recompute else kept
+        (*leaves, out), raw = self._graph(kept, at) if self.recompute else kept
         grad_SBHD = to_kernel_dtype(grad).view(*grad.shape[:2], -1, self.head_dim)
-        q, k, v, *scales = torch.autograd.grad(out, leaves, heads_first(grad_SBHD))
+        q, k, v = torch.autograd.grad(out, leaves, heads_first(grad_SBHD))
         if self.norms is not None:
-            tape.wait(VectorGrad(self.norms.queries, scales[0]))
-            tape.wait(VectorGrad(self.norms.keys, scales[1]))
+            q, k = self._norm_backward((q, k), raw, at, self.norms, tape)
         if at.rope is None or self.norms is not None:
             return self.kernels.join_plain(q, k, v, self.queries).to(grad.dtype)
         return self.kernels.join_heads(q, k, v, *at.rope, self.queries).to(grad.dtype)
 
-    def _heads(self, qkv: torch.Tensor, at: Positions) -> Three:
-        """q, k and v; rotated, unless they are normalised first."""
+    def _heads(self, qkv: torch.Tensor, at: Positions) -> tuple[Three, _Raw]:
+        """q, k and v, normalised and rotated; and what the backward of the norms needs."""
         dtype = kernel_dtype(qkv.dtype, qkv.device.type)
+        raw: _Raw = ()
         if at.rope is None or self.norms is not None:
             q, k, v = self.kernels.split_plain(qkv, self.head_dim, self.queries)
         else:
             q, k, v = self.kernels.split_heads(qkv, *at.rope, self.queries)
-        return q.to(dtype), k.to(dtype), v.to(dtype)
-
-    def _weights(self) -> list[torch.Tensor]:
-        """The norms' weights in the master type."""
-        if self.norms is None:
-            return []
-        return [p.data.to(p.grad.dtype) for p in (self.norms.queries, self.norms.keys)]
-
-    def _graph(self, qkv: torch.Tensor, at: Positions) -> tuple[torch.Tensor, ...]:
-        """The leaves of a small graph, and at its end the output."""
-        with torch.enable_grad():
-            q, k, v = (t.detach().requires_grad_() for t in self._heads(qkv, at))
-            weights = [weight.detach().requires_grad_() for weight in self._weights()]
-            return q, k, v, *weights, self._attend((q, k, v), weights, at)
-
-    def _attend(self, heads: Three, weights: list[torch.Tensor], at: Positions) -> torch.Tensor:
-        q, k, v = heads
         if self.norms is not None:
-            q, k = (
-                _normed(x, weight, self.norms.eps)
-                for x, weight in zip((q, k), weights, strict=True)
-            )
+            (q, k), raw = self._normed((q, k), self.norms, at)
+        return (q.to(dtype), k.to(dtype), v.to(dtype)), raw
+
+    def _normed(self, heads: _Pair, norms: HeadNorms, at: Positions) -> tuple[_Pair, _Raw]:
+        found, raw = [], []
+        for x, weight in zip(heads, norms.weights, strict=True):
+            y, rstd = self.kernels.rms_norm(x, _wide(weight), norms.eps)
+            found.append(y if at.rope is None else rotate(y, *at.rope))
+            raw.append((x, rstd))
+        return (found[0], found[1]), tuple(raw)
+
+    def _norm_backward(
+        self, grads: _Pair, raw: _Raw, at: Positions, norms: HeadNorms, tape: Tape
+    ) -> _Pair:
+        found = []
+        for grad, kept, weight in zip(grads, raw, norms.weights, strict=True):
             if at.rope is not None:
-                q, k = rotate(q, *at.rope), rotate(k, *at.rope)
+                grad = rotate(grad, at.rope[0], -at.rope[1])  # the map is orthogonal
+            grad, grad_weight = self.kernels.rms_norm_backward(grad, *kept, _wide(weight))
+            tape.wait(VectorGrad(weight, grad_weight))
+            found.append(grad)
+        return found[0], found[1]
+
+    def _graph(self, qkv: torch.Tensor, at: Positions) -> tuple[tuple[torch.Tensor, ...], _Raw]:
+        """The leaves of a small graph, and at its end the output."""
+        heads, raw = self._heads(qkv, at)
+        with torch.enable_grad():
+            q, k, v = (t.detach().requires_grad_() for t in heads)
+            return (q, k, v, self._attend(q, k, v, at)), raw
+
+    def _attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, at: Positions
+    ) -> torch.Tensor:
         return attend(q, k, v, window=self.window, borders=at.borders)
 
 
-def _normed(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """RMSNorm in the weight's type, by operations that autograd follows."""
-    wide = x.to(weight.dtype)
-    scale = (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
-    return (wide * scale * weight).to(x.dtype)
+def _wide(weight: Parameter) -> torch.Tensor:
+    """In the master type, so that statistics and gradients are too."""
+    return weight.data.to(weight.grad.dtype)

@@ -177,8 +177,9 @@ class Layers:
                 tape.saved.append(qkv)
         else:
             heads = self.split_heads()
+            raw = self.new(self.sizes.qk if self.shape.model.qk_norm else 0)
             out = self.new(self.sizes.heads), self.new(self.sizes.softmax)
-            tape.saved.append((heads, out))
+            tape.saved.append((heads, raw, out))
         return self.new(self.sizes.heads)
 
     def attention_backward(self, grad: Block, tape: Tape, *, lean: bool) -> Block:

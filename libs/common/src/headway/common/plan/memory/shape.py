@@ -122,6 +122,8 @@ class Sizes:
     whole: int
     """[T, hidden]: gathered over tp."""
     qkv: int
+    qk: int
+    """Queries and keys of ``qkv``."""
     heads: int
     wide: int
     """[T, ffn / tp], twice with a gate."""
@@ -148,6 +150,7 @@ class Sizes:
             piece=tokens * model.hidden // tp * param,
             whole=tokens * model.hidden * param,
             qkv=tokens * model.qkv_width // tp * param,
+            qk=tokens * (model.qkv_width + model.heads_width) // 2 // tp * param,
             heads=tokens * model.heads_width // tp * param,
             wide=tokens * model.wide_width // tp * param,
             inner=tokens * model.ffn // tp * param,
