@@ -17,6 +17,7 @@ from headway.common.plan.schedule.generate import generate
 from headway.common.plan.schedule.lower import lower
 from headway.testkit.trainer.pool import WorkerContext
 from headway.testkit.trainer.training import build_groups
+from headway.trainer.batches import MicroBatch
 from headway.trainer.comm.groups import Groups
 from headway.trainer.config import RunConfig
 from headway.trainer.pipeline import Handler, Pipeline
@@ -97,10 +98,10 @@ def our_step(job: Job) -> Callable[[], None]:
         for stage in range(job.rank, pp * vp, pp)
     ]
     groups = build_groups(WorkerContext(), config, job.rank, 0, job.folder)
-    tokens = SimpleNamespace(tokens=torch.zeros(elements), labels=None, mask=None, num_tokens=0.0)
+    tokens = MicroBatch(tokens=torch.zeros(elements))
 
     def data(pipeline: Pipeline, _: Action) -> None:
-        pipeline.batches = [tokens] * count  # type: ignore[list-item]
+        pipeline.batches = [tokens] * count
 
     def step() -> None:
         _pass(actions, chunks, groups, data)
