@@ -60,16 +60,16 @@ class HuggingFaceFolder:
     def _checked(self) -> dict[str, str]:
         """Their name in the family -> the name in the files."""
         prefix, wanted = self.family.prefix, dict(by_name(list(self._rules.values())))
-        names = {}
-        for stored in self._files:
-            is_bare = prefix and stored not in wanted and not stored.startswith(prefix)
-            names[prefix + stored if is_bare else stored] = stored
-        for name, rule in wanted.items():
-            self._check(name, rule, names)
         constants = [*self.family.ignored]
         if self.model.architecture.tied:
             constants.append(r"(lm_head|embed_out)\.weight")  # a copy of the embedding
         known = re.compile("|".join(constants) or r"(?!)")
+        names = {}
+        for stored in self._files:
+            whole = prefix + stored
+            names[whole if whole in wanted or known.fullmatch(whole) else stored] = stored
+        for name, rule in wanted.items():
+            self._check(name, rule, names)
         for name in names:
             if name not in wanted and not known.fullmatch(name):
                 raise InputError(
