@@ -10,9 +10,10 @@ from headway.common.errors import InputError
 from headway.launch.lease import FileLease
 from headway.trainer.control.inputs import Replayed, replay
 from headway.trainer.control.journal import Journal, read_commands
+from headway.trainer.exchange.checkpoint import check_first_weights
 from headway.trainer.machine import resolve_auto
 
-__all__ = ["Replayed", "inherit", "reopen", "replay", "resolve_auto"]
+__all__ = ["Replayed", "check_first_weights", "inherit", "reopen", "replay", "resolve_auto"]
 
 
 def reopen(database: Path) -> None:
