@@ -178,7 +178,6 @@ def _check_complete(info: CheckpointInfo, name: str, tensor: _Tensor) -> None:
             raise corrupt(info.path, f"elements of {name} are missing")
 
 
-
 def write_tensors(
     checkpoints: Path,
     shapes: Mapping[str, tuple[int, ...]],

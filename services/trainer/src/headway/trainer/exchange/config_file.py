@@ -14,13 +14,13 @@ UNSUPPORTED: Mapping[str, str] = {
     "quantization_config": "quantised weights",
     "attn_logit_softcapping": "capped attention scores",
     "final_logit_softcapping": "capped logits",
-    "num_local_experts": "a mixture of experts",
-    "num_experts": "a mixture of experts",
-    "n_routed_experts": "a mixture of experts",
+    "num_local_experts": "mixture of experts",
+    "num_experts": "mixture of experts",
+    "n_routed_experts": "mixture of experts",
     "add_cross_attention": "cross-attention",
     "scale_attn_by_inverse_layer_idx": "attention scores scaled by the layer's number",
-    "is_encoder_decoder": "an encoder",
-    "auto_map": "code of its own",
+    "is_encoder_decoder": "encoder",
+    "auto_map": "code from a model's folder",
 }
 """Keys that change what a model computes, refused unless they are absent, null, false or 0."""
 
@@ -35,10 +35,10 @@ class ConfigFile:
         self._values, self.where = values, where
         for key, what in UNSUPPORTED.items():
             if values.get(key):
-                raise self.refused(key, f"{what} is not supported")
+                raise self.refused(key, f"Headway has no {what}")
         for key in ("embedding_multiplier", "residual_multiplier", "logits_scaling", "logit_scale"):
             if values.get(key) not in (None, 1, 1.0):
-                raise self.refused(key, "scaled activations are not supported")
+                raise self.refused(key, "Headway has no scaled activations")
 
     @classmethod
     def read(cls, folder: Path) -> ConfigFile:
@@ -90,9 +90,7 @@ class ConfigFile:
         """An error about a key."""
         shown = json.dumps(self._values.get(key))
         shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
-        return InputError(
-            f"{self.where} has {key}={shown}: {why}", remedy="use a model without it"
-        )
+        return InputError(f"{self.where} has {key}={shown}: {why}", remedy="use a model without it")
 
 
 _NAMES: Mapping[type, str] = {

@@ -10,9 +10,7 @@ from headway.trainer.exchange.gpt2 import GPT2
 from headway.trainer.exchange.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from headway.trainer.exchange.neox import NEOX
 
-FAMILIES = {
-    family.model_type: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3, GPT2, NEOX)
-}
+FAMILIES = {family.model_type: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3, GPT2, NEOX)}
 """In the order in which an export tries them, after the one of the model's preset."""
 _OF_PRESET = {"neox": "gpt_neox"}
 

@@ -1,4 +1,4 @@
-"""GPT-NeoX: rotary positions in a part of each head, LayerNorm, GELU, a parallel or serial block."""
+"""GPT-NeoX: rotary positions in a part of each head, LayerNorm, GELU, parallel or serial blocks."""
 
 from __future__ import annotations
 

@@ -89,9 +89,7 @@ def qkv(name: str, theirs: Sequence[str], model: Architecture, rest: Shape) -> R
         return [part.reshape(-1, *rest) for part in parts]
 
     shapes = [(number * width, *rest) for number in heads]
-    return Rule(
-        name, (model.qkv_width, *rest), dict(zip(theirs, shapes, strict=True)), join, split
-    )
+    return Rule(name, (model.qkv_width, *rest), dict(zip(theirs, shapes, strict=True)), join, split)
 
 
 def joined_qkv(name: str, theirs: str, model: Architecture, rest: Shape) -> Rule:

@@ -104,7 +104,9 @@ class TensorFile:
         return entries
 
     def _damaged(self, why: str) -> InputError:
-        return InputError(f"{self.path} is not a safetensors file: {why}", remedy="download it again")
+        return InputError(
+            f"{self.path} is not a safetensors file: {why}", remedy="download it again"
+        )
 
 
 def _entry(fields: Mapping[str, Any], start: int) -> Entry:
