@@ -130,14 +130,13 @@ class CheckpointTensors:
         return self._chunks[key]
 
     def _collect(self, field: str) -> Iterator[tuple[str, _Tensor]]:
-        entries: dict[str, list[tuple[int, Part, Mapping[str, Any]]]] = defaultdict(list)
+        entries: dict[str, list[tuple[Part, Mapping[str, Any]]]] = defaultdict(list)
         for part in sorted(self._parts, key=lambda part: (_stage(part), part.rank)):
             for entry in part.layout["tensors"]:
                 if entry["field"] == field:
-                    entries[entry["name"]].append((_stage(part), part, entry))
+                    entries[entry["name"]].append((part, entry))
         for name, found in entries.items():
-            stage = found[0][0]  # a tensor that several stages hold is complete on each
-            tensor = _tensor([(part, entry) for at, part, entry in found if at == stage])
+            tensor = _tensor(found)
             _check_complete(self.info, name, tensor)
             yield name, tensor
 
