@@ -59,9 +59,7 @@ def sample_command(send: Callable[..., None]) -> Callable[..., None]:
         ] = "fp32",
         wait: Annotated[
             bool,
-            typer.Option(
-                "--wait/--no-wait", help="Wait for a live run's text (the default)."
-            ),
+            typer.Option("--wait/--no-wait", help="Wait for a live run's text (the default)."),
         ] = True,
         runs_dir: RunsDir = RUNS,
         as_json: AsJson = False,

@@ -61,6 +61,8 @@ def resolve_auto(
     if train.init_from:
         train = dataclasses.replace(train, init_from=str(Path(train.init_from).resolve()))
     data = dataclasses.replace(config.data, path=str(Path(config.data.path).resolve()))
+    if data.tokenizer:
+        data = dataclasses.replace(data, tokenizer=str(Path(data.tokenizer).resolve()))
     line = ", ".join(said) or f"device {train.device}, dtype {train.dtype}"
     return dataclasses.replace(config, train=train, data=data), line
 

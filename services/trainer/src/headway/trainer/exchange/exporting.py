@@ -18,13 +18,12 @@ from headway.trainer.exchange.importing import COPIED
 from headway.trainer.exchange.place import new_folder
 from headway.trainer.exchange.report import Moved, count
 from headway.trainer.exchange.rules import Rule
-from headway.trainer.exchange.source import StoredModel
+from headway.trainer.exchange.source import TOKENIZER, StoredModel
 from headway.trainer.exchange.tensor_file import Planned, TensorFileWriter
 
 TYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 FILE_BYTES = 5_000_000_000
 """Largest file of weights, unless one tensor alone is larger."""
-END_OF_TEXT = "<|endoftext|>"
 
 
 def export_model(
@@ -67,7 +66,7 @@ def export_model(
         parameters=count(source.weights.shapes.values()),
         tensors=sum(len(plan) for plan in files.values()),
         dtype=dtype,
-        has_tokenizer=(target / COPIED[0]).exists(),
+        has_tokenizer=(target / TOKENIZER).exists(),
         step=source.step,
         files=len(files),
     )
@@ -145,19 +144,17 @@ def _write_tokenizer(folder: Path, source: StoredModel) -> dict[str, Any]:
             return special
     if not source.tokenizer.is_file():
         return {}
-    shutil.copyfile(source.tokenizer, folder / COPIED[0])
+    shutil.copyfile(source.tokenizer, folder / TOKENIZER)
     from headway.dataloader import Tokenizer
 
-    try:
-        eod_id = Tokenizer.load(source.tokenizer).eod_id
-    except InputError:  # a tokenizer of another kind: nothing is known of its special tokens
-        return {}
+    tokenizer = Tokenizer.load(source.tokenizer)
+    eod_id = tokenizer.eod_id
     _write_json(
         folder / "tokenizer_config.json",
         {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "bos_token": END_OF_TEXT,
-            "eos_token": END_OF_TEXT,
+            "bos_token": tokenizer.end_of_text,
+            "eos_token": tokenizer.end_of_text,
             "model_max_length": source.model.seq_len,
         },
     )

@@ -16,11 +16,11 @@ from headway.trainer.exchange.checkpoint import CHECKPOINTS
 from headway.trainer.exchange.folder import HuggingFaceFolder
 from headway.trainer.exchange.place import new_folder
 from headway.trainer.exchange.report import Moved, count
-from headway.trainer.exchange.source import MODEL_TOML
+from headway.trainer.exchange.source import MODEL_TOML, TOKENIZER
 from headway.trainer.snapshot import Extra
 
 COPIED = (
-    "tokenizer.json",
+    TOKENIZER,
     "tokenizer_config.json",
     "special_tokens_map.json",
     "generation_config.json",
@@ -47,7 +47,9 @@ def import_model(source: Path, target: Path) -> Moved:
         for name in COPIED:
             if (source / name).is_file():
                 shutil.copyfile(source / name, draft / name)
-        (draft / MODEL_TOML).write_text(_toml(folder.model, target))
+        (draft / MODEL_TOML).write_text(
+            _toml(folder.model, target, has_tokenizer=(draft / TOKENIZER).exists())
+        )
     return Moved(
         source=source,
         target=target,
@@ -55,19 +57,20 @@ def import_model(source: Path, target: Path) -> Moved:
         parameters=count(shapes.values()),
         tensors=len(shapes),
         dtype="fp32",
-        has_tokenizer=(target / COPIED[0]).exists(),
+        has_tokenizer=(target / TOKENIZER).exists(),
     )
 
 
-def _toml(model: ModelConfig, target: Path) -> str:
-    """The table [model] with every key, and where the first weights are."""
+def _toml(model: ModelConfig, target: Path, *, has_tokenizer: bool) -> str:
+    """The table [model] with every key, where the first weights are, and the tokenizer."""
     values = {
         field.name: getattr(model.architecture, field.name)
         for field in dataclasses.fields(model.architecture)
     }
-    whole = dataclasses.replace(model, **values)
-    table = to_toml(_Model(whole, _Train(str(target.absolute()))))
-    return f"# From a Hugging Face folder by `headway model import`.\n{table}"
+    folder = target.absolute()
+    tokenizer = str(folder / TOKENIZER) if has_tokenizer else ""
+    tables = _Tables(dataclasses.replace(model, **values), _Train(str(folder)), _Data(tokenizer))
+    return f"# From a Hugging Face folder by `headway model import`.\n{to_toml(tables)}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +79,12 @@ class _Train:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Model:
+class _Data:
+    tokenizer: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tables:
     model: ModelConfig
     train: _Train
+    data: _Data
