@@ -91,6 +91,7 @@ def test_transformers_loads_an_exported_run_and_writes_the_same_text(
         (["model", "import", "no-such-folder", "out"], "no-such-folder is not a folder"),
         (["sample", "qwen3", "--count", "0"], "cannot write 0 texts"),
         (["sample", "qwen3", "--top-p", "0"], "top_p=0"),
+        (["sample", "qwen3", "--prompt", "a\udcff"], "the prompt is not valid UTF-8"),
         (["sample", "no-such-run"], "no run 'no-such-run'"),
     ],
     ids=" ".join,

@@ -30,15 +30,15 @@ class Tokenizer:
 
     def __init__(self, fast: _Fast) -> None:
         """Raises InputError if the vocabulary has no end-of-text token."""
-        ends = [name for name in ENDS if fast.token_to_id(name) is not None]
+        ids = {name: fast.token_to_id(name) for name in ENDS}
+        ends = [(name, number) for name, number in ids.items() if number is not None]
         if not ends:
             raise InputError(
                 f"the tokenizer has no token {' or '.join(ENDS)}",
                 remedy="add one as a special token",
             )
         self._fast = fast
-        self.end_of_text = ends[0]
-        self.eod_id = int(fast.token_to_id(ends[0]))
+        self.end_of_text, self.eod_id = ends[0]
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> Tokenizer:

@@ -3,9 +3,7 @@ move models from and to Hugging Face, and write texts with them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 from headway.ckpt_store.client import CheckpointInfo, read_part
@@ -14,15 +12,15 @@ from headway.launch.lease import FileLease
 from headway.trainer.control.inputs import Replayed, replay
 from headway.trainer.control.journal import Journal, read_commands
 from headway.trainer.exchange.checkpoint import check_first_weights
+from headway.trainer.exchange.report import Moved
+from headway.trainer.inference.request import Request, Texts
 from headway.trainer.machine import resolve_auto
 
-if TYPE_CHECKING:
-    from headway.trainer.exchange.report import Moved
-    from headway.trainer.inference.stored import Texts
-
 __all__ = [
+    "Moved",
     "Replayed",
     "Request",
+    "Texts",
     "check_first_weights",
     "export_model",
     "import_model",
@@ -83,25 +81,6 @@ def export_model(source: Path, target: Path, *, step: int | None = None, dtype: 
     from headway.trainer.exchange.source import open_model
 
     return export_model(open_model(source, step), target, dtype=dtype)
-
-
-@dataclass(frozen=True)
-class Request:
-    """Texts to be written without a run."""
-
-    prompt: str = ""
-    """Empty begins a new text."""
-    tokens: int = 64
-    """At most, of each text."""
-    temperature: float = 0.8
-    top_p: float = 1.0
-    count: int = 1
-    seed: int = 0
-    """Of the first text; the next one has the next number."""
-    dtype: str = "fp32"
-    """Type of the computation, bf16 or fp32."""
-    step: int | None = None
-    """Of the run's checkpoint; None means the newest."""
 
 
 def write_texts(model: Path, request: Request) -> Texts:

@@ -79,9 +79,8 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 
 def save_tiny(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> Any:
     """Save the variant with random weights, biases and norms, in one file; returns the model."""
-    import transformers
-
     kind, keys = VARIANTS[name]
+    transformers = _transformers()
     with quiet():
         torch.manual_seed(7)
         config = transformers.AutoConfig.for_model(kind, **keys)
@@ -96,12 +95,18 @@ def save_tiny(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> An
 
 def load_saved(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
     """The model of a folder, by ``AutoModelForCausalLM``."""
-    import transformers
-
     with quiet():
-        return transformers.AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, attn_implementation="eager"
-        ).eval()
+        return (
+            _transformers()
+            .AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
+            .eval()
+        )
+
+
+def _transformers() -> Any:
+    import transformers  # takes seconds
+
+    return transformers
 
 
 @contextlib.contextmanager

@@ -84,7 +84,7 @@ def qkv(name: str, theirs: Sequence[str], model: Architecture, rest: Shape) -> R
         return torch.cat(parts, 1).view(-1, *rest)
 
     def split(ours: torch.Tensor) -> Sequence[torch.Tensor]:
-        q, k, v = ours.view(kv, each + 2, width, *rest).split((each, 1, 1), 1)
+        q, k, v = torch.split(ours.view(kv, each + 2, width, *rest), [each, 1, 1], 1)
         parts = (separate(q, 2, turned), separate(k, 2, turned), v)
         return [part.reshape(-1, *rest) for part in parts]
 
@@ -121,7 +121,7 @@ def transposed_qkv(name: str, theirs: str, model: Architecture, *, matrix: bool)
 
     def join(given: Sequence[torch.Tensor]) -> torch.Tensor:
         whole = given[0].t() if matrix else given[0]
-        return inner.join([part.contiguous() for part in whole.split(sizes)])
+        return inner.join([part.contiguous() for part in torch.split(whole, sizes)])
 
     def split(ours: torch.Tensor) -> Sequence[torch.Tensor]:
         whole = torch.cat(list(inner.split(ours)))

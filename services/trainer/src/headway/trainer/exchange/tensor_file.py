@@ -72,7 +72,7 @@ class TensorFile:
         tensor = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
         if entry.start == entry.stop:
             return tensor
-        memory = memoryview(tensor.view(-1).view(torch.uint8).numpy())
+        memory = memoryview(_bytes(tensor))
         try:
             with self.path.open("rb", buffering=0) as file:
                 file.seek(entry.start)
@@ -107,6 +107,11 @@ class TensorFile:
         return InputError(
             f"{self.path} is not a safetensors file: {why}", remedy="download it again"
         )
+
+
+def _bytes(tensor: torch.Tensor) -> Any:
+    """The memory of a contiguous tensor as a uint8 array, which exists for every type."""
+    return tensor.view(-1).view(torch.uint8).numpy()
 
 
 def _entry(fields: Mapping[str, Any], start: int) -> Entry:
@@ -155,8 +160,7 @@ class TensorFileWriter:
         if (name, tuple(tensor.shape)) != (item.name, item.shape):
             raise ValueError(f"{name} {tuple(tensor.shape)} in the place of {item}")
         if tensor.numel():
-            flat = tensor.to(self._dtype).contiguous().view(-1)
-            self._file.write(memoryview(flat.view(torch.uint8).numpy()))
+            self._file.write(memoryview(_bytes(tensor.to(self._dtype).contiguous())))
 
     def __enter__(self) -> Self:
         return self

@@ -82,7 +82,8 @@ class Decoder:
         self, name: str, layer: int, x: torch.Tensor, rope: Rope | None, cache: Cache
     ) -> torch.Tensor:
         model, each = self.model, self.model.queries_per_kv
-        heads = self._linear(f"{name}.qkv", x).unflatten(-1, (-1, each + 2, model.head_dim))
+        joined = self._linear(f"{name}.qkv", x)
+        heads = joined.view(*x.shape[:2], -1, each + 2, model.head_dim)
         q, k, v = heads[..., :each, :].flatten(2, 3), heads[..., each, :], heads[..., each + 1, :]
         if model.qk_norm:
             q = self._rms(f"{name}.q_norm", q)

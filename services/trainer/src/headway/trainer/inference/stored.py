@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from headway.common.errors import InputError
@@ -12,22 +10,8 @@ from headway.dataloader import Tokenizer
 from headway.trainer.exchange.exporting import TYPES
 from headway.trainer.exchange.source import StoredModel, open_model
 from headway.trainer.inference.decoder import Decoder
+from headway.trainer.inference.request import Request, Texts
 from headway.trainer.inference.sampling import generate
-
-if TYPE_CHECKING:
-    from headway.trainer.client import Request
-
-
-@dataclass(frozen=True)
-class Texts:
-    """What a model wrote."""
-
-    model: Path
-    step: int | None
-    """Completed steps of the checkpoint; None for a Hugging Face folder."""
-    prompt: str
-    texts: tuple[str, ...]
-    """Each continues the prompt."""
 
 
 def write_texts(path: Path, request: Request) -> Texts:

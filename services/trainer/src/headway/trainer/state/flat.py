@@ -152,7 +152,7 @@ class FlatChunk:
         the bytes of the state that each one has completed.
         """
         self.state.zero_()
-        for place, low, high in self._owned():
+        for place, low, high in self.owned():
             spec, first = place.spec, low - self.start
             whole = read(spec.name, spec.global_shape)
             if spec.tp_dim is not None:
