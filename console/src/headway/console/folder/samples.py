@@ -23,7 +23,7 @@ def corpus(config: RunConfig) -> Dataset | None:
 
 
 def check_text(prompt: str) -> None:
-    """Raises InputError when the prompt is not text: bytes of another encoding became surrogates."""
+    """Raises InputError when the prompt holds bytes that are not UTF-8."""
     if not prompt.isascii() and prompt != prompt.encode(errors="replace").decode():
         raise InputError("the prompt is not valid UTF-8", remedy="check the shell's encoding")
 
