@@ -127,7 +127,8 @@ def models(draw: st.DrawFn) -> tuple[Family, Architecture]:
     keys: dict[str, Any] = {name: draw(st.sampled_from(v)) for name, v in family.needs.items()}
     keys.setdefault("bias", draw(st.sampled_from(["none", "qkv", "all"])))
     keys["tied"] = draw(st.booleans())
-    keys["norms"] = 2 if keys["block"] == "serial" else draw(st.sampled_from([1, 2]))
+    one_norm = keys["block"] == "parallel" and keys["bias"] != "qkv"
+    keys["norms"] = draw(st.sampled_from([1, 2])) if one_norm else 2
     if family.model_type == "gpt_neox":
         keys["rope_fraction"] = draw(st.sampled_from([0.5, 1.0]))
     if draw(st.booleans()) and keys["positions"] == "rotary":
