@@ -157,7 +157,7 @@ def test_what_a_command_cannot_do_without_is_in_its_usage_line(
     assert usage == "Usage: headway node start [OPTIONS] --cluster DIR --node NODE"
 
 
-NEEDS_NONE = {"run", "runs", "doctor", "cluster", "node", "config"}
+NEEDS_NONE = {"run", "runs", "doctor", "cluster", "node", "config", "model"}
 
 
 @pytest.mark.parametrize("name", sorted({w[0] for w in COMMANDS} - NEEDS_NONE))

@@ -23,6 +23,7 @@ from headway.console.run import Run
 from headway.console.steering.methods import OPERATIONS, Steering
 from headway.console.steering.operations import Word, operation
 from headway.console.testing import FakeRun
+from headway.trainer.client import Request, Texts
 
 Shell = Callable[..., tuple[int, str, str]]
 
@@ -308,3 +309,38 @@ def test_the_signature_of_a_command_is_that_of_its_method() -> None:
     assert list(shown) == [
         "words", "rank", "target", "node", "duration_s", "yes", "runs_dir", "as_json",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [(("--top-p", "0.5"), "--top-p 0.5"), (("--count", "2"), "--count 2"), (("--step", "7"), "7")],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_live_run_samples_with_its_own_options_only(
+    words: tuple[str, ...], option: str, fake: FakeRun, shell: Shell
+) -> None:
+    code, _, err = shell("sample", *words)
+    assert code == 2 and f"{option} cannot be used with fake, which is live" in err
+    assert fake.commands == []
+
+
+def test_an_ended_run_is_sampled_from_its_checkpoint_without_a_driver(
+    fake: FakeRun, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Path, Request]] = []
+
+    def write(model: Path, request: Request) -> Texts:
+        asked.append((model, request))
+        return Texts(model, 7, request.prompt, (" one", " two"))
+
+    monkeypatch.setattr("headway.trainer.client.write_texts", write)
+    monkeypatch.setattr(Run, "live", False)
+    fake.finish()
+    words = ("sample", "--prompt", "a", "--count", "2", "--top-p", "0.5", "--seed", "3")
+    code, out, _ = shell(*words)
+    assert code == 0 and out.splitlines()[1:] == ["a one", "a two"]
+    found = json.loads(shell(*words, "--json")[1])
+    assert list(found) == ["model", "step", "prompt", "texts"]
+    path, request = asked[0]
+    assert path == fake.folder.path
+    assert request == Request(prompt="a", count=2, top_p=0.5, seed=3)

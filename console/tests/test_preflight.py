@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 from headway.common.config import from_dict
+from headway.common.errors import InputError
 from headway.common.node.run_dir import NodePaths
 from headway.console.machine import preflight
 from headway.console.machine.preflight import own_corpus_folder
 from headway.console.testing import SMALL
 from headway.dataloader.config import DataConfig
+from headway.dataloader.prepare import prepare
 from headway.trainer import rank as rank_module
 from headway.trainer.config import RunConfig
 from headway.trainer.rank import NodeResources
@@ -50,6 +52,7 @@ def test_every_setting_of_the_data_changes_what_a_run_does(
         "path": str(tmp_path / "other"),
         "source": "debian-docs",
         "vocab_size": 300,
+        "tokenizer": "tokenizer.json",
         "validation_fraction": 0.25,
         "seed": 99,
         "ring_slots": 32,
@@ -85,3 +88,26 @@ def test_a_source_that_is_given_alone_gets_a_folder_of_its_own(
 def test_a_folder_that_is_given_is_kept(tmp_path: Path) -> None:
     given = dataclasses.replace(SMALL, data=DataConfig(source="x", path=str(tmp_path)))
     assert own_corpus_folder(given) == given
+
+
+def test_a_corpus_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.mkdir()
+    for number in range(4):
+        (text / f"{number}.txt").write_text(f"tokens of a ring {number} " * 60)
+    first = DataConfig(path=str(tmp_path / "first"), source=str(text), vocab_size=300)
+    prepare(first)
+    given = str(tmp_path / "first" / "tokenizer.json")
+    second = dataclasses.replace(first, path=str(tmp_path / "second"), tokenizer=given)
+
+    def check(data: DataConfig) -> None:
+        config = from_dict(RunConfig, {"model": {"vocab_size": 512}})
+        preflight.prepare_corpus(dataclasses.replace(config, data=data), lambda _: None)
+
+    check(second)
+    other = tmp_path / "other.json"
+    other.write_text(Path(given).read_text() + " ")
+    with pytest.raises(InputError, match="was prepared with another tokenizer"):
+        check(dataclasses.replace(second, tokenizer=str(other)))
+    with pytest.raises(InputError, match="cannot be read: No such file"):
+        check(dataclasses.replace(second, tokenizer=str(tmp_path / "none.json")))

@@ -31,7 +31,7 @@ SETS = {
         "./console[local]",
     ],
     "lab": ["./console[notebooks]"],
-    "test": ["./libs/testkit[browser]", "./console[tensorboard,wandb]"],
+    "test": ["./libs/testkit[browser,exchange]", "./console[tensorboard,wandb]"],
 }
 """Parts by set, installed editable; each set holds those before it too."""
 GPU_PARTS = ["./services/health[gpu]"]

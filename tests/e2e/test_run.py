@@ -17,7 +17,7 @@ from headway.console.analysis.events import completed_steps, load_events
 from headway.console.run import Run
 
 ROOT = Path(__file__).resolve().parents[2]
-EXAMPLES = sorted((ROOT / "examples").glob("*.toml"))
+EXAMPLES = sorted((ROOT / "examples").rglob("*.toml"))
 TINY = ROOT / "examples" / "tiny.toml"
 STEPS = 60
 LONG = (f"train.steps={STEPS}", "ckpt.durable_every=10")

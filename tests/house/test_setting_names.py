@@ -19,7 +19,8 @@ TABLES = {
 }
 SETTING = re.compile(rf"(?<![\w./`-])({'|'.join(TABLES)})\.([a-z][a-z_]+)(?![\w.(/])")
 EXCEPT = {"train.bin", "train.idx", "train.digests", "train.keys", "model.layrs"}
-"""Files of a corpus, and an example of a wrong name."""
+EXCEPT |= {"model.toml", "model.safetensors"}
+"""Files of a corpus and of a model, and an example of a wrong name."""
 
 
 def texts() -> Iterator[tuple[str, str]]:

@@ -305,3 +305,34 @@ def test_files_that_are_not_read_are_counted(tmp_path: Path) -> None:
     prepare(config, say=lines.append)
     (line,) = [line for line in lines if "leaving out" in line]
     assert line.startswith("leaving out 2 files that do not end in .htm, .html")
+
+
+def test_a_given_tokenizer_is_used_as_it_is(
+    corpus: Path, text_folder: Path, tmp_path: Path
+) -> None:
+    given = corpus / "tokenizer.json"
+    made = prepare(_config(tmp_path / "d", text_folder, tokenizer=str(given), vocab_size=999))
+    assert (made.path / "tokenizer.json").read_bytes() == given.read_bytes()
+    assert made.meta.vocab_size == Dataset(corpus).vocab_size
+    assert (made.path / "train.bin").read_bytes() == (corpus / "train.bin").read_bytes()
+    again = prepare(_config(tmp_path / "d", text_folder, tokenizer=str(given)))
+    assert again.already_prepared
+    with pytest.raises(InputError, match="vocabulary 0"):
+        prepare(_config(tmp_path / "d", text_folder))
+    other = tmp_path / "other.json"
+    other.write_text(given.read_text() + " ")
+    with pytest.raises(InputError, match="prepared with another tokenizer"):
+        prepare(_config(tmp_path / "d", text_folder, tokenizer=str(other)))
+
+
+@pytest.mark.parametrize("name", ["</s>", "<|end_of_text|>"])
+def test_the_end_of_text_may_have_another_name(
+    name: str, corpus: Path, text_folder: Path, tmp_path: Path
+) -> None:
+    given = tmp_path / "tokenizer.json"
+    given.write_text((corpus / "tokenizer.json").read_text().replace(END_OF_TEXT, name))
+    made = prepare(_config(tmp_path / "d", text_folder, tokenizer=str(given)))
+    assert made.meta.eod_id == Dataset(corpus).tokenizer.eod_id
+    given.write_text(given.read_text().replace(name, "<nothing>"))
+    with pytest.raises(InputError, match=r"has no token .* or </s> or"):
+        Tokenizer.load(given)

@@ -20,6 +20,7 @@ from headway.console.commands import (
     inspecting,
     launching,
     machines,
+    models,
     steering,
     watching,
 )
@@ -133,7 +134,17 @@ app = group(
     epilog=epilog(EXAMPLES),
 )
 app.callback()(_root)
-for module in (launching, watching, inspecting, exporting, configuration, steering, machines):
+MODULES = (
+    launching,
+    models,
+    watching,
+    inspecting,
+    exporting,
+    configuration,
+    steering,
+    machines,
+)
+for module in MODULES:
     module.register(app)
 
 

@@ -29,6 +29,8 @@ from headway.console.commands.options import (
     find_run,
 )
 from headway.console.commands.pages import STEER
+from headway.console.commands.sampling import KEYS as SAMPLE_KEYS
+from headway.console.commands.sampling import sample_command
 from headway.console.hints import resume_command
 from headway.console.steering.methods import OPERATIONS
 from headway.console.steering.operations import Operation, parse, word_of
@@ -277,9 +279,17 @@ def _fork_command() -> Callable[..., None]:
     return command_of(row, show)
 
 
-OWN = {"stop": stop, "fork": _fork_command()}
+def _send_sample(
+    name: str, arguments: dict[str, Any], runs_dir: Path, *, wait: bool, as_json: bool
+) -> None:
+    row = OPERATIONS["sample"]
+    _send(row, name, arguments, runs_dir, wait=wait, yes=True, as_json=as_json)
+
+
+OWN = {"stop": stop, "fork": _fork_command(), "sample": sample_command(_send_sample)}
 """Commands that do more than send the operation."""
 OWN_KEYS = {
     "stop": "run, outcome, checkpoint, reason, ended, left",
     "fork": "run, path, step, resume",
+    "sample": SAMPLE_KEYS,
 }

@@ -29,6 +29,7 @@ KEPT_ON_RESUME = (
     "parallel.dp",
     "parallel.vp",
     "train.seed",
+    "train.init_from",
     "train.dtype",
     "train.global_batch_size",
     "train.batch_ramp",

@@ -22,14 +22,19 @@ def corpus(config: RunConfig) -> Dataset | None:
     return None
 
 
+def check_text(prompt: str) -> None:
+    """Raises InputError when the prompt holds bytes that are not UTF-8."""
+    if not prompt.isascii() and prompt != prompt.encode(errors="replace").decode():
+        raise InputError("the prompt is not valid UTF-8", remedy="check the shell's encoding")
+
+
 def encode(config: RunConfig, prompt: str) -> tuple[int, ...]:
     """The tokens of ``prompt``, after the one that begins a text.
 
     Raises:
         InputError: the corpus with its tokenizer is not on this machine, or the prompt is not text.
     """
-    if not prompt.isascii() and prompt != prompt.encode(errors="replace").decode():
-        raise InputError("the prompt is not valid UTF-8", remedy="check the shell's encoding")
+    check_text(prompt)
     data = corpus(config)
     if data is None or data.meta is None:
         raise InputError(

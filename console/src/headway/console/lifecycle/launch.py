@@ -37,7 +37,7 @@ from headway.launch.cluster import ClusterFolder
 from headway.launch.engine import Engine
 from headway.launch.local import LocalEngine
 from headway.launch.nodes import START_LIMIT_S, attach, detach, last_line
-from headway.trainer.client import reopen, resolve_auto
+from headway.trainer.client import check_first_weights, reopen, resolve_auto
 from headway.trainer.config import LaunchConfig, RunConfig
 
 
@@ -74,6 +74,8 @@ def launch(
             report(line)
         if resumed:
             check_resumable(run, config)
+        elif config.train.init_from:
+            check_first_weights(config)
         if measure:
             measure_peak(config.train.device, report)
         report(f"{'resuming' if resumed else 'starting'} run {run.name}")

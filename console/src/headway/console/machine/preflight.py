@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import importlib.util
 import shutil
 import socket
@@ -135,6 +136,7 @@ def prepare_corpus(config: RunConfig, report: Callable[[str], None]) -> None:
         ) from error
     if data.meta is not None:
         _refuse_other_source(config, path, data.meta.source, data.meta.corpus_sha256)
+        _refuse_other_tokenizer(config, path, data.meta.tokenizer_sha256)
     if data.vocab_size is not None and data.vocab_size > config.model.vocab_size:
         wanted = config.model.vocab_size
         raise InputError(
@@ -171,10 +173,29 @@ def _refuse_other_source(config: RunConfig, path: Path, source: str, sha256: str
     )
 
 
+def _refuse_other_tokenizer(config: RunConfig, path: Path, sha256: str) -> None:
+    """Tokens of another vocabulary look valid and mean something else to the model."""
+    given = config.data.tokenizer
+    if not given:
+        return
+    try:
+        found = hashlib.sha256(Path(given).read_bytes()).hexdigest()
+    except OSError as error:
+        raise InputError(
+            f"data.tokenizer={given!r} cannot be read: {error.strerror}",
+            remedy="give a tokenizer.json, or leave data.tokenizer out",
+        ) from error
+    if found != sha256:
+        raise InputError(
+            f"{path} was prepared with another tokenizer than data.tokenizer={given!r}",
+            remedy="set data.path to a folder that does not exist yet",
+        )
+
+
 def _prepare(config: RunConfig, path: Path, report: Callable[[str], None]) -> None:
     report(f"preparing corpus {config.data.source} in {path}")
     data = config.data
-    options = {
+    options: dict[str, object] = {
         "--source": data.source,
         "--vocab-size": min(
             data.vocab_size, config.model.vocab_size
@@ -182,6 +203,8 @@ def _prepare(config: RunConfig, path: Path, report: Callable[[str], None]) -> No
         "--validation-fraction": data.validation_fraction,
         "--out": path,
     }
+    if data.tokenizer:
+        options["--tokenizer"] = data.tokenizer
     words = [str(word) for option in options.items() for word in option]
     command = [sys.executable, "-m", "headway.dataloader", "prepare", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

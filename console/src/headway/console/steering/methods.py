@@ -115,7 +115,12 @@ class Steering:
         """
         return self.command("evaluate")
 
-    @operation("headway sample --prompt 'def main('", "headway sample --temperature 0")
+    @operation(
+        "headway sample --prompt 'def main('",
+        "headway sample --temperature 0",
+        "headway sample models/smollm --prompt 'Once' --count 3 --top-p 0.9",
+        has_own_command=True,
+    )
     def sample(
         self,
         *,

@@ -37,6 +37,7 @@ from headway.ckpt_store.manifest import (
     damaged_name,
 )
 from headway.ckpt_store.packing import lay_out, leaves_of, pack, unpack
+from headway.ckpt_store.tensors import CheckpointTensors, write_tensors
 from headway.ckpt_store.tree import Flat
 from headway.ckpt_store.upkeep import apply_retention
 from headway.ckpt_store.verify import read_part, read_shard, read_shard_into, verify
@@ -46,9 +47,11 @@ from headway.common.log import get_logger
 __all__ = [
     "CheckpointClient",
     "CheckpointInfo",
+    "CheckpointTensors",
     "Saved",
     "apply_retention",
     "complete",
+    "find",
     "keep",
     "mark_generation",
     "newest",
@@ -56,6 +59,7 @@ __all__ = [
     "read_shard",
     "read_shard_into",
     "verify",
+    "write_tensors",
 ]
 
 POLL_S = 0.05

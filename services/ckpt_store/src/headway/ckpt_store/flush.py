@@ -34,6 +34,7 @@ from headway.ckpt_store.manifest import (
     part_name,
     step_dir_name,
 )
+from headway.ckpt_store.stream import TensorStream
 from headway.common.errors import CorruptError, HeadwayError, InputError
 from headway.common.node.arena_format import content_digest
 from headway.common.node.failpoints import failpoint
@@ -75,7 +76,7 @@ class Snapshot:
     step: int
     generation: int
     layout: Mapping[str, Any]
-    data: npt.NDArray[np.uint8]
+    data: npt.NDArray[np.uint8] | TensorStream
     extra: bytes = b""
     still_valid: Callable[[], bool] = field(default=lambda: True)
     """Called after the last byte was read: whether the data were unchanged."""

@@ -92,6 +92,23 @@ def read_shard(
     return data, read_shard_into(info, rank, data, progress=progress)
 
 
+def read_chunk(path: Path, part: Part, number: int) -> bytearray:
+    """Chunk ``number`` of a blob's data, checked against its digest.
+
+    Raises:
+        CorruptError: a digest or length is wrong, or the disk cannot read it.
+    """
+    _check_length(path, part)
+    start, stop = _bounds(part, number)
+    memory = bytearray(stop - start)
+    fd = attempt(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC), path)
+    try:
+        _fill_chunk(fd, part, number, memoryview(memory), path)
+    finally:
+        os.close(fd)
+    return memory
+
+
 def check_all_parts(info: CheckpointInfo) -> None:
     """Compare every rank's part file with the manifest and every blob's length with its part.
 
@@ -149,19 +166,28 @@ def _read_chunks(path: Path, part: Part, target: Callable[[int, int], memoryview
         _fill(fd, memoryview(header), 0, path)
         if digest(header) != part.header_digest:
             raise corrupt(path, "the header does not match its digest")
-        for number, expected in enumerate(part.chunks):
-            start = number * CHUNK_BYTES
-            stop = min(start + CHUNK_BYTES, part.data_bytes)
-            memory = target(start, stop)
-            _fill(fd, memory, part.data_start + start, path)
-            if digest(memory) != expected:
-                at = f"bytes {part.data_start + start} to {part.data_start + stop}"
-                raise corrupt(path, f"chunk {number} ({at}) does not match its digest")
+        for number in range(len(part.chunks)):
+            start, stop = _bounds(part, number)
+            _fill_chunk(fd, part, number, target(start, stop), path)
             # Drop this file from the page cache, which the corpus needs.
             os.posix_fadvise(fd, 0, part.data_start + stop, os.POSIX_FADV_DONTNEED)
             yield stop - start
     finally:
         os.close(fd)
+
+
+def _bounds(part: Part, number: int) -> tuple[int, int]:
+    """Where a chunk is in the data."""
+    start = number * CHUNK_BYTES
+    return start, min(start + CHUNK_BYTES, part.data_bytes)
+
+
+def _fill_chunk(fd: int, part: Part, number: int, memory: memoryview, path: Path) -> None:
+    start, stop = _bounds(part, number)
+    _fill(fd, memory, part.data_start + start, path)
+    if digest(memory) != part.chunks[number]:
+        at = f"bytes {part.data_start + start} to {part.data_start + stop}"
+        raise corrupt(path, f"chunk {number} ({at}) does not match its digest")
 
 
 def _reuse(scratch: memoryview) -> Callable[[int, int], memoryview]:

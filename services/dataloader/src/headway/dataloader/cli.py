@@ -57,6 +57,10 @@ def prepare(
         int,
         typer.Option(help="Tokens of the byte-level BPE trained on the text; 8192 by default."),
     ] = 8192,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(help="A tokenizer.json to use instead of training one."),
+    ] = None,
     validation_fraction: Annotated[
         float,
         typer.Option(
@@ -84,6 +88,7 @@ def prepare(
         path=str(folder),
         source=source,
         vocab_size=vocab_size,
+        tokenizer="" if tokenizer is None else str(tokenizer),
         validation_fraction=validation_fraction,
     )
     done = make(config, force=force, cache=cache, say=lambda line: typer.echo(line, err=as_json))

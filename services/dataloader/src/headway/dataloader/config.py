@@ -28,6 +28,9 @@ class DataConfig:
     vocab_size: int = 8192
     """Tokens of the byte-level BPE that is trained on the text."""
 
+    tokenizer: str = ""
+    """A ``tokenizer.json`` to use instead of training one, such as that of an imported model."""
+
     validation_fraction: float = 0.05
     """Share of the documents kept for validation, by a hash of their path, 0..1 exclusive."""
 

@@ -13,6 +13,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import shutil
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -160,11 +161,15 @@ def _build(
     draft.mkdir(parents=True)
     parts = split_documents(documents, config.validation_fraction)
     documents.clear()
-    report(f"training a vocabulary of {config.vocab_size} on {len(parts['train'])} documents")
-    tokenizer = Tokenizer.train(
-        (_clean(document.text) for document in parts["train"]), config.vocab_size
-    )
-    tokenizer.save(draft / "tokenizer.json")
+    if config.tokenizer:
+        tokenizer = Tokenizer.load(Path(config.tokenizer))
+        shutil.copyfile(config.tokenizer, draft / "tokenizer.json")
+    else:
+        report(f"training a vocabulary of {config.vocab_size} on {len(parts['train'])} documents")
+        tokenizer = Tokenizer.train(
+            (_clean(document.text) for document in parts["train"]), config.vocab_size
+        )
+        tokenizer.save(draft / "tokenizer.json")
     dtype = np.dtype(token_dtype(tokenizer.vocab_size))
     splits, counts = {}, {}
     for split in list(parts):
@@ -176,7 +181,7 @@ def _build(
         source=printable(config.source),
         corpus_sha256=digest,
         vocab_size=tokenizer.vocab_size,
-        asked_vocab_size=config.vocab_size,
+        asked_vocab_size=_asked(config),
         validation_fraction=config.validation_fraction,
         eod_id=tokenizer.eod_id,
         dtype=str(dtype),
@@ -188,6 +193,11 @@ def _build(
         msgspec.json.format(msgspec.json.encode(meta), indent=1) + b"\n"
     )
     return meta
+
+
+def _asked(config: DataConfig) -> int:
+    """Tokens that were requested; 0 with a given tokenizer."""
+    return 0 if config.tokenizer else config.vocab_size
 
 
 def _add_keys(target: Path, documents: Sequence[Document], fraction: float) -> None:
@@ -262,15 +272,20 @@ def _found(target: Path, config: DataConfig, digest: str) -> Meta | None:
         return None  # damaged or partly deleted: created again
     same = (meta.corpus_sha256, meta.asked_vocab_size, meta.validation_fraction) == (
         digest,
-        config.vocab_size,
+        _asked(config),
         config.validation_fraction,
     )
+    if config.tokenizer and meta.tokenizer_sha256 != sha256(Path(config.tokenizer)):
+        raise InputError(
+            f"{target} was prepared with another tokenizer than {config.tokenizer}",
+            remedy="choose another --out, or replace it with --force",
+        )
     if not same:
         raise InputError(
             f"{target} was prepared from {meta.source!r} (corpus {meta.corpus_sha256[:16]}, "
             "requested "
             f"vocabulary {meta.asked_vocab_size}), but the configuration has {config.source!r} "
-            f"(corpus {digest[:16]}, vocabulary {config.vocab_size})",
+            f"(corpus {digest[:16]}, vocabulary {_asked(config)})",
             remedy="choose another --out, or replace it with --force",
         )
     return meta if intact else None

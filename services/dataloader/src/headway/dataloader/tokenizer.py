@@ -1,7 +1,8 @@
 """Turns text into tokens: a byte-level BPE, trained here or loaded from a ``tokenizer.json``.
 
-Byte level: every text round-trips, without unknown tokens. Special token: ``<|endoftext|>``, id 0,
-after each document.
+A vocabulary trained here is byte level: every text round-trips, without unknown tokens. Special
+token: ``<|endoftext|>``, id 0, after each document. One from elsewhere may name that token
+differently.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as _Fast
 
 END_OF_TEXT = "<|endoftext|>"
+ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
+"""Names of the end-of-text token: GPT-2, GPT-NeoX and Qwen, Llama 3, Llama 2 and Mistral, Gemma."""
 _NUM_BYTES = 256
 _BATCH_DOCUMENTS = 64
 _AGAIN = "prepare the data again with --force"
@@ -27,13 +30,15 @@ class Tokenizer:
 
     def __init__(self, fast: _Fast) -> None:
         """Raises InputError if the vocabulary has no end-of-text token."""
-        eod = fast.token_to_id(END_OF_TEXT)
-        if eod is None:
+        ids = {name: fast.token_to_id(name) for name in ENDS}
+        ends = [(name, number) for name, number in ids.items() if number is not None]
+        if not ends:
             raise InputError(
-                f"the tokenizer has no token {END_OF_TEXT}", remedy="add it as a special token"
+                f"the tokenizer has no token {' or '.join(ENDS)}",
+                remedy="add one as a special token",
             )
         self._fast = fast
-        self.eod_id = int(eod)
+        self.end_of_text, self.eod_id = ends[0]
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> Tokenizer:

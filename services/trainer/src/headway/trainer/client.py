@@ -1,4 +1,5 @@
-"""What others import: resolve a configuration, reopen or fork an ended run, replay decisions."""
+"""What others import: resolve a configuration, reopen or fork an ended run, replay decisions,
+move models from and to Hugging Face, and write texts with them."""
 
 from __future__ import annotations
 
@@ -10,9 +11,25 @@ from headway.common.errors import InputError
 from headway.launch.lease import FileLease
 from headway.trainer.control.inputs import Replayed, replay
 from headway.trainer.control.journal import Journal, read_commands
+from headway.trainer.exchange.checkpoint import check_first_weights
+from headway.trainer.exchange.report import Moved
+from headway.trainer.inference.request import Request, Texts
 from headway.trainer.machine import resolve_auto
 
-__all__ = ["Replayed", "inherit", "reopen", "replay", "resolve_auto"]
+__all__ = [
+    "Moved",
+    "Replayed",
+    "Request",
+    "Texts",
+    "check_first_weights",
+    "export_model",
+    "import_model",
+    "inherit",
+    "reopen",
+    "replay",
+    "resolve_auto",
+    "write_texts",
+]
 
 
 def reopen(database: Path) -> None:
@@ -48,3 +65,26 @@ def inherit(database: Path, parent: Path, checkpoint: CheckpointInfo) -> None:
         new.inherit(checkpoint.generation, commands)
     finally:
         new.close()
+
+
+# ---- models; torch is loaded when one is called -------------------------------------------------
+def import_model(source: Path, target: Path) -> Moved:
+    """See ``exchange.importing.import_model``."""
+    from headway.trainer.exchange.importing import import_model
+
+    return import_model(source, target)
+
+
+def export_model(source: Path, target: Path, *, step: int | None = None, dtype: str) -> Moved:
+    """Export the folder ``source`` of a run or an imported model; see ``exchange.exporting``."""
+    from headway.trainer.exchange.exporting import export_model
+    from headway.trainer.exchange.source import open_model
+
+    return export_model(open_model(source, step), target, dtype=dtype)
+
+
+def write_texts(model: Path, request: Request) -> Texts:
+    """See ``inference.stored.write_texts``."""
+    from headway.trainer.inference.stored import write_texts
+
+    return write_texts(model, request)

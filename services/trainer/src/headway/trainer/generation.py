@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -20,6 +21,7 @@ from headway.trainer.context import StepContext
 from headway.trainer.data_streams import DataStreams
 from headway.trainer.errors import RefusedError, SpikeError
 from headway.trainer.evaluation import Evaluation
+from headway.trainer.exchange.first_weights import load_first_weights
 from headway.trainer.hooks import StepHooks
 from headway.trainer.layout_check import difference
 from headway.trainer.model.chunk import Chunk
@@ -113,16 +115,17 @@ class Session:
     ) -> None:
         """Put the state after ``step`` completed steps in place.
 
-        ``init`` makes the first weights (``step`` is 0), ``arena`` takes the rank's own
-        arena, ``durable`` takes ``state``: data and extra as the checkpoint store's
-        ``read_shard`` returns them. ``progress`` is called with the bytes of the state that each
-        piece of the first weights has completed, and while kernels are compiled; what it raises
-        ends the load.
+        ``init`` draws the first weights, or reads those of ``train.init_from`` (``step`` is 0),
+        ``arena`` takes the rank's own arena, ``durable`` takes ``state``: data and extra as the
+        checkpoint store's ``read_shard`` returns them. ``progress`` is called with the bytes of the
+        state that each piece of the first weights has completed, and while kernels are compiled;
+        what it raises ends the load.
 
         Raises:
             BadSnapshotError: the arena has no intact snapshot of that step; ``load`` may be called
                 again with another source.
             CorruptError: ``state`` does not fit this model.
+            RefusedError: the weights of ``train.init_from`` do not.
         """
         snapshots = self._sound_snapshots()
         with self._recorder.record(Kind.RESTORE, step=step):
@@ -140,6 +143,8 @@ class Session:
                     assert state is not None
                     snapshots.load(state[0])
                     extra = Extra.unpack(state[1])
+                elif folder := self.config.train.init_from:
+                    load_first_weights(self.flats, Path(folder), progress)
                 else:
                     for flat in self.flats:
                         flat.load_master_from_init(self.config.train.seed, progress)

@@ -25,7 +25,7 @@ COUNT_LIMIT_S = 60.0
 def resolve_auto(
     config: RunConfig, *, ranks: int, gpus: int | None = None
 ) -> tuple[RunConfig, str]:
-    """The configuration with ``auto`` and the corpus path resolved, and a line
+    """The configuration with ``auto`` and the paths of its folders resolved, and a line
     that reports the choice.
 
     Args:
@@ -58,7 +58,11 @@ def resolve_auto(
             f"train.compile=true, but there is no C++ compiler {compiler}",
             remedy="install one (apt install g++) or set CXX to one; or set train.compile=false",
         )
+    if train.init_from:
+        train = dataclasses.replace(train, init_from=str(Path(train.init_from).resolve()))
     data = dataclasses.replace(config.data, path=str(Path(config.data.path).resolve()))
+    if data.tokenizer:
+        data = dataclasses.replace(data, tokenizer=str(Path(data.tokenizer).resolve()))
     line = ", ".join(said) or f"device {train.device}, dtype {train.dtype}"
     return dataclasses.replace(config, train=train, data=data), line
 

@@ -30,6 +30,9 @@ class TrainConfig:
     """Sequences in one forward pass."""
     seed: int = 1234
     """Of the initial weights."""
+    init_from: str = ""
+    """Folder whose checkpoint the first weights come from instead of being drawn: of ``headway
+    model import``, or of a run with any layout. Only weights are taken (docs/howto/models.md)."""
     dtype: Literal["auto", "bf16", "fp32", "fp64"] = "auto"
     """Compute type; bf16 has an fp32 master. ``auto`` is resolved at launch: bf16 if the machine
     has units for it, else fp32. fp64 is for equality tests."""

@@ -141,6 +141,26 @@ class FlatChunk:
                     self.master[first + at : first + at + len(values)].copy_(values)
                     progress(len(self.fields) * len(values) * self.master.element_size())
 
+    def load_master_from(
+        self,
+        read: Callable[[str, tuple[int, ...]], torch.Tensor],
+        progress: Callable[[int], object] = lambda _: None,
+    ) -> None:
+        """Write this rank's piece of whole weights into ``master`` and zero the moments.
+
+        ``read`` returns a whole parameter, by name and global shape; ``progress`` is called with
+        the bytes of the state that each one has completed.
+        """
+        self.state.zero_()
+        for place, low, high in self.owned():
+            spec, first = place.spec, low - self.start
+            whole = read(spec.name, spec.global_shape)
+            if spec.tp_dim is not None:
+                whole = whole.chunk(spec.tp_size, spec.tp_dim)[spec.tp_rank]
+            piece = whole.reshape(-1)[low - place.start : high - place.start]
+            self.master[first : first + len(piece)].copy_(piece)
+            progress(len(self.fields) * len(piece) * self.master.element_size())
+
     def cast_shard_to_params(self) -> None:
         """Round ``master`` to the compute type, into this rank's slice of ``params``."""
         self.param_shard.copy_(self.master)

@@ -1,0 +1,1 @@
+"""Text from stored weights in one process, without a run."""
