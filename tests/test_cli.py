@@ -133,7 +133,7 @@ def test_the_configuration_that_the_bad_ones_are_made_of_is_good(place: Path) ->
         ("launch.nodes=3", ("tp x pp x dp", "= 4", "= 6", "make the two products equal")),
         ("parallel.tp=2", ("tp x pp x dp = 2 x 2 x 2 = 8", "= 4")),
         ("model.layers=5", ("model.layers=5", "not divisible by pp", "multiple of 2")),
-        ("model.heads=5", ("model.hidden=64", "5 heads", "even multiple")),
+        ("model.heads=5", ("model.hidden=64", "5 heads", "multiple of model.heads")),
         ("optim.lr=nan", ("optim.lr=nan", "out of range")),
         ("optim.lr=-1", ("optim.lr=-1", "out of range")),
         ("train.global_batch_size=7", ("train.global_batch_size=7",)),

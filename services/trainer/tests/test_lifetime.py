@@ -85,7 +85,7 @@ def test_fifty_steps_and_twenty_aborts_leave_nothing_behind(
         "a step done again came out differently"
     )
     held = [report["held"] for report in reports]
-    assert not any(held), held
+    assert not any(held), "\n".join(f"rank {n}: {found}" for n, found in enumerate(held) if found)
     assert max(report["left"] for report in reports) <= 0
 
     for rank, entries in enumerate(taken):

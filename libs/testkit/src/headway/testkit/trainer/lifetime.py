@@ -9,6 +9,7 @@ import ctypes
 import gc
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -75,7 +76,7 @@ class _Journal(StepHooks):
     def __init__(self, kept: _Kept) -> None:
         self.losses: dict[int, str] = {}
         self.taken: list[tuple[str, dict[str, int]]] = []
-        self.held: dict[str, list[str]] = {}
+        self.held: dict[str, dict[str, int]] = {}
         """Census that found tensors too many -> what they are."""
         self._kept = kept
 
@@ -113,7 +114,7 @@ class _Journal(StepHooks):
         found = settled(kept.num_tensors, kept.limit_s, is_end=label.startswith("end"))
         if (found["tensors"], found["of_a_step"]) != (kept.num_tensors, 0):
             kept.limit_s = 0.0  # it leaks: the test has failed, let it come to its end
-            self.held[label] = descriptions(kept.known)
+            self.held[label] = dict(descriptions() - kept.known)
         self.taken.append((label, found))
 
 
@@ -121,9 +122,9 @@ class _Kept:
     """A session that outlives its jobs, as a survivor's does."""
 
     def __init__(self, config: RunConfig, rank: int, folder: Path) -> None:
-        self.num_before, self.before = census()["tensors"], addresses()
+        self.num_before, self.before = census()["tensors"], descriptions()
         self.num_tensors = -1
-        self.known: set[int] = set()
+        self.known: Counter[str] = Counter()
         self.limit_s = SETTLE_S
         self.recorder = Fuse()
         self.session = Session(
@@ -169,7 +170,7 @@ def train_until_broken(
         def restore() -> None:
             session.load(source, step)
             if kept.num_tensors < 0:  # the model is built, and nothing else has happened yet
-                kept.num_tensors, kept.known = census()["tensors"], addresses()
+                kept.num_tensors, kept.known = census()["tensors"], descriptions()
 
         why = run_generation(
             context, session, rank, generation, folder, restore, journal, until, timeout_s
@@ -189,7 +190,7 @@ def train_until_broken(
             found = settled(num_before, limit_s, at_most=True)
             report["left"] = found["tensors"] - num_before
             if report["left"] > 0:
-                report["held"]["closed"] = descriptions(before)
+                report["held"]["closed"] = dict(descriptions() - before)
         return report
 
 
@@ -232,28 +233,22 @@ def living_tensors() -> list[torch.Tensor]:
     return [t for t in gc.get_objects() if type(t) in (torch.Tensor, torch.nn.Parameter)]
 
 
-def addresses() -> set[int]:
-    """``id`` of every living tensor."""
-    return {id(tensor) for tensor in living_tensors()}
-
-
-def descriptions(known: set[int]) -> list[str]:
-    """Shape of every living tensor whose ``id`` is not among ``known``, and what refers to it."""
-    found = []
-    tensors = [tensor for tensor in living_tensors() if id(tensor) not in known]
+def descriptions() -> Counter[str]:
+    """How often tensors of a shape live that the same kinds of objects refer to."""
+    found: Counter[str] = Counter()
+    tensors = living_tensors()
     for tensor in tensors:
-        holders = [
-            item for item in gc.get_referrers(tensor) if item is not tensors and item != locals()
-        ]
-        names = [_description(item) for item in holders]
-        found.append(f"{tuple(tensor.shape)} {tensor.dtype}, held by {names or 'no object'}")
+        holders = {_kind(item) for item in gc.get_referrers(tensor) if item is not tensors}
+        found[
+            f"{tuple(tensor.shape)} {tensor.dtype}, held by {sorted(holders) or 'no object'}"
+        ] += 1
     return found
 
 
-def _description(item: object) -> str:
+def _kind(item: object) -> str:
     if isinstance(item, FrameType):
-        return f"frame of {item.f_code.co_qualname}, line {item.f_lineno}"
-    return f"{type(item).__qualname__} {str(item)[:80]}"
+        return f"frame of {item.f_code.co_qualname}"
+    return type(item).__qualname__
 
 
 def settled(
