@@ -47,8 +47,10 @@ Five rules connect the tables:
 - `train.global_batch_size` is a multiple of `train.micro_batch_size * parallel.dp`, and with the
   interleaved schedule the number of micro-batches is a multiple of `parallel.pp`; the same holds
   for start and increment of `train.batch_ramp`;
-- `model.layers` is a multiple of `parallel.pp * parallel.vp`;
-- `parallel.tp` divides `model.heads`, the width of the MLP, `model.vocab_size` and `model.seq_len`;
+- with `parallel.pp` above 1, `model.layers` is a multiple of `parallel.pp * parallel.vp`, unless
+  `parallel.stage_layers` or `parallel.head_layers` is set;
+- `parallel.tp` divides `model.heads`, `model.kv_heads`, the width of the MLP, `model.seq_len`, and
+  the vocabulary rounded up to a multiple of 64;
 - `model.vocab_size` is at least the vocabulary of the corpus.
 
 Names that end in `_s` are seconds; [operations.md](operations.md) gives the source of each time

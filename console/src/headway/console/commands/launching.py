@@ -91,13 +91,15 @@ def run(
     resolved = load(RunConfig, [config], settings)
     if dry_run:
         from headway.console.machine.memory import memory_report, memory_table
-        from headway.console.machine.preflight import own_corpus_folder
+        from headway.console.machine.preflight import check_own_block, own_corpus_folder
 
         resolved = own_corpus_folder(resolved)
+        check_own_block(resolved)
         if as_json:
             typer.echo(to_json({**to_dict(resolved), "memory": memory_table(resolved)}))
             return
         typer.echo(to_toml(resolved).rstrip())
+        typer.echo(f"# {_architecture(resolved)}")
         for line in memory_report(resolved):
             typer.echo(f"# {line}")  # a comment, so that the output can be a configuration
         return
@@ -113,6 +115,15 @@ def run(
         emit(done, as_json, [f"run {started.name} is up; watch it with {started.hint('watch')}"])
         return
     raise typer.Exit(_stay(started, as_json))
+
+
+def _architecture(config: RunConfig) -> str:
+    """The model with everything that its preset and defaults fill in, as a line."""
+    model = config.model.architecture
+    keys = ("norm", "mlp", "positions", "bias", "block", "tied", "qk_norm")
+    numbers = ("kv_heads", "head_dim", "ffn", "padded_vocab_size")
+    words = [f"{key}={getattr(model, key)}" for key in (*keys, *numbers)]
+    return f"the model has {', '.join(words)}"
 
 
 @contextlib.contextmanager

@@ -27,6 +27,7 @@ from headway.console.machine.peak import cached_peak, machine_peak
 from headway.console.machine.preflight import (
     check_machine,
     check_metrics_ports,
+    check_own_block,
     check_sinks,
     check_torch,
     own_corpus_folder,
@@ -64,6 +65,7 @@ def launch(
     config, line = resolve_auto(own_corpus_folder(config), ranks=config.parallel.world_size)
     report(line)
     check_sinks(config.launch.sinks)
+    check_own_block(config)
     check_machine(config, runs_dir)
     for line in memory_warnings(config):
         report(line)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib.machinery
 import importlib.util
 import shutil
 import socket
@@ -29,6 +30,20 @@ def check_torch() -> None:
     """Raises InputError where there is no torch: such an installation watches and steers runs."""
     if importlib.util.find_spec("torch") is None:
         raise InputError("torch is not installed, and a run needs it", remedy=INSTALL_TORCH)
+
+
+def check_own_block(config: RunConfig) -> None:
+    """Raises InputError when the package of ``model.block`` is found neither here nor installed."""
+    block = config.model.architecture.own_block
+    if block is None:
+        return
+    package = block.split(":")[0].split(".")[0]
+    # the ranks are started with the present folder on their path
+    if importlib.machinery.PathFinder.find_spec(package, [str(Path.cwd()), *sys.path]) is None:
+        raise InputError(
+            f"model.block={block!r}: there is no package {package!r}",
+            remedy="start the run in its folder, or put that on PYTHONPATH",
+        )
 
 
 def check_machine(config: RunConfig, runs_dir: Path) -> None:
@@ -137,6 +152,8 @@ def prepare_corpus(config: RunConfig, report: Callable[[str], None]) -> None:
     if data.meta is not None:
         _refuse_other_source(config, path, data.meta.source, data.meta.corpus_sha256)
         _refuse_other_tokenizer(config, path, data.meta.tokenizer_sha256)
+    if data.meta is not None:
+        _refuse_other_end(config, path, data.meta.eod_id)
     if data.vocab_size is not None and data.vocab_size > config.model.vocab_size:
         wanted = config.model.vocab_size
         raise InputError(
@@ -144,6 +161,15 @@ def prepare_corpus(config: RunConfig, report: Callable[[str], None]) -> None:
             remedy=f"set model.vocab_size={data.vocab_size}, or prepare another folder for "
             f"data.path with `headway data prepare --source {config.data.source} --vocab-size "
             f"{wanted} --out DIR`",
+        )
+
+
+def _refuse_other_end(config: RunConfig, path: Path, eod_id: int) -> None:
+    wanted = config.model.document_end
+    if wanted is not None and wanted != eod_id:
+        raise InputError(
+            f"model.document_end={wanted}, but documents of {path} end with token {eod_id}",
+            remedy=f"set model.document_end={eod_id}",
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -59,7 +60,9 @@ class RopeScaling:
 
     def __post_init__(self) -> None:
         positive("model.rope_scaling", original_len=self.original_len)
-        if self.factor < 1.0 or not 0.0 < self.low < self.high:
+        values = (self.factor, self.low, self.high)
+        is_ordered = self.factor >= 1.0 and 0.0 < self.low < self.high
+        if not is_ordered or not all(map(math.isfinite, values)):
             raise ConfigError(
                 f"model.rope_scaling has factor={self.factor:g}, low={self.low:g}, "
                 f"high={self.high:g}",
@@ -153,13 +156,23 @@ class Architecture:
             )
         if self.head_dim < 2 or self.head_dim % 2:
             raise ConfigError(
-                f"model.head_dim={self.head_dim} is not even",
+                f"model.head_dim={self.head_dim} is not an even number of 2 or more",
                 remedy="choose model.hidden as an even multiple of model.heads, or set "
                 "model.head_dim",
             )
 
     def _check_attention(self) -> None:
         within("model", 0.0, 1.0, norm_eps=self.norm_eps)
+        within("model", 0.0, math.inf, init_std=self.init_std, rope_theta=self.rope_theta)
+        if self.rope_theta <= 1.0:
+            raise ConfigError(
+                f"model.rope_theta={self.rope_theta:g} is not above 1", remedy="use 10000 or more"
+            )
+        if self.positions == "learned" and self.rope_scaling.factor != 1.0:
+            raise ConfigError(
+                "model.rope_scaling with model.positions='learned'",
+                remedy="remove model.rope_scaling, or set model.positions='rotary'",
+            )
         turned = self.rope_fraction * self.head_dim
         if not 0.0 < self.rope_fraction <= 1.0 or turned != int(turned) or int(turned) % 2:
             raise ConfigError(

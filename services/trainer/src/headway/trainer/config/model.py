@@ -67,7 +67,8 @@ class ModelConfig:
     """Layers to which ``window`` applies, counted from 0; empty means all."""
     document_end: int | None = None
     """Token that ends a document: attention and positions begin anew after it. None lets them run
-    over all documents of a packed sequence."""
+    over all documents of a packed sequence. A corpus names its own as
+    ``eod_id`` in ``meta.json``."""
     block: str | None = None
     """``serial``; ``parallel``: y = x + mlp(norm(x)) + attn(norm(x)) (MegaScale, arXiv 2402.15627,
     section 3.1); or a torch module of your own as ``package.module:Class``. None takes the

@@ -156,6 +156,11 @@ class RunConfig:
                 f"model.layers={self.model.layers} is not divisible by pp x vp = {stages}",
                 remedy=f"use a multiple of {stages} layers, or set parallel.stage_layers",
             )
+        if self.parallel.head_layers and self.parallel.pp == 1:
+            raise ConfigError(
+                f"parallel.head_layers={self.parallel.head_layers:g} with parallel.pp=1",
+                remedy="remove it: there are no stages to cut",
+            )
         if self.parallel.head_layers and (counts or self.model.layers < stages):
             raise ConfigError(
                 f"parallel.head_layers={self.parallel.head_layers:g} with "

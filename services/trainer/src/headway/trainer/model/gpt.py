@@ -61,7 +61,13 @@ def build_chunk(
         RefusedError: the user's own block cannot be used.
     """
     device = torch.device(device)
-    make = _Builder(model.architecture, tp, kernels(device, compile_each=compile_kernels), device)
+    make = _Builder(
+        model.architecture,
+        tp,
+        kernels(device, compile_each=compile_kernels),
+        dtype=precision.param_dtype,
+        device=device,
+    )
     embedding = make.embedding() if is_first else None
     blocks = [make.block(index, recompute.of(index)) for index in layers]
     head = make.head(embedding.weight if embedding is not None else table) if is_last else None
@@ -84,9 +90,16 @@ class _Builder:
     """Creates layers; their parameters come in the order of the flat buffers."""
 
     def __init__(
-        self, model: Architecture, tp: TensorParallel, found: Kernels, device: torch.device
+        self,
+        model: Architecture,
+        tp: TensorParallel,
+        found: Kernels,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
-        self.model, self.tp, self.kernels, self.device = model, tp, found, device
+        self.model, self.tp, self.kernels = model, tp, found
+        self.dtype, self.device = dtype, device
         self.params = Parameters(model, tp, found)
         self.borrowed: Parameter | None = None
 
@@ -112,7 +125,9 @@ class _Builder:
         name, lean = f"layers.{index}", recompute == "selective"
         block: Block
         if self.model.own_block is not None:
-            block = OwnBlock.of(self.model, index, self.params.add, self.device)
+            block = OwnBlock.of(
+                self.model, index, self.params.add, dtype=self.dtype, device=self.device
+            )
         elif self.model.block == "serial":
             block = self._serial(name, index, lean)
         elif self.model.norms == 2:

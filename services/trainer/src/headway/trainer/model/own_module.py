@@ -1,0 +1,124 @@
+"""The user's own layer: building it, checking it before a run uses it, and its first weights."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import threading
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from headway.trainer.config.architecture import Architecture
+from headway.trainer.errors import RefusedError
+from headway.trainer.model.positions import Places
+
+NOTE = "see docs/howto/models.md for an example"
+_drawing = threading.Lock()
+
+
+def build_module(path: str, model: Architecture, layer: int) -> torch.nn.Module:
+    """The module of one layer, on the CPU. Raises whatever the user's code does."""
+    package, _, name = path.partition(":")
+    found: Any = getattr(importlib.import_module(package), name)
+    module = found(model, layer)
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"{name} is not a torch.nn.Module")
+    return module
+
+
+def checked_module(
+    path: str, model: Architecture, layer: int, dtype: torch.dtype
+) -> torch.nn.Module:
+    """The module, after a forward and a backward in the compute type ``dtype`` with meta tensors,
+    which have shapes only, and a short real forward that must leave it as it was.
+
+    Raises:
+        RefusedError: it cannot be imported, built or called, returns another shape or type, has
+            frozen parameters, draws random numbers or changes its buffers.
+    """
+    try:
+        module = build_module(path, model, layer)
+        frozen = [name for name, value in module.named_parameters() if not value.requires_grad]
+        problem = f"freezes {frozen[0]}" if frozen else _meta_problem(path, model, layer, dtype)
+    except Exception as error:  # whatever the user's code raises
+        raise failed(path, layer, error) from error
+    if problem := problem or _side_effect(path, model, layer):
+        raise RefusedError(
+            f"model.block={path!r} {problem} (layer {layer})",
+            remedy="return a tensor of the shape and type of x, train every parameter, and use no "
+            f"dropout and no running statistics; {NOTE}",
+        )
+    return module
+
+
+def failed(path: str, layer: int, error: BaseException) -> RefusedError:
+    """What the user's code raised, with the place where it did."""
+    where, trace = "", error.__traceback__
+    while trace is not None:
+        where = f"{Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    said = str(error).strip().splitlines()
+    return RefusedError(
+        f"model.block={path!r} failed in layer {layer}: {type(error).__name__}: "
+        f"{said[0] if said else ''} [{where}]",
+        remedy=f"make it importable by the workers, and callable as (x, at); {NOTE}",
+    )
+
+
+def first_values(
+    path: str, model: Architecture, layer: int, name: str, seed: int
+) -> npt.NDArray[np.float64]:
+    """Those of one parameter, flat."""
+    with _drawing:  # torch's generator is one for all threads
+        return _all_first_values(path, model, layer, seed)[name]
+
+
+def _meta_problem(path: str, model: Architecture, layer: int, dtype: torch.dtype) -> str:
+    meta = torch.device("meta")
+    module = build_module(path, model, layer).to(meta, dtype)
+    x = torch.empty(model.seq_len, 1, model.hidden, device=meta, dtype=dtype, requires_grad=True)
+    out = module(x, Places(model, torch.float32, meta).of(model.seq_len))
+    if not isinstance(out, torch.Tensor):
+        return f"returns {type(out).__name__}, not a tensor"
+    if out.shape != x.shape:
+        return f"returns {tuple(out.shape)} for an x of shape {tuple(x.shape)}"
+    if out.dtype != x.dtype:
+        return f"returns {out.dtype} for an x of {x.dtype}"
+    torch.autograd.grad(out.sum(), [x, *module.parameters()], materialize_grads=True)
+    return ""
+
+
+def _side_effect(path: str, model: Architecture, layer: int) -> str:
+    """What a short forward changes besides its output; "" also where it needs a whole sequence."""
+    module, length = build_module(path, model, layer), min(2, model.seq_len)
+    before = {name: value.clone() for name, value in module.named_buffers()}
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        state = torch.get_rng_state()
+        try:
+            at = Places(model, torch.float32, torch.device("cpu")).of(length)
+            module(torch.zeros(length, 1, model.hidden), at)
+        except Exception:  # a module may depend on the whole length; the meta tensors had it
+            return ""
+        if not torch.equal(torch.get_rng_state(), state):
+            return "draws random numbers"
+    changed = [n for n, value in module.named_buffers() if not torch.equal(value, before[n])]
+    return f"changes its buffer {changed[0]}" if changed else ""
+
+
+@lru_cache(maxsize=2)
+def _all_first_values(
+    path: str, model: Architecture, layer: int, seed: int
+) -> dict[str, npt.NDArray[np.float64]]:
+    """The values of a new module, drawn from a generator of ``seed`` and ``layer`` alone, so that
+    they are the same on every grid."""
+    digest = hashlib.blake2b(f"{seed}/layers.{layer}".encode(), digest_size=7).digest()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int.from_bytes(digest, "little"))
+        module = build_module(path, model, layer)
+    return {
+        name: value.detach().double().flatten().numpy() for name, value in module.named_parameters()
+    }
