@@ -19,6 +19,7 @@ from headway.console.commands.pages import START
 
 if TYPE_CHECKING:
     from headway.console.run import Run
+    from headway.trainer.config import RunConfig
 
 
 def register(app: typer.Typer) -> None:
