@@ -27,7 +27,8 @@ def models(draw: st.DrawFn) -> ModelConfig:
     preset = draw(st.sampled_from(sorted(PRESETS)))
     changes: dict[str, Any] = {
         "preset": preset,
-        "kv_heads": draw(st.sampled_from((None, 2, 4))),
+        "block": draw(st.sampled_from((None, "serial", "parallel"))),
+        "kv_heads": draw(st.sampled_from((None, 1, 2, 4))),
         "head_dim": draw(st.sampled_from((None, 8))),
         "vocab_size": draw(st.sampled_from((64, 91))),
         "window": draw(st.sampled_from((None, 1, 3, 5, 16))),
@@ -37,9 +38,11 @@ def models(draw: st.DrawFn) -> ModelConfig:
         changes["window_layers"] = draw(st.sampled_from(((), (1,))))
     if preset == "neox":  # a quarter of 8 is a pair
         changes["head_dim"] = 8
+    if changes["block"] == "serial":
+        changes |= {"norms": 2, "bias": draw(st.sampled_from((None, "qkv")))}
     if draw(st.booleans()):
         changes["tied"] = draw(st.booleans())
-    if draw(st.booleans()):
+    if preset != "gpt2" and draw(st.booleans()):
         changes["rope_scaling"] = RopeScaling(8.0, 1.0, 4.0, 32)
     return replace(tiny_model(), **changes)
 
@@ -49,6 +52,7 @@ def models(draw: st.DrawFn) -> ModelConfig:
     model=models(), tp=st.sampled_from((1, 2)), mode=st.sampled_from(("none", "selective", "full"))
 )
 def test_a_drawn_model_equals_the_reference(model: ModelConfig, tp: int, mode: str) -> None:
+    tp = min(tp, model.architecture.kv_heads)
     batch = random_batch(model, 3)
     batch.tokens[0, 4] = batch.tokens[0, 9] = batch.tokens[2, 15] = 7
     borders = borders_of(batch.tokens.numpy(), model.document_end)

@@ -60,6 +60,8 @@ def too_small(config: RunConfig, rank: int, error: BaseException) -> MemoryTooSm
     """The end of a run that needs more memory than there is, with what would help most."""
     said = str(error).splitlines()[0] if str(error) else type(error).__name__
     what = f"rank {rank} ran out of memory"
+    if config.model.architecture.own_block is not None:
+        return MemoryTooSmallError(f"{what}: {said[:200]}", remedy="use a smaller micro-batch")
     try:
         shape = memory_shape(config)
         memory = predict(shape, config.parallel.grid.coordinates(rank).pp)

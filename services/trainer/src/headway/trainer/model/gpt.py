@@ -65,7 +65,7 @@ def build_chunk(
         model.architecture,
         tp,
         kernels(device, compile_each=compile_kernels),
-        dtype=precision.param_dtype,
+        precision=precision,
         device=device,
     )
     embedding = make.embedding() if is_first else None
@@ -95,11 +95,11 @@ class _Builder:
         tp: TensorParallel,
         found: Kernels,
         *,
-        dtype: torch.dtype,
+        precision: Precision,
         device: torch.device,
     ) -> None:
         self.model, self.tp, self.kernels = model, tp, found
-        self.dtype, self.device = dtype, device
+        self.precision, self.device = precision, device
         self.params = Parameters(model, tp, found)
         self.borrowed: Parameter | None = None
 
@@ -126,7 +126,7 @@ class _Builder:
         block: Block
         if self.model.own_block is not None:
             block = OwnBlock.of(
-                self.model, index, self.params.add, dtype=self.dtype, device=self.device
+                self.model, index, self.params.add, precision=self.precision, device=self.device
             )
         elif self.model.block == "serial":
             block = self._serial(name, index, lean)

@@ -17,7 +17,7 @@ from headway.trainer.config.architecture import Architecture
 from headway.trainer.model.own_module import checked_module, failed, first_values
 from headway.trainer.model.positions import Positions
 from headway.trainer.model.tape import Tape, VectorGrad
-from headway.trainer.state.params import Parameter, ParamSpec
+from headway.trainer.state.params import Parameter, ParamSpec, Precision
 
 
 class OwnBlock:
@@ -39,7 +39,7 @@ class OwnBlock:
         layer: int,
         add: Callable[[ParamSpec], Parameter],
         *,
-        dtype: torch.dtype,
+        precision: Precision,
         device: torch.device,
     ) -> OwnBlock:
         """Layer ``layer`` of ``model``, in the compute type; ``add`` makes its parameters.
@@ -48,7 +48,7 @@ class OwnBlock:
             RefusedError: the class cannot be used; see ``checked_module``.
         """
         path = str(model.own_block)
-        module = checked_module(path, model, layer, dtype)
+        module = checked_module(path, model, layer, precision)
         parameters = {
             name: add(
                 ParamSpec(
@@ -63,7 +63,8 @@ class OwnBlock:
             )
             for name, value in module.named_parameters()
         }
-        return cls(path, layer, module.to(device, dtype), parameters)
+        _release(module)
+        return cls(path, layer, _with_buffers_on(module, device, precision.param_dtype), parameters)
 
     def forward(self, x: torch.Tensor, at: Positions, tape: Tape | None) -> torch.Tensor:
         """See ``Block``."""
@@ -110,3 +111,25 @@ class OwnBlock:
 
     def _is_on_gpu(self) -> bool:
         return any(p.data.device.type == "cuda" for p in self._parameters.values())
+
+
+def _with_buffers_on(
+    module: torch.nn.Module, device: torch.device, dtype: torch.dtype
+) -> torch.nn.Module:
+    for part in module.modules():
+        for name, value in part._buffers.items():
+            if value is not None:
+                kind = dtype if value.is_floating_point() else value.dtype
+                part._buffers[name] = value.to(device, kind)
+    return module
+
+
+def _release(module: torch.nn.Module) -> None:
+    """Free the module's own parameters: each call is given those of the flat buffers. Shared ones
+    stay shared."""
+    empty: dict[int, torch.nn.Parameter] = {}
+    for part in module.modules():
+        for name, value in part._parameters.items():
+            if value is not None:
+                meta = torch.empty(value.shape, device="meta")
+                part._parameters[name] = empty.setdefault(id(value), torch.nn.Parameter(meta))

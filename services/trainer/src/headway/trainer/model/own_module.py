@@ -15,8 +15,11 @@ import torch
 from headway.trainer.config.architecture import Architecture
 from headway.trainer.errors import RefusedError
 from headway.trainer.model.positions import Places
+from headway.trainer.state.params import Precision
 
 NOTE = "see docs/howto/models.md for an example"
+SHORT = 2
+"""Tokens of a forward with real values."""
 _drawing = threading.Lock()
 
 
@@ -31,10 +34,10 @@ def build_module(path: str, model: Architecture, layer: int) -> torch.nn.Module:
 
 
 def checked_module(
-    path: str, model: Architecture, layer: int, dtype: torch.dtype
+    path: str, model: Architecture, layer: int, precision: Precision
 ) -> torch.nn.Module:
-    """The module, after a forward and a backward in the compute type ``dtype`` with meta tensors,
-    which have shapes only, and a short real forward that must leave it as it was.
+    """The module, after a forward and a backward in the compute type with meta tensors, which have
+    shapes only, and a short real forward that must leave it as it was.
 
     Raises:
         RefusedError: it cannot be imported, built or called, returns another shape or type, has
@@ -43,7 +46,7 @@ def checked_module(
     try:
         module = build_module(path, model, layer)
         frozen = [name for name, value in module.named_parameters() if not value.requires_grad]
-        problem = f"freezes {frozen[0]}" if frozen else _meta_problem(path, model, layer, dtype)
+        problem = f"freezes {frozen[0]}" if frozen else _meta_problem(path, model, layer, precision)
     except Exception as error:  # whatever the user's code raises
         raise failed(path, layer, error) from error
     if problem := problem or _side_effect(path, model, layer):
@@ -71,17 +74,32 @@ def failed(path: str, layer: int, error: BaseException) -> RefusedError:
 
 def first_values(
     path: str, model: Architecture, layer: int, name: str, seed: int
-) -> npt.NDArray[np.float64]:
+) -> npt.NDArray[np.float32]:
     """Those of one parameter, flat."""
     with _drawing:  # torch's generator is one for all threads
         return _all_first_values(path, model, layer, seed)[name]
 
 
-def _meta_problem(path: str, model: Architecture, layer: int, dtype: torch.dtype) -> str:
-    meta = torch.device("meta")
-    module = build_module(path, model, layer).to(meta, dtype)
-    x = torch.empty(model.seq_len, 1, model.hidden, device=meta, dtype=dtype, requires_grad=True)
-    out = module(x, Places(model, torch.float32, meta).of(model.seq_len))
+def _meta_problem(path: str, model: Architecture, layer: int, precision: Precision) -> str:
+    try:
+        return _problem(path, model, layer, precision, torch.device("meta"), model.seq_len)
+    except NotImplementedError:  # an operation whose shape depends on values
+        length = min(SHORT, model.seq_len)
+        return _problem(path, model, layer, precision, torch.device("cpu"), length)
+
+
+def _problem(
+    path: str,
+    model: Architecture,
+    layer: int,
+    precision: Precision,
+    device: torch.device,
+    length: int,
+) -> str:
+    dtype = precision.param_dtype
+    module = build_module(path, model, layer).to(device, dtype)
+    x = torch.zeros(length, 1, model.hidden, device=device, dtype=dtype, requires_grad=True)
+    out = module(x, Places(model, precision.master_dtype, device).of(length))
     if not isinstance(out, torch.Tensor):
         return f"returns {type(out).__name__}, not a tensor"
     if out.shape != x.shape:
@@ -94,7 +112,7 @@ def _meta_problem(path: str, model: Architecture, layer: int, dtype: torch.dtype
 
 def _side_effect(path: str, model: Architecture, layer: int) -> str:
     """What a short forward changes besides its output; "" also where it needs a whole sequence."""
-    module, length = build_module(path, model, layer), min(2, model.seq_len)
+    module, length = build_module(path, model, layer), min(SHORT, model.seq_len)
     before = {name: value.clone() for name, value in module.named_buffers()}
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         state = torch.get_rng_state()
@@ -109,10 +127,10 @@ def _side_effect(path: str, model: Architecture, layer: int) -> str:
     return f"changes its buffer {changed[0]}" if changed else ""
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=1)
 def _all_first_values(
     path: str, model: Architecture, layer: int, seed: int
-) -> dict[str, npt.NDArray[np.float64]]:
+) -> dict[str, npt.NDArray[np.float32]]:
     """The values of a new module, drawn from a generator of ``seed`` and ``layer`` alone, so that
     they are the same on every grid."""
     digest = hashlib.blake2b(f"{seed}/layers.{layer}".encode(), digest_size=7).digest()
@@ -120,5 +138,5 @@ def _all_first_values(
         torch.manual_seed(int.from_bytes(digest, "little"))
         module = build_module(path, model, layer)
     return {
-        name: value.detach().double().flatten().numpy() for name, value in module.named_parameters()
+        name: value.detach().float().flatten().numpy() for name, value in module.named_parameters()
     }

@@ -74,5 +74,8 @@ def _run(chunks: Sequence[Chunk], micro_batch_size: int) -> None:
             dtype=chunk.precision.param_dtype,
             device=chunk.device,
         )
-        forward = chunk.forward(tokens if chunk.is_first else x, tokens, tokens)
+        has_documents = chunk.model.document_end is not None
+        borders = ((0, chunk.model.seq_len),) * micro_batch_size if has_documents else None
+        given = tokens if chunk.is_first else x
+        forward = chunk.forward(given, tokens, tokens, borders=borders)
         chunk.backward(forward, None if chunk.is_last else x)

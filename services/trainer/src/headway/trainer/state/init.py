@@ -36,7 +36,7 @@ def initial_values(spec: ParamSpec, seed: int, start: int, stop: int) -> _Array:
     """Elements [start, stop) of the flattened local piece of ``spec``, in fp64,
     shape [stop - start]."""
     if spec.init_from is not None:
-        return spec.init_from(seed)[start:stop]
+        return spec.init_from(seed)[start:stop].astype(np.float64)
     if spec.init_std == 0.0:
         return np.full(stop - start, spec.init_value)
     return spec.init_std * _local_normals(spec, seed, start, stop)

@@ -61,7 +61,7 @@ class ParamSpec:
     init_std: float = 0.0
     init_value: float = 0.0
     joins_next: bool = False
-    init_from: Callable[[int], npt.NDArray[np.float64]] | None = None
+    init_from: Callable[[int], npt.NDArray[np.float32]] | None = None
 
     def __post_init__(self) -> None:
         if self.tp_dim is not None and self.global_shape[self.tp_dim] % self.tp_size:

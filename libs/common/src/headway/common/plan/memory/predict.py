@@ -90,13 +90,15 @@ def predict(shape: MemoryShape, pp_rank: int) -> RankMemory:
     state = (1 + shape.moments) * sizes.master * sum(numel) // grid.dp
     order = _lists(shape.schedule, grid.pp, grid.vp, shape.num_micro_batches).ranks[pp_rank]
     at_peak = _replay(order, [_chunk_pass(shape, stage) for stage in stages])
+    is_borrower = shape.model.tied and 0 < pp_rank == grid.pp - 1  # of the embedding's table
+    borrowed = is_borrower * shape.model.table_rows * shape.model.hidden // grid.tp
     rows = 0
     if pp_rank in (0, grid.pp - 1):
         rows = shape.num_micro_batches * BYTES_PER_TOKEN * sizes.tokens
     return RankMemory(
         pp_rank=pp_rank,
-        parameters=sizes.param * sum(numel),
-        gradients=sizes.master * sum(numel),
+        parameters=sizes.param * (sum(numel) + borrowed),
+        gradients=sizes.master * (sum(numel) + borrowed),
         optimizer=state,
         activations=at_peak.activations,
         messages=_messages(shape, order),

@@ -1,20 +1,21 @@
 """Causal attention of q [B, H, S, D] over k, v [B, G, S, D], within a window and within documents.
 
 torch's fused kernel computes each part that is a plain triangle or a band; what lies outside is
-never computed. Parts are cut with ``split`` and put together with ``cat``, whose backward touches
-each element once (that of a slice fills a whole tensor with zeros).
+never computed. Parts that do not overlap are cut with ``split`` and put together with ``cat``,
+whose backward touches each element once.
 """
 
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from headway.trainer.model.positions import Borders
 
 BLOCK = 256
-"""Most queries of a band at a time: a band computes ``window + block`` keys for each query."""
+"""Queries of a band at a time: each computes the scores of ``window + BLOCK - 1`` keys."""
 
 
 def attend(
@@ -43,18 +44,44 @@ def _document(
 ) -> torch.Tensor:
     if window is None or window >= q.shape[2]:
         return _fused(q, k, v, None)
-    size = min(window, BLOCK)
-    num_before = -(-(window - 1) // size)  # blocks of keys that the first query of a block sees
-    keys, values = torch.split(k, size, 2), torch.split(v, size, 2)
+    length = q.shape[2]
+    starts = range(0, length, BLOCK)
+    ranges = [(max(0, start - window + 1), min(start + BLOCK, length)) for start in starts]
+    keys, values = _pieces(k, ranges), _pieces(v, ranges)
     out, bands = [], dict[tuple[int, int], torch.Tensor]()
-    for number, queries in enumerate(torch.split(q, size, 2)):
-        seen = slice(max(0, number - num_before), number + 1)
-        band = queries.shape[2], (number - seen.start) * size
+    blocks = torch.split(q, BLOCK, 2)
+    for queries, near, far in zip(blocks, keys, values, strict=True):
+        band = queries.shape[2], near.shape[2]
         if band not in bands:  # most blocks have the same one, which their backwards share
             bands[band] = _band(*band, window, q)
-        near = torch.cat(keys[seen], 2), torch.cat(values[seen], 2)
-        out.append(_fused(queries, *near, bands[band]))
+        out.append(_fused(queries, near, far, bands[band]))
     return torch.cat(out, 2)
+
+
+def _pieces(x: torch.Tensor, ranges: list[tuple[int, int]]) -> tuple[torch.Tensor, ...]:
+    found: tuple[torch.Tensor, ...] = _Pieces.apply(x, ranges)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Pieces(torch.autograd.Function):
+    """Overlapping pieces [start, stop) of the sequence, as views: autograd's own slices would fill
+    a whole tensor with zeros for the gradient of each."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, ranges: list[tuple[int, int]]
+    ) -> tuple[torch.Tensor, ...]:
+        """x [B, G, S, D]."""
+        ctx.ranges, ctx.shape = ranges, x.shape
+        return tuple(x[:, :, start:stop] for start, stop in ranges)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """The sum of the pieces, in their order."""
+        total = grads[0].new_zeros(ctx.shape)
+        for (start, stop), grad in zip(ctx.ranges, grads, strict=True):
+            total[:, :, start:stop] += grad
+        return total, None
 
 
 def _fused(
@@ -65,10 +92,10 @@ def _fused(
     )
 
 
-def _band(queries: int, offset: int, window: int, like: torch.Tensor) -> torch.Tensor:
-    """What is added to scores [queries, offset + queries]: 0 where a query sees the key, else -inf.
-    Query 0 stands at key ``offset``."""
-    at = torch.arange(offset, offset + queries, device=like.device)[:, None]
-    distance = at - torch.arange(offset + queries, device=like.device)
+def _band(queries: int, keys: int, window: int, like: torch.Tensor) -> torch.Tensor:
+    """What is added to scores [queries, keys], which end at the same token: 0 where a query sees
+    the key, else -inf."""
+    at = torch.arange(keys - queries, keys, device=like.device)[:, None]
+    distance = at - torch.arange(keys, device=like.device)
     hidden = (distance < 0) | (distance >= window)
     return torch.zeros_like(hidden, dtype=like.dtype).masked_fill_(hidden, -torch.inf)

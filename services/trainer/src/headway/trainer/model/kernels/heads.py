@@ -92,6 +92,8 @@ def split_heads_on_cpu(
     """``split_heads`` as one complex product over whole contiguous rows, with factor 1 for v: torch
     without a compiler takes 40 times as long on a CPU for strided halves."""
     half = cos.shape[-1]
+    if any(stride % 2 for stride in qkv.stride()[:2]):  # pairs are read as complex numbers
+        qkv = qkv.contiguous()
     wide = qkv.to(cos.dtype).view(*qkv.shape[:2], -1, (queries + 2) * half, 2)
     turned = torch.view_as_real(torch.view_as_complex(wide) * _factors(cos, sin, queries))
     heads = turned.to(qkv.dtype).view(*qkv.shape[:2], -1, queries + 2, 2 * half)
