@@ -38,7 +38,7 @@ class Evaluation:
 
         with context.recorder.record(Kind.EVAL, step=step):
             self._data.gather_all(step)
-            context.tied.begin()
+            context.tied.begin(step)
             pipeline = Pipeline(
                 self._actions(num_micro_batches),
                 context.chunks,
@@ -67,7 +67,7 @@ class Evaluation:
         """Tokens that the model writes after ``prompt``; see ``sample_text``."""
         with self._context.recorder.record(Kind.SAMPLE, step=step):
             self._data.gather_all(step)
-            self._context.tied.exchange()
+            self._context.tied.exchange(step)
             with _eager(self._context):
                 return sample_text(self._context, prompt, count, temperature=temperature)
 

@@ -265,7 +265,10 @@ class Session:
             recorder=self._recorder,
             device=self.device,
             tied=TiedTable(
-                self.chunks, self.groups.pipe, is_tied=self.config.model.architecture.tied
+                self.chunks,
+                self.groups.pipe,
+                self._recorder,
+                is_tied=self.config.model.architecture.tied,
             ),
             fingerprints=self._data.fingerprints,
         )

@@ -63,7 +63,7 @@ class TrainStep:
                 flat.zero_grads()
             size = self._ramp.size(self._state.samples)
             totals = _StepTotals(step, self._learning_rate(step), size)
-            self._context.tied.begin()
+            self._context.tied.begin(step)
             self._pass(totals).run()
         return StepResult(
             step=step,

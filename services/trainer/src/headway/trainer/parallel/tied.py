@@ -12,9 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from headway.common.node.flight import WAITING
+from headway.common.plan.schedule.actions import Kind
 from headway.trainer.comm.interface import Ticket
 from headway.trainer.comm.p2p import PipeComm
 from headway.trainer.model.chunk import Chunk
+from headway.trainer.recorder import Recorder
 from headway.trainer.state.params import Parameter
 
 TABLE_TAG, GRADIENT_TAG = 0xFF << 1, 0xFF << 1 | 1
@@ -28,8 +31,11 @@ class TiedTable:
     training pass -> ``finish``.
     """
 
-    def __init__(self, chunks: Sequence[Chunk], pipe: PipeComm, *, is_tied: bool) -> None:
-        self._pipe, self._last = pipe, len(chunks) - 1
+    def __init__(
+        self, chunks: Sequence[Chunk], pipe: PipeComm, recorder: Recorder, *, is_tied: bool
+    ) -> None:
+        self._pipe, self._recorder, self._last = pipe, recorder, len(chunks) - 1
+        self._step = 0
         self._table: Parameter | None = None
         self._is_owner = pipe.rank == 0
         self._is_unsent = False
@@ -39,8 +45,9 @@ class TiedTable:
             head = chunks[-1].head
             self._table = chunks[0].table if self._is_owner else head.weight if head else None
 
-    def begin(self) -> None:
-        """Start a pass: the last stage gets room for the table and waits for it later."""
+    def begin(self, step: int) -> None:
+        """Start a pass of ``step``: the last stage expects the table and waits for it later."""
+        self._step = step
         if self._table is None:
             return
         if self._is_owner:
@@ -58,12 +65,12 @@ class TiedTable:
             last = self._pipe.size - 1
             self._sent.append(self._pipe.send("backward", self._table.data, last, TABLE_TAG))
         if self._arriving is not None and chunk == self._last:
-            self._arriving.wait()
+            self._wait(self._arriving, Kind.ALL_GATHER, chunk)
             self._arriving = None
 
-    def exchange(self) -> None:
+    def exchange(self, step: int) -> None:
         """A whole pass without computations, after which the last stage has the table."""
-        self.begin()
+        self.begin(step)
         for chunk in range(self._last + 1):
             self.ready(chunk)
         self.finish()
@@ -75,7 +82,9 @@ class TiedTable:
         grad = self._table.grad
         if self._is_owner and chunk == 0:
             other = torch.empty_like(grad)
-            self._pipe.recv("forward", other, self._pipe.size - 1, GRADIENT_TAG).wait()
+            last = self._pipe.size - 1
+            ticket = self._pipe.recv("forward", other, last, GRADIENT_TAG)
+            self._wait(ticket, Kind.REDUCE_SCATTER, chunk)
             grad.add_(other)
         elif not self._is_owner and chunk == self._last:
             self._sent.append(self._pipe.send("forward", grad, 0, GRADIENT_TAG))
@@ -83,5 +92,10 @@ class TiedTable:
     def finish(self) -> None:
         """End a pass: what was sent may change now."""
         for ticket in self._sent:
-            ticket.wait()
+            self._wait(ticket, Kind.REDUCE_SCATTER, self._last)
         self._sent.clear()
+
+    def _wait(self, ticket: Ticket, kind: Kind, chunk: int) -> None:
+        """Recorded as the collective of parameters or gradients that it stands for."""
+        with self._recorder.record(kind, step=self._step, chunk=chunk, flags=WAITING):
+            ticket.wait()
