@@ -30,7 +30,8 @@ def table(path: Path) -> str:
     facts = json.loads(path.read_text())
     columns = COLUMNS[path.stem.removeprefix("train_")]
     machine = facts["machine"]
-    head = ["what", "side", *columns.values(), "spread", "its time / ours"]
+    measure = "peak" if "peak_mib" in columns else "time"
+    head = ["what", "side", *columns.values(), "spread", f"its {measure} / ours"]
     lines = [
         f"{machine['cpu']}, {machine['cores']} cores, torch {machine['torch']}, {facts['dtype']},",
         f"{machine['date'].split()[0]}, load {machine['load_average'][0]} at the end:",
