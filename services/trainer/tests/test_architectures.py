@@ -19,6 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 EXACT = 1e-9
+ROUNDING = 1e-13
+"""Of gradients that are 0 in exact arithmetic, such as those of queries with a window of 1."""
 
 
 @st.composite
@@ -75,7 +77,7 @@ def test_a_drawn_model_equals_the_reference(model: ModelConfig, tp: int, mode: s
             assert gradient is not None
             piece = cut(gradient, spec)
             error = (part.flat.views(spec.name)[1] - piece).norm()
-            assert error <= EXACT * piece.norm() + 1e-15, (spec.name, spec.tp_rank)
+            assert error <= EXACT * piece.norm() + ROUNDING, (spec.name, spec.tp_rank)
 
 
 @pytest.mark.parametrize(

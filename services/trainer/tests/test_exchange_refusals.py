@@ -70,7 +70,7 @@ def assert_refused(folder: Path, wanted: str) -> None:
         (LLAMA, {"hidden_size": "16"}, 'hidden_size="16": it is not a whole number'),
         (LLAMA, {"hidden_size": 0}, "hidden_size=0: it is below 1"),
         (LLAMA, {"hidden_size": True}, "hidden_size=true: it is not a whole number"),
-        (LLAMA, {"num_attention_heads": 3, "head_dim": 5}, "model.head_dim=5 is not even"),
+        (LLAMA, {"num_attention_heads": 3, "head_dim": 5}, "model.head_dim=5 is not an even"),
         (LLAMA, {"num_key_value_heads": 3}, "not a multiple of model.kv_heads=3"),
         (LLAMA, {"hidden_act": "relu"}, 'hidden_act="relu": only silu is supported'),
         (LLAMA, {"attention_bias": True}, "biases in attention and MLP only go together"),
