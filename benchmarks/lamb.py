@@ -1,6 +1,6 @@
 """AdamW and LAMB at one, two and four times the batch, over the same samples.
 
-    python -m benchmarks.lamb [--samples N] [--out FILE]
+    python -m benchmarks.lamb [--samples N] [--optimizer lamb] [--out FILE]
 
 One process trains a small model on the source of Python's standard library (``headway data
 prepare`` makes the corpus) once for each optimizer, batch and learning rate of its list. All runs
@@ -90,11 +90,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--samples", type=int, default=SAMPLES)
     parser.add_argument("--data", default="data/stdlib", help="a prepared folder")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--optimizer", choices=[*RATES], help="leave the other one out")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     rows: list[dict[str, Any]] = []
-    for optimizer, rates in RATES.items():
+    lists = {name: r for name, r in RATES.items() if options.optimizer in (None, name)}
+    for optimizer, rates in lists.items():
         for batch in (BASE * factor for factor in FACTORS):
             for lr in rates:
                 config = configuration(optimizer, batch, lr, options.samples, options.data)
@@ -104,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 rows.append({**row, "duration_s": round(time.monotonic() - began_s, 1)})
                 print(rows[-1], flush=True)
     print("optimizer  batch  best lr  validation loss")
-    for optimizer, rates in RATES.items():
+    for optimizer, rates in lists.items():
         for batch in (BASE * factor for factor in FACTORS):
             found = [r for r in rows if (r["optimizer"], r["batch"]) == (optimizer, batch)]
             best = min(found, key=lambda row: row["loss"] if row["loss"] == row["loss"] else 1e9)
