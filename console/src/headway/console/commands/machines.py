@@ -72,10 +72,20 @@ def create(
     nodes: Annotated[
         int, typer.Option(metavar="N", help="Number of nodes, spares included.", min=1)
     ],
+    interface: Annotated[
+        str, typer.Option(metavar="NAME", help="As launch.interface; loopback by default.")
+    ] = "",
+    ports: Annotated[
+        str, typer.Option(metavar="LOW-HIGH", help="As launch.ports; any free one by default.")
+    ] = "",
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Create a cluster, or change its number of nodes."""
+    """Create a cluster, or change its number of nodes.
+
+    An existing cluster keeps its network.
+    """
+    from headway.common.wire.addresses import Network
     from headway.launch.cluster import ClusterFolder
     from headway.launch.local import LocalEngine
 
@@ -86,7 +96,9 @@ def create(
             confirm(f"end {ended} of {folder}?", yes)
         LocalEngine(cluster).resize(nodes)
     else:
-        cluster = ClusterFolder.create(folder, nodes=nodes)
+        network = Network(interface, ports=ports)
+        _ = network.endpoint  # a name that this machine does not know fails here, not in each node
+        cluster = ClusterFolder.create(folder, nodes=nodes, network=network)
     done = {"cluster": str(folder), "id": cluster.id, "nodes": nodes}
     emit(done, as_json, [f"{folder}: {nodes} nodes"])
 

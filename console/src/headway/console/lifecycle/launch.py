@@ -27,6 +27,7 @@ from headway.console.machine.peak import cached_peak, machine_peak
 from headway.console.machine.preflight import (
     check_machine,
     check_metrics_ports,
+    check_network,
     check_own_block,
     check_sinks,
     check_torch,
@@ -86,6 +87,7 @@ def launch(
             keep_arenas=folder is None and resumed and has_same_nodes(run, config),
         )
         check_metrics_ports(config.launch.metrics_ports)
+        check_network(config.launch.network)
         if run.outcome:
             reopen(run.folder.database)
         for line in keep_config(run, config):
@@ -168,7 +170,10 @@ def _cluster_for(run: Run, folder: Path | None, nodes: int) -> ClusterFolder:
     else:
         shutil.rmtree(run.path / "cluster", ignore_errors=True)
         cluster = ClusterFolder.create(
-            run.path / "cluster", nodes=nodes, cluster_id=run.folder.run_id
+            run.path / "cluster",
+            nodes=nodes,
+            cluster_id=run.folder.run_id,
+            network=run.config.launch.network,
         )
     record = json.loads(run.folder.run_json.read_text())
     record["cluster"] = str(cluster.path)

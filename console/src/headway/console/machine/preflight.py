@@ -15,6 +15,7 @@ from pathlib import Path
 
 from headway.common.errors import CorruptError, InputError
 from headway.common.node.segment import check_processor
+from headway.common.wire.addresses import Network
 from headway.dataloader.config import DataConfig
 from headway.trainer.config import MetricsPorts, RunConfig
 from headway.trainer.config.memory import model_shape
@@ -94,6 +95,11 @@ def check_metrics_ports(ports: MetricsPorts | None) -> None:
                     remedy=f"set launch.metrics_port so that its {ports.last - ports.first + 1} "
                     "ports are free, or to 0",
                 ) from error
+
+
+def check_network(network: Network) -> None:
+    """Raises InputError when this machine has no interface or address as the run names it."""
+    _ = network.endpoint, network.fabric_address
 
 
 def shared_bytes(config: RunConfig) -> int:

@@ -2,7 +2,7 @@
 
 Only the user has access: folders are 0700, files 0600.
 
-cluster.json      {"id", "nodes"}
+cluster.json      {"id", "nodes", "network"}: where its executors listen
 keys/ROLE.key     a CURVE key pair per role, mode 0600: a server admits only the roles it serves
 nodes/K.json      where node K's executor listens, written by that executor
 nodes/K.run       the run that node K carries, absent while idle
@@ -21,13 +21,16 @@ import json
 import os
 import secrets
 import shutil
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, cast
 
-from headway.common.errors import InputError
+from headway.common.config import from_dict
+from headway.common.errors import ConfigError, InputError
 from headway.common.node.claim import ClaimedError, claim, holder_of
 from headway.common.node.files import make_private_folder, replace_json
 from headway.common.node.process import ProcessId
+from headway.common.wire.addresses import Network
 from headway.common.wire.keys import KeyPair
 
 PARTS = ("nodes", "logs", "keys")
@@ -49,7 +52,14 @@ class ClusterFolder:
         self.path = path
 
     @classmethod
-    def create(cls, path: Path, *, nodes: int, cluster_id: str | None = None) -> ClusterFolder:
+    def create(
+        cls,
+        path: Path,
+        *,
+        nodes: int,
+        cluster_id: str | None = None,
+        network: Network | None = None,
+    ) -> ClusterFolder:
         """Create a new folder with a new key for each role.
 
         Raises:
@@ -71,7 +81,8 @@ class ClusterFolder:
             ) from error
         for role in ROLES:
             KeyPair.generate().save(path / "keys" / f"{role}.key")
-        folder.write("cluster.json", {"id": cluster_id or secrets.token_hex(4), "nodes": nodes})
+        facts = {"id": cluster_id or secrets.token_hex(4), "nodes": nodes}
+        folder.write("cluster.json", {**facts, "network": asdict(network or Network())})
         return folder
 
     @property
@@ -81,7 +92,7 @@ class ClusterFolder:
 
     def resize(self, nodes: int) -> None:
         """Change the number of nodes; those beyond it must be stopped already."""
-        self.write("cluster.json", {"id": self.id, "nodes": nodes})
+        self.write("cluster.json", {**self._facts(), "nodes": nodes})
 
     def read(self, name: str) -> dict[str, object] | None:
         """One JSON file of the folder, None while it is absent."""
@@ -127,6 +138,21 @@ class ClusterFolder:
     def nodes(self) -> int:
         """Number of nodes, spares included."""
         return int(str(self._facts()["nodes"]))
+
+    @property
+    def network(self) -> Network:
+        """Where its executors listen.
+
+        Raises:
+            InputError: the file is damaged.
+        """
+        try:
+            return from_dict(Network, cast("dict[str, Any]", self._facts().get("network", {})))
+        except (ConfigError, TypeError) as error:
+            raise InputError(
+                f"{self.path / 'cluster.json'} has no valid network: {error}",
+                remedy="create the cluster again",
+            ) from error
 
     def key_of(self, role: str) -> KeyPair:
         """The key pair of one of ``ROLES``; created if an older version made the cluster."""

@@ -133,6 +133,7 @@ class Rank:
         """
         channels = Channels()
         generation, context = assign.generation, self._context
+        network = self.config.launch.network
         try:
             context.fence.enter(generation, channels)
             self._session.join(
@@ -140,7 +141,8 @@ class Rank:
                     generation,
                     self.config.parallel.grid,
                     self.rank,
-                    host="127.0.0.1",
+                    host=network.fabric_address,
+                    ports=network.ports,
                     announce=lambda endpoint: context.announce(generation, endpoint),
                     lookup=lambda: lookup(generation),
                     channels=channels,

@@ -13,6 +13,7 @@ from pathlib import Path
 import zmq
 from headway.common.errors import InputError
 from headway.common.node.process import ProcessId
+from headway.common.wire.addresses import each_port
 from headway.common.wire.codec import MAX_SOCKET_BYTES
 from headway.common.wire.keys import KeyPair, ipc_path, is_public_key
 
@@ -89,11 +90,15 @@ def set_client_keys(
 
 
 def bind(opened: zmq.Socket[bytes], endpoint: str) -> str:
-    """Bind and return the resolved endpoint (a port instead of 0). An ``ipc`` file gets mode 0600.
+    """Bind and return the resolved endpoint: a port instead of 0 or of the range ``LOW-HIGH``. An
+    ``ipc`` file gets mode 0600.
 
     Raises:
         InputError: the address is in use, does not belong to this machine, or is not permitted.
     """
+    host, _, ports = endpoint.rpartition(":")
+    if endpoint.startswith("tcp://") and "-" in ports:
+        return _bind_within(opened, host, ports)
     path = ipc_path(endpoint)
     if path is not None:
         _remove_stale(path)
@@ -116,6 +121,25 @@ def bind(opened: zmq.Socket[bytes], endpoint: str) -> str:
             f"cannot listen on {endpoint}: {error.strerror}", remedy="check the folder"
         ) from error
     return opened.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()  # type: ignore[union-attr]
+
+
+def _bind_within(opened: zmq.Socket[bytes], host: str, ports: str) -> str:
+    """Bind a free port of the range."""
+    for port in each_port(ports):
+        try:
+            opened.bind(f"{host}:{port}")
+        except zmq.ZMQError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise InputError(
+                    f"cannot listen on {host}:{port}: {error.strerror}",
+                    remedy=_bind_remedy(error.errno),
+                ) from error
+        else:
+            return f"{host}:{port}"
+    raise InputError(
+        f"cannot listen on {host}: the ports {ports} are all in use",
+        remedy="give a larger range (launch.ports), or end what holds them (ss -ltnp)",
+    )
 
 
 def reconnect(opened: zmq.Socket[bytes], endpoint: str) -> None:

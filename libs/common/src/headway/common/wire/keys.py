@@ -16,7 +16,7 @@ from headway.common.errors import CorruptError, InputError
 MAX_IPC_PATH_BYTES = 100
 # the alphabet of Z85 (ZeroMQ RFC 32)
 _KEY = re.compile(rb"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
-_TCP = re.compile(r"tcp://(\[[0-9a-fA-F:.]+\]|[^\[\]/;:]+):(\d{1,5}|\*)")
+_TCP = re.compile(r"tcp://(\[[0-9a-fA-F:.]+\]|[^\[\]/;:]+):(\d{1,5}|\d{1,5}-\d{1,5}|\*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +148,11 @@ def _check_ipc(endpoint: str, path: str) -> None:
 
 def _check_tcp(endpoint: str, *, keyed: bool) -> None:
     match = _TCP.fullmatch(endpoint)
-    if match is None or (match[2] != "*" and int(match[2]) > 65535):
+    ports = [] if match is None or match[2] == "*" else [int(p) for p in match[2].split("-")]
+    if match is None or ports != sorted(ports) or any(port > 65535 for port in ports):
         raise InputError(
             f"no such endpoint: {endpoint!r}",
-            remedy="write tcp://ADDRESS:PORT, port 0 for any free one",
+            remedy="write tcp://ADDRESS:PORT, port 0 for any free one, or tcp://ADDRESS:LOW-HIGH",
         )
     if not keyed and not _is_loopback(match[1].strip("[]")):
         raise InputError(

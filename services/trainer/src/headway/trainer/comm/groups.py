@@ -21,7 +21,7 @@ from headway.trainer.comm.every_rank import EveryRank
 from headway.trainer.comm.factories import Factory, GlooFactory, NcclFactory
 from headway.trainer.comm.gloo import GlooComm
 from headway.trainer.comm.interface import Aborted, Comm, PeerLost, Solo, StuckTransport
-from headway.trainer.comm.nccl import NcclComm
+from headway.trainer.comm.nccl import NcclComm, use_interface
 from headway.trainer.comm.p2p import PipeComm
 from headway.trainer.comm.store import StoreClient, StoreEndpoint, StoreServer
 
@@ -99,6 +99,7 @@ def build(
     backend: Backend = "gloo",
     device: torch.device | None = None,
     joins_ends: bool = False,
+    ports: str = "",
 ) -> Groups:
     """Create the generation's groups on a build thread and wait for them as for any other call.
 
@@ -107,6 +108,7 @@ def build(
     its thread is abandoned).
 
     ``joins_ends``: the first and the last stage exchange messages, also without interleaving.
+    ``ports``: those that the store may take, ``LOW-HIGH``; "" is any.
 
     Raises:
         Aborted: the generation was fenced; a half-built result is freed in the background.
@@ -117,7 +119,7 @@ def build(
     if grid.world_size == 1:
         return Groups(generation, channels)
     builder = _Builder(
-        generation, grid, rank, host, timeout_s, backend, device, channels, joins_ends
+        generation, grid, rank, host, ports, timeout_s, backend, device, channels, joins_ends
     )
     try:
         return channels.open("build").call(lambda: builder.run(announce, lookup)).result()
@@ -140,6 +142,7 @@ class _Builder:
         grid: Grid,
         rank: int,
         host: str,
+        ports: str,
         timeout_s: float,
         backend: Backend,
         device: torch.device | None,
@@ -148,6 +151,7 @@ class _Builder:
     ) -> None:
         self._joins_ends = joins_ends or grid.vp > 1
         self._generation, self._grid, self._rank, self._host = generation, grid, rank, host
+        self._ports = ports
         self._timeout_s, self._backend, self._device = timeout_s, backend, device
         self._groups = Groups(generation, channels)
         self.ended = threading.Event()
@@ -186,11 +190,12 @@ class _Builder:
         if self._backend == "gloo":
             return GlooFactory(store, channels, self._host, timeout_s)
         device = self._device or torch.device("cuda")
+        use_interface(self._host)
         return NcclFactory(store, channels, timeout_s, device, wraps=self._joins_ends)
 
     def _open_store(self, announce: Announce, lookup: Lookup) -> StoreClient:
         if self._rank == 0:
-            server = StoreServer(self._host)
+            server = StoreServer(self._host, self._ports)
             self._groups._held.append(_Closing(server))
             endpoint = server.endpoint
             announce(endpoint)

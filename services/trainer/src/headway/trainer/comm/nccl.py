@@ -7,6 +7,7 @@ only where it reads a value from the device; there it must poll (``read_when_rea
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed
 from headway.common.log import get_logger
+from headway.common.wire.addresses import interface_of
 from headway.trainer.comm.channel import Channels
 from headway.trainer.comm.interface import Comm, Op, Ticket
 from headway.trainer.comm.p2p import Direction, PipeComm
@@ -197,6 +199,13 @@ def nccl_group(
     group = _dist.ProcessGroupNCCL(store, rank, size, options)
     group.eager_connect_single_device(device)
     return group
+
+
+def use_interface(address: str) -> None:
+    """Have NCCL connect through the interface of this machine that has ``address``; a user's own
+    choice wins. NCCL reads it when the process makes its first communicator."""
+    if name := interface_of(address):
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # "=": this very name
 
 
 def read_when_ready(tensor: torch.Tensor, channels: Channels) -> list[float]:

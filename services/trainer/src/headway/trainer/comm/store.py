@@ -14,6 +14,7 @@ else, or no secret in time, are disconnected.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hmac
 import secrets
 import selectors
@@ -28,6 +29,8 @@ from typing import Any, Literal
 
 import msgspec
 import torch.distributed
+from headway.common.errors import InputError
+from headway.common.wire.addresses import each_port
 from headway.trainer.comm.interface import PeerLost
 
 MAX_FRAME_BYTES = 1 << 20
@@ -66,11 +69,14 @@ _decode_reply = msgspec.msgpack.Decoder(_Reply).decode
 
 
 class StoreServer:
-    """Serves on a free port of ``host`` until ``close``."""
+    """Serves on a free port of ``host`` until ``close``; of ``ports``, ``LOW-HIGH``, if given.
 
-    def __init__(self, host: str) -> None:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, 0), family=family, backlog=1024)
+    Raises:
+        InputError: they are all in use. OSError: this machine does not have that address.
+    """
+
+    def __init__(self, host: str, ports: str = "") -> None:
+        self._listener = _listener(host, ports)
         self._listener.setblocking(False)
         self.endpoint = StoreEndpoint(
             host, int(self._listener.getsockname()[1]), secrets.token_urlsafe(24)
@@ -332,6 +338,20 @@ class StoreClient(_dist.Store):  # type: ignore[misc]  # torch's stubs export no
                 raise ConnectionError("connection closed")
             data += piece
         return bytes(data)
+
+
+def _listener(host: str, ports: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for port in each_port(ports or "0"):
+        try:
+            return socket.create_server((host, port), family=family, backlog=1024)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or not ports:
+                raise
+    raise InputError(
+        f"cannot listen on {host}: the ports {ports} are all in use",
+        remedy="give a larger range (launch.ports), or end what holds them (ss -ltnp)",
+    )
 
 
 def _frame(message: msgspec.Struct) -> bytes:

@@ -6,6 +6,7 @@ import difflib
 from dataclasses import dataclass
 
 from headway.common.errors import ConfigError
+from headway.common.wire.addresses import Network
 from headway.trainer.config.checks import positive
 from headway.trainer.config.ports import MetricsPorts
 
@@ -27,6 +28,14 @@ class LaunchConfig:
     """Warm standby workers kept on each node."""
     threads_per_rank: int = 1
     """OpenMP threads of one worker."""
+    interface: str = ""
+    """Where the services of the run listen: the name of a network interface (``"eth0"``), a network
+    (``"10.0.0.0/16"``) in which each machine has an address, or an address; ``""`` is loopback."""
+    fabric: str = ""
+    """The same for the traffic of the ranks (gloo and NCCL); ``""`` is what ``interface`` names."""
+    ports: str = ""
+    """The ports of the services and of the store in which ranks meet, such as ``"20000-20999"``;
+    ``""`` takes any free ones. gloo and NCCL choose their own."""
     sinks: tuple[str, ...] = ()
     """Where the run exports its metrics while it is live: ``["tensorboard"]``, ``["wandb"]`` or
     both. A process of its own writes them to ``sinks/`` in the run's folder; training does not
@@ -48,6 +57,7 @@ class LaunchConfig:
                 f"launch.spares={self.spares}, launch.standbys={self.standbys}: below 0",
                 remedy="use 0 or more",
             )
+        Network(self.interface, self.fabric, self.ports)
         for name in self.sinks:
             check_sink(name)
         if len(set(self.sinks)) < len(self.sinks):
@@ -56,6 +66,11 @@ class LaunchConfig:
             )
         if self.metrics_port:
             MetricsPorts(self.metrics_port, self.nodes + self.spares).check()
+
+    @property
+    def network(self) -> Network:
+        """Where the processes of the run listen."""
+        return Network(self.interface, self.fabric, self.ports)
 
     @property
     def metrics_ports(self) -> MetricsPorts | None:

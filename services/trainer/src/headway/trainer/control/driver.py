@@ -129,7 +129,7 @@ class Driver:
         )
         handlers = dict.fromkeys((NodeBeat, Relay, Seals, WorkerGone, Report), self._heard)
         self._server = Server(
-            "tcp://127.0.0.1:0",
+            self.config.launch.network.endpoint,
             {
                 **handlers,
                 GetStatus: self._requests.status,

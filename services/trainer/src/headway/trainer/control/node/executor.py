@@ -83,7 +83,7 @@ class Executor:
         self._lock = RunLock.hold(self._cluster_id)
         self._keys = cluster.key_of("executor")
         self._server = Server(
-            "tcp://127.0.0.1:0",
+            cluster.network.endpoint,
             {AttachRun: self._attach, StopRun: self._console_stops},
             keys=self._keys,
             allowed=cluster.public_of("console"),

@@ -130,7 +130,7 @@ class NodeServices:
         monitor = _command(
             "health",
             "monitor",
-            bind="tcp://127.0.0.1:0",
+            bind=self._config.launch.network.endpoint,
             keys=self._cluster / "keys",
             run_id=self._run_id,
             run_dir=self._run.path,
