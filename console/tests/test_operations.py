@@ -39,6 +39,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "rollback": {"step": 7},
     "fork": {"name": "other", "step": 7, "changes": ["optim.lr=0.01", "train.steps=50"]},
     "evict": {"node": 0},
+    "drain": {"node": 0, "notice_s": 60.0},
     "inject": {"fault": "kill", "rank": 1},
     "stop": {},
 }

@@ -188,12 +188,12 @@ def test_an_injected_kill_of_a_service_touches_no_worker(live: Live) -> None:
     assert live.status()["generation"] == status["generation"]
 
 
-def test_an_evicted_node_gives_its_rank_to_the_spare(live: Live) -> None:
-    live.headway("checkpoint", NAME, "--wait")
-    live.wait_until(lambda: newest(live.run.folder.checkpoints), "a checkpoint is complete")
+def test_a_drained_node_gives_its_rank_to_the_spare_after_a_checkpoint(live: Live) -> None:
     status = live.status()
-    live.headway("evict", NAME, "1")
+    live.headway("drain", NAME, "1")
     live.wait_running(status["generation"] + 1)
+    found = newest(live.run.folder.checkpoints)
+    assert found is not None and found.step > status["step"], "made when it was asked for"
     now = live.status()
     assert {row["rank"]: row["node"] for row in now["ranks"]} == {0: 0, 1: 2}
     assert now["nodes"]["1"] == "lost"
@@ -203,7 +203,9 @@ def test_an_evicted_node_gives_its_rank_to_the_spare(live: Live) -> None:
     assert "node 1 lost\n" in text and "cannot start" not in text
     (recovery,) = [row for row in recovery_rows(live.run) if row["generation"] == now["generation"]]
     assert recovery["reason"] == "node 1 is lost: evicted"
+    assert recovery["step"] > status["step"], "nothing from before the request is repeated"
     assert "no spare is ready for node 2" in live.headway("evict", NAME, "2", code=2)
+    assert "no spare is ready for node 2" in live.headway("drain", NAME, "2", code=2)
 
 
 def test_logs_are_found_by_name_rank_and_level(live: Live) -> None:
@@ -238,6 +240,7 @@ def test_a_trace_holds_slices_of_every_rank(live: Live) -> None:
     ("set", NAME, "lr=-1"), ("set", NAME, "lr=99"), ("unset", NAME, "batch"),
     ("set", NAME, "batch=4"), ("inject", NAME, "kill", "--rank", "9"),
     ("inject", NAME, "burn", "--rank", "0"), ("inject", NAME, "kill"), ("evict", NAME, "7"),
+    ("drain", NAME, "7"), ("drain", NAME, "1", "--notice", "-1"),
     ("inject", NAME, "kill", "--service", "nope", "--node", "0"),
     ("inject", NAME, "kill", "--service", "worker"),
     ("status", "nobody"), ("pause", "nobody"), ("logs", NAME, "--level", "loud")],

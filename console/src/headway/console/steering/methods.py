@@ -216,6 +216,25 @@ class Steering:
         return self.command("evict", node=node)
 
     @operation(
+        "headway drain 1",
+        asks=lambda a: f"take node {a['node']} out of run {a['run']} after a checkpoint?",
+        is_step=False,
+    )
+    def drain(
+        self,
+        node: Annotated[int, Word("Number of the node, from 0.", "NODE")],
+        *,
+        notice_s: Annotated[
+            float,
+            Word(
+                "How long it may wait for the checkpoint; 300 by default.", "SECONDS", ("--notice",)
+            ),
+        ] = 300.0,
+    ) -> int:
+        """Remove a node that will end: a checkpoint first, then a spare takes over its ranks."""
+        return self.command("drain", node=node, duration_s=notice_s)
+
+    @operation(
         "headway inject kill --rank 2",
         "headway inject freeze --service dataloader --node 0 --for 5",
         asks=_fault_question,

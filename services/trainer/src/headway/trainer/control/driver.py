@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ from headway.trainer.control.beginning import begin
 from headway.trainer.control.decisions.events import (
     Action,
     Answer,
+    AwaitCheckpoint,
     BeginGeneration,
     CheckCheckpoint,
     Done,
@@ -65,7 +67,7 @@ from headway.trainer.control.decisions.events import (
     Tick,
 )
 from headway.trainer.control.decisions.state import RunState
-from headway.trainer.control.durable import problem_of, search
+from headway.trainer.control.durable import lack_after, problem_of, search
 from headway.trainer.control.inputs import InputRecorder, begin_text, encode
 from headway.trainer.control.journal import Journal
 from headway.trainer.control.lines import Lines
@@ -280,7 +282,9 @@ class Driver:
             case FindDurable():
                 self._find_durable(action)
             case CheckCheckpoint():
-                self._check(action)
+                self._check(action, problem_of, action.step)
+            case AwaitCheckpoint():
+                self._check(action, lack_after, action.after)
             case RestartNode():
                 self._ask_engine(action, lambda: self.engine.start_node(action.node, fence=True))
             case ReleaseNode():
@@ -335,7 +339,12 @@ class Driver:
 
         self._background.start("look for the newest checkpoint", find, then)
 
-    def _check(self, action: CheckCheckpoint) -> None:
+    def _check(
+        self,
+        action: CheckCheckpoint | AwaitCheckpoint,
+        problem_of: Callable[[Path, int, int], str],
+        step: int,
+    ) -> None:
         def then(problem: str | None, error: Exception | None) -> None:
             if error is None and not problem:
                 self.handle(Done(action))
@@ -343,7 +352,7 @@ class Driver:
                 self.handle(Failed(action, problem or str(error), is_final=error is None))
 
         world = self.config.parallel.world_size
-        work = functools.partial(problem_of, self.run_dir.checkpoints, world, action.step)
+        work = functools.partial(problem_of, self.run_dir.checkpoints, world, step)
         self._background.start("reading of a checkpoint", work, then)
 
     def _ask_engine(self, action: RestartNode | ReleaseNode, work: Any) -> None:

@@ -59,3 +59,15 @@ def problem_of(checkpoints: Path, world_size: int, step: int) -> str:
         problems = verify(info)
         return f"{problems[0].path} is damaged: {problems[0].message}" if problems else ""
     return f"there is no complete checkpoint of step {step}"
+
+
+def lack_after(checkpoints: Path, world_size: int, step: int) -> str:
+    """Why there is no complete checkpoint of a later step than ``step``; empty when there is one.
+
+    Raises:
+        HeadwayError, OSError: the folder cannot be read now.
+    """
+    found = newest(checkpoints, world_size=world_size)
+    if found is None:
+        return "there is no complete checkpoint yet"
+    return "" if found.step > step else f"the newest complete checkpoint is of step {found.step}"

@@ -1,4 +1,4 @@
-"""What people ask of a run: its status, steering for the workers, drills, eviction."""
+"""What people ask of a run: its status, steering for the workers, drills, planned ends of nodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from headway.common.wire.messages.executor import Inject
 from headway.common.wire.messages.worker import Steer
 from headway.trainer.config import RunConfig, check_name, check_sample, check_setting
 from headway.trainer.control import faults
-from headway.trainer.control.decisions.events import Event, EvictNode, Steered, Tick
+from headway.trainer.control.decisions.events import (
+    DrainNode,
+    Event,
+    EvictNode,
+    Steered,
+    Tick,
+)
 from headway.trainer.control.decisions.state import RunState
 from headway.trainer.control.lines import Lines
 from headway.trainer.control.writer import JournalWriter
@@ -40,6 +46,8 @@ MAX_ANSWERED = 256
 """Ids of carried out commands that are remembered, beside those in the journal."""
 JOURNAL_LIMIT_S = 0.5
 """How long a request waits for the journal; meanwhile nothing else is handled."""
+REMEDY_OF_REFUSAL = "see `headway status`; add a node or stop the run"
+MOST_NOTICE_S = 86_400
 MAX_LISTED = 4096  # ranks of one status
 
 
@@ -99,6 +107,8 @@ class Requests:
                     self._inject(message)
                 case "evict":
                     self._evict(message)
+                case "drain":
+                    self._drain(message)
                 case _:
                     raise InputError(
                         f"unknown operation {message.operation!r}", remedy="see `headway --help`"
@@ -243,7 +253,7 @@ class Requests:
             memory_predicted=beat.memory_predicted if beat else 0,
         )
 
-    # ---- drills and eviction -------------------------------------------------------------------
+    # ---- drills and ends of nodes --------------------------------------------------------------
     def _inject(self, message: Command) -> None:
         if message.name == "worker" and message.rank not in self._state.rank_nodes:
             raise InputError(
@@ -280,7 +290,21 @@ class Requests:
         refusal = self._state.eviction_refusal(message.node)
         if refusal:
             raise InputError(
-                f"node {message.node} cannot be evicted: {refusal}",
-                remedy="see `headway status`; add a node or stop the run",
+                f"node {message.node} cannot be evicted: {refusal}", remedy=REMEDY_OF_REFUSAL
             )
         self._handle(EvictNode(message.node))
+
+    def _drain(self, message: Command) -> None:
+        refusal = self._state.drain_refusal(message.node)
+        if refusal:
+            raise InputError(
+                f"node {message.node} cannot be drained: {refusal}", remedy=REMEDY_OF_REFUSAL
+            )
+        if not 0 <= message.duration_s <= MOST_NOTICE_S:
+            raise InputError(
+                f"a notice of {message.duration_s:g} s is out of range",
+                remedy=f"give 0 to {MOST_NOTICE_S} seconds",
+            )
+        # in the journal first, like any command: a successor of this driver repeats neither
+        self._durable(message.id, Steer(sequence=0, operation="checkpoint"))
+        self._handle(DrainNode(message.node, message.duration_s))

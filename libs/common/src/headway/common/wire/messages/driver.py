@@ -150,7 +150,7 @@ class Command(Message, tag="driver.command/1"):
     id: str
     operation: str
     """``pause``, ``resume``, ``stop``, ``checkpoint``, ``set``, ``unset``, ``extend``,
-    ``evaluate``, ``sample``, ``rollback``, ``evict``, ``inject``."""
+    ``evaluate``, ``sample``, ``rollback``, ``evict``, ``drain``, ``inject``."""
     name: str = ""
     """The setting (``lr``) with ``set`` and ``unset``; the target (``worker`` or a
     service) with ``inject``."""
@@ -169,7 +169,8 @@ class Command(Message, tag="driver.command/1"):
     rank: int = -1
     node: int = -1
     duration_s: float = 0.0
-    """With ``inject``: how long a fault that ends by itself lasts, 0 for its default."""
+    """With ``inject``: how long a fault that ends by itself lasts, 0 for its default; with
+    ``drain``: how long the node may wait for its checkpoint."""
 
 
 class Accepted(Message, tag="driver.accepted/1"):

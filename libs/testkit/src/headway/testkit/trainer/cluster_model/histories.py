@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from headway.testkit.trainer.cluster_model.cluster import FakeCluster
-from headway.trainer.control.decisions.events import EvictNode, ExecutorEnded
+from headway.trainer.control.decisions.events import DrainNode, EvictNode, ExecutorEnded
 
 NODES = 4
 STEPS = 150
@@ -18,6 +18,7 @@ ACTIONS = (
     "BeginGeneration",
     "FindDurable",
     "CheckCheckpoint",
+    "AwaitCheckpoint",
     "RestartNode",
     "Remember",
     "Finish",
@@ -112,6 +113,10 @@ def _evict(cluster: FakeCluster, chance: random.Random) -> None:
     cluster.driver.inbox.append(EvictNode(number))
 
 
+def _drain(cluster: FakeCluster, chance: random.Random) -> None:
+    cluster.driver.inbox.append(DrainNode(chance.randrange(NODES), chance.choice((0.0, 5.0, 60.0))))
+
+
 def _return(cluster: FakeCluster, chance: random.Random) -> None:
     node = cluster.nodes[chance.randrange(NODES)]
     if not node.executor:
@@ -160,6 +165,7 @@ DISTURBANCES: dict[str, Disturbance] = {
     "corrupt": _corrupt,
     "unmount": _unmount,
     "evict": _evict,
+    "drain": _drain,
     "return": _return,
     "verdict": _verdict,
     "roll back": _roll_back,

@@ -14,6 +14,7 @@ from headway.trainer.config import RecoveryConfig
 from headway.trainer.control.decisions.events import (
     Action,
     Answer,
+    AwaitCheckpoint,
     BeginGeneration,
     CheckCheckpoint,
     Done,
@@ -192,6 +193,8 @@ class Driver:
                 self.inbox.append(self._found(action))
             case CheckCheckpoint():
                 return "" if disk.durable.get(action.step) and not disk.is_elsewhere else "damaged"
+            case AwaitCheckpoint():
+                return "" if max(disk.durable, default=-1) > action.after else "not yet"
             case Remember():
                 disk.memory = action.memory
             case Finish():

@@ -81,6 +81,8 @@ class Core:
         self.is_steering = True
         """Some member may not hold every command."""
         self.is_memory_stale = False
+        self.drains = memory.drains
+        """Nodes that are about to leave, as a successor must know them."""
         self.rollback = memory.rollback
         """(step, generation): the user wants this checkpoint back in a later generation."""
         self._restored: dict[int, tuple[int, float]] = {}
@@ -373,6 +375,7 @@ class Core:
             barred=tuple((n.number, n.bar, *n.barred_process) for n in lost if n.bar),
             rollback=self.rollback,
             rollbacks=self.rollbacks,
+            drains=self.drains,
             answered=self.answered,
             losses=tuple((n.number, n.losses) for n in self.fleet.nodes.values() if n.losses),
         )

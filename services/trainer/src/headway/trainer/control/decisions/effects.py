@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from headway.trainer.control.decisions.clock import Clock
 from headway.trainer.control.decisions.events import (
     Action,
+    AwaitCheckpoint,
     BeginGeneration,
     CheckCheckpoint,
     FindDurable,
@@ -25,7 +26,14 @@ LONGEST_ANSWER_S = 60.0
 a lost message: asking too often would only make it slower."""
 
 Fallible = (
-    BeginGeneration | FindDurable | CheckCheckpoint | RestartNode | ReleaseNode | Remember | Finish
+    BeginGeneration
+    | FindDurable
+    | CheckCheckpoint
+    | AwaitCheckpoint
+    | RestartNode
+    | ReleaseNode
+    | Remember
+    | Finish
 )
 Key = tuple[str, int]
 

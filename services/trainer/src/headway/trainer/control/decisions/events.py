@@ -81,6 +81,17 @@ class EvictNode:
 
 
 @dataclass(frozen=True)
+class DrainNode:
+    """The node will end: it is to leave the run after a checkpoint, or when ``notice_s`` is over.
+
+    The command to make that checkpoint was given to the ranks.
+    """
+
+    node: int
+    notice_s: float
+
+
+@dataclass(frozen=True)
 class Judged:
     """An open verdict of the monitor, and what the table of responses makes of it.
 
@@ -151,6 +162,14 @@ class CheckCheckpoint:
 
 
 @dataclass(frozen=True)
+class AwaitCheckpoint:
+    """Look for a complete checkpoint of a later step than ``after``; ``Failed`` while there is
+    none."""
+
+    after: int
+
+
+@dataclass(frozen=True)
 class RestartNode:
     """Have the engine end the node's executor if it still runs, and start it again."""
 
@@ -217,6 +236,9 @@ class Memory:
     until the run steps from there."""
     rollbacks: int = 0
     """Sequence of the newest rollback that was begun or given up."""
+    drains: tuple[tuple[int, int, float], ...] = ()
+    """(node, a checkpoint of a later step than this is waited for, seconds of notice) of nodes that
+    are about to leave; a successor gives the whole notice again."""
     answered: int = 0
     """Newest command that every rank has carried out; evaluations and samples up to it are not made
     again."""
@@ -242,6 +264,7 @@ Action = (
     | BeginGeneration
     | FindDurable
     | CheckCheckpoint
+    | AwaitCheckpoint
     | RestartNode
     | ReleaseNode
     | Remember
@@ -261,5 +284,6 @@ Event = (
     | ExecutorEnded
     | Steered
     | EvictNode
+    | DrainNode
     | Judged
 )

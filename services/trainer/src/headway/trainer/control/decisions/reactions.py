@@ -7,6 +7,7 @@ from headway.common.wire.messages.executor import LeftGeneration
 from headway.trainer.control.decisions.core import NOT_RESTARTED, Core
 from headway.trainer.control.decisions.events import (
     Action,
+    AwaitCheckpoint,
     BeginGeneration,
     CheckCheckpoint,
     Failed,
@@ -169,6 +170,8 @@ def on_failed(core: Core, failed: Failed) -> list[Action]:
                 return []  # it is read again, or still being read
             step = core.take_rollback().count
             return [Log("rollback_failed", {"step": step, "reason": failed.error})]
+        case AwaitCheckpoint():
+            return []  # not yet
         case Remember():
             return []  # on a full disk, a line for each would only make it worse
         case _:

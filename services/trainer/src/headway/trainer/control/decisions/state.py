@@ -23,9 +23,12 @@ from headway.common.wire.messages.worker import Restore, Steer
 from headway.trainer.config import RecoveryConfig
 from headway.trainer.control.decisions import reactions
 from headway.trainer.control.decisions.core import Core
+from headway.trainer.control.decisions.drains import Drains, drain_refusal
 from headway.trainer.control.decisions.events import (
     Action,
+    AwaitCheckpoint,
     Done,
+    DrainNode,
     DurableFound,
     Event,
     EvictNode,
@@ -73,7 +76,7 @@ class RunState:
 
     def __init__(self, start: Start, limits: RecoveryConfig, now: float) -> None:
         self._core = Core(start, limits, now)
-        self._verdicts, self._stop = Verdicts(), StopWatch()
+        self._verdicts, self._stop, self._drains = Verdicts(), StopWatch(), Drains(self._core)
         self._memory = self._stored = start.memory
 
     # ---- the one entry ------------------------------------------------------------------------
@@ -114,6 +117,7 @@ class RunState:
         if core.phase != "over":
             actions += core.watch_nodes() + reactions.release(core) + core.kills()
             actions += reactions.check_rollback(core) + self._verdicts.repeat(core)
+            actions += self._drains.look(core)
             actions += self._stop.look(core, self.why)
         return actions + self._advance(core.phase, None)
 
@@ -149,7 +153,10 @@ class RunState:
             case Done():
                 if isinstance(event.action, Remember) and event.action.memory == self._memory:
                     self._stored = self._memory
-                return reactions.on_done(core, event.action)
+                actions = reactions.on_done(core, event.action)
+                if isinstance(event.action, AwaitCheckpoint) and core.phase != "over":
+                    actions += self._drains.found(core, event.action)
+                return actions
             case Failed():
                 return reactions.on_failed(core, event)
             case _ if core.phase == "over":
@@ -176,6 +183,8 @@ class RunState:
                 return reactions.check_rollback(core)
             case EvictNode():
                 return reactions.evict(core, event.node)
+            case DrainNode():
+                return self._drains.begin(core, event)
             case _:
                 pass
         return []
@@ -184,6 +193,10 @@ class RunState:
     def eviction_refusal(self, node: int) -> str:
         """Why the node cannot be evicted now; empty when it can."""
         return reactions.eviction_refusal(self._core, node)
+
+    def drain_refusal(self, node: int) -> str:
+        """Why the node cannot be drained now; empty when it can."""
+        return drain_refusal(self._core, node)
 
     def why(self) -> str:
         """Why the run does not step now, as a sentence; empty while it steps.

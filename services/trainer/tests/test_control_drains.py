@@ -1,0 +1,129 @@
+"""A node that is drained leaves after a checkpoint, at the latest when its notice is over."""
+
+from __future__ import annotations
+
+from headway.testkit.trainer.by_hand import Hand, events, only
+from headway.trainer.control.decisions.events import (
+    Action,
+    AwaitCheckpoint,
+    Done,
+    DrainNode,
+    DurableFound,
+    Failed,
+    ReleaseNode,
+)
+
+NOTICE_S = 30.0
+
+
+def _drain(hand: Hand, node: int = 1, notice_s: float = NOTICE_S) -> list[Action]:
+    return hand.send(DrainNode(node, notice_s))
+
+
+def test_the_spare_takes_over_once_a_newer_checkpoint_is_complete() -> None:
+    hand = Hand().run(step=30)
+    actions = _drain(hand)
+    assert events(actions) == ["draining"]
+    question = only(actions, AwaitCheckpoint)
+    assert question.after == 30
+    assert hand.send(Failed(question, "the newest complete checkpoint is of step 20")) == []
+    assert hand.state.phase == "running" and hand.state.rank_nodes[2] == 1, "it trains on meanwhile"
+    again = only(hand.wait(1.0), AwaitCheckpoint)
+    actions = hand.send(Done(again))
+    assert events(actions) == ["evicted", "node_lost", "fence"]
+    assert only(actions, ReleaseNode).node == 1
+    hand.silent.add(1)
+    hand.workers[1] = []
+    hand.leave()
+    hand.gather()
+    assert set(hand.state.rank_nodes.values()) == {0, 2}
+    assert hand.state.memory.drains == ()
+
+
+def test_it_costs_no_crash() -> None:
+    hand = Hand().run(step=30)
+    _drain(hand, notice_s=0.0)
+    assert hand.state.memory.crashes == () and hand.state.memory.causes == ()
+
+
+def test_without_a_checkpoint_the_node_leaves_when_its_notice_is_over() -> None:
+    hand = Hand().run(step=30)
+    _drain(hand, notice_s=5.0)
+    assert "evicted" not in events(hand.wait(4.5))
+    assert "evicted" in events(hand.wait(1.0))
+
+
+def test_an_answer_about_an_older_checkpoint_lets_a_later_drain_wait() -> None:
+    hand = Hand(nodes=4).run(step=30)
+    question = only(_drain(hand), AwaitCheckpoint)
+    hand.join(40)
+    assert only(_drain(hand, node=0), AwaitCheckpoint).after == 40
+    actions = hand.send(Done(question))
+    assert [one.node for one in actions if isinstance(one, ReleaseNode)] == [1]
+    assert [node for node, *_ in hand.state.memory.drains] == [0]
+
+
+def test_a_node_without_ranks_leaves_at_once() -> None:
+    hand = Hand().run(step=30)
+    actions = _drain(hand, node=2)
+    assert events(actions) == ["draining", "evicted", "node_lost"]
+    assert hand.state.phase == "running"
+
+
+def test_without_a_spare_it_is_refused() -> None:
+    hand = Hand(nodes=2).run(step=30)
+    assert hand.state.drain_refusal(1) == "no spare is ready for node 1"
+    assert events(_drain(hand)) == ["drain_refused"]
+    assert hand.state.memory.drains == ()
+
+
+def test_a_second_notice_for_the_same_node_is_refused() -> None:
+    hand = Hand().run(step=30)
+    _drain(hand)
+    assert hand.state.drain_refusal(1) == "node 1 is draining already"
+
+
+def test_a_spare_that_was_lost_meanwhile_is_waited_for_until_the_notice_is_over() -> None:
+    hand = Hand().run(step=30)
+    question = only(_drain(hand, notice_s=10.0), AwaitCheckpoint)
+    hand.send(DrainNode(2, 0.0))
+    assert "evicted" not in events(hand.send(Done(question)))
+    assert hand.state.phase == "running"
+    assert "eviction_refused" in events(hand.wait(11.0)), "it says that nobody can take over"
+    assert hand.state.phase == "running" and hand.state.memory.drains == ()
+
+
+def test_a_node_that_ends_before_is_forgotten() -> None:
+    hand = Hand().run(step=30)
+    _drain(hand)
+    hand.send(DrainNode(1, 0.0))  # refused: it is draining already
+    hand.silent.add(1)
+    while hand.state.status_of(1) != "lost":
+        hand.wait(1.0)
+    hand.wait(0.2)
+    assert hand.state.memory.drains == ()
+
+
+def test_a_successor_waits_for_the_same_checkpoint() -> None:
+    hand = Hand().run(step=30)
+    _drain(hand)
+    successor = Hand(memory=hand.state.memory, generation=hand.state.generation, epoch=1)
+    successor.workers, successor.step = hand.workers, 31
+    successor.gather()
+    assert successor.state.phase == "running"
+    question = only(successor.wait(0.2), AwaitCheckpoint)
+    assert question.after == 30
+    assert "evicted" in events(successor.send(Done(question)))
+
+
+def test_a_failure_in_between_does_not_lose_it() -> None:
+    hand = Hand().run(step=30)
+    _drain(hand)
+    hand.send(hand.left(0))
+    hand.leave()
+    hand.gather()
+    hand.read(29, 30)
+    hand.begin(hand.send(DurableFound(None)))
+    hand.join(31)
+    (found, *_) = [one for one in hand.wait(15.0) if isinstance(one, AwaitCheckpoint)]
+    assert found.after == 30
