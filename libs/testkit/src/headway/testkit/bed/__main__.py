@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import subprocess
@@ -33,15 +34,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{node.name}  {node.address}  nsenter -a -t {node.pid}  {node.root}")
         if options.shell is not None:
             return _shell(bed.node(options.shell))
-        print("Ctrl-C ends them")
-        signal.sigwait({signal.SIGINT, signal.SIGTERM})
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        with contextlib.suppress(KeyboardInterrupt):
+            print("Ctrl-C ends them", flush=True)
+            while True:
+                signal.pause()
     return 0
 
 
 def _shell(node: Node) -> int:
-    shell = os.environ.get("SHELL", "/bin/sh")
-    command = ["nsenter", "-a", "-t", str(node.pid), f"--wd={node.environment['HOME']}", shell]
-    return subprocess.run(command, env=node.environment, check=False).returncode
+    environment = {**node.environment, "SHELL": os.environ.get("SHELL", "/bin/sh")}
+    command = ["nsenter", "-a", "-t", str(node.pid), "sh", "-c", 'cd && exec "$SHELL"']
+    return subprocess.run(command, env=environment, check=False).returncode
 
 
 if __name__ == "__main__":

@@ -69,7 +69,10 @@ class Bed:
         second, third = divmod(os.getpid() + 4099 * number, 250)
         self._network = Network(f"10.{second % 250}.{third}")
         try:
-            if usable := freezer.hierarchies():
+            usable = freezer.hierarchies()
+            for hierarchy in usable:
+                freezer.sweep(hierarchy)
+            if usable:
                 self._groups = (usable[0], freezer.folder_for_bed(usable[0]))
             self.nodes = [self._make(index) for index in range(self._size)]
             for node in self.nodes:
@@ -90,7 +93,7 @@ class Bed:
             if node.is_up:
                 node.kill()
         if self._groups:
-            freezer.remove_folder(self._groups[1])
+            freezer.remove(self._groups[1])
             self._groups = None
         if self._network:
             self._network.close()

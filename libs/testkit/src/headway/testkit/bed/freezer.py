@@ -95,10 +95,10 @@ class Group:
 
     @contextlib.contextmanager
     def fds(self) -> Iterator[list[int]]:
-        """For process 1: where a process enters, the switch, and the folder above the group."""
+        """For process 1: where a process enters, the switch, and the root of the hierarchy."""
         flags = {"cgroup.procs": os.O_WRONLY, self._hierarchy.switch: os.O_WRONLY}
         opened = [os.open(self._folder / name, flag) for name, flag in flags.items()]
-        opened.append(os.open(self._folder.parent, os.O_RDONLY | os.O_DIRECTORY))
+        opened.append(os.open(self._hierarchy.root, os.O_RDONLY | os.O_DIRECTORY))
         try:
             yield opened
         finally:
@@ -107,8 +107,9 @@ class Group:
 
     @property
     def order(self) -> dict[str, str]:
-        """What process 1 writes and removes when the owner has ended."""
-        return {"thaw": self._hierarchy.thaw, "name": self._folder.name}
+        """What process 1 writes, and removes in the root, when the owner has ended."""
+        folder = self._folder.relative_to(self._hierarchy.root)
+        return {"thaw": self._hierarchy.thaw, "folder": str(folder)}
 
     def freeze(self) -> None:
         self._write(self._hierarchy.freeze)
@@ -123,7 +124,7 @@ class Group:
         self._write(self._hierarchy.thaw)
 
     def remove(self) -> None:
-        _remove(self._folder)
+        remove(self._folder)
 
     def _write(self, word: str) -> None:
         (self._folder / self._hierarchy.switch).write_text(word)
@@ -155,8 +156,7 @@ class Stopper:
 
 
 def folder_for_bed(hierarchy: Hierarchy) -> Path:
-    """A new folder for the groups of one bed; first removes what dead beds have left."""
-    sweep(hierarchy)
+    """A new folder for the groups of one bed."""
     folder = hierarchy.root / _own_name()
     folder.mkdir()
     return folder
@@ -169,22 +169,22 @@ def sweep(hierarchy: Hierarchy) -> None:
         if not (name := _NAME.fullmatch(folder.name)) or name[1] != _pid_namespace():
             continue
         if not ProcessId(int(name[2]), int(name[3])).alive():
-            for group in folder.iterdir():
-                if group.is_dir():
-                    _end(hierarchy, group)
-            _remove(folder)
+            for group in folder.glob("*/"):
+                _end(hierarchy, group)
+            remove(folder)
 
 
 def _end(hierarchy: Hierarchy, group: Path) -> None:
-    for pid in map(int, (group / "cgroup.procs").read_text().split()):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    (group / hierarchy.switch).write_text(hierarchy.thaw)
-    _remove(group)
+    with contextlib.suppress(OSError):  # its process 1 may be about to remove it
+        for pid in map(int, (group / "cgroup.procs").read_text().split()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        (group / hierarchy.switch).write_text(hierarchy.thaw)
+    remove(group)
 
 
-def _remove(folder: Path) -> None:
-    """Waits for processes that are about to leave it."""
+def remove(folder: Path) -> None:
+    """Of one node or one bed; waits for processes that are about to leave it."""
 
     def removed() -> bool:
         try:
@@ -197,8 +197,3 @@ def _remove(folder: Path) -> None:
 
     if not polling.wait_until(removed, _LIMIT_S, every_s=0.002):
         raise TimeoutError(f"{folder} still holds processes after {_LIMIT_S:g} s")
-
-
-def remove_folder(folder: Path) -> None:
-    """Of a bed whose nodes are down."""
-    _remove(folder)

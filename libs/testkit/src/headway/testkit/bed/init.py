@@ -7,6 +7,7 @@ each boot.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -125,14 +126,15 @@ class _Init:
         """In the child: never returns."""
         try:
             signal.set_wakeup_fd(-1)
-            for name in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):  # Python's own settings
-                signal.signal(name, signal.SIG_DFL)
+            for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+                signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())
             os.setsid()
             if self._fds:
                 os.write(self._fds[0], b"0")  # this process
             os.chdir(request["cwd"])
-            for number, fd in enumerate(fds):
-                os.dup2(fd, number)
+            for target, fd in enumerate(fds):
+                os.dup2(fd, target)
             os.execvpe(request["start"][0], request["start"], request["env"])
         except BaseException as error:
             os.write(error_write, f"{type(error).__name__}: {error}".encode())
@@ -141,23 +143,19 @@ class _Init:
 
     def _end(self) -> None:
         """The owner has ended: leave nothing behind, frozen processes included."""
-        if self._left():
+        with contextlib.suppress(ProcessLookupError):
             os.kill(-1, signal.SIGKILL)
         if self._fds:
             os.write(self._fds[1], self._group["thaw"].encode())
-        while self._left():
-            self._reap(0)
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                os.wait()
         if self._fds:
-            os.rmdir(self._group["name"], dir_fd=self._fds[2])
+            folder = Path(self._group["folder"])
+            with contextlib.suppress(OSError):  # the last node removes the folder of the bed
+                os.rmdir(folder, dir_fd=self._fds[2])
+                os.rmdir(folder.parent, dir_fd=self._fds[2])
         os._exit(0)
-
-    @staticmethod
-    def _left() -> bool:
-        try:
-            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
-            return False
-        return True
 
 
 if __name__ == "__main__":

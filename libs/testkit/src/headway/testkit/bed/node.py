@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -99,7 +100,9 @@ class Node:
         self._boot = None
         boot.kill()
         if self._is_frozen:
-            self._freezer(boot).thaw()  # only to die: SIGKILL is pending
+            for one in boot.processes():  # before process 1 gets to it, so that none resumes
+                one.kill(signal.SIGKILL)
+            self._freezer(boot).thaw()
         self._is_frozen = False
         boot.wait()
         self._network.unplug(self.index)
@@ -176,8 +179,10 @@ class Node:
             process = self._start(argv, env, cwd, fds)
             try:
                 code = process.wait(timeout_s)
-            finally:
+            except subprocess.TimeoutExpired:
                 process.kill()
+                process.wait(timeout_s)
+                raise
             out, err = (os.pread(fd, os.fstat(fd).st_size, 0).decode() for fd in fds[1:])
         finally:
             for fd in fds:
