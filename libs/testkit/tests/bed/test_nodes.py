@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
 import signal
 import subprocess
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from headway.common.errors import HeadwayError
+from headway.common.node.process import ProcessId
 from headway.common.node.testing import child_environment, wait_until
 from headway.testkit.bed import Bed, CannotError
 from headway.testkit.bed.node import HAS_CLOCKS
@@ -126,6 +129,22 @@ def test_power_loss_ends_everything_and_a_boot_begins_anew(bed: Bed) -> None:
     assert shell(bed, 4, f"cat {BOOT_ID}") == node.boot_id != boot_id
     with pytest.raises(ValueError, match="node-4 is up"):
         node.boot()
+
+
+def test_a_node_falls_with_the_process_that_holds_it(bed: Bed) -> None:
+    node = bed.node(4)
+    first = ProcessId.of(node.pid)
+    parent = re.search(r"(?m)^PPid:\s+(\d+)", Path(f"/proc/{node.pid}/status").read_text())
+    assert first and parent
+    os.kill(int(parent[1]), signal.SIGKILL)
+    wait_until(lambda: not first.alive(), what="the end of process 1")
+    node.kill()
+    node.boot()
+    assert shell(bed, 4, "echo up") == "up"
+
+
+def test_a_node_has_network_devices_of_its_own(bed: Bed) -> None:
+    assert shell(bed, 0, "ls /sys/class/net").split() == ["eth0", "lo"]
 
 
 @pytest.mark.skipif(not HAS_CLOCKS, reason="the kernel has no time namespaces")

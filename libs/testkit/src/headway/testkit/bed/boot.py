@@ -106,7 +106,8 @@ class Boot:
             with contextlib.suppress(HeadwayError):
                 self.finish()
         if self._pidfd >= 0:
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def wait(self) -> None:
         """After ``kill``: return once nothing of the node runs. Raises
