@@ -11,8 +11,11 @@ from headway.testkit.bed import Bed
 from headway.testkit.bed.namespace import Namespace
 from headway.testkit.bed.node import Node
 
-if REASON := Bed.missing():
-    pytest.skip(f"no separate nodes here: {REASON}", allow_module_level=True)
+
+@pytest.fixture(scope="module", autouse=True)
+def separate_nodes() -> None:
+    if reason := Bed.missing():
+        pytest.skip(f"no separate nodes here: {reason}")
 
 
 @pytest.fixture(scope="module")
