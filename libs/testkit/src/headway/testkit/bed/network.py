@@ -1,0 +1,161 @@
+"""The cables of a bed: one from each node to a bridge, which has a network namespace of its own.
+
+Nothing of it is visible on the host, so nothing can be left there: the namespace disappears with
+the processes that use it. The host is not part of the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from headway.testkit.bed.black_hole import Cut, as_bytecode, program
+from headway.testkit.bed.namespace import Namespace
+from headway.testkit.bed.shaping import CannotError, queues
+
+BRIDGE = "bridge"
+_FIRST = 10
+"""Last byte of the first node's address."""
+MAX_NODES = 200
+
+
+@dataclass
+class _Faults:
+    cuts: set[Cut] = field(default_factory=set)
+    delays_ms: dict[tuple[int, int], float] = field(default_factory=dict)
+    """(from, to) -> delay, one way."""
+    limits_mbit: dict[int, float] = field(default_factory=dict)
+
+
+class Network:
+    """Cables and what is wrong with them. Faults stay while a node is down and boots again."""
+
+    def __init__(self, subnet: str) -> None:
+        """``subnet`` is the first three bytes of all addresses, as "10.7.1"."""
+        self.subnet = subnet
+        self.switch = Namespace.new()
+        """Where the bridge is."""
+        self._plugged: dict[int, Namespace] = {}
+        self._faults = _Faults()
+        bridge = f"{BRIDGE} type bridge stp_state 0 forward_delay 0 mcast_snooping 0"
+        self.switch.batch("ip", [f"link add {bridge}", f"link set {BRIDGE} up"])
+
+    def address(self, index: int) -> str:
+        return f"{self.subnet}.{_FIRST + index}"
+
+    # ---- cables -------------------------------------------------------------------------------
+    def plug(self, index: int, pid: int) -> None:
+        """Connect a node that has just started; ``pid`` is its process 1.
+
+        Its hardware address is the same at each boot: peers remember it for a while.
+        """
+        cable = _cable(index)
+        hardware = f"02:be:d0:00:00:{index:02x}"
+        node = self._plugged[index] = Namespace.of(pid)
+        self.switch.batch(
+            "ip",
+            [
+                f"link add {cable} type veth peer name eth0 address {hardware} netns {pid}",
+                f"link set {cable} master {BRIDGE} up",
+            ],
+        )
+        own = [f"addr add {self.address(index)}/24 dev eth0", "link set eth0 up", "link set lo up"]
+        node.batch("ip", own)
+        self.switch.batch("tc", [f"qdisc add dev {cable} clsact"])
+        if any(cut.source == index for cut in self._faults.cuts):
+            self._filter(index)
+        if self._faults.delays_ms or self._faults.limits_mbit:
+            self._shape(index)
+
+    def pull(self, index: int) -> None:
+        """The cable carries nothing any more, so that nobody learns what happens to the node."""
+        if index in self._plugged:
+            self.switch.batch("ip", [f"link set {_cable(index)} down"])
+
+    def unplug(self, index: int) -> None:
+        """The node has ended."""
+        if index in self._plugged:
+            # Until it is closed the node's network, and with it the cable, cannot disappear.
+            self.switch.batch("ip", [f"link del {_cable(index)}"])
+            self._plugged.pop(index).close()
+
+    def close(self) -> None:
+        """With it the bridge disappears."""
+        for node in self._plugged.values():
+            node.close()
+        self.switch.close()
+
+    # ---- faults -------------------------------------------------------------------------------
+    def set_cuts(self, change: Callable[[set[Cut]], set[Cut]]) -> None:
+        """Replace the cuts by ``change(cuts)``; cables that it does not concern are left alone."""
+        before, self._faults.cuts = self._faults.cuts, change(self._faults.cuts)
+        for index in sorted({cut.source for cut in before ^ self._faults.cuts}):
+            if index in self._plugged:
+                self._filter(index)
+
+    def set_delay(self, a: int, b: int, delay_ms: float) -> None:
+        """See ``Bed.delay``."""
+        delays = dict(self._faults.delays_ms)
+        for pair in ((a, b), (b, a)):
+            delays[pair] = delay_ms
+            if not delay_ms:
+                del delays[pair]
+        self._reshape({a, b}, _Faults(self._faults.cuts, delays, self._faults.limits_mbit))
+
+    def set_limit(self, index: int, limit_mbit: float | None) -> None:
+        """See ``Bed.limit``."""
+        limits = {key: value for key, value in self._faults.limits_mbit.items() if key != index}
+        if limit_mbit is not None:
+            limits[index] = limit_mbit
+        self._reshape({index}, _Faults(self._faults.cuts, self._faults.delays_ms, limits))
+
+    def heal(self) -> None:
+        """As it was at first."""
+        self.set_cuts(lambda _: set())
+        if self._faults.delays_ms or self._faults.limits_mbit:
+            self._reshape(set(self._plugged), _Faults())
+
+    def _filter(self, index: int) -> None:
+        cuts = sorted(
+            (cut for cut in self._faults.cuts if cut.source == index),
+            key=lambda cut: (cut.target, str(cut.ports)),
+        )
+        bytecode = as_bytecode(program((self.address(cut.target), cut.ports) for cut in cuts))
+        where = f"dev {_cable(index)} ingress protocol all prio 1 handle 1"
+        self.switch.batch("tc", [f'filter replace {where} bpf da bytecode "{bytecode}"'])
+
+    def _reshape(self, indices: set[int], faults: _Faults) -> None:
+        before, self._faults = self._faults, faults
+        try:
+            for index in sorted(indices & self._plugged.keys()):
+                self._shape(index)
+        except OSError as error:
+            self._faults = before
+            for index in sorted(indices & self._plugged.keys()):
+                self._shape(index)
+            raise CannotError(
+                f"the kernel cannot slow a cable down: {error}",
+                remedy="it needs CONFIG_NET_SCH_HTB, NET_CLS_U32 and, for delays, NET_SCH_NETEM",
+            ) from error
+
+    def _shape(self, index: int) -> None:
+        """Both ends of the cable: each bounds what it sends."""
+        faults, cable = self._faults, _cable(index)
+        limit = faults.limits_mbit.get(index)
+        delays = {
+            self.address(source): delay_ms
+            for (source, target), delay_ms in faults.delays_ms.items()
+            if target == index
+        }
+        nodes_end = self._plugged[index]
+        for namespace, device, lines in (
+            (self.switch, cable, queues(cable, limit, delays)),
+            (nodes_end, "eth0", queues("eth0", limit, {})),
+        ):
+            anew = [f"qdisc replace dev {device} root pfifo", f"qdisc del dev {device} root"]
+            namespace.batch("tc", [*anew, *lines])
+
+
+def _cable(index: int) -> str:
+    """The host's end."""
+    return f"node{index}"
