@@ -9,9 +9,7 @@ lease, checkpoints, log) and the engine have threads of their own; only a comman
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +50,6 @@ from headway.trainer.control.decisions.events import (
     BeginGeneration,
     CheckCheckpoint,
     Done,
-    DurableFound,
     Event,
     ExecutorEnded,
     Failed,
@@ -67,7 +64,7 @@ from headway.trainer.control.decisions.events import (
     Tick,
 )
 from headway.trainer.control.decisions.state import RunState
-from headway.trainer.control.durable import lack_after, problem_of, search
+from headway.trainer.control.durable import Checkpoints
 from headway.trainer.control.inputs import InputRecorder, begin_text, encode
 from headway.trainer.control.journal import Journal
 from headway.trainer.control.lines import Lines
@@ -107,6 +104,8 @@ class Driver:
         self._epoch, self._run_id = epoch, self.run_dir.run_id  # a look at a file: once only
         configure(NodePaths(self._run_id, node).failpoints, node=node)
         self._background, self.engine = Background(), self._make_engine()
+        world, checkpoints = self.config.parallel.world_size, self.run_dir.checkpoints
+        self._copies = Checkpoints(checkpoints, world, self._background, self.handle)
         journal = Journal(self.run_dir.database, epoch=epoch)
         start = begin(self.config, self._run_id, cluster.nodes, epoch, journal)
         self._outcome, skipped = journal.fact("outcome", ""), journal.skipped()
@@ -280,11 +279,11 @@ class Driver:
             case BeginGeneration():
                 self._begin(action)
             case FindDurable():
-                self._find_durable(action)
+                self._copies.find(action)
             case CheckCheckpoint():
-                self._check(action, problem_of, action.step)
+                self._copies.check(action)
             case AwaitCheckpoint():
-                self._check(action, lack_after, action.after)
+                self._copies.await_newer(action)
             case RestartNode():
                 self._ask_engine(action, lambda: self.engine.start_node(action.node, fence=True))
             case ReleaseNode():
@@ -329,31 +328,6 @@ class Driver:
             self.handle(Done(action) if error is None else Failed(action, str(error)))
 
         self._journal.submit(begin, numbered)
-
-    def _find_durable(self, action: FindDurable) -> None:
-        def find() -> DurableFound:
-            return search(self.run_dir.checkpoints, self.config.parallel.world_size, action)
-
-        def then(found: DurableFound | None, error: Exception | None) -> None:
-            self.handle(found or DurableFound(None, str(error), action.only))
-
-        self._background.start("look for the newest checkpoint", find, then)
-
-    def _check(
-        self,
-        action: CheckCheckpoint | AwaitCheckpoint,
-        problem_of: Callable[[Path, int, int], str],
-        step: int,
-    ) -> None:
-        def then(problem: str | None, error: Exception | None) -> None:
-            if error is None and not problem:
-                self.handle(Done(action))
-            else:
-                self.handle(Failed(action, problem or str(error), is_final=error is None))
-
-        world = self.config.parallel.world_size
-        work = functools.partial(problem_of, self.run_dir.checkpoints, world, step)
-        self._background.start("reading of a checkpoint", work, then)
 
     def _ask_engine(self, action: RestartNode | ReleaseNode, work: Any) -> None:
         def then(_result: object, error: Exception | None) -> None:

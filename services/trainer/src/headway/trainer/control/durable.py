@@ -1,13 +1,71 @@
-"""The search for the checkpoint that the next generation restores."""
+"""The driver's questions to the checkpoints folder, which may hang."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 
 from headway.ckpt_store import complete, has_mark, newest
 from headway.ckpt_store.client import verify
 from headway.common.errors import CorruptError
-from headway.trainer.control.decisions.events import DurableFound, FindDurable
+from headway.trainer.control.background import Background
+from headway.trainer.control.decisions.events import (
+    AwaitCheckpoint,
+    CheckCheckpoint,
+    Done,
+    DurableFound,
+    Event,
+    Failed,
+    FindDurable,
+)
+
+
+class Checkpoints:
+    """Asks on the background thread, and hands the answers to ``handle`` as events."""
+
+    def __init__(
+        self,
+        folder: Path,
+        world_size: int,
+        background: Background,
+        handle: Callable[[Event], None],
+    ) -> None:
+        self._folder, self._world_size = folder, world_size
+        self._background, self._handle = background, handle
+
+    def find(self, action: FindDurable) -> None:
+        """The checkpoint that the next generation may restore."""
+
+        def then(found: DurableFound | None, error: Exception | None) -> None:
+            self._handle(found or DurableFound(None, str(error), action.only))
+
+        work = functools.partial(search, self._folder, self._world_size, action)
+        self._background.start("look for the newest checkpoint", work, then)
+
+    def check(self, action: CheckCheckpoint) -> None:
+        """Whether every byte of a checkpoint is sound."""
+        self._ask(action, "reading of a checkpoint", problem_of, action.step)
+
+    def await_newer(self, action: AwaitCheckpoint) -> None:
+        """Whether there is a later checkpoint."""
+        self._ask(action, "look for a later checkpoint", lack_after, action.after)
+
+    def _ask(
+        self,
+        action: CheckCheckpoint | AwaitCheckpoint,
+        what: str,
+        problem: Callable[[Path, int, int], str],
+        step: int,
+    ) -> None:
+        def then(found: str | None, error: Exception | None) -> None:
+            if error is None and not found:
+                self._handle(Done(action))
+            else:
+                self._handle(Failed(action, found or str(error), is_final=error is None))
+
+        work = functools.partial(problem, self._folder, self._world_size, step)
+        self._background.start(what, work, then)
 
 
 def search(checkpoints: Path, world_size: int, action: FindDurable) -> DurableFound:
