@@ -34,6 +34,8 @@ _LINES = {
     "node_replaced": "node {spare} takes over ranks {ranks} of node {node}",
     "adopted": "a new driver took over generation {generation}",
     "verdict": "verdict: {kind} on {where}; {remedy}",
+    "spike_rollback": "back to step {step}; its data continue behind the spike",
+    "spike_rollback_failed": "no checkpoint to go back to after a spike: {reason}",
     "rollback_failed": "the run was not rolled back to step {step}: {reason}",
     "command": "command {sequence}: {operation} {setting}",
     "run_over": "run {outcome}{because}",

@@ -5,6 +5,8 @@ InputError (common)
     ├── DivergedError    too many steps in a row whose loss or norm was not finite, or a spike
     ├── SpikeError       a step whose loss or norm is far above those before it
     └── MemoryTooSmallError  a step needs more memory than the device has
+HeadwayError (common)
+└── SpikeRollback        a spike, from which the run goes back to a checkpoint
 CorruptError (common)
 ├── BadCheckpointError   a durable checkpoint cannot be read: an older one may be intact
 └── BadSnapshotError     a snapshot in memory is damaged: the next intact copy is used
@@ -14,7 +16,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headway.common.errors import CorruptError, InputError
+from headway.common.errors import CorruptError, HeadwayError, InputError
 
 
 class RefusedError(InputError):
@@ -56,6 +58,15 @@ class SpikeError(RefusedError):
             remedy="run it again with train.on_spike=skip to pass over the step's samples, or "
             "ignore to take it; if spikes repeat, go back further and lower optim.lr",
         )
+
+
+class SpikeRollback(HeadwayError):
+    """A spike with ``train.on_spike = "rollback"``: the run goes back to a checkpoint and continues
+    with the data from position ``end`` on."""
+
+    def __init__(self, step: int, spike: str, end: int) -> None:
+        super().__init__(f"step {step} is a spike: {spike}")
+        self.end = end
 
 
 class MemoryTooSmallError(RefusedError):

@@ -19,7 +19,7 @@ from headway.trainer.comm.groups import Groups
 from headway.trainer.config import RunConfig
 from headway.trainer.context import StepContext
 from headway.trainer.data_streams import DataStreams
-from headway.trainer.errors import RefusedError, SpikeError
+from headway.trainer.errors import RefusedError, SpikeError, SpikeRollback
 from headway.trainer.evaluation import Evaluation
 from headway.trainer.exchange.first_weights import load_first_weights
 from headway.trainer.hooks import StepHooks
@@ -82,8 +82,9 @@ class Session:
         """Whether ``run`` could mark its last snapshot durable."""
         self.is_complete = False
         """Whether ``run`` has done the last step of the run."""
-        self.spike: SpikeError | None = None
-        """The spike that ended ``run``; to be raised once all ranks' last snapshots are durable."""
+        self.spike: SpikeError | SpikeRollback | None = None
+        """The spike that ended ``run``; to be raised once all ranks' last snapshots are durable, if
+        they are wanted."""
 
     def join(self, groups: Groups) -> None:
         """Use ``groups`` from now on; the first call builds the model."""
@@ -111,6 +112,7 @@ class Session:
         step: int = 0,
         state: tuple[npt.NDArray[np.uint8], bytes] | None = None,
         *,
+        pass_to: int = 0,
         progress: Callable[[int], object] = lambda _: None,
     ) -> None:
         """Put the state after ``step`` completed steps in place.
@@ -119,7 +121,8 @@ class Session:
         ``arena`` takes the rank's own arena, ``durable`` takes ``state``: data and extra as the
         checkpoint store's ``read_shard`` returns them. ``progress`` is called with the bytes of the
         state that each piece of the first weights has completed, and while kernels are compiled;
-        what it raises ends the load.
+        what it raises ends the load. ``pass_to`` is the position from which the data continue, if
+        that of the state is before it.
 
         Raises:
             BadSnapshotError: the arena has no intact snapshot of that step; ``load`` may be called
@@ -159,6 +162,7 @@ class Session:
         if extra.step != step:
             raise ValueError(f"the snapshot asked for as {step} says it is {extra.step}")
         self._state = TrainState.of(extra)
+        self._state.samples = max(self._state.samples, pass_to)
         assert self._data is not None
         self._data.fingerprints["train"] = extra.fingerprint
         self._data.fingerprints["validation"] = extra.validation_fingerprint

@@ -26,7 +26,8 @@ class StepResult:
     spike: str = ""
     """What of the step is a spike, as a clause; "" if nothing is, or spikes are ignored."""
     is_stopped: bool = False
-    """The step was not completed, because a spike ends the run: the state is that before it."""
+    """The step was not completed, because a spike ends the run or leads it back: the state is that
+    before it."""
 
 
 @dataclass(frozen=True)

@@ -190,12 +190,14 @@ class Rank:
         if source == "durable":
             try:
                 state = self._read_checkpoint(restore.step, restore.folder)
-                self._session.load(source, restore.step, state)
+                self._session.load(source, restore.step, state, pass_to=restore.pass_to)
                 del state
             except CorruptError as error:
                 raise BadCheckpointError(error.message, remedy=error.remedy) from error
         else:
-            self._session.load(source, restore.step, progress=self._restored)
+            self._session.load(
+                source, restore.step, pass_to=restore.pass_to, progress=self._restored
+            )
         return_free_memory()
         self._memory.begin()
         log.info("restored", generation=assign.generation, source=source, step=restore.step)

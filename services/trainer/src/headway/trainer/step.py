@@ -160,7 +160,8 @@ class TrainStep:
             bad = not is_finite or on_spike == "skip"
             agreed = self._control.agree(is_step=True, bad=bad)
         # all ranks have the same sums, so they find the same spike
-        totals.is_skipped, totals.is_stopped = agreed.bad, on_spike == "stop"
+        totals.is_skipped = agreed.bad
+        totals.is_stopped = on_spike in ("stop", "rollback")
 
     def _optimize(self, totals: _StepTotals) -> None:
         if totals.is_skipped or totals.is_stopped:

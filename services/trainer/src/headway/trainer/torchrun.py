@@ -132,6 +132,11 @@ def train(files: list[Path], overrides: list[str]) -> int:
             remedy=f"use torchrun --nproc-per-node {config.parallel.world_size} -m "
             "headway.trainer train ...",
         )
+    if config.train.on_spike == "rollback":
+        raise InputError(
+            "train.on_spike=rollback needs a driver, which goes back to a checkpoint",
+            remedy="use `headway run`, or skip or stop",
+        )
     torch.set_num_threads(config.launch.threads_per_rank)
     if config.train.deterministic:
         make_deterministic()

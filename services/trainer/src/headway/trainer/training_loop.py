@@ -9,7 +9,7 @@ from headway.trainer.batches import BatchReader, Split
 from headway.trainer.commits import Commits
 from headway.trainer.context import StepContext
 from headway.trainer.control_loop import ControlLoop
-from headway.trainer.errors import DivergedError, SpikeError
+from headway.trainer.errors import DivergedError, SpikeError, SpikeRollback
 from headway.trainer.evaluation import Evaluation
 from headway.trainer.hooks import StepHooks, StepResult
 from headway.trainer.planned_gc import PlannedGc
@@ -25,8 +25,9 @@ class Ending:
     """The last step of the run is done."""
     is_last_wanted: bool
     """The last snapshot could be marked durable."""
-    spike: SpikeError | None = None
-    """A spike that ended the run. To be raised when the last snapshot is durable."""
+    spike: SpikeError | SpikeRollback | None = None
+    """A spike that ended the run or leads it back. To be raised when the last snapshot is durable,
+    if it is wanted."""
 
 
 def run_steps(
@@ -75,6 +76,10 @@ def run_steps(
             if _is_evaluation_due(context, state.step):
                 evaluate()
             result = trainer.run()
+            if result.is_stopped and context.config.train.on_spike == "rollback":
+                end = state.samples + context.config.batch_ramp.size(state.samples)
+                back = SpikeRollback(result.step, result.spike, end)
+                return Ending(is_complete=False, is_last_wanted=False, spike=back)
             if result.is_stopped:
                 return _stop_before(result, control.finish(store_moved))
             hooks.on_step(result)

@@ -25,7 +25,12 @@ from headway.trainer.comm.fence import Fence
 from headway.trainer.comm.interface import Aborted
 from headway.trainer.comm.store import StoreEndpoint
 from headway.trainer.config import RunConfig
-from headway.trainer.errors import BadCheckpointError, BadSnapshotError, RefusedError
+from headway.trainer.errors import (
+    BadCheckpointError,
+    BadSnapshotError,
+    RefusedError,
+    SpikeRollback,
+)
 from headway.trainer.failures import (
     breaks_device,
     context_is_broken,
@@ -149,6 +154,7 @@ class Worker:
         self.link.beat_now()
         reason, detail, broken = "aborted", "", True
         bad_checkpoint = bad_snapshot = is_fatal = False
+        spike_end = 0
         try:
             if self._rank is not None and self._rank.rank != assign.rank:
                 self._rank.close()
@@ -166,6 +172,9 @@ class Worker:
         except RefusedError as error:
             reason, detail, is_fatal = "error", str(error), True
             log.error("this rank cannot continue", error=error.message, remedy=error.remedy)
+        except SpikeRollback as back:
+            broken = False  # all ranks are here; see above
+            reason, detail, spike_end = "spike", back.message, back.end
         except Exception as error:
             bad_checkpoint = isinstance(error, BadCheckpointError)
             bad_snapshot = isinstance(error, BadSnapshotError)
@@ -185,6 +194,7 @@ class Worker:
         self.left(
             assign.generation, assign.rank, reason, detail,
             bad_checkpoint=bad_checkpoint, bad_snapshot=bad_snapshot, is_fatal=is_fatal,
+            spike_end=spike_end,
         )  # fmt: skip
 
     def left(
@@ -197,6 +207,7 @@ class Worker:
         bad_checkpoint: bool = False,
         bad_snapshot: bool = False,
         is_fatal: bool = False,
+        spike_end: int = 0,
     ) -> None:
         """Report to the executor that this worker has left the generation."""
         log.info("left", generation=generation, reason=reason, detail=detail)
@@ -211,6 +222,7 @@ class Worker:
                 bad_checkpoint=bad_checkpoint,
                 bad_snapshot=bad_snapshot,
                 is_fatal=is_fatal,
+                spike_end=spike_end,
             )
         )
         self.link.beat_now()

@@ -57,6 +57,9 @@ class RecoveryConfig:
     """A run ends once its folder has been gone for this long."""
     max_crashes: int = 5
     """Equal failures at one step before the run fails and reports the cause."""
+    max_spike_rollbacks: int = 3
+    """How often spikes may lead back to one checkpoint (``train.on_spike = "rollback"``) before the
+    run fails."""
 
     def __post_init__(self) -> None:
         for entry in fields(self):
@@ -69,6 +72,11 @@ class RecoveryConfig:
         if self.max_crashes < 1:
             raise ConfigError(
                 f"recovery.max_crashes={self.max_crashes} is below 1", remedy="use 1 or more"
+            )
+        if self.max_spike_rollbacks < 1:
+            raise ConfigError(
+                f"recovery.max_spike_rollbacks={self.max_spike_rollbacks} is below 1",
+                remedy="use 1 or more, or train.on_spike=stop",
             )
         for smaller, larger, why in _IN_ORDER:
             low, high = getattr(self, smaller), getattr(self, larger)

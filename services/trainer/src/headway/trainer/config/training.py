@@ -62,10 +62,11 @@ class TrainConfig:
     max_skipped_steps: int = 10
     """Number of consecutive skipped steps (loss or gradient norm not finite, or a spike) after
     which the run fails; 0 never ends it."""
-    on_spike: Literal["ignore", "skip", "stop"] = "ignore"
+    on_spike: Literal["ignore", "skip", "rollback", "stop"] = "ignore"
     """What happens at a step whose loss or gradient norm is far above the steps before it:
-    ``skip`` passes over its samples and leaves the state as it was, ``stop`` makes a checkpoint of
-    the state before it and ends the run."""
+    ``skip`` passes over its samples and leaves the state as it was, ``rollback`` goes back to the
+    newest checkpoint and passes over all samples from there to behind the spike, ``stop`` makes a
+    checkpoint of the state before it and ends the run."""
     spike_factor: float = 4.0
     """A spike is a loss or gradient norm above so many times its running median."""
     spike_window: int = 64

@@ -82,7 +82,8 @@ class LeftGeneration(Message, tag="executor.left_generation/1"):
     generation: int
     rank: int
     reason: str
-    """``aborted``, ``peer`` (a peer's failure) or ``error`` (the worker's own exception)."""
+    """``aborted``, ``peer`` (a peer's failure), ``error`` (the worker's own exception) or ``spike``
+    (of loss or gradient norm, from which the run is to go back)."""
     detail: str = ""
     """The exception, one line; with ``error`` the innermost frames of the traceback."""
     bad_checkpoint: bool = False
@@ -91,6 +92,8 @@ class LeftGeneration(Message, tag="executor.left_generation/1"):
     """The rank's snapshot in the arena does not match its digest or layout: it must not be used."""
     is_fatal: bool = False
     """A restart would not help: the run ends with ``detail``."""
+    spike_end: int = 0
+    """With ``spike``: the position of the data behind the spike's samples."""
 
 
 class StepMetrics(Message, tag="executor.step_metrics/1"):

@@ -81,6 +81,10 @@ class Core:
         self.is_steering = True
         """Some member may not hold every command."""
         self.is_memory_stale = False
+        self.spike = memory.spike
+        """Position of the data behind a spike from which the run is to go back; 0 without one."""
+        self.passes = {step: (samples, count) for step, samples, count in memory.passes}
+        """Step of a checkpoint -> where its data continue, and how often spikes led back to it."""
         self.drains = memory.drains
         """Nodes that are about to leave, as a successor must know them."""
         self.rollback = memory.rollback
@@ -375,6 +379,8 @@ class Core:
             barred=tuple((n.number, n.bar, *n.barred_process) for n in lost if n.bar),
             rollback=self.rollback,
             rollbacks=self.rollbacks,
+            spike=self.spike,
+            passes=tuple((step, *passed) for step, passed in self.passes.items()),
             drains=self.drains,
             answered=self.answered,
             losses=tuple((n.number, n.losses) for n in self.fleet.nodes.values() if n.losses),

@@ -236,6 +236,11 @@ class Memory:
     until the run steps from there."""
     rollbacks: int = 0
     """Sequence of the newest rollback that was begun or given up."""
+    spike: int = 0
+    """Position of the data behind a spike from which the run is to go back; 0 without one."""
+    passes: tuple[tuple[int, int, int], ...] = ()
+    """(step of a checkpoint, position of the data from which training continues there, how often
+    the run went back to it because of a spike)."""
     drains: tuple[tuple[int, int, float], ...] = ()
     """(node, a checkpoint of a later step than this is waited for, seconds of notice) of nodes that
     are about to leave; a successor gives the whole notice again."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headway.common.wire.messages.driver import NodeBeat, Seals, WorkerGone
 from headway.common.wire.messages.executor import LeftGeneration
+from headway.trainer.control.decisions import spikes
 from headway.trainer.control.decisions.core import NOT_RESTARTED, Core
 from headway.trainer.control.decisions.events import (
     Action,
@@ -76,6 +77,8 @@ def on_left(core: Core, left: LeftGeneration) -> list[Action]:
     core.members.update(left.rank, core.view(left.rank))
     if left.is_fatal:
         return core.finish("failed", f"rank {left.rank}: {left.detail}")
+    if left.spike_end:
+        return spikes.found(core, left)
     is_counted = _note_cause(core, left)
     if core.phase not in ("joining", "running"):
         return [_failure(core, left, is_counted)] if left.reason == "error" else []
@@ -213,6 +216,7 @@ def roll_back(core: Core) -> list[Action]:
         reason = f"the run is at step {core.step}"
         return [Log("rollback_failed", {"step": step, "reason": reason})]
     core.rollback = (step, core.generation)
+    spikes.forget_after(core, step)
     log = Log("rollback", {"step": step, "from_step": core.step})
     reason = f"the run is rolled back to step {step} on request"
     return [log, *core.interrupted(reason, is_counted=False)]

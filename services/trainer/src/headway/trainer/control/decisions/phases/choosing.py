@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from headway.common.wire.messages.executor import ReadSeals
 from headway.common.wire.messages.worker import Restore
+from headway.trainer.control.decisions import spikes
 from headway.trainer.control.decisions.core import Core
 from headway.trainer.control.decisions.events import (
     Action,
@@ -74,6 +75,8 @@ class Choosing(Phase):
         """Snapshots will do; but a run never starts over beside checkpoints that may be good."""
         if core.rollback:
             return _give_up_rollback(core, _trouble(core))
+        if core.spike:
+            return [*spikes.give_up(core, _trouble(core)), *self.overdue(core)]
         if _in_arenas(core):
             return decide(core, None)
         detail = (
@@ -127,7 +130,7 @@ def found(core: Core, event: DurableFound) -> list[Action]:
         return []
     if core.rollback and checkpoint is None and not trouble:
         return _give_up_rollback(core, f"there is no checkpoint of step {event.only}")
-    if trouble and (core.rollback or not _in_arenas(core)):
+    if trouble and (core.rollback or core.spike or not _in_arenas(core)):
         return []
     return decide(core, checkpoint)
 
@@ -145,10 +148,16 @@ def decide(core: Core, checkpoint: tuple[int, str] | None) -> list[Action]:
 
     A run whose checkpoints are all damaged ends too: to start over would delete them.
     """
+    actions: list[Action] = []
     if core.rollback and checkpoint is not None:
         core.restore = Restore(source="durable", step=checkpoint[0], folder=checkpoint[1])
+    elif core.spike:
+        core.restore, actions = spikes.go_back(core, checkpoint)
+        if reason := spikes.refusal(core):
+            return [*actions, *core.finish("failed", reason)]
     else:
         core.restore = core.copies.choose(core.fleet.rank_nodes, checkpoint)
+    core.restore = spikes.passing_over(core, core.restore)
     core.is_memory_stale = True
     if core.restore.source == "init" and core.copies.bad_checkpoints:
         steps = ", ".join(map(str, sorted(core.copies.bad_checkpoints)))
@@ -158,12 +167,14 @@ def decide(core: Core, checkpoint: tuple[int, str] | None) -> list[Action]:
         )
         return core.finish("failed", detail)
     if loop := core.brake.count(core.restore.step):
-        return core.finish("failed", loop)
+        return [*actions, *core.finish("failed", loop)]
     core.enter("beginning")
     core.effects.forget(BeginGeneration)
     pause_s, reason = core.brake.pause_s, core.brake.repeated
     core.begins_at = core.clock.now + pause_s
-    return [Log("pause_before_retry", {"pause_s": pause_s, "reason": reason})] if pause_s else []
+    if pause_s:
+        actions.append(Log("pause_before_retry", {"pause_s": pause_s, "reason": reason}))
+    return actions
 
 
 def begun(core: Core, action: BeginGeneration) -> list[Action]:

@@ -1,0 +1,146 @@
+"""A spike leads the run back to its newest checkpoint; from there its samples are passed over."""
+
+from __future__ import annotations
+
+import pytest
+from headway.common.wire.messages.worker import Restore, Steer
+from headway.testkit.trainer.by_hand import Hand, events, only
+from headway.testkit.trainer.cluster_model.shell import LIMITS
+from headway.trainer.control.decisions.events import (
+    Action,
+    BeginGeneration,
+    CheckCheckpoint,
+    Done,
+    DurableFound,
+    FindDurable,
+    Finish,
+    Steered,
+)
+
+FOUND = DurableFound((20, "step-20"))
+BACK = Restore(source="durable", step=20, folder="step-20", pass_to=310)
+
+
+def _spike(hand: Hand, end: int = 310) -> list[Action]:
+    """Every rank meets it and leaves; the arenas hold newer snapshots."""
+    actions = [
+        action
+        for rank in list(hand.state.members)
+        for action in hand.send(
+            hand.left(rank, "spike", detail="step 30 is a spike: ...", spike_end=end)
+        )
+    ]
+    hand.leave()
+    hand.gather()
+    assert only(hand.read(29, 30), FindDurable).only == -1
+    return actions
+
+
+def test_the_newest_checkpoint_is_restored_although_the_arenas_hold_newer_snapshots() -> None:
+    hand = Hand().run(step=30)
+    assert events(_spike(hand)) == ["spike", "fence"], "four ranks report one spike"
+    actions = hand.send(FOUND)
+    assert events(actions) == ["spike_rollback"]
+    assert only(actions, BeginGeneration).restored_step == 20
+    assert hand.state.restore == BACK
+    assert hand.state.memory.spike == 0
+
+
+def test_it_costs_no_crash_and_ends_by_name_when_it_repeats() -> None:
+    hand = Hand().run(step=30)
+    for count in range(LIMITS.max_spike_rollbacks):
+        _spike(hand, end=310 + count)
+        hand.begin(hand.send(FOUND))
+        hand.join(30)
+    assert hand.state.memory.crashes == ()
+    _spike(hand, end=400)
+    finish = only(hand.send(FOUND), Finish)
+    assert finish.outcome == "failed"
+    assert f"recovery.max_spike_rollbacks={LIMITS.max_spike_rollbacks}" in finish.detail
+
+
+def test_a_newer_checkpoint_begins_a_new_count() -> None:
+    hand = Hand().run(step=30)
+    for count in range(LIMITS.max_spike_rollbacks + 2):
+        _spike(hand, end=310 + count)
+        hand.begin(hand.send(DurableFound((20 + count, f"step-{20 + count}"))))
+        hand.join(30 + count)
+    assert hand.state.phase == "running"
+
+
+def test_without_a_checkpoint_the_run_begins_again_behind_the_spike() -> None:
+    hand = Hand().run(step=30)
+    _spike(hand)
+    hand.begin(hand.send(DurableFound(None)))
+    assert hand.state.restore == Restore(source="init", step=0, pass_to=310)
+
+
+def _lose_node(hand: Hand) -> None:
+    hand.silent.add(1)
+    while hand.state.status_of(1) != "lost":
+        hand.wait(1.0)
+    hand.workers.pop(1)
+    hand.leave()
+    hand.gather()
+
+
+def test_the_checkpoint_passes_over_the_same_samples_when_a_node_is_lost_later() -> None:
+    hand = Hand().run(step=30)
+    _spike(hand)
+    hand.begin(hand.send(FOUND))
+    hand.join(25)
+    _lose_node(hand)
+    hand.read()  # the lost node's snapshots are gone
+    hand.begin(hand.send(FOUND))
+    assert hand.state.restore == BACK
+
+
+def test_a_snapshot_knows_its_own_position() -> None:
+    hand = Hand().run(step=30)
+    _spike(hand)
+    hand.begin(hand.send(FOUND))
+    hand.join(20)
+    hand.send(hand.left(0, detail="broken"))
+    hand.leave()
+    hand.gather()
+    hand.read(20)
+    hand.begin(hand.send(FOUND))
+    assert hand.state.restore == Restore(source="arena", step=20)
+
+
+def test_a_successor_goes_back_too() -> None:
+    hand = Hand().run(step=30)
+    hand.send(hand.left(0, "spike", detail="step 30 is a spike", spike_end=310))
+    successor = Hand(memory=hand.state.memory, generation=hand.state.generation, epoch=1)
+    successor.gather()
+    successor.read(29, 30)
+    successor.begin(successor.send(FOUND))
+    assert successor.state.restore == BACK
+
+
+def test_while_the_folder_cannot_be_read_the_run_waits_and_then_meets_the_spike_again() -> None:
+    hand = Hand().run(step=30)
+    _spike(hand)
+    assert hand.send(DurableFound(None, trouble="it hangs")) == []
+    assert hand.state.phase == "choosing", "the snapshots would lead to the spike"
+    actions = hand.wait(LIMITS.choose_timeout_s + 1)
+    assert "spike_rollback_failed" in events(actions)
+    assert hand.state.restore == Restore(source="arena", step=30)
+
+
+@pytest.mark.parametrize(("step", "passed"), [(10, 0), (20, 310)])
+def test_a_users_rollback_forgets_what_was_met_after_its_step(step: int, passed: int) -> None:
+
+    hand = Hand().run(step=30)
+    _spike(hand)
+    hand.begin(hand.send(FOUND))
+    hand.join(30)
+    steer = Steer(sequence=1, operation="rollback", count=step)
+    hand.send(Done(only(hand.send(Steered(steer)), CheckCheckpoint)))
+    hand.leave()
+    hand.gather()
+    hand.read(29, 30)
+    hand.begin(hand.send(DurableFound((step, "there"), only=step)))
+    assert hand.state.restore == Restore(
+        source="durable", step=step, folder="there", pass_to=passed
+    )
