@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,20 +31,21 @@ from headway.trainer.rank import replica_stream
 BASE, FACTORS = 16, (1, 2, 4)
 SAMPLES = 12_800
 """1.6M tokens; 800, 400 and 200 updates."""
-EVAL_SAMPLES = 256
-RATES = {"adamw": (1e-3, 2e-3, 4e-3, 8e-3), "lamb": (5e-3, 1e-2, 2e-2, 4e-2)}
+EVAL_SAMPLES, EVALUATIONS = 256, 8
+RATES = {"adamw": (1e-3, 2e-3, 4e-3, 8e-3), "lamb": (1e-2, 2e-2, 4e-2, 8e-2)}
 MODEL = {"layers": 4, "hidden": 128, "heads": 4, "vocab_size": 8192, "seq_len": 128}
 
 
 class Evaluations(StepHooks):
-    """Keeps the newest validation loss."""
+    """Keeps the validation losses."""
 
-    loss = math.nan
+    def __init__(self) -> None:
+        self.curve: list[tuple[int, float]] = []
 
     def on_eval(self, step: int, loss: float, sequence: int = 0) -> None:
-        """The one after the last step stays."""
-        del step, sequence
-        self.loss = loss
+        """After ``step`` updates."""
+        del sequence
+        self.curve.append((step, round(loss, 4)))
 
 
 def configuration(optimizer: str, batch: int, lr: float, samples: int, data: str) -> RunConfig:
@@ -58,6 +58,7 @@ def configuration(optimizer: str, batch: int, lr: float, samples: int, data: str
         "dtype": "fp32",
         "device": "cpu",
         "eval_batches": EVAL_SAMPLES // batch,
+        "eval_every": steps // EVALUATIONS,
         "sample_tokens": 0,
     }
     optim = {"name": optimizer, "lr": lr, "min_lr": lr / 10, "warmup_steps": steps // 20}
@@ -66,8 +67,9 @@ def configuration(optimizer: str, batch: int, lr: float, samples: int, data: str
     return from_dict(RunConfig, {**tables, "launch": launch, "data": {"path": data}})
 
 
-def final_loss(config: RunConfig) -> float:
-    """The validation loss after the last step, nats per token; not finite if it diverged."""
+def losses(config: RunConfig) -> list[tuple[int, float]]:
+    """(updates, validation loss) before the first and after the last step and between, nats per
+    token; not finite if it diverged."""
 
     def data(split: Split, start: int, generation: int, fingerprint: str) -> DataClient:
         spec = replica_stream(config, split, start, generation, 0, 1, fingerprint)
@@ -81,7 +83,7 @@ def final_loss(config: RunConfig) -> float:
     finally:
         session.leave()
         session.close()
-    return hooks.loss
+    return hooks.curve
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -101,8 +103,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for lr in rates:
                 config = configuration(optimizer, batch, lr, options.samples, options.data)
                 began_s = time.monotonic()
-                loss = final_loss(config)
-                row = {"optimizer": optimizer, "batch": batch, "lr": lr, "loss": loss}
+                curve = losses(config)
+                row = {"optimizer": optimizer, "batch": batch, "lr": lr, "loss": curve[-1][1]}
+                row["curve"] = [loss for _, loss in curve]
                 rows.append({**row, "duration_s": round(time.monotonic() - began_s, 1)})
                 print(rows[-1], flush=True)
     print("optimizer  batch  best lr  validation loss")

@@ -42,7 +42,7 @@ def give_up(core: Core, why: str) -> list[Action]:
 
 
 def refusal(core: Core) -> str:
-    """Why the run ends instead of going back once more; empty when it goes on."""
+    """Why the run ends instead of going back once more; empty when it continues."""
     limit = core.limits.max_spike_rollbacks
     _, count = core.passes.get(core.restore.step, (0, 0))
     if core.restore.source == "arena" or count <= limit:
