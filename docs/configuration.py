@@ -59,8 +59,8 @@ limit.
 CHANGES = f"""
 While a run is live, only {", ".join(f"`{name}`" for name in SETTINGS)} can be changed, with
 `headway set RUN lr=3e-4`. An unfinished run that is started again under its name resumes with
-the new values, except those that belong to its checkpoints, which must stay the same:
-{", ".join(f"`{key}*`" if key.endswith(".") else f"`{key}`" for key in KEPT_ON_RESUME)}.
+the new values, except those that belong to its checkpoints, which must stay the same: the model,
+however it is written, {", ".join(f"`{key}`" for key in KEPT_ON_RESUME)}.
 """
 
 ENVIRONMENT = {

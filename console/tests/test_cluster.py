@@ -6,6 +6,7 @@ import dataclasses
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from headway.common.config import load, to_toml
@@ -98,6 +99,18 @@ def test_a_resumed_run_may_get_longer_but_not_another_shape(
     with pytest.raises(InputError, match=r"mine is unfinished and has model\.hidden=32, not 64"):
         launch(wider, name="mine")
     assert Run(launch(longer, name="mine").path).config.model.hidden == 32
+
+
+def test_a_model_may_be_written_in_another_way_when_its_run_resumes(
+    launch: Launch, config: RunConfig
+) -> None:
+    def named(preset: Literal["llama", "mistral", "qwen3"]) -> RunConfig:
+        return dataclasses.replace(config, model=dataclasses.replace(config.model, preset=preset))
+
+    launch(named("mistral"), name="mine")
+    assert launch(named("llama"), name="mine").config.model.preset == "llama"
+    with pytest.raises(InputError, match=r"mine is unfinished and has model\.norm_eps=1e-05"):
+        launch(named("qwen3"), name="mine")
 
 
 def test_the_resolved_configuration_stands_in_the_run_folder(

@@ -23,7 +23,6 @@ from headway.console.hints import hint
 from headway.trainer.config import RunConfig
 
 KEPT_ON_RESUME = (
-    "model.",
     "parallel.tp",
     "parallel.pp",
     "parallel.dp",
@@ -37,7 +36,7 @@ KEPT_ON_RESUME = (
     "data.path",
     "data.seed",
 )
-"""Prefixes of the keys that a resumed run keeps: shape of its state, order of its data."""
+"""Keys that a resumed run keeps beside its model: shape of its state, order of its data."""
 
 
 def check_name(name: str) -> None:
@@ -116,14 +115,21 @@ def check_resumable(run: RunRecords, config: RunConfig) -> None:
     if not run.folder.config.exists():
         return
     try:
-        changed = diff(run.config, config)
+        old = run.config
+        # two ways to write one model are the same model
+        model = diff(old.model.architecture, config.model.architecture)
+        changed = diff(old, config)
     except HeadwayError:  # written by another version: the new configuration takes its place
         return
-    fixed = {key: values for key, values in changed.items() if key.startswith(KEPT_ON_RESUME)}
+    resolved = {f"model.{key}": values for key, values in model.items()}
+    # what the user wrote first, then what follows from it
+    fixed = {key: values for key, values in changed.items() if key in resolved}
+    fixed |= resolved
+    fixed |= {key: values for key, values in changed.items() if key.startswith(KEPT_ON_RESUME)}
     if fixed:
-        key, (old, new) = next(iter(fixed.items()))
+        key, (before, now) = next(iter(fixed.items()))
         raise InputError(
-            f"run {run.name} is unfinished and has {key}={old!r}, not {new!r}",
+            f"run {run.name} is unfinished and has {key}={before!r}, not {now!r}",
             remedy="give the new run a --name, or resume with the same value",
         )
 
