@@ -26,6 +26,19 @@ def undisturbed(pool: WorkerPool, tmp_path_factory: pytest.TempPathFactory) -> T
     return train_layout(pool, LAYOUT.config("bf16"), WORLD, folder, STEPS)
 
 
+@pytest.fixture(scope="module")
+def undisturbed_lamb(pool: WorkerPool, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    folder = tmp_path_factory.mktemp("undisturbed_lamb")
+    return train_layout(pool, _tied_with_lamb(), WORLD, folder, STEPS)
+
+
+def _tied_with_lamb() -> dict[str, Any]:
+    """The first and the last stage share a table; norms are summed over dp before the update."""
+    config = Layout("pp2xdp2", "1f1b", "serial", family="gpt2").config("bf16")
+    config["optim"]["name"] = "lamb"
+    return config
+
+
 def _poll(condition: Callable[[], bool]) -> None:
     deadline_s = time.monotonic() + 60
     while not condition():
@@ -34,9 +47,15 @@ def _poll(condition: Callable[[], bool]) -> None:
 
 
 def _submit(
-    pool: WorkerPool, folder: Path, generation: int, every: int = 1, **options: Any
+    pool: WorkerPool,
+    folder: Path,
+    generation: int,
+    every: int = 1,
+    *,
+    config: dict[str, Any] | None = None,
+    **options: Any,
 ) -> None:
-    config = LAYOUT.config("bf16")
+    config = config or LAYOUT.config("bf16")
     config["ckpt"] = {**config.get("ckpt", {}), "snapshot_every": every}
     for rank in range(WORLD):
         pool.submit(
@@ -63,10 +82,13 @@ def _restore_step(folder: Path) -> int:
     return step
 
 
-def _finish(pool: WorkerPool, folder: Path, every: int = 1) -> tuple[int, list[dict[str, Any]]]:
+def _finish(
+    pool: WorkerPool, folder: Path, every: int = 1, **options: Any
+) -> tuple[int, list[dict[str, Any]]]:
     """Join a new generation, restore, run to the end."""
     step = _restore_step(folder)
-    _submit(pool, folder, pool.next_generation(), every, source="arena", step=step, grads_of=-1)
+    options |= {"source": "arena", "step": step, "grads_of": -1}
+    _submit(pool, folder, pool.next_generation(), every, **options)
     reports = [pool.result(rank) for rank in range(WORLD)]
     assert [report["why"] for report in reports] == ["done"] * WORLD
     return step, reports
@@ -156,6 +178,28 @@ def test_a_killed_rank_is_replaced_and_nothing_changes(
     )
     _assert_same(undisturbed, early, collect(reports, tmp_path), step)
     assert [pool.pid(rank) for rank in survivors] == pids
+
+
+@pytest.mark.parametrize("victim", [0, 3])
+@pytest.mark.parametrize("point", ["worker.in_forward", "worker.stage_sum"])
+def test_so_is_one_that_shares_a_tied_table_or_dies_in_the_sums_of_lamb(
+    pool: WorkerPool, tmp_path: Path, undisturbed_lamb: Trained, point: str, victim: int
+) -> None:
+    failpoints = tmp_path / "failpoints.bin"
+    arm(failpoints, point, "kill", {"rank": victim, "step": 7})
+    generation, config = pool.next_generation(), _tied_with_lamb()
+    _submit(pool, tmp_path, generation, config=config, failpoints=str(failpoints))
+    with pytest.raises(JobFailed, match="ended"):
+        pool.result(victim)
+    assert fired(failpoints)
+    survivors = [rank for rank in range(WORLD) if rank != victim]
+    for rank in survivors:
+        pool.abort(rank, generation)
+    early = [pool.result(rank) for rank in survivors]
+    pool.replace(victim)
+    step, reports = _finish(pool, tmp_path, config=config)
+    assert step in (6, 7)
+    _assert_same(undisturbed_lamb, early, collect(reports, tmp_path), step)
 
 
 @pytest.mark.parametrize(("killed_at", "restored"), [(5, 3), (6, 6), (8, 6)])

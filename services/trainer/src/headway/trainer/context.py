@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from headway.common.node.failpoints import failpoint
 from headway.common.node.flight import WAITING
 from headway.common.plan.grid import Coordinates
 from headway.common.plan.schedule.actions import Kind
@@ -96,4 +97,5 @@ class StepContext:
         stage = EveryRank(comms, self.place.dp * grid.tp + self.place.tp, grid.tp * grid.dp)
         nbytes = values.nbytes
         with self.recorder.record(Kind.ALL_GATHER, step=step, nbytes=nbytes, flags=WAITING):
+            failpoint("worker.stage_sum", step=step)
             stage.all_reduce(values).wait()
