@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +15,12 @@ from pathlib import Path
 from headway.common.errors import InputError
 from headway.common.node.claim import ClaimedError, claim, holder_of
 from headway.common.node.freezer import is_frozen
-from headway.common.node.process import GONE, ProcessId, spawn
+from headway.common.node.process import DEAD, GONE, ProcessId, spawn
 from headway.launch.init.beats import ENV_BEAT_FD, BeatReader, Heard
 from headway.launch.init.core import FROZEN
 
+DYING_S = 1.0
+"""An executor with a pending SIGKILL that has not ended after this is stuck in the kernel."""
 _TAIL_BYTES = 4096
 _MAX_LINE = 500
 
@@ -62,6 +65,7 @@ class Executor:
         self.code: int | None = None
         """Its exit code, negative for a signal; None while unknown."""
         self._log, self._offset = log, offset
+        self._doomed_at: float | None = None
 
     @classmethod
     def find(cls, place: Place) -> Executor | None:
@@ -103,11 +107,21 @@ class Executor:
             os.close(fd)
 
     def state(self) -> str:
-        """Its state letter, ``FROZEN``, or ``GONE`` if it will never run again."""
-        if self.process.is_doomed():
-            return GONE
+        """Its state letter, ``FROZEN``, or ``GONE`` if it will never run again.
+
+        One that is about to end still has its state, because its exit code is worth the wait.
+        """
         state = self.process.state()
-        return FROZEN if state != "T" and is_frozen(self.process.pid) else state
+        if state in DEAD:
+            return GONE
+        is_held = state != "T" and is_frozen(self.process.pid)
+        if not self.process.is_doomed():
+            self._doomed_at = None
+        elif self._doomed_at is None:
+            self._doomed_at = time.monotonic()
+        if self._doomed_at is not None:
+            return GONE if is_held or time.monotonic() - self._doomed_at > DYING_S else state
+        return FROZEN if is_held else state
 
     def listen(self) -> Heard:
         """What it has sent since the last time; nothing if it has no pipe."""
