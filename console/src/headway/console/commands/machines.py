@@ -178,12 +178,12 @@ def stop(cluster: ClusterOption, node: Node, yes: Yes = False, as_json: AsJson =
 
 
 def init(cluster: ClusterOption, node: Node) -> None:
-    """Supervise a node in the foreground, as `headway node start` does in the background.
+    """Supervise a node in the foreground.
 
-    For systemd, srun, ssh, or as the first process of a container. It starts the node's executor,
-    and starts it again when it fails or hangs. It ends when the executor has ended as asked, and
-    passes SIGTERM and Ctrl-C on to it. If it is killed, the executor lives on, and the next init
-    keeps it.
+    `headway node start` does it in the background; this is for systemd, srun, ssh, or the first
+    process of a container. It starts the node's executor, and starts it again when it fails or
+    hangs. It ends when the executor has ended as asked, and passes SIGTERM and Ctrl-C on to it. If
+    it is killed, the executor lives on, and the next init keeps it.
     """
     import os
     import sys

@@ -1,4 +1,4 @@
-"""What the driver asks the engine about the inits of its nodes, again and again, on a thread."""
+"""What the driver asks the engine about the inits of its nodes, periodically, on a thread."""
 
 from __future__ import annotations
 
