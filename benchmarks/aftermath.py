@@ -71,7 +71,7 @@ def judge(seen: dict[str, Any], config: dict[str, int], faults: Sequence[Fault])
         wrong.append(f"{len(seen['nodes'])} of {config['nodes']} nodes are known")
     for node, ranks in seen["ranks"].items():
         forked = 1 + ranks + config["standbys"]  # and the zygote itself
-        wanted = dict.fromkeys(("executor", *NODE_SERVICES), 1) | {"zygote": forked}
+        wanted = dict.fromkeys(("init", "executor", *NODE_SERVICES), 1) | {"zygote": forked}
         there = {name: seen["places"].get(f"{name} {node}", 0) for name in wanted}
         wrong += [
             f"node {node} has {there[name]} processes of {name}, not {number}"

@@ -45,6 +45,7 @@ class Places:
         services = {name: ProcessId.of(pid) for name, pid in status.services[node].items()}
         address = self.cluster.address(node)
         services["executor"] = address.process if address is not None else None
+        services["init"] = self.cluster.init(node)
         workers = {r.rank: ProcessId.of(r.pid) for r in status.ranks if r.node == node}
         standbys = self.forked(status, node) - {r.pid for r in status.ranks}
         return faults.Parts(
@@ -54,10 +55,12 @@ class Places:
         )
 
     def leaders(self, status: Status) -> list[ProcessId]:
-        """Executor, driver and monitor of the driver's node."""
+        """Init, executor, driver and monitor of the driver's node."""
         home = self.node_of(Fault("stop", "leader"), status)
         services = self.parts(status, home).services
-        return [services[name] for name in ("executor", "driver", "monitor") if name in services]
+        return [
+            services[name] for name in ("init", "executor", "driver", "monitor") if name in services
+        ]
 
     def forked(self, status: Status, node: int) -> set[int]:
         """Every worker of a node, standbys too: they have the environment of their zygote."""

@@ -41,7 +41,7 @@ class Fault:
     victims: set[int] = field(default_factory=set)
     """Pids of workers that this fault may end."""
     fallen: set[int] = field(default_factory=set)
-    """Pids of workers, services and executors that this fault ends for certain."""
+    """Pids of workers, services, executors and inits that this fault ends for certain."""
 
     def __str__(self) -> str:
         where = f" at {self.failpoint}" if self.failpoint else ""
@@ -125,6 +125,7 @@ def _all(rng: random.Random, others: list[int]) -> tuple[list[Fault], ...]:
         Fault("kill", "worker", ranks=rank()),
         Fault("stop", "worker", ranks=rank()),
         Fault("kill", "executor"),
+        Fault("kill", "init"),
         *(Fault("kill", service) for service in SERVICES),
         Fault("double", "workers", ranks=two()),
         Fault("double", "standby", ranks=rank()),
@@ -167,7 +168,8 @@ def healthy(
     """Wait until every rank runs, every node in use has its services,
     and ``beyond_step`` is passed.
 
-    ``fallen`` are pids of workers, services and executors that must have been replaced by then.
+    ``fallen`` are pids of workers, services, executors and inits that must have been replaced by
+    then.
 
     Raises:
         DeadlineError: not within ``limit_s``; the last status is in the message.
@@ -188,7 +190,7 @@ def healthy(
             and all(set(NODE_SERVICES) <= set(services) for services in serving.values())
             and not {pid for services in status.services.values() for pid in services.values()}
             & set(fallen)
-            and not _executors(run, used) & {*fallen, 0}
+            and not _keepers(run, used) & {*fallen, 0}
             and status.step > beyond_step
             and all(r.status == "running" and r.pid not in fallen for r in status.ranks)
         ):
@@ -199,10 +201,8 @@ def healthy(
     raise DeadlineError(f"run {run.name} is not healthy again: {last}")
 
 
-def _executors(run: Run, nodes: Collection[int]) -> set[int]:
-    """Pids of the nodes' executors; 0 stands for one that does not live."""
+def _keepers(run: Run, nodes: Collection[int]) -> set[int]:
+    """Pids of the nodes' inits and executors; 0 stands for one that does not live."""
     folder = ClusterFolder(run.cluster_folder)
-    addresses = [folder.address(node) for node in nodes]
-    return {
-        address.process.pid if address and address.process.alive() else 0 for address in addresses
-    }
+    found = [process for node in nodes for process in (folder.init(node), folder.living(node))]
+    return {process.pid if process is not None and process.alive() else 0 for process in found}

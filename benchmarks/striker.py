@@ -55,6 +55,7 @@ class Striker:
             "standby": self._standby,
             "node": self._node,
             "executor": self._executor,
+            "init": self._init,
             "driver": self._driver,
             "leader": self._leader,
         }
@@ -129,6 +130,12 @@ class Striker:
         address.process.kill()
         signal_all(fault.victims, signal.SIGKILL)
 
+    def _init(self, fault: Fault, status: Status) -> None:
+        init = self.cluster.init(self._random.choice(sorted({r.node for r in status.ranks})))
+        assert init is not None
+        fault.fallen = {init.pid}
+        init.kill()
+
     def _driver(self, fault: Fault, status: Status) -> None:
         if fault.failpoint:  # armed, then given something to write
             self._arm(fault.failpoint)
@@ -139,7 +146,7 @@ class Striker:
             self._service(fault, status)
 
     def _leader(self, _fault: Fault, status: Status) -> None:
-        """Executor, driver and monitor of the driver's node stop; ``undo`` lets them run again."""
+        """Init, executor, driver and monitor of the driver's node stop; ``undo`` resumes them."""
         self._stopped = self._places.leaders(status)
         for process in self._stopped:
             process.kill(signal.SIGSTOP)

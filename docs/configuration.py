@@ -70,6 +70,7 @@ ENVIRONMENT = {
     "HEADWAY_RUN_ID": "Set by the launcher in every process of a run: the run it belongs to.",
     "HEADWAY_NODE": "Set by the launcher: the number of the node.",
     "HEADWAY_ROLE": "Set by the launcher: what the process is, for example `executor`.",
+    "HEADWAY_BEAT_FD": "Set by a node's init: the pipe to which the executor writes its beats.",
     "HEADWAY_FAULT": "Set by `headway inject` in the process that holds a fault that lasts.",
     "HEADWAY_CLOCK": "Set by the drills: the file that shifts the wall clock of a process.",
 }

@@ -22,12 +22,12 @@ from benchmarks.drills.rig import Rig
 
 
 def d1(rig: Rig, rng: random.Random, faulty: bool) -> Report:
-    """STOP the driver's executor, the driver and the monitor;
+    """STOP the driver's executor, its init, the driver and the monitor;
     5 s later KILL a rank of the other node."""
     run = rig.launch("d1")
     before = rig.healthy(run, 10)
     home = rig.home(before)
-    stopped = [rig.executor(run, home)]
+    stopped = [rig.init(run, home), rig.executor(run, home)]
     stopped += [rig.service(before, home, name) for name in ("driver", "monitor")]
     rank = next(row.rank for row in before.ranks if row.node != home)
     victim = rig.worker(before, rank)

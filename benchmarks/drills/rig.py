@@ -171,9 +171,19 @@ class Rig:
         assert address is not None, f"node {node} has no executor"
         return address.process
 
+    def init(self, run: Run, node: int) -> ProcessId:
+        """The node's init."""
+        found = ClusterFolder(run.cluster_folder).init(node)
+        assert found is not None, f"node {node} has no init"
+        return found
+
     def executors(self, run: Run) -> list[ProcessId]:
         """Every executor that lives, by what the system says of it."""
         return [p for p, role, _ in members(run) if role == "executor" and p.state() not in "T"]
+
+    def inits(self, run: Run) -> list[ProcessId]:
+        """Every init that lives; they must fall before their executors."""
+        return [p for p, role, _ in members(run) if role == "init"]
 
     def forked(self, run: Run, node: int, zygote: ProcessId) -> list[ProcessId]:
         """Every worker process of a node, standbys too."""

@@ -89,12 +89,13 @@ def d5(rig: Rig, rng: random.Random, faulty: bool) -> Report:
 
 
 def d11(rig: Rig, rng: random.Random, faulty: bool) -> Report:
-    """KILL all executors and the driver at once; start the run again.
+    """KILL all inits, executors and the driver at once; start the run again.
     Its control stops the run first."""
     run = rig.launch("d11")
     before = rig.healthy(run, 20 + rng.randrange(60))
     if faulty:
-        victims = [*rig.executors(run), rig.service(before, rig.home(before), "driver")]
+        victims = [*rig.inits(run), *rig.executors(run)]
+        victims.append(rig.service(before, rig.home(before), "driver"))
         workers = [rig.worker(before, row.rank) for row in before.ranks]
         for victim in victims:
             victim.kill()

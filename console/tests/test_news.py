@@ -140,7 +140,7 @@ def test_what_becomes_of_nodes_and_snapshots_is_told(lines: Lines) -> None:
         ("run_over", {"outcome": "finished", "detail": "", "step": 9}),
     )
     assert lines(*events) == [
-        "the executor of node 1 has ended; restarting it",
+        "the init of node 1 has ended; restarting it",
         "node 1 is back as a spare",
         "snapshot of rank 1 on node 0 is damaged and not used: bad digest",
         "run finished",

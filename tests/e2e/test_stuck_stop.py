@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 from headway.ckpt_store.client import newest
+from headway.common.node.freezer import frozen_by
 from headway.common.node.janitor import processes_of
-from headway.console.lifecycle.ending import end, frozen_by
+from headway.console.lifecycle.ending import end
 from headway.console.run import Run
 
 NAME = "stuck"

@@ -20,7 +20,7 @@ GOOD: dict[str, Any] = {
     "ranks": {"0": 2, "1": 0},
     "places": {
         **{f"{name} {node}": 1 for node in (0, 1)
-           for name in ("executor", "dataloader", "ckpt_store", "agent")},
+           for name in ("init", "executor", "dataloader", "ckpt_store", "agent")},
         "zygote 0": 4, "zygote 1": 2, "driver 0": 1, "monitor 0": 1,
     },
     "leaders": {"driver": 1, "monitor": 1},

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from headway.common.node.process import LastWords
+from headway.common.node.last_words import LastWords
 from headway.common.node.run_dir import NodePaths, RunDir, new_run_id
 from headway.common.node.testing import private_roots
 from headway.common.plan.schedule.actions import Kind

@@ -1,4 +1,4 @@
-"""Starting nodes again and again leaves one executor each."""
+"""Starting nodes again and again leaves one init and one executor each."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def test_a_start_repeated_before_the_executor_announced_itself_starts_no_second(
     engine = LocalEngine(cluster)
     for _ in range(3):
         engine.start_node(0)
-    here.wait_until(lambda: len(processes_of(cluster.id)) == 1, "it shows whose it is")
+    here.wait_until(lambda: len(processes_of(cluster.id)) == 2, "they show whose they are")
     wait_for_node(cluster, 0)
-    assert len(processes_of(cluster.id)) == 1
+    assert len(processes_of(cluster.id)) == 2
     engine.stop()
     here.assert_clean()
 
 
-def test_of_two_executors_started_by_strangers_one_gives_way(
+def test_of_two_that_are_started_by_strangers_one_gives_way(
     here: Any, cluster: ClusterFolder
 ) -> None:
     LocalEngine(cluster).start_node(0)
@@ -39,8 +39,10 @@ def test_of_two_executors_started_by_strangers_one_gives_way(
     wait_for_node(cluster, 0)
     address = cluster.address(0)
     assert address is not None
-    here.wait_until(lambda: processes_of(cluster.id) == [address.process], "the second one ends")
-    # A late third, too, and it says why.
+    init = cluster.init(0)
+    both = sorted(process for process in (init, address.process) if process is not None)
+    here.wait_until(lambda: processes_of(cluster.id) == both, "the second init ends")
+    # A late executor, too, and it says why.
     log = here.folder / "third.log"
     words = [
         sys.executable,
@@ -60,18 +62,20 @@ def test_of_two_executors_started_by_strangers_one_gives_way(
     assert address.process.alive()
 
 
-def test_an_executor_that_is_killed_is_started_again_by_the_same_engine(
+def test_an_executor_that_is_killed_is_started_again_without_an_engine(
     here: Any, cluster: ClusterFolder
 ) -> None:
     engine = LocalEngine(cluster)
     engine.start_node(0)
     wait_for_node(cluster, 0)
-    first = cluster.address(0)
-    assert first is not None
+    first, init = cluster.living(0), cluster.init(0)
+    assert first is not None and init is not None
+    first.kill()
+    here.wait_until(lambda: cluster.living(0) not in (None, first), "another executor")
     assert not engine.has_ended(0)
-    first.process.kill()
-    here.wait_until(lambda: engine.has_ended(0), "its death is known")
+    init.kill()
+    here.wait_until(lambda: engine.has_ended(0), "the end of its init is known")
+    kept = cluster.living(0)
     engine.start_node(0)
-    wait_for_node(cluster, 0)
-    second = cluster.address(0)
-    assert second is not None and second.process != first.process
+    here.wait_until(lambda: not engine.has_ended(0), "another init")
+    assert cluster.living(0) == kept

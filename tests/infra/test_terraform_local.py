@@ -1,13 +1,11 @@
 """The local target with the real terraform:
-a dead executor is seen, mended, and nothing stays after down."""
+a dead node is seen, mended, and nothing stays after down."""
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -75,6 +73,13 @@ class Terraform:
         return [address.process.pid for address in addresses if address is not None]
 
 
+def end_node(folder: Path, node: int) -> None:
+    """Kill its init, then its executor, which nobody starts again."""
+    cluster = ClusterFolder(folder)
+    for process in (cluster.init(node), cluster.living(node)):
+        assert process is not None and process.kill()
+
+
 def test_the_plans_of_the_target_hold(machine: Any) -> None:
     env = {**machine.env, "TF_DATA_DIR": str(machine.folder / "tf"), "CHECKPOINT_DISABLE": "1"}
     for words in (["init", "-backend=false", "-input=false"], ["validate"], ["test"]):
@@ -91,11 +96,11 @@ def test_a_cluster_is_made_mended_grown_used_and_removed(machine: Any) -> None:
     tf = Terraform(machine)
     tf.up(2)
     first = tf.pids(2)
-    assert len(machine.processes()) == 2
+    assert len(machine.processes()) == 4, "an init and an executor each"
     assert tf.plan(2) == (0, set())
 
-    os.kill(first[1], signal.SIGKILL)
-    machine.wait_until(lambda: len(machine.processes()) == 1, "the executor is dead")
+    end_node(tf.folder, 1)
+    machine.wait_until(lambda: len(machine.processes()) == 2, "the node is dead")
     assert tf.plan(2) == (2, {1})
     tf.up(2)
     mended = tf.pids(2)
@@ -106,7 +111,7 @@ def test_a_cluster_is_made_mended_grown_used_and_removed(machine: Any) -> None:
     tf.up(3)
     assert tf.pids(3)[:2] == mended, "growing leaves the nodes that stay alone"
     assert tf.plan(3) == (0, set())
-    assert len(machine.processes()) == 3
+    assert len(machine.processes()) == 6
 
     shape = ("parallel.pp=2", "parallel.dp=1", "launch.nodes=2", "launch.ranks_per_node=1",
              "launch.spares=1",
@@ -116,7 +121,7 @@ def test_a_cluster_is_made_mended_grown_used_and_removed(machine: Any) -> None:
                            "--cluster", tf.folder,
                            *machine.settings(shape))  # fmt: skip
     assert "run tiny: finished after step 5/5" in text
-    machine.wait_until(lambda: len(machine.processes()) == 3, "only the executors stay")
+    machine.wait_until(lambda: len(machine.processes()) == 6, "only the nodes stay")
     assert tf.plan(3) == (0, set())
 
     listened = machine.listening()
@@ -135,8 +140,8 @@ def test_a_folder_may_have_blanks_and_quotes_in_its_name(name: str, machine: Any
     assert shlex.split(command)[-2:] == ["--cluster", str(tf.folder)]
     (pid,) = tf.pids(1)
     assert tf.plan(1) == (0, set())
-    os.kill(pid, signal.SIGKILL)
-    machine.wait_until(lambda: not machine.processes(), "the executor is dead")
+    end_node(tf.folder, 0)
+    machine.wait_until(lambda: not machine.processes(), "the node is dead")
     tf.up(1)
     assert tf.pids(1) != [pid]
     tf.down()

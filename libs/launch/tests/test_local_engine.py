@@ -1,8 +1,9 @@
-"""The local engine with real processes: a stand-in for the executor that announces
-itself and has a child."""
+"""The local engine with real processes: its inits, and a stand-in for the executor that
+announces itself and has a child."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -12,19 +13,29 @@ import pytest
 from headway.common.node.janitor import processes_of
 from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import NodePaths
-from headway.common.node.testing import private_roots, python_child, wait_until
-from headway.launch import ClusterFolder, LocalEngine, NodeLost
+from headway.common.node.testing import (
+    child_environment,
+    frozen,
+    private_roots,
+    python_child,
+    wait_until,
+)
+from headway.launch import ClusterFolder, LocalEngine, NodeLost, local
 
 EXECUTOR = """
-import subprocess, sys, time
+import os, subprocess, sys, time
 from pathlib import Path
 from headway.common.node.process import ProcessId
 from headway.launch.cluster import ClusterFolder
+from headway.launch.init.beats import BeatSender
 assert [sys.argv[i] for i in (1, 2, 4)] == ["executor", "--cluster", "--node"], sys.argv
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], start_new_session=True)
 folder = ClusterFolder(Path(sys.argv[3]))
 folder.announce(int(sys.argv[5]), "tcp://127.0.0.1:9", ProcessId.current())
-time.sleep(3600)
+beats = BeatSender(os.environ)
+while True:
+    beats.beat()
+    time.sleep(0.2)
 """
 
 
@@ -36,7 +47,8 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalEng
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
     (package / "__main__.py").write_text(EXECUTOR)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "path"))
+    monkeypatch.syspath_prepend(tmp_path / "path")
+    monkeypatch.setenv("PYTHONPATH", child_environment()["PYTHONPATH"])
     with private_roots():
         made = LocalEngine(ClusterFolder.create(tmp_path / "cluster", nodes=2))
         yield made
@@ -48,15 +60,22 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalEng
 def started(engine: LocalEngine, node: int, *, other_than: ProcessId | None = None) -> ProcessId:
     """Start the node and wait until its executor has announced itself."""
     engine.start_node(node)
+    return announced(engine, node, other_than=other_than)
 
-    def is_up() -> bool:
-        address = engine.cluster.address(node)
-        return address is not None and address.process != other_than and address.process.alive()
 
-    wait_until(is_up, what=f"node {node}")
-    address = engine.cluster.address(node)
-    assert address is not None
-    return address.process
+def announced(engine: LocalEngine, node: int, *, other_than: ProcessId | None = None) -> ProcessId:
+    """The node's executor, once it has announced itself."""
+    wait_until(lambda: engine.cluster.living(node) not in (None, other_than), what=f"node {node}")
+    found = engine.cluster.living(node)
+    assert found is not None
+    return found
+
+
+def init_of(engine: LocalEngine, node: int) -> ProcessId:
+    """The node's init, alive or not."""
+    found = engine.cluster.init(node)
+    assert found is not None
+    return found
 
 
 def processes(engine: LocalEngine, node: int) -> set[int]:
@@ -71,14 +90,15 @@ def test_a_started_node_is_known_by_its_environment_and_detached(engine: LocalEn
         b"HEADWAY_NODE=1",
         b"HEADWAY_ROLE=executor",
     } <= set(found)
-    assert os.getsid(executor.pid) != os.getsid(0), "a Ctrl-C of the terminal would reach it"
+    for pid in (executor.pid, init_of(engine, 1).pid):
+        assert os.getsid(pid) != os.getsid(0), "a Ctrl-C of the terminal would reach it"
     assert executor.pid in processes(engine, 1)
     assert processes(engine, 0) == set()
 
 
 def test_starting_a_living_node_changes_nothing(engine: LocalEngine) -> None:
     executor = started(engine, 0)
-    wait_until(lambda: len(processes(engine, 0)) == 2, what="the executor and its child")
+    wait_until(lambda: len(processes(engine, 0)) == 3, what="init, executor and its child")
     before = processes(engine, 0)
     for _ in range(3):
         engine.start_node(0)
@@ -88,13 +108,72 @@ def test_starting_a_living_node_changes_nothing(engine: LocalEngine) -> None:
 
 def test_a_killed_executor_is_replaced_and_what_it_kept_stays(engine: LocalEngine) -> None:
     first = started(engine, 0)
-    wait_until(lambda: len(processes(engine, 0)) == 2, what="the executor and its child")
-    child = processes(engine, 0) - {first.pid}
+    wait_until(lambda: len(processes(engine, 0)) == 3, what="init, executor and its child")
+    child = processes(engine, 0) - {first.pid, init_of(engine, 0).pid}
     assert first.kill()
-    wait_until(lambda: not first.alive(), what="its end")
-    second = started(engine, 0, other_than=first)
-    assert second != first
+    second = announced(engine, 0, other_than=first)
+    assert second != first and not engine.has_ended(0)
     assert child <= processes(engine, 0)
+
+
+def test_a_killed_init_is_replaced_and_the_executor_stays(engine: LocalEngine) -> None:
+    executor, init = started(engine, 0), init_of(engine, 0)
+    assert not engine.has_ended(0)
+    init.kill()
+    wait_until(lambda: engine.has_ended(0), what="it is known")
+    engine.start_node(0, fence=True)
+    wait_until(lambda: init_of(engine, 0) != init, what="another init")
+    assert not engine.has_ended(0) and executor.alive()
+    assert announced(engine, 0) == executor
+
+
+def test_an_init_and_an_executor_that_are_both_gone_are_replaced(engine: LocalEngine) -> None:
+    executor, init = started(engine, 0), init_of(engine, 0)
+    init.kill()
+    wait_until(init.is_doomed, what="its end")
+    executor.kill()
+    wait_until(lambda: not executor.alive(), what="its end")
+    assert engine.has_ended(0)
+    engine.start_node(0, fence=True)
+    assert announced(engine, 0, other_than=executor) != executor
+
+
+def test_an_init_and_an_executor_that_are_both_stopped_are_replaced(engine: LocalEngine) -> None:
+    both = executor, init = started(engine, 0), init_of(engine, 0)
+    for process in both:
+        process.kill(signal.SIGSTOP)
+    wait_until(lambda: {p.state() for p in both} == {"T"}, what="state T")
+    engine.start_node(0, fence=True)
+    assert init.is_doomed()
+    wait_until(executor.is_doomed, what="the end of the executor")
+    assert announced(engine, 0, other_than=executor) != executor
+
+
+def test_both_in_a_frozen_group_are_replaced(engine: LocalEngine) -> None:
+    executor, init = started(engine, 0), init_of(engine, 0)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(frozen(init.pid, executor.pid))
+        except PermissionError as error:
+            pytest.skip(str(error))
+        engine.start_node(0, fence=True)
+        assert init.is_doomed()
+        assert announced(engine, 0, other_than=executor) != executor
+        assert executor.is_doomed()
+
+
+def test_of_two_engines_that_start_a_node_at_once_one_init_remains(engine: LocalEngine) -> None:
+    LocalEngine(engine.cluster).start_node(0)
+    executor = started(engine, 0)
+    wait_until(lambda: len(processes(engine, 0)) == 3, what="init, executor and its child")
+    assert announced(engine, 0) == executor
+
+
+def test_a_stopped_node_is_not_started_again_behind_its_back(engine: LocalEngine) -> None:
+    for _ in range(5):
+        started(engine, 0)
+        engine.stop_node(0)
+        assert processes(engine, 0) == set() and not engine.has_ended(0)
 
 
 def test_a_stopped_executor_is_ended_and_replaced(engine: LocalEngine) -> None:
@@ -119,7 +198,7 @@ def test_stopping_a_node_ends_all_that_runs_on_it_and_spares_the_others(
     engine: LocalEngine,
 ) -> None:
     gone, stays = started(engine, 0), started(engine, 1)
-    wait_until(lambda: len(processes(engine, 0)) == 2, what="the executor and its child")
+    wait_until(lambda: len(processes(engine, 0)) == 3, what="init, executor and its child")
     paths = NodePaths(engine.cluster.id, 0).create()
     (paths.shm_dir / "arena-0.bin").write_bytes(b"x")
     engine.stop_node(0)
@@ -153,29 +232,27 @@ def test_a_lost_node_cannot_be_started_again(engine: LocalEngine) -> None:
 
 def test_what_an_executor_says_goes_to_its_log(engine: LocalEngine) -> None:
     log = engine.cluster.path / "logs" / "n0-executor.log"
-    (Path(os.environ["PYTHONPATH"]) / "headway" / "trainer" / "__main__.py").write_text(
-        "raise SystemExit('no disk')"
-    )
+    program = engine.cluster.path.parent / "path" / "headway" / "trainer" / "__main__.py"
+    program.write_text("raise SystemExit('no disk')")
     engine.start_node(0)
     wait_until(lambda: log.exists() and "no disk" in log.read_text(), what="the log line")
     assert engine.cluster.address(0) is None
 
 
-def test_an_executor_that_hangs_is_ended_when_it_is_to_be_fenced(engine: LocalEngine) -> None:
-    """One that lives is left alone without; a debugger's stop and every other
-    state count as hanging."""
-    old = started(engine, 1)
+def test_an_executor_that_hangs_is_ended_when_it_is_to_be_fenced(
+    engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that lives is left alone without; every state counts as hanging."""
+    monkeypatch.setattr(local, "YOUNG_S", 0.0)
+    old, init = started(engine, 1), init_of(engine, 1)
     engine.start_node(1)
     assert old.alive() and processes(engine, 1) >= {old.pid}
     engine.start_node(1, fence=True)
     assert old.is_doomed()
-    wait_until(lambda: engine.cluster.living(1) not in (None, old), what="a successor")
+    assert announced(engine, 1, other_than=old) != old and init_of(engine, 1) == init
 
 
 def test_one_that_was_started_a_moment_ago_is_not_fenced(engine: LocalEngine) -> None:
-    started(engine, 1)
+    young = started(engine, 1)
     engine.start_node(1, fence=True)
-    young = engine._started[1]
-    engine.start_node(1, fence=True)
-    assert engine._started[1] == young and young.alive()
-    wait_until(lambda: engine.cluster.living(1) == young, what="its announcement")
+    assert young.alive() and announced(engine, 1) == young

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from headway.common.node.flight import FlightWriter
-from headway.common.node.process import LastWords
+from headway.common.node.last_words import LastWords
 from headway.common.node.testing import identity, python_child, read_line, send_line, wait_until
 from headway.common.plan.schedule.actions import Kind
 from headway.health.agent import AgentOptions, NodeWatch
@@ -312,7 +312,7 @@ WORKER = """
 import sys
 from pathlib import Path
 from headway.common.node.flight import FlightWriter
-from headway.common.node.process import LastWords
+from headway.common.node.last_words import LastWords
 folder = Path(sys.argv[1])
 writer = FlightWriter.create(folder / "flight-0.bin", 0, capacity=64)
 print("up", flush=True)

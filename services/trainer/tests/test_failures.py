@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed
 from headway.common.config import from_dict
-from headway.common.node.process import LastWords
+from headway.common.node.last_words import LastWords
 from headway.common.node.run_dir import NodePaths, RunDir, new_run_id
 from headway.common.node.testing import private_roots
 from headway.testkit.trainer.layouts import small_run

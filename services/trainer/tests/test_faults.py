@@ -123,7 +123,8 @@ def test_only_what_the_node_runs_can_be_broken() -> None:
     assert check("kill", "executor", {"agent"}) is FAULTS["kill"]
     with pytest.raises(InputError, match="does not run 'monitor'") as error:
         check("kill", "monitor", {"agent"})
-    assert "agent, executor, worker" in str(error.value.remedy)
+    assert check("kill", "init", {"agent"}) is FAULTS["kill"]
+    assert "agent, executor, init, worker" in str(error.value.remedy)
 
 
 def test_an_executor_does_what_the_driver_ordered(start: Start, places: Places) -> None:

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from headway.common.node.process import LastWords, ProcessId, spawn
+from headway.common.node.last_words import LastWords
+from headway.common.node.process import ProcessId, spawn
 from headway.common.node.run_dir import RunDir, new_run_id
 from headway.common.node.testing import identity, private_roots, python_child, wait_until
 from headway.common.wire.message import Message

@@ -1,9 +1,9 @@
-# Emulated nodes on this machine: one executor process each, started by `headway node start`.
+# Emulated nodes on this machine: an init and its executor each, started by `headway node start`.
 # Built-in provider only, so `init` downloads nothing.
 #
 # Drift is found at plan time: nodes/K.json names the executor's pid and start time, and
-# /proc/PID/stat shows whether that very process still runs. A dead one gets a new incarnation, so
-# the plan replaces just that node.
+# /proc/PID/stat shows whether that very process still runs. Its init restarts a dead one at once; if
+# that is dead too, the node gets a new incarnation, so the plan replaces just that node.
 
 terraform {
   required_version = ">= 1.9.0"

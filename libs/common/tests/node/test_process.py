@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from headway.common.errors import CorruptError, InputError
-from headway.common.node.process import GONE, LastWords, ProcessId, spawn
+from headway.common.node.last_words import LastWords
+from headway.common.node.process import GONE, ProcessId, spawn
 from headway.common.node.testing import (
     child_environment,
     identity,
@@ -218,7 +219,7 @@ def test_last_words_survive_the_process_and_are_emptied_by_its_successor(shm: Pa
     code = """
 import os, signal, sys
 from pathlib import Path
-from headway.common.node.process import LastWords
+from headway.common.node.last_words import LastWords
 words = LastWords(Path(sys.argv[1]))
 words.prepare()
 print("ready", flush=True)

@@ -51,7 +51,7 @@ def register(app: typer.Typer) -> None:
     node = add_group(
         app,
         "node",
-        "Start or stop one node of a cluster.",
+        "Start, supervise or stop one node of a cluster.",
         MACHINES,
         ("headway node stop --cluster clusters/mine --node 0",),
     )
@@ -65,6 +65,7 @@ def register(app: typer.Typer) -> None:
         examples=("headway node stop --cluster clusters/mine --node 0",),
         json="one object: cluster, node, stopped",
     )(stop)
+    page(node, examples=("headway node init --cluster clusters/mine --node 0",))(init)
 
 
 def create(
@@ -186,3 +187,18 @@ def stop(cluster: ClusterOption, node: Node, yes: Yes = False, as_json: AsJson =
         LocalEngine(folder).stop_node(node)
     done = {"cluster": str(cluster), "node": node, "stopped": True}
     emit(done, as_json, [f"node {node} is stopped"])
+
+
+def init(cluster: ClusterOption, node: Node) -> None:
+    """Supervise a node in the foreground.
+
+    `headway node start` does it in the background; this is for systemd, srun, ssh, or the first
+    process of a container. It starts the node's executor, and starts it again when it fails or
+    hangs. It ends when the executor has ended as asked, and passes SIGTERM and Ctrl-C on to it. If
+    it is killed, the executor lives on, and the next init keeps it.
+    """
+    import os
+    import sys
+
+    words = ["--cluster", str(cluster), "--node", str(node)]
+    os.execv(sys.executable, [sys.executable, "-m", "headway.launch.init", *words])

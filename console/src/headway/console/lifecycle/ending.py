@@ -12,9 +12,9 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from headway.common.errors import DeadlineError, HeadwayError, InputError
+from headway.common.node.freezer import frozen_by
 from headway.common.node.janitor import end_run, processes_of
 from headway.common.node.process import ProcessId
 from headway.common.output import counted
@@ -30,7 +30,6 @@ SEND_LIMIT_S, STATUS_LIMIT_S = 2.0, 0.5
 """Of one question to the driver; a stop asks again."""
 MAX_STEPS = 20
 """A stop that was accepted takes effect within so many steps, with a recovery in between."""
-CGROUPS = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
@@ -231,14 +230,3 @@ def _why(process: ProcessId) -> str:
     if cgroup := frozen_by(process.pid):
         return f"pid {process.pid} (frozen by cgroup {cgroup}; it ends when that is thawed)"
     return f"pid {process.pid} (state {process.state()}: it waits in the kernel)"
-
-
-def frozen_by(pid: int) -> str:
-    """The v1 cgroup that keeps a process frozen, "" if none does; one of v2 can be killed."""
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if "freezer" in controllers.split(","):
-                state = CGROUPS / "freezer" / path.lstrip("/") / "freezer.state"
-                return path if state.read_text().strip() != "THAWED" else ""
-    return ""

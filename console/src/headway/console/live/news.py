@@ -26,7 +26,7 @@ OF_VICTIMS = frozenset({"collective_timeout", "peer_lost"})
 
 _LINES = {
     "node_silent": "node {node} is silent; starting it again",
-    "executor_ended": "the executor of node {node} has ended; restarting it",
+    "executor_ended": "the init of node {node} has ended; restarting it",
     "node_returned": "node {node} is back as a spare",
     "checkpoint_damaged": "checkpoint of rank {rank} is damaged and not used: {reason}",
     "snapshot_damaged": "snapshot of rank {rank} on node {node} is damaged and not used: {reason}",

@@ -248,8 +248,8 @@ class Steering:
         target: Annotated[
             str,
             Word(
-                "Break this instead: dataloader, ckpt_store, agent, zygote, executor, monitor or "
-                "driver; a whole `node`; or `run`, for what all nodes share.",
+                "Break this instead: dataloader, ckpt_store, agent, zygote, executor, init, "
+                "monitor or driver; a whole `node`; or `run`, for what all nodes share.",
                 "NAME",
                 ("--service", "--target"),
             ),

@@ -6,12 +6,13 @@ cluster.json      {"id", "nodes", "network"}: where its executors listen
 keys/ROLE.key     a CURVE key pair per role, mode 0600: a server admits only the roles it serves
 nodes/K.json      where node K's executor listens, written by that executor
 nodes/K.run       the run that node K carries, absent while idle
-nodes/K.lock      pid and start time of node K's executor, so that there is only one
+nodes/K.init      pid and start time of node K's init, so that there is only one
+nodes/K.lock      the same of its executor, written by the init that starts it, then by itself
 nodes/K.lost      the emulated machine is gone and cannot be started again
-logs/             output of the executors
+logs/             output of the inits and executors
 
-Files are replaced by renaming, except nodes/K.lock and, on a full disk, nodes/K.json, which are
-overwritten in place.
+Files are replaced by renaming, except nodes/K.init, nodes/K.lock and, on a full disk, nodes/K.json,
+which are overwritten in place.
 """
 
 from __future__ import annotations
@@ -244,6 +245,10 @@ class ClusterFolder:
     def owner(self, node: int) -> ProcessId | None:
         """The process that claimed the node last, None before the first."""
         return holder_of(self.path / "nodes" / f"{node}.lock")
+
+    def init(self, node: int) -> ProcessId | None:
+        """The process that was the node's init last, alive or not; None before the first."""
+        return holder_of(self.path / "nodes" / f"{node}.init")
 
     def lost(self, node: int) -> bool:
         """Whether the machine of this node is gone."""

@@ -8,7 +8,7 @@ from headway.common.errors import HeadwayError
 
 
 class NodeLost(HeadwayError):
-    """The machine is gone: its executor cannot be started again."""
+    """The machine is gone: nothing can be started on it again."""
 
 
 class Engine(Protocol):
@@ -18,26 +18,28 @@ class Engine(Protocol):
     """
 
     def start_node(self, node: int, *, fence: bool = False) -> None:
-        """Make sure that the node's executor runs; a stopped one (state T) is ended first.
+        """Make sure that the node's init runs, which keeps an executor running.
 
-        With ``fence`` a running executor is ended too, because it hangs. One that was started a
-        moment ago and has not announced itself is given time.
+        A stopped init or executor (state T) is ended first. With ``fence`` a running executor is
+        ended too, because it hangs; one that was started a moment ago is given time, and so is one
+        whose init had ended.
 
-        Returns as soon as its process exists.
+        Returns as soon as the init's process exists.
 
         Raises:
             NodeLost: the machine is gone.
-            HeadwayError: the old executor could not be ended, or a new one could not be started.
+            HeadwayError: a process could not be ended, or the init could not be started.
         """
 
     def has_ended(self, node: int) -> bool:
-        """Whether the engine knows that the machine is running but its executor is not.
+        """Whether the engine knows that the machine is running but the node's init is not.
 
-        False when the executor runs or its state is unknown; then only its silence shows the loss.
+        An executor that has ended below a living init is not meant: it is started again anyway.
+        False when the init runs or its state is unknown; then only silence shows the loss.
         """
 
     def stop_node(self, node: int) -> None:
-        """End the executor and everything that runs on the node."""
+        """End the init, then the executor and everything else that runs on the node."""
 
     def lose_node(self, node: int) -> None:
         """Give the machine up for good: end what runs there; ``start_node`` raises from now on."""

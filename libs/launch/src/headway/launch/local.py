@@ -1,27 +1,29 @@
-"""Emulated nodes on this machine: one executor process each, with folders
-and sockets of its own."""
+"""Emulated nodes on this machine: one init and its executor each, with folders
+and sockets of their own."""
 
 from __future__ import annotations
 
 import os
 import sys
-import time
 from pathlib import Path
 
 from headway.common.errors import HeadwayError
+from headway.common.node.freezer import is_frozen
 from headway.common.node.janitor import end_node, end_run
 from headway.common.node.process import ProcessId, spawn
 from headway.common.polling import wait_until
 from headway.launch.cluster import ClusterFolder
 from headway.launch.engine import NodeLost
+from headway.launch.init.executor import place_of
 
-ANNOUNCE_LIMIT_S = 20.0
-"""An executor that has not announced itself this long after its start counts as hanging."""
+YOUNG_S = 10.0
+"""A younger executor is not fenced: it may not have reported to the driver yet. It waits up to 5 s
+for its workers first."""
 END_LIMIT_S = 5.0
 
 
 class LocalEngine:
-    """Starts executors of a cluster folder as detached processes.
+    """Starts the inits of a cluster folder as detached processes.
 
     The processes of a node are found in ``/proc`` by the run id in their environment, so a node can
     be stopped without its cooperation.
@@ -30,80 +32,82 @@ class LocalEngine:
     def __init__(self, cluster: ClusterFolder) -> None:
         self.cluster = cluster
         self._started: dict[int, ProcessId] = {}
-        self._started_at: dict[int, float] = {}
 
     def start_node(self, node: int, *, fence: bool = False) -> None:
-        """Start the executor unless it is alive; a stopped one (state T) is ended first.
+        """Start the init unless it is alive; it starts the executor, or keeps a living one.
 
-        With ``fence`` a running one is ended too. A frozen one counts as ended
-        once SIGKILL is pending.
+        An init or executor that is stopped (state T) is ended and replaced, and so is an init in a
+        frozen control group. With ``fence`` an executor that has announced itself is ended too,
+        unless it is younger than ``YOUNG_S``. A frozen one counts as ended once SIGKILL is pending.
 
         Raises:
             NodeLost: ``lose_node`` took the machine away.
-            HeadwayError: the hanging executor does not end, or the new one cannot be started.
+            HeadwayError: a hanging process does not end, or the init cannot be started.
         """
         if self.cluster.lost(node):
             raise NodeLost(f"node {node} of {self.cluster.path} is gone", remedy="use a spare node")
-        if self._is_starting(node):
+        init = self._init(node)
+        if init is not None and (init.state() == "T" or is_frozen(init.pid)):
+            self._end(node, init)
+            init = None
+        # An executor that has lost its init may be well. If not, the new init notices, or the
+        # next call with ``fence`` ends it.
+        self._end_hanging(node, fence=fence and init is not None)
+        if init is not None:
             return
-        address = self.cluster.address(node)
-        announced = address.process if address is not None else None
-        for process in {announced, self.cluster.owner(node)} - {None}:
-            assert process is not None
-            if process.is_doomed():
-                continue
-            if not fence and process.state() != "T":
-                return
-            self._end(node, process)
         self._started[node] = spawn(
             [
                 sys.executable,
                 "-m",
-                "headway.trainer",
-                "executor",
+                "headway.launch.init",
                 "--cluster",
                 str(self.cluster.path.resolve()),
                 "--node",
                 str(node),
             ],
-            log_path=self.cluster.path / "logs" / f"n{node}-executor.log",
-            env={
-                **os.environ,
-                "HEADWAY_RUN_ID": self.cluster.id,
-                "HEADWAY_NODE": str(node),
-                "HEADWAY_ROLE": "executor",
-            },
+            log_path=self.cluster.path / "logs" / f"n{node}-init.log",
+            env=place_of(self.cluster.path, node).environment("init", os.environ),
             cwd=Path.cwd(),
         )
-        self._started_at[node] = time.monotonic()
 
-    def _is_starting(self, node: int) -> bool:
-        """Whether an executor was started and has not announced itself, which may take seconds."""
-        started, address = self._started.get(node), self.cluster.address(node)
-        if started is None or started.is_doomed() or started.state() == "T":
-            return False
-        is_late = time.monotonic() - self._started_at[node] > ANNOUNCE_LIMIT_S
-        return not is_late and (address is None or address.process != started)
+    def _init(self, node: int) -> ProcessId | None:
+        """The living init of a node; one that was started here may not have claimed it yet."""
+        for process in (self.cluster.init(node), self._started.get(node)):
+            if process is not None and not process.is_doomed():
+                return process
+        return None
+
+    def _end_hanging(self, node: int, *, fence: bool) -> None:
+        """End the executor if it is stopped, or hangs as the caller says; its init, not we, starts
+        the next one, so that there are never two."""
+        executor = self.cluster.living(node)
+        if executor is None:
+            return
+        if executor.state() == "T" or (fence and executor.age_s() >= YOUNG_S):
+            self._end(node, executor)
 
     def _end(self, node: int, process: ProcessId) -> None:
         process.kill()
         if not wait_until(process.is_doomed, END_LIMIT_S, every_s=0.002):
             raise HeadwayError(
-                f"the executor of node {node} (pid {process.pid}) does not end",
+                f"a process of node {node} (pid {process.pid}) does not end",
                 remedy=f"it is stuck in the kernel: look at /proc/{process.pid}/stack, "
                 "or restart the machine",
             )
 
     def has_ended(self, node: int) -> bool:
-        """Whether the node's announced executor is gone; False for a lost node."""
-        address = self.cluster.address(node)
-        return address is not None and not self.cluster.lost(node) and address.process.is_doomed()
+        """Whether the node was started and its init is gone; False for a lost node."""
+        # First the init, then the announcement: ``stop_node`` removes them in the other order.
+        is_gone = self._init(node) is None
+        return is_gone and self.cluster.address(node) is not None and not self.cluster.lost(node)
 
     def stop_node(self, node: int) -> None:
         """End every process of the node and remove its sockets and shared memory."""
         ids = self._ids(node)
         # first, so that a driver does not mistake this for a failure
         self.cluster.remove(f"nodes/{node}.json")
+        if (init := self._init(node)) is not None:  # so that it starts nothing again
+            self._end(node, init)
         for run_id in ids:
             end_node(run_id, node)
         self.cluster.remove(f"nodes/{node}.run")

@@ -76,9 +76,11 @@ def wait_for_node(
         HeadwayError: it did not announce itself; the remedy quotes the end of its log.
     """
     if not wait_until(lambda: cluster.living(node) is not None, timeout_s):
+        logs = [cluster.path / "logs" / f"n{node}-{name}.log" for name in ("executor", "init")]
+        written = [log for log in logs if log.exists() and log.stat().st_size]
         raise HeadwayError(
             f"node {node} did not start within {timeout_s:.0f} s",
-            remedy=last_line(cluster.path / "logs" / f"n{node}-executor.log"),
+            remedy=last_line((written or logs)[0]),
         )
     address = cluster.address(node)
     assert address is not None

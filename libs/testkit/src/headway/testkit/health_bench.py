@@ -39,7 +39,7 @@ WORKER = """
 import sys, threading, time
 from pathlib import Path
 from headway.common.node.flight import FlightWriter
-from headway.common.node.process import LastWords
+from headway.common.node.last_words import LastWords
 from headway.common.node.ring import RingReader
 from headway.common.plan.schedule.actions import Kind
 folder, rank, generation = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])

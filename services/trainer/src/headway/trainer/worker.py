@@ -16,7 +16,8 @@ from pathlib import Path
 from headway.common.config import load
 from headway.common.log import get_logger, identify, setup
 from headway.common.node.failpoints import add_where, configure
-from headway.common.node.process import LastWords, ProcessId
+from headway.common.node.last_words import LastWords
+from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import NodePaths, RunDir
 from headway.common.wire.message import Message
 from headway.common.wire.messages.executor import LeftGeneration, StoreOpened, WorkerBeat

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from headway.common.node.arena_reader import SlotInfo
     from headway.common.node.failpoints import failpoint
     from headway.common.node.flight import FlightReader, FlightWriter
-    from headway.common.node.process import LastWords, ProcessId, reap_children, spawn
+    from headway.common.node.last_words import LastWords
+    from headway.common.node.process import ProcessId, reap_children, spawn
     from headway.common.node.ring import RingReader, RingWriter
     from headway.common.node.run_dir import NodePaths, RunDir, RunLock
     from headway.common.node.segment import Segment
@@ -41,7 +42,8 @@ __getattr__, __dir__ = lazy(
     arena_reader="SlotInfo",
     failpoints="failpoint",
     flight="FlightReader FlightWriter",
-    process="LastWords ProcessId reap_children spawn",
+    last_words="LastWords",
+    process="ProcessId reap_children spawn",
     ring="RingReader RingWriter",
     run_dir="NodePaths RunDir RunLock",
     segment="Segment",

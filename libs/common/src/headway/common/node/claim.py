@@ -32,8 +32,9 @@ class ClaimedError(InputError):
         self.holder = holder
 
 
-def claim(path: Path) -> None:
-    """Make this process the only holder of ``path``, until it ends or calls ``release``.
+def claim(path: Path, process: ProcessId | None = None) -> None:
+    """Make this process, or ``process``, the only holder of ``path``, until it ends or calls
+    ``release``.
 
     The file is made if needed, 0600, and overwritten in place, which works on a full disk too.
     Claiming again is harmless.
@@ -44,7 +45,7 @@ def claim(path: Path) -> None:
             that process is frozen.
         OSError: the file cannot be opened or written.
     """
-    me = ProcessId.current()
+    me = process or ProcessId.current()
     with _locked(path) as file:
         holder = _read(file)
         if holder is not None and holder != me and not holder.is_doomed():

@@ -1,8 +1,8 @@
 """Cleans up after dead runs of this user: processes, socket folders, shared memory.
 
 A process belongs to the run named by HEADWAY_RUN_ID in its environment. A run is live while
-any process holds its run.lock, or while one of its executors or drivers exists, since these
-would recover the run.
+any process holds its run.lock, or while an init, executor or driver of it exists, since these would
+recover the run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from headway.common.node.run_dir import (
 )
 
 _END_TIMEOUT_S = 10.0
-_RECOVERING = ("executor", "driver")
+_RECOVERING = ("init", "executor", "driver")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +70,14 @@ def end_run(run_id: str, *, keep_arenas: bool = False) -> list[str]:
     return done + _remove(run_id, [sock_root() / run_id])
 
 
-def end_node(run_id: str, node: int) -> list[str]:
-    """Like ``end_run``, for one node: the effect of losing a machine."""
+def end_node(run_id: str, node: int, *, spare: ProcessId | None = None) -> list[str]:
+    """Like ``end_run``, for one node: the effect of losing a machine. ``spare`` lives on."""
     check_run_id(run_id)
-    done = _end(f"{run_id} node {node}", lambda p: p.run_id == run_id and p.node == node)
+
+    def ours(p: RunProcess) -> bool:
+        return p.run_id == run_id and p.node == node and p.process != spare
+
+    done = _end(f"{run_id} node {node}", ours)
     folder = f"n{node}"
     return done + _remove(run_id, [shm_root() / run_id / folder, sock_root() / run_id / folder])
 
@@ -81,7 +85,8 @@ def end_node(run_id: str, node: int) -> list[str]:
 def leave_run(run_id: str) -> list[str]:
     """Final clean-up by the last executor of an ended run: shared files and leftover processes.
 
-    Nothing happens while another process holds the run; executors and drivers are left to exit.
+    Nothing happens while another process holds the run. Inits, executors and drivers are left to
+    exit.
     """
     lock = RunLock.try_exclusive(check_run_id(run_id), sock_root())
     if lock is None:

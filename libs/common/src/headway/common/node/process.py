@@ -1,8 +1,9 @@
-"""Identifies a process reliably, checks whether it is alive, and keeps its exit record.
+"""Identifies a process reliably, checks whether it is alive, and starts one.
 
 A pid is reused; a pid together with its start time (field 22 of /proc/PID/stat, clock ticks since
 boot) is not. Everything here takes a ``ProcessId`` and signals through a pidfd, so it never
-reaches another process.
+reaches another process. Only the standard library is imported, since ``headway.launch.init`` must
+start fast and stay small.
 """
 
 from __future__ import annotations
@@ -10,34 +11,22 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import json
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from headway.common.errors import CorruptError, HeadwayError, InputError
-from headway.common.log import complain, get_logger
-from headway.common.node.segment import LINE_BYTES, Segment
+from headway.common.errors import HeadwayError, InputError
 
 PRIVATE_UMASK = 0o077
 GONE = "X"
 DEAD = frozenset({GONE, "Z", "x"})
 """States of a process that will never run again."""
 
-_log = get_logger(__name__)
-
 _DISK_TROUBLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
-_WORDS_MAGIC = b"HWWORDS\0"
-_WORDS_VERSION = 1
-_WORDS_BYTES = 16384
-_LENGTH = 8  # word: bytes of the record, 0 = none
-_BODY = 2 * LINE_BYTES
-_MAX_REASON = 1000
-_MAX_CULPRIT = 2400  # characters; at most 4 bytes each, or 6 as a JSON escape
 
 
 def kernel_state(pid: int) -> tuple[str, int] | None:
@@ -98,6 +87,11 @@ class ProcessId:
         pending = [int(line.split()[1], 16) for line in lines if line[:7] in ("SigPnd:", "ShdPnd:")]
         return any(mask >> (signal.SIGKILL - 1) & 1 for mask in pending)
 
+    def age_s(self) -> float:
+        """Seconds since it was started, to a clock tick; of a dead process too."""
+        ticks_per_s = os.sysconf("SC_CLK_TCK")
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - self.start_ticks / ticks_per_s
+
     def alive(self) -> bool:
         """Whether it exists and has not ended; a zombie is dead, a stopped or
         frozen process is alive."""
@@ -152,20 +146,30 @@ def open_log(path: Path) -> int:
             raise InputError(
                 f"cannot open log {path}: {error.strerror}", remedy="create its folder"
             ) from error
-        complain(_log.warning, "no log can be opened", path=str(path), reason=error.strerror)
+        _report_missing(path, error.strerror)
         return os.open(os.devnull, flags)
 
 
+def _report_missing(path: Path, reason: str | None) -> None:
+    from headway.common.log import complain, get_logger  # not of the standard library: only now
+
+    complain(get_logger(__name__).warning, "no log can be opened", path=str(path), reason=reason)
+
+
 def spawn(
-    argv: Sequence[str | Path], log_path: Path, env: Mapping[str, str], cwd: Path | None = None
+    argv: Sequence[str | Path],
+    log_path: Path,
+    env: Mapping[str, str],
+    cwd: Path | None = None,
+    keep_fds: Sequence[int] = (),
 ) -> ProcessId:
     """Start a program that may outlive this process; return once it has been executed.
 
     Own session, no controlling terminal, stdin from /dev/null, stdout and stderr appended to
     ``log_path`` (a file, not a pipe: the reader's death must not kill the writer) as
-    ``open_log`` opens it, no other file descriptor, exactly ``env`` as environment, and a umask
-    by which only the user can read its files. After its end the child is a zombie until
-    ``reap_children`` collects it.
+    ``open_log`` opens it, no other file descriptor but ``keep_fds``, exactly ``env`` as
+    environment, and a umask by which only the user can read its files. After its end the child is a
+    zombie until ``reap_children`` collects it.
 
     Raises:
         InputError: no such program or folder, or the log's path is wrong.
@@ -178,6 +182,7 @@ def spawn(
             stdout=log,
             stderr=log,
             close_fds=True,
+            pass_fds=tuple(keep_fds),
             start_new_session=True,
             umask=PRIVATE_UMASK,
             env=dict(env),
@@ -216,95 +221,3 @@ def reap_children() -> None:
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-
-
-@dataclass(frozen=True, slots=True)
-class Words:
-    """A process's record of its own end, for processes that are not its parent.
-
-    ``code`` is the intended exit code, ``reason`` one line, ``culprit`` the cause or a traceback.
-    Without a record the process was killed, or lost with its machine.
-    """
-
-    pid: int
-    start_ticks: int
-    code: int
-    reason: str
-    culprit: str
-    at_ns: int  # monotonic clock of this host
-
-    @property
-    def process(self) -> ProcessId:
-        return ProcessId(self.pid, self.start_ticks)
-
-
-class LastWords:
-    """The record in one file. Call ``prepare`` early: later there may be no memory left for it."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._segment: Segment | None = None
-
-    def prepare(self) -> None:
-        """Allocate the file, or clear the one that a predecessor left."""
-        segment = self._open()
-        segment.words[_LENGTH] = 0
-
-    def write(self, code: int, reason: str, culprit: str = "") -> None:
-        """Write the record, replacing an earlier one. Long texts are truncated.
-
-        Raises:
-            InputError: not prepared, and the file cannot be made.
-        """
-        me = ProcessId.current()
-        words = Words(
-            me.pid,
-            me.start_ticks,
-            code,
-            reason[:_MAX_REASON],
-            culprit[:_MAX_CULPRIT],
-            time.monotonic_ns(),
-        )
-        body = json.dumps(asdict(words), ensure_ascii=False).encode("utf-8", "replace")
-        if len(body) > _WORDS_BYTES - _BODY:  # control characters, escaped sixfold
-            body = json.dumps({**asdict(words), "culprit": ""}).encode()
-        segment = self._open()
-        segment.words[_LENGTH] = 0
-        segment.buffer[_BODY : _BODY + len(body)] = body
-        segment.words[_LENGTH] = len(body)
-
-    def read(self) -> Words | None:
-        """The record, or None if there is none (yet)."""
-        try:
-            segment = self._segment or Segment.open(self.path, _WORDS_MAGIC, _WORDS_VERSION)
-        except FileNotFoundError:
-            return None
-        try:
-            length = segment.words[_LENGTH]
-            body = bytes(segment.buffer[_BODY : _BODY + length])
-        finally:
-            if segment is not self._segment:
-                segment.close()
-        if not length:
-            return None
-        try:
-            return Words(**json.loads(body))
-        except (ValueError, TypeError) as error:
-            raise CorruptError(
-                f"{self.path} holds no readable record", remedy="remove the file"
-            ) from error
-
-    def close(self) -> None:
-        if self._segment is not None:
-            self._segment.close()
-            self._segment = None
-
-    def _open(self) -> Segment:
-        if self._segment is None:
-            with contextlib.suppress(FileExistsError):
-                self._segment = Segment.create(
-                    self.path, _WORDS_BYTES, _WORDS_MAGIC, _WORDS_VERSION
-                )
-            if self._segment is None:
-                self._segment = Segment.open(self.path, _WORDS_MAGIC, _WORDS_VERSION, writable=True)
-        return self._segment

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from headway.common.errors import HeadwayError
-from headway.common.node.process import DEAD, LastWords, ProcessId, Words
+from headway.common.node.last_words import LastWords, Words
+from headway.common.node.process import DEAD, ProcessId
 from headway.common.wire.messages.health import WorkerSignals
 from headway.health.config import HealthConfig
 from headway.health.sources.feeds import Feed, FeedSource

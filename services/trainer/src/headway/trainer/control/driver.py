@@ -51,7 +51,6 @@ from headway.trainer.control.decisions.events import (
     CheckCheckpoint,
     Done,
     Event,
-    ExecutorEnded,
     Failed,
     FindDurable,
     Finish,
@@ -65,6 +64,7 @@ from headway.trainer.control.decisions.events import (
 )
 from headway.trainer.control.decisions.state import RunState
 from headway.trainer.control.durable import Checkpoints
+from headway.trainer.control.engine_looks import EngineLooks
 from headway.trainer.control.inputs import InputRecorder, begin_text, encode
 from headway.trainer.control.journal import Journal
 from headway.trainer.control.lines import Lines
@@ -79,8 +79,9 @@ MANY_NODES = 512
 RENEW_S = 0.25
 FLUSH_S = 0.1
 ENDED_S = 0.25
-"""How often the engine is asked whether executors that were silent for ``SILENT_S`` have ended."""
-SILENT_S = 0.6  # a little longer than a beat
+"""How often the engine is asked whether the inits of silent nodes have ended."""
+ORPHANS_S = 2.0
+"""The same of the other nodes, whose executors are well."""
 LINGER_S = 3.0
 """How long a driver whose run is over keeps answering, so that every executor learns of the end."""
 CLOSE_LIMIT_S = 4.0
@@ -154,7 +155,9 @@ class Driver:
         self._service.every(RENEW_S, self._renew)
         self._service.every(TICK_S, self.tick)
         self._service.every(FLUSH_S, self._reports.flush)
-        self._service.every(ENDED_S, self._look_for_ended)
+        looks = EngineLooks(self.engine, cluster, self.lines, self._background, self.handle)
+        self._service.every(ENDED_S, looks.for_ended)
+        self._service.every(ORPHANS_S, lambda: looks.for_orphans(self.state.nodes))
         self._metrics.serve(
             self._service, self._background, self.state, self._reports, lambda: self._outcome
         )
@@ -337,26 +340,6 @@ class Driver:
                 self.handle(Failed(action, str(error), is_final=isinstance(error, NodeLost)))
 
         self._background.start(f"{type(action).__name__} {action.node}", work, then)
-
-    def _look_for_ended(self) -> None:
-        def then(ended: list[int] | None, _error: Exception | None) -> None:
-            for node in ended or ():
-                self.handle(ExecutorEnded(node))
-
-        nodes = self.lines.silent(SILENT_S)
-        if not nodes:
-            return
-        self._background.start(
-            "look for ended executors",
-            lambda: [node for node in nodes if self._has_ended(node)],
-            then,
-        )
-
-    def _has_ended(self, node: int) -> bool:
-        try:
-            return self.engine.has_ended(node)
-        except (HeadwayError, OSError):
-            return False  # then only its silence shows it
 
     def _keep_input(self, clock: float, event: bytes, decided: str) -> None:
         self._journal.append(self._records.input_record(clock, event, decided))

@@ -42,7 +42,7 @@ class Fault:
 
 TARGETS = {
     "worker": "the process of a rank",
-    "service": "a service of a node by its name, executor included",
+    "service": "a service of a node by its name, executor and init included",
     "node": "a whole node",
     "run": "what all nodes share",
 }
@@ -60,13 +60,13 @@ FAULTS: dict[str, Fault] = {
     "damaged_arena_header": Fault("the snapshot memory is not an arena any more", _WORKER),
     "flipped_snapshot_bit": Fault("one bit of each snapshot in memory is flipped", _WORKER),
     "spawn_failure": Fault("the node can start no process", _NODE, 10.0),
-    "silent_node": Fault("executor and agent hang, the ranks run", _NODE, 6.0),
+    "silent_node": Fault("init, executor and agent hang, the ranks run", _NODE, 6.0),
     "returning_node": Fault("the whole node hangs until it is lost, then is back", _NODE, 30.0),
     "clock_step": Fault("the run's wall clock goes back 120 s", _RUN),
 }
 
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
-_SPEAKERS = ("executor", "agent", "driver", "monitor")
+_SPEAKERS = ("init", "executor", "agent", "driver", "monitor")
 _SPAWNERS = ("executor", "zygote")
 
 
@@ -84,7 +84,7 @@ class Parts:
     """The processes of a run on one node."""
 
     services: Mapping[str, ProcessId]
-    """By name; the executor is one of them, driver and monitor where they run."""
+    """By name; init and executor are among them, driver and monitor where they run."""
     workers: Mapping[int, ProcessId] = field(default_factory=dict)
     """By rank."""
     standbys: Sequence[ProcessId] = ()
@@ -97,7 +97,7 @@ def check(fault: str, target: str, services: Collection[str] | None = None) -> F
     Args:
         fault: one of ``FAULTS``.
         target: what is to be broken.
-        services: what runs on the node beside its executor; None when that is not known here.
+        services: what runs on the node beside init and executor; None when that is not known here.
 
     Raises:
         InputError: unknown, or not to be done to that; with what there is.
@@ -111,7 +111,7 @@ def check(fault: str, target: str, services: Collection[str] | None = None) -> F
             f"{fault!r} cannot be done to {target!r}",
             remedy="its target can be " + " or ".join(sorted(found.targets)),
         )
-    names = {"executor", *(services or ())}
+    names = {"init", "executor", *(services or ())}
     if kind == "service" and services is not None and target not in names:
         raise InputError(
             f"the node does not run {target!r}",

@@ -2,11 +2,12 @@
 
 It dials the process that holds the driver's lease, passes messages between the driver and the
 node's workers, and lets ``Guardian`` decide about everything else. Killed, it leaves everything
-running; its successor finds it again.
+running; its successor, which the node's init starts, finds it again.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -44,6 +45,7 @@ from headway.common.wire.messages.worker import Abort, Acknowledged, Quit, Store
 from headway.common.wire.server import Server
 from headway.common.wire.service import Service
 from headway.launch.cluster import ClusterFolder
+from headway.launch.init.beats import BeatSender
 from headway.trainer.config import RunConfig
 from headway.trainer.control.node.node_events import (
     DriverReported,
@@ -78,6 +80,7 @@ class Executor:
             )
         self.cluster, self.node = cluster, node
         self._me = ProcessId.current()
+        self._init = BeatSender(os.environ)
         cluster.claim(node)
         self._cluster_id = cluster.id  # read now: the folder may be removed under a living run
         self._lock = RunLock.hold(self._cluster_id)
@@ -98,6 +101,7 @@ class Executor:
         self._throttle = Throttle()
         self._service.every(WATCH_S, self._watch)
         self._service.every(BEAT_S, self._beat)
+        self._service.every(BEAT_S, self._init.beat)
         self._service.every(LEASE_LOOK_S, self._watch_folder)
         self._service.metrics.register(node_metrics(lambda: self._run))
 
@@ -114,6 +118,8 @@ class Executor:
             self._lock.release()
             leave_run(self._cluster_id)
             self.cluster.remove(f"nodes/{self.node}.run")
+        if code == 0:
+            self._init.end()
         return code
 
     def _announce(self) -> None:

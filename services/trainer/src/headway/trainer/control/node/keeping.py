@@ -10,9 +10,9 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass, field
 
+from headway.common.backoff import Backoff
 from headway.common.node.process import DEAD, ProcessId
 from headway.common.wire.messages.service import ServiceBeat
-from headway.trainer.control.node.backoff import Backoff
 from headway.trainer.control.node.node_events import Action, Kill, Log, StartService
 
 FIRST_PAUSE_S = 0.05

@@ -10,8 +10,8 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass
 
+from headway.common.backoff import Backoff
 from headway.launch.lease import LeaseView, LeaseWatch
-from headway.trainer.control.node.backoff import Backoff
 from headway.trainer.control.node.node_events import Claim
 
 START_GRACE_S = 20.0

@@ -42,9 +42,11 @@ class NodeEnd:
         lock: RunLock,
         services: Mapping[str, ProcessId],
         workers: Sequence[ProcessId],
+        spare: ProcessId | None = None,
     ) -> None:
         self._run, self._paths, self._lock = run, paths, lock
         self._services, self._workers = dict(services), list(workers)
+        self._spare = spare
         self._unreadable: set[Path] = set()
 
     def run(self) -> None:
@@ -76,7 +78,7 @@ class NodeEnd:
 
     def _remove(self) -> None:
         try:
-            for line in end_node(self._paths.run_id, self._paths.node):
+            for line in end_node(self._paths.run_id, self._paths.node, spare=self._spare):
                 log.info(line)
         except Exception:
             # a process that is stuck must not keep memory and sockets of all others

@@ -13,7 +13,8 @@ from headway.common.errors import HeadwayError
 from headway.common.log import get_logger
 from headway.common.node.files import replace_json
 from headway.common.node.janitor import processes_of
-from headway.common.node.process import LastWords, ProcessId
+from headway.common.node.last_words import LastWords
+from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import NodePaths
 from headway.trainer import zygote_beat
 from headway.trainer.control.node.node_events import Memory

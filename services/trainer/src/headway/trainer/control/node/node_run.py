@@ -325,12 +325,18 @@ class NodeRun:
         """
         members = self.guardian.workers.members.values()
         parts = faults.Parts(
-            services={"executor": ProcessId.current(), **self.guardian.services.processes()},
+            services={**self._keepers(), **self.guardian.services.processes()},
             workers={one.beat.rank: one.process for one in members if one.beat.rank >= 0},
             standbys=[one.process for one in members if one.beat.rank < 0],
         )
         places = faults.Places(self.run.path, self.paths.shm_dir, self.cluster.path)
         return faults.carry_out(order, parts, places)
+
+    def _keepers(self) -> dict[str, ProcessId]:
+        """This executor and its init, if that one runs."""
+        init = self.cluster.init(self.node)
+        found = {"executor": ProcessId.current()}
+        return found if init is None or init.is_doomed() else {"init": init, **found}
 
     # ---- the end ------------------------------------------------------------------------------
     def ending(self) -> NodeEnd:
@@ -345,6 +351,7 @@ class NodeRun:
             self.lock,
             {**leaving, **found},
             list(workers.processes().values()),
+            spare=self.cluster.init(self.node),  # it ends when this executor has
         )
 
 

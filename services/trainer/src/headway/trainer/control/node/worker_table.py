@@ -8,11 +8,11 @@ import signal
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from headway.common.backoff import Backoff
 from headway.common.errors import InputError
 from headway.common.node.process import DEAD, ProcessId
 from headway.common.wire.messages.driver import WorkerGone
 from headway.common.wire.messages.executor import WorkerBeat
-from headway.trainer.control.node.backoff import Backoff
 from headway.trainer.control.node.node_events import (
     Action,
     AskForFork,

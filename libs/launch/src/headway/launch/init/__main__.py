@@ -1,0 +1,57 @@
+"""``python -m headway.launch.init --cluster DIR --node K``: one per node."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from headway.common.errors import HeadwayError, InputError
+from headway.common.node.claim import ClaimedError, claim
+from headway.launch.init.executor import Place, place_of
+from headway.launch.init.supervisor import Supervisor
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Supervise the executor of one node; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m headway.launch.init",
+        description="Start the executor of a node, and start it again when it fails.",
+    )
+    parser.add_argument("--cluster", type=Path, required=True, help="the cluster's folder")
+    parser.add_argument("--node", type=int, required=True, help="number of the node, from 0")
+    options = parser.parse_args(argv)
+    try:
+        place = place_of(options.cluster, options.node)
+        _show_whose_it_is(place)
+        _claim(place)
+        return Supervisor(place).run()
+    except HeadwayError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def _show_whose_it_is(place: Place) -> None:
+    """Have this node's names in ``/proc/PID/environ``, by which its processes are found."""
+    wanted = place.environment("init", os.environ)
+    if wanted != dict(os.environ):
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], wanted)
+
+
+def _claim(place: Place) -> None:
+    try:
+        claim(place.claim)
+    except ClaimedError as error:
+        raise InputError(
+            f"node {place.node} of {place.cluster} already has an init, process {error.holder.pid}",
+            remedy="leave that one running",
+        ) from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,292 @@
+"""What an init decides, without clocks, processes or files: ``handle(event, now)`` -> actions.
+
+It keeps one executor. An executor that ends by itself is started again, at once the first time and
+with growing pauses while it dies early. One that is stopped, frozen by a control group, or whose
+event loop sends no beats is ended first. Exit code 0 means that it ended as asked, and so does the
+init.
+
+Time counts only while the init itself runs: after a stall of its own (all of the node was frozen)
+every limit starts anew, so that an executor that was frozen too can report first.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, field
+from typing import Literal
+
+from headway.common.backoff import Backoff
+from headway.common.node.process import ProcessId
+
+FROZEN = "F"
+"""In place of a state letter: a control group keeps the process from running."""
+STALL_S = 1.0
+"""A longer pause between two events is the init's own stall."""
+
+_STUCK = {"T": "it is stopped", FROZEN: "its control group is frozen"}
+_TRACED = "t"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds."""
+
+    stuck_s: float = 2.0
+    """An executor that is stopped or frozen and sends no beat for this long is ended."""
+    silent_s: float = 10.0
+    """An executor whose loop sends no beat for this long is ended."""
+    start_s: float = 60.0
+    """The same before its first beat."""
+    healthy_s: float = 10.0
+    """An executor that lived this long did not die early."""
+    first_pause_s: float = 0.25
+    longest_pause_s: float = 5.0
+    end_s: float = 40.0
+    """An executor that was asked to end is killed after this long; it gives itself 30 s."""
+    gone_s: float = 60.0
+    """An init whose cluster has had no folder for this long ends."""
+
+
+# ---- events --------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Started:
+    """There is an executor: a new one, or a living one that was adopted."""
+
+    process: ProcessId
+    is_adopted: bool = False
+    age_s: float = 0.0
+    is_audible: bool = True
+    """Whether its beats can arrive; not those of an executor that no init started."""
+
+
+@dataclass(frozen=True)
+class NotStarted:
+    """No executor could be started; ``is_gone`` if the cluster's folder is absent."""
+
+    reason: str
+    is_gone: bool = False
+
+
+@dataclass(frozen=True)
+class Beaten:
+    """The executor's event loop has sent beats."""
+
+
+@dataclass(frozen=True)
+class Looked:
+    """The executor's state letter, or ``FROZEN``; empty while there is none."""
+
+    state: str = ""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The executor has ended, or will never run again; ``code`` is None if unknown, negative for
+    a signal."""
+
+    code: int | None
+    last_line: str = ""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The init was asked to end, by a signal."""
+
+    by: str
+
+
+Event = Started | NotStarted | Beaten | Looked | Ended | Asked
+
+
+# ---- actions -------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Start:
+    """Adopt the living executor of this node, or start one; answered by ``Started`` or
+    ``NotStarted``."""
+
+
+@dataclass(frozen=True)
+class Kill:
+    """End the executor with SIGKILL."""
+
+
+@dataclass(frozen=True)
+class PassOn:
+    """Send SIGTERM to the executor."""
+
+
+@dataclass(frozen=True)
+class Leave:
+    """Exit."""
+
+    code: int
+
+
+@dataclass(frozen=True)
+class Log:
+    level: Literal["info", "warning", "error"]
+    event: str
+    fields: dict[str, object] = field(default_factory=dict)
+
+
+Action = Start | Kill | PassOn | Leave | Log
+
+
+class Core:
+    """The state; every change goes through ``handle``."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
+        self._now, self._seen_at = 0.0, float("nan")
+        self.process: ProcessId | None = None
+        self._started_at = self._beat_at = self._asked_at = 0.0
+        self._stuck_since: float | None = None
+        self._gone_since: float | None = None
+        self._is_audible, self._limit_s = False, self.limits.start_s
+        self._state = ""
+        self._killed_for = ""
+        self._is_starting = self._is_asked = self._is_leaving = False
+        self._not_started_for = ""
+        self._may_be_quick = True
+        """Whether the next start needs no pause."""
+        self._backoff = Backoff(self.limits.first_pause_s, self.limits.longest_pause_s)
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """Take in one event; returns what to do, in order. Nothing is done after ``Leave``."""
+        self._advance(now)
+        if self._is_leaving:
+            return []
+        actions = self._take(event)
+        return actions if self._is_leaving else actions + self._due()
+
+    def _advance(self, now: float) -> None:
+        gap = now - self._seen_at  # NaN at the first event
+        self._seen_at = now
+        if gap > STALL_S:
+            self._beat_at, self._stuck_since = self._now, None
+        elif gap > 0:
+            self._now += gap
+
+    def _take(self, event: Event) -> list[Action]:
+        match event:
+            case Started():
+                return self._started(event)
+            case NotStarted():
+                return self._not_started(event)
+            case Beaten():
+                self._beat_at, self._stuck_since = self._now, None
+                self._limit_s = self.limits.silent_s
+            case Looked():
+                self._look(event.state)
+            case Ended():
+                return self._ended(event)
+            case Asked():
+                return self._end_as_asked(event.by)
+        return []
+
+    # ---- the executor's life ------------------------------------------------------------------
+    def _started(self, event: Started) -> list[Action]:
+        self.process, self._is_starting = event.process, False
+        self._beat_at, self._started_at = self._now, self._now - event.age_s
+        self._is_audible = event.is_audible
+        self._limit_s = max(self.limits.silent_s, self.limits.start_s - event.age_s)
+        self._stuck_since, self._gone_since = None, None
+        self._killed_for = self._not_started_for = ""
+        how = "the executor that runs already is kept" if event.is_adopted else "executor started"
+        return [Log("info", how, {"pid": event.process.pid})]
+
+    def _not_started(self, event: NotStarted) -> list[Action]:
+        self._is_starting = False
+        self._backoff.fail(self._now)
+        actions: list[Action] = []
+        if event.reason != self._not_started_for:
+            self._not_started_for = event.reason
+            actions.append(Log("error", "no executor can be started", {"reason": event.reason}))
+        if not event.is_gone:
+            self._gone_since = None
+        elif self._gone_since is None:
+            self._gone_since = self._now
+        elif self._now - self._gone_since > self.limits.gone_s:
+            actions += [Log("error", "the cluster's folder was removed"), self._leave(1)]
+        return actions
+
+    def _look(self, state: str) -> None:
+        if state == _TRACED:  # a debugger holds it, which may take a while
+            self._beat_at = self._now
+        if state not in _STUCK:
+            self._stuck_since = None
+        elif self._stuck_since is None:
+            self._stuck_since = self._now
+        self._state = state
+
+    def _ended(self, event: Ended) -> list[Action]:
+        if self.process is None:
+            return []
+        pid, lived_s = self.process.pid, self._now - self._started_at
+        self.process = None
+        fields: dict[str, object] = {"pid": pid, "reason": self._killed_for or _how(event.code)}
+        if self._is_asked:
+            is_good = event.code in (0, -signal.SIGTERM)
+            return [Log("info", "the executor has ended", fields), self._leave(int(not is_good))]
+        if event.code == 0 and not self._killed_for:
+            return [Log("info", "the executor has ended as asked", {"pid": pid}), self._leave(0)]
+        if lived_s >= self.limits.healthy_s:
+            self._may_be_quick = True
+            self._backoff.succeed()
+        if self._may_be_quick:
+            self._may_be_quick = False
+        else:
+            self._backoff.fail(self._now)
+        fields["lived_s"] = round(lived_s, 1)
+        fields["pause_s"] = round(max(0.0, self._backoff.until_s - self._now), 2)
+        fields["last_line"] = event.last_line
+        return [Log("warning", "the executor has ended; starting it again", fields)]
+
+    def _end_as_asked(self, by: str) -> list[Action]:
+        actions: list[Action] = [Log("info", "asked to end", {"by": by})]
+        if self.process is None:
+            return [*actions, self._leave(0)]
+        if not self._is_asked:
+            self._is_asked, self._asked_at = True, self._now
+        return [*actions, PassOn()]  # a second request cuts the executor's open work short
+
+    def _leave(self, code: int) -> Leave:
+        self._is_leaving = True
+        return Leave(code)
+
+    # ---- what is due --------------------------------------------------------------------------
+    def _due(self) -> list[Action]:
+        if self.process is None:
+            if self._is_starting or not self._backoff.is_over(self._now):
+                return []
+            self._is_starting = True
+            return [Start()]
+        reason = "" if self._killed_for else self._why_kill()
+        if not reason:
+            return []
+        self._killed_for = reason
+        fields = {"pid": self.process.pid, "reason": reason}
+        return [Log("warning", "ending the executor", fields), Kill()]
+
+    def _why_kill(self) -> str:
+        """Why the executor must be ended now; empty if it need not be."""
+        limits, silent_s = self.limits, self._now - self._beat_at
+        if self._stuck_since is not None and self._now - self._stuck_since >= limits.stuck_s:
+            return _STUCK[self._state]
+        if self._is_audible and silent_s >= self._limit_s:
+            return f"its event loop has been silent for {silent_s:.1f} s"
+        if self._is_asked and self._now - self._asked_at >= limits.end_s:
+            return f"it did not end within {limits.end_s:g} s"
+        return ""
+
+
+def _how(code: int | None) -> str:
+    """How a process ended, in words."""
+    if code is None:
+        return "it ended, its exit code is unknown"
+    if code < 0:
+        try:
+            return f"it was ended by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"it was ended by signal {-code}"
+    return f"exit code {code}"

@@ -1,0 +1,72 @@
+"""What the driver asks the engine about the inits of its nodes, periodically, on a thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from headway.common.errors import HeadwayError
+from headway.common.log import get_logger
+from headway.launch.cluster import ClusterFolder
+from headway.launch.engine import Engine
+from headway.trainer.control.background import Background
+from headway.trainer.control.decisions.events import ExecutorEnded
+from headway.trainer.control.lines import MAX_ASKED, Lines
+
+SILENT_S = 0.6  # a little longer than a beat
+
+log = get_logger("driver")
+
+
+class EngineLooks:
+    """An executor that merely died is its init's business. The engine is asked for inits that have
+    ended, at most ``MAX_ASKED`` at a time."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        cluster: ClusterFolder,
+        lines: Lines,
+        background: Background,
+        handle: Callable[[ExecutorEnded], object],
+    ) -> None:
+        self._engine, self._cluster, self._lines = engine, cluster, lines
+        self._background, self._handle = background, handle
+        self._begin = 0
+
+    def for_ended(self) -> None:
+        """Find silent nodes that need a new init; the decision is the core's."""
+
+        def then(ended: list[int] | None, _error: Exception | None) -> None:
+            for node in ended or ():
+                self._handle(ExecutorEnded(node))
+
+        nodes = self._lines.silent(SILENT_S)
+        if nodes:
+            look = lambda: [node for node in nodes if self._has_ended(node)]  # noqa: E731
+            self._background.start("look for ended inits", look, then)
+
+    def for_orphans(self, nodes: Sequence[int]) -> None:
+        """Start the init of executors that have lost theirs; they themselves are well."""
+        silent = set(self._lines.silent(SILENT_S))
+        begin = self._begin if self._begin < len(nodes) else 0
+        self._begin = begin + MAX_ASKED
+        asked = [node for node in nodes[begin : self._begin] if node not in silent]
+
+        def mend() -> None:
+            for node in asked:
+                # In this order: an init that ended as asked has outlived its executor.
+                if self._has_ended(node) and self._cluster.living(node) is not None:
+                    log.warning("the init of a node has ended; starting it again", node=node)
+                    self._engine.start_node(node)
+
+        def then(_result: object, error: Exception | None) -> None:
+            if error is not None:
+                log.warning("no init can be started", reason=str(error))
+
+        self._background.start("look for lost inits", mend, then)
+
+    def _has_ended(self, node: int) -> bool:
+        try:
+            return self._engine.has_ended(node)
+        except (HeadwayError, OSError):
+            return False  # then only its silence shows it
