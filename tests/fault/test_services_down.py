@@ -137,6 +137,28 @@ def test_a_killed_executor_changes_no_worker_and_no_generation(live: Live) -> No
     )
 
 
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("both", [False, True], ids=["alone", "with its executor"])
+def test_a_killed_init_is_replaced_and_changes_no_worker(live: Live, both: bool) -> None:
+    before = live.healthy()
+    folder = ClusterFolder(live.run.cluster_folder)
+    init, executor = folder.init(0), folder.living(0)
+    assert init is not None and executor is not None
+    init.kill()
+    if both:
+        executor.kill()
+
+    def is_whole() -> bool:
+        now = (folder.init(0), folder.living(0))
+        return all(p is not None and p.alive() for p in now) and now[0] != init
+
+    live.machine.wait_until(is_whole, "a new init, and an executor")
+    assert (folder.living(0) == executor) is not both
+    after = live.healthy(beyond_step=live.healthy().step + 2)
+    assert live.workers(after) == live.workers(before)
+    assert after.generation == before.generation and after.services == before.services
+
+
 def test_no_step_was_done_twice_through_all_of_it(live: Live) -> None:
     live.healthy(beyond_step=live.healthy().step + 1)
     rows = live.run.query(
