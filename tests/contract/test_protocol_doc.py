@@ -47,7 +47,7 @@ def test_the_table_of_processes_is_what_a_run_starts(node: Any) -> None:
     rows = {
         row.split("|")[1].strip(): row for row in section(1).splitlines() if row.startswith("| ")
     }
-    living = {*node.beside, *_children(node), "executor", "worker"}
+    living = {*node.beside, *_children(node), "init", "executor", "worker"}
     assert set(rows) - {"process"} == living
 
 
