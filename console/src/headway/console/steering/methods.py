@@ -231,7 +231,7 @@ class Steering:
             ),
         ] = 300.0,
     ) -> int:
-        """Remove a node that will end: a checkpoint first, then a spare takes over its ranks."""
+        """Remove a node that is about to end: a checkpoint, then a spare."""
         return self.command("drain", node=node, duration_s=notice_s)
 
     @operation(
