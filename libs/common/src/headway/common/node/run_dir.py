@@ -289,7 +289,9 @@ class RunDir:
 
     @property
     def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
+        """By the name that every machine of the run knows it by."""
+        folder = self.path / "checkpoints"
+        return folder.resolve() if folder.is_symlink() else folder
 
     @property
     def logs(self) -> Path:
