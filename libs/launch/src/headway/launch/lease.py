@@ -254,3 +254,8 @@ class Tenure:
         """
         self.me = replace(self.me, beat=self.me.beat + 1)
         self._lease.publish(self.me)
+
+    def resign(self) -> None:
+        """Let another node lead. Raises as ``renew``."""
+        self.me = replace(self.me, has_resigned=True)
+        self.renew()

@@ -31,7 +31,8 @@ def join(ticket: Ticket, keys: KeyPair, *, limit_s: float) -> Bundle:
         DeadlineError: no driver answers within ``limit_s``.
         InputError: what it sends does not describe a run.
     """
-    lease, question = FileLease(Path(ticket.control)), this_machine(ticket, keys)
+    lease = FileLease(Path(ticket.control))
+    question = this_machine(ticket.node, keys.public, token=ticket.token)
     deadline = time.monotonic() + limit_s
     trouble = f"no driver has announced itself in {ticket.control}"
     while time.monotonic() < deadline:
@@ -55,15 +56,15 @@ def _ask(holder: Holder, keys: KeyPair, question: Join) -> Bundle:
     return Bundle.from_json(joined.bundle, source="what the driver sent")
 
 
-def this_machine(ticket: Ticket, keys: KeyPair) -> Join:
+def this_machine(node: int, public_key: bytes, *, token: str = "") -> Join:
     """The machine as it introduces itself."""
     return Join(
-        node=ticket.node,
-        token=ticket.token,
+        node=node,
+        token=token,
         uid=machine_uid(),
         boot_id=boot_id(),
         host=socket.gethostname(),
-        public_key=keys.public.decode(),
+        public_key=public_key.decode(),
         version=installed_version(),
         num_gpus=len(list(GPUS.iterdir())) if GPUS.is_dir() else 0,
         num_cpus=len(os.sched_getaffinity(0)),

@@ -71,11 +71,10 @@ class Remote:
                 threading.Thread(target=self._answer, args=(near,), daemon=True).start()
 
     def _answer(self, near: socket.socket) -> None:
-        with near, near.makefile("rw") as lines:
-            with contextlib.suppress(OSError, ValueError):
-                question = json.loads(lines.readline())
-                lines.write(json.dumps(self._do(**question)) + "\n")
-                lines.flush()
+        with near, near.makefile("rw") as lines, contextlib.suppress(OSError, ValueError):
+            question = json.loads(lines.readline())
+            lines.write(json.dumps(self._do(**question)) + "\n")
+            lines.flush()
 
     def _do(self, asks: str, name: str, verb: str, words: list[str], stdin: str) -> dict[str, Any]:
         node = next((one for one in self._bed.nodes if one.name == name), None)

@@ -9,7 +9,6 @@ from headway.trainer.config import RunConfig
 from headway.trainer.control.decisions.events import Start
 from headway.trainer.control.journal import Journal
 
-
 JOIN_GRACE_S = 20.0
 """The first driver of a run waits for its machines while they still start."""
 

@@ -15,7 +15,6 @@ from typing import Any
 
 from headway.ckpt_store.client import mark_generation
 from headway.common.config import load
-from headway.common.errors import HeadwayError
 from headway.common.log import get_logger
 from headway.common.node.failpoints import configure
 from headway.common.node.machine import process_space
@@ -41,7 +40,7 @@ from headway.health.client import response
 from headway.launch.cluster import ClusterFolder
 from headway.launch.engine import NodeLost
 from headway.launch.engines import engine_of
-from headway.launch.lease import FileLease, Holder, SupersededError, Tenure
+from headway.launch.lease import Holder
 from headway.trainer.config import RunConfig
 from headway.trainer.control.background import Background
 from headway.trainer.control.beginning import begin
@@ -70,6 +69,7 @@ from headway.trainer.control.engine_looks import EngineLooks
 from headway.trainer.control.gate import Gate, members_of
 from headway.trainer.control.inputs import InputRecorder, begin_text, encode
 from headway.trainer.control.journal import Journal
+from headway.trainer.control.leadership import Leadership
 from headway.trainer.control.lines import Lines
 from headway.trainer.control.reports import Reports
 from headway.trainer.control.requests import Requests
@@ -104,24 +104,21 @@ class Driver:
         self.run_dir, self.cluster, self.node = RunDir(run_dir), cluster, node
         self.config = load(RunConfig, files=[self.run_dir.config])
         self._background, self.engine = Background(), engine_of(self.run_dir, cluster)
-        self._lease = FileLease(self.run_dir.control, self._fence_elsewhere)
-        self._fence_former(epoch)
+        self._leadership = Leadership(self.run_dir.control, epoch, self.engine, self._background)
         self._epoch, self._run_id = epoch, self.run_dir.run_id  # a look at a file: once only
         configure(NodePaths(self._run_id, node).failpoints, node=node)
         world, checkpoints = self.config.parallel.world_size, self.run_dir.checkpoints
         self._copies = Checkpoints(checkpoints, world, self._background, self.handle)
         is_shared = self.run_dir.bundle.exists()
         journal = Journal(self.run_dir.database, epoch=epoch, is_shared=is_shared)
-        start = begin(
-            self.config, self._run_id, cluster.nodes, epoch, journal, is_joined=is_shared
-        )
+        start = begin(self.config, self._run_id, cluster.nodes, epoch, journal, is_joined=is_shared)
         self._outcome, skipped = journal.fact("outcome", ""), journal.skipped()
         members = members_of(journal)
         self._metrics = RunMetrics(self.run_dir, self.config.launch, node, journal.event_names())
         self._detail = journal.fact("detail", "")
         self.state = RunState(start, self.config.recovery, time.monotonic())
         self._records = journal  # only makes records here: its thread alone writes
-        self._journal = JournalWriter(journal, self._superseded)
+        self._journal = JournalWriter(journal, self._leadership.superseded)
         self._noted: dict[str, int] = {}
         self._recorder = InputRecorder(self.state, self._keep_input)
         self._keep_input(self.state.clock_s, encode(start), begin_text(self.config.recovery))
@@ -151,13 +148,13 @@ class Driver:
             keys=keys,
             allowed=admission,
         )
-        self._gate = Gate.of(self.run_dir, cluster, keys, members, admission, self._journal)
+        self._gate = Gate.of(self.run_dir, cluster, node, keys, members, admission, self._journal)
         if self._gate is not None:
             self._gate.is_evicted, self._gate.epoch = self.state.is_evicted, epoch
         self.lines = Lines(self._server, self.state, self._reports, self._run_id, node)
         self._requests.lines = self.lines
         me = ProcessId.current()
-        holder = Holder(
+        self._holder = Holder(
             epoch,
             node,
             me.pid,
@@ -167,14 +164,14 @@ class Driver:
             space=process_space(),
             join_endpoint=self._gate.server.endpoint if self._gate is not None else "",
         )
-        self._tenure, self._renew_trouble = Tenure(self._lease, holder), ""
         gather_s = GATHER_S * min(1.0, cluster.nodes / MANY_NODES)
         self._service = Service("driver", server=self._server, gather_s=gather_s)
         for thread in (self._journal, self._background):
             self._service.watch(thread.done_fd, thread.run_callbacks)
         if self._gate is not None:
             self._service.watch(self._gate.server.socket, self._gate.server.handle_ready)
-        self._service.every(RENEW_S, self._renew)
+        self._leadership.note, self._leadership.stop = self.note, self._service.stop
+        self._service.every(RENEW_S, self._leadership.renew)
         self._service.every(TICK_S, self.tick)
         self._service.every(FLUSH_S, self._reports.flush)
         looks = EngineLooks(self.engine, cluster, self.lines, self._background, self.handle)
@@ -184,29 +181,9 @@ class Driver:
             self._service, self._background, self.state, self._reports, lambda: self._outcome
         )
 
-    def _fence_elsewhere(self, former: Holder) -> bool:
-        """A former driver on another machine. One that cannot be ended is no danger: executors,
-        journal and checkpoints refuse what an older epoch wants, and its lease is over."""
-        if not self.engine.fence(former.node):
-            log.warning("the former driver may still run; its orders are refused", **vars(former))
-        return True
-
-    def _fence_former(self, epoch: int) -> None:
-        view = self._lease.look()
-        if view.claimed > epoch:
-            raise SupersededError(
-                f"epoch {epoch} is over: epoch {view.claimed} was claimed",
-                remedy="nothing to do: the newer driver leads the run",
-            )
-        if view.holder is not None and not self._lease.fence(view.holder):
-            raise HeadwayError(
-                f"the former driver {view.holder.pid} cannot be ended",
-                remedy="end it by hand; until then no other driver may act",
-            )
-
     def run(self) -> int:
         """Drive the run to its end; returns the exit code."""
-        self._tenure.renew()
+        self._leadership.begin(self._holder)
         self.note("driver_started", {"epoch": self._epoch, "node": self.node})
         if self._outcome:
             self._service.after(LINGER_S, self._service.stop)
@@ -214,25 +191,6 @@ class Driver:
         code = self._service.run()
         self._journal.close(CLOSE_LIMIT_S)
         return code
-
-    # ---- leadership ---------------------------------------------------------------------------
-    def _renew(self) -> None:
-        """Show that this loop turns. The writing itself may hang with the run's file system."""
-
-        def then(_result: object, error: Exception | None) -> None:
-            trouble = "" if error is None else str(error)
-            if isinstance(error, SupersededError):
-                log.warning("another driver leads the run; leaving", reason=trouble)
-                self._service.stop()
-            elif trouble and trouble != self._renew_trouble:
-                log.error("the lease cannot be renewed", reason=trouble)
-            self._renew_trouble = trouble
-
-        self._background.start("renewal of the lease", self._tenure.renew, then)
-
-    def _superseded(self) -> None:
-        log.warning("another driver has written the journal; leaving", epoch=self._epoch)
-        self._service.stop()
 
     # ---- hearing ------------------------------------------------------------------------------
     def tick(self) -> None:
@@ -244,6 +202,8 @@ class Driver:
             return
         self.handle(Tick())
         self.lines.refresh()
+        if self._gate is not None and self.state.generation >= 0:
+            self._leadership.resign_if_cut_off(self.lines)
 
     def _heard(self, message: Message, peer: bytes) -> None:
         if getattr(message, "run_id", self._run_id) not in ("", self._run_id):

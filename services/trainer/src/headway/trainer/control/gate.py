@@ -20,7 +20,7 @@ from headway.common.wire.server import Server
 from headway.launch.cluster import ClusterFolder
 from headway.launch.joining import tokens
 from headway.launch.joining.bundle import Bundle
-from headway.launch.joining.client import installed_version
+from headway.launch.joining.client import installed_version, this_machine
 from headway.trainer.control.journal import Journal
 from headway.trainer.control.writer import JournalWriter
 
@@ -64,6 +64,7 @@ class Gate:
     Args:
         bundle: what a node gets.
         cluster: of the driver's own node, with the monitor's list.
+        node: its number.
         keys: the driver's.
         members: those that have joined before.
         admission: of the driver's main socket.
@@ -84,6 +85,7 @@ class Gate:
         self,
         bundle: Bundle,
         cluster: ClusterFolder,
+        node: int,
         keys: KeyPair,
         members: dict[int, Member],
         admission: Admission,
@@ -92,7 +94,9 @@ class Gate:
         self._bundle, self._members, self._admission = bundle, members, admission
         self._journal = journal
         self._agents = KeyFile(cluster.path / "keys" / AGENTS)
-        for member in members.values():
+        self._members[node] = _member(this_machine(node, *cluster.public_of("executor")))
+        journal.submit(self._write)  # the first node of a run has nobody to ask
+        for member in self._members.values():
             admission.admit(member.public_key.encode())
         self._list_agents()
         self.server = Server(bundle.network.endpoint, {Join: self._join}, keys=keys)
@@ -112,16 +116,7 @@ class Gate:
         except InputError as error:
             log.warning("refused a node", node=node, host=message.host, reason=error.message)
             raise
-        member = Member(
-            uid=message.uid,
-            boot_id=message.boot_id,
-            host=message.host,
-            public_key=message.public_key,
-            num_gpus=message.num_gpus,
-            num_cpus=message.num_cpus,
-            memory_bytes=message.memory_bytes,
-            shm_bytes=message.shm_bytes,
-        )
+        member = _member(message)
         former = self._members.get(node)
         if former != member:
             if former is not None:
@@ -196,6 +191,19 @@ class Gate:
 
     def close(self) -> None:
         self.server.close()
+
+
+def _member(message: Join) -> Member:
+    return Member(
+        uid=message.uid,
+        boot_id=message.boot_id,
+        host=message.host,
+        public_key=message.public_key,
+        num_gpus=message.num_gpus,
+        num_cpus=message.num_cpus,
+        memory_bytes=message.memory_bytes,
+        shm_bytes=message.shm_bytes,
+    )
 
 
 def _check_token(message: Join, bundle: Bundle) -> None:
