@@ -212,3 +212,24 @@ def test_a_claim_that_fails_is_tried_again_with_a_sentence() -> None:
     node.run(20.0)
     assert 3 <= len(node.claims) <= 10
     assert "lease cannot be claimed: read-only" in node.guardian.trouble()
+
+
+def resigned(_now: float) -> LeaseView:
+    return LeaseView(1, Holder(1, 0, 9, 9, "tcp://127.0.0.1:1", "key", 5, has_resigned=True))
+
+
+def test_a_lease_that_was_given_up_is_claimed_at_once_by_others() -> None:
+    seen = observer()
+    seen.watch(30.0, resigned)
+    assert seen.claims == [1] and seen.now <= SILENT_S
+
+
+def test_the_node_whose_driver_has_resigned_waits_longest() -> None:
+    seen = observer(node=0, is_fresh=True)
+    seen.watch(30.0, LeaseView())
+    assert seen.claims == [0]
+    seen.claims.clear()
+    seen.leading.claimed(1)
+    seen.own = "down"
+    seen.watch(30.0, resigned)
+    assert seen.claims == [1] and seen.leaves == 1 and seen.now >= HANDICAP_S

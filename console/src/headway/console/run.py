@@ -176,7 +176,7 @@ class Run(RunFrames, Steering):
 
     # ---- inside -------------------------------------------------------------------------------
     def _driver(self) -> Client:
-        holder = FileLease(self.path).look().holder
+        holder = FileLease(self.folder.control).look().holder
         if holder is None:
             raise DeadlineError(
                 f"run {self.name} has no driver yet", remedy="try again in a moment"

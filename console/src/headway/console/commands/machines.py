@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 from headway.common.cli import AsJson
-from headway.common.errors import HeadwayError
+from headway.common.errors import HeadwayError, InputError
 from headway.common.help_pages import page
 from headway.common.output import emit
 from headway.console.commands.options import Yes, confirm
@@ -71,8 +71,12 @@ def register(app: typer.Typer) -> None:
 def create(
     folder: Folder,
     nodes: Annotated[
-        int, typer.Option(metavar="N", help="Number of nodes, spares included.", min=1)
-    ],
+        int | None, typer.Option(metavar="N", help="Number of nodes, spares included.", min=1)
+    ] = None,
+    hosts: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Use the machines of this file; see docs/howto/ssh.md."),
+    ] = None,
     interface: Annotated[
         str, typer.Option(metavar="NAME", help="As launch.interface; loopback by default.")
     ] = "",
@@ -90,18 +94,36 @@ def create(
     from headway.launch.cluster import ClusterFolder
     from headway.launch.local import LocalEngine
 
+    if (nodes is None) == (hosts is None):
+        raise InputError(
+            "give either --nodes or --hosts",
+            remedy="--nodes emulates nodes on this machine, --hosts names other machines",
+        )
     cluster = ClusterFolder(folder)
-    if cluster.exists:
+    if hosts is not None:
+        nodes = _create_of_hosts(folder, hosts)
+    elif cluster.exists and nodes is not None:
         if nodes < (old := cluster.nodes):
             ended = f"node {nodes}" if old == nodes + 1 else f"nodes {nodes} to {old - 1}"
             confirm(f"end {ended} of {folder}?", yes)
         LocalEngine(cluster).resize(nodes)
-    else:
+    elif nodes is not None:
         network = Network(interface, ports=ports)
         _ = network.endpoint  # a name that this machine does not know fails here, not in each node
         cluster = ClusterFolder.create(folder, nodes=nodes, network=network)
     done = {"cluster": str(folder), "id": cluster.id, "nodes": nodes}
     emit(done, as_json, [f"{folder}: {nodes} nodes"])
+
+
+def _create_of_hosts(folder: Path, file: Path) -> int:
+    from headway.launch.cluster import ClusterFolder
+    from headway.launch.engines import facts_of
+    from headway.launch.hosts.config import HostsConfig
+
+    machines = HostsConfig.read(file)
+    number = len(machines.hosts)
+    ClusterFolder.create(folder, nodes=number, engine=facts_of(machines))
+    return number
 
 
 def drain(

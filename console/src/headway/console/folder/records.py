@@ -6,6 +6,7 @@ import contextlib
 import json
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,12 @@ from headway.common.node.run_dir import RunDir
 from headway.console.hints import hint
 from headway.console.machine.peak import Peak, cached_peak
 from headway.launch.cluster import ClusterFolder
-from headway.launch.lease import FileLease
+from headway.launch.lease import FileLease, LeaseWatch, is_led
 from headway.trainer.config import RunConfig
 
+ENDED_S, TAKEOVER_S = 2.0, 60.0
+"""How long the lease of a run on other machines may not be renewed: of one that has an outcome,
+and of one that a new driver will lead."""
 TERMINAL_OUTCOMES = frozenset({"finished", "stopped", "failed"})
 """Outcomes of a run that has ended."""
 
@@ -36,6 +40,7 @@ class RunRecords:
             raise InputError(f"{path} holds no run", remedy="see `headway runs`")
         self._parsed: tuple[tuple[int, int], RunConfig] | None = None
         self._shared = _Shared()
+        self._watch: LeaseWatch | None = None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, {self.state})"
@@ -73,6 +78,8 @@ class RunRecords:
     @property
     def live(self) -> bool:
         """Whether an executor or the driver runs: either one restarts the rest."""
+        if self.folder.bundle.exists():
+            return self._is_led_elsewhere()
         cluster = ClusterFolder(self.cluster_folder)
         return cluster.is_carrying(self.folder.run_id) or self._has_driver()
 
@@ -123,8 +130,19 @@ class RunRecords:
         return Path(record.get("cluster") or self.path / "cluster")
 
     def _has_driver(self) -> bool:
-        holder = FileLease(self.path).look().holder
+        holder = FileLease(self.folder.control).look().holder
         return holder is not None and not holder.process.is_doomed()
+
+    def _is_led_elsewhere(self) -> bool:
+        """Whether the lease was renewed lately; a takeover after a driver's death takes a while."""
+        lease = FileLease(self.folder.control)
+        if self._watch is None:
+            self._watch = LeaseWatch()
+            if not is_led(lease):
+                self._watch = None
+                return False
+        stale_s = self._watch.see(lease.look(), time.monotonic())
+        return stale_s < (ENDED_S if self.outcome else TAKEOVER_S)
 
     # ---- the journal --------------------------------------------------------------------------
     def fact(self, key: str) -> str:

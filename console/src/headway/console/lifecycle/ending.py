@@ -22,6 +22,8 @@ from headway.common.wire.messages.driver import Command
 from headway.console.folder.outputs import bytes_below, newest_checkpoint
 from headway.console.run import Run
 from headway.launch.cluster import ClusterFolder
+from headway.launch.engines import of_bundle
+from headway.launch.joining.bundle import Bundle
 from headway.launch.local import LocalEngine
 
 KILL_LIMIT_S = 10.0  # as in the janitor: a process with much memory takes seconds to end
@@ -189,6 +191,9 @@ def _remains(run: Run) -> bool:
 # ---- force --------------------------------------------------------------------------------------
 def _force(run: Run) -> tuple[int, tuple[str, ...]]:
     """End every process of the run; on a cluster that outlives it, give its nodes new executors."""
+    if run.folder.bundle.exists():
+        of_bundle(Bundle.load(run.folder.bundle)).stop()
+        return 0, ()
     run_id, cluster = run.folder.run_id, ClusterFolder(run.cluster_folder)
     shared = cluster.exists and cluster.id != run_id
     nodes = [k for k, carried in cluster.runs().items() if carried["run_id"] == run_id]

@@ -21,6 +21,13 @@ from headway.common.output import counted
 from headway.common.polling import wait_until
 from headway.console.folder import config_origins
 from headway.console.folder.claim import check_name, check_resumable, claimed, keep_config
+from headway.console.lifecycle.machines import (
+    end_nodes,
+    fit_for_machines,
+    machines_of,
+    prepare,
+    start_nodes,
+)
 from headway.console.live.progress import full_rate
 from headway.console.machine.memory import memory_warnings
 from headway.console.machine.peak import cached_peak, machine_peak
@@ -37,6 +44,7 @@ from headway.console.machine.preflight import (
 from headway.console.run import Run
 from headway.launch.cluster import ClusterFolder
 from headway.launch.engine import Engine
+from headway.launch.hosts.config import HostsConfig
 from headway.launch.local import LocalEngine
 from headway.launch.nodes import START_LIMIT_S, attach, detach, last_line
 from headway.trainer.client import check_first_weights, reopen, resolve_auto
@@ -63,11 +71,14 @@ def launch(
     """
     check_torch()
     asked = config
+    machines = machines_of(folder)
     config, line = resolve_auto(own_corpus_folder(config), ranks=config.parallel.world_size)
+    if machines is not None:
+        config = fit_for_machines(config, machines)
     report(line)
     check_sinks(config.launch.sinks)
     check_own_block(config)
-    check_machine(config, runs_dir)
+    check_machine(config, runs_dir, is_alone=machines is None)
     for line in memory_warnings(config):
         report(line)
     prepare_corpus(config, report)
@@ -86,15 +97,19 @@ def launch(
             run.folder.run_id,
             keep_arenas=folder is None and resumed and has_same_nodes(run, config),
         )
-        check_metrics_ports(config.launch.metrics_ports)
-        check_network(config.launch.network)
+        if machines is None:
+            check_metrics_ports(config.launch.metrics_ports)
+            check_network(config.launch.network)
         if run.outcome:
-            reopen(run.folder.database)
+            reopen(run.folder)
         for line in keep_config(run, config):
             report(line)
         config_origins.keep(run, origins, asked, config)
         cluster = _cluster_for(run, folder, config.launch.nodes + config.launch.spares)
-        start(run, cluster, config.launch, report)
+        if machines is None:
+            start(run, cluster, config.launch, report)
+        else:
+            start_on_machines(run, cluster, machines, report)
     return run
 
 
@@ -202,6 +217,23 @@ def start(
         _wait_for_driver(run)
     except BaseException:  # Ctrl-C too: no part of a launch that failed may keep running
         detach(engine, cluster, run.folder.run_id)
+        raise
+
+
+def start_on_machines(
+    run: Run, cluster: ClusterFolder, machines: HostsConfig, report: Callable[[str], None]
+) -> None:
+    """Have the machines join the run and wait for its driver.
+
+    Raises:
+        HeadwayError: a machine or the driver did not start; all are ended again.
+    """
+    bundle = prepare(run, cluster, machines)
+    try:
+        start_nodes(bundle, report)
+        _wait_for_driver(run)
+    except BaseException:  # Ctrl-C too
+        end_nodes(bundle, report)
         raise
 
 

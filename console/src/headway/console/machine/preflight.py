@@ -47,8 +47,11 @@ def check_own_block(config: RunConfig) -> None:
         )
 
 
-def check_machine(config: RunConfig, runs_dir: Path) -> None:
-    """Raises InputError when the processor is not x86-64, or disk or shared memory is too full."""
+def check_machine(config: RunConfig, runs_dir: Path, *, is_alone: bool = True) -> None:
+    """Raises InputError when the processor is not x86-64, or disk or shared memory is too full.
+
+    Shared memory is of interest only where this machine ``is_alone`` in carrying the run.
+    """
     check_processor()
     try:
         runs_dir.mkdir(parents=True, exist_ok=True)
@@ -63,7 +66,7 @@ def check_machine(config: RunConfig, runs_dir: Path) -> None:
             remedy="free some space or pass --runs-dir",
         )
     need, there = shared_bytes(config), shutil.disk_usage(SHM).free
-    if there < need:
+    if is_alone and there < need:
         raise InputError(
             f"{SHM} has {there >> 20} MiB free, the snapshots of this run need {need >> 20} MiB",
             remedy="enlarge it (mount -o remount,size=... /dev/shm; docker --shm-size)",

@@ -2,8 +2,9 @@
 
 Only the user has access: folders are 0700, files 0600.
 
-cluster.json      {"id", "nodes", "network"}: where its executors listen
+cluster.json      {"id", "nodes", "network", "engine"}: where its executors listen, who starts them
 keys/ROLE.key     a CURVE key pair per role, mode 0600: a server admits only the roles it serves
+keys/ROLE.pub     only the public half, of a role that works on another machine
 nodes/K.json      where node K's executor listens, written by that executor
 nodes/K.run       the run that node K carries, absent while idle
 nodes/K.init      pid and start time of node K's init, so that there is only one
@@ -22,6 +23,7 @@ import json
 import os
 import secrets
 import shutil
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -60,6 +62,7 @@ class ClusterFolder:
         nodes: int,
         cluster_id: str | None = None,
         network: Network | None = None,
+        engine: Mapping[str, Any] | None = None,
     ) -> ClusterFolder:
         """Create a new folder with a new key for each role.
 
@@ -82,9 +85,19 @@ class ClusterFolder:
             ) from error
         for role in ROLES:
             KeyPair.generate().save(path / "keys" / f"{role}.key")
-        facts = {"id": cluster_id or secrets.token_hex(4), "nodes": nodes}
-        folder.write("cluster.json", {**facts, "network": asdict(network or Network())})
+        folder.describe(cluster_id or secrets.token_hex(4), nodes, network, engine)
         return folder
+
+    def describe(
+        self,
+        cluster_id: str,
+        nodes: int,
+        network: Network | None = None,
+        engine: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write ``cluster.json``."""
+        facts = {"id": cluster_id, "nodes": nodes, "network": asdict(network or Network())}
+        self.write("cluster.json", {**facts, "engine": dict(engine or {})})
 
     @property
     def exists(self) -> bool:
@@ -141,6 +154,12 @@ class ClusterFolder:
         return int(str(self._facts()["nodes"]))
 
     @property
+    def engine(self) -> dict[str, Any]:
+        """Which engine provides the nodes, and how it reaches them; empty: this machine."""
+        facts = self._facts().get("engine", {})
+        return dict(facts) if isinstance(facts, dict) else {}
+
+    @property
     def network(self) -> Network:
         """Where its executors listen.
 
@@ -164,8 +183,17 @@ class ClusterFolder:
         return KeyPair.load(path)
 
     def public_of(self, *roles: str) -> set[bytes]:
-        """The public keys that a server for these roles admits."""
-        return {self.key_of(role).public for role in roles}
+        """The public keys that a server for these roles admits.
+
+        Of a role that works on another machine only the public half is here, in ``ROLE.pub``.
+        """
+        return {self._public_of(role) for role in roles}
+
+    def _public_of(self, role: str) -> bytes:
+        try:
+            return (self.path / "keys" / f"{role}.pub").read_bytes().strip()
+        except FileNotFoundError:
+            return self.key_of(role).public
 
     def announce(self, node: int, endpoint: str, process: ProcessId) -> None:
         """Publish where a node's executor listens; on a full disk the file is overwritten in place.

@@ -44,5 +44,8 @@ class Engine(Protocol):
     def lose_node(self, node: int) -> None:
         """Give the machine up for good: end what runs there; ``start_node`` raises from now on."""
 
+    def fence(self, node: int) -> bool:
+        """Make sure that no driver acts on the node; False if that cannot be confirmed."""
+
     def stop(self) -> None:
         """End every node, then what the nodes shared."""

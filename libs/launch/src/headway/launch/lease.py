@@ -6,8 +6,9 @@ succeed. The claimant fences the previous holder, so that it cannot act any more
 publishes itself and acts. Clocks are not compared between processes, and no lock is held that a
 frozen process would keep.
 
-``FileLease`` serves the processes of one machine, because it fences by pid. Engines that span
-machines provide their own lease.
+``FileLease`` fences a holder on its own machine by pid, and one on another machine by the function
+it is given, which asks the engine. Where that cannot confirm it, the epoch is the fence: executors,
+journal and checkpoints folder refuse what an older driver wants.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from headway.common.errors import HeadwayError
+from headway.common.node.machine import process_space
 from headway.common.node.process import ProcessId
 from headway.common.polling import wait_until
 
@@ -44,6 +47,17 @@ class Holder:
     endpoint: str = ""
     server_key: str = ""
     beat: int = 0
+    space: str = ""
+    """Where the pid means something, see ``process_space``; empty in records of older versions."""
+    join_endpoint: str = ""
+    """Where nodes join the run; empty where one machine carries it."""
+    has_resigned: bool = False
+    """It has lost touch with most nodes and lets another node lead."""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it runs among the processes of this machine."""
+        return self.space in ("", process_space())
 
     @property
     def process(self) -> ProcessId:
@@ -99,8 +113,11 @@ class FileLease:
     that both work on a full disk once the record exists.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self, folder: Path, fence_elsewhere: Callable[[Holder], bool] = lambda _: True
+    ) -> None:
         self._record, self._folder = folder / "driver.json", folder
+        self._fence_elsewhere = fence_elsewhere
 
     def look(self) -> LeaseView:
         """The current state of the lease; without a holder while its record cannot be read."""
@@ -134,7 +151,7 @@ class FileLease:
 
     def has_ended(self, holder: Holder) -> bool:
         """Whether the holder's process is gone from this machine."""
-        return holder.process.is_doomed()
+        return holder.is_here and holder.process.is_doomed()
 
     def claim(self, after: int) -> int | None:
         """Claim the epoch after ``after``; None if it is taken.
@@ -155,7 +172,10 @@ class FileLease:
         return after + 1
 
     def fence(self, holder: Holder) -> bool:
-        """Kill the holder. A frozen one counts as gone once the signal is pending."""
+        """Kill the holder, if it runs here. A frozen one counts as gone once the signal is
+        pending."""
+        if not holder.is_here:
+            return self._fence_elsewhere(holder)
         process = holder.process
         if process == ProcessId.current():
             return True
@@ -206,6 +226,19 @@ class LeaseWatch:
         return self.stale_s
 
 
+def is_led(lease: Lease, wait_s: float = 1.0) -> bool:
+    """Whether a driver holds the lease now: it runs here, or renews it elsewhere.
+
+    Takes up to ``wait_s`` for one that runs elsewhere.
+    """
+    first = lease.look()
+    if first.holder is None:
+        return False
+    if first.holder.is_here:
+        return not first.holder.process.is_doomed()
+    return wait_until(lambda: lease.look() != first, wait_s, every_s=0.05)
+
+
 class Tenure:
     """The holder's side: its record, renewed by ``renew`` for as long as it makes progress."""
 
@@ -221,3 +254,8 @@ class Tenure:
         """
         self.me = replace(self.me, beat=self.me.beat + 1)
         self._lease.publish(self.me)
+
+    def resign(self) -> None:
+        """Let another node lead. Raises as ``renew``."""
+        self.me = replace(self.me, has_resigned=True)
+        self.renew()

@@ -126,6 +126,11 @@ class LocalEngine:
         (self.cluster.path / f"nodes/{node}.lost").touch()
         self.stop_node(node)
 
+    def fence(self, node: int) -> bool:
+        """The lease fences drivers of this machine by pid."""
+        del node
+        return True
+
     def resize(self, nodes: int) -> None:
         """Change the number of nodes; those beyond it end. New ones are not started."""
         for node in range(nodes, self.cluster.nodes):

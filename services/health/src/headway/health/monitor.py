@@ -13,6 +13,7 @@ from typing import Any
 
 import zmq
 from headway.common.log import setup
+from headway.common.wire.admission import KeyFile
 from headway.common.wire.keys import KeyPair
 from headway.common.wire.messages.driver import MonitorBeat
 from headway.common.wire.messages.health import AgentBeat
@@ -54,11 +55,16 @@ def run_monitor(options: MonitorOptions, config: HealthConfig) -> int:
         InputError: the address is in use, or run folder or keys cannot be used.
     """
     setup("monitor", run_id=options.run_id, node=options.node)
-    keys, allowed = key_of(options.keys, "monitor"), {key_of(options.keys, "agent").public}
+    keys, own_agent = key_of(options.keys, "monitor"), key_of(options.keys, "agent").public
+    others = KeyFile(options.keys / "agents.allowed")  # of other machines; the driver writes it
+
+    def admits(key: bytes) -> bool:
+        return key == own_agent or others(key)
+
     with contextlib.ExitStack() as stack:
         monitor = Monitor(options, config, keys)
         stack.callback(monitor.close)
-        server = Server(options.bind, {AgentBeat: monitor.on_beat}, keys=keys, allowed=allowed)
+        server = Server(options.bind, {AgentBeat: monitor.on_beat}, keys=keys, allowed=admits)
         stack.callback(server.close)
         service = Service(
             "monitor",

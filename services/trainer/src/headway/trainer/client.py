@@ -8,7 +8,8 @@ from pathlib import Path
 import msgspec
 from headway.ckpt_store.client import CheckpointInfo, read_part
 from headway.common.errors import InputError
-from headway.launch.lease import FileLease
+from headway.common.node.run_dir import RunDir
+from headway.launch.lease import FileLease, is_led
 from headway.trainer.control.inputs import Replayed, replay
 from headway.trainer.control.journal import Journal, read_commands
 from headway.trainer.exchange.checkpoint import check_first_weights
@@ -32,19 +33,18 @@ __all__ = [
 ]
 
 
-def reopen(database: Path) -> None:
+def reopen(run: RunDir) -> None:
     """Reopen a stopped or failed run, so that its next launch resumes it.
 
     Raises:
         InputError: a driver leads the run: it is live.
     """
-    holder = FileLease(database.parent).look().holder
-    if holder is not None and not holder.process.is_doomed():
+    if is_led(FileLease(run.control)):
         raise InputError(
-            f"{database} is in use by the driver {holder.pid}",
+            f"{run.database} is in use by the run's driver",
             remedy="wait for it or stop that run",
         )
-    journal = Journal(database)
+    journal = Journal(run.database, is_shared=run.bundle.exists())
     try:
         journal.reopen()
     finally:

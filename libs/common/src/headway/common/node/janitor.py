@@ -49,6 +49,16 @@ def processes_of(run_id: str, node: int | None = None) -> list[ProcessId]:
     return sorted(p.process for p in _scan() if p.run_id == run_id and node in (None, p.node))
 
 
+def role_of(process: ProcessId) -> str:
+    """Which service of a run a process is, by its environment; empty if it is none."""
+    try:
+        words = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    prefix = b"HEADWAY_ROLE="
+    return next((w.removeprefix(prefix).decode() for w in words if w.startswith(prefix)), "")
+
+
 def end_run(run_id: str, *, keep_arenas: bool = False) -> list[str]:
     """End all processes of the run except the caller, remove its shared memory and sockets;
     returns what was done.

@@ -273,8 +273,15 @@ class RunDir:
         return self.path / "config.toml"
 
     @property
+    def control(self) -> Path:
+        """What all machines of the run share: journal, lease, verdicts. ``control`` in the folder
+        leads there where the machines are several; else it is the folder itself."""
+        shared = self.path / "control"
+        return shared if shared.exists() else self.path
+
+    @property
     def database(self) -> Path:
-        return self.path / "run.sqlite"
+        return self.control / "run.sqlite"
 
     @property
     def events(self) -> Path:
@@ -282,7 +289,9 @@ class RunDir:
 
     @property
     def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
+        """By the name that every machine of the run knows it by."""
+        folder = self.path / "checkpoints"
+        return folder.resolve() if folder.is_symlink() else folder
 
     @property
     def logs(self) -> Path:
@@ -290,7 +299,12 @@ class RunDir:
 
     @property
     def verdicts(self) -> Path:
-        return self.path / "verdicts.jsonl"
+        return self.control / "verdicts.jsonl"
+
+    @property
+    def bundle(self) -> Path:
+        """What a node gets when it joins the run; absent where one machine carries it."""
+        return self.path / "bundle.json"
 
     @property
     def keys(self) -> Path:

@@ -23,6 +23,7 @@ from zmq.auth.thread import ThreadAuthenticator
 Handler = Callable[
     [Any, bytes], Message | None
 ]  # the message, of the type it is registered for, and the peer identity
+Admits = Callable[[bytes], bool]  # whether the client with this public key may connect
 
 MAX_FRAMES_A_TURN = 64  # then the loop serves its timers and other sockets
 MAX_CACHED_REPLIES = 1024
@@ -46,9 +47,9 @@ class Server:
     id (a retry) gets the first answer without running again; the newest 1,024 answers (8 MiB) are
     kept for that. For a note, the return value is ignored.
 
-    ``allowed``: public keys of the clients that may connect, None admits every
-      client that knows the
-    server's key. ``counts`` counts what was received and refused, by kind.
+    ``allowed``: public keys of the clients that may connect, or a function that says of a key
+    whether it may, called on a thread of its own; None admits every client that knows the server's
+    key. ``counts`` counts what was received and refused, by kind.
 
     Raises:
         InputError: the endpoint cannot be bound, or is reachable from other
@@ -60,7 +61,7 @@ class Server:
         endpoint: str,
         handlers: Mapping[type[Any], Handler],
         keys: KeyPair | None = None,
-        allowed: Collection[bytes] | None = None,
+        allowed: Collection[bytes] | Admits | None = None,
         *,
         high_water_mark: int = HIGH_WATER_MARK,
     ) -> None:
@@ -149,7 +150,7 @@ class Server:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _secure(self, keys: KeyPair | None, allowed: Collection[bytes] | None) -> None:
+    def _secure(self, keys: KeyPair | None, allowed: Collection[bytes] | Admits | None) -> None:
         if keys is None:
             if allowed is not None:
                 raise InputError(
@@ -158,11 +159,13 @@ class Server:
             return
         set_server_keys(self.socket, keys)
         if allowed is not None:
-            if not all(is_public_key(key) for key in allowed):
-                raise InputError(
-                    "a client key is not a Z85 key of 40 bytes",
-                    remedy="pass KeyPair.public of each client",
-                )
+            if not callable(allowed):
+                if not all(is_public_key(key) for key in allowed):
+                    raise InputError(
+                        "a client key is not a Z85 key of 40 bytes",
+                        remedy="pass KeyPair.public of each client",
+                    )
+                allowed = frozenset(allowed).__contains__
             self._gate = ThreadAuthenticator(self._context)
             self._gate.start()
             self._gate.configure_curve_callback(domain="*", credentials_provider=_Allowed(allowed))
@@ -300,11 +303,11 @@ class _ReplyCache:
 class _Allowed:
     """What the ZAP authenticator asks for each handshake (pyzmq, ``configure_curve_callback``)."""
 
-    def __init__(self, allowed: Collection[bytes]) -> None:
-        self._allowed = frozenset(allowed)
+    def __init__(self, allowed: Admits) -> None:
+        self._allowed = allowed
 
     def callback(self, _domain: str, key: bytes) -> bool:
-        return key in self._allowed
+        return self._allowed(key)
 
 
 def _failure_frame(request_id: int, error: HeadwayError) -> bytes:

@@ -9,9 +9,21 @@ from headway.trainer.config import RunConfig
 from headway.trainer.control.decisions.events import Start
 from headway.trainer.control.journal import Journal
 
+JOIN_GRACE_S = 20.0
+"""The first driver of a run waits for its machines while they still start."""
 
-def begin(config: RunConfig, run_id: str, nodes: int, epoch: int, journal: Journal) -> Start:
-    """The start of the driver with number ``epoch``, on a cluster of ``nodes`` nodes."""
+
+def begin(
+    config: RunConfig,
+    run_id: str,
+    nodes: int,
+    epoch: int,
+    journal: Journal,
+    *,
+    is_joined: bool = False,
+) -> Start:
+    """The start of the driver with number ``epoch``, on a cluster of ``nodes`` nodes, which join
+    it one by one if ``is_joined``."""
     placement = Placement(config.parallel.grid, config.launch.ranks_per_node)
     planned = {rank: placement.node_of(rank) for rank in range(config.parallel.world_size)}
     generation, rank_nodes = journal.last_generation() or (-1, planned)
@@ -25,6 +37,7 @@ def begin(config: RunConfig, run_id: str, nodes: int, epoch: int, journal: Journ
         generation=generation,
         commands=tuple(journal.commands()),
         epoch=epoch,
+        grace_s=JOIN_GRACE_S if is_joined and generation < 0 else 0.0,
         memory=journal.memory(),
     )
 

@@ -15,11 +15,12 @@ from typing import Any
 
 from headway.ckpt_store.client import mark_generation
 from headway.common.config import load
-from headway.common.errors import HeadwayError
 from headway.common.log import get_logger
 from headway.common.node.failpoints import configure
+from headway.common.node.machine import process_space
 from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import NodePaths, RunDir
+from headway.common.wire.admission import Admission
 from headway.common.wire.message import Message
 from headway.common.wire.messages.driver import (
     Command,
@@ -37,9 +38,9 @@ from headway.common.wire.server import Server
 from headway.common.wire.service import Service
 from headway.health.client import response
 from headway.launch.cluster import ClusterFolder
-from headway.launch.engine import Engine, NodeLost
-from headway.launch.lease import FileLease, Holder, SupersededError, Tenure
-from headway.launch.local import LocalEngine
+from headway.launch.engine import NodeLost
+from headway.launch.engines import engine_of
+from headway.launch.lease import Holder
 from headway.trainer.config import RunConfig
 from headway.trainer.control.background import Background
 from headway.trainer.control.beginning import begin
@@ -65,8 +66,10 @@ from headway.trainer.control.decisions.events import (
 from headway.trainer.control.decisions.state import RunState
 from headway.trainer.control.durable import Checkpoints
 from headway.trainer.control.engine_looks import EngineLooks
+from headway.trainer.control.gate import Gate, members_of
 from headway.trainer.control.inputs import InputRecorder, begin_text, encode
 from headway.trainer.control.journal import Journal
+from headway.trainer.control.leadership import Leadership
 from headway.trainer.control.lines import Lines
 from headway.trainer.control.reports import Reports
 from headway.trainer.control.requests import Requests
@@ -100,21 +103,22 @@ class Driver:
     def __init__(self, run_dir: Path, cluster: ClusterFolder, node: int, epoch: int) -> None:
         self.run_dir, self.cluster, self.node = RunDir(run_dir), cluster, node
         self.config = load(RunConfig, files=[self.run_dir.config])
-        self._lease = FileLease(self.run_dir.path)
-        self._fence_former(epoch)
+        self._background, self.engine = Background(), engine_of(self.run_dir, cluster)
+        self._leadership = Leadership(self.run_dir.control, epoch, self.engine, self._background)
         self._epoch, self._run_id = epoch, self.run_dir.run_id  # a look at a file: once only
         configure(NodePaths(self._run_id, node).failpoints, node=node)
-        self._background, self.engine = Background(), self._make_engine()
         world, checkpoints = self.config.parallel.world_size, self.run_dir.checkpoints
         self._copies = Checkpoints(checkpoints, world, self._background, self.handle)
-        journal = Journal(self.run_dir.database, epoch=epoch)
-        start = begin(self.config, self._run_id, cluster.nodes, epoch, journal)
+        is_shared = self.run_dir.bundle.exists()
+        journal = Journal(self.run_dir.database, epoch=epoch, is_shared=is_shared)
+        start = begin(self.config, self._run_id, cluster.nodes, epoch, journal, is_joined=is_shared)
         self._outcome, skipped = journal.fact("outcome", ""), journal.skipped()
+        members = members_of(journal)
         self._metrics = RunMetrics(self.run_dir, self.config.launch, node, journal.event_names())
         self._detail = journal.fact("detail", "")
         self.state = RunState(start, self.config.recovery, time.monotonic())
         self._records = journal  # only makes records here: its thread alone writes
-        self._journal = JournalWriter(journal, self._superseded)
+        self._journal = JournalWriter(journal, self._leadership.superseded)
         self._noted: dict[str, int] = {}
         self._recorder = InputRecorder(self.state, self._keep_input)
         self._keep_input(self.state.clock_s, encode(start), begin_text(self.config.recovery))
@@ -130,6 +134,8 @@ class Driver:
             num_skipped=lambda: len(self._reports.skipped),
         )
         handlers = dict.fromkeys((NodeBeat, Relay, Seals, WorkerGone, Report), self._heard)
+        keys = cluster.key_of("driver")
+        admission = Admission(cluster.public_of("executor", "monitor", "console"))
         self._server = Server(
             self.config.launch.network.endpoint,
             {
@@ -139,20 +145,33 @@ class Driver:
                 Verdict: self._verdict,
                 MonitorBeat: self._monitor_beat,
             },
-            keys=cluster.key_of("driver"),
-            allowed=cluster.public_of("executor", "monitor", "console"),
+            keys=keys,
+            allowed=admission,
         )
+        self._gate = Gate.of(self.run_dir, cluster, node, keys, members, admission, self._journal)
+        if self._gate is not None:
+            self._gate.is_evicted, self._gate.epoch = self.state.is_evicted, epoch
         self.lines = Lines(self._server, self.state, self._reports, self._run_id, node)
         self._requests.lines = self.lines
         me = ProcessId.current()
-        public = cluster.key_of("driver").public.decode()
-        holder = Holder(epoch, node, me.pid, me.start_ticks, self._server.endpoint, public)
-        self._tenure, self._renew_trouble = Tenure(self._lease, holder), ""
+        self._holder = Holder(
+            epoch,
+            node,
+            me.pid,
+            me.start_ticks,
+            self._server.endpoint,
+            keys.public.decode(),
+            space=process_space(),
+            join_endpoint=self._gate.server.endpoint if self._gate is not None else "",
+        )
         gather_s = GATHER_S * min(1.0, cluster.nodes / MANY_NODES)
         self._service = Service("driver", server=self._server, gather_s=gather_s)
         for thread in (self._journal, self._background):
             self._service.watch(thread.done_fd, thread.run_callbacks)
-        self._service.every(RENEW_S, self._renew)
+        if self._gate is not None:
+            self._service.watch(self._gate.server.socket, self._gate.server.handle_ready)
+        self._leadership.note, self._leadership.stop = self.note, self._service.stop
+        self._service.every(RENEW_S, self._leadership.renew)
         self._service.every(TICK_S, self.tick)
         self._service.every(FLUSH_S, self._reports.flush)
         looks = EngineLooks(self.engine, cluster, self.lines, self._background, self.handle)
@@ -162,25 +181,9 @@ class Driver:
             self._service, self._background, self.state, self._reports, lambda: self._outcome
         )
 
-    def _make_engine(self) -> Engine:
-        return LocalEngine(self.cluster)
-
-    def _fence_former(self, epoch: int) -> None:
-        view = self._lease.look()
-        if view.claimed > epoch:
-            raise SupersededError(
-                f"epoch {epoch} is over: epoch {view.claimed} was claimed",
-                remedy="nothing to do: the newer driver leads the run",
-            )
-        if view.holder is not None and not self._lease.fence(view.holder):
-            raise HeadwayError(
-                f"the former driver {view.holder.pid} cannot be ended",
-                remedy="end it by hand; until then no other driver may act",
-            )
-
     def run(self) -> int:
         """Drive the run to its end; returns the exit code."""
-        self._tenure.renew()
+        self._leadership.begin(self._holder)
         self.note("driver_started", {"epoch": self._epoch, "node": self.node})
         if self._outcome:
             self._service.after(LINGER_S, self._service.stop)
@@ -188,25 +191,6 @@ class Driver:
         code = self._service.run()
         self._journal.close(CLOSE_LIMIT_S)
         return code
-
-    # ---- leadership ---------------------------------------------------------------------------
-    def _renew(self) -> None:
-        """Show that this loop turns. The writing itself may hang with the run's file system."""
-
-        def then(_result: object, error: Exception | None) -> None:
-            trouble = "" if error is None else str(error)
-            if isinstance(error, SupersededError):
-                log.warning("another driver leads the run; leaving", reason=trouble)
-                self._service.stop()
-            elif trouble and trouble != self._renew_trouble:
-                log.error("the lease cannot be renewed", reason=trouble)
-            self._renew_trouble = trouble
-
-        self._background.start("renewal of the lease", self._tenure.renew, then)
-
-    def _superseded(self) -> None:
-        log.warning("another driver has written the journal; leaving", epoch=self._epoch)
-        self._service.stop()
 
     # ---- hearing ------------------------------------------------------------------------------
     def tick(self) -> None:
@@ -218,6 +202,8 @@ class Driver:
             return
         self.handle(Tick())
         self.lines.refresh()
+        if self._gate is not None and self.state.generation >= 0:
+            self._leadership.resign_if_cut_off(self.lines)
 
     def _heard(self, message: Message, peer: bytes) -> None:
         if getattr(message, "run_id", self._run_id) not in ("", self._run_id):
@@ -290,6 +276,8 @@ class Driver:
             case RestartNode():
                 self._ask_engine(action, lambda: self.engine.start_node(action.node, fence=True))
             case ReleaseNode():
+                if self._gate is not None:
+                    self._gate.revoke(action.node)
                 self._ask_engine(action, lambda: self.engine.lose_node(action.node))
             case Remember():
                 self._write(action, lambda journal: journal.remember(action.memory))

@@ -81,13 +81,14 @@ class Journal:
     Args:
         path: made when it is absent, readable by its owner only.
         epoch: of the driver that writes; 0 for a reader.
+        is_shared: several machines see the file, on a network file system.
 
     Raises:
         SupersededError: from every write once a newer driver has written.
     """
 
-    def __init__(self, path: Path, *, epoch: int = 0) -> None:
-        self.epoch, self._path = epoch, path
+    def __init__(self, path: Path, *, epoch: int = 0, is_shared: bool = False) -> None:
+        self.epoch, self._path, self._is_shared = epoch, path, is_shared
         self._open()
         if not self._tables() >= {"facts", "inputs", "metrics", "samples"}:
             self._db.executescript(_SCHEMA)
@@ -105,9 +106,11 @@ class Journal:
             self._path, isolation_level=None, timeout=BUSY_S, check_same_thread=False
         )
         self._file = self._path.stat().st_ino
-        # a journal that exists is in WAL mode already, which a full disk does not let us set again
+        # A journal that exists is in its mode already, which a full disk does not let us set again.
+        # The index of a WAL is shared memory, so that all its users must be on one machine.
+        mode = "DELETE" if self._is_shared else "WAL"
         with contextlib.suppress(sqlite3.OperationalError):
-            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute(f"PRAGMA journal_mode={mode}")
         self._db.execute("PRAGMA synchronous=FULL")
 
     def close(self) -> None:

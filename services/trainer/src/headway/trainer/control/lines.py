@@ -68,6 +68,21 @@ class Lines:
         ]
         return [node for _, node in heapq.nsmallest(MAX_ASKED, silent)]
 
+    def has_lost_touch(self, for_s: float, start_s: float) -> bool:
+        """Whether this driver hears at most half of the nodes that are not given up, itself
+        included: a partition of the network, on whose other side more of the run may be.
+
+        Args:
+            for_s: since when the others are silent.
+            start_s: how long a driver waits for their first beats.
+        """
+        expected = [n for n in self._state.nodes if self._state.status_of(n) != "lost"]
+        if len(expected) < 3:  # of two neither is the greater part
+            return False
+        now, late = time.monotonic(), max(self._began_at + start_s - for_s, 0.0)
+        heard = [n for n in expected if now - self._beat_at.get(n, late) < for_s]
+        return 2 * len(heard) <= len(expected)
+
     def answer(self, beat: NodeBeat, peer: bytes) -> None:
         """Answer a node's beat."""
         if self._peers.get(beat.node) == peer:

@@ -93,7 +93,7 @@ class Core:
         """Rank -> bytes of its state that are there, and when the newest of them came."""
         self._sent: dict[Key, float] = {}
         for node in self.fleet.nodes.values():  # executors need that long to find a new driver
-            node.beat_at = limits.driver_silent_s
+            node.beat_at = limits.driver_silent_s + start.grace_s
         self._recall(memory)
 
     def _recall(self, memory: Memory) -> None:

@@ -261,6 +261,8 @@ class Start:
     commands: tuple[Steer, ...] = ()
     epoch: int = 0
     memory: Memory = field(default_factory=Memory)
+    grace_s: float = 0.0
+    """How much longer than usual nodes may take until their first beat."""
 
 
 Action = (

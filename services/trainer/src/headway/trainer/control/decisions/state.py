@@ -308,6 +308,10 @@ class RunState:
         """``active``, ``spare``, ``silent`` or ``lost``."""
         return self._core.fleet.nodes[node].status
 
+    def is_evicted(self, node: int) -> bool:
+        """Whether the node was taken out of the run for good."""
+        return self._core.fleet.nodes[node].bar == "evicted"
+
     def step_of(self, node: int) -> int:
         """Completed steps that every rank of the node has reported in its newest generation."""
         return self._core.fleet.nodes[node].step

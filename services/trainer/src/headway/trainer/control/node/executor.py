@@ -110,7 +110,9 @@ class Executor:
         self._announce()
         carried = self.cluster.read(f"nodes/{self.node}.run")
         if carried is not None:
-            self._carry(Path(str(carried["run_dir"])), is_fresh=False)
+            is_fresh = bool(carried.pop("is_fresh", False))
+            self.cluster.write(f"nodes/{self.node}.run", carried)  # a successor finds it begun
+            self._carry(Path(str(carried["run_dir"])), is_fresh=is_fresh)
         log.info("executor is up", node=self.node, endpoint=self._server.endpoint)
         code = self._service.run()
         # stopped in the middle of a run it leaves everything to its successor

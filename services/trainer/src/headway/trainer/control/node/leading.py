@@ -25,7 +25,7 @@ CLAIM_PAUSE_S = (0.25, 5.0)  # first and longest pause after a claim that failed
 MAX_STARTS = 4
 """A node whose driver has failed so often in a row lets another node try."""
 HANDICAP_S = 10.0
-"""How much longer such a node waits than others."""
+"""How much longer such a node waits than others, and one whose driver has resigned."""
 
 
 @dataclass
@@ -118,7 +118,9 @@ class Leading:
 
     def _is_over(self, view: LeaseView, own: str, failures: int) -> bool:
         """Whether the epoch of this node has come to its end."""
-        if own != "up" and failures >= MAX_STARTS and not self._is_alone:
+        has_resigned = view.holder is not None and view.holder.has_resigned
+        has_resigned = has_resigned and view.claimed == self.epoch
+        if own != "up" and (has_resigned or failures >= MAX_STARTS) and not self._is_alone:
             self._handicap_s = HANDICAP_S
             return True
         if own != "up" and view.claimed > self.epoch:
@@ -135,6 +137,8 @@ class Leading:
         mixed = zlib.crc32(f"{self._node}:{view.claimed}".encode())
         jitter_s = JITTER_S * mixed / 2**32
         is_starting = view.is_starting or view.holder is None or not view.holder.endpoint
+        if not view.is_starting and view.holder is not None and view.holder.has_resigned:
+            return jitter_s + self._handicap_s
         grace_s = START_GRACE_S if is_starting or self._is_first else 0.0
         return self._silent_s + jitter_s + grace_s + self._handicap_s
 

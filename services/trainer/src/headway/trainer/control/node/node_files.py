@@ -12,7 +12,7 @@ from typing import Any
 from headway.common.errors import HeadwayError
 from headway.common.log import get_logger
 from headway.common.node.files import replace_json
-from headway.common.node.janitor import processes_of
+from headway.common.node.janitor import processes_of, role_of
 from headway.common.node.last_words import LastWords
 from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import NodePaths
@@ -103,22 +103,13 @@ def running_services(paths: NodePaths, names: Collection[str]) -> dict[str, Proc
     """
     found: dict[str, ProcessId] = {}
     for process in processes_of(paths.run_id, paths.node):
-        role = _role(process)
+        role = role_of(process)
         if role in names and role != "zygote":
             found[role] = process
     record = zygote_beat.read(paths.shm_dir)
     if record is not None and not record[0].is_doomed():
         found["zygote"] = record[0]
     return found
-
-
-def _role(process: ProcessId) -> str:
-    try:
-        words = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return ""
-    prefix = b"HEADWAY_ROLE="
-    return next((w.removeprefix(prefix).decode() for w in words if w.startswith(prefix)), "")
 
 
 # ---- what workers leave behind ----------------------------------------------------------------

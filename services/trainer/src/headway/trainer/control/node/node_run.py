@@ -118,7 +118,7 @@ class NodeRun:
         self.outbox = Outbox(node, self.incarnation)
         self.peers: dict[str, bytes] = {}
         """Worker -> identity of its socket."""
-        self._lease: Lease = FileLease(run_dir)
+        self._lease: Lease = FileLease(self.run.control)
         self._look_at_folder = FolderLook(run_dir, self.run.config, self._lease)
         self.hands: Hands[Job, Event] = Hands(self._work)
         self._is_looking = False

@@ -133,7 +133,7 @@ class NodeServices:
             bind=self._config.launch.network.endpoint,
             keys=self._cluster / "keys",
             run_id=self._run_id,
-            run_dir=self._run.path,
+            run_dir=self._run.control,
             node=self._paths.node,
             executor=self._paths.endpoint("executor"),
         )

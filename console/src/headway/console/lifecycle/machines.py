@@ -1,0 +1,118 @@
+"""Starting a run on machines that join it: what they share, what they get, and their start."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+from headway.common.config import from_dict, to_toml
+from headway.common.errors import HeadwayError, InputError
+from headway.common.node.files import make_private_folder
+from headway.console.run import Run
+from headway.launch.cluster import ClusterFolder
+from headway.launch.engines import facts_of, of_bundle
+from headway.launch.hosts.config import HostsConfig
+from headway.launch.joining import tokens
+from headway.launch.joining.bundle import Bundle
+from headway.launch.joining.corpus import listing_digest
+from headway.trainer.config import RunConfig
+
+
+def machines_of(folder: Path | None) -> HostsConfig | None:
+    """The machines of a cluster's folder; None where its nodes are emulated here."""
+    facts = ClusterFolder(folder).engine if folder is not None else {}
+    if not facts:
+        return None
+    return from_dict(HostsConfig, {key: value for key, value in facts.items() if key != "kind"})
+
+
+def fit_for_machines(config: RunConfig, machines: HostsConfig) -> RunConfig:
+    """The configuration as every machine can read it: the corpus by its whole path.
+
+    Raises:
+        InputError: there are too few machines, or they could not reach each other.
+    """
+    needed, there = config.launch.nodes + config.launch.spares, len(machines.hosts)
+    if needed > there:
+        raise InputError(
+            f"the run needs {needed} nodes, hosts.toml lists {there}",
+            remedy="add machines, or set launch.nodes and launch.spares",
+        )
+    if not config.launch.interface:
+        raise InputError(
+            "launch.interface is not set, and machines cannot reach each other over loopback",
+            remedy='name an interface or network, such as launch.interface="10.0.0.0/16"',
+        )
+    path = str(Path(config.data.path).resolve())
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, path=path))
+
+
+def prepare(run: Run, cluster: ClusterFolder, machines: HostsConfig) -> Bundle:
+    """Make the folders that all machines see, and the bundle that each of them gets.
+
+    Raises:
+        InputError: the shared folder cannot be used, or the run began on one machine.
+    """
+    folder, config = run.folder, run.config
+    shared = Path(machines.shared) / f"{run.name}-{folder.run_id}"
+    for name in ("control", "checkpoints"):
+        try:
+            make_private_folder(shared / name)
+        except OSError as error:
+            raise InputError(
+                f"cannot make {shared / name}: {error.strerror}",
+                remedy="`shared` in hosts.toml must be a folder that this machine sees too",
+            ) from error
+        _link(folder.path / name, shared / name)
+    nodes = config.launch.nodes + config.launch.spares
+    former = Bundle.load(folder.bundle) if folder.bundle.exists() else None
+    bundle = Bundle(
+        run_id=folder.run_id,
+        name=run.name,
+        nodes=nodes,
+        config=to_toml(config),
+        network=config.launch.network,
+        engine=facts_of(machines.first(nodes)),
+        shared=str(shared),
+        secret=former.secret if former is not None else tokens.new_secret(),
+        console_key=cluster.key_of("console").public.decode(),
+        corpus=config.data.path,
+        fingerprint=listing_digest(Path(config.data.path)),
+    )
+    bundle.save(folder.bundle)
+    return bundle
+
+
+def _link(link: Path, target: Path) -> None:
+    if link.is_symlink():
+        return
+    if link.exists():
+        try:
+            link.rmdir()
+        except OSError:
+            raise InputError(
+                f"{link} holds files of a run that began on one machine",
+                remedy="start a new run, or fork this one",
+            ) from None
+    link.symlink_to(target)
+
+
+def start_nodes(bundle: Bundle, report: Callable[[str], None]) -> None:
+    """Start node 0, which hosts the first driver, then the others, which join.
+
+    Raises:
+        HeadwayError: one did not start. Call ``end_nodes`` then.
+    """
+    engine = of_bundle(bundle)
+    report(f"starting {bundle.nodes} machines, {engine.name_of(0)} first")
+    engine.start_first()
+    engine.start_all(range(1, bundle.nodes))
+
+
+def end_nodes(bundle: Bundle, report: Callable[[str], None]) -> None:
+    """End everything of the run on every machine that is reached."""
+    try:
+        of_bundle(bundle).stop()
+    except HeadwayError as error:
+        report(f"not everything has ended: {error.message}")

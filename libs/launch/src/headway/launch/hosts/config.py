@@ -1,0 +1,98 @@
+"""``hosts.toml``: the machines of a cluster, and how a command is run on one of them.
+
+shared = "/mnt/shared/headway"      # a folder that all machines see, for checkpoints
+python = "/opt/headway/bin/python"  # on each machine, Headway installed
+
+[[hosts]]
+name = "gpu-01"
+[[hosts]]
+name = "gpu-02"
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from headway.common.config import load
+from headway.common.errors import ConfigError
+
+SSH = (
+    "ssh",
+    "-o", "BatchMode=yes",
+    "-o", "ConnectTimeout=5",
+    "-o", "ServerAliveInterval=2",
+    "-o", "ServerAliveCountMax=3",
+    "{name}",
+)  # fmt: skip
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]*")
+
+
+@dataclass(frozen=True)
+class Host:
+    """One machine."""
+
+    name: str
+    """As the command that reaches it knows it."""
+
+
+@dataclass(frozen=True)
+class HostsConfig:
+    """The file ``hosts.toml``."""
+
+    shared: str
+    """A folder that every machine sees at this path, with room for the checkpoints."""
+    hosts: tuple[Host, ...]
+    """Spares included; node K is the K-th of them."""
+    python: str = "python3"
+    """Python of the installation, on each machine."""
+    reach: tuple[str, ...] = SSH
+    """What runs a command on a machine: it is followed by the command, and passes standard input,
+    output and the exit code on. ``{name}`` is the machine's name. Nodes need it too, because each
+    may have to host the driver."""
+    fence: tuple[str, ...] = ()
+    """What cuts a machine off that cannot be reached, such as
+    ``["ipmitool", "-H", "{name}-bmc", "power", "off"]``; its exit code 0 confirms it."""
+    scratch: str = "/var/tmp/headway"
+    """Folder on each machine's own disk, for logs and keys."""
+
+    def __post_init__(self) -> None:
+        names = [host.name for host in self.hosts]
+        if not names:
+            raise ConfigError("hosts is empty", remedy="add a [[hosts]] table for each machine")
+        for name in names:
+            if not _NAME.fullmatch(name):
+                raise ConfigError(
+                    f"hosts: {name!r} is not a name of a machine", remedy="write a host name"
+                )
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ConfigError(
+                f"hosts: {', '.join(sorted(twice))} is listed twice",
+                remedy="list each machine once",
+            )
+        for key in ("shared", "scratch"):
+            if not Path(getattr(self, key)).is_absolute():
+                raise ConfigError(
+                    f"{key}={getattr(self, key)!r} is not an absolute path",
+                    remedy="write one that starts with /",
+                )
+        for key in ("reach", "fence"):
+            words = getattr(self, key)
+            if words and not any("{name}" in word for word in words):
+                raise ConfigError(
+                    f"{key} does not say which machine is meant",
+                    remedy=f"write {{name}} where the machine's name goes in {key}",
+                )
+
+    @classmethod
+    def read(cls, path: Path) -> HostsConfig:
+        """
+        Raises:
+            ConfigError: a key is unknown, missing or wrong. InputError: the file cannot be read.
+        """
+        return load(cls, files=[path])
+
+    def first(self, count: int) -> HostsConfig:
+        """The same with the first machines only."""
+        return replace(self, hosts=self.hosts[:count])

@@ -1,0 +1,122 @@
+"""``python -m headway.launch.joining``: what engines run on a machine.
+
+... start < TICKET     join the run unless it has joined, start the node's init, wait for it
+... start --fence      the same, and end an executor that hangs
+... init < TICKET      join, then be the node's init in the foreground
+... end < TICKET       end everything of the node; exit code 0 once nothing is left
+... fence < TICKET     end a driver on the machine, and nothing else
+... log < TICKET       the ends of its logs
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from headway.common.errors import HeadwayError
+from headway.common.node.files import make_private_folder
+from headway.common.node.janitor import processes_of, role_of
+from headway.common.polling import wait_until
+from headway.launch.joining import corpus
+from headway.launch.joining.bundle import Bundle
+from headway.launch.joining.client import join
+from headway.launch.joining.folder import NodeFolder
+from headway.launch.joining.ticket import Ticket
+from headway.launch.local import LocalEngine
+from headway.launch.nodes import wait_for_node
+
+LOG_BYTES = 8192
+END_S = 5.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code; an error is one line on standard error."""
+    parser = argparse.ArgumentParser(prog="python -m headway.launch.joining", description=__doc__)
+    parser.add_argument("verb", choices=("start", "init", "end", "fence", "log"))
+    parser.add_argument("--fence", action="store_true", help="end an executor that hangs")
+    parser.add_argument("--limit", type=float, default=60.0, help="seconds to find the driver")
+    options = parser.parse_args(argv)
+    try:
+        ticket = Ticket.from_json(sys.stdin.read())
+        folder = NodeFolder(ticket.folder)
+        match options.verb:
+            case "start":
+                take_part(folder, ticket, options.limit)
+                LocalEngine(folder.cluster).start_node(ticket.node, fence=options.fence)
+                print(wait_for_node(folder.cluster, ticket.node).endpoint)
+            case "init":
+                take_part(folder, ticket, options.limit)
+                be_init(folder, ticket.node)
+            case "end":
+                return end(folder, ticket)
+            case "fence":
+                fence(ticket)
+            case "log":
+                show_logs(folder)
+    except HeadwayError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def take_part(folder: NodeFolder, ticket: Ticket, limit_s: float) -> None:
+    """Join the run, unless the machine has done so since it started.
+
+    Raises:
+        HeadwayError: the driver refuses it, or none answers; or the corpus is not here.
+    """
+    if folder.has_joined:
+        return
+    make_private_folder(folder.path)
+    if ticket.bundle:
+        bundle = Bundle.from_json(ticket.bundle, source="the ticket")
+    else:
+        bundle = join(ticket, folder.key(), limit_s=limit_s)
+    corpus.check(bundle)
+    folder.install(bundle, ticket.node, is_first=bool(ticket.bundle))
+
+
+def be_init(folder: NodeFolder, node: int) -> None:
+    """Become the node's init."""
+    words = ["--cluster", str(folder.cluster.path), "--node", str(node)]
+    os.execv(sys.executable, [sys.executable, "-m", "headway.launch.init", *words])
+
+
+def end(folder: NodeFolder, ticket: Ticket) -> int:
+    """End the node; 0 once none of its processes is left."""
+    if folder.cluster.exists:
+        LocalEngine(folder.cluster).stop_node(ticket.node)
+    left = [str(one.pid) for one in processes_of(ticket.run_id, ticket.node)]
+    if left:
+        print(f"error: still running: {', '.join(left)}", file=sys.stderr)
+    return int(bool(left))
+
+
+def fence(ticket: Ticket) -> None:
+    """End drivers of the run on this machine.
+
+    Raises:
+        HeadwayError: one does not end.
+    """
+    drivers = [one for one in processes_of(ticket.run_id) if role_of(one) == "driver"]
+    for one in drivers:
+        one.kill()
+    if not wait_until(lambda: all(one.is_doomed() for one in drivers), END_S):
+        raise HeadwayError(f"a driver of run {ticket.run_id} does not end")
+
+
+def show_logs(folder: NodeFolder) -> None:
+    """Print the end of every log of the node."""
+    logs = [*folder.path.glob("cluster/logs/*.log"), *folder.path.glob("runs/*/logs/*.log")]
+    for path in sorted(logs):
+        data = path.read_bytes()[-LOG_BYTES:]
+        print(f"==> {path.name} <==\n{data.decode('utf-8', 'replace')}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

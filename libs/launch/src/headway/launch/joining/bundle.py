@@ -1,0 +1,81 @@
+"""What every machine of a run has of it: configuration, engine, and the secret of its tokens."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headway.common.config import from_dict
+from headway.common.errors import ConfigError, InputError
+from headway.common.node.files import replace_file
+from headway.common.wire.addresses import Network
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """As JSON in ``bundle.json`` of the run's folder on the console and on each node, 0600."""
+
+    run_id: str
+    name: str
+    nodes: int
+    """Spares included."""
+    config: str
+    """TOML."""
+    network: Network
+    engine: dict[str, Any]
+    """What the engine needs to reach machines, see ``headway.launch.engines``."""
+    shared: str
+    """The folder for this run that all machines see."""
+    secret: str = field(repr=False)
+    console_key: str = ""
+    """Public key of the console."""
+    corpus: str = ""
+    """Folder of the corpus on each machine."""
+    fingerprint: str = ""
+    """Of the corpus; empty: not checked."""
+
+    @property
+    def control(self) -> Path:
+        """Lease, journal and verdicts."""
+        return Path(self.shared) / "control"
+
+    @property
+    def checkpoints(self) -> Path:
+        return Path(self.shared) / "checkpoints"
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str, *, source: str) -> Bundle:
+        """
+        Raises:
+            InputError: it is not what ``to_json`` makes.
+        """
+        try:
+            return from_dict(cls, json.loads(text))
+        except (ConfigError, ValueError, TypeError, AttributeError) as error:
+            raise InputError(
+                f"{source} does not describe a run: {error}",
+                remedy="start the node again through the run's engine",
+            ) from error
+
+    def save(self, path: Path) -> None:
+        """Raises OSError."""
+        replace_file(path, self.to_json())
+
+    @classmethod
+    def load(cls, path: Path) -> Bundle:
+        """
+        Raises:
+            InputError: it is absent or damaged.
+        """
+        try:
+            text = path.read_text()
+        except OSError as error:
+            raise InputError(
+                f"cannot read {path}: {error.strerror}", remedy="start the run again"
+            ) from error
+        return cls.from_json(text, source=str(path))

@@ -1,0 +1,84 @@
+"""A machine's way into a run: it finds the driver by its lease and asks to be a node."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from headway.common.errors import DeadlineError, HeadwayError
+from headway.common.node.machine import boot_id, machine_uid
+from headway.common.wire.client import Client
+from headway.common.wire.keys import KeyPair
+from headway.common.wire.messages.joining import Join, Joined
+from headway.launch.joining.bundle import Bundle
+from headway.launch.joining.ticket import Ticket
+from headway.launch.lease import FileLease, Holder
+
+CALL_S = 5.0
+LOOK_S = 0.1
+GPUS = Path("/proc/driver/nvidia/gpus")
+
+
+def join(ticket: Ticket, keys: KeyPair, *, limit_s: float) -> Bundle:
+    """Ask the driver of the run, until one answers.
+
+    Raises:
+        RemoteError: it refuses this machine; the message says why.
+        DeadlineError: no driver answers within ``limit_s``.
+        InputError: what it sends does not describe a run.
+    """
+    lease = FileLease(Path(ticket.control))
+    question = this_machine(ticket.node, keys.public, token=ticket.token)
+    deadline = time.monotonic() + limit_s
+    trouble = f"no driver has announced itself in {ticket.control}"
+    while time.monotonic() < deadline:
+        holder = lease.look().holder
+        if holder is not None and holder.join_endpoint:
+            try:
+                return _ask(holder, keys, question)
+            except DeadlineError:
+                trouble = f"the driver does not answer at {holder.join_endpoint}"
+        time.sleep(LOOK_S)
+    raise DeadlineError(
+        f"node {ticket.node} has not joined run {ticket.run_id} within {limit_s:.0f} s: {trouble}",
+        remedy="see that this machine reaches that address, and its firewall the port",
+    )
+
+
+def _ask(holder: Holder, keys: KeyPair, question: Join) -> Bundle:
+    server_key = holder.server_key.encode()
+    with Client(holder.join_endpoint, keys=keys, server_key=server_key) as client:
+        joined = client.call(question, Joined, timeout_s=CALL_S)
+    return Bundle.from_json(joined.bundle, source="what the driver sent")
+
+
+def this_machine(node: int, public_key: bytes, *, token: str = "") -> Join:
+    """The machine as it introduces itself."""
+    return Join(
+        node=node,
+        token=token,
+        uid=machine_uid(),
+        boot_id=boot_id(),
+        host=socket.gethostname(),
+        public_key=public_key.decode(),
+        version=installed_version(),
+        num_gpus=len(list(GPUS.iterdir())) if GPUS.is_dir() else 0,
+        num_cpus=len(os.sched_getaffinity(0)),
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        shm_bytes=shutil.disk_usage("/dev/shm").total,
+        unix_s=time.time(),
+    )
+
+
+def installed_version() -> str:
+    """Of this installation."""
+    try:
+        return version("headway-launch")
+    except PackageNotFoundError as error:
+        raise HeadwayError(
+            "Headway is not installed here, only found", remedy="install it with pip"
+        ) from error

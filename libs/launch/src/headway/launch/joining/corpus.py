@@ -1,0 +1,40 @@
+"""Whether a machine has the corpus of a run, before a rank fails for want of it."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from headway.common.errors import InputError
+from headway.launch.joining.bundle import Bundle
+
+
+def listing_digest(folder: Path) -> str:
+    """SHA-256 over names and sizes of all files below a folder.
+
+    Cheap at any size. The ranks compare the content's own fingerprint when they open it.
+
+    Raises:
+        InputError: there is no such folder.
+    """
+    if not folder.is_dir():
+        raise InputError(
+            f"this machine has no corpus in {folder}",
+            remedy="copy it there (`headway data prepare` makes it), or use a shared folder",
+        )
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    lines = [f"{path.relative_to(folder)} {path.stat().st_size}\n" for path in files]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def check(bundle: Bundle) -> None:
+    """
+    Raises:
+        InputError: the folder is absent, or its files differ from the run's.
+    """
+    folder = Path(bundle.corpus)
+    if bundle.fingerprint and listing_digest(folder) != bundle.fingerprint:
+        raise InputError(
+            f"{folder} on this machine holds another corpus than that of the run",
+            remedy="copy the same prepared corpus to each machine, or use a shared folder",
+        )

@@ -1,0 +1,94 @@
+"""The folders of a node that has joined: the same as of an emulated one, with links to what is
+shared.
+
+    cluster/        as ``ClusterFolder`` describes it; keys of this node only
+    runs/NAME/      the run's folder: configuration, logs, records
+      bundle.json
+      control -> the shared folder's control
+      checkpoints -> the shared folder's checkpoints
+    joined.json     at which boot of the machine it joined
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+from headway.common.errors import InputError
+from headway.common.node.files import make_private_folder, replace_file, replace_json
+from headway.common.node.machine import boot_id
+from headway.common.node.run_dir import RunDir
+from headway.common.wire.keys import KeyPair
+from headway.launch.cluster import ClusterFolder
+from headway.launch.joining.bundle import Bundle
+
+ROLES_OF_NODE = ("executor", "agent")
+"""What a node proves with its own key. Its driver and monitor have keys that no other node needs
+to know before."""
+
+
+class NodeFolder:
+    """One node of one run on this machine."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.cluster = ClusterFolder(path / "cluster")
+
+    @property
+    def has_joined(self) -> bool:
+        """Whether it joined since the machine started."""
+        try:
+            joined = json.loads((self.path / "joined.json").read_text())
+            return bool(joined["boot_id"] == boot_id())
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+
+    def key(self) -> KeyPair:
+        """The node's own key pair, made here at the first call.
+
+        Raises:
+            InputError: the folder cannot be written.
+        """
+        path = self.path / "node.key"
+        if not path.exists():
+            with contextlib.suppress(InputError):  # another process was faster
+                KeyPair.generate().save(path)
+        return KeyPair.load(path)
+
+    def install(self, bundle: Bundle, node: int, *, is_first: bool) -> None:
+        """Make everything that an executor of this node needs; what is there stays.
+
+        Args:
+            bundle: what the run is.
+            node: its number.
+            is_first: the run has no driver yet, and this node hosts it.
+
+        Raises:
+            InputError, OSError: a folder cannot be made.
+        """
+        run = self.path / "runs" / bundle.name
+        make_private_folder(run)
+        for name, target in (("control", bundle.control), ("checkpoints", bundle.checkpoints)):
+            make_private_folder(target)
+            with contextlib.suppress(FileExistsError):
+                (run / name).symlink_to(target)
+        replace_file(run / "config.toml", bundle.config)
+        bundle.save(run / "bundle.json")
+        if not (run / "run.json").exists():
+            RunDir.create(run, run_id=bundle.run_id)
+        self._install_cluster(bundle)
+        carried = {"run_dir": str(run), "run_id": bundle.run_id, "is_fresh": is_first}
+        self.cluster.write(f"nodes/{node}.run", carried)
+        replace_json(self.path / "joined.json", {"boot_id": boot_id(), "node": node})
+
+    def _install_cluster(self, bundle: Bundle) -> None:
+        key = self.key()
+        for part in ("nodes", "logs", "keys"):
+            make_private_folder(self.cluster.path / part)
+        for role in ROLES_OF_NODE:
+            path = self.cluster.path / "keys" / f"{role}.key"
+            if not path.exists():
+                key.save(path)
+        replace_file(self.cluster.path / "keys" / "console.pub", bundle.console_key)
+        self.cluster.describe(bundle.run_id, bundle.nodes, bundle.network)

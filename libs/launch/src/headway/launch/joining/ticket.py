@@ -1,0 +1,48 @@
+"""What an engine hands to a machine that is to join a run; it holds a secret: never in arguments,
+which every user of the machine can read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from headway.common.config import from_dict
+from headway.common.errors import ConfigError, InputError
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """Where the run is found, and as which node the machine joins it."""
+
+    run_id: str
+    node: int
+    token: str = field(repr=False)
+    control: str
+    """Shared folder with the driver's lease, by which a node finds the driver."""
+    scratch: str
+    """Folder on the machine for logs, records and keys; made if it is absent."""
+    bundle: str = field(default="", repr=False)
+    """For the first node of a run, which no driver can answer yet."""
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Ticket:
+        """
+        Raises:
+            InputError: it is no ticket.
+        """
+        try:
+            return from_dict(cls, json.loads(text))
+        except (ConfigError, ValueError, TypeError, AttributeError) as error:
+            raise InputError(
+                f"this is not a ticket to join a run: {error}",
+                remedy="the run's engine makes tickets",
+            ) from error
+
+    @property
+    def folder(self) -> Path:
+        """Everything of this node of the run on the machine."""
+        return Path(self.scratch) / f"{self.run_id}-n{self.node}"

@@ -1,0 +1,63 @@
+"""Tokens with which a machine may join a run as one of its nodes.
+
+``EXPIRES.NODE.MAC``: the MAC is HMAC-SHA-256 over run, node and time with the run's secret, which
+the console and every node have, because each node may have to host the driver. A token is good for
+one node number and until it expires; evicted machines are refused by their identity.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import time
+
+from headway.common.errors import HeadwayError
+
+VALID_S = 3600.0
+
+
+class TokenError(HeadwayError):
+    """The token does not admit the machine."""
+
+
+def new_secret() -> str:
+    """64 hex digits."""
+    return secrets.token_hex(32)
+
+
+def mint(secret: str, run_id: str, node: int, *, valid_s: float = VALID_S) -> str:
+    """A token for one node."""
+    expires = int(time.time() + valid_s)
+    return f"{expires}.{node}.{_mac(secret, run_id, node, expires)}"
+
+
+def check(token: str, secret: str, run_id: str, node: int) -> None:
+    """
+    Raises:
+        TokenError: it is not one of this run, is for another node, or has expired.
+    """
+    parts = token.split(".")
+    if len(parts) != 3 or not (parts[0].isdecimal() and parts[1].isdecimal()):
+        raise TokenError("the token is malformed", remedy="use the one that the engine made")
+    expires, own = int(parts[0]), int(parts[1])
+    if not hmac.compare_digest(parts[2].encode(), _mac(secret, run_id, own, expires).encode()):
+        raise TokenError(
+            f"the token does not belong to run {run_id}",
+            remedy="start the node through the run's engine, which makes a new one",
+        )
+    if own != node:
+        raise TokenError(
+            f"the token is for node {own}, not node {node}", remedy="use the token of this node"
+        )
+    late_s = time.time() - expires
+    if late_s > 0:
+        raise TokenError(
+            f"the token expired {late_s:.0f} s ago by the clock of the driver's machine",
+            remedy="start the node again, and check that the clocks of the machines agree",
+        )
+
+
+def _mac(secret: str, run_id: str, node: int, expires: int) -> str:
+    text = f"headway join {run_id} {node} {expires}".encode()
+    return hmac.new(bytes.fromhex(secret), text, hashlib.sha256).hexdigest()

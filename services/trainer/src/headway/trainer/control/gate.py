@@ -1,0 +1,213 @@
+"""Where machines join a run that spans several: the driver's door, open to whoever has a token."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from headway.common.config import from_dict
+from headway.common.errors import BusyError, ConfigError, InputError
+from headway.common.log import get_logger
+from headway.common.node.run_dir import RunDir
+from headway.common.wire.admission import Admission, KeyFile
+from headway.common.wire.keys import KeyPair, is_public_key
+from headway.common.wire.messages.joining import Join, Joined
+from headway.common.wire.server import Server
+from headway.launch.cluster import ClusterFolder
+from headway.launch.joining import tokens
+from headway.launch.joining.bundle import Bundle
+from headway.launch.joining.client import installed_version, this_machine
+from headway.trainer.control.journal import Journal
+from headway.trainer.control.writer import JournalWriter
+
+WRITE_LIMIT_S = 3.0
+CLOCK_LIMIT_S = 300.0
+"""A machine whose clock is further off is refused: tokens, logs and checkpoints carry times."""
+FACT = "members"
+AGENTS = "agents.allowed"
+"""In the folder of keys: what the monitor of the driver's node admits."""
+
+log = get_logger("driver")
+
+
+@dataclass(frozen=True)
+class Member:
+    """A machine that is a node of the run."""
+
+    uid: str
+    boot_id: str
+    host: str
+    public_key: str
+    num_gpus: int = 0
+    num_cpus: int = 0
+    memory_bytes: int = 0
+    shm_bytes: int = 0
+
+
+def members_of(journal: Journal) -> dict[int, Member]:
+    """Those that drivers before have admitted; one that cannot be read joins again."""
+    try:
+        rows = json.loads(journal.fact(FACT, "{}"))
+        return {int(node): from_dict(Member, row) for node, row in rows.items()}
+    except (ConfigError, ValueError, TypeError, AttributeError) as error:
+        log.warning("the members of the run cannot be read", error=str(error))
+        return {}
+
+
+class Gate:
+    """Admits nodes, for as long as the driver leads.
+
+    Args:
+        bundle: what a node gets.
+        cluster: of the driver's own node, with the monitor's list.
+        node: its number.
+        keys: the driver's.
+        members: those that have joined before.
+        admission: of the driver's main socket.
+        journal: keeps the members for the next driver.
+    """
+
+    is_evicted: Callable[[int], bool] = staticmethod(lambda _: False)
+    """Whether a node was taken out of the run for good."""
+    epoch = 0
+    """Of the driver."""
+
+    @classmethod
+    def of(cls, run: RunDir, *rest: Any) -> Gate | None:
+        """The gate of a run of several machines; None where one machine carries it."""
+        return cls(Bundle.load(run.bundle), *rest) if run.bundle.exists() else None
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        cluster: ClusterFolder,
+        node: int,
+        keys: KeyPair,
+        members: dict[int, Member],
+        admission: Admission,
+        journal: JournalWriter,
+    ) -> None:
+        self._bundle, self._members, self._admission = bundle, members, admission
+        self._journal = journal
+        self._agents = KeyFile(cluster.path / "keys" / AGENTS)
+        self._members[node] = _member(this_machine(node, *cluster.public_of("executor")))
+        journal.submit(self._write)  # the first node of a run has nobody to ask
+        for member in self._members.values():
+            admission.admit(member.public_key.encode())
+        self._list_agents()
+        self.server = Server(bundle.network.endpoint, {Join: self._join}, keys=keys)
+
+    def revoke(self, node: int) -> None:
+        """The node's key is worth nothing any more."""
+        if member := self._members.pop(node, None):
+            self._admission.revoke(member.public_key.encode())
+            self._list_agents()
+            self._journal.submit(self._write)
+
+    def _join(self, message: Join, peer: bytes) -> Joined:
+        del peer
+        node = message.node
+        try:
+            self._check(message)
+        except InputError as error:
+            log.warning("refused a node", node=node, host=message.host, reason=error.message)
+            raise
+        member = _member(message)
+        former = self._members.get(node)
+        if former != member:
+            if former is not None:
+                self._admission.revoke(former.public_key.encode())
+            self._members[node] = member
+            self._keep()
+            log.info("a node has joined", node=node, host=message.host)
+        self._admission.admit(message.public_key.encode())
+        self._list_agents()
+        return Joined(node=node, epoch=self.epoch, bundle=self._bundle.to_json())
+
+    def _check(self, message: Join) -> None:
+        """
+        Raises:
+            InputError: why the machine is not admitted.
+        """
+        node, bundle = message.node, self._bundle
+        _check_token(message, bundle)
+        if message.version != installed_version():
+            raise InputError(
+                f"{message.host} has Headway {message.version}, the run {installed_version()}",
+                remedy="install the same version on each machine",
+            )
+        if not 0 <= node < bundle.nodes:
+            raise InputError(
+                f"the run has {bundle.nodes} nodes, none is number {node}",
+                remedy="start it with more nodes or spares",
+            )
+        if self.is_evicted(node):
+            raise InputError(f"node {node} was evicted from the run", remedy="use another machine")
+        if abs(off_s := message.unix_s - time.time()) > CLOCK_LIMIT_S:
+            raise InputError(
+                f"the clock of {message.host} is {off_s:+.0f} s off that of the driver's machine",
+                remedy="set it (chrony or ntp), then start the node again",
+            )
+        if not is_public_key(message.public_key.encode()):
+            raise InputError("the node sent no public key", remedy="use an unchanged Headway")
+        for other, member in self._members.items():
+            if other != node and (member.uid, member.boot_id) == (message.uid, message.boot_id):
+                raise InputError(
+                    f"{message.host} is node {other} of the run already",
+                    remedy="list each machine once",
+                )
+
+    # ---- what others must know ----------------------------------------------------------------
+    def _keep(self) -> None:
+        """Write the members; the node is answered only when a next driver would know it.
+
+        Raises:
+            BusyError: the journal cannot be written now.
+        """
+        is_there = threading.Event()
+
+        def write(journal: Journal) -> None:
+            self._write(journal)
+            is_there.set()
+
+        self._journal.submit(write)
+        if not is_there.wait(WRITE_LIMIT_S):
+            why = self._journal.trouble or "the journal does not answer"
+            raise BusyError(f"the node cannot be recorded: {why}", remedy="it asks again")
+
+    def _write(self, journal: Journal) -> None:
+        rows = {str(node): asdict(member) for node, member in self._members.items()}
+        journal.set_facts(**{FACT: json.dumps(rows)})
+
+    def _list_agents(self) -> None:
+        try:
+            self._agents.write(member.public_key.encode() for member in self._members.values())
+        except OSError as error:
+            log.error("the monitor does not learn of new nodes", reason=str(error))
+
+    def close(self) -> None:
+        self.server.close()
+
+
+def _member(message: Join) -> Member:
+    return Member(
+        uid=message.uid,
+        boot_id=message.boot_id,
+        host=message.host,
+        public_key=message.public_key,
+        num_gpus=message.num_gpus,
+        num_cpus=message.num_cpus,
+        memory_bytes=message.memory_bytes,
+        shm_bytes=message.shm_bytes,
+    )
+
+
+def _check_token(message: Join, bundle: Bundle) -> None:
+    try:
+        tokens.check(message.token, bundle.secret, bundle.run_id, message.node)
+    except tokens.TokenError as error:
+        raise InputError(error.message, remedy=error.remedy) from None

@@ -1,0 +1,112 @@
+"""A driver's hold on the run: it fences its predecessor, renews the lease, and gives it up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from headway.common.errors import HeadwayError
+from headway.common.log import get_logger
+from headway.launch.engine import Engine
+from headway.launch.lease import FileLease, Holder, SupersededError, Tenure
+from headway.trainer.control.background import Background
+from headway.trainer.control.lines import Lines
+
+CUT_OFF_S = 4.0
+"""A driver that has not heard from most nodes for so long lets another node lead."""
+CUT_OFF_START_S = 15.0
+"""The same of a new driver, which they must find first."""
+
+log = get_logger("driver")
+
+
+class Leadership:
+    """Made before the driver acts: when it returns, no former driver can.
+
+    Args:
+        folder: of the lease.
+        epoch: that was claimed for this driver.
+        engine: ends a former driver on another machine.
+        background: the thread for what may hang with the file system.
+
+    Raises:
+        SupersededError: another driver leads the run already.
+        HeadwayError: the former driver, on this machine, cannot be ended.
+    """
+
+    note: Callable[[str, dict[str, Any]], None]
+    """Keeps what happened in the journal; set before ``begin``."""
+    stop: Callable[[], None]
+    """Ends the driver."""
+
+    def __init__(self, folder: Path, epoch: int, engine: Engine, background: Background) -> None:
+        self._lease = FileLease(folder, self._fence_elsewhere)
+        self._epoch, self._engine, self._background = epoch, engine, background
+        self._tenure: Tenure | None = None
+        self._trouble, self._is_resigning = "", False
+        self._fence_former()
+
+    def _fence_former(self) -> None:
+        view = self._lease.look()
+        if view.claimed > self._epoch:
+            raise SupersededError(
+                f"epoch {self._epoch} is over: epoch {view.claimed} was claimed",
+                remedy="nothing to do: the newer driver leads the run",
+            )
+        former = view.holder
+        if former is not None and not former.has_resigned and not self._lease.fence(former):
+            raise HeadwayError(
+                f"the former driver {former.pid} cannot be ended",
+                remedy="end it by hand; until then no other driver may act",
+            )
+
+    def _fence_elsewhere(self, former: Holder) -> bool:
+        """A former driver on another machine. One that cannot be ended is no danger: executors,
+        journal and checkpoints refuse what an older epoch wants, and its lease is over."""
+        if not self._engine.fence(former.node):
+            fields = {"former_node": former.node, "former_epoch": former.epoch}
+            log.warning("the former driver may still run; its orders are refused", **fields)
+        return True
+
+    def begin(self, me: Holder) -> None:
+        """Publish where this driver listens. Raises as ``Lease.publish``."""
+        self._tenure = Tenure(self._lease, me)
+        self._tenure.renew()
+
+    def renew(self) -> None:
+        """Show that the driver's loop turns. The writing itself may hang with the file system."""
+        if self._tenure is None or self._is_resigning:
+            return
+
+        def then(_result: object, error: Exception | None) -> None:
+            trouble = "" if error is None else str(error)
+            if isinstance(error, SupersededError):
+                log.warning("another driver leads the run; leaving", reason=trouble)
+                self.stop()
+            elif trouble and trouble != self._trouble:
+                log.error("the lease cannot be renewed", reason=trouble)
+            self._trouble = trouble
+
+        self._background.start("renewal of the lease", self._tenure.renew, then)
+
+    def superseded(self) -> None:
+        """Another driver has written the journal."""
+        log.warning("another driver has written the journal; leaving", epoch=self._epoch)
+        self.stop()
+
+    def resign_if_cut_off(self, lines: Lines) -> None:
+        """Let a node lead that reaches more of the others, if most of them are silent at once."""
+        if self._tenure is None or self._is_resigning:
+            return
+        if not lines.has_lost_touch(CUT_OFF_S, CUT_OFF_START_S):
+            return
+        self._is_resigning = True
+        self.note("resigned", {"epoch": self._epoch, "reason": "most nodes are silent"})
+
+        def then(_result: object, error: Exception | None) -> None:
+            if error is not None:
+                log.error("cannot resign", reason=str(error))
+            self.stop()
+
+        self._background.start("resignation", self._tenure.resign, then)
