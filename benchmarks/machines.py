@@ -61,6 +61,9 @@ class Drill:
         found = self.machines.status(self.name)
         return dict(found.get("status") or {"phase": found["phase"], "nodes": {}, "services": {}})
 
+    def _generation(self) -> int:
+        return int(self.status().get("generation", -1))
+
     def is_stepping(self, beyond: int = 0) -> bool:
         status = self.status()
         steps = [rank["step"] for rank in status.get("ranks", ()) if rank["status"] == "running"]
@@ -102,7 +105,9 @@ class Drill:
         before = self.status()
         began = time.monotonic()
         found = self.kinds[kind]()
-        self.await_steps(max(before["step"] + 1, found.pop("beyond", 0)))
+        if found.pop("begins_anew", False):
+            _until(lambda: self._generation() > before["generation"], STEP_LIMIT_S, kind)
+        self.await_steps(int(self.status().get("step", 0)) + 1)
         found["stepping_s"] = round(time.monotonic() - began, 2)
         if (undo := found.pop("undo", None)) is not None:
             undo()
@@ -114,11 +119,11 @@ class Drill:
 
     def _power(self, node: Node) -> dict[str, Any]:
         node.kill()
-        return {"machine": node.name, "undo": node.boot}
+        return {"machine": node.name, "undo": node.boot, "begins_anew": True}
 
     def _partition(self, node: Node) -> dict[str, Any]:
         self.machines.partition(node.index)
-        return {"machine": node.name, "undo": self.machines.heal}
+        return {"machine": node.name, "undo": self.machines.heal, "begins_anew": True}
 
     def _freeze(self) -> dict[str, Any]:
         node = self._trains()
@@ -133,7 +138,7 @@ class Drill:
         for one in node.processes():
             if _pid_inside(one.pid) == rank["pid"]:
                 one.kill()
-        return {"machine": node.name, "rank": rank["rank"]}
+        return {"machine": node.name, "rank": rank["rank"], "begins_anew": True}
 
     def _kill(self, *roles: str) -> dict[str, Any]:
         return self._kill_on(self._trains(), *roles)
