@@ -16,7 +16,6 @@ from pathlib import Path
 
 from headway.common.config import load
 from headway.common.errors import HeadwayError
-from headway.console.machine.preflight import own_corpus_folder, prepare_corpus
 from headway.testkit.bed import Process
 from headway.testkit.machines import Machines
 from headway.trainer.config import RunConfig
@@ -36,9 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: no separate machines on this host: {reason}", file=sys.stderr)
         return 2
     try:
-        config = own_corpus_folder(load(RunConfig, [options.config], options.set))
-        prepare_corpus(config, print)
-        corpus = Path(config.data.path).resolve()
+        corpus = _corpus(load(RunConfig, [options.config], options.set))
         options.folder.mkdir(parents=True, exist_ok=True)
         visible = [corpus, options.config.resolve().parent]
         with Machines(options.folder, count=options.count, visible=visible) as machines:
@@ -47,6 +44,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except HeadwayError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+
+
+def _corpus(config: RunConfig) -> Path:
+    """The corpus, prepared here if it is absent: machines cannot write where it is."""
+    folder = Path(config.data.path).resolve()
+    if not folder.exists():
+        words = ["prepare", "--source", config.data.source, "--out", str(folder)]
+        subprocess.run([sys.executable, "-m", "headway.dataloader", *words], check=True)
+    return folder
 
 
 def _stay(machines: Machines, config: Path, settings: Sequence[str]) -> int:
