@@ -104,7 +104,7 @@ def test_a_run_finishes_on_machines(machines: Machines, corpus: Path) -> None:
 
 BAD = [
     (["launch.interface="], "launch.interface is not set"),
-    (["launch.nodes=9"], "the run needs 10 nodes, hosts.toml lists 3"),
+    (["launch.spares=9"], "the run needs 11 nodes, hosts.toml lists 3"),
     (["launch.interface=eth7"], "no interface or address 'eth7'"),
 ]
 

@@ -82,6 +82,7 @@ def take_part(folder: NodeFolder, ticket: Ticket, limit_s: float) -> None:
     else:
         bundle = join(ticket, folder.key(), limit_s=limit_s)
     corpus.check(bundle)
+    _ = bundle.network.endpoint, bundle.network.fabric_address  # this machine has them
     folder.install(bundle, ticket.node, is_first=is_first)
 
 
