@@ -82,7 +82,8 @@ class Core:
         """Some member may not hold every command."""
         self.is_memory_stale = False
         self.spike = memory.spike
-        """Position of the data behind a spike from which the run is to go back; 0 without one."""
+        """Position of the data behind a spike from which the run goes back, until it steps there;
+        0 without one."""
         self.passes = {step: (samples, count) for step, samples, count in memory.passes}
         """Step of a checkpoint -> where its data continue, and how often spikes led back to it."""
         self.drains = memory.drains
