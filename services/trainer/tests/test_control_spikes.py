@@ -16,6 +16,7 @@ from headway.trainer.control.decisions.events import (
     DurableFound,
     FindDurable,
     Finish,
+    Memory,
     Steered,
 )
 
@@ -81,6 +82,15 @@ def test_it_costs_no_crash_and_ends_by_name_when_it_repeats() -> None:
     finish = only(hand.send(FOUND), Finish)
     assert finish.outcome == "failed"
     assert f"recovery.max_spike_rollbacks={LIMITS.max_spike_rollbacks}" in finish.detail
+
+
+def test_a_run_that_failed_for_its_spikes_can_be_resumed() -> None:
+    memory = Memory(spike=310, passes=((20, 310, 0),))  # as ``Journal.reopen`` leaves it
+    hand = Hand(memory=memory, generation=4, epoch=1)
+    hand.gather()
+    hand.read()
+    hand.begin(hand.send(FOUND))
+    assert hand.state.restore == BACK
 
 
 def test_a_newer_checkpoint_begins_a_new_count() -> None:
