@@ -28,8 +28,8 @@ setup-lab:
 setup-test:
 	@$(INSTALL) test
 
-run: setup ## train examples/tiny.toml (CONFIG=...) on this machine, all services, real text
-	"$(BIN)/headway" run $(CONFIG) $(ARGS)
+run: $(if $(filter netns,$(TARGET)),setup-test,setup) ## train examples/tiny.toml (CONFIG=...) here, all services, real text (TARGET=netns: on five namespaces, as root)
+	$(if $(filter netns,$(TARGET)),"$(PY)" -m headway.testkit.machines,"$(BIN)/headway" run) $(CONFIG) $(ARGS)
 
 lab: setup-lab ## JupyterLab with the notebooks
 	"$(BIN)/jupyter" lab notebooks $(ARGS)

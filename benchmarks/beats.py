@@ -28,6 +28,7 @@ from headway.common.node.run_dir import NodePaths, RunDir, new_run_id
 from headway.common.node.testing import private_roots
 from headway.common.polling import wait_until
 from headway.common.wire.client import Client
+from headway.common.wire.keys import KeyPair
 from headway.common.wire.message import Message
 from headway.common.wire.messages.driver import GetStatus, NodeBeat, Relay, Seals, Status
 from headway.common.wire.messages.executor import (
@@ -51,15 +52,20 @@ ORDERS = (DriverBeat, ToWorker, KillWorker, ReadSeals, StopRun)
 class Node:
     """One executor and its ranks."""
 
-    def __init__(self, number: int, run_id: str, holder: Holder, cluster: ClusterFolder) -> None:
+    def __init__(self, number: int, run_id: str, holder: Holder, keys: KeyPair) -> None:
         self.number, self.run_id = number, run_id
         self.generation, self.status, self.version, self.known, self.step = -1, "idle", 1, -1, 0
         self.beaten_at = 0.0
+        self.follow(holder, keys)
+
+    def follow(self, holder: Holder, keys: KeyPair) -> None:
+        """Connect to a driver, which knows nothing of this node yet."""
+        self.known, self.beaten_at = -1, 0.0
         self.client = Client(
             holder.endpoint,
-            keys=cluster.key_of("executor"),
+            keys=keys,
             server_key=holder.server_key.encode(),
-            identity=f"n{number}-1".encode(),
+            identity=f"n{self.number}-1".encode(),
             accept=ORDERS,
         )
 
@@ -154,18 +160,20 @@ def measure(folder: Path, nodes: int, seconds: float) -> dict[str, float | int]:
         holder = lease.look().holder
         assert holder is not None
         zmq.Context.instance().set(zmq.MAX_SOCKETS, 16384)
-        executors = [Node(number, run.run_id, holder, cluster) for number in range(nodes)]
+        keys = cluster.key_of("executor")
+        executors = [Node(number, run.run_id, holder, keys) for number in range(nodes)]
         start_s = time.monotonic()
-        _until_running(executors, holder, cluster)
+        until_running(executors, holder, cluster)
         started_s = time.monotonic() - start_s
-        used = _cores(psutil.Process(driver.pid), executors, seconds)
+        used = cores(psutil.Process(driver.pid), executors, seconds)
     finally:
         driver.kill()
         driver.wait()
     return {"nodes": nodes, "ranks": nodes * RANKS, "cores": used, "until_running_s": started_s}
 
 
-def _until_running(executors: list[Node], holder: Holder, cluster: ClusterFolder) -> None:
+def until_running(executors: list[Node], holder: Holder, cluster: ClusterFolder) -> None:
+    """Play the executors until every rank runs."""
     keys = cluster.key_of("console")
     with Client(holder.endpoint, keys=keys, server_key=holder.server_key.encode()) as console:
 
@@ -184,8 +192,8 @@ def _turn(executors: list[Node]) -> None:
             executor.beat()
 
 
-def _cores(driver: psutil.Process, executors: list[Node], seconds: float) -> float:
-    """Beats spread evenly over each second, as those of real nodes are."""
+def cores(driver: psutil.Process, executors: list[Node], seconds: float) -> float:
+    """Cores of the driver; beats are spread over each second, as those of real nodes are."""
     begin_s, before, sent = time.monotonic(), driver.cpu_times(), 0
     while (elapsed := time.monotonic() - begin_s) < seconds:
         while sent < elapsed * len(executors):

@@ -137,12 +137,16 @@ def test_what_becomes_of_nodes_and_snapshots_is_told(lines: Lines) -> None:
         ("executor_ended", {"node": 1}),
         ("node_returned", {"node": 1, "killed": []}),
         ("snapshot_damaged", {"node": 0, "rank": 1, "reason": "bad digest"}),
+        ("draining", {"node": 1, "notice_s": 300.0, "step": 5}),
+        ("eviction_refused", {"node": 1, "reason": "no spare is ready for node 1"}),
         ("run_over", {"outcome": "finished", "detail": "", "step": 9}),
     )
     assert lines(*events) == [
         "the init of node 1 has ended; restarting it",
         "node 1 is back as a spare",
         "snapshot of rank 1 on node 0 is damaged and not used: bad digest",
+        "node 1 is draining: a checkpoint, then a spare takes over",
+        "node 1 stays in the run: no spare is ready for node 1",
         "run finished",
     ]
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from headway.common.node.claim import claim
 from headway.common.node.janitor import processes_of
 from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import NodePaths
@@ -250,6 +251,23 @@ def test_an_executor_that_hangs_is_ended_when_it_is_to_be_fenced(
     engine.start_node(1, fence=True)
     assert old.is_doomed()
     assert announced(engine, 1, other_than=old) != old and init_of(engine, 1) == init
+
+
+def test_an_init_that_hangs_and_keeps_no_executor_is_replaced_when_fenced(
+    engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with python_child("import time; time.sleep(3600)") as stuck:
+        process = ProcessId.of(stuck.pid)
+        assert process is not None
+        claim(engine.cluster.path / "nodes" / "0.init", process)
+        engine.start_node(0, fence=True)
+        assert process.alive() and engine.cluster.living(0) is None, "it is young"
+        monkeypatch.setattr(local, "YOUNG_S", 0.0)
+        engine.start_node(0)
+        assert process.alive(), "nobody said that it hangs"
+        engine.start_node(0, fence=True)
+        assert process.is_doomed()
+        assert announced(engine, 0).alive() and init_of(engine, 0) != process
 
 
 def test_one_that_was_started_a_moment_ago_is_not_fenced(engine: LocalEngine) -> None:

@@ -10,6 +10,7 @@ from headway.trainer.control.decisions.events import (
     DrainNode,
     DurableFound,
     Failed,
+    Memory,
     ReleaseNode,
 )
 
@@ -91,6 +92,43 @@ def test_a_spare_that_was_lost_meanwhile_is_waited_for_until_the_notice_is_over(
     assert hand.state.phase == "running"
     assert "eviction_refused" in events(hand.wait(11.0)), "it says that nobody can take over"
     assert hand.state.phase == "running" and hand.state.memory.drains == ()
+
+
+def test_a_spare_takes_over_from_one_node_only() -> None:
+    hand = Hand().run(step=30)
+    _drain(hand)
+    assert hand.state.drain_refusal(0) == "no spare is ready for node 0 besides those for node 1"
+    assert events(_drain(hand, node=0)) == ["drain_refused"]
+
+
+def test_a_paused_run_refuses_because_it_makes_no_checkpoint() -> None:
+    hand = Hand().run(step=30)
+    for node in (0, 1):
+        for index in (0, 1):
+            hand.change(node, index, paused=True)
+        hand.beat(node)
+    assert "headway resume" in hand.state.drain_refusal(1)
+    assert hand.state.drain_refusal(2) == "", "a spare has nothing to save"
+
+
+def test_a_run_that_went_back_makes_the_checkpoint_at_an_earlier_step() -> None:
+    hand = Hand().run(step=30)
+    _drain(hand)
+    hand.send(hand.left(0))
+    hand.leave()
+    hand.gather()
+    hand.read(20)
+    hand.begin(hand.send(DurableFound(None)))
+    hand.join(22)
+    found = [one for one in hand.wait(15.0) if isinstance(one, AwaitCheckpoint)][-1]
+    assert found.after == 20
+    assert "evicted" in events(hand.send(Done(found)))
+
+
+def test_a_run_that_is_resumed_on_fewer_nodes_forgets_the_others() -> None:
+    hand = Hand(nodes=2, memory=Memory(drains=((2, 30, NOTICE_S),)))
+    hand.wait(1.0)
+    assert hand.state.memory.drains == ()
 
 
 def test_a_node_that_ends_before_is_forgotten() -> None:

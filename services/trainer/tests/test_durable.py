@@ -8,7 +8,7 @@ import numpy as np
 from headway.ckpt_store import mark_generation
 from headway.ckpt_store.client import CheckpointClient
 from headway.trainer.control.decisions.events import FindDurable, Memory
-from headway.trainer.control.durable import problem_of, search
+from headway.trainer.control.durable import lack_after, problem_of, search
 from headway.trainer.control.journal import Journal
 
 
@@ -41,6 +41,23 @@ def test_a_run_that_is_resumed_tries_checkpoints_again_that_were_damaged(tmp_pat
     journal.reopen()
     assert journal.memory() == Memory(marked=3, lost=(1,))
     journal.close()
+
+
+def test_a_run_that_is_resumed_begins_a_new_count_of_spikes_and_drains_no_node(
+    tmp_path: Path,
+) -> None:
+    journal = Journal(tmp_path / "run.sqlite", epoch=1)
+    journal.remember(Memory(spike=310, passes=((20, 310, 4),), drains=((1, 30, 300.0),)))
+    journal.reopen()
+    assert journal.memory() == Memory(spike=310, passes=((20, 310, 0),))
+    journal.close()
+
+
+def test_a_drain_waits_for_a_checkpoint_of_a_later_step(tmp_path: Path) -> None:
+    assert lack_after(tmp_path, 1, 10) == "there is no complete checkpoint yet"
+    CheckpointClient(tmp_path).save(10, {"w": np.arange(8.0)})
+    assert lack_after(tmp_path, 1, 10) == "the newest complete checkpoint is of step 10"
+    assert lack_after(tmp_path, 1, 9) == ""
 
 
 def test_a_rollback_wants_a_checkpoint_whose_every_byte_is_sound(tmp_path: Path) -> None:

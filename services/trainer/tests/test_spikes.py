@@ -19,7 +19,7 @@ from headway.testkit.trainer.synthetic import synthetic
 from headway.testkit.trainer.training import train_layout
 from headway.trainer.comm.groups import Groups
 from headway.trainer.config import RunConfig, TrainConfig
-from headway.trainer.errors import SpikeError
+from headway.trainer.errors import SpikeError, SpikeRollback
 from headway.trainer.generation import Session
 from headway.trainer.hooks import StepHooks, StepResult
 from headway.trainer.snapshot import Extra
@@ -61,7 +61,9 @@ class _Steps(StepHooks):
         return [(r.step, r.loss.hex(), r.grad_norm.hex(), r.skipped) for r in self.results]
 
 
-def _train(on_spike: str, arena: Path, until: int = STEPS, step: int = 0) -> _Steps:
+def _train(
+    on_spike: str, arena: Path, until: int = STEPS, step: int = 0, *, pass_to: int = 0
+) -> _Steps:
     """A new session, as after a recovery: what it knows of earlier steps is in the arena."""
     config = from_dict(RunConfig, _settings(on_spike))
     session = Session(
@@ -72,11 +74,27 @@ def _train(on_spike: str, arena: Path, until: int = STEPS, step: int = 0) -> _St
     )
     hooks = _Steps(session)
     session.join(Groups.alone(step))
-    session.load("arena" if step else "init", step)
+    session.load("arena" if step else "init", step, pass_to=pass_to)
     session.run(hooks, until)
     session.leave()
     session.close()
     return hooks
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_rollback_names_the_position_behind_the_spike_and_training_continues_there(
+    tmp_path: Path,
+) -> None:
+    found = _train("rollback", tmp_path / "a")
+    assert [r.step for r in found.results] == list(range(SPIKE))
+    assert not found.session.is_complete and not found.session.is_last_wanted
+    spike = found.session.spike
+    assert isinstance(spike, SpikeRollback) and spike.end == SPOILED[1]
+    again = _train("rollback", tmp_path / "a", pass_to=spike.end)
+    assert again.session.spike is None and again.session.step == STEPS
+    assert again.session.samples == spike.end + STEPS * 16
+    late = _train("rollback", tmp_path / "a", STEPS, STEPS, pass_to=spike.end)
+    assert late.session.samples == again.session.samples, "a position behind it stays"
 
 
 @pytest.mark.usefixtures("one_thread")

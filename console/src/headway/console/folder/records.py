@@ -20,9 +20,10 @@ from headway.launch.cluster import ClusterFolder
 from headway.launch.lease import FileLease, LeaseWatch, is_led
 from headway.trainer.config import RunConfig
 
-ENDED_S, TAKEOVER_S = 2.0, 60.0
-"""How long the lease of a run on other machines may not be renewed: of one that has an outcome,
-and of one that a new driver will lead."""
+ENDED_S = 2.0
+"""A run on other machines that has an outcome counts as over when its lease is not renewed."""
+TAKEOVER_S = 60.0
+"""The same of a run without one, which another driver may still lead."""
 TERMINAL_OUTCOMES = frozenset({"finished", "stopped", "failed"})
 """Outcomes of a run that has ended."""
 

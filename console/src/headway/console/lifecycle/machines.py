@@ -65,6 +65,7 @@ def prepare(run: Run, cluster: ClusterFolder, machines: HostsConfig) -> Bundle:
                 remedy="`shared` in hosts.toml must be a folder that this machine sees too",
             ) from error
         _link(folder.path / name, shared / name)
+    (folder.control / "driver.json").unlink(missing_ok=True)  # of a driver that has ended
     nodes = config.launch.nodes + config.launch.spares
     former = Bundle.load(folder.bundle) if folder.bundle.exists() else None
     bundle = Bundle(

@@ -31,6 +31,7 @@ _LINES = {
     "checkpoint_damaged": "checkpoint of rank {rank} is damaged and not used: {reason}",
     "snapshot_damaged": "snapshot of rank {rank} on node {node} is damaged and not used: {reason}",
     "draining": "node {node} is draining: a checkpoint, then a spare takes over",
+    "eviction_refused": "node {node} stays in the run: {reason}",
     "node_replaced": "node {spare} takes over ranks {ranks} of node {node}",
     "adopted": "a new driver took over generation {generation}",
     "verdict": "verdict: {kind} on {where}; {remedy}",

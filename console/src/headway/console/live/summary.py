@@ -77,7 +77,8 @@ def summarise(run: Run, *, write_trace: bool = False) -> Summary:
         checkpoints=checkpoints(run),
         recoveries=recovery_rows(run),
         sample=final_sample(run),
-        trace=_trace(run) if write_trace else "",
+        # the records of steps of joined machines stay on them
+        trace=_trace(run) if write_trace and not run.folder.bundle.exists() else "",
         notebook=_notebook(),
         resume=_resume(run),
     )

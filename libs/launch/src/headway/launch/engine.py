@@ -22,7 +22,7 @@ class Engine(Protocol):
 
         A stopped init or executor (state T) is ended first. With ``fence`` a running executor is
         ended too, because it hangs; one that was started a moment ago is given time, and so is one
-        whose init had ended.
+        whose init had ended. An init that has long kept no executor is replaced then.
 
         Returns as soon as the init's process exists.
 

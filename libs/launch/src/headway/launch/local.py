@@ -38,7 +38,8 @@ class LocalEngine:
 
         An init or executor that is stopped (state T) is ended and replaced, and so is an init in a
         frozen control group. With ``fence`` an executor that has announced itself is ended too,
-        unless it is younger than ``YOUNG_S``. A frozen one counts as ended once SIGKILL is pending.
+        unless it is younger than ``YOUNG_S``, and so is an init of that age that has none. A frozen
+        process counts as ended once SIGKILL is pending.
 
         Raises:
             NodeLost: ``lose_node`` took the machine away.
@@ -47,7 +48,7 @@ class LocalEngine:
         if self.cluster.lost(node):
             raise NodeLost(f"node {node} of {self.cluster.path} is gone", remedy="use a spare node")
         init = self._init(node)
-        if init is not None and (init.state() == "T" or is_frozen(init.pid)):
+        if init is not None and self._hangs(node, init, fence=fence):
             self._end(node, init)
             init = None
         # An executor that has lost its init may be well. If not, the new init notices, or the
@@ -76,6 +77,13 @@ class LocalEngine:
             if process is not None and not process.is_doomed():
                 return process
         return None
+
+    def _hangs(self, node: int, init: ProcessId, *, fence: bool) -> bool:
+        """Whether the init can do nothing, or, as the caller says, does not start an executor: it
+        may wait in the kernel for a disk, while its log is on it."""
+        if init.state() == "T" or is_frozen(init.pid):
+            return True
+        return fence and init.age_s() >= YOUNG_S and self.cluster.living(node) is None
 
     def _end_hanging(self, node: int, *, fence: bool) -> None:
         """End the executor if it is stopped, or hangs as the caller says; its init, not we, starts

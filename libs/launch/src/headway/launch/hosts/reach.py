@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 
-from headway.common.errors import DeadlineError, HeadwayError
+from headway.common.errors import DeadlineError, HeadwayError, InputError
 from headway.launch.hosts.config import HostsConfig
 
 SSH_FAILED = 255
@@ -42,7 +42,8 @@ class Reach:
             raise UnreachableError(
                 f"{name} cannot be reached: {line}", remedy="see that it is up and lets you in"
             )
-        raise HeadwayError(f"{name}: {line.removeprefix('error: ')}", remedy=_remedy(line))
+        refused = InputError if found.returncode == InputError.exit_code else HeadwayError
+        raise refused(f"{name}: {line.removeprefix('error: ')}", remedy=_remedy(line))
 
     def cut_off(self, name: str, *, limit_s: float) -> bool:
         """Whether the fence command confirms that the machine does nothing any more."""

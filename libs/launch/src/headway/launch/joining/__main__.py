@@ -14,6 +14,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from headway.common.errors import HeadwayError
 from headway.common.node.files import make_private_folder
@@ -24,6 +25,7 @@ from headway.launch.joining.bundle import Bundle
 from headway.launch.joining.client import join
 from headway.launch.joining.folder import NodeFolder
 from headway.launch.joining.ticket import Ticket
+from headway.launch.lease import FileLease
 from headway.launch.local import LocalEngine
 from headway.launch.nodes import wait_for_node
 
@@ -70,15 +72,18 @@ def take_part(folder: NodeFolder, ticket: Ticket, limit_s: float) -> None:
     Raises:
         HeadwayError: the driver refuses it, or none answers; or the corpus is not here.
     """
-    if folder.has_joined:
+    if folder.has_joined(ticket.node):
         return
     make_private_folder(folder.path)
-    if ticket.bundle:
+    # A ticket for the first node may come back, as after a reboot: then there is a driver to ask.
+    is_first = bool(ticket.bundle) and FileLease(Path(ticket.control)).look().holder is None
+    if is_first:
         bundle = Bundle.from_json(ticket.bundle, source="the ticket")
     else:
         bundle = join(ticket, folder.key(), limit_s=limit_s)
     corpus.check(bundle)
-    folder.install(bundle, ticket.node, is_first=bool(ticket.bundle))
+    _ = bundle.network.endpoint, bundle.network.fabric_address  # this machine has them
+    folder.install(bundle, ticket.node, is_first=is_first)
 
 
 def be_init(folder: NodeFolder, node: int) -> None:

@@ -35,12 +35,12 @@ class NodeFolder:
         self.path = path
         self.cluster = ClusterFolder(path / "cluster")
 
-    @property
-    def has_joined(self) -> bool:
-        """Whether it joined since the machine started."""
+    def has_joined(self, node: int) -> bool:
+        """Whether it joined since the machine started, and carries the run since then."""
         try:
             joined = json.loads((self.path / "joined.json").read_text())
-            return bool(joined["boot_id"] == boot_id())
+            is_carried = (self.cluster.path / "nodes" / f"{node}.run").exists()
+            return bool(joined["boot_id"] == boot_id()) and is_carried
         except (OSError, ValueError, KeyError, TypeError):
             return False
 

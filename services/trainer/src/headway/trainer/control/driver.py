@@ -326,6 +326,10 @@ class Driver:
                 self.handle(Done(action))
             else:
                 self.handle(Failed(action, str(error), is_final=isinstance(error, NodeLost)))
+            if error is None and action == ReleaseNode(self.node):
+                # its executor and its monitor are gone: another node must lead
+                log.warning("the node of this driver has left the run; leaving", node=self.node)
+                self._service.stop()
 
         self._background.start(f"{type(action).__name__} {action.node}", work, then)
 

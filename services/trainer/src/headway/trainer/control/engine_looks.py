@@ -57,7 +57,10 @@ class EngineLooks:
                 # In this order: an init that ended as asked has outlived its executor.
                 if self._has_ended(node) and self._cluster.living(node) is not None:
                     log.warning("the init of a node has ended; starting it again", node=node)
-                    self._engine.start_node(node)
+                    try:
+                        self._engine.start_node(node)
+                    except (HeadwayError, OSError) as failed:  # the others need theirs too
+                        log.warning("no init can be started", node=node, reason=str(failed))
 
         def then(_result: object, error: Exception | None) -> None:
             if error is not None:

@@ -1,4 +1,4 @@
-"""Where machines join a run that spans several: the driver's door, open to whoever has a token."""
+"""Where machines join a run that spans several: open to those who have a token."""
 
 from __future__ import annotations
 

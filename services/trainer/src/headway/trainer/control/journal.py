@@ -273,9 +273,11 @@ class Journal:
         self.set_facts(spent_commands=str(len(commands)))
 
     def reopen(self) -> None:
-        """Make an ended run unfinished again;
-        what stopped or paused it before has had its effect, and checkpoints may be repaired."""
-        self.remember(dataclasses.replace(self.memory(), bad_checkpoints=()))
+        """Make an ended run unfinished again; what stopped or paused it before has had its effect,
+        checkpoints may be repaired, nodes replaced, and the cause of spikes removed."""
+        memory = self.memory()
+        passes = tuple((step, samples, 0) for step, samples, _ in memory.passes)
+        self.remember(dataclasses.replace(memory, bad_checkpoints=(), drains=(), passes=passes))
         newest = self._db.execute("SELECT MAX(sequence) FROM commands").fetchone()[0]
         self.set_facts(outcome="", detail="", spent_commands=str(newest or 0))
 

@@ -82,11 +82,13 @@ class Core:
         """Some member may not hold every command."""
         self.is_memory_stale = False
         self.spike = memory.spike
-        """Position of the data behind a spike from which the run is to go back; 0 without one."""
+        """Position of the data behind a spike from which the run goes back, until it steps there;
+        0 without one."""
         self.passes = {step: (samples, count) for step, samples, count in memory.passes}
         """Step of a checkpoint -> where its data continue, and how often spikes led back to it."""
-        self.drains = memory.drains
+        self.drains = tuple(drain for drain in memory.drains if drain[0] in self.fleet.nodes)
         """Nodes that are about to leave, as a successor must know them."""
+        self.is_memory_stale = self.drains != memory.drains
         self.rollback = memory.rollback
         """(step, generation): the user wants this checkpoint back in a later generation."""
         self._restored: dict[int, tuple[int, float]] = {}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headway.trainer.control.decisions.core import Core
 from headway.trainer.control.decisions.events import Action, AwaitCheckpoint, DrainNode, Log
+from headway.trainer.control.decisions.fleet import names
 from headway.trainer.control.decisions.reactions import evict, eviction_refusal
 
 
@@ -28,11 +29,13 @@ class Drains:
             node: Drain(after, notice_s, core.clock.now + notice_s)
             for node, after, notice_s in core.drains
         }
+        self._generation = core.generation
 
     def begin(self, core: Core, event: DrainNode) -> list[Action]:
         """A node will end; the ranks have the command to make a checkpoint already."""
         if refusal := drain_refusal(core, event.node):
             return [Log("drain_refused", {"node": event.node, "reason": refusal})]
+        self._follow(core)
         until = core.clock.now + event.notice_s
         self._nodes[event.node] = Drain(core.step, event.notice_s, until)
         self._keep(core)
@@ -43,6 +46,7 @@ class Drains:
     def look(self, core: Core) -> list[Action]:
         """Called at each tick: let nodes leave whose time has come, ask for the checkpoint of the
         others."""
+        self._follow(core)
         actions: list[Action] = []
         waiting: list[int] = []
         for number, drain in list(self._nodes.items()):
@@ -62,6 +66,17 @@ class Drains:
         core.effects.forget(AwaitCheckpoint)
         ready = [node for node, drain in self._nodes.items() if drain.after <= action.after]
         return [one for node in ready for one in self._leave(core, node)]
+
+    def _follow(self, core: Core) -> None:
+        """A generation that went back carries the command out again, at an earlier step."""
+        if core.generation == self._generation or core.phase not in ("joining", "running"):
+            return
+        self._generation = core.generation
+        for number, drain in self._nodes.items():
+            if core.restore.step < drain.after:
+                self._nodes[number] = replace(drain, after=core.restore.step)
+                core.effects.forget(AwaitCheckpoint)
+                self._keep(core)
 
     def _leave(self, core: Core, number: int) -> list[Action]:
         drain = self._nodes[number]
@@ -83,4 +98,11 @@ def drain_refusal(core: Core, node: int) -> str:
     """Why the node cannot be drained now; empty when it can."""
     if any(node == draining for draining, *_ in core.drains):
         return f"node {node} is draining already"
-    return eviction_refusal(core, node)
+    if (refusal := eviction_refusal(core, node)) or not core.fleet.nodes[node].ranks:
+        return refusal
+    before = [number for number, *_ in core.drains if core.fleet.nodes[number].ranks]
+    if len(core.fleet.ready_spares()) <= len(before):
+        return f"no spare is ready for node {node} besides those for {names(before)}"
+    if core.members.num_paused:
+        return "the run is paused and makes no checkpoint before `headway resume`"
+    return ""

@@ -237,7 +237,8 @@ class Memory:
     rollbacks: int = 0
     """Sequence of the newest rollback that was begun or given up."""
     spike: int = 0
-    """Position of the data behind a spike from which the run is to go back; 0 without one."""
+    """Position of the data behind a spike from which the run goes back, until it steps there; 0
+    without one."""
     passes: tuple[tuple[int, int, int], ...] = ()
     """(step of a checkpoint, position of the data from which training continues there, how often
     the run went back to it because of a spike)."""

@@ -121,8 +121,12 @@ class Fleet:
     def spare_for(self, number: int) -> int | None:
         """The spare to take over from the node:
         one in good order, rather one that was never given up."""
-        ready = [n for n in self.spares if n != number and not self.nodes[n].trouble]
+        ready = (n for n in self.ready_spares() if n != number)
         return min(ready, key=lambda n: (self.nodes[n].losses, n), default=None)
+
+    def ready_spares(self) -> list[int]:
+        """The spares in good order."""
+        return [number for number in self.spares if not self.nodes[number].trouble]
 
     def can_wait_for(self, number: int) -> bool:
         """Whether some node may yet carry the ranks of this one, itself included if it returns."""

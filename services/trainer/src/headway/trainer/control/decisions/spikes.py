@@ -28,16 +28,27 @@ def go_back(core: Core, checkpoint: tuple[int, str] | None) -> tuple[Restore, li
     restore = Restore(source="init", step=0)
     if checkpoint is not None:
         restore = Restore(source="durable", step=checkpoint[0], folder=checkpoint[1])
-    _, count = core.passes.get(restore.step, (0, 0))
+    samples, count = core.passes.get(restore.step, (0, 0))
+    if samples == core.spike:  # once more: no step was made since
+        return restore, []
     core.passes[restore.step] = (core.spike, count + 1)
+    core.is_memory_stale = True
     fields = {"step": restore.step, "samples": core.spike, "count": count + 1}
-    core.spike, core.is_memory_stale = 0, True
     return restore, [Log("spike_rollback", fields)]
 
 
+def end(core: Core) -> None:
+    """The run steps behind the spike: snapshots from before it are gone, so that a failure from now
+    on leads to the newest state again."""
+    if core.spike:
+        core.spike, core.is_memory_stale = 0, True
+
+
 def give_up(core: Core, why: str) -> list[Action]:
-    """No checkpoint can be looked for: the newest state meets the spike again."""
+    """No checkpoint can be looked for: the newest state meets the spike again. That makes no
+    progress, so the brake counts it."""
     core.spike, core.is_memory_stale = 0, True
+    core.brake.blame("spike", f"no checkpoint to go back to after a spike: {why}")
     return [Log("spike_rollback_failed", {"reason": why})]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headway.common.wire.messages.executor import WorkerBeat
+from headway.trainer.control.decisions import spikes
 from headway.trainer.control.decisions.core import RESTART_GRACE_S, Core
 from headway.trainer.control.decisions.events import Action, Log, RestartNode
 from headway.trainer.control.decisions.fleet import names
@@ -148,6 +149,7 @@ def _adopt(core: Core) -> list[Action]:
             reason = f"the run is rolled back to step {core.rollback_step} on request"
             return core.fence(reason, is_counted=False)
         core.end_rollback()
+        spikes.end(core)
         return [Log("adopted", {"generation": core.generation})]
     if not views:
         return []

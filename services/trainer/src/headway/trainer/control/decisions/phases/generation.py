@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import msgspec
 from headway.common.wire.messages.executor import WorkerBeat
 from headway.common.wire.messages.worker import Assign, Steer
+from headway.trainer.control.decisions import spikes
 from headway.trainer.control.decisions.core import Core
 from headway.trainer.control.decisions.events import Action, Finish, Log
 from headway.trainer.control.decisions.phases.base import Phase, ranks, seconds
@@ -26,6 +27,7 @@ class Joining(Phase):
             core.enter("running")
             core.is_memory_stale |= core.copies.renewed()
             core.end_rollback()
+            spikes.end(core)
             return [Log("stepping", {"generation": core.generation, "step": core.step})]
         if node is None and not core.is_round_due():
             return []

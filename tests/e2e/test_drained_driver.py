@@ -1,0 +1,53 @@
+"""The node of the driver is drained: another one takes over its ranks, and the lead."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from headway.console.run import Run
+
+NAME = "drained"
+SHAPE = (
+    "parallel.tp=1",
+    "parallel.pp=2",
+    "parallel.dp=1",
+    "launch.nodes=2",
+    "launch.ranks_per_node=1",
+    "launch.spares=1",
+    "train.global_batch_size=4",
+    "train.steps=1000000",
+    "ckpt.durable_every=1000000",
+)
+
+
+@pytest.mark.timeout(300)
+def test_another_node_leads_with_a_monitor_of_its_own(machine: Any) -> None:
+    def headway(*words: str) -> str:
+        return str(machine.headway(*words, "--runs-dir", machine.runs))
+
+    def status() -> dict[str, Any]:
+        """Empty while no driver answers."""
+        return dict(json.loads(headway("status", NAME, "--json"))["status"] or {})
+
+    headway("run", "examples/tiny.toml", "--name", NAME, "--detach", *machine.settings(SHAPE))
+    machine.wait_until(lambda: status().get("step", 0) > 0, "the first step")
+    before = status()
+    assert "driver" in before["services"]["0"]
+    headway("drain", NAME, "0")
+
+    def is_whole() -> bool:
+        now = status()
+        services = now.get("services", {})
+        leading = [node for node, found in services.items() if {"driver", "monitor"} <= set(found)]
+        return now.get("phase") == "running" and leading in (["1"], ["2"])
+
+    machine.wait_until(is_whole, "another driver, with a monitor")
+    now = status()
+    assert now["epoch"] > before["epoch"] and now["nodes"]["0"] == "lost"
+    assert {row["node"] for row in now["ranks"]} == {1, 2}
+    machine.wait_until(lambda: status().get("step", 0) > now["step"], "another step")
+    headway("stop", NAME)
+    assert Run(machine.runs / NAME).outcome == "stopped"
+    machine.assert_clean(NAME)

@@ -1,0 +1,121 @@
+"""Machines that share only a folder: they join a run, train it, and it outlives the loss of one."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from headway.testkit.bed import streams
+from headway.testkit.machines import Machines
+
+TINY = Path(__file__).resolve().parents[2] / "examples" / "tiny.toml"
+MODEL = (
+    "model.layers=2", "model.hidden=64", "model.heads=4", "model.seq_len=64",
+    "train.eval_batches=1", "train.eval_every=0", "train.sample_tokens=0", "train.dtype=fp32",
+    "parallel.pp=2", "parallel.dp=1", "parallel.tp=1", "train.global_batch_size=4",
+    "ckpt.durable_every=5",
+)  # fmt: skip
+OURS = (b"driver.node_beat", b"driver.join", b"executor.", b"monitor.", b"grad_norm")
+"""Names of messages and fields: each would show in what is sent in plain."""
+LIMIT_S = 150.0
+
+
+@pytest.fixture(scope="module")
+def machines(
+    tmp_path_factory: pytest.TempPathFactory, corpus: Path, cache: Path
+) -> Iterator[Machines]:
+    if reason := Machines.missing():
+        pytest.skip(f"no separate nodes here: {reason}")
+    folder = tmp_path_factory.mktemp("machines")
+    with Machines(folder, count=3, visible=[corpus, cache, TINY.parent]) as found:
+        found.env["HEADWAY_CACHE"] = str(cache)
+        yield found
+
+
+def _status(machines: Machines, name: str) -> dict[str, Any]:
+    return machines.status(name).get("status") or {"ranks": [], "nodes": {}}
+
+
+def _await_empty(machines: Machines) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while left := {node.name: node.processes() for node in machines.bed.nodes if node.processes()}:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.3)
+
+
+def _is_stepping(status: dict[str, Any], beyond: int) -> bool:
+    steps = [rank["step"] for rank in status["ranks"] if rank["status"] == "running"]
+    return len(steps) == 2 and min(steps) > beyond
+
+
+def _until(machines: Machines, name: str, condition: Any, what: str) -> dict[str, Any]:
+    deadline = time.monotonic() + LIMIT_S
+    while not condition(found := _status(machines, name)):
+        assert time.monotonic() < deadline, f"{what}: {found}"
+        time.sleep(0.3)
+    return found
+
+
+@pytest.mark.timeout(400)
+def test_a_run_outlives_the_machine_of_its_driver_and_sends_nothing_in_plain(
+    machines: Machines, corpus: Path, tmp_path: Path
+) -> None:
+    with machines.bed.capture(tmp_path / "wire.pcap"):
+        settings = (*MODEL, f"data.path={corpus}", "train.steps=100000")
+        machines.run(TINY, "a", *settings)
+        before = _until(machines, "a", lambda s: _is_stepping(s, 6), "the run does not step")
+        assert before["nodes"] == {"0": "active", "1": "active", "2": "spare"}
+        addresses = {node.address for node in machines.bed.nodes}
+        assert {one.address for one in machines.bed.listening()} <= addresses
+
+        machines.bed.node(0).kill()
+        after = _until(machines, "a", lambda s: _is_stepping(s, before["step"] + 2), "no recovery")
+        assert after["epoch"] > before["epoch"] and after["generation"] > before["generation"]
+        assert after["nodes"]["0"] == "lost" and after["nodes"]["2"] == "active"
+
+        machines.bed.node(0).boot()
+        _until(machines, "a", lambda s: s["nodes"].get("0") == "spare", "it does not return")
+    sent = streams(tmp_path / "wire.pcap")
+    assert any(b"CURVE" in one.data for one in sent)
+    assert not [(text, one.source_port) for one in sent for text in OURS if text in one.data]
+
+    machines.headway("stop", "a")
+    _await_empty(machines)
+    stopped_at = json.loads(machines.headway("status", "a", "--json", check=False).stdout)["step"]
+    machines.run(TINY, "a", *settings)  # resumes, with the machines' folders still there
+    _until(machines, "a", lambda s: _is_stepping(s, stopped_at), "it does not resume")
+    machines.headway("stop", "a", "--now")
+    _await_empty(machines)
+
+
+@pytest.mark.timeout(400)
+def test_a_run_finishes_on_machines(machines: Machines, corpus: Path) -> None:
+    settings = (*MODEL, f"data.path={corpus}", "train.steps=40")
+    options = machines.options(settings)
+    done = machines.headway("run", TINY, "--name", "b", *options, timeout_s=LIMIT_S)
+    assert "run b: finished after step 40/40" in done.stdout
+    links = machines.runs / "b"
+    assert (links / "checkpoints").is_symlink() and (links / "control").is_symlink()
+
+
+BAD = [
+    (["launch.interface="], "launch.interface is not set"),
+    (["launch.spares=9"], "the run needs 11 nodes, hosts.toml lists 3"),
+    (["launch.interface=eth7"], "no interface or address 'eth7'"),
+]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("settings", "expected"), BAD, ids=[text for _, text in BAD])
+def test_what_cannot_work_is_one_line_and_leaves_nothing(
+    machines: Machines, corpus: Path, settings: list[str], expected: str
+) -> None:
+    options = machines.options((*MODEL, f"data.path={corpus}", *settings))
+    done = machines.headway("run", TINY, "--name", "c", *options, check=False)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert expected in done.stderr.strip().splitlines()[-1]
+    assert not {node.name: node.processes() for node in machines.bed.nodes if node.processes()}
