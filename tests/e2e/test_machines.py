@@ -98,6 +98,7 @@ def test_a_run_finishes_on_machines(machines: Machines, corpus: Path) -> None:
     options = machines.options(settings)
     done = machines.headway("run", TINY, "--name", "b", *options, timeout_s=LIMIT_S)
     assert "run b: finished after step 40/40" in done.stdout
+    assert "trace.json.gz" in done.stdout, "made of the records of all machines"
     links = machines.runs / "b"
     assert (links / "checkpoints").is_symlink() and (links / "control").is_symlink()
 
