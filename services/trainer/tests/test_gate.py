@@ -17,7 +17,7 @@ from headway.common.wire.addresses import Network
 from headway.common.wire.admission import Admission
 from headway.common.wire.client import Client
 from headway.common.wire.keys import KeyPair
-from headway.common.wire.messages.joining import Join, Joined
+from headway.common.wire.messages.driver import Join, Joined
 from headway.launch.cluster import ClusterFolder
 from headway.launch.joining import tokens
 from headway.launch.joining.bundle import Bundle

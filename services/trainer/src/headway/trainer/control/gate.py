@@ -15,7 +15,7 @@ from headway.common.log import get_logger
 from headway.common.node.run_dir import RunDir
 from headway.common.wire.admission import Admission, KeyFile
 from headway.common.wire.keys import KeyPair, is_public_key
-from headway.common.wire.messages.joining import Join, Joined
+from headway.common.wire.messages.driver import Join, Joined
 from headway.common.wire.server import Server
 from headway.launch.cluster import ClusterFolder
 from headway.launch.joining import tokens
