@@ -62,7 +62,7 @@ class Ssh:
         config.write_text("\n".join(lines) + "\n")
         node.run(["mkdir", "-p", "/run/sshd"])
         node.start([_program("sshd"), "-D", "-e", "-f", config])
-        asks = [_program("ssh"), "-F", self.config, node.name, "true"]
+        asks: list[str | Path] = [_program("ssh"), "-F", self.config, node.name, "true"]
 
         def answers() -> bool:
             return node.run(asks, check=False).returncode == 0
