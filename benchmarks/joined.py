@@ -31,7 +31,7 @@ from headway.common.polling import wait_until
 from headway.common.wire.addresses import Network
 from headway.common.wire.client import Client
 from headway.common.wire.keys import KeyPair
-from headway.common.wire.messages.joining import Joined
+from headway.common.wire.messages.driver import Joined
 from headway.launch.cluster import ClusterFolder
 from headway.launch.joining import tokens
 from headway.launch.joining.bundle import Bundle

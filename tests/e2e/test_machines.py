@@ -73,7 +73,12 @@ def test_a_run_outlives_the_machine_of_its_driver_and_sends_nothing_in_plain(
         assert {one.address for one in machines.bed.listening()} <= addresses
 
         machines.bed.node(0).kill()
-        after = _until(machines, "a", lambda s: _is_stepping(s, before["step"] + 2), "no recovery")
+        after = _until(
+            machines,
+            "a",
+            lambda s: s.get("generation", 0) > before["generation"] and _is_stepping(s, 0),
+            "no recovery",
+        )
         assert after["epoch"] > before["epoch"] and after["generation"] > before["generation"]
         assert after["nodes"]["0"] == "lost" and after["nodes"]["2"] == "active"
 
@@ -98,6 +103,7 @@ def test_a_run_finishes_on_machines(machines: Machines, corpus: Path) -> None:
     options = machines.options(settings)
     done = machines.headway("run", TINY, "--name", "b", *options, timeout_s=LIMIT_S)
     assert "run b: finished after step 40/40" in done.stdout
+    assert "trace.json.gz" in done.stdout, "made of the records of all machines"
     links = machines.runs / "b"
     assert (links / "checkpoints").is_symlink() and (links / "control").is_symlink()
 

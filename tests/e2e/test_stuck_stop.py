@@ -15,6 +15,7 @@ from headway.common.node.freezer import frozen_by
 from headway.common.node.janitor import processes_of
 from headway.console.lifecycle.ending import end
 from headway.console.run import Run
+from headway.launch.cluster import ClusterFolder
 
 NAME = "stuck"
 FREEZER = Path("/sys/fs/cgroup/freezer")
@@ -31,28 +32,19 @@ def _launch(machine: Any, *settings: str) -> Run:
 
 
 def _pids(run: Run, *names: str) -> list[int]:
+    cluster = ClusterFolder(run.cluster_folder)
+    address, init = cluster.address(0), cluster.init(0)
+    assert address is not None and init is not None
     services = run.status(10.0).services[0]
-    known = {**services, "executor": ClusterPid.of(run)}
+    known = {**services, "executor": address.process.pid, "init": init.pid}
     return [known[name] for name in names]
 
 
-class ClusterPid:
-    """The pid of node 0's executor, as the cluster's folder has it."""
-
-    @staticmethod
-    def of(run: Run) -> int:
-        from headway.launch.cluster import ClusterFolder
-
-        address = ClusterFolder(run.cluster_folder).address(0)
-        assert address is not None
-        return address.process.pid
-
-
 @pytest.mark.timeout(240)
-def test_a_run_whose_executor_and_driver_are_stopped_is_ended_by_force(machine: Any) -> None:
+def test_a_run_whose_init_executor_and_driver_are_stopped_is_ended_by_force(machine: Any) -> None:
     """Its ranks train on, and its store writes checkpoints more often than the limit."""
     run = _launch(machine, "ckpt.durable_every=1")
-    for pid in _pids(run, "executor", "driver"):
+    for pid in _pids(run, "init", "executor", "driver"):  # the init would start another executor
         os.kill(pid, signal.SIGSTOP)
     text = machine.headway("stop", NAME, "--limit", "3", "--runs-dir", machine.runs, code=3)
     assert "by force" in text and "no driver has answered for 3 s" in text

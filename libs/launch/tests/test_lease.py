@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from headway.common.node.process import ProcessId
-from headway.launch.lease import FileLease, Holder, LeaseView, LeaseWatch, SupersededError, Tenure
+from headway.launch.lease import (
+    FileLease,
+    Holder,
+    LeaseView,
+    LeaseWatch,
+    SupersededError,
+    Tenure,
+    is_led,
+)
 
 
 def _holder(epoch: int, process: ProcessId | None = None) -> Holder:
@@ -93,3 +103,50 @@ def test_renewing_costs_little_and_is_seen(tmp_path: Path) -> None:
         beats.append(holder.beat)
         time.sleep(0.01)
     assert beats == [1, 2, 3]
+
+
+def _elsewhere(epoch: int, beat: int = 0) -> Holder:
+    return Holder(epoch, 0, os.getpid(), 1, "tcp://10.0.0.1:1", "key", beat, space="another boot")
+
+
+def test_a_holder_on_another_machine_is_never_looked_up_here(tmp_path: Path) -> None:
+    asked: list[Holder] = []
+    lease = FileLease(tmp_path, lambda holder: asked.append(holder) is None)
+    holder = _elsewhere(1)
+    assert not lease.has_ended(holder), "its pid means nothing here"
+    assert lease.fence(holder) and asked == [holder]
+    assert ProcessId.current().alive()
+
+
+def test_a_record_of_an_older_version_is_one_of_this_machine(tmp_path: Path) -> None:
+    row = asdict(_holder(1))
+    for name in ("space", "join_endpoint", "has_resigned"):
+        del row[name]
+    (tmp_path / "driver.json").write_text(json.dumps({**row, "end": row["beat"]}))
+    found = FileLease(tmp_path).look().holder
+    assert found == _holder(1) and found.is_here
+
+
+def test_who_leads_elsewhere_shows_it_by_renewals(tmp_path: Path) -> None:
+    lease = FileLease(tmp_path)
+    assert not is_led(lease, 0.05), "nobody does"
+    lease.publish(_holder(1))
+    assert is_led(lease, 0.0), "this process does"
+    lease.publish(_elsewhere(1))
+    assert not is_led(lease, 0.2)
+    with ThreadPoolExecutor(1) as pool:
+        led = pool.submit(is_led, lease, 30.0)
+        beat = 1
+        while not led.done():
+            lease.publish(_elsewhere(1, beat := beat + 1))
+        assert led.result()
+
+
+def test_who_resigns_says_so(tmp_path: Path) -> None:
+    lease = FileLease(tmp_path)
+    lease.claim(0)
+    tenure = Tenure(lease, _holder(1))
+    tenure.renew()
+    tenure.resign()
+    found = lease.look().holder
+    assert found is not None and found.has_resigned

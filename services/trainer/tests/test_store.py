@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from headway.common.errors import InputError
 from headway.common.node.testing import wait_until
 from headway.trainer.comm import store
 from headway.trainer.comm.interface import PeerLost
@@ -78,6 +79,18 @@ def test_its_end_is_an_error_for_whoever_waits(server: StoreServer, client: Stor
     server.close()
     thread.join(20)
     assert errors and "store is gone" in errors[0]
+
+
+def test_a_port_of_the_range_that_is_in_use_is_passed_over() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        with pytest.raises(InputError, match=f"the ports {taken}-{taken} are all in use"):
+            StoreServer("127.0.0.1", f"{taken}-{taken}")
+        low = min(taken, 65530)
+        for _ in range(8):  # which one is tried first is chance
+            server = StoreServer("127.0.0.1", f"{low}-{low + 5}")
+            assert server.endpoint.port != taken
+            server.close()
 
 
 def test_a_missing_store_is_one_clear_error() -> None:

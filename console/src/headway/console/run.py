@@ -87,6 +87,16 @@ class Run(RunFrames, Steering):
                 )
             time.sleep(0.2)
 
+    def fetch_records(self) -> list[str]:
+        """Copy logs and records of steps from the machines of the run into its folder; nothing is
+        copied where this machine carries it. Returns a sentence for each machine that failed."""
+        if not self.folder.bundle.exists():
+            return []
+        from headway.launch.engines import of_bundle
+        from headway.launch.joining.bundle import Bundle
+
+        return of_bundle(Bundle.load(self.folder.bundle)).fetch_records(self.path)
+
     # ---- operations ---------------------------------------------------------------------------
     def command(self, operation: str, **fields: Any) -> int:
         """Send one operation; retried over a driver's restart and carried out once.

@@ -53,6 +53,8 @@ def trace(
     from headway.console.trace.export import parse_steps, write_trace
 
     found = find_run(run, runs_dir)
+    for trouble in found.fetch_records():
+        typer.echo(trouble, err=True)
     written = write_trace(found, out, steps=parse_steps(steps))
     done = {"run": found.name, "path": out, "slices": written}
     emit(done, as_json, [f"{out}: {written} slices; open it in https://ui.perfetto.dev"])

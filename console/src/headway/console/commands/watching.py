@@ -222,6 +222,8 @@ def logs(
     found = find_run(run, runs_dir)
     if rank is not None:
         found.check_rank(rank)
+    for trouble in found.fetch_records():
+        typer.echo(trouble, err=True)
     begin = since_unix_s(since, time.time()) if since else None
     reader = LogReader(found.log_folders, name=name, rank=rank, level=level, since_unix_s=begin)
     reader.check_name()

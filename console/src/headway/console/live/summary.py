@@ -77,8 +77,7 @@ def summarise(run: Run, *, write_trace: bool = False) -> Summary:
         checkpoints=checkpoints(run),
         recoveries=recovery_rows(run),
         sample=final_sample(run),
-        # the records of steps of joined machines stay on them
-        trace=_trace(run) if write_trace and not run.folder.bundle.exists() else "",
+        trace=_trace(run) if write_trace else "",
         notebook=_notebook(),
         resume=_resume(run),
     )
@@ -162,6 +161,8 @@ def _trace(run: Run) -> str:
     from headway.console.trace.export import write_trace
 
     out = run.path / "trace.json.gz"
+    if run.fetch_records():  # without some of its ranks a trace would mislead
+        return ""
     write_trace(run, out, newest=TRACED_STEPS)
     return str(out)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from headway.common.errors import HeadwayError
 from headway.launch.engine import NodeLost
 from headway.launch.hosts.config import HostsConfig
 from headway.launch.hosts.reach import Reach, UnreachableError
-from headway.launch.joining import tokens
+from headway.launch.joining import records, tokens
 from headway.launch.joining.bundle import Bundle
 from headway.launch.joining.ticket import Ticket
 
@@ -105,6 +106,22 @@ class HostsEngine:
         """The ends of the node's logs. Raises HeadwayError."""
         ticket = self._ticket(node).to_json()
         return self._reach.python(self.name_of(node), "log", stdin=ticket, limit_s=END_LIMIT_S)
+
+    def fetch_records(self, run: Path) -> list[str]:
+        """Copy the nodes' newest logs and records of steps into the run's folder here; returns a
+        sentence for each node from which that failed."""
+        troubles: list[str] = []
+
+        def fetch(node: int) -> None:
+            ticket, name = self._ticket(node).to_json(), self.name_of(node)
+            try:
+                text = self._reach.python(name, "records", stdin=ticket, limit_s=END_LIMIT_S)
+                records.unpack(text, run)
+            except HeadwayError as error:
+                troubles.append(f"no records of node {node}: {error.message}")
+
+        _each(fetch, range(self._bundle.nodes))
+        return sorted(troubles)
 
     def name_of(self, node: int) -> str:
         """The machine of a node. Raises NodeLost if the list has none."""

@@ -6,6 +6,7 @@
 ... end < TICKET       end everything of the node; exit code 0 once nothing is left
 ... fence < TICKET     end a driver on the machine, and nothing else
 ... log < TICKET       the ends of its logs
+... records < TICKET   its newest logs and records of steps, see ``records.pack``
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from headway.common.errors import HeadwayError
 from headway.common.node.files import make_private_folder
 from headway.common.node.janitor import processes_of, role_of
 from headway.common.polling import wait_until
-from headway.launch.joining import corpus
+from headway.launch.joining import corpus, records
 from headway.launch.joining.bundle import Bundle
 from headway.launch.joining.client import join
 from headway.launch.joining.folder import NodeFolder
@@ -36,7 +37,7 @@ END_S = 5.0
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code; an error is one line on standard error."""
     parser = argparse.ArgumentParser(prog="python -m headway.launch.joining", description=__doc__)
-    parser.add_argument("verb", choices=("start", "init", "end", "fence", "log"))
+    parser.add_argument("verb", choices=("start", "init", "end", "fence", "log", "records"))
     parser.add_argument("--fence", action="store_true", help="end an executor that hangs")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds to find the driver")
     options = parser.parse_args(argv)
@@ -57,6 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 fence(ticket)
             case "log":
                 show_logs(folder)
+            case "records":
+                for run in folder.path.glob("runs/*"):
+                    print(records.pack(run))
     except HeadwayError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

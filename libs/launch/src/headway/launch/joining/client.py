@@ -13,7 +13,7 @@ from headway.common.errors import DeadlineError, HeadwayError
 from headway.common.node.machine import boot_id, machine_uid
 from headway.common.wire.client import Client
 from headway.common.wire.keys import KeyPair
-from headway.common.wire.messages.joining import Join, Joined
+from headway.common.wire.messages.driver import Join, Joined
 from headway.launch.joining.bundle import Bundle
 from headway.launch.joining.ticket import Ticket
 from headway.launch.lease import FileLease, Holder

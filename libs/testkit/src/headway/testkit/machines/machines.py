@@ -13,6 +13,7 @@ from typing import Any
 from headway.testkit.bed import Bed, Process
 from headway.testkit.bed.node import Node
 from headway.testkit.bed.remote import Remote
+from headway.testkit.machines.ssh import Ssh
 
 SETTINGS = ("launch.ranks_per_node=1", "launch.interface=eth0")
 """What machines with one rank each need."""
@@ -23,15 +24,18 @@ class Machines:
 
     The machines see one folder in common, ``folder/shared``; the console writes runs to
     ``folder/runs``, which the host sees too. They reach each other for commands by the bed's own
-    way in place of ssh, which also cuts the power of one that does not answer.
+    way or by ssh; the bed cuts the power of one that does not answer.
 
     Args:
         folder: on the host, must exist.
         count: how many, spares included.
         visible: what else they may read, such as a corpus.
+        has_ssh: commands go over ssh; each machine has an sshd.
     """
 
-    def __init__(self, folder: Path, *, count: int, visible: Iterable[Path] = ()) -> None:
+    def __init__(
+        self, folder: Path, *, count: int, visible: Iterable[Path] = (), has_ssh: bool = False
+    ) -> None:
         self.folder = folder.resolve()
         self.shared, self.runs = self.folder / "shared", self.folder / "runs"
         for path in (self.shared, self.runs, self.folder / "disks"):
@@ -44,6 +48,8 @@ class Machines:
             visible=visible,
         )
         self.remote: Remote
+        self.ssh: Ssh | None = None
+        self._has_ssh = has_ssh
         self.env: dict[str, str] = {"OMP_NUM_THREADS": "1"}
         """Added for each command of the console; machines have what a login gives."""
 
@@ -56,6 +62,8 @@ class Machines:
         self.bed.__enter__()
         try:
             self.remote = Remote(self.bed, self.shared / "bed.sock")
+            if self._has_ssh:
+                self.ssh = Ssh(self.shared / "ssh", self.bed.nodes)
             self._write_hosts()
             self.headway("cluster", "create", self.cluster, "--hosts", self.hosts)
         except BaseException:
@@ -86,7 +94,7 @@ class Machines:
         facts = {
             "shared": str(self.shared),
             "python": sys.executable,
-            "reach": self.remote.reach,
+            "reach": self.ssh.reach if self.ssh is not None else self.remote.reach,
             "fence": self.remote.fence,
             "scratch": str(self.bed.disk / "headway"),
         }
@@ -133,6 +141,12 @@ class Machines:
         flat = [os.fspath(word) for word in words]
         takes_runs = flat[0] not in ("cluster", "node", "data")
         return [sys.executable, "-m", "headway.console", *flat, *(runs if takes_runs else [])]
+
+    def boot(self, index: int) -> None:
+        """Power on a machine that is off."""
+        self.bed.node(index).boot()
+        if self.ssh is not None:
+            self.ssh.start(self.bed.node(index))
 
     # ---- faults -------------------------------------------------------------------------------
     def partition(self, index: int) -> None:

@@ -15,7 +15,7 @@ from headway.common.log import get_logger
 from headway.common.node.run_dir import RunDir
 from headway.common.wire.admission import Admission, KeyFile
 from headway.common.wire.keys import KeyPair, is_public_key
-from headway.common.wire.messages.joining import Join, Joined
+from headway.common.wire.messages.driver import Join, Joined
 from headway.common.wire.server import Server
 from headway.launch.cluster import ClusterFolder
 from headway.launch.joining import tokens
@@ -73,6 +73,8 @@ class Gate:
 
     is_evicted: Callable[[int], bool] = staticmethod(lambda _: False)
     """Whether a node was taken out of the run for good."""
+    is_alive: Callable[[int], bool] = staticmethod(lambda _: False)
+    """Whether a node reports."""
     epoch = 0
     """Of the driver."""
 
@@ -95,7 +97,7 @@ class Gate:
         self._journal = journal
         self._agents = KeyFile(cluster.path / "keys" / AGENTS)
         self._members[node] = _member(this_machine(node, *cluster.public_of("executor")))
-        journal.submit(self._write)  # the first node of a run has nobody to ask
+        journal.submit(self._writing())  # the first node of a run has nobody to ask
         for member in self._members.values():
             admission.admit(member.public_key.encode())
         self._list_agents()
@@ -106,7 +108,7 @@ class Gate:
         if member := self._members.pop(node, None):
             self._admission.revoke(member.public_key.encode())
             self._list_agents()
-            self._journal.submit(self._write)
+            self._journal.submit(self._writing())
 
     def _join(self, message: Join, peer: bytes) -> Joined:
         del peer
@@ -119,10 +121,9 @@ class Gate:
         member = _member(message)
         former = self._members.get(node)
         if former != member:
+            self._keep(node, member)
             if former is not None:
                 self._admission.revoke(former.public_key.encode())
-            self._members[node] = member
-            self._keep()
             log.info("a node has joined", node=node, host=message.host)
         self._admission.admit(message.public_key.encode())
         self._list_agents()
@@ -154,6 +155,15 @@ class Gate:
             )
         if not is_public_key(message.public_key.encode()):
             raise InputError("the node sent no public key", remedy="use an unchanged Headway")
+        if (
+            (former := self._members.get(node))
+            and former.uid != message.uid
+            and self.is_alive(node)
+        ):
+            raise InputError(
+                f"node {node} is another machine already, {former.host}, which reports",
+                remedy="list each machine once",
+            )
         for other, member in self._members.items():
             if other != node and (member.uid, member.boot_id) == (message.uid, message.boot_id):
                 raise InputError(
@@ -162,26 +172,33 @@ class Gate:
                 )
 
     # ---- what others must know ----------------------------------------------------------------
-    def _keep(self) -> None:
-        """Write the members; the node is answered only when a next driver would know it.
+    def _keep(self, node: int, member: Member) -> None:
+        """Write the new member; it is answered only when a next driver would know it.
 
         Raises:
             BusyError: the journal cannot be written now.
         """
-        is_there = threading.Event()
+        is_there, former = threading.Event(), self._members.get(node)
+        self._members[node] = member
+        work = self._writing()
 
         def write(journal: Journal) -> None:
-            self._write(journal)
+            work(journal)
             is_there.set()
 
         self._journal.submit(write)
         if not is_there.wait(WRITE_LIMIT_S):
+            if former is None:
+                del self._members[node]
+            else:
+                self._members[node] = former
             why = self._journal.trouble or "the journal does not answer"
             raise BusyError(f"the node cannot be recorded: {why}", remedy="it asks again")
 
-    def _write(self, journal: Journal) -> None:
+    def _writing(self) -> Callable[[Journal], None]:
+        """Writes the members of now, on the journal's thread."""
         rows = {str(node): asdict(member) for node, member in self._members.items()}
-        journal.set_facts(**{FACT: json.dumps(rows)})
+        return lambda journal: journal.set_facts(**{FACT: json.dumps(rows)})
 
     def _list_agents(self) -> None:
         try:

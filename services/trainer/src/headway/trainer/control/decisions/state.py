@@ -308,6 +308,10 @@ class RunState:
         """``active``, ``spare``, ``silent`` or ``lost``."""
         return self._core.fleet.nodes[node].status
 
+    def is_alive(self, node: int) -> bool:
+        """Whether the node reports."""
+        return self.status_of(node) in ("active", "spare")
+
     def is_evicted(self, node: int) -> bool:
         """Whether the node was taken out of the run for good."""
         return self._core.fleet.nodes[node].bar == "evicted"

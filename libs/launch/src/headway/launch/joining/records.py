@@ -1,0 +1,60 @@
+"""Logs and records of steps of a node, as a text that a command's output can carry."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import tarfile
+from pathlib import Path
+
+from headway.common.errors import CorruptError
+
+MOST_BYTES = 64 << 20
+"""Of one node, before compression; the newest files come first."""
+FOLDERS = ("logs", "events")
+
+
+def pack(run: Path, most_bytes: int = MOST_BYTES) -> str:
+    """The newest files of a node's run folder: a compressed tar archive in base64."""
+    found = [path for name in FOLDERS for path in (run / name).rglob("*") if path.is_file()]
+    stats = sorted(((path.stat(), path) for path in found), key=lambda one: -one[0].st_mtime_ns)
+    buffer, left = io.BytesIO(), most_bytes
+    with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as archive:
+        for stat, path in stats:
+            left -= stat.st_size
+            if left < 0:
+                break
+            archive.add(path, arcname=str(path.relative_to(run)))
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def unpack(text: str, run: Path, most_bytes: int = 2 * MOST_BYTES) -> int:
+    """Put what ``pack`` made into the run's folder here; returns the number of files.
+
+    Only plain files below ``logs`` and ``events`` are taken.
+
+    Raises:
+        CorruptError: it is not what ``pack`` makes, or holds far more than it would.
+    """
+    try:
+        data = base64.b64decode(text, validate=False)
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
+            members = [one for one in archive if one.isfile() and _is_expected(one.name)]
+            if sum(one.size for one in members) > most_bytes:
+                raise CorruptError(
+                    f"a node sends more than {most_bytes >> 20} MiB of records",
+                    remedy="copy its logs by hand",
+                )
+            for one in members:
+                archive.extract(one, run, filter="data")
+            return len(members)
+    except (tarfile.TarError, binascii.Error, EOFError, OSError) as error:
+        raise CorruptError(
+            f"the records of a node cannot be read: {error}", remedy="ask for them again"
+        ) from error
+
+
+def _is_expected(name: str) -> bool:
+    parts = Path(name).parts
+    return len(parts) > 1 and parts[0] in FOLDERS and ".." not in parts

@@ -1,0 +1,92 @@
+"""What a machine makes of the bundle, and whether it has the corpus."""
+
+from __future__ import annotations
+
+import dataclasses
+import stat
+from pathlib import Path
+
+import pytest
+from headway.common.errors import InputError
+from headway.common.node.run_dir import RunDir
+from headway.common.wire.addresses import Network
+from headway.launch.joining import corpus, folder
+from headway.launch.joining.bundle import Bundle
+from headway.launch.joining.folder import NodeFolder
+from headway.launch.joining.ticket import Ticket
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Bundle:
+    shared = tmp_path / "shared"
+    return Bundle("0123abcd", "a", 2, "[train]\n", Network(), {}, str(shared), "ab" * 32, "k" * 40)
+
+
+def test_a_node_has_folders_of_its_own_and_links_to_what_is_shared(
+    tmp_path: Path, bundle: Bundle
+) -> None:
+    node = NodeFolder(tmp_path / "node")
+    for _ in range(2):  # twice is as good as once
+        node.path.mkdir(exist_ok=True)
+        node.install(bundle, 1, is_first=False)
+    run = RunDir(node.path / "runs" / "a")
+    assert run.run_id == bundle.run_id and run.config.read_text() == bundle.config
+    assert run.control.resolve() == bundle.control.resolve()
+    assert run.checkpoints == bundle.checkpoints.resolve()
+    assert run.database.parent == run.control
+    assert node.cluster.id == bundle.run_id and node.cluster.nodes == 2
+    assert node.cluster.key_of("executor") == node.cluster.key_of("agent") == node.key()
+    assert node.cluster.public_of("console") == {b"k" * 40}
+    assert node.cluster.read("nodes/1.run") == {
+        "run_dir": str(run.path), "run_id": bundle.run_id, "is_fresh": False
+    }  # fmt: skip
+
+
+def test_only_the_user_can_read_what_is_secret(tmp_path: Path, bundle: Bundle) -> None:
+    node = NodeFolder(tmp_path / "node")
+    node.path.mkdir()
+    node.install(bundle, 1, is_first=True)
+    secret = [path for path in node.path.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert len(secret) > 6
+    open_ones = [str(path) for path in secret if stat.S_IMODE(path.stat().st_mode) & 0o077]
+    assert open_ones == []
+
+
+def test_it_has_joined_until_the_machine_starts_anew_or_the_run_ends(
+    tmp_path: Path, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = NodeFolder(tmp_path / "node")
+    assert not node.has_joined(1)
+    node.path.mkdir()
+    node.install(bundle, 1, is_first=False)
+    assert node.has_joined(1)
+    with monkeypatch.context() as patched:
+        patched.setattr(folder, "boot_id", lambda: "another")
+        assert not node.has_joined(1)
+    node.cluster.remove("nodes/1.run")
+    assert not node.has_joined(1)
+
+
+def test_damage_is_named(bundle: Bundle) -> None:
+    for text in ("", "[]", "{}", bundle.to_json()[:-20], bundle.to_json().replace("nodes", "n")):
+        with pytest.raises(InputError, match="the file does not describe a run"):
+            Bundle.from_json(text, source="the file")
+        with pytest.raises(InputError, match="not a ticket"):
+            Ticket.from_json(text)
+    with pytest.raises(InputError, match="cannot read"):
+        Bundle.load(Path("/no/such/bundle.json"))
+
+
+def test_another_corpus_or_none_is_refused(tmp_path: Path, bundle: Bundle) -> None:
+    data = tmp_path / "data"
+    wanted = dataclasses.replace(bundle, corpus=str(data), fingerprint="0" * 64)
+    with pytest.raises(InputError, match="has no corpus in"):
+        corpus.check(wanted)
+    (data / "train").mkdir(parents=True)
+    (data / "train" / "tokens.bin").write_bytes(b"abc")
+    wanted = dataclasses.replace(wanted, fingerprint=corpus.listing_digest(data))
+    corpus.check(wanted)
+    (data / "train" / "tokens.bin").write_bytes(b"abcd")
+    with pytest.raises(InputError, match="another corpus"):
+        corpus.check(wanted)
+    corpus.check(dataclasses.replace(wanted, fingerprint=""))

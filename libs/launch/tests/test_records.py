@@ -1,0 +1,71 @@
+"""Logs and records of a node, packed into a text and unpacked elsewhere."""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+from headway.common.errors import CorruptError
+from headway.launch.joining import records
+
+
+def _run(folder: Path) -> Path:
+    for name in ("logs", "events/n0", "checkpoints"):
+        (folder / name).mkdir(parents=True)
+    (folder / "logs" / "n0-agent.log").write_text("a line\n")
+    (folder / "events" / "n0" / "w.npy").write_bytes(b"\x00" * 100)
+    (folder / "config.toml").write_text("secret")
+    return folder
+
+
+def test_logs_and_events_arrive_and_nothing_else(tmp_path: Path) -> None:
+    text = records.pack(_run(tmp_path / "node"))
+    assert records.unpack(text, tmp_path / "here") == 2
+    assert (tmp_path / "here" / "logs" / "n0-agent.log").read_text() == "a line\n"
+    assert (tmp_path / "here" / "events" / "n0" / "w.npy").stat().st_size == 100
+    assert not (tmp_path / "here" / "config.toml").exists()
+
+
+def test_the_newest_come_first_where_not_all_fit(tmp_path: Path) -> None:
+    run = _run(tmp_path / "node")
+    for age, name in enumerate(("new", "old")):
+        (run / "logs" / name).write_bytes(os.urandom(50))
+        os.utime(run / "logs" / name, (1e9 - age, 1e9 - age))
+    text = records.pack(run, most_bytes=7 + 100 + 60)
+    records.unpack(text, tmp_path / "here")
+    assert sorted(p.name for p in (tmp_path / "here" / "logs").iterdir()) == ["n0-agent.log", "new"]
+
+
+def _archive(name: str, data: bytes = b"x", kind: bytes = tarfile.REGTYPE) -> str:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        entry = tarfile.TarInfo(name)
+        entry.size, entry.type, entry.linkname = len(data), kind, "/etc/passwd"
+        archive.addfile(entry, io.BytesIO(data))
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+@pytest.mark.parametrize("name", ["/etc/x", "logs/../../x", "config.toml", "logs", "../logs/x"])
+def test_nothing_is_written_elsewhere(tmp_path: Path, name: str) -> None:
+    (tmp_path / "run").mkdir()
+    assert records.unpack(_archive(name), tmp_path / "run") == 0
+    assert list(tmp_path.rglob("*")) == [tmp_path / "run"]
+
+
+def test_links_are_not_taken(tmp_path: Path) -> None:
+    assert records.unpack(_archive("logs/x", b"", tarfile.SYMTYPE), tmp_path) == 0
+
+
+@pytest.mark.parametrize("text", ["", "no archive", base64.b64encode(b"\x1f\x8bgarbage").decode()])
+def test_damage_is_named(tmp_path: Path, text: str) -> None:
+    with pytest.raises(CorruptError, match="cannot be read"):
+        records.unpack(text, tmp_path)
+
+
+def test_far_too_much_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CorruptError, match="more than 0 MiB"):
+        records.unpack(_archive("logs/x", b"x" * 100), tmp_path, most_bytes=50)

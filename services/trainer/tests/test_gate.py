@@ -1,0 +1,190 @@
+"""Machines join by the driver's gate, over CURVE, with a real journal behind it."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from headway.common.errors import BusyError, RemoteError
+from headway.common.wire.addresses import Network
+from headway.common.wire.admission import Admission
+from headway.common.wire.client import Client
+from headway.common.wire.keys import KeyPair
+from headway.common.wire.messages.driver import Join, Joined
+from headway.launch.cluster import ClusterFolder
+from headway.launch.joining import tokens
+from headway.launch.joining.bundle import Bundle
+from headway.launch.joining.client import this_machine
+from headway.trainer.control import gate as gates
+from headway.trainer.control.gate import Gate, members_of
+from headway.trainer.control.journal import Journal
+from headway.trainer.control.writer import JournalWriter
+
+RUN = "0123abcd"
+SECRET = tokens.new_secret()
+
+
+class Door:
+    """A gate that is served by a thread, and its journal."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        bundle = Bundle(RUN, "a", 4, "[train]\n", Network(), {}, str(folder), SECRET)
+        self.bundle, self.keys, self.admission = bundle, KeyPair.generate(), Admission()
+        self.path = folder / "run.sqlite"
+        journal = Journal(self.path, is_shared=True)
+        self.known = members_of(journal)
+        self.writer = JournalWriter(journal, lambda: None)
+        path = folder / "cluster"
+        cluster = ClusterFolder(path) if path.exists() else ClusterFolder.create(path, nodes=1)
+        self.gate = Gate(bundle, cluster, 0, self.keys, self.known, self.admission, self.writer)
+        self.agents = path / "keys" / gates.AGENTS
+        for name, value in options.items():
+            setattr(self.gate, name, value)
+        self._is_open = True
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while self._is_open:
+            if self.gate.server.socket.poll(20):
+                self.gate.server.handle_ready()
+
+    def close(self) -> None:
+        self._is_open = False
+        self._thread.join()
+        self.gate.close()
+        self.writer.close(5.0)
+
+    def ask(self, node: int = 1, keys: KeyPair | None = None, **changes: Any) -> Joined:
+        keys = keys or KeyPair.generate()
+        token = tokens.mint(SECRET, RUN, node)
+        question = this_machine(node, keys.public, token=token)
+        question = msgspec.structs.replace(question, **{"uid": f"machine-{node}", **changes})
+        return self.send(question, keys)
+
+    def send(self, question: Join, keys: KeyPair) -> Joined:
+        endpoint, server_key = self.gate.server.endpoint, self.keys.public
+        with Client(endpoint, keys=keys, server_key=server_key) as client:
+            return client.call(question, Joined, timeout_s=20.0, retries=0)
+
+
+@pytest.fixture
+def door(tmp_path: Path) -> Iterator[Door]:
+    found = Door(tmp_path)
+    with contextlib.closing(found):
+        yield found
+
+
+def test_a_machine_gets_the_bundle_and_its_key_is_admitted(door: Door) -> None:
+    keys = KeyPair.generate()
+    joined = door.ask(keys=keys)
+    assert joined.node == 1 and Bundle.from_json(joined.bundle, source="it") == door.bundle
+    assert door.admission(keys.public)
+    assert keys.public in door.agents.read_bytes().split()
+    assert door.ask(keys=keys) == joined, "asked twice, answered alike"
+
+
+def test_a_next_gate_knows_the_members(tmp_path: Path) -> None:
+    keys = KeyPair.generate()
+    with contextlib.closing(Door(tmp_path)) as first:
+        first.ask(keys=keys)
+    with contextlib.closing(Door(tmp_path)) as second:
+        assert set(second.known) == {0, 1}
+        assert second.admission(keys.public)
+
+
+def test_a_machine_that_was_rebooted_takes_its_number_again(door: Door) -> None:
+    old, new = KeyPair.generate(), KeyPair.generate()
+    door.ask(keys=old, boot_id="first")
+    door.ask(keys=new, boot_id="second")
+    assert door.admission(new.public) and not door.admission(old.public)
+    assert old.public not in door.agents.read_bytes().split()
+
+
+def test_the_key_of_an_evicted_node_is_worth_nothing(tmp_path: Path) -> None:
+    keys = KeyPair.generate()
+    evicted: set[int] = set()
+    with contextlib.closing(Door(tmp_path, is_evicted=evicted.__contains__)) as door:
+        door.ask(keys=keys)
+        evicted.add(1)
+        door.gate.revoke(1)
+        assert not door.admission(keys.public)
+        with pytest.raises(RemoteError, match="was evicted"):
+            door.ask(keys=keys)
+
+
+def _other_token(**changes: Any) -> dict[str, Any]:
+    made = {"secret": SECRET, "run_id": RUN, "node": 1, "valid_s": 60.0, **changes}
+    return {"token": tokens.mint(**made)}
+
+
+REFUSED = {
+    "another secret": (_other_token(secret=tokens.new_secret()), "does not belong to run"),
+    "another run": (_other_token(run_id="ffffffff"), "does not belong to run"),
+    "another node": (_other_token(node=2), "is for node 2, not node 1"),
+    "expired": (_other_token(valid_s=-90.0), "expired 9"),
+    "no token": ({"token": ""}, "malformed"),
+    "another version": ({"version": "0.0.1"}, "has Headway 0.0.1"),
+    "a clock": ({"unix_s": time.time() + 3600}, r"\+3[56]\d\d s off"),
+    "no key": ({"public_key": "no key"}, "sent no public key"),
+}
+
+
+@pytest.mark.parametrize(("changes", "expected"), REFUSED.values(), ids=REFUSED)
+def test_who_may_not_join_learns_why(door: Door, changes: dict[str, Any], expected: str) -> None:
+    keys = KeyPair.generate()
+    with pytest.raises(RemoteError, match=expected) as error:
+        door.ask(keys=keys, **changes)
+    assert error.value.remedy
+    assert not door.admission(keys.public)
+
+
+def test_a_full_run_admits_no_other(door: Door) -> None:
+    with pytest.raises(RemoteError, match="the run has 4 nodes, none is number 4"):
+        door.ask(node=4)
+
+
+def test_one_machine_is_one_node(door: Door) -> None:
+    door.ask(node=1, uid="m", boot_id="b")
+    with pytest.raises(RemoteError, match="is node 1 of the run already"):
+        door.ask(node=2, uid="m", boot_id="b")
+
+
+def test_a_number_belongs_to_the_machine_that_reports(tmp_path: Path) -> None:
+    alive = {1}
+    with contextlib.closing(Door(tmp_path, is_alive=alive.__contains__)) as door:
+        door.ask(uid="m")
+        with pytest.raises(RemoteError, match="is another machine already"):
+            door.ask(uid="other")
+        alive.clear()
+        assert door.ask(uid="other").node == 1
+
+
+def test_nobody_is_admitted_whom_a_next_driver_would_not_know(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gates, "WRITE_LIMIT_S", 0.2)
+    keys = KeyPair.generate()
+    door.ask(node=2)
+    with contextlib.closing(sqlite3.connect(door.path, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(BusyError, match="cannot be recorded"):
+            door.ask(keys=keys)
+        assert not door.admission(keys.public)
+        other.execute("ROLLBACK")
+    monkeypatch.setattr(gates, "WRITE_LIMIT_S", 20.0)
+    assert door.ask(keys=keys).node == 1
+
+
+def test_members_that_cannot_be_read_join_again(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "run.sqlite")
+    journal.set_facts(members='{"1": {"uid": 5}}')
+    assert members_of(journal) == {}
+    journal.close()

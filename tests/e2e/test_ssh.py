@@ -1,0 +1,113 @@
+"""Machines that are reached by ssh: a real sshd on each, keys, and what ssh refuses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from headway.testkit.bed.node import Node
+from headway.testkit.machines import Machines
+from headway.testkit.machines.ssh import Ssh
+
+TINY = Path(__file__).resolve().parents[2] / "examples" / "tiny.toml"
+MODEL = (
+    "model.layers=2", "model.hidden=64", "model.heads=4", "model.seq_len=64",
+    "train.eval_batches=1", "train.eval_every=0", "train.sample_tokens=0", "train.dtype=fp32",
+    "parallel.pp=1", "parallel.dp=2", "parallel.tp=1", "train.global_batch_size=4",
+    "ckpt.durable_every=5", "train.steps=100000",
+)  # fmt: skip
+LIMIT_S = 150.0
+
+
+@pytest.fixture(scope="module")
+def machines(
+    tmp_path_factory: pytest.TempPathFactory, corpus: Path, cache: Path
+) -> Iterator[Machines]:
+    if reason := Machines.missing() or Ssh.missing():
+        pytest.skip(f"no machines with ssh here: {reason}")
+    folder = tmp_path_factory.mktemp("machines")
+    visible = [corpus, cache, TINY.parent]
+    with Machines(folder, count=3, visible=visible, has_ssh=True) as found:
+        found.env["HEADWAY_CACHE"] = str(cache)
+        yield found
+
+
+def _ours(node: Node) -> list[str]:
+    """Processes of the node but its sshd."""
+    found = []
+    for one in node.processes():
+        try:
+            words = Path(f"/proc/{one.pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if words[0] and b"sshd" not in words[0]:
+            found.append(b" ".join(words[:5]).decode())
+    return found
+
+
+def _until(machines: Machines, condition: Any, what: str) -> dict[str, Any]:
+    deadline = time.monotonic() + LIMIT_S
+    while True:
+        found = machines.status("a").get("status") or {"ranks": [], "nodes": {}}
+        if condition(found):
+            return found
+        assert time.monotonic() < deadline, f"{what}: {found}"
+        time.sleep(0.3)
+
+
+def _is_stepping(status: dict[str, Any], beyond: int) -> bool:
+    steps = [rank["step"] for rank in status["ranks"] if rank["status"] == "running"]
+    return len(steps) == 2 and min(steps) > beyond
+
+
+@pytest.mark.timeout(400)
+def test_a_run_over_ssh_outlives_a_machine_and_leaves_nothing(
+    machines: Machines, corpus: Path
+) -> None:
+    machines.run(TINY, "a", *MODEL, f"data.path={corpus}")
+    before = _until(machines, lambda s: _is_stepping(s, 6), "the run does not step")
+    machines.bed.node(1).kill()
+    _until(
+        machines,
+        lambda s: s.get("generation", 0) > before["generation"] and _is_stepping(s, 0),
+        "no recovery",
+    )
+    machines.boot(1)
+    _until(machines, lambda s: s["nodes"].get("1") == "spare", "the machine does not return")
+    machines.headway("stop", "a")
+    deadline = time.monotonic() + LIMIT_S
+    while left := [line for node in machines.bed.nodes for line in _ours(node)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.3)
+
+
+def _refused(machines: Machines, corpus: Path, hosts: str) -> str:
+    """The last line of a start with another list of machines; nothing is left of it."""
+    file = machines.shared / "other.toml"
+    file.write_text(hosts)
+    cluster = machines.runs / f".cluster-{time.monotonic_ns()}"
+    machines.headway("cluster", "create", cluster, "--hosts", file)
+    options = machines.options((*MODEL, f"data.path={corpus}"))[:-1]
+    done = machines.headway("run", TINY, "--name", "b", *options, cluster, check=False)
+    assert done.returncode != 0
+    assert not [line for node in machines.bed.nodes for line in _ours(node)]
+    return done.stderr.strip().splitlines()[-1]
+
+
+@pytest.mark.timeout(300)
+def test_a_machine_that_ssh_does_not_know_is_named(machines: Machines, corpus: Path) -> None:
+    text = machines.hosts.read_text().replace('name = "node-2"', 'name = "no-such-host"')
+    assert "no-such-host cannot be reached" in _refused(machines, corpus, text)
+
+
+@pytest.mark.timeout(300)
+def test_a_machine_that_does_not_let_us_in_is_named(machines: Machines, corpus: Path) -> None:
+    assert machines.ssh is not None
+    other = machines.shared / "ssh" / "other"
+    other.write_text(machines.ssh.config.read_text().replace(f"{machines.ssh.key}\n", "/no/key\n"))
+    text = machines.hosts.read_text().replace(str(machines.ssh.config), str(other))
+    line = _refused(machines, corpus, text)
+    assert "node-0 cannot be reached" in line and "Permission denied" in line
