@@ -6,7 +6,7 @@ import contextlib
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -125,23 +125,25 @@ def _other_token(**changes: Any) -> dict[str, Any]:
     return {"token": tokens.mint(**made)}
 
 
-REFUSED = {
-    "another secret": (_other_token(secret=tokens.new_secret()), "does not belong to run"),
-    "another run": (_other_token(run_id="ffffffff"), "does not belong to run"),
-    "another node": (_other_token(node=2), "is for node 2, not node 1"),
-    "expired": (_other_token(valid_s=-90.0), "expired 9"),
-    "no token": ({"token": ""}, "malformed"),
-    "another version": ({"version": "0.0.1"}, "has Headway 0.0.1"),
-    "a clock": ({"unix_s": time.time() + 3600}, r"\+3[56]\d\d s off"),
-    "no key": ({"public_key": "no key"}, "sent no public key"),
+REFUSED: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
+    "another secret": (lambda: _other_token(secret=tokens.new_secret()), "does not belong to run"),
+    "another run": (lambda: _other_token(run_id="ffffffff"), "does not belong to run"),
+    "another node": (lambda: _other_token(node=2), "is for node 2, not node 1"),
+    "expired": (lambda: _other_token(valid_s=-90.0), "expired 9"),
+    "no token": (lambda: {"token": ""}, "malformed"),
+    "another version": (lambda: {"version": "0.0.1"}, "has Headway 0.0.1"),
+    "a clock": (lambda: {"unix_s": time.time() + 3600}, r"\+3[56]\d\d s off"),
+    "no key": (lambda: {"public_key": "no key"}, "sent no public key"),
 }
 
 
 @pytest.mark.parametrize(("changes", "expected"), REFUSED.values(), ids=REFUSED)
-def test_who_may_not_join_learns_why(door: Door, changes: dict[str, Any], expected: str) -> None:
+def test_who_may_not_join_learns_why(
+    door: Door, changes: Callable[[], dict[str, Any]], expected: str
+) -> None:
     keys = KeyPair.generate()
     with pytest.raises(RemoteError, match=expected) as error:
-        door.ask(keys=keys, **changes)
+        door.ask(keys=keys, **changes())
     assert error.value.remedy
     assert not door.admission(keys.public)
 

@@ -7,8 +7,10 @@ import binascii
 import io
 import tarfile
 from pathlib import Path
+from typing import IO
 
 from headway.common.errors import CorruptError
+from headway.common.node.files import replace_file
 
 MOST_BYTES = 64 << 20
 """Of one node, before compression; the newest files come first."""
@@ -47,12 +49,19 @@ def unpack(text: str, run: Path, most_bytes: int = 2 * MOST_BYTES) -> int:
                     remedy="copy its logs by hand",
                 )
             for one in members:
-                archive.extract(one, run, filter="data")
+                _write(run / one.name, archive.extractfile(one))
             return len(members)
     except (tarfile.TarError, binascii.Error, EOFError, OSError) as error:
         raise CorruptError(
             f"the records of a node cannot be read: {error}", remedy="ask for them again"
         ) from error
+
+
+def _write(path: Path, content: IO[bytes] | None) -> None:
+    # not ``TarFile.extract``, whose filters Python 3.11.2 does not have
+    if content is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, content.read())
 
 
 def _is_expected(name: str) -> bool:
