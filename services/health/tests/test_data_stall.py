@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -195,8 +196,15 @@ def test_a_daemon_that_delivers_slowly_is_left_alone_and_one_that_stops_is_named
             assert bench.kinds()[1] == ("data_stall", -1, False)
             assert identity(child).alive()
             send_line(child, "end")
-            feed_steps(bench, ring, num_batches=6)
+            bench.wait(lambda: fed_to_its_end(child, ring), "the worker's end")
         ring.close()
+
+
+def fed_to_its_end(child: subprocess.Popen[str], ring: RingWriter) -> bool:
+    """Whether ``child`` has ended; it may do so at once or take another step's batches first."""
+    if ring.reserve() is not None:
+        ring.publish()
+    return child.poll() is not None
 
 
 def feed_steps(bench: Bench, ring: RingWriter, num_batches: int) -> None:
