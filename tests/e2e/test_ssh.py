@@ -30,7 +30,7 @@ def machines(
         pytest.skip(f"no machines with ssh here: {reason}")
     folder = tmp_path_factory.mktemp("machines")
     visible = [corpus, cache, TINY.parent]
-    with Machines(folder, count=3, visible=visible, has_ssh=True) as found:
+    with Machines(folder, count=3, visible=visible, way="ssh") as found:
         found.env["HEADWAY_CACHE"] = str(cache)
         yield found
 
@@ -99,7 +99,7 @@ def _refused(machines: Machines, corpus: Path, hosts: str) -> str:
 
 @pytest.mark.timeout(300)
 def test_a_machine_that_ssh_does_not_know_is_named(machines: Machines, corpus: Path) -> None:
-    text = machines.hosts.read_text().replace('name = "node-2"', 'name = "no-such-host"')
+    text = machines.file.read_text().replace('name = "node-2"', 'name = "no-such-host"')
     assert "no-such-host cannot be reached" in _refused(machines, corpus, text)
 
 
@@ -108,6 +108,6 @@ def test_a_machine_that_does_not_let_us_in_is_named(machines: Machines, corpus: 
     assert machines.ssh is not None
     other = machines.shared / "ssh" / "other"
     other.write_text(machines.ssh.config.read_text().replace(f"{machines.ssh.key}\n", "/no/key\n"))
-    text = machines.hosts.read_text().replace(str(machines.ssh.config), str(other))
+    text = machines.file.read_text().replace(str(machines.ssh.config), str(other))
     line = _refused(machines, corpus, text)
     assert "node-0 cannot be reached" in line and "Permission denied" in line

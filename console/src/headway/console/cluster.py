@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 from headway.common.config import load
 from headway.common.errors import InputError
@@ -20,12 +21,20 @@ class Cluster:
     """The runs below one folder, and the nodes to start new ones on.
 
     Without ``folder`` each run gets nodes of its own on this machine, which end with it; with the
-    folder of a cluster that ``make up`` started, runs are attached to its executors.
+    folder of a cluster that ``make up`` started, runs are attached to its executors. With
+    ``engine="slurm"`` and no folder each run gets the machines of a job of its own.
     """
 
-    def __init__(self, runs: str | Path = "runs", *, folder: str | Path | None = None) -> None:
+    def __init__(
+        self,
+        runs: str | Path = "runs",
+        *,
+        folder: str | Path | None = None,
+        engine: Literal["local", "slurm"] = "local",
+    ) -> None:
         self.runs_dir = Path(runs).resolve()
         self.folder = Path(folder).resolve() if folder is not None else None
+        self.engine = engine
 
     def __repr__(self) -> str:
         return f"Cluster({str(self.runs_dir)!r}, {len(self.runs())} runs)"
@@ -93,6 +102,7 @@ class Cluster:
             name=name,
             base=base or default,
             folder=self.folder,
+            engine=self.engine,
             measure=measure,
             origins=origins,
             report=report,

@@ -8,16 +8,18 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from headway.common.cli import AsJson
+from headway.common.errors import InputError
 from headway.common.help_pages import page
 from headway.common.output import emit, to_json
 from headway.console.commands.options import RUNS, ClusterDir, RunsDir
 from headway.console.commands.pages import START
 
 if TYPE_CHECKING:
+    from headway.console.cluster import Cluster
     from headway.console.run import Run
     from headway.trainer.config import RunConfig
 
@@ -73,6 +75,10 @@ def run(
     ] = False,
     runs_dir: RunsDir = RUNS,
     cluster: ClusterDir = None,
+    engine: Annotated[
+        str,
+        typer.Option(metavar="local|slurm", help="Take nodes of this machine, or a Slurm job's."),
+    ] = "local",
     as_json: AsJson = False,
 ) -> None:
     """Start a run, or resume the unfinished one of that name.
@@ -104,10 +110,12 @@ def run(
         for line in memory_report(resolved):
             typer.echo(f"# {line}")  # a comment, so that the output can be a configuration
         return
+    from headway.console.cluster import Cluster
     from headway.console.live.follow import STOPS
 
     with _terminated_as_interrupted():
-        started = _launch(config, settings, name, runs_dir, cluster, as_json)
+        place = Cluster(runs_dir, folder=cluster, engine=_checked_engine(engine, cluster))
+        started = _launch(config, settings, name, place, as_json)
         if not detach:
             # until it is followed by who stops it with a checkpoint
             signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
@@ -151,23 +159,35 @@ def _terminated_as_interrupted() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def _checked_engine(engine: str, cluster: Path | None) -> Literal["local", "slurm"]:
+    """
+    Raises:
+        InputError: there is no such engine, or the cluster's folder names one already.
+    """
+    if engine == "slurm" and cluster is not None:
+        raise InputError(
+            "--engine and --cluster cannot be used together",
+            remedy="`headway cluster create DIR --slurm FILE` makes a cluster of Slurm",
+        )
+    if engine == "slurm":
+        return "slurm"
+    if engine == "local":
+        return "local"
+    raise InputError(f"there is no engine {engine!r}", remedy="use local or slurm")
+
+
 def _launch(
     config: Path,
     settings: list[str],
     name: str | None,
-    runs_dir: Path,
-    cluster: Path | None,
+    cluster: Cluster,
     as_json: bool,
 ) -> Run:
-    from headway.console.cluster import Cluster
-
     def report(line: str) -> None:
         typer.echo(line, err=as_json)
 
     try:
-        return Cluster(runs_dir, folder=cluster).launch(
-            config, settings, name=name, measure=True, report=report
-        )
+        return cluster.launch(config, settings, name=name, measure=True, report=report)
     except KeyboardInterrupt:
         typer.echo("interrupted: launch cancelled, nothing left running", err=True)
         raise

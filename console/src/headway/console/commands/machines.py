@@ -77,6 +77,10 @@ def create(
         Path | None,
         typer.Option(metavar="FILE", help="Use the machines of this file; see docs/howto/ssh.md."),
     ] = None,
+    slurm: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Take machines from Slurm; see docs/howto/slurm.md."),
+    ] = None,
     interface: Annotated[
         str, typer.Option(metavar="NAME", help="As launch.interface; loopback by default.")
     ] = "",
@@ -94,36 +98,44 @@ def create(
     from headway.launch.cluster import ClusterFolder
     from headway.launch.local import LocalEngine
 
-    if (nodes is None) == (hosts is None):
+    if [nodes, hosts, slurm].count(None) != 2:
         raise InputError(
-            "give either --nodes or --hosts",
-            remedy="--nodes emulates nodes on this machine, --hosts names other machines",
+            "give one of --nodes, --hosts and --slurm",
+            remedy="--nodes emulates nodes on this machine, the others use other machines",
         )
-    cluster = ClusterFolder(folder)
-    if hosts is not None:
-        nodes = _create_of_hosts(folder, hosts)
-    elif cluster.exists and nodes is not None:
+    cluster, line = ClusterFolder(folder), ""
+    if nodes is None:
+        nodes, line = _create_of_machines(folder, hosts, slurm)
+    elif cluster.exists:
         if nodes < (old := cluster.nodes):
             ended = f"node {nodes}" if old == nodes + 1 else f"nodes {nodes} to {old - 1}"
             confirm(f"end {ended} of {folder}?", yes)
         LocalEngine(cluster).resize(nodes)
-    elif nodes is not None:
+    else:
         network = Network(interface, ports=ports)
         _ = network.endpoint  # a name that this machine does not know fails here, not in each node
         cluster = ClusterFolder.create(folder, nodes=nodes, network=network)
     done = {"cluster": str(folder), "id": cluster.id, "nodes": nodes}
-    emit(done, as_json, [f"{folder}: {nodes} nodes"])
+    emit(done, as_json, [f"{folder}: {line or f'{nodes} nodes'}"])
 
 
-def _create_of_hosts(folder: Path, file: Path) -> int:
+def _create_of_machines(folder: Path, hosts: Path | None, slurm: Path | None) -> tuple[int, str]:
+    """Returns the number of nodes, and what to say of them."""
     from headway.launch.cluster import ClusterFolder
-    from headway.launch.engines import facts_of
+    from headway.launch.engines import MachinesConfig, facts_of
     from headway.launch.hosts.config import HostsConfig
+    from headway.launch.slurm.config import SlurmConfig
 
-    machines = HostsConfig.read(file)
-    number = len(machines.hosts)
-    ClusterFolder.create(folder, nodes=number, engine=facts_of(machines))
-    return number
+    config: MachinesConfig
+    number, line = 0, "Slurm gives the machines of each run"
+    if hosts is not None:
+        config = HostsConfig.read(hosts)
+        number, line = len(config.hosts), f"{len(config.hosts)} machines"
+    else:
+        assert slurm is not None
+        config = SlurmConfig.read(slurm)
+    ClusterFolder.create(folder, nodes=number, engine=facts_of(config))
+    return number, line
 
 
 def drain(

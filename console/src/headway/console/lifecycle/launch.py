@@ -26,6 +26,7 @@ from headway.console.lifecycle.machines import (
     fit_for_machines,
     machines_of,
     prepare,
+    slurm_defaults,
     start_nodes,
 )
 from headway.console.live.progress import full_rate
@@ -44,7 +45,7 @@ from headway.console.machine.preflight import (
 from headway.console.run import Run
 from headway.launch.cluster import ClusterFolder
 from headway.launch.engine import Engine
-from headway.launch.hosts.config import HostsConfig
+from headway.launch.engines import MachinesConfig
 from headway.launch.local import LocalEngine
 from headway.launch.nodes import START_LIMIT_S, attach, detach, last_line
 from headway.trainer.client import check_first_weights, reopen, resolve_auto
@@ -58,6 +59,7 @@ def launch(
     name: str | None,
     base: str,
     folder: Path | None = None,
+    engine: str = "",
     measure: bool = False,
     origins: Mapping[str, str],
     report: Callable[[str], None],
@@ -71,7 +73,7 @@ def launch(
     """
     check_torch()
     asked = config
-    machines = machines_of(folder)
+    machines = slurm_defaults(runs_dir) if engine == "slurm" else machines_of(folder)
     config, line = resolve_auto(own_corpus_folder(config), ranks=config.parallel.world_size)
     if machines is not None:
         config = fit_for_machines(config, machines)
@@ -177,7 +179,7 @@ def _cluster_for(run: Run, folder: Path | None, nodes: int) -> ClusterFolder:
     """The given cluster, or a new one of the run's own; the run remembers which."""
     if folder is not None:
         cluster = ClusterFolder(folder)
-        if cluster.nodes < nodes:
+        if not cluster.engine and cluster.nodes < nodes:
             raise InputError(
                 f"the run needs {nodes} nodes, {folder} has {cluster.nodes}",
                 remedy="make the cluster larger or set launch.nodes and launch.spares",
@@ -221,14 +223,14 @@ def start(
 
 
 def start_on_machines(
-    run: Run, cluster: ClusterFolder, machines: HostsConfig, report: Callable[[str], None]
+    run: Run, cluster: ClusterFolder, machines: MachinesConfig, report: Callable[[str], None]
 ) -> None:
     """Have the machines join the run and wait for its driver.
 
     Raises:
         HeadwayError: a machine or the driver did not start; all are ended again.
     """
-    bundle = prepare(run, cluster, machines)
+    bundle = prepare(run, cluster, machines, report)
     try:
         start_nodes(bundle, report)
         _wait_for_driver(run)

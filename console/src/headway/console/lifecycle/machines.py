@@ -3,43 +3,43 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from headway.common.config import from_dict, to_toml
+from headway.common.config import to_toml
 from headway.common.errors import HeadwayError, InputError
 from headway.common.node.files import make_private_folder
 from headway.console.run import Run
 from headway.launch.cluster import ClusterFolder
-from headway.launch.engines import facts_of, of_bundle
-from headway.launch.hosts.config import HostsConfig
+from headway.launch.engines import MachinesConfig, config_of, facts_of, of_bundle, provide
 from headway.launch.joining import tokens
 from headway.launch.joining.bundle import Bundle
 from headway.launch.joining.corpus import listing_digest
+from headway.launch.slurm.config import SlurmConfig, SlurmRun
+from headway.launch.slurm.machines import network_of
 from headway.trainer.config import RunConfig
 
 
-def machines_of(folder: Path | None) -> HostsConfig | None:
+def machines_of(folder: Path | None) -> MachinesConfig | None:
     """The machines of a cluster's folder; None where its nodes are emulated here."""
     facts = ClusterFolder(folder).engine if folder is not None else {}
-    if not facts:
-        return None
-    return from_dict(HostsConfig, {key: value for key, value in facts.items() if key != "kind"})
+    return config_of(facts) if facts else None
 
 
-def fit_for_machines(config: RunConfig, machines: HostsConfig) -> RunConfig:
+def slurm_defaults(runs_dir: Path) -> SlurmConfig:
+    """Slurm without a file: machines that see the folder of runs, and this Python."""
+    return SlurmConfig(shared=str(runs_dir.resolve() / ".shared"), python=sys.executable)
+
+
+def fit_for_machines(config: RunConfig, machines: MachinesConfig) -> RunConfig:
     """The configuration as every machine can read it: the corpus by its whole path.
 
     Raises:
-        InputError: there are too few machines, or they could not reach each other.
+        InputError: they could not reach each other.
     """
-    needed, there = config.launch.nodes + config.launch.spares, len(machines.hosts)
-    if needed > there:
-        raise InputError(
-            f"the run needs {needed} nodes, hosts.toml lists {there}",
-            remedy="add machines, or set launch.nodes and launch.spares",
-        )
-    if not config.launch.interface:
+    if not config.launch.interface and not isinstance(machines, SlurmConfig):
         raise InputError(
             "launch.interface is not set, and machines cannot reach each other over loopback",
             remedy='name an interface or network, such as launch.interface="10.0.0.0/16"',
@@ -48,38 +48,51 @@ def fit_for_machines(config: RunConfig, machines: HostsConfig) -> RunConfig:
     return dataclasses.replace(config, data=dataclasses.replace(config.data, path=path))
 
 
-def prepare(run: Run, cluster: ClusterFolder, machines: HostsConfig) -> Bundle:
-    """Make the folders that all machines see, and the bundle that each of them gets.
+def prepare(
+    run: Run, cluster: ClusterFolder, machines: MachinesConfig, report: Callable[[str], None]
+) -> Bundle:
+    """Get the machines, and make the folders that they see and the bundle that each of them gets.
 
     Raises:
-        InputError: the shared folder cannot be used, or the run began on one machine.
+        InputError: the shared folder cannot be used, the run began on one machine, or there are too
+            few machines.
+        HeadwayError: the machines cannot be had.
     """
     folder, config = run.folder, run.config
     shared = Path(machines.shared) / f"{run.name}-{folder.run_id}"
+    shutil.rmtree(shared / "records", ignore_errors=True)  # of the run's last machines
     for name in ("control", "checkpoints"):
         try:
             make_private_folder(shared / name)
         except OSError as error:
             raise InputError(
                 f"cannot make {shared / name}: {error.strerror}",
-                remedy="`shared` in hosts.toml must be a folder that this machine sees too",
+                remedy="`shared` in the cluster's file must be a folder that this machine sees too",
             ) from error
         _link(folder.path / name, shared / name)
     (folder.control / "driver.json").unlink(missing_ok=True)  # of a driver that has ended
     nodes = config.launch.nodes + config.launch.spares
     former = Bundle.load(folder.bundle) if folder.bundle.exists() else None
+    fingerprint = listing_digest(Path(config.data.path))
+    control = shared / "control"
+    provided = provide(machines, nodes, run_id=folder.run_id, control=control, report=report)
+    if not config.launch.interface and isinstance(provided, SlurmRun):
+        network = network_of(provided.hosts)
+        config = dataclasses.replace(
+            config, launch=dataclasses.replace(config.launch, interface=network)
+        )
     bundle = Bundle(
         run_id=folder.run_id,
         name=run.name,
         nodes=nodes,
         config=to_toml(config),
         network=config.launch.network,
-        engine=facts_of(machines.first(nodes)),
+        engine=facts_of(provided),
         shared=str(shared),
         secret=former.secret if former is not None else tokens.new_secret(),
         console_key=cluster.key_of("console").public.decode(),
         corpus=config.data.path,
-        fingerprint=listing_digest(Path(config.data.path)),
+        fingerprint=fingerprint,
     )
     bundle.save(folder.bundle)
     return bundle

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from headway.common.config import from_dict, to_dict
@@ -10,9 +12,15 @@ from headway.common.node.run_dir import RunDir
 from headway.launch.cluster import ClusterFolder
 from headway.launch.engine import Engine
 from headway.launch.hosts.config import HostsConfig
-from headway.launch.hosts.engine import HostsEngine
+from headway.launch.hosts.machines import HostMachines
 from headway.launch.joining.bundle import Bundle
 from headway.launch.local import LocalEngine
+from headway.launch.machines.engine import Machines, MachinesEngine
+from headway.launch.slurm.config import SlurmConfig, SlurmRun
+from headway.launch.slurm.machines import SlurmMachines, allocate
+
+MachinesConfig = HostsConfig | SlurmConfig
+_KINDS: dict[str, type[MachinesConfig]] = {"hosts": HostsConfig, "slurm": SlurmRun}
 
 
 def engine_of(run: RunDir, cluster: ClusterFolder) -> Engine:
@@ -26,19 +34,65 @@ def engine_of(run: RunDir, cluster: ClusterFolder) -> Engine:
     return of_bundle(Bundle.load(run.bundle))
 
 
-def of_bundle(bundle: Bundle) -> HostsEngine:
+def of_bundle(bundle: Bundle) -> MachinesEngine:
     """The engine that a bundle names.
 
     Raises:
         InputError: this version has none of that name.
     """
-    facts = dict(bundle.engine)
-    kind = facts.pop("kind", "")
-    if kind != "hosts":
+    config = config_of(bundle.engine)
+    machines: Machines
+    if isinstance(config, SlurmRun):
+        machines = SlurmMachines(bundle.run_id, str(bundle.control), config)
+    else:
+        assert isinstance(config, HostsConfig)
+        machines = HostMachines(config)
+    return MachinesEngine(bundle, machines)
+
+
+def provide(
+    config: MachinesConfig,
+    nodes: int,
+    *,
+    run_id: str,
+    control: Path,
+    report: Callable[[str], None],
+) -> MachinesConfig:
+    """The machines of one run; returns what its bundle keeps of them.
+
+    Args:
+        config: the cluster's.
+        nodes: of the run, spares included.
+        run_id: the run's id.
+        control: its folder for lease and journal.
+        report: called with a line while they are waited for.
+
+    Raises:
+        InputError: there are too few. HeadwayError: they cannot be had.
+    """
+    if isinstance(config, SlurmConfig):
+        return allocate(config, run_id, str(control), nodes, report)
+    if nodes > (there := len(config.hosts)):
+        raise InputError(
+            f"the run needs {nodes} nodes, hosts.toml lists {there}",
+            remedy="add machines, or set launch.nodes and launch.spares",
+        )
+    return config.first(nodes)
+
+
+def config_of(facts: Mapping[str, Any]) -> MachinesConfig:
+    """What ``facts_of`` has kept.
+
+    Raises:
+        InputError: this version has no such engine.
+    """
+    kind = facts.get("kind", "")
+    if kind not in _KINDS:
         raise InputError(f"there is no engine {kind!r}", remedy="use the version that made the run")
-    return HostsEngine(bundle, from_dict(HostsConfig, facts))
+    return from_dict(_KINDS[kind], {key: value for key, value in facts.items() if key != "kind"})
 
 
-def facts_of(config: HostsConfig) -> dict[str, Any]:
+def facts_of(config: MachinesConfig) -> dict[str, Any]:
     """What ``cluster.json`` and a bundle keep of the engine."""
-    return {"kind": "hosts", **to_dict(config)}
+    kind = "slurm" if isinstance(config, SlurmConfig) else "hosts"
+    return {"kind": kind, **to_dict(config)}

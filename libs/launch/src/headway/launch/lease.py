@@ -53,6 +53,8 @@ class Holder:
     """Where nodes join the run; empty where one machine carries it."""
     has_resigned: bool = False
     """It has lost touch with most nodes and lets another node lead."""
+    is_over: bool = False
+    """The run has ended."""
 
     @property
     def is_here(self) -> bool:
@@ -244,6 +246,7 @@ class Tenure:
 
     def __init__(self, lease: Lease, me: Holder) -> None:
         self._lease, self.me = lease, me
+        self._is_over = False
 
     def renew(self) -> None:
         """Show progress.
@@ -252,8 +255,12 @@ class Tenure:
             SupersededError: another process leads. OSError: the record could not
                 be written this time.
         """
-        self.me = replace(self.me, beat=self.me.beat + 1)
+        self.me = replace(self.me, beat=self.me.beat + 1, is_over=self._is_over)
         self._lease.publish(self.me)
+
+    def finish(self) -> None:
+        """Have the next renewal say that the run is over."""
+        self._is_over = True
 
     def resign(self) -> None:
         """Let another node lead. Raises as ``renew``."""

@@ -2,7 +2,7 @@
 
 ... start < TICKET     join the run unless it has joined, start the node's init, wait for it
 ... start --fence      the same, and end an executor that hangs
-... init < TICKET      join, then be the node's init in the foreground
+... init < TICKET      the same, and stay in the foreground until the node has ended; see ``stay``
 ... end < TICKET       end everything of the node; exit code 0 once nothing is left
 ... fence < TICKET     end a driver on the machine, and nothing else
 ... log < TICKET       the ends of its logs
@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,10 +20,12 @@ from headway.common.errors import HeadwayError
 from headway.common.node.files import make_private_folder
 from headway.common.node.janitor import processes_of, role_of
 from headway.common.polling import wait_until
+from headway.launch.engines import of_bundle
 from headway.launch.joining import corpus, records
 from headway.launch.joining.bundle import Bundle
 from headway.launch.joining.client import join
 from headway.launch.joining.folder import NodeFolder
+from headway.launch.joining.stay import TERM_S, Stay
 from headway.launch.joining.ticket import Ticket
 from headway.launch.lease import FileLease
 from headway.launch.local import LocalEngine
@@ -39,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m headway.launch.joining", description=__doc__)
     parser.add_argument("verb", choices=("start", "init", "end", "fence", "log", "records"))
     parser.add_argument("--fence", action="store_true", help="end an executor that hangs")
+    parser.add_argument("--at-end", choices=("drain", "stop"), default="drain", help="on SIGTERM")
+    parser.add_argument("--notice", type=float, default=TERM_S, help="seconds from SIGUSR1 on")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds to find the driver")
     options = parser.parse_args(argv)
     try:
@@ -50,8 +53,14 @@ def main(argv: Sequence[str] | None = None) -> int:
                 LocalEngine(folder.cluster).start_node(ticket.node, fence=options.fence)
                 print(wait_for_node(folder.cluster, ticket.node).endpoint)
             case "init":
-                take_part(folder, ticket, options.limit)
-                be_init(folder, ticket.node)
+                return Stay(
+                    folder,
+                    ticket,
+                    at_end=options.at_end,
+                    notice_s=options.notice,
+                    end=lambda: end(folder, ticket),
+                    release=lambda bundle: of_bundle(bundle).release(),
+                ).run()
             case "end":
                 return end(folder, ticket)
             case "fence":
@@ -88,12 +97,6 @@ def take_part(folder: NodeFolder, ticket: Ticket, limit_s: float) -> None:
     corpus.check(bundle)
     _ = bundle.network.endpoint, bundle.network.fabric_address  # this machine has them
     folder.install(bundle, ticket.node, is_first=is_first)
-
-
-def be_init(folder: NodeFolder, node: int) -> None:
-    """Become the node's init."""
-    words = ["--cluster", str(folder.cluster.path), "--node", str(node)]
-    os.execv(sys.executable, [sys.executable, "-m", "headway.launch.init", *words])
 
 
 def end(folder: NodeFolder, ticket: Ticket) -> int:

@@ -45,6 +45,10 @@ class Bundle:
     def checkpoints(self) -> Path:
         return Path(self.shared) / "checkpoints"
 
+    def records_of(self, node: int) -> Path:
+        """Where a node leaves its logs and records that will not be reached any more."""
+        return Path(self.shared) / "records" / f"n{node}.txt"
+
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1)
 

@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         Bed(Path(folder), nodes=options.nodes, shared=options.shared) as bed,
     ):
         for node in bed.nodes:
-            print(f"{node.name}  {node.address}  nsenter -a -t {node.pid}  {node.root}")
+            print(f"{node.name}  {node.address}  nsenter -a -t {node.pid}  {node.root}", flush=True)
         if options.shell is not None:
             return _shell(bed.node(options.shell))
         signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -18,6 +18,8 @@ from headway.common.config import load
 from headway.common.errors import HeadwayError
 from headway.testkit.bed import Process
 from headway.testkit.machines import Machines
+from headway.testkit.machines.machines import Way
+from headway.testkit.machines.slurm import Slurm
 from headway.trainer.config import RunConfig
 
 LOOK_S = 0.5
@@ -28,17 +30,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("config", type=Path)
     parser.add_argument("--count", type=int, default=5, help="machines, one of them a spare")
+    parser.add_argument("--slurm", action="store_true", help="as steps of a Slurm job")
     parser.add_argument("--folder", type=Path, default=Path("runs/machines"))
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     options = parser.parse_args(argv)
-    if reason := Machines.missing():
+    if reason := Machines.missing() or (Slurm.missing() if options.slurm else ""):
         print(f"error: no separate machines on this host: {reason}", file=sys.stderr)
         return 2
     try:
         corpus = _corpus(load(RunConfig, [options.config], options.set))
         options.folder.mkdir(parents=True, exist_ok=True)
         visible = [corpus, options.config.resolve().parent]
-        with Machines(options.folder, count=options.count, visible=visible) as machines:
+        way: Way = "slurm" if options.slurm else "bed"
+        with Machines(options.folder, count=options.count, visible=visible, way=way) as machines:
             settings = [f"data.path={corpus}", *options.set]
             return _stay(machines, options.config.resolve(), settings)
     except HeadwayError as error:

@@ -8,33 +8,36 @@ import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from headway.common.config import to_toml
+from headway.launch.hosts.config import Host, HostsConfig
+from headway.launch.slurm.config import SlurmConfig
 from headway.testkit.bed import Bed, Process
 from headway.testkit.bed.node import Node
 from headway.testkit.bed.remote import Remote
+from headway.testkit.machines.slurm import Slurm
 from headway.testkit.machines.ssh import Ssh
 
-SETTINGS = ("launch.ranks_per_node=1", "launch.interface=eth0")
-"""What machines with one rank each need."""
+Way = Literal["bed", "ssh", "slurm"]
+"""How commands reach the machines: by the bed's own way, by ssh, or as steps of Slurm."""
 
 
 class Machines:
     """``with Machines(folder, count=5) as machines: machines.headway("run", ...)``.
 
     The machines see one folder in common, ``folder/shared``; the console writes runs to
-    ``folder/runs``, which the host sees too. They reach each other for commands by the bed's own
-    way or by ssh; the bed cuts the power of one that does not answer.
+    ``folder/runs``, which the host sees too. The bed cuts the power of one that does not answer.
 
     Args:
         folder: on the host, must exist.
         count: how many, spares included.
         visible: what else they may read, such as a corpus.
-        has_ssh: commands go over ssh; each machine has an sshd.
+        way: how commands reach them.
     """
 
     def __init__(
-        self, folder: Path, *, count: int, visible: Iterable[Path] = (), has_ssh: bool = False
+        self, folder: Path, *, count: int, visible: Iterable[Path] = (), way: Way = "bed"
     ) -> None:
         self.folder = folder.resolve()
         self.shared, self.runs = self.folder / "shared", self.folder / "runs"
@@ -49,7 +52,8 @@ class Machines:
         )
         self.remote: Remote
         self.ssh: Ssh | None = None
-        self._has_ssh = has_ssh
+        self.slurm: Slurm | None = None
+        self._way = way
         self.env: dict[str, str] = {"OMP_NUM_THREADS": "1"}
         """Added for each command of the console; machines have what a login gives."""
 
@@ -62,10 +66,14 @@ class Machines:
         self.bed.__enter__()
         try:
             self.remote = Remote(self.bed, self.shared / "bed.sock")
-            if self._has_ssh:
+            if self._way == "ssh":
                 self.ssh = Ssh(self.shared / "ssh", self.bed.nodes)
-            self._write_hosts()
-            self.headway("cluster", "create", self.cluster, "--hosts", self.hosts)
+            if self._way == "slurm":
+                nodes = self.bed.nodes[: self.count]
+                self.slurm = Slurm(self.shared / "slurm", self.head, nodes, self.bed.disk)
+            self.file.write_text(to_toml(self._config()))
+            kind = "--slurm" if self.slurm is not None else "--hosts"
+            self.headway("cluster", "create", self.cluster, kind, self.file)
         except BaseException:
             self.bed.close()
             raise
@@ -76,9 +84,9 @@ class Machines:
         self.bed.close()
 
     @property
-    def hosts(self) -> Path:
-        """The file that lists the machines."""
-        return self.shared / "hosts.toml"
+    def file(self) -> Path:
+        """``hosts.toml`` or ``slurm.toml``, which describes the machines."""
+        return self.shared / ("slurm.toml" if self._way == "slurm" else "hosts.toml")
 
     @property
     def cluster(self) -> Path:
@@ -90,17 +98,14 @@ class Machines:
         """The console's machine."""
         return self.bed.node(self.count)
 
-    def _write_hosts(self) -> None:
-        facts = {
-            "shared": str(self.shared),
-            "python": sys.executable,
-            "reach": self.ssh.reach if self.ssh is not None else self.remote.reach,
-            "fence": self.remote.fence,
-            "scratch": str(self.bed.disk / "headway"),
-        }
-        lines = [f"{key} = {json.dumps(value)}" for key, value in facts.items()]
-        lines += [f'[[hosts]]\nname = "{one.name}"' for one in self.bed.nodes[: self.count]]
-        self.hosts.write_text("\n".join(lines) + "\n")
+    def _config(self) -> HostsConfig | SlurmConfig:
+        shared, scratch = str(self.shared), str(self.bed.disk / "headway")
+        fence = tuple(self.remote.fence)
+        if self.slurm is not None:
+            return SlurmConfig(shared, sys.executable, scratch=scratch, fence=fence)
+        hosts = tuple(Host(node.name) for node in self.bed.nodes[: self.count])
+        reach = self.ssh.reach if self.ssh is not None else self.remote.reach
+        return HostsConfig(shared, hosts, sys.executable, tuple(reach), fence, scratch)
 
     # ---- commands -----------------------------------------------------------------------------
     def headway(
@@ -118,7 +123,9 @@ class Machines:
     def options(self, settings: Sequence[str], count: int = 0) -> list[str]:
         """What places a run on the machines: all but one train."""
         nodes = (count or self.count) - 1
-        chosen = [*SETTINGS, f"launch.nodes={nodes}", "launch.spares=1", *settings]
+        chosen = ["launch.ranks_per_node=1", f"launch.nodes={nodes}", "launch.spares=1", *settings]
+        if self.slurm is None:  # which knows by which addresses machines reach each other
+            chosen.insert(0, "launch.interface=eth0")
         words = [word for one in chosen for word in ("--set", one)]
         return [*words, "--cluster", str(self.cluster)]
 
@@ -147,6 +154,8 @@ class Machines:
         self.bed.node(index).boot()
         if self.ssh is not None:
             self.ssh.start(self.bed.node(index))
+        if self.slurm is not None:
+            self.slurm.start(self.bed.node(index))
 
     # ---- faults -------------------------------------------------------------------------------
     def partition(self, index: int) -> None:

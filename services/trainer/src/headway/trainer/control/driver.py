@@ -187,6 +187,7 @@ class Driver:
         self._leadership.begin(self._holder)
         self.note("driver_started", {"epoch": self._epoch, "node": self.node})
         if self._outcome:
+            self._leadership.finish()
             self._service.after(LINGER_S, self._service.stop)
         log.info("driver is up", epoch=self._epoch, endpoint=self._server.endpoint)
         code = self._service.run()
@@ -346,6 +347,7 @@ class Driver:
                 return
             self.note("run_over", fields)
             self._outcome, self._detail = action.outcome, action.detail
+            self._leadership.finish()
             self.tick()
             self._service.after(LINGER_S, self._service.stop)
 

@@ -90,6 +90,11 @@ class Leadership:
 
         self._background.start("renewal of the lease", self._tenure.renew, then)
 
+    def finish(self) -> None:
+        """Have the lease say that the run is over."""
+        if self._tenure is not None:
+            self._tenure.finish()
+
     def superseded(self) -> None:
         """Another driver has written the journal."""
         log.warning("another driver has written the journal; leaving", epoch=self._epoch)

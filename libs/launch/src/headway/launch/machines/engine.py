@@ -1,4 +1,4 @@
-"""Nodes of one run on machines that a command reaches."""
+"""Nodes of one run on machines of their own, whatever starts and reaches these."""
 
 from __future__ import annotations
 
@@ -6,27 +6,64 @@ import contextlib
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Protocol
 
 from headway.common.errors import HeadwayError
-from headway.launch.engine import NodeLost
-from headway.launch.hosts.config import HostsConfig
-from headway.launch.hosts.reach import Reach, UnreachableError
 from headway.launch.joining import records, tokens
 from headway.launch.joining.bundle import Bundle
 from headway.launch.joining.ticket import Ticket
+from headway.launch.machines.reach import UnreachableError
 
-START_LIMIT_S = 90.0
 END_LIMIT_S = 30.0
 FENCE_LIMIT_S = 8.0
 AT_ONCE = 32
 """Machines that are asked at the same time."""
 
 
-class HostsEngine:
-    """Node K of the run is the K-th machine of the list. Safe for several threads."""
+class Machines(Protocol):
+    """The machines of one run. Safe for several threads.
 
-    def __init__(self, bundle: Bundle, config: HostsConfig) -> None:
-        self._bundle, self._config, self._reach = bundle, config, Reach(config)
+    Every method may raise ``UnreachableError``: then nothing is known.
+    """
+
+    scratch: str
+    """Folder on each machine's own disk, for logs and keys."""
+
+    def name_of(self, node: int) -> str:
+        """The machine of a node. Raises NodeLost if it has none."""
+
+    def start(self, node: int, ticket: str, *, fence: bool) -> None:
+        """Have the machine join the run unless it has, and keep the node's init running.
+
+        Args:
+            node: number of the node.
+            ticket: for the machine, on standard input.
+            fence: end an executor that hangs.
+
+        Raises:
+            NodeLost: there is no such machine.
+            HeadwayError: it was refused, or did not start.
+        """
+
+    def call(self, node: int, verb: str, ticket: str, *, limit_s: float) -> str:
+        """Run a verb of ``python -m headway.launch.joining`` on the machine; returns its output.
+
+        Raises:
+            HeadwayError: it failed.
+        """
+
+    def cut_off(self, node: int, *, limit_s: float) -> bool:
+        """Whether it is certain that the machine does nothing any more."""
+
+    def release(self) -> None:
+        """Give back what was taken for this run only."""
+
+
+class MachinesEngine:
+    """An ``Engine`` over machines. Safe for several threads."""
+
+    def __init__(self, bundle: Bundle, machines: Machines) -> None:
+        self._bundle, self._machines = bundle, machines
 
     def start_first(self) -> None:
         """Start node 0, which hosts the run's first driver.
@@ -34,22 +71,18 @@ class HostsEngine:
         Raises:
             HeadwayError: it did not start.
         """
-        self._start(0, bundle=self._bundle.to_json())
+        ticket = self._ticket(0, bundle=self._bundle.to_json())
+        self._machines.start(0, ticket, fence=False)
 
     def start_node(self, node: int, *, fence: bool = False) -> None:
         """Have the machine join the run, unless it has, and start its init.
 
         Raises:
-            NodeLost: the list has no such machine.
+            NodeLost: there is no machine for it.
             UnreachableError: nothing is known of it.
             HeadwayError: it was refused, or did not start.
         """
-        self._start(node, *(["--fence"] if fence else []))
-
-    def _start(self, node: int, *words: str, bundle: str = "") -> None:
-        ticket = self._ticket(node, bundle).to_json()
-        name = self.name_of(node)
-        self._reach.python(name, "start", *words, stdin=ticket, limit_s=START_LIMIT_S)
+        self._machines.start(node, self._ticket(node), fence=fence)
 
     def start_all(self, nodes: Iterable[int]) -> None:
         """Start several at once.
@@ -70,8 +103,7 @@ class HostsEngine:
         Raises:
             UnreachableError: nothing is known of it. HeadwayError: a process does not end.
         """
-        ticket = self._ticket(node).to_json()
-        self._reach.python(self.name_of(node), "end", stdin=ticket, limit_s=END_LIMIT_S)
+        self._call(node, "end")
 
     def lose_node(self, node: int) -> None:
         """Give the machine up: end what runs there, or have it cut off.
@@ -82,30 +114,39 @@ class HostsEngine:
         try:
             self.stop_node(node)
         except UnreachableError:
-            if not self._reach.cut_off(self.name_of(node), limit_s=END_LIMIT_S):
+            if not self._machines.cut_off(node, limit_s=END_LIMIT_S):
                 raise
 
     def fence(self, node: int) -> bool:
         """Make sure that no driver acts on the machine; False if that cannot be confirmed."""
-        name, ticket = self.name_of(node), self._ticket(node).to_json()
         with contextlib.suppress(HeadwayError):
-            self._reach.python(name, "fence", stdin=ticket, limit_s=FENCE_LIMIT_S)
+            self._call(node, "fence", limit_s=FENCE_LIMIT_S)
             return True
-        return self._reach.cut_off(name, limit_s=FENCE_LIMIT_S)
+        return self._machines.cut_off(node, limit_s=FENCE_LIMIT_S)
 
     def stop(self) -> None:
-        """End all nodes; a machine that is not reached is left out."""
+        """End all nodes, then give the machines back; one that is not reached is left out."""
 
         def end(node: int) -> None:
             with contextlib.suppress(UnreachableError):
                 self.stop_node(node)
 
-        _each(end, range(self._bundle.nodes))
+        try:
+            _each(end, range(self._bundle.nodes))
+        finally:
+            self._machines.release()
+
+    def release(self) -> None:
+        """The run is over and its nodes have ended: give back what was taken for it.
+
+        Raises:
+            HeadwayError: that failed.
+        """
+        self._machines.release()
 
     def logs(self, node: int) -> str:
         """The ends of the node's logs. Raises HeadwayError."""
-        ticket = self._ticket(node).to_json()
-        return self._reach.python(self.name_of(node), "log", stdin=ticket, limit_s=END_LIMIT_S)
+        return self._call(node, "log")
 
     def fetch_records(self, run: Path) -> list[str]:
         """Copy the nodes' newest logs and records of steps into the run's folder here; returns a
@@ -113,35 +154,33 @@ class HostsEngine:
         troubles: list[str] = []
 
         def fetch(node: int) -> None:
-            ticket, name = self._ticket(node).to_json(), self.name_of(node)
             try:
-                text = self._reach.python(name, "records", stdin=ticket, limit_s=END_LIMIT_S)
+                kept = self._bundle.records_of(node)
+                text = kept.read_text() if kept.exists() else self._call(node, "records")
                 records.unpack(text, run)
-            except HeadwayError as error:
-                troubles.append(f"no records of node {node}: {error.message}")
+            except (HeadwayError, OSError) as error:
+                troubles.append(f"no records of node {node}: {error}")
 
         _each(fetch, range(self._bundle.nodes))
         return sorted(troubles)
 
     def name_of(self, node: int) -> str:
-        """The machine of a node. Raises NodeLost if the list has none."""
-        if not 0 <= node < len(self._config.hosts):
-            raise NodeLost(
-                f"hosts.toml lists {len(self._config.hosts)} machines, none for node {node}",
-                remedy="add machines, or use fewer nodes and spares",
-            )
-        return self._config.hosts[node].name
+        """The machine of a node. Raises NodeLost if it has none."""
+        return self._machines.name_of(node)
 
-    def _ticket(self, node: int, bundle: str = "") -> Ticket:
+    def _call(self, node: int, verb: str, *, limit_s: float = END_LIMIT_S) -> str:
+        return self._machines.call(node, verb, self._ticket(node), limit_s=limit_s)
+
+    def _ticket(self, node: int, bundle: str = "") -> str:
         run = self._bundle
         return Ticket(
             run_id=run.run_id,
             node=node,
             token=tokens.mint(run.secret, run.run_id, node),
             control=str(run.control),
-            scratch=self._config.scratch,
+            scratch=self._machines.scratch,
             bundle=bundle,
-        )
+        ).to_json()
 
 
 def _each(work: Callable[[int], None], nodes: Iterable[int]) -> None:

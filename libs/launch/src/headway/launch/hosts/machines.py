@@ -1,0 +1,76 @@
+"""The listed machines, reached by a command: node K of the run is the K-th of the list."""
+
+from __future__ import annotations
+
+import shlex
+
+from headway.common.errors import HeadwayError
+from headway.launch.engine import NodeLost
+from headway.launch.hosts.config import HostsConfig
+from headway.launch.machines import reach
+from headway.launch.machines.reach import UnreachableError
+
+START_LIMIT_S = 90.0
+SSH_FAILED = 255
+"""Exit code of ssh(1) where it could not connect."""
+
+
+class HostMachines:
+    """Implements ``Machines``. The init that it starts outlives the command."""
+
+    def __init__(self, config: HostsConfig) -> None:
+        self._config, self.scratch = config, config.scratch
+
+    def name_of(self, node: int) -> str:
+        """The machine of a node. Raises NodeLost if the list has none."""
+        if not 0 <= node < len(self._config.hosts):
+            raise NodeLost(
+                f"hosts.toml lists {len(self._config.hosts)} machines, none for node {node}",
+                remedy="add machines, or use fewer nodes and spares",
+            )
+        return self._config.hosts[node].name
+
+    def start(self, node: int, ticket: str, *, fence: bool) -> None:
+        """See ``Machines``."""
+        words = ["start", *(["--fence"] if fence else [])]
+        self._run(node, words, ticket, START_LIMIT_S)
+
+    def call(self, node: int, verb: str, ticket: str, *, limit_s: float) -> str:
+        """See ``Machines``."""
+        return self._run(node, [verb], ticket, limit_s)
+
+    def _run(self, node: int, words: list[str], stdin: str, limit_s: float) -> str:
+        """ssh hands its words to a shell on the machine, so they are quoted."""
+        name = self.name_of(node)
+        command = map(shlex.quote, [self._config.python, *reach.MODULE, *words])
+        asked = [*_named(self._config.reach, name), *command]
+        found = reach.run(asked, name=name, stdin=stdin, limit_s=limit_s)
+        if found.returncode == SSH_FAILED:
+            line = reach.last_line(found.stderr) or "no output"
+            raise UnreachableError(
+                f"{name} cannot be reached: {line}", remedy="see that it is up and lets you in"
+            )
+        if found.returncode:
+            raise reach.refusal(name, found.returncode, found.stderr, found.stdout)
+        return found.stdout
+
+    def cut_off(self, node: int, *, limit_s: float) -> bool:
+        """Whether the fence command confirms that the machine does nothing any more."""
+        return cut_off(self._config.fence, self.name_of(node), limit_s=limit_s)
+
+    def release(self) -> None:
+        """The machines stay as they are."""
+
+
+def cut_off(fence: tuple[str, ...], name: str, *, limit_s: float) -> bool:
+    """Run a fence command, if there is one; its exit code 0 confirms."""
+    if not fence:
+        return False
+    try:
+        return not reach.run(_named(fence, name), name=name, limit_s=limit_s).returncode
+    except HeadwayError:
+        return False
+
+
+def _named(words: tuple[str, ...], name: str) -> list[str]:
+    return [word.replace("{name}", name) for word in words]

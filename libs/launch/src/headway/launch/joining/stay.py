@@ -1,0 +1,194 @@
+"""A node's stay in a run as one process in the foreground, which an engine keeps and ends.
+
+It starts the node's init, apart from itself: signals that an engine sends to all processes below
+this one must not reach the workers. SIGTERM, SIGUSR1 and SIGINT announce that the machine will be
+taken away: the driver is told, and the node has a while to leave the run or the run to stop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+from headway.common.errors import DeadlineError, RemoteError
+from headway.common.log import get_logger
+from headway.common.node.files import make_private_folder, replace_file
+from headway.common.wire.client import Client
+from headway.common.wire.messages.driver import Accepted, Command
+from headway.launch.joining import records
+from headway.launch.joining.bundle import Bundle
+from headway.launch.joining.folder import NodeFolder
+from headway.launch.joining.ticket import Ticket
+from headway.launch.lease import FileLease, Holder
+
+LOOK_S = 0.5
+CALL_S = 2.0
+SPARE_S = 2.0
+"""What is left of the notice is used to end by force what has not ended."""
+TERM_S = 30.0
+"""Between SIGTERM and SIGKILL: Slurm's KillWait and Kubernetes' grace period by default."""
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+log = get_logger("stay")
+
+AtEnd = Literal["drain", "stop"]
+
+
+class Stay:
+    """``run`` returns the exit code.
+
+    Args:
+        folder: of the node.
+        ticket: for the machine.
+        at_end: what to ask of the driver when the machine will be taken away: that this node leaves
+            the run, or, where all nodes end together, that the run stops with a checkpoint.
+        notice_s: time from SIGUSR1 until everything must have ended; ``TERM_S`` from the others.
+        end: ends all processes of the node; returns the exit code.
+        release: gives back what was taken for the run, once it is over.
+    """
+
+    def __init__(
+        self,
+        folder: NodeFolder,
+        ticket: Ticket,
+        *,
+        at_end: AtEnd,
+        notice_s: float,
+        end: Callable[[], int],
+        release: Callable[[Bundle], None],
+    ) -> None:
+        self._folder, self._ticket = folder, ticket
+        self._at_end, self._notice_s = at_end, notice_s
+        self._end, self._release = end, release
+        self._until: float | None = None
+        self._is_told = False
+
+    def run(self) -> int:
+        """Start the node and stay until it has ended."""
+        with _signals() as source:
+            self._start()
+            while self._is_there():
+                if select.select([source], [], [], LOOK_S)[0]:
+                    self._take(source.recv(64))
+                _reap()
+                if self._until is not None:
+                    self._tell()
+                    if time.monotonic() > self._until - SPARE_S:
+                        log.warning("the notice is over; ending the node")
+                        self._end()
+            self._leave()
+        return 0
+
+    def _start(self) -> None:
+        """Start the init, or keep a living one, by a process that ends: so it is not below this
+        one."""
+        words = [sys.executable, "-m", "headway.launch.joining", "start"]
+        started = subprocess.run(words, input=self._ticket.to_json(), text=True)
+        if started.returncode:
+            raise SystemExit(started.returncode)  # it has said why
+
+    def _is_there(self) -> bool:
+        """Whether the node lives; an init that its executor has outlived is replaced."""
+        cluster, node = self._folder.cluster, self._ticket.node
+        init = cluster.init(node)
+        if init is not None and not init.is_doomed():
+            return True
+        if cluster.living(node) is None:
+            return False
+        log.warning("the init of the node has ended; starting it again", node=node)
+        self._start()
+        return True
+
+    # ---- planned ends -------------------------------------------------------------------------
+    def _take(self, numbers: bytes) -> None:
+        for number in numbers:
+            notice_s = self._notice_s if number == signal.SIGUSR1 else TERM_S
+            until = time.monotonic() + notice_s
+            if self._until is None or until < self._until:
+                self._until = until
+                log.warning("the machine will be taken away", in_s=notice_s, asks=self._at_end)
+
+    def _tell(self) -> None:
+        """Ask the driver, again until one has answered."""
+        if self._is_told:
+            return
+        holder = FileLease(self._bundle.control).look().holder
+        if holder is None or not holder.endpoint:
+            return
+        with contextlib.suppress(DeadlineError):
+            try:
+                self._ask(holder, self._at_end)
+            except RemoteError as error:
+                log.warning("the driver refuses", reason=error.message)
+                if self._at_end == "drain":  # so that less is lost when the machine goes
+                    with contextlib.suppress(RemoteError):
+                        self._ask(holder, "checkpoint")
+            self._is_told = True
+
+    def _ask(self, holder: Holder, operation: str) -> None:
+        node = self._ticket.node
+        # All nodes of an allocation ask for the same stop, once under each driver.
+        place = f"-{node}" if operation == "drain" else ""
+        command = Command(
+            id=f"{operation}{place}-under-{holder.epoch}",
+            operation=operation,
+            node=node,
+            duration_s=max(0.0, (self._until or 0.0) - time.monotonic() - 2 * SPARE_S),
+        )
+        keys, server_key = self._folder.cluster.key_of("executor"), holder.server_key.encode()
+        with Client(holder.endpoint, keys=keys, server_key=server_key) as client:
+            client.call(command, Accepted, timeout_s=CALL_S)
+
+    # ---- the end ------------------------------------------------------------------------------
+    def _leave(self) -> None:
+        """Keep the records where they can be reached, remove the rest, and give back what was
+        taken, if this was the node of the run's driver."""
+        bundle = self._bundle
+        holder = FileLease(bundle.control).look().holder
+        if holder is None or not holder.is_over:
+            return
+        [run] = self._folder.path.glob("runs/*")
+        kept = bundle.records_of(self._ticket.node)
+        make_private_folder(kept.parent)
+        replace_file(kept, records.pack(run))
+        shutil.rmtree(self._folder.path, ignore_errors=True)
+        if holder.node == self._ticket.node:
+            self._release(bundle)
+
+    @property
+    def _bundle(self) -> Bundle:
+        [path] = self._folder.path.glob("runs/*/bundle.json")
+        return Bundle.load(path)
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[socket.socket]:
+    """A socket on which the numbers of signals arrive."""
+    source, sink = socket.socketpair()
+    sink.setblocking(False)
+    before = {number: signal.signal(number, lambda *_: None) for number in SIGNALS}
+    wakeup = signal.set_wakeup_fd(sink.fileno(), warn_on_full_buffer=False)
+    try:
+        yield source
+    finally:
+        signal.set_wakeup_fd(wakeup)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        source.close()
+        sink.close()
+
+
+def _reap() -> None:
+    """Collect orphans that have ended: as the first process of a container, this is theirs."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass

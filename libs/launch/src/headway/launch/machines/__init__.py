@@ -1,0 +1,1 @@
+"""What engines for several machines have in common."""

@@ -1,0 +1,1 @@
+"""Nodes as steps of a Slurm job."""

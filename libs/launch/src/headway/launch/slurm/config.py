@@ -1,0 +1,83 @@
+"""``slurm.toml``: how the nodes of a run are taken from Slurm.
+
+shared = "/lustre/me/headway"              # a folder that all machines see, for checkpoints
+python = "/opt/headway/bin/python"         # on each machine, Headway installed
+options = ["--partition=train", "--gpus-per-node=8", "--time=24:00:00"]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from headway.common.config import load
+from headway.common.errors import ConfigError
+
+OURS = ("--nodes", "-N", "--job-name", "-J", "--signal", "--output", "-o", "--parsable", "--wrap")
+"""Options of sbatch that the engine sets itself."""
+
+
+@dataclass(frozen=True)
+class SlurmConfig:
+    """The file ``slurm.toml``."""
+
+    shared: str
+    """A folder that every machine sees at this path, with room for the checkpoints."""
+    python: str = "python3"
+    """Python of the installation, on each machine."""
+    options: tuple[str, ...] = ()
+    """Of sbatch, for the partition, account, time limit and GPUs; ``SBATCH_*`` variables work,
+    too."""
+    scratch: str = "/var/tmp/headway"
+    """Folder on each machine's own disk, for logs and keys."""
+    notice_s: int = 120
+    """So long before the time limit the run stops with a checkpoint. Slurm may come up to a minute
+    early."""
+    fence: tuple[str, ...] = ()
+    """What cuts a machine off that cannot be reached, with ``{name}`` for its name; its exit code
+    0 confirms it."""
+
+    def __post_init__(self) -> None:
+        for key in ("shared", "scratch"):
+            if not Path(getattr(self, key)).is_absolute():
+                raise ConfigError(
+                    f"{key}={getattr(self, key)!r} is not an absolute path",
+                    remedy="write one that starts with /",
+                )
+        for option in self.options:
+            if option.split("=")[0] in OURS or not option.startswith("-"):
+                raise ConfigError(
+                    f"options: {option!r} cannot be used here",
+                    remedy="write options of sbatch as one word each, such as --partition=train, "
+                    f"but none of {', '.join(OURS)}",
+                )
+        if self.notice_s < 1:
+            raise ConfigError(f"notice_s={self.notice_s} is too short", remedy="write 30 or more")
+        if self.fence and not any("{name}" in word for word in self.fence):
+            raise ConfigError(
+                "fence does not say which machine is meant",
+                remedy="write {name} where the machine's name goes in fence",
+            )
+
+    @classmethod
+    def read(cls, path: Path) -> SlurmConfig:
+        """
+        Raises:
+            ConfigError: a key is unknown, missing or wrong. InputError: the file cannot be read.
+        """
+        return load(cls, files=[path])
+
+
+@dataclass(frozen=True)
+class SlurmRun(SlurmConfig):
+    """The same with what Slurm has given to one run."""
+
+    job: str = ""
+    """Number of the allocation."""
+    hosts: tuple[str, ...] = ()
+    """Its machines; node K begins on the K-th."""
+
+    @classmethod
+    def of(cls, config: SlurmConfig, job: str, hosts: tuple[str, ...]) -> SlurmRun:
+        known = {one.name: getattr(config, one.name) for one in fields(SlurmConfig)}
+        return cls(**known, job=job, hosts=hosts)

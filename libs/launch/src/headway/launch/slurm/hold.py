@@ -1,0 +1,36 @@
+"""``python -m headway.launch.slurm.hold CONTROL``: the batch script of a run's job.
+
+The nodes are steps beside it. It only keeps the job, and ends it when no driver has led the run for
+long: what a console that was killed, or a run that failed as a whole, would leave to be paid for.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from pathlib import Path
+
+from headway.launch.lease import FileLease, LeaseWatch
+
+NO_DRIVER_S = 600.0
+LOOK_S = 5.0
+
+
+def main() -> int:
+    """Returns the exit code."""
+    hold(FileLease(Path(sys.argv[1])), NO_DRIVER_S, LOOK_S)
+    return 0
+
+
+def hold(lease: FileLease, no_driver_s: float, look_s: float) -> None:
+    """Return once the lease has not changed for ``no_driver_s``."""
+    for number in (signal.SIGTERM, signal.SIGUSR1):  # the nodes decide what follows from these
+        signal.signal(number, signal.SIG_IGN)
+    watch = LeaseWatch(longest_gap_s=2 * look_s)
+    while watch.see(lease.look(), time.monotonic()) < no_driver_s:
+        time.sleep(look_s)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,228 @@
+"""The machines of an allocation, and of further jobs of one machine each.
+
+Node K begins on the K-th machine of the allocation. When that machine has left it, a job for this
+node alone takes another one. Which machine a node has is asked of Slurm, so every driver knows it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import shlex
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from headway.common.errors import HeadwayError
+from headway.launch.engine import NodeLost
+from headway.launch.hosts.machines import cut_off
+from headway.launch.machines import reach
+from headway.launch.machines.reach import UnreachableError
+from headway.launch.slurm import commands, step
+from headway.launch.slurm.config import SlurmConfig, SlurmRun
+
+START_LIMIT_S = 90.0
+LOOK_S = 1.0
+"""How long an answer of Slurm is used: many nodes start at once."""
+POLL_S = 2.0
+_LIVING = ("RUNNING", "PENDING", "CONFIGURING")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a node is, or can be."""
+
+    job: str
+    host: str
+    step: str = ""
+    """Number of the step that keeps it; empty: there is none."""
+
+
+class SlurmMachines:
+    """Implements ``Machines``."""
+
+    def __init__(self, run_id: str, control: str, config: SlurmRun) -> None:
+        self._run_id, self._control, self._config = run_id, control, config
+        self.scratch = config.scratch
+        self._lock = threading.Lock()
+        self._jobs: list[commands.Job] = []
+        self._steps: dict[str, dict[str, commands.Step]] = {}
+        self._hosts: dict[str, tuple[str, ...]] = {}
+        self._looked_s = float("-inf")
+
+    # ---- which machine ------------------------------------------------------------------------
+    def name_of(self, node: int) -> str:
+        """The machine that the node began on. Raises NodeLost if it has none."""
+        if not 0 <= node < len(self._config.hosts):
+            raise NodeLost(
+                f"the allocation has {len(self._config.hosts)} machines, none for node {node}",
+                remedy="use fewer nodes and spares",
+            )
+        return self._config.hosts[node]
+
+    def _place(self, node: int) -> Place | None:
+        """None while the node has no machine."""
+        with self._lock:
+            if time.monotonic() - self._looked_s > LOOK_S:
+                self._look()
+            found = [job for job in self._jobs if job.state == "RUNNING"]
+            for job in sorted(found, key=lambda job: job.name != self._job_name(node)):
+                hosts = self._hosts[job.id]
+                host = hosts[0] if job.name == self._job_name(node) else self.name_of(node)
+                if job.name in (self._job_name(node), self._job_name()) and host in hosts:
+                    kept = self._steps[job.id].get(f"n{node}")
+                    return Place(job.id, host, kept.id if kept is not None else "")
+            return None
+
+    def _look(self) -> None:
+        names = [self._job_name(), *map(self._job_name, range(len(self._config.hosts)))]
+        self._jobs = commands.jobs(names)
+        running = [job for job in self._jobs if job.state == "RUNNING"]
+        self._steps = {job.id: commands.steps(job.id) for job in running}
+        self._hosts = {job.id: commands.hosts_of(job.nodes) for job in running}
+        self._looked_s = time.monotonic()
+
+    def _forget(self) -> None:
+        with self._lock:
+            self._looked_s = float("-inf")
+
+    def _job_name(self, node: int | None = None) -> str:
+        return job_name(self._run_id, node)
+
+    # ---- Machines -----------------------------------------------------------------------------
+    def start(self, node: int, ticket: str, *, fence: bool) -> None:
+        """See ``Machines``. A step keeps the node; without a machine a job for one is queued."""
+        place = self._place(node)
+        if place is None:
+            raise self._waiting(node)
+        if place.step and fence:
+            self._run(place, node, ["start", "--fence"], ticket, START_LIMIT_S)
+        elif not place.step:
+            self._forget()
+            python = [self._config.python, *reach.MODULE]
+            at_end = "stop" if place.job == self._config.job else "drain"
+            words = [*python, "init", "--at-end", at_end]
+            started = [*step.on(place.job, place.host, f"n{node}"), *words]
+            step.start(started, name=place.host, stdin=ticket, limit_s=START_LIMIT_S)
+
+    def _waiting(self, node: int) -> HeadwayError:
+        """Why a node without a machine has none; queues a job for one."""
+        name = self._job_name(node)
+        waiting = [job for job in self._jobs if job.name == name and job.state in _LIVING]
+        if not waiting:
+            number = submit(self._config, name, 1, self._control)
+            self._forget()
+            return UnreachableError(f"node {node} waits for a machine: job {number} is queued")
+        [job, *_] = waiting
+        return UnreachableError(f"node {node} waits for a machine: job {job.id}, {job.reason}")
+
+    def call(self, node: int, verb: str, ticket: str, *, limit_s: float) -> str:
+        """See ``Machines``."""
+        place = self._place(node)
+        if place is None:
+            raise UnreachableError(f"Slurm has no machine for node {node}")
+        return self._run(place, node, [verb], ticket, limit_s)
+
+    def _run(self, place: Place, node: int, words: list[str], stdin: str, limit_s: float) -> str:
+        """Beside the step that keeps the node."""
+        asked = [self._config.python, *reach.MODULE, *words]
+        started = [*step.on(place.job, place.host, f"n{node}-{words[0]}"), *asked]
+        env = commands.environment("srun")
+        found = reach.run(started, name=place.host, stdin=stdin, limit_s=limit_s, env=env)
+        if found.returncode:
+            raise step.refusal(place.host, found.returncode, found.stderr)
+        return found.stdout
+
+    def cut_off(self, node: int, *, limit_s: float) -> bool:
+        """See ``Machines``: by the fence command alone, since Slurm cannot tell.
+
+        The step is cancelled in any case, so that Slurm ends it once it reaches the machine again.
+        """
+        place = self._place(node)
+        if place is not None and place.step:
+            commands.cancel(place.step, with_kill=True)
+        name = place.host if place is not None else self.name_of(node)
+        return cut_off(self._config.fence, name, limit_s=limit_s)
+
+    def release(self) -> None:
+        """End every job of the run, queued ones too."""
+        self._forget()
+        with self._lock:
+            self._look()
+        for job in self._jobs:
+            commands.cancel(job.id)
+
+
+# ---- an allocation for a new run ---------------------------------------------------------------
+def job_name(run_id: str, node: int | None = None) -> str:
+    """Of the allocation, or of the further job for one node."""
+    return f"headway-{run_id}" + ("" if node is None else f"-n{node}")
+
+
+def submit(config: SlurmConfig, name: str, nodes: int, control: str) -> str:
+    """Queue a job whose batch script ends it when no driver leads the run; returns its number."""
+    keeps = ["--no-kill"] if nodes > 1 else []  # a job of one machine ends with it
+    options = [*keeps, f"--signal=USR1@{config.notice_s}", *config.options]
+    script = [config.python, "-m", "headway.launch.slurm.hold", control]
+    return commands.submit(name, nodes, options, [shlex.quote(word) for word in script])
+
+
+def allocate(
+    config: SlurmConfig, run_id: str, control: str, nodes: int, report: Callable[[str], None]
+) -> SlurmRun:
+    """Queue the allocation of a run and wait until it runs.
+
+    Raises:
+        HeadwayError: Slurm refuses it, or it ended before it ran; nothing stays queued.
+    """
+    name = job_name(run_id)
+    number = submit(config, name, nodes, control)
+    said = ""
+    try:
+        while True:
+            found = [job for job in _jobs_while_down(name) if job.id == number]
+            if not found:
+                raise HeadwayError(
+                    f"Slurm's job {number} ended before it ran",
+                    remedy=f"see `sacct -j {number}` or `scontrol show job {number}`",
+                )
+            [job] = found
+            if job.state == "RUNNING":
+                return SlurmRun.of(config, number, commands.hosts_of(job.nodes))
+            if job.reason != said and job.reason not in ("None", ""):
+                said = job.reason
+                report(f"waiting for Slurm's job {number} ({nodes} machines): {said}")
+            time.sleep(POLL_S if said else POLL_S / 10)
+    except BaseException:  # Ctrl-C too
+        commands.cancel(number)
+        raise
+
+
+def network_of(hosts: Sequence[str]) -> str:
+    """The smallest network, of at least 256 addresses, with every machine as Slurm reaches it.
+
+    Raises:
+        HeadwayError: a machine's name is unknown here.
+    """
+    numbers = []
+    for address in commands.addresses_of(hosts):
+        try:
+            numbers.append(int(ipaddress.IPv4Address(socket.gethostbyname(address))))
+        except OSError as error:
+            raise HeadwayError(
+                f"the address of {address} is unknown here: {error.strerror}",
+                remedy='name the network, such as launch.interface="10.0.0.0/16"',
+            ) from error
+    differing = max(one ^ numbers[0] for one in numbers).bit_length()
+    prefix = 32 - max(differing, 8)
+    return str(ipaddress.IPv4Network((numbers[0], prefix), strict=False))
+
+
+def _jobs_while_down(name: str) -> list[commands.Job]:
+    """The jobs of that name, asked again while the controller is away."""
+    while True:
+        try:
+            return commands.jobs([name])
+        except UnreachableError:
+            time.sleep(POLL_S)

@@ -1,0 +1,105 @@
+"""Starts what is to live as long as a machine is a node: a step that outlives its srun.
+
+A step normally ends with the srun that started it, by the shepherd that srun forks. Both are killed
+together once the node is up, so that it depends on no other machine. Slurm keeps the step then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+
+from headway.common.errors import DeadlineError, HeadwayError
+from headway.launch.machines import reach
+from headway.launch.machines.reach import UnreachableError
+from headway.launch.slurm import commands
+
+LOOK_S = 0.5
+
+
+def on(job: str, host: str, name: str) -> list[str]:
+    """The words of srun for one task on one machine of a job, beside what runs there already."""
+    return [
+        "srun", f"--jobid={job}", "--overlap", "--no-kill", "--quiet", "--nodes=1", "--ntasks=1",
+        f"--nodelist={host}", "--mem=0", "--cpu-bind=none", f"--job-name={name}",
+    ]  # fmt: skip
+
+
+def start(words: Sequence[str], *, name: str, stdin: str, limit_s: float) -> str:
+    """Start a step and return its first line of output; it goes on without this process.
+
+    Args:
+        words: srun and what it runs.
+        name: of the machine, for messages.
+        stdin: what it reads.
+        limit_s: until its first line.
+
+    Raises:
+        UnreachableError: no line comes in time, or the machine or Slurm does not answer.
+        HeadwayError: it ended, as its last line says.
+        DeadlineError: Slurm is not installed here.
+    """
+    try:
+        srun = subprocess.Popen(
+            words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=commands.environment("srun"),
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise DeadlineError(
+            f"srun cannot be run: {error.strerror}", remedy="install Slurm's client commands"
+        ) from error
+    try:
+        line = _first_line(srun, stdin.encode(), limit_s)
+        if line:
+            return line
+        if srun.poll() is None:
+            raise UnreachableError(
+                f"{name} did not answer within {limit_s:.0f} s", remedy="see `squeue --steps`"
+            )
+        _, stderr = srun.communicate()
+        raise refusal(name, srun.returncode, stderr.decode(errors="replace"))
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(srun.pid, signal.SIGKILL)  # srun and its shepherd: neither tells the step
+        srun.wait()
+        for pipe in (srun.stdin, srun.stdout, srun.stderr):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+
+def _first_line(srun: subprocess.Popen[bytes], stdin: bytes, limit_s: float) -> str:
+    """Empty once it has ended or the time is over."""
+    assert srun.stdin is not None and srun.stdout is not None
+    with contextlib.suppress(OSError):  # it has ended: its own words say why
+        srun.stdin.write(stdin)
+        srun.stdin.close()
+    deadline, found = time.monotonic() + limit_s, b""
+    while time.monotonic() < deadline and not found.endswith(b"\n"):
+        if select.select([srun.stdout], [], [], LOOK_S)[0]:
+            piece = os.read(srun.stdout.fileno(), 4096)
+            if not piece:
+                srun.wait(max(0.1, deadline - time.monotonic()))
+                return ""
+            found += piece
+    return found.decode(errors="replace").strip()
+
+
+def refusal(name: str, code: int, stderr: str) -> HeadwayError:
+    """Why a step did not start: Slurm has no answer, the machine does not answer, or it refuses."""
+    ours = [line for line in stderr.splitlines() if line.startswith("error: ")]
+    if ours:
+        return reach.refusal(name, code, ours[-1])
+    if "ommunication" in stderr or "not responding" in stderr:
+        first = stderr.strip().splitlines()[0]
+        return UnreachableError(f"{name} cannot be reached: {first}", remedy="see `sinfo -R`")
+    return commands.trouble("srun", stderr)
