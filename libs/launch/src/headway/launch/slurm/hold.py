@@ -1,7 +1,8 @@
 """``python -m headway.launch.slurm.hold CONTROL``: the batch script of a run's job.
 
-The nodes are steps beside it. It only keeps the job, and ends it when no driver has led the run for
-long: what a console that was killed, or a run that failed as a whole, would leave to be paid for.
+The nodes are steps beside it. It only keeps the job, and ends it when the run is over, or when no
+driver has led it for long: what a console that was killed, or a run that failed as a whole, would
+leave to be paid for.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from pathlib import Path
 from headway.launch.lease import FileLease, LeaseWatch
 
 NO_DRIVER_S = 600.0
+OVER_S = 10.0
+"""Nodes that are ending have so long once the run is over."""
 LOOK_S = 5.0
 
 
@@ -24,11 +27,14 @@ def main() -> int:
 
 
 def hold(lease: FileLease, no_driver_s: float, look_s: float) -> None:
-    """Return once the lease has not changed for ``no_driver_s``."""
+    """Return once the run is over, or its lease has not changed for ``no_driver_s``."""
     for number in (signal.SIGTERM, signal.SIGUSR1):  # the nodes decide what follows from these
         signal.signal(number, signal.SIG_IGN)
     watch = LeaseWatch(longest_gap_s=2 * look_s)
-    while watch.see(lease.look(), time.monotonic()) < no_driver_s:
+    while watch.see(view := lease.look(), time.monotonic()) < no_driver_s:
+        if view.holder is not None and view.holder.is_over:
+            time.sleep(OVER_S)
+            return
         time.sleep(look_s)
 
 

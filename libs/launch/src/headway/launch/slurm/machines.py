@@ -23,6 +23,8 @@ from headway.launch.slurm import commands, step
 from headway.launch.slurm.config import SlurmConfig, SlurmRun
 
 START_LIMIT_S = 90.0
+FENCE_LIMIT_S = 4.0
+"""For a node that runs already. Slurm itself waits 12 s for a machine that has no power."""
 LOOK_S = 1.0
 """How long an answer of Slurm is used: many nodes start at once."""
 POLL_S = 2.0
@@ -97,7 +99,7 @@ class SlurmMachines:
         if place is None:
             raise self._waiting(node)
         if place.step and fence:
-            self._run(place, node, ["start", "--fence"], ticket, START_LIMIT_S)
+            self._run(place, node, ["start", "--fence"], ticket, FENCE_LIMIT_S)
         elif not place.step:
             self._forget()
             python = [self._config.python, *reach.MODULE]

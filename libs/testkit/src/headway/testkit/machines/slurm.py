@@ -107,6 +107,15 @@ class Slurm:
         words = ["srun", "--quiet", "--immediate=5", "-N", count, "true"]
         return self.head.run(words, check=False).returncode == 0
 
+    def queue(self) -> list[str]:
+        """Name and machines of each job that waits or runs."""
+        return self.head.run(["squeue", "--noheader", "--format=%j %N"]).stdout.splitlines()
+
+    def wait_for_empty_queue(self, limit_s: float) -> None:
+        """Raises HeadwayError if jobs are left."""
+        if not wait_until(lambda: not self.queue(), limit_s, every_s=0.1):
+            raise HeadwayError(f"jobs are left: {self.queue()}")
+
     # ---- the controller -----------------------------------------------------------------------
     def stop_controller(self) -> None:
         """End slurmctld, as for maintenance; returns once it has ended."""

@@ -21,9 +21,11 @@ def begin(
     journal: Journal,
     *,
     is_joined: bool = False,
+    former: int = -1,
+    former_silent_s: float = 0.0,
 ) -> Start:
     """The start of the driver with number ``epoch``, on a cluster of ``nodes`` nodes, which join
-    it one by one if ``is_joined``."""
+    it one by one if ``is_joined``; ``former`` as in ``Start``."""
     placement = Placement(config.parallel.grid, config.launch.ranks_per_node)
     planned = {rank: placement.node_of(rank) for rank in range(config.parallel.world_size)}
     generation, rank_nodes = journal.last_generation() or (-1, planned)
@@ -39,6 +41,8 @@ def begin(
         epoch=epoch,
         grace_s=JOIN_GRACE_S if is_joined and generation < 0 else 0.0,
         memory=journal.memory(),
+        former=former,
+        former_silent_s=former_silent_s,
     )
 
 

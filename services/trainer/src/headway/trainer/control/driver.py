@@ -111,7 +111,15 @@ class Driver:
         self._copies = Checkpoints(checkpoints, world, self._background, self.handle)
         is_shared = self.run_dir.bundle.exists()
         journal = Journal(self.run_dir.database, epoch=epoch, is_shared=is_shared)
-        start = begin(self.config, self._run_id, cluster.nodes, epoch, journal, is_joined=is_shared)
+        start = begin(
+            self.config,
+            self._run_id,
+            cluster.nodes,
+            epoch,
+            journal,
+            is_joined=is_shared,
+            **self._leadership.silence(self.config.recovery.driver_silent_s),
+        )
         self._outcome, skipped = journal.fact("outcome", ""), journal.skipped()
         members = members_of(journal)
         self._metrics = RunMetrics(self.run_dir, self.config.launch, node, journal.event_names())

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from headway.common.errors import HeadwayError
 from headway.common.log import get_logger
+from headway.common.node.process import ProcessId
 from headway.launch.engine import Engine
 from headway.launch.lease import FileLease, Holder, SupersededError, Tenure
 from headway.trainer.control.background import Background
@@ -22,7 +24,7 @@ log = get_logger("driver")
 
 
 class Leadership:
-    """Made before the driver acts: when it returns, no former driver can.
+    """Made before the driver acts: when it returns, no former driver is obeyed.
 
     Args:
         folder: of the lease.
@@ -39,6 +41,8 @@ class Leadership:
     """Keeps what happened in the journal; set before ``begin``."""
     stop: Callable[[], None]
     """Ends the driver."""
+    former: Holder | None = None
+    """The driver before, if it did not leave by itself."""
 
     def __init__(self, folder: Path, epoch: int, engine: Engine, background: Background) -> None:
         self._lease = FileLease(folder, self._fence_elsewhere)
@@ -55,19 +59,34 @@ class Leadership:
                 remedy="nothing to do: the newer driver leads the run",
             )
         former = view.holder
-        if former is not None and not former.has_resigned and not self._lease.fence(former):
+        if former is None or former.has_resigned:
+            return
+        self.former = former
+        if not self._lease.fence(former):
             raise HeadwayError(
                 f"the former driver {former.pid} cannot be ended",
                 remedy="end it by hand; until then no other driver may act",
             )
 
     def _fence_elsewhere(self, former: Holder) -> bool:
-        """A former driver on another machine. One that cannot be ended is no danger: executors,
-        journal and checkpoints refuse what an older epoch wants, and its lease is over."""
-        if not self._engine.fence(former.node):
-            fields = {"former_node": former.node, "former_epoch": former.epoch}
-            log.warning("the former driver may still run; its orders are refused", **fields)
+        """A former driver on another machine. It is no danger until it is ended, which may take
+        long: executors, journal and checkpoints refuse what an older epoch wants."""
+
+        def then(is_sure: bool | None, _error: Exception | None) -> None:
+            if not is_sure:
+                fields = {"former_node": former.node, "former_epoch": former.epoch}
+                log.warning("the former driver may still run; its orders are refused", **fields)
+
+        work = partial(self._engine.fence, former.node)
+        self._background.start("end of the former driver", work, then)
         return True
+
+    def silence(self, driver_silent_s: float) -> dict[str, Any]:
+        """Which node fell silent with the driver before, and how long ago, as in ``Start``."""
+        if self.former is None or self.former.is_here:
+            return {}
+        silent_s = driver_silent_s + ProcessId.current().age_s()
+        return {"former": self.former.node, "former_silent_s": silent_s}
 
     def begin(self, me: Holder) -> None:
         """Publish where this driver listens. Raises as ``Lease.publish``."""

@@ -96,6 +96,8 @@ class Core:
         self._sent: dict[Key, float] = {}
         for node in self.fleet.nodes.values():  # executors need that long to find a new driver
             node.beat_at = limits.driver_silent_s + start.grace_s
+        if former := self.fleet.nodes.get(start.former):  # it is gone with its driver, probably
+            self.fleet.set_silent(former, start.former_silent_s)
         self._recall(memory)
 
     def _recall(self, memory: Memory) -> None:
@@ -351,13 +353,17 @@ class Core:
         silent.
         """
         now, limit_s = self.clock.now, self.limits.node_lost_s
-        if not node.ranks or node.status == "lost" or now - node.beat_at < limit_s:
+        silent_s = now - node.beat_at + node.silent_before_s
+        if not node.ranks or node.status == "lost" or silent_s < limit_s:
             return False
         if self.phase == "running" and now - self.progress_at < limit_s:
             return False
         tried_at = self.effects.tried_at(RestartNode, node.number)
-        is_tried = tried_at is not None and now - tried_at >= self.limits.node_silent_s
-        return is_tried and self.fleet.spare_for(node.number) is not None
+        if tried_at is None or self.fleet.spare_for(node.number) is None:
+            return False
+        # one that was started anew reports within that time
+        is_in_vain = bool(self.effects.error(RestartNode, node.number))
+        return is_in_vain or now - tried_at >= self.limits.node_silent_s
 
     def lost_carriers(self) -> list[int]:
         """Numbers of the lost nodes that carry ranks, sorted."""

@@ -264,6 +264,10 @@ class Start:
     memory: Memory = field(default_factory=Memory)
     grace_s: float = 0.0
     """How much longer than usual nodes may take until their first beat."""
+    former: int = -1
+    """Node of the driver before, which fell silent with it; -1 if that runs on."""
+    former_silent_s: float = 0.0
+    """How long ago that was, at least."""
 
 
 Action = (

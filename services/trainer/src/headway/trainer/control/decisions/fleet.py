@@ -33,6 +33,8 @@ class Node:
     """The engine has taken the machine of an evicted node away;
     what reports from now on was started anew."""
     beat_at: float = 0.0
+    silent_before_s: float = 0.0
+    """How long it had been silent when this driver began; 0 from its first beat on."""
     is_missed: bool = False
     """Its silence has been logged."""
     process: tuple[int, int] = (-1, -1)
@@ -147,6 +149,11 @@ class Fleet:
                 return
             yield node
 
+    def set_silent(self, node: Node, before_s: float) -> None:
+        """It had been silent for so long when this driver began: the longest of all."""
+        node.beat_at, node.silent_before_s = 0.0, before_s
+        self._by_silence = {node.number: None, **self._by_silence}
+
     # ---- beats ----------------------------------------------------------------------------------
     def receive(self, beat: NodeBeat, now: float) -> Received | None:
         """Take in a beat; None when it is not from a node of the run,
@@ -159,7 +166,7 @@ class Fleet:
             if beat.incarnation < node.process[0] and node.status in ("active", "spare"):
                 return None
             node.process, node.version = process, -1
-        node.beat_at = now
+        node.beat_at, node.silent_before_s = now, 0.0
         del self._by_silence[node.number]
         self._by_silence[node.number] = None
         received = Received(node, [], was_silent=node.is_missed)

@@ -1,0 +1,137 @@
+"""A real Slurm on five machines: runs on it, what it loses, and what it is told to end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from headway.testkit.bed.node import Node
+from headway.testkit.machines import Machines
+from headway.testkit.machines.slurm import Slurm
+
+TINY = Path(__file__).resolve().parents[2] / "examples" / "tiny.toml"
+MODEL = (
+    "model.layers=2", "model.hidden=64", "model.heads=4", "model.seq_len=64",
+    "train.eval_batches=1", "train.eval_every=0", "train.sample_tokens=0", "train.dtype=fp32",
+    "parallel.pp=1", "parallel.dp=2", "parallel.tp=1", "train.global_batch_size=4",
+    "ckpt.durable_every=5", "train.steps=100000",
+)  # fmt: skip
+LIMIT_S = 150.0
+DAEMONS = ("slurmd", "slurmctld", "munged", "slurmstepd")
+
+
+@pytest.fixture(scope="module")
+def machines(
+    tmp_path_factory: pytest.TempPathFactory, corpus: Path, cache: Path
+) -> Iterator[Machines]:
+    if reason := Machines.missing() or Slurm.missing():
+        pytest.skip(f"no machines with Slurm here: {reason}")
+    folder = tmp_path_factory.mktemp("machines")
+    visible = [corpus, cache, TINY.parent]
+    with Machines(folder, count=5, visible=visible, way="slurm") as found:
+        found.env["HEADWAY_CACHE"] = str(cache)
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(machines: Machines) -> Iterator[None]:
+    """After each test, however it ends: no job, process or shared memory."""
+    yield
+    slurm = machines.slurm
+    assert slurm is not None
+    slurm.wait_for_empty_queue(20.0)
+    deadline = time.monotonic() + 20.0
+    while left := [line for node in machines.bed.nodes if node.is_up for line in _ours(node)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.3)
+
+
+def _ours(node: Node) -> list[str]:
+    """Processes and shared memory of runs on the node."""
+    found = []
+    for one in node.processes():
+        try:
+            words = Path(f"/proc/{one.pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        line = b" ".join(words[:5]).decode()
+        if words[0] and not line.startswith(DAEMONS):
+            found.append(line)
+    shm = node.run(["find", "/dev/shm", "/var/tmp/headway", "-type", "f"], check=False)
+    return [f"{node.name}: {line}" for line in [*found, *shm.stdout.split()]]
+
+
+def _until(machines: Machines, name: str, condition: Any, what: str) -> dict[str, Any]:
+    deadline = time.monotonic() + LIMIT_S
+    while True:
+        found = machines.status(name).get("status") or {"ranks": [], "nodes": {}}
+        if condition(found):
+            return found
+        assert time.monotonic() < deadline, f"{what}: {found}"
+        time.sleep(0.2)
+
+
+def _is_stepping(status: dict[str, Any], beyond: int) -> bool:
+    steps = [rank["step"] for rank in status["ranks"] if rank["status"] == "running"]
+    return len(steps) == 2 and min(steps) > beyond
+
+
+def _start(machines: Machines, name: str, corpus: Path, *settings: str) -> dict[str, Any]:
+    machines.run(TINY, name, *MODEL, f"data.path={corpus}", *settings, count=3)
+    return _until(machines, name, lambda s: _is_stepping(s, 6), "the run does not step")
+
+
+def _steps_again(machines: Machines, name: str, before: dict[str, Any]) -> dict[str, Any]:
+    return _until(
+        machines,
+        name,
+        lambda s: s.get("generation", 0) > before["generation"] and _is_stepping(s, 0),
+        "no recovery",
+    )
+
+
+@pytest.mark.timeout(300)
+def test_a_run_trains_on_steps_and_gives_the_machines_back(
+    machines: Machines, corpus: Path
+) -> None:
+    words = [word for one in (*MODEL, f"data.path={corpus}") for word in ("--set", one)]
+    done = machines.headway(
+        "run", TINY, "--name", "a", "--engine", "slurm", *words, "--set", "train.steps=20",
+        "--set", "launch.nodes=2", "--set", "launch.ranks_per_node=1",
+    )  # fmt: skip
+    assert "step 20" in done.stdout, done.stdout
+
+
+@pytest.mark.timeout(600)
+def test_nodes_that_die_are_replaced_by_a_spare_and_then_by_further_jobs(
+    machines: Machines, corpus: Path
+) -> None:
+    before = _start(machines, "b", corpus)
+    machines.bed.node(1).kill()
+    t = time.monotonic()
+    before = _steps_again(machines, "b", before)
+    print("steps again", time.monotonic() - t)
+    assert machines.slurm is not None
+    _until(machines, "b", lambda s: s["nodes"].get("1") == "spare", "no further job joins")
+    print("spare again", time.monotonic() - t)
+    assert any(job.split()[0].endswith("-n1") for job in machines.slurm.queue())
+    machines.bed.node(0).kill()
+    t = time.monotonic()
+    before = _steps_again(machines, "b", before)
+    print("steps again", time.monotonic() - t)
+    machines.headway("stop", "b")
+    machines.boot(0), machines.boot(1)
+
+
+@pytest.mark.timeout(600)
+def test_a_cancelled_job_stops_with_a_checkpoint(machines: Machines, corpus: Path) -> None:
+    before = _start(machines, "c", corpus)
+    assert machines.slurm is not None
+    [job] = machines.slurm.queue()
+    machines.head.run(["scancel", f"--name={job.split()[0]}"])
+    machines.slurm.wait_for_empty_queue(30.0)
+    status = machines.status("c")
+    assert status["outcome"] == "stopped", status
