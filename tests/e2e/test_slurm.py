@@ -20,7 +20,7 @@ MODEL = (
     "ckpt.durable_every=5", "train.steps=100000",
 )  # fmt: skip
 LIMIT_S = 150.0
-DAEMONS = ("slurmd", "slurmctld", "munged", "slurmstepd")
+DAEMONS = ("slurmd", "slurmctld", "munged", "slurmstepd", ": slurmscriptd")
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def nothing_left(machines: Machines) -> Iterator[None]:
     yield
     slurm = machines.slurm
     assert slurm is not None
-    slurm.wait_for_empty_queue(20.0)
+    slurm.wait_for_empty_queue(90.0)  # a job waits for a machine that had no power, until it is back
     deadline = time.monotonic() + 20.0
     while left := [line for node in machines.bed.nodes if node.is_up for line in _ours(node)]:
         assert time.monotonic() < deadline, left
@@ -57,7 +57,7 @@ def _ours(node: Node) -> list[str]:
             words = Path(f"/proc/{one.pid}/cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        line = b" ".join(words[:5]).decode()
+        line = b" ".join(words[:5]).decode().strip()
         if words[0] and not line.startswith(DAEMONS):
             found.append(line)
     shm = node.run(["find", "/dev/shm", "/var/tmp/headway", "-type", "f"], check=False)
@@ -113,25 +113,22 @@ def test_nodes_that_die_are_replaced_by_a_spare_and_then_by_further_jobs(
     machines.bed.node(1).kill()
     t = time.monotonic()
     before = _steps_again(machines, "b", before)
-    print("steps again", time.monotonic() - t)
     assert machines.slurm is not None
     _until(machines, "b", lambda s: s["nodes"].get("1") == "spare", "no further job joins")
-    print("spare again", time.monotonic() - t)
     assert any(job.split()[0].endswith("-n1") for job in machines.slurm.queue())
     machines.bed.node(0).kill()
     t = time.monotonic()
     before = _steps_again(machines, "b", before)
-    print("steps again", time.monotonic() - t)
     machines.headway("stop", "b")
     machines.boot(0), machines.boot(1)
 
 
 @pytest.mark.timeout(600)
 def test_a_cancelled_job_stops_with_a_checkpoint(machines: Machines, corpus: Path) -> None:
-    before = _start(machines, "c", corpus)
+    _start(machines, "c", corpus)
     assert machines.slurm is not None
     [job] = machines.slurm.queue()
     machines.head.run(["scancel", f"--name={job.split()[0]}"])
     machines.slurm.wait_for_empty_queue(30.0)
     status = machines.status("c")
-    assert status["outcome"] == "stopped", status
+    assert status["phase"] == "stopped", status

@@ -111,6 +111,14 @@ class Slurm:
         """Name and machines of each job that waits or runs."""
         return self.head.run(["squeue", "--noheader", "--format=%j %N"]).stdout.splitlines()
 
+    def machine_of(self, node: int) -> Node:
+        """The machine whose step keeps a node of the run: not always the one of that number."""
+        words = ["squeue", "--steps", "--noheader", "--format=%j %N"]
+        rows = [line.split() for line in self.head.run(words).stdout.splitlines()]
+        names = [host for name, host in rows if name == f"n{node}"]
+        # a dead step may be shown, too
+        return next(one for one in self._nodes if one.name in names and one.is_up)
+
     def wait_for_empty_queue(self, limit_s: float) -> None:
         """Raises HeadwayError if jobs are left."""
         if not wait_until(lambda: not self.queue(), limit_s, every_s=0.1):

@@ -1,0 +1,241 @@
+"""Runs on a real Slurm: ``python -m benchmarks.slurm [--out FILE]``.
+
+A controller and five slurmd on machines of this host (namespaces, see
+``headway.testkit.machines.slurm``). A run takes three of them: two train, one is a spare. Each case
+starts from a run that steps; times are from the fault to the first step of all ranks afterwards,
+as the run's journal has it. At the end the run is started and stopped ten times, after which no
+job, process or shared memory may be left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import sqlite3
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from headway.testkit.bed.node import Node
+from headway.testkit.machines import Machines
+from headway.testkit.machines.slurm import Slurm
+
+SETTINGS = (
+    "model.layers=2", "model.hidden=64", "model.heads=4", "model.seq_len=64",
+    "train.eval_every=0", "train.sample_tokens=0", "train.dtype=fp32", "train.steps=1000000",
+    "train.global_batch_size=4", "parallel.pp=1", "parallel.dp=2", "ckpt.durable_every=5",
+)  # fmt: skip
+CONFIG = Path(__file__).resolve().parents[1] / "examples" / "tiny.toml"
+LIMIT_S = 180.0
+AWAY_S = 60.0
+"""How long the controller is stopped."""
+TEARDOWNS = 10
+
+
+class Cases:
+    """Each method is one case on a run that steps, and returns what it measured."""
+
+    def __init__(self, machines: Machines, slurm: Slurm, settings: Sequence[str]) -> None:
+        self.machines, self.slurm, self._settings = machines, slurm, settings
+        self.name = ""
+
+    def all(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Name and result of each case, in order."""
+        self._begin("faults")
+        yield "power off a machine that trains", self._power_off(1)
+        yield "power off the driver's machine", self._power_off(self._leader())
+        yield "reboot of a machine before Slurm notices", self._reboot()
+        yield f"no controller for {AWAY_S:.0f} s", self._no_controller()
+        yield "spares used up: a further job joins", self._further_jobs()
+        self._end("faults")
+        yield "the time limit is near", self._time_limit()
+        yield "scancel", self._cancel()
+        yield f"{TEARDOWNS} starts and stops", self._teardowns()
+
+    # ---- cases --------------------------------------------------------------------------------
+    def _power_off(self, node: int) -> dict[str, Any]:
+        machine = self.slurm.machine_of(node)
+        found = self._measured(machine.kill)
+        self._await("a spare again", lambda: "spare" in self._states().values())
+        found["spare_again_s"] = round(time.time() - found.pop("at"), 1)
+        self.machines.boot(machine.index)
+        return found
+
+    def _reboot(self) -> dict[str, Any]:
+        index = next(k for k, state in self._states().items() if state == "active")
+        machine = self.slurm.machine_of(index)
+
+        def reboot() -> None:
+            machine.kill()
+            self.machines.boot(machine.index)
+
+        found = self._measured(reboot)
+        self._await("it is back", lambda: self._states().get(index) in ("active", "spare"))
+        found["spare_again_s"] = round(time.time() - found.pop("at"), 1)
+        return found
+
+    def _no_controller(self) -> dict[str, Any]:
+        before = self._status()
+        self.slurm.stop_controller()
+        time.sleep(AWAY_S)
+        during = self._status()
+        self.slurm.start_controller()
+        time.sleep(5.0)
+        after = self._status()
+        assert before["generation"] == during["generation"] == after["generation"], "a recovery"
+        assert before["step"] < during["step"] < after["step"], "it did not train on"
+        return {"steps_meanwhile": during["step"] - before["step"]}
+
+    def _further_jobs(self) -> dict[str, Any]:
+        """Both machines that train, one after the other, without their return meanwhile."""
+        lost = []
+        for _ in range(2):
+            index = next(k for k, state in self._states().items() if state == "active")
+            lost.append(self.slurm.machine_of(index))
+            self._measured(lost[-1].kill)
+            self._await("a spare again", lambda: "spare" in self._states().values())
+        for machine in lost:
+            self.machines.boot(machine.index)
+        return {"jobs": len(self.slurm.queue())}
+
+    def _time_limit(self) -> dict[str, Any]:
+        self.machines.env["SBATCH_TIMELIMIT"] = "2"
+        began = time.time()
+        self._begin("limited")
+        del self.machines.env["SBATCH_TIMELIMIT"]
+        self._await("its end", lambda: self._phase() == "stopped")
+        return {"stopped_after_s": round(time.time() - began, 1), **self._left("limited")}
+
+    def _cancel(self) -> dict[str, Any]:
+        self._begin("cancelled")
+        began = time.time()
+        [job] = self.slurm.queue()
+        self.machines.head.run(["scancel", f"--name={job.split()[0]}"])
+        self._await("its end", lambda: self._phase() == "stopped")
+        return {"stopped_after_s": round(time.time() - began, 1), **self._left("cancelled")}
+
+    def _teardowns(self) -> dict[str, Any]:
+        took = []
+        for number in range(TEARDOWNS):
+            self._begin(f"short-{number}")
+            began = time.time()
+            self._end(f"short-{number}")
+            took.append(round(time.time() - began, 1))
+        return {"seconds": took}
+
+    # ---- a run --------------------------------------------------------------------------------
+    def _begin(self, name: str) -> None:
+        self.name = name
+        self.machines.run(CONFIG, name, *self._settings, count=3)
+        self._await("steps", lambda: self._status().get("step", 0) > 6)
+
+    def _end(self, name: str) -> None:
+        self.machines.headway("stop", name)
+        self._left(name)
+
+    def _left(self, name: str) -> dict[str, Any]:
+        """Waits until nothing is left of the run but what is shared; its newest checkpoint."""
+        self.slurm.wait_for_empty_queue(LIMIT_S)
+        self._await("an end of all", lambda: not [x for n in self._up() for x in left_on(n)])
+        steps = [path.name for path in self._shared(name).glob("checkpoints/step-*")]
+        assert steps, "there is no checkpoint"
+        return {"checkpoint": max(steps)}
+
+    def _measured(self, strike: Callable[[], None]) -> dict[str, Any]:
+        """Seconds from the fault to the first step of all ranks in a later generation."""
+        generation = self._status()["generation"]
+        at = time.time()
+        strike()
+        found: list[float] = []
+
+        def steps_again() -> bool:
+            found[:] = self._stepping(generation)
+            return bool(found)
+
+        self._await("steps again", steps_again)
+        return {"at": at, "stepping_s": round(found[0] - at, 1)}
+
+    def _stepping(self, generation: int) -> list[float]:
+        """When each later generation stepped first."""
+        journal = self._shared(self.name) / "control" / "run.sqlite"
+        query = "SELECT unix_s, fields FROM events WHERE name = 'stepping' ORDER BY id"
+        with contextlib.closing(sqlite3.connect(f"file:{journal}?mode=ro", uri=True)) as opened:
+            rows = opened.execute(query).fetchall()
+        return [unix_s for unix_s, text in rows if json.loads(text)["generation"] > generation]
+
+    def _shared(self, name: str) -> Path:
+        [path] = self.machines.shared.glob(f"{name}-*")
+        return path
+
+    def _status(self) -> dict[str, Any]:
+        return dict(self.machines.status(self.name).get("status") or {})
+
+    def _phase(self) -> str:
+        return str(self.machines.status(self.name)["phase"])
+
+    def _states(self) -> dict[int, str]:
+        return {int(node): state for node, state in self._status().get("nodes", {}).items()}
+
+    def _leader(self) -> int:
+        services = self._status()["services"]
+        return next(int(node) for node, names in services.items() if "driver" in names)
+
+    def _up(self) -> list[Node]:
+        return [node for node in self.machines.bed.nodes if node.is_up]
+
+    def _await(self, what: str, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + LIMIT_S
+        while not condition():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{self.name}: no {what}: {self._status()}")
+            time.sleep(0.1)
+
+
+def left_on(node: Node) -> list[str]:
+    """Processes of runs on the node, and their files outside the shared folder."""
+    found = []
+    for one in node.processes():
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{one.pid}/cmdline").read_bytes().split(b"\0")
+            if b"headway" in b" ".join(words):
+                found.append(b" ".join(words[:5]).decode())
+    done = node.run(["find", "/dev/shm", "-type", "f"], check=False)
+    return [f"{node.name}: {line}" for line in [*found, *done.stdout.split()]]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns 0 once every case has ended as it should."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--corpus", type=Path, default=Path("data/stdlib"))
+    parser.add_argument("--out", type=Path, help="JSON file")
+    options = parser.parse_args(argv)
+    if reason := Machines.missing() or Slurm.missing():
+        print(f"no machines with Slurm here: {reason}", file=sys.stderr)
+        return 2
+    corpus, rows = options.corpus.resolve(), {}
+    with tempfile.TemporaryDirectory(prefix="hw-machines-") as folder:
+        visible = [corpus, CONFIG.parent]
+        with Machines(Path(folder), count=5, visible=visible, way="slurm") as machines:
+            assert machines.slurm is not None
+            cases = Cases(machines, machines.slurm, (*SETTINGS, f"data.path={corpus}"))
+            for name, found in cases.all():
+                rows[name] = found
+                print(json.dumps({name: found}), flush=True)
+    result = {
+        "command": "python -m benchmarks.slurm",
+        "hardware": f"{platform.machine()}, {os.cpu_count()} cores",
+        "cases": rows,
+    }
+    if options.out:
+        options.out.write_text(json.dumps(result, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
