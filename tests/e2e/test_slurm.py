@@ -42,7 +42,9 @@ def nothing_left(machines: Machines) -> Iterator[None]:
     yield
     slurm = machines.slurm
     assert slurm is not None
-    slurm.wait_for_empty_queue(90.0)  # a job waits for a machine that had no power, until it is back
+    slurm.wait_for_empty_queue(
+        90.0
+    )  # a job waits for a machine that had no power, until it is back
     deadline = time.monotonic() + 20.0
     while left := [line for node in machines.bed.nodes if node.is_up for line in _ours(node)]:
         assert time.monotonic() < deadline, left

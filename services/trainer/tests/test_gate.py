@@ -110,14 +110,16 @@ def test_a_machine_that_was_rebooted_takes_its_number_again(door: Door) -> None:
 
 def test_the_key_of_an_evicted_node_is_worth_nothing(tmp_path: Path) -> None:
     keys = KeyPair.generate()
-    evicted: set[int] = set()
-    with contextlib.closing(Door(tmp_path, is_evicted=evicted.__contains__)) as door:
+    leaving: set[int] = set()
+    with contextlib.closing(Door(tmp_path, is_leaving=leaving.__contains__)) as door:
         door.ask(keys=keys)
-        evicted.add(1)
+        leaving.add(1)
         door.gate.revoke(1)
         assert not door.admission(keys.public)
         with pytest.raises(RemoteError, match="was evicted"):
             door.ask(keys=keys)
+        leaving.clear()
+        assert door.ask(keys=keys).node == 1, "its machine was ended; somebody started it anew"
 
 
 def _other_token(**changes: Any) -> dict[str, Any]:

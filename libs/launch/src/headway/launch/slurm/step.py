@@ -65,8 +65,8 @@ def start(words: Sequence[str], *, name: str, stdin: str, limit_s: float) -> str
             raise UnreachableError(
                 f"{name} did not answer within {limit_s:.0f} s", remedy="see `squeue --steps`"
             )
-        _, stderr = srun.communicate()
-        raise refusal(name, srun.returncode, stderr.decode(errors="replace"))
+        assert srun.stderr is not None
+        raise refusal(name, srun.returncode, srun.stderr.read().decode(errors="replace"))
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(srun.pid, signal.SIGKILL)  # srun and its shepherd: neither tells the step

@@ -113,11 +113,11 @@ class Slurm:
 
     def machine_of(self, node: int) -> Node:
         """The machine whose step keeps a node of the run: not always the one of that number."""
-        words = ["squeue", "--steps", "--noheader", "--format=%j %N"]
+        words = ["squeue", "--steps", "--noheader", "--format=%i %j %N"]
         rows = [line.split() for line in self.head.run(words).stdout.splitlines()]
-        names = [host for name, host in rows if name == f"n{node}"]
-        # a dead step may be shown, too
-        return next(one for one in self._nodes if one.name in names and one.is_up)
+        # steps that have died with their machine are shown, too
+        _, host = max((float(step), host) for step, name, host in rows if name == f"n{node}")
+        return next(one for one in self._nodes if one.name == host)
 
     def wait_for_empty_queue(self, limit_s: float) -> None:
         """Raises HeadwayError if jobs are left."""

@@ -158,7 +158,7 @@ class Driver:
         )
         self._gate = Gate.of(self.run_dir, cluster, node, keys, members, admission, self._journal)
         if self._gate is not None:
-            self._gate.is_evicted, self._gate.epoch = self.state.is_evicted, epoch
+            self._gate.is_leaving, self._gate.epoch = self.state.is_leaving, epoch
             self._gate.is_alive = self.state.is_alive
         self.lines = Lines(self._server, self.state, self._reports, self._run_id, node)
         self._requests.lines = self.lines

@@ -71,8 +71,8 @@ class Gate:
         journal: keeps the members for the next driver.
     """
 
-    is_evicted: Callable[[int], bool] = staticmethod(lambda _: False)
-    """Whether a node was taken out of the run for good."""
+    is_leaving: Callable[[int], bool] = staticmethod(lambda _: False)
+    """Whether a node was taken out of the run, and its machine has not been ended yet."""
     is_alive: Callable[[int], bool] = staticmethod(lambda _: False)
     """Whether a node reports."""
     epoch = 0
@@ -146,8 +146,11 @@ class Gate:
                 f"the run has {bundle.nodes} nodes, none is number {node}",
                 remedy="start it with more nodes or spares",
             )
-        if self.is_evicted(node):
-            raise InputError(f"node {node} was evicted from the run", remedy="use another machine")
+        if self.is_leaving(node):
+            raise InputError(
+                f"node {node} was evicted from the run, and its machine has not been ended yet",
+                remedy="start it again when that is done: `headway logs` shows why it takes long",
+            )
         if abs(off_s := message.unix_s - time.time()) > CLOCK_LIMIT_S:
             raise InputError(
                 f"the clock of {message.host} is {off_s:+.0f} s off that of the driver's machine",

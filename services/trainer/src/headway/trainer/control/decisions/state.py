@@ -312,9 +312,10 @@ class RunState:
         """Whether the node reports."""
         return self.status_of(node) in ("active", "spare")
 
-    def is_evicted(self, node: int) -> bool:
-        """Whether the node was taken out of the run for good."""
-        return self._core.fleet.nodes[node].bar == "evicted"
+    def is_leaving(self, node: int) -> bool:
+        """Whether the node was evicted or drained, and its machine has not been ended yet."""
+        found = self._core.fleet.nodes[node]
+        return found.bar == "evicted" and not found.is_released
 
     def step_of(self, node: int) -> int:
         """Completed steps that every rank of the node has reported in its newest generation."""

@@ -1,0 +1,349 @@
+"""Slurm's commands with answers recorded from Slurm 22.05; tests/e2e/test_slurm.py has a real one.
+
+Programs of these names on the PATH print what the real ones did and note what they were given.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from headway.common.errors import ConfigError, DeadlineError, HeadwayError, InputError
+from headway.common.node.process import ProcessId
+from headway.common.node.testing import wait_until
+from headway.common.wire.addresses import Network
+from headway.launch.engine import NodeLost
+from headway.launch.engines import config_of, facts_of, of_bundle
+from headway.launch.joining.bundle import Bundle
+from headway.launch.lease import FileLease, Holder, Tenure
+from headway.launch.machines.reach import UnreachableError
+from headway.launch.slurm import commands, hold, step
+from headway.launch.slurm.config import SlurmConfig, SlurmRun
+from headway.launch.slurm.machines import SlurmMachines, allocate, job_name, network_of
+
+NO_CONTROLLER = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+RUN = "0123abcd"
+ALLOCATION = f"7|headway-{RUN}|RUNNING|node-[0-2]|None"
+STEPS = "7.0|n0|node-0\n7.1|n1|node-1\n7.2|n2|node-2\n7.batch|batch|node-0"
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Sets what a program prints: ``slurm("squeue", "out", err="", code=0)``."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+    def program(name: str, out: str = "", *, err: str = "", code: int = 0, text: str = "") -> None:
+        file = folder / name
+        body = text or f"cat <<'END'\n{out}\nEND\necho {err!r} >&2\nexit {code}"
+        file.write_text(f'#!/bin/sh\necho {name} "$@" >> {tmp_path}/asked\n{body}\n')
+        file.chmod(0o755)
+
+    program("scancel"), program("squeue"), program("sbatch", "8")
+    program("scontrol", text='echo "$3" | tr , "\\n"')
+    return program
+
+
+def _asked(tmp_path: Path) -> list[str]:
+    return (tmp_path / "asked").read_text().splitlines()
+
+
+def _squeue(jobs: str, steps: str = STEPS) -> str:
+    return f"case \"$*\" in *--steps*) echo '{steps}';; *) echo '{jobs}';; esac"
+
+
+def _machines(config: SlurmRun | None = None) -> SlurmMachines:
+    hosts = ("node-0", "node-1", "node-2")
+    found = config or SlurmRun("/x", sys.executable, job="7", hosts=hosts)
+    return SlurmMachines(RUN, "/x/control", found)
+
+
+@pytest.fixture
+def allocated(slurm: Callable[..., None]) -> Callable[..., None]:
+    slurm("squeue", text=_squeue(ALLOCATION))
+    slurm("scontrol", "node-0\nnode-1\nnode-2")
+    return slurm
+
+
+# ---- the file -----------------------------------------------------------------------------------
+BAD = {
+    'shared = "x"': "not an absolute path",
+    'shared = "/x"\nnotice_s = 0': "too short",
+    'shared = "/x"\noptions = ["--nodes=3"]': "cannot be used here",
+    'shared = "/x"\noptions = ["train"]': "cannot be used here",
+    'shared = "/x"\nfence = ["off"]': "which machine is meant",
+    'shared = "/x"\njob = "7"': "job",
+    'partition = "x"': "partition",
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), BAD.items(), ids=BAD.values())
+def test_what_is_wrong_in_the_file_is_named(tmp_path: Path, text: str, expected: str) -> None:
+    (tmp_path / "slurm.toml").write_text(text + "\n")
+    with pytest.raises(ConfigError, match=expected) as error:
+        SlurmConfig.read(tmp_path / "slurm.toml")
+    assert error.value.remedy
+
+
+def test_a_bundle_keeps_what_slurm_gave(tmp_path: Path) -> None:
+    config = SlurmConfig("/x", options=("--partition=a",))
+    assert config_of(facts_of(config)) == SlurmRun.of(config, "", ())
+    given = SlurmRun.of(config, "7", ("a", "b"))
+    bundle = Bundle(RUN, "a", 2, "", Network(), facts_of(given), str(tmp_path), "ab")
+    again = Bundle.from_json(bundle.to_json(), source="it")
+    assert config_of(again.engine) == given and of_bundle(again).name_of(1) == "b"
+    with pytest.raises(NodeLost, match="none for node 2"):
+        of_bundle(again).name_of(2)
+
+
+# ---- commands -----------------------------------------------------------------------------------
+def test_a_controller_that_does_not_answer_is_unknown_and_a_refusal_is_one(
+    slurm: Callable[..., None],
+) -> None:
+    slurm("squeue", err=NO_CONTROLLER, code=1)
+    with pytest.raises(UnreachableError, match="does not answer"):
+        commands.jobs(["a"])
+    slurm("sbatch", err="sbatch: error: invalid partition specified: x", code=1)
+    with pytest.raises(HeadwayError, match=r"refuses: .*invalid partition") as refused:
+        commands.submit("a", 1, [], ["true"])
+    assert not isinstance(refused.value, UnreachableError)
+    slurm("scancel", err="scancel: error: Kill job error on job id 9: Invalid job id", code=1)
+    commands.cancel("9")
+
+
+def test_slurm_that_is_absent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/no/such/folder")
+    with pytest.raises(DeadlineError, match="squeue cannot be run"):
+        commands.jobs(["a"])
+
+
+def test_a_step_begins_without_the_variables_of_the_one_that_starts_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("SLURM_JOB_ID", "SLURM_CONF", "SBATCH_PARTITION", "HEADWAY_NODE", "HEADWAY_CACHE"):
+        monkeypatch.setenv(name, "x")
+    kept = {"SLURM_CONF", "SBATCH_PARTITION", "HEADWAY_CACHE"}
+    assert {name for name in kept if name in commands.environment("sbatch")} == kept
+    srun = commands.environment("srun")
+    assert not {"SLURM_JOB_ID", "SBATCH_PARTITION", "HEADWAY_NODE"} & srun.keys()
+
+
+def test_the_network_is_the_smallest_that_has_every_machine(
+    slurm: Callable[..., None],
+) -> None:
+    slurm("scontrol", "NodeName=a Arch=x86_64 NodeAddr=10.7.1.4 X=1\nNodeName=b NodeAddr=10.7.2.9")
+    assert network_of(["a", "b"]) == "10.7.0.0/22"
+    slurm("scontrol", "NodeName=a NodeAddr=10.7.1.4")
+    assert network_of(["a"]) == "10.7.1.0/24"
+    slurm("scontrol", "NodeName=a NodeAddr=no-such-host.invalid")
+    with pytest.raises(HeadwayError, match=r"no-such-host\.invalid is unknown here"):
+        network_of(["a"])
+
+
+# ---- an allocation ------------------------------------------------------------------------------
+def test_an_allocation_is_waited_for_and_its_reason_said(
+    slurm: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headway.launch.slurm.machines.POLL_S", 0.05)
+    name, said = job_name(RUN), []
+    rows = f"8|{name}|PENDING||Resources\n8|{name}|RUNNING|node-[0-1]|None"
+    (tmp_path / "rows").write_text(rows)
+    slurm("squeue", text=f"head -1 {tmp_path}/rows; tail -1 {tmp_path}/rows > {tmp_path}/r2; "
+          f"cp {tmp_path}/r2 {tmp_path}/rows")  # fmt: skip
+    slurm("scontrol", "node-0\nnode-1")
+    found = allocate(SlurmConfig("/x", options=("--time=60",)), RUN, "/x/control", 2, said.append)
+    assert (found.job, found.hosts) == ("8", ("node-0", "node-1"))
+    assert said == ["waiting for Slurm's job 8 (2 machines): Resources"]
+    [submitted] = [line for line in _asked(tmp_path) if line.startswith("sbatch")]
+    for word in ("--nodes=2", "--no-kill", "--no-requeue", "--signal=USR1@120", "--time=60"):
+        assert word in submitted.split()
+
+
+@pytest.mark.usefixtures("slurm")
+def test_an_allocation_that_ends_before_it_runs_leaves_nothing_queued(tmp_path: Path) -> None:
+    with pytest.raises(HeadwayError, match="job 8 ended before it ran"):
+        allocate(SlurmConfig("/x"), RUN, "/x/control", 2, print)
+    assert "scancel 8" in _asked(tmp_path)
+
+
+# ---- the machines of a run ----------------------------------------------------------------------
+def test_a_node_is_a_step_of_the_allocation_and_asked_beside_it(
+    allocated: Callable[..., None], tmp_path: Path
+) -> None:
+    allocated("srun", text="cat")
+    assert _machines().call(1, "log", "the ticket", limit_s=20.0) == "the ticket"
+    [asked] = [line for line in _asked(tmp_path) if line.startswith("srun")]
+    for word in ("--jobid=7", "--nodelist=node-1", "--overlap", "--no-kill", "log"):
+        assert word in asked.split()
+    assert "ticket" not in asked
+
+
+def test_a_node_whose_machine_left_the_allocation_gets_a_job_of_its_own(
+    slurm: Callable[..., None], tmp_path: Path
+) -> None:
+    slurm("squeue", text=_squeue(f"7|headway-{RUN}|RUNNING|node-[0,2]|None"))
+    slurm("scontrol", "node-0\nnode-2")
+    with pytest.raises(UnreachableError, match="node 1 waits for a machine: job 8 is queued"):
+        _machines().start(1, "ticket", fence=True)
+    [submitted] = [line for line in _asked(tmp_path) if line.startswith("sbatch")]
+    assert f"--job-name=headway-{RUN}-n1" in submitted and "--no-kill" not in submitted
+    queued = f"7|headway-{RUN}|RUNNING|node-[0,2]|None\n8|headway-{RUN}-n1|PENDING||Priority"
+    slurm("squeue", text=_squeue(queued))
+    with pytest.raises(UnreachableError, match="job 8, Priority"):
+        _machines().start(1, "ticket", fence=True)
+    assert len([line for line in _asked(tmp_path) if line.startswith("sbatch")]) == 1
+
+
+def test_a_machine_of_its_own_comes_before_the_one_that_it_began_on(
+    slurm: Callable[..., None], tmp_path: Path
+) -> None:
+    slurm("squeue", text=_squeue(f"{ALLOCATION}\n8|headway-{RUN}-n1|RUNNING|node-9|None"))
+    slurm("scontrol", text='case "$3" in node-9) echo node-9;; *) echo node-0; echo node-1;; esac')
+    slurm("srun", text="cat")
+    _machines().call(1, "log", "ticket", limit_s=20.0)
+    [asked] = [line for line in _asked(tmp_path) if line.startswith("srun")]
+    assert "--jobid=8" in asked.split() and "--nodelist=node-9" in asked.split()
+
+
+REFUSALS = {
+    "no power": (
+        "srun: error: Task launch failed on node node-2: Communication connection failure\n"
+         "srun: error: Application launch failed: Communication connection failure",
+        UnreachableError, "cannot be reached",
+    ),
+    "no controller": (f"srun: error: {NO_CONTROLLER}", UnreachableError, "does not answer"),
+    "ours": (
+        "error: no corpus at /x (copy it)\nsrun: error: node-2: task 0: Exited with exit code 2",
+        HeadwayError, "node-1: no corpus at /x",
+    ),
+    "slurm's": (
+        "srun: error: Unable to create step for job 2: Requested node configuration is not "
+         "available", HeadwayError, "Slurm refuses",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "kind", "expected"), REFUSALS.values(), ids=REFUSALS)
+def test_why_a_step_did_not_run_is_told_apart(
+    allocated: Callable[..., None], text: str, kind: type[HeadwayError], expected: str
+) -> None:
+    allocated("srun", text=f"cat <<'END' >&2\n{text}\nEND\nexit 1")
+    for act in (
+        lambda: _machines().call(1, "log", "", limit_s=20.0),
+        lambda: step.start(step.on("7", "node-1", "n1"), name="node-1", stdin="", limit_s=20.0),
+    ):
+        with pytest.raises(kind, match=expected) as error:
+            act()
+        assert isinstance(error.value, UnreachableError) is (kind is UnreachableError)
+
+
+def test_a_step_goes_on_when_its_srun_is_ended(slurm: Callable[..., None], tmp_path: Path) -> None:
+    """The real srun has a shepherd, which ends the step when srun has ended: both must go."""
+    shepherd = f"(trap '' TERM; read line; echo ended > {tmp_path}/ended) < {tmp_path}/pipe & "
+    os.mkfifo(tmp_path / "pipe")
+    slurm("srun", text=f"{shepherd}exec 3> {tmp_path}/pipe; cat; echo up; sleep 600")
+    assert step.start(["srun"], name="a", stdin="", limit_s=20.0) == "up"
+    time.sleep(0.2)
+    assert not (tmp_path / "ended").exists()
+
+
+def test_a_step_that_says_nothing_is_unknown(slurm: Callable[..., None]) -> None:
+    slurm("srun", text="sleep 600")
+    with pytest.raises(UnreachableError, match="did not answer within 1 s"):
+        step.start(["srun"], name="a", stdin="", limit_s=1.0)
+
+
+def test_at_the_end_every_job_of_the_run_is_cancelled(
+    allocated: Callable[..., None], tmp_path: Path
+) -> None:
+    allocated("squeue", text=_squeue(f"{ALLOCATION}\n8|headway-{RUN}-n1|PENDING||Priority"))
+    _machines().release()
+    assert {"scancel 7", "scancel 8"} <= set(_asked(tmp_path))
+
+
+@pytest.mark.usefixtures("allocated")
+def test_a_machine_is_cut_off_by_its_fence_alone(tmp_path: Path) -> None:
+    assert not _machines().cut_off(1, limit_s=5.0)
+    assert "scancel --signal=KILL 7.1" in _asked(tmp_path)
+    fence = ("sh", "-c", f'echo "$0" > {tmp_path}/off', "{name}")
+    hosts = ("node-0", "node-1", "node-2")
+    config = SlurmRun("/x", sys.executable, fence=fence, job="7", hosts=hosts)
+    assert _machines(config).cut_off(1, limit_s=5.0)
+    assert (tmp_path / "off").read_text() == "node-1\n"
+
+
+# ---- the batch script ---------------------------------------------------------------------------
+def _holder() -> Holder:
+    me = ProcessId.current()
+    return Holder(1, 0, me.pid, me.start_ticks)
+
+
+@pytest.fixture
+def signals() -> Iterator[None]:
+    """``hold`` ignores signals in its own process."""
+    numbers = (signal.SIGTERM, signal.SIGUSR1)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("signals")
+def test_a_job_is_held_while_a_driver_leads_and_for_a_while_after(tmp_path: Path) -> None:
+    lease = FileLease(tmp_path)
+    lease.claim(0)
+    tenure, is_over = Tenure(lease, _holder()), threading.Event()
+
+    def lead() -> None:
+        for _ in range(20):
+            tenure.renew()
+            time.sleep(0.05)
+        is_over.set()
+
+    thread = threading.Thread(target=lead)
+    thread.start()
+    hold.hold(lease, no_driver_s=0.5, look_s=0.05)
+    assert is_over.is_set()
+    thread.join()
+
+
+@pytest.mark.usefixtures("signals")
+def test_a_job_ends_with_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hold, "OVER_S", 0.01)
+    lease = FileLease(tmp_path)
+    lease.claim(0)
+    tenure = Tenure(lease, _holder())
+    tenure.finish()
+    tenure.renew()
+    hold.hold(lease, no_driver_s=600.0, look_s=0.05)
+
+
+def test_the_batch_script_is_a_program_that_ignores_what_nodes_act_on(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "headway.launch.slurm.hold", str(tmp_path)]
+    with subprocess.Popen(words) as script:
+        status = Path(f"/proc/{script.pid}/status")
+        wait_until(lambda: _ignores(status, signal.SIGTERM, signal.SIGUSR1), what="its handlers")
+        script.send_signal(signal.SIGTERM)
+        script.send_signal(signal.SIGUSR1)
+        assert script.poll() is None
+        script.kill()
+
+
+def _ignores(status: Path, *numbers: signal.Signals) -> bool:
+    [line] = [one for one in status.read_text().splitlines() if one.startswith("SigIgn:")]
+    mask = int(line.split()[1], 16)
+    return all(mask >> (number - 1) & 1 for number in numbers)
+
+
+def test_a_refusal_stays_one(allocated: Callable[..., None]) -> None:
+    allocated("srun", text="cat > /dev/null; echo 'error: wrong' >&2; exit 2")
+    with pytest.raises(InputError, match="node-1: wrong"):
+        _machines().call(1, "start", "", limit_s=20.0)
