@@ -13,7 +13,7 @@ SRC := $(wildcard libs/*/src services/*/src console/src)
 INSTALL := VENV="$(VENV)" PYTHON="$(PYTHON)" TORCH="$(TORCH)" infra/setup/setup.sh
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup setup-lab setup-test run lab test check lint types fmt lock lock-check docs screenshots matrix \
+.PHONY: help setup setup-lab setup-test run slurm-bed lab test check lint types fmt lock lock-check docs screenshots matrix \
         drill mutations mutants down-time bench-train fuzz gpu gpu-wheels up down clean
 
 help: ## this list
@@ -30,6 +30,9 @@ setup-test:
 
 run: $(if $(filter netns,$(TARGET)),setup-test,setup) ## train examples/tiny.toml (CONFIG=...) here, all services, real text (TARGET=netns: on five namespaces, as root)
 	$(if $(filter netns,$(TARGET)),"$(PY)" -m headway.testkit.machines,"$(BIN)/headway" run) $(CONFIG) $(ARGS)
+
+slurm-bed: setup-test ## the same as steps of a real Slurm on five namespaces (root; Debian: slurmctld slurmd slurm-client munge)
+	"$(PY)" -m headway.testkit.machines --slurm $(CONFIG) $(ARGS)
 
 lab: setup-lab ## JupyterLab with the notebooks
 	"$(BIN)/jupyter" lab notebooks $(ARGS)

@@ -105,7 +105,7 @@ class Cases:
         return {"jobs": len(self.slurm.queue())}
 
     def _time_limit(self) -> dict[str, Any]:
-        self.machines.env["SBATCH_TIMELIMIT"] = "2"
+        self.machines.env["SBATCH_TIMELIMIT"] = "3"
         began = time.time()
         self._begin("limited")
         del self.machines.env["SBATCH_TIMELIMIT"]

@@ -113,13 +113,11 @@ def test_nodes_that_die_are_replaced_by_a_spare_and_then_by_further_jobs(
 ) -> None:
     before = _start(machines, "b", corpus)
     machines.bed.node(1).kill()
-    t = time.monotonic()
     before = _steps_again(machines, "b", before)
     assert machines.slurm is not None
     _until(machines, "b", lambda s: s["nodes"].get("1") == "spare", "no further job joins")
     assert any(job.split()[0].endswith("-n1") for job in machines.slurm.queue())
     machines.bed.node(0).kill()
-    t = time.monotonic()
     before = _steps_again(machines, "b", before)
     machines.headway("stop", "b")
     machines.boot(0), machines.boot(1)

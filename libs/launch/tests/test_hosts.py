@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from pathlib import Path
@@ -12,10 +13,11 @@ from headway.common.wire.addresses import Network
 from headway.launch.engine import NodeLost
 from headway.launch.engines import facts_of, of_bundle
 from headway.launch.hosts.config import SSH, Host, HostsConfig
-from headway.launch.hosts.reach import Reach, UnreachableError
+from headway.launch.hosts.machines import HostMachines
 from headway.launch.joining import tokens
 from headway.launch.joining.bundle import Bundle
 from headway.launch.joining.ticket import Ticket
+from headway.launch.machines.reach import UnreachableError
 
 HERE = ("sh", "-c", 'exec sh -c "$*"', "{name}")
 """Runs the words on this machine, by way of a shell as sshd does."""
@@ -62,22 +64,24 @@ def _program(folder: Path, text: str) -> tuple[str, ...]:
 
 def test_words_and_input_arrive_unchanged(tmp_path: Path) -> None:
     echo = _program(tmp_path, 'echo "$1"; shift; for w in "$@"; do echo "<$w>"; done; cat')
-    found = Reach(_config(echo)).python("a", "start", "two words", stdin="in\n", limit_s=20.0)
-    assert found.splitlines()[0] == "a"
-    assert found.splitlines()[-3:] == ["<start>", "<'two words'>", "in"]
+    config = dataclasses.replace(_config(echo), python="/with a blank/python")
+    found = HostMachines(config).call(0, "log", "in\n", limit_s=20.0)
+    assert found.splitlines() == [
+        "a", "<'/with a blank/python'>", "<-m>", "<headway.launch.joining>", "<log>", "in"
+    ]  # fmt: skip
 
 
 def test_a_failure_is_its_last_line(tmp_path: Path) -> None:
     fails = _program(tmp_path, "echo noise >&2; echo 'error: no room; make some' >&2; exit 1")
     with pytest.raises(HeadwayError, match=r"^a: no room; make some") as error:
-        Reach(_config(fails)).python("a", "start", limit_s=20.0)
+        HostMachines(_config(fails)).call(0, "log", "", limit_s=20.0)
     assert not isinstance(error.value, (InputError, UnreachableError))
 
 
 def test_a_refusal_stays_one(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="a: wrong"):
-        Reach(_config(_program(tmp_path, "echo 'error: wrong' >&2; exit 2"))).python(
-            "a", "start", limit_s=20.0
+        HostMachines(_config(_program(tmp_path, "echo 'error: wrong' >&2; exit 2"))).start(
+            0, "", fence=False
         )
 
 
@@ -85,20 +89,21 @@ def test_a_refusal_stays_one(tmp_path: Path) -> None:
 def test_a_machine_that_is_not_reached_is_unknown_not_failed(tmp_path: Path, text: str) -> None:
     limit_s = 0.5 if "sleep" in text else 20.0
     with pytest.raises(UnreachableError):
-        Reach(_config(_program(tmp_path, text))).python("a", "start", limit_s=limit_s)
+        HostMachines(_config(_program(tmp_path, text))).call(0, "log", "", limit_s=limit_s)
 
 
 def test_a_command_that_is_absent_is_named() -> None:
     with pytest.raises(DeadlineError, match="no-such-program cannot be run"):
-        Reach(_config(("no-such-program", "{name}"))).python("a", "start", limit_s=5.0)
+        HostMachines(_config(("no-such-program", "{name}"))).call(0, "log", "", limit_s=5.0)
 
 
 def test_only_a_fence_that_succeeds_confirms(tmp_path: Path) -> None:
-    assert not Reach(_config()).cut_off("a", limit_s=5.0), "there is none"
+    assert not HostMachines(_config()).cut_off(0, limit_s=5.0), "there is none"
     for code, is_sure in ((0, True), (1, False)):
         fence = _program(tmp_path, f'test "$1" = a && exit {code}')
-        assert Reach(_config(fence=fence)).cut_off("a", limit_s=5.0) is is_sure
-    assert not Reach(_config(fence=("no-such-program", "{name}"))).cut_off("a", limit_s=5.0)
+        assert HostMachines(_config(fence=fence)).cut_off(0, limit_s=5.0) is is_sure
+    absent = HostMachines(_config(fence=("no-such-program", "{name}")))
+    assert not absent.cut_off(0, limit_s=5.0)
 
 
 # ---- the engine on this machine -----------------------------------------------------------------

@@ -181,9 +181,30 @@ def test_a_node_is_a_step_of_the_allocation_and_asked_beside_it(
     allocated("srun", text="cat")
     assert _machines().call(1, "log", "the ticket", limit_s=20.0) == "the ticket"
     [asked] = [line for line in _asked(tmp_path) if line.startswith("srun")]
-    for word in ("--jobid=7", "--nodelist=node-1", "--overlap", "--no-kill", "log"):
+    for word in ("--jobid=7", "--nodelist=node-1", "--overlap", "log"):
         assert word in asked.split()
+    assert "--no-kill" not in asked, "it would hide that the machine died"
     assert "ticket" not in asked
+
+
+def test_a_machine_that_dies_meanwhile_has_confirmed_nothing(
+    allocated: Callable[..., None],
+) -> None:
+    allocated("srun", text="cat > /dev/null")
+    with pytest.raises(UnreachableError, match="node-1 died meanwhile"):
+        _machines().call(1, "end", "ticket", limit_s=20.0)
+
+
+def test_a_rebooted_machine_gets_a_step_again(
+    allocated: Callable[..., None], tmp_path: Path
+) -> None:
+    """Slurm still shows the step that died with the machine."""
+    allocated("srun", text='case "$*" in *restart*) exit 4;; *) cat; echo up; sleep 600;; esac')
+    _machines().start(1, "ticket", fence=False)
+    assert not [line for line in _asked(tmp_path) if line.startswith("srun")], "it has one"
+    _machines().start(1, "ticket", fence=True)
+    [_, started] = [line for line in _asked(tmp_path) if line.startswith("srun")]
+    assert "--no-kill" in started.split() and "init" in started.split()
 
 
 def test_a_node_whose_machine_left_the_allocation_gets_a_job_of_its_own(
@@ -213,22 +234,21 @@ def test_a_machine_of_its_own_comes_before_the_one_that_it_began_on(
     assert "--jobid=8" in asked.split() and "--nodelist=node-9" in asked.split()
 
 
+NO_POWER = """\
+srun: error: Task launch for StepId=2.2 failed on node node-2: Communication connection failure
+srun: error: Application launch failed: Communication connection failure"""
+NO_CORPUS = """\
+error: no corpus at /x (copy it)
+srun: error: node-2: task 0: Exited with exit code 2"""
+NO_STEP = (
+    "srun: error: Unable to create step for job 2: Requested node configuration is not available"
+)
 REFUSALS = {
-    "no power": (
-        "srun: error: Task launch failed on node node-2: Communication connection failure\n"
-         "srun: error: Application launch failed: Communication connection failure",
-        UnreachableError, "cannot be reached",
-    ),
+    "no power": (NO_POWER, UnreachableError, "cannot be reached"),
     "no controller": (f"srun: error: {NO_CONTROLLER}", UnreachableError, "does not answer"),
-    "ours": (
-        "error: no corpus at /x (copy it)\nsrun: error: node-2: task 0: Exited with exit code 2",
-        HeadwayError, "node-1: no corpus at /x",
-    ),
-    "slurm's": (
-        "srun: error: Unable to create step for job 2: Requested node configuration is not "
-         "available", HeadwayError, "Slurm refuses",
-    ),
-}  # fmt: skip
+    "ours": (NO_CORPUS, HeadwayError, "node-1: no corpus at /x"),
+    "slurm's": (NO_STEP, HeadwayError, "Slurm refuses"),
+}
 
 
 @pytest.mark.parametrize(("text", "kind", "expected"), REFUSALS.values(), ids=REFUSALS)

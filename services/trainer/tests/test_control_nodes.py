@@ -17,6 +17,7 @@ from headway.trainer.control.decisions.events import (
     Finish,
     Log,
     Memory,
+    Rebooted,
     ReleaseNode,
     Remember,
     RestartNode,
@@ -121,6 +122,14 @@ def test_an_executor_that_is_known_to_have_ended_is_started_without_waiting_for_
     actions = hand.send(ExecutorEnded(1))
     assert only(actions, RestartNode) == RestartNode(1)
     assert [a for a in hand.send(ExecutorEnded(1)) if isinstance(a, RestartNode)] == []
+
+
+def test_a_machine_that_was_rebooted_gives_its_ranks_to_a_spare_at_once_if_one_is_ready() -> None:
+    hand = Hand().run()
+    assert "node_lost" in events(hand.send(Rebooted(1)))
+    assert "node_replaced" in events(hand.wait(LIMITS.leave_timeout_s + 1.0))
+    assert set(hand.state.rank_nodes.values()) == {0, 2}
+    assert "node_lost" not in events(hand.send(Rebooted(0))), "no other spare is ready"
 
 
 @pytest.mark.parametrize("generation", [-1, 6], ids=["first", "later"])

@@ -101,9 +101,13 @@ def test_a_next_gate_knows_the_members(tmp_path: Path) -> None:
 
 
 def test_a_machine_that_was_rebooted_takes_its_number_again(door: Door) -> None:
-    old, new = KeyPair.generate(), KeyPair.generate()
+    old, new, rebooted = KeyPair.generate(), KeyPair.generate(), []
+    door.gate.rebooted = rebooted.append
     door.ask(keys=old, boot_id="first")
+    door.ask(keys=old, boot_id="first")
+    assert rebooted == []
     door.ask(keys=new, boot_id="second")
+    assert rebooted == [1]
     assert door.admission(new.public) and not door.admission(old.public)
     assert old.public not in door.agents.read_bytes().split()
 

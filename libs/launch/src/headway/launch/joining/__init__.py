@@ -1,1 +1,1 @@
-"""How machines become nodes of a run: tokens, what they get, and the folders they make of it."""
+"""How a machine becomes a node of a run, and what engines run on it for that."""

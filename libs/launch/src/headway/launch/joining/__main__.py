@@ -2,6 +2,8 @@
 
 ... start < TICKET     join the run unless it has joined, start the node's init, wait for it
 ... start --fence      the same, and end an executor that hangs
+... restart < TICKET   end an executor that hangs, so that its init starts it again; exit code 4
+                       where no init runs, as after a reboot
 ... init < TICKET      the same, and stay in the foreground until the node has ended; see ``stay``
 ... end < TICKET       end everything of the node; exit code 0 once nothing is left
 ... fence < TICKET     end a driver on the machine, and nothing else
@@ -22,6 +24,7 @@ from headway.common.node.janitor import processes_of, role_of
 from headway.common.polling import wait_until
 from headway.launch.engines import of_bundle
 from headway.launch.joining import corpus, records
+from headway.launch.joining.answers import DONE, NO_INIT
 from headway.launch.joining.bundle import Bundle
 from headway.launch.joining.client import join
 from headway.launch.joining.folder import NodeFolder
@@ -31,6 +34,7 @@ from headway.launch.lease import FileLease
 from headway.launch.local import LocalEngine
 from headway.launch.nodes import wait_for_node
 
+VERBS = ("start", "restart", "init", "end", "fence", "log", "records")
 LOG_BYTES = 8192
 END_S = 5.0
 
@@ -38,7 +42,7 @@ END_S = 5.0
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code; an error is one line on standard error."""
     parser = argparse.ArgumentParser(prog="python -m headway.launch.joining", description=__doc__)
-    parser.add_argument("verb", choices=("start", "init", "end", "fence", "log", "records"))
+    parser.add_argument("verb", choices=VERBS)
     parser.add_argument("--fence", action="store_true", help="end an executor that hangs")
     parser.add_argument("--at-end", choices=("drain", "stop"), default="drain", help="on SIGTERM")
     parser.add_argument("--notice", type=float, default=TERM_S, help="seconds from SIGUSR1 on")
@@ -52,6 +56,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                 take_part(folder, ticket, options.limit)
                 LocalEngine(folder.cluster).start_node(ticket.node, fence=options.fence)
                 print(wait_for_node(folder.cluster, ticket.node).endpoint)
+            case "restart":
+                if not folder.has_joined(ticket.node) or not folder.has_init(ticket.node):
+                    return NO_INIT
+                LocalEngine(folder.cluster).start_node(ticket.node, fence=True)
+                print(DONE)
             case "init":
                 return Stay(
                     folder,
@@ -62,9 +71,12 @@ def main(argv: Sequence[str] | None = None) -> int:
                     release=lambda bundle: of_bundle(bundle).release(),
                 ).run()
             case "end":
-                return end(folder, ticket)
+                if code := end(folder, ticket):
+                    return code
+                print(DONE)
             case "fence":
                 fence(ticket)
+                print(DONE)
             case "log":
                 show_logs(folder)
             case "records":

@@ -44,6 +44,11 @@ class NodeFolder:
         except (OSError, ValueError, KeyError, TypeError):
             return False
 
+    def has_init(self, node: int) -> bool:
+        """Whether the node's init runs."""
+        init = self.cluster.init(node)
+        return init is not None and not init.is_doomed()
+
     def key(self) -> KeyPair:
         """The node's own key pair, made here at the first call.
 

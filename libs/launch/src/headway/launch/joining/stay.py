@@ -2,7 +2,7 @@
 
 It starts the node's init, apart from itself: signals that an engine sends to all processes below
 this one must not reach the workers. SIGTERM, SIGUSR1 and SIGINT announce that the machine will be
-taken away: the driver is told, and the node has a while to leave the run or the run to stop.
+taken away: the driver is asked to let the node leave the run, or to stop the run.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Stay:
         self._at_end, self._notice_s = at_end, notice_s
         self._end, self._release = end, release
         self._until: float | None = None
-        self._is_told = False
+        self._has_asked = False
 
     def run(self) -> int:
         """Start the node and stay until it has ended."""
@@ -81,7 +81,7 @@ class Stay:
                     self._take(source.recv(64))
                 _reap()
                 if self._until is not None:
-                    self._tell()
+                    self._ask_once()
                     if time.monotonic() > self._until - SPARE_S:
                         log.warning("the notice is over; ending the node")
                         self._end()
@@ -99,8 +99,7 @@ class Stay:
     def _is_there(self) -> bool:
         """Whether the node lives; an init that its executor has outlived is replaced."""
         cluster, node = self._folder.cluster, self._ticket.node
-        init = cluster.init(node)
-        if init is not None and not init.is_doomed():
+        if self._folder.has_init(node):
             return True
         if cluster.living(node) is None:
             return False
@@ -117,9 +116,9 @@ class Stay:
                 self._until = until
                 log.warning("the machine will be taken away", in_s=notice_s, asks=self._at_end)
 
-    def _tell(self) -> None:
+    def _ask_once(self) -> None:
         """Ask the driver, again until one has answered."""
-        if self._is_told:
+        if self._has_asked:
             return
         holder = FileLease(self._bundle.control).look().holder
         if holder is None or not holder.endpoint:
@@ -132,7 +131,7 @@ class Stay:
                 if self._at_end == "drain":  # so that less is lost when the machine goes
                     with contextlib.suppress(RemoteError):
                         self._ask(holder, "checkpoint")
-            self._is_told = True
+            self._has_asked = True
 
     def _ask(self, holder: Holder, operation: str) -> None:
         node = self._ticket.node

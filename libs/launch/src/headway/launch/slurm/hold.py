@@ -1,8 +1,8 @@
 """``python -m headway.launch.slurm.hold CONTROL``: the batch script of a run's job.
 
-The nodes are steps beside it. It only keeps the job, and ends it when the run is over, or when no
-driver has led it for long: what a console that was killed, or a run that failed as a whole, would
-leave to be paid for.
+The nodes are steps of the same job. It only keeps the job, and ends it when the run is over, or
+when no driver has led it for long: what a console that was killed, or a run that failed as a whole,
+would leave to be paid for.
 """
 
 from __future__ import annotations

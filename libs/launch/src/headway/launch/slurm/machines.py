@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import shlex
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from headway.common.errors import HeadwayError
 from headway.launch.engine import NodeLost
 from headway.launch.hosts.machines import cut_off
+from headway.launch.joining.answers import NO_INIT
 from headway.launch.machines import reach
 from headway.launch.machines.reach import UnreachableError
 from headway.launch.slurm import commands, step
@@ -98,15 +100,25 @@ class SlurmMachines:
         place = self._place(node)
         if place is None:
             raise self._waiting(node)
-        if place.step and fence:
-            self._run(place, node, ["start", "--fence"], ticket, FENCE_LIMIT_S)
-        elif not place.step:
+        if not place.step or (fence and not self._restart(place, node, ticket)):
             self._forget()
-            python = [self._config.python, *reach.MODULE]
-            at_end = "stop" if place.job == self._config.job else "drain"
-            words = [*python, "init", "--at-end", at_end]
-            started = [*step.on(place.job, place.host, f"n{node}"), *words]
-            step.start(started, name=place.host, stdin=ticket, limit_s=START_LIMIT_S)
+            self._begin(place, node, ticket)
+
+    def _begin(self, place: Place, node: int, ticket: str) -> None:
+        """Start the step that keeps the node."""
+        at_end = "stop" if place.job == self._config.job else "drain"
+        notice = ["--notice", str(self._config.notice_s)]
+        words = [self._config.python, *reach.MODULE, "init", "--at-end", at_end, *notice]
+        started = [*step.on(place.job, place.host, f"n{node}"), "--no-kill", *words]
+        step.start(started, name=place.host, stdin=ticket, limit_s=START_LIMIT_S)
+
+    def _restart(self, place: Place, node: int, ticket: str) -> bool:
+        """Whether a step keeps the node: Slurm shows it for a while after a reboot, too."""
+        found = self._srun(place, node, "restart", ticket, FENCE_LIMIT_S)
+        if found.returncode == NO_INIT:
+            return False
+        self._check(place, found)
+        return True
 
     def _waiting(self, node: int) -> HeadwayError:
         """Why a node without a machine has none; queues a job for one."""
@@ -124,17 +136,24 @@ class SlurmMachines:
         place = self._place(node)
         if place is None:
             raise UnreachableError(f"Slurm has no machine for node {node}")
-        return self._run(place, node, [verb], ticket, limit_s)
+        found = self._srun(place, node, verb, ticket, limit_s)
+        self._check(place, found)
+        return found.stdout
 
-    def _run(self, place: Place, node: int, words: list[str], stdin: str, limit_s: float) -> str:
+    def _srun(
+        self, place: Place, node: int, verb: str, stdin: str, limit_s: float
+    ) -> subprocess.CompletedProcess[str]:
         """Beside the step that keeps the node."""
-        asked = [self._config.python, *reach.MODULE, *words]
-        started = [*step.on(place.job, place.host, f"n{node}-{words[0]}"), *asked]
+        asked = [self._config.python, *reach.MODULE, verb]
+        started = [*step.on(place.job, place.host, f"n{node}-{verb}"), *asked]
         env = commands.environment("srun")
-        found = reach.run(started, name=place.host, stdin=stdin, limit_s=limit_s, env=env)
+        return reach.run(started, name=place.host, stdin=stdin, limit_s=limit_s, env=env)
+
+    def _check(self, place: Place, found: subprocess.CompletedProcess[str]) -> None:
         if found.returncode:
             raise step.refusal(place.host, found.returncode, found.stderr)
-        return found.stdout
+        if not found.stdout.strip():
+            raise UnreachableError(f"{place.host} died meanwhile", remedy="see `sinfo -R`")
 
     def cut_off(self, node: int, *, limit_s: float) -> bool:
         """See ``Machines``: by the fence command alone, since Slurm cannot tell.

@@ -25,13 +25,13 @@ LOOK_S = 0.5
 def on(job: str, host: str, name: str) -> list[str]:
     """The words of srun for one task on one machine of a job, beside what runs there already."""
     return [
-        "srun", f"--jobid={job}", "--overlap", "--no-kill", "--quiet", "--nodes=1", "--ntasks=1",
+        "srun", f"--jobid={job}", "--overlap", "--quiet", "--nodes=1", "--ntasks=1",
         f"--nodelist={host}", "--mem=0", "--cpu-bind=none", f"--job-name={name}",
     ]  # fmt: skip
 
 
 def start(words: Sequence[str], *, name: str, stdin: str, limit_s: float) -> str:
-    """Start a step and return its first line of output; it goes on without this process.
+    """Start a step and return its first line of output; it continues without this process.
 
     Args:
         words: srun and what it runs.

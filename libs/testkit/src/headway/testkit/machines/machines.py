@@ -102,7 +102,7 @@ class Machines:
         shared, scratch = str(self.shared), str(self.bed.disk / "headway")
         fence = tuple(self.remote.fence)
         if self.slurm is not None:
-            return SlurmConfig(shared, sys.executable, scratch=scratch, fence=fence)
+            return SlurmConfig(shared, sys.executable, (), scratch, notice_s=45, fence=fence)
         hosts = tuple(Host(node.name) for node in self.bed.nodes[: self.count])
         reach = self.ssh.reach if self.ssh is not None else self.remote.reach
         return HostsConfig(shared, hosts, sys.executable, tuple(reach), fence, scratch)

@@ -57,6 +57,7 @@ from headway.trainer.control.decisions.events import (
     Finish,
     Judged,
     Log,
+    Rebooted,
     ReleaseNode,
     Remember,
     RestartNode,
@@ -160,6 +161,7 @@ class Driver:
         if self._gate is not None:
             self._gate.is_leaving, self._gate.epoch = self.state.is_leaving, epoch
             self._gate.is_alive = self.state.is_alive
+            self._gate.rebooted = lambda node: self.handle(Rebooted(node))
         self.lines = Lines(self._server, self.state, self._reports, self._run_id, node)
         self._requests.lines = self.lines
         me = ProcessId.current()

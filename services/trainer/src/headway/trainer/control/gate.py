@@ -73,6 +73,8 @@ class Gate:
 
     is_leaving: Callable[[int], bool] = staticmethod(lambda _: False)
     """Whether a node was taken out of the run, and its machine has not been ended yet."""
+    rebooted: Callable[[int], None] = staticmethod(lambda _: None)
+    """Called when the machine of a node has joined again after a reboot."""
     is_alive: Callable[[int], bool] = staticmethod(lambda _: False)
     """Whether a node reports."""
     epoch = 0
@@ -124,6 +126,8 @@ class Gate:
             self._keep(node, member)
             if former is not None:
                 self._admission.revoke(former.public_key.encode())
+                if former.boot_id != member.boot_id:
+                    self.rebooted(node)
             log.info("a node has joined", node=node, host=message.host)
         self._admission.admit(message.public_key.encode())
         self._list_agents()

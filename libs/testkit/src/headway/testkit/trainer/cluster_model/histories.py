@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from headway.testkit.trainer.cluster_model.cluster import FakeCluster
-from headway.trainer.control.decisions.events import DrainNode, EvictNode, ExecutorEnded
+from headway.trainer.control.decisions.events import DrainNode, EvictNode, ExecutorEnded, Rebooted
 
 NODES = 4
 STEPS = 150
@@ -45,7 +45,10 @@ def _executor(cluster: FakeCluster, chance: random.Random) -> None:
 
 
 def _wipe(cluster: FakeCluster, chance: random.Random) -> None:
-    cluster.nodes[chance.randrange(NODES)].wipe()
+    number = chance.randrange(NODES)
+    cluster.nodes[number].wipe()
+    if chance.random() < 0.5:
+        cluster.driver.inbox.append(Rebooted(number))
 
 
 def _machine(cluster: FakeCluster, chance: random.Random) -> None:

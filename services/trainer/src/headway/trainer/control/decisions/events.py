@@ -67,6 +67,13 @@ class ExecutorEnded:
 
 
 @dataclass(frozen=True)
+class Rebooted:
+    """The node's machine has joined again after a reboot: its workers and their memory are gone."""
+
+    node: int
+
+
+@dataclass(frozen=True)
 class Steered:
     """A command of the user is in the journal and is to be applied by all ranks."""
 
@@ -294,6 +301,7 @@ Event = (
     | Failed
     | DurableFound
     | ExecutorEnded
+    | Rebooted
     | Steered
     | EvictNode
     | DrainNode

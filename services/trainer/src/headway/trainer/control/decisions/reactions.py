@@ -142,6 +142,14 @@ def on_executor_ended(core: Core, number: int) -> list[Action]:
     return actions
 
 
+def on_rebooted(core: Core, number: int) -> list[Action]:
+    """A spare that is ready is faster; the machine becomes one once it has an idle worker."""
+    node = core.fleet.nodes.get(number)
+    if node is None or not node.ranks or core.fleet.spare_for(number) is None:
+        return []
+    return core.lose_node(number, "its machine was rebooted", bar="trouble")
+
+
 def on_done(core: Core, action: Action) -> list[Action]:
     """An action took effect."""
     is_newest = core.effects.settle(action)

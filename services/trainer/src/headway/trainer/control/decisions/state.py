@@ -37,6 +37,7 @@ from headway.trainer.control.decisions.events import (
     Judged,
     Log,
     Memory,
+    Rebooted,
     Remember,
     Start,
     Steered,
@@ -175,6 +176,8 @@ class RunState:
                 return reactions.on_seals(core, event)
             case ExecutorEnded():
                 return reactions.on_executor_ended(core, event.node)
+            case Rebooted():
+                return reactions.on_rebooted(core, event.node)
             case Steered():
                 if event.steer.sequence > len(core.commands):
                     core.add_command(event.steer)
