@@ -13,6 +13,7 @@ import argparse
 import json
 import platform
 import random
+import shutil
 import sys
 import tempfile
 import time
@@ -44,6 +45,9 @@ class Drill:
         self.kinds: dict[str, Callable[[], dict[str, Any]]] = {
             "power off a machine that trains": lambda: self._power(self._trains()),
             "power off the driver's machine": lambda: self._power(self._driver()),
+            "reboot a machine at once": self._reboot,
+            "a machine loses its disk": self._lose_disk,
+            "drain a machine": self._drain,
             "partition of the driver's machine": lambda: self._partition(self._driver()),
             "partition of another machine": lambda: self._partition(self._trains()),
             "freeze a machine for 20 s": self._freeze,
@@ -120,6 +124,33 @@ class Drill:
     def _power(self, node: Node) -> dict[str, Any]:
         node.kill()
         return {"machine": node.name, "undo": node.boot, "begins_anew": True}
+
+    def _reboot(self) -> dict[str, Any]:
+        node = self._trains()
+        node.kill()
+        node.boot()
+        return {"machine": node.name, "begins_anew": True}
+
+    def _lose_disk(self) -> dict[str, Any]:
+        node = self._trains()
+        node.kill()
+
+        def replace() -> None:
+            shutil.rmtree(node.root / "headway", ignore_errors=True)
+            node.boot()
+
+        return {"machine": node.name, "undo": replace, "begins_anew": True}
+
+    def _drain(self) -> dict[str, Any]:
+        """With a deadline; the machine comes back by itself afterwards, as under systemd."""
+        node = self._trains()
+        self.machines.headway("drain", self.name, node.index, "--notice", "60")
+
+        def come_back() -> None:
+            _until(lambda: not node.processes(), RETURN_LIMIT_S, f"{node.name} does not end")
+            self.machines.keep(self.name, node.index)
+
+        return {"machine": node.name, "undo": come_back, "begins_anew": True}
 
     def _partition(self, node: Node) -> dict[str, Any]:
         self.machines.partition(node.index)

@@ -12,6 +12,9 @@ from typing import Any, Literal
 
 from headway.common.config import to_toml
 from headway.launch.hosts.config import Host, HostsConfig
+from headway.launch.joining import tokens
+from headway.launch.joining.bundle import Bundle
+from headway.launch.joining.ticket import Ticket
 from headway.launch.slurm.config import SlurmConfig
 from headway.testkit.bed import Bed, Process
 from headway.testkit.bed.node import Node
@@ -156,6 +159,21 @@ class Machines:
             self.ssh.start(self.bed.node(index))
         if self.slurm is not None:
             self.slurm.start(self.bed.node(index))
+
+    def keep(self, name: str, index: int) -> Process:
+        """Have a machine be a node of the run as long as a process in its foreground lives, as
+        under systemd; its number as a node is its own."""
+        bundle, node = Bundle.load(self.runs / name / "bundle.json"), self.bed.node(index)
+        ticket = Ticket(
+            run_id=bundle.run_id,
+            node=index,
+            token=tokens.mint(bundle.secret, bundle.run_id, index),
+            control=str(bundle.control),
+            scratch=str(self.bed.disk / "headway"),
+        )
+        (node.root / "ticket.json").write_text(ticket.to_json())
+        words = f"exec {sys.executable} -m headway.launch.joining init < ticket.json"
+        return node.start(["sh", "-c", words], cwd=self.bed.disk)
 
     # ---- faults -------------------------------------------------------------------------------
     def partition(self, index: int) -> None:
