@@ -5,6 +5,7 @@ Programs of these names on the PATH print what the real ones did and note what t
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -95,7 +96,7 @@ def test_what_is_wrong_in_the_file_is_named(tmp_path: Path, text: str, expected:
 
 def test_a_bundle_keeps_what_slurm_gave(tmp_path: Path) -> None:
     config = SlurmConfig("/x", options=("--partition=a",))
-    assert config_of(facts_of(config)) == SlurmRun.of(config, "", ())
+    assert config_of(facts_of(config)) == SlurmRun.of(config)
     given = SlurmRun.of(config, "7", ("a", "b"))
     bundle = Bundle(RUN, "a", 2, "", Network(), facts_of(given), str(tmp_path), "ab")
     again = Bundle.from_json(bundle.to_json(), source="it")
@@ -158,9 +159,11 @@ def test_an_allocation_is_waited_for_and_its_reason_said(
     (tmp_path / "rows").write_text(rows)
     slurm("squeue", text=f"head -1 {tmp_path}/rows; tail -1 {tmp_path}/rows > {tmp_path}/r2; "
           f"cp {tmp_path}/r2 {tmp_path}/rows")  # fmt: skip
-    slurm("scontrol", "node-0\nnode-1")
+    addresses = "NodeAddr=10.7.1.4\nNodeAddr=10.7.1.5"
+    slurm("scontrol", text=f"case $2 in node) echo '{addresses}';; *) echo node-0 node-1;; esac")
     found = allocate(SlurmConfig("/x", options=("--time=60",)), RUN, "/x/control", 2, said.append)
     assert (found.job, found.hosts) == ("8", ("node-0", "node-1"))
+    assert found.network == "10.7.1.0/24"
     assert said == ["waiting for Slurm's job 8 (2 machines): Resources"]
     [submitted] = [line for line in _asked(tmp_path) if line.startswith("sbatch")]
     for word in ("--nodes=2", "--no-kill", "--no-requeue", "--signal=USR1@120", "--time=60"):
@@ -215,8 +218,8 @@ def test_a_node_whose_machine_left_the_allocation_gets_a_job_of_its_own(
     with pytest.raises(UnreachableError, match="node 1 waits for a machine: job 8 is queued"):
         _machines().start(1, "ticket", fence=True)
     [submitted] = [line for line in _asked(tmp_path) if line.startswith("sbatch")]
-    assert f"--job-name=headway-{RUN}-n1" in submitted and "--no-kill" not in submitted
-    queued = f"7|headway-{RUN}|RUNNING|node-[0,2]|None\n8|headway-{RUN}-n1|PENDING||Priority"
+    assert f"--job-name=headway-{RUN}-7-n1" in submitted and "--no-kill" not in submitted
+    queued = f"7|headway-{RUN}|RUNNING|node-[0,2]|None\n8|headway-{RUN}-7-n1|PENDING||Priority"
     slurm("squeue", text=_squeue(queued))
     with pytest.raises(UnreachableError, match="job 8, Priority"):
         _machines().start(1, "ticket", fence=True)
@@ -226,7 +229,7 @@ def test_a_node_whose_machine_left_the_allocation_gets_a_job_of_its_own(
 def test_a_machine_of_its_own_comes_before_the_one_that_it_began_on(
     slurm: Callable[..., None], tmp_path: Path
 ) -> None:
-    slurm("squeue", text=_squeue(f"{ALLOCATION}\n8|headway-{RUN}-n1|RUNNING|node-9|None"))
+    slurm("squeue", text=_squeue(f"{ALLOCATION}\n8|headway-{RUN}-7-n1|RUNNING|node-9|None"))
     slurm("scontrol", text='case "$3" in node-9) echo node-9;; *) echo node-0; echo node-1;; esac')
     slurm("srun", text="cat")
     _machines().call(1, "log", "ticket", limit_s=20.0)
@@ -284,7 +287,7 @@ def test_a_step_that_says_nothing_is_unknown(slurm: Callable[..., None]) -> None
 def test_at_the_end_every_job_of_the_run_is_cancelled(
     allocated: Callable[..., None], tmp_path: Path
 ) -> None:
-    allocated("squeue", text=_squeue(f"{ALLOCATION}\n8|headway-{RUN}-n1|PENDING||Priority"))
+    allocated("squeue", text=_squeue(f"{ALLOCATION}\n8|headway-{RUN}-7-n1|PENDING||Priority"))
     _machines().release()
     assert {"scancel 7", "scancel 8"} <= set(_asked(tmp_path))
 
@@ -336,14 +339,28 @@ def test_a_job_is_held_while_a_driver_leads_and_for_a_while_after(tmp_path: Path
 
 
 @pytest.mark.usefixtures("signals")
-def test_a_job_ends_with_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_ends_with_its_run_but_not_for_the_driver_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(hold, "OVER_S", 0.01)
     lease = FileLease(tmp_path)
     lease.claim(0)
-    tenure = Tenure(lease, _holder())
+    _finish(lease, 1)
+    held = threading.Thread(target=hold.hold, args=(lease, 600.0, 0.05), daemon=True)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # it runs on a thread here
+    held.start()
+    held.join(0.5)
+    assert held.is_alive()
+    lease.claim(1)
+    _finish(lease, 2)
+    held.join(20.0)
+    assert not held.is_alive()
+
+
+def _finish(lease: FileLease, epoch: int) -> None:
+    tenure = Tenure(lease, dataclasses.replace(_holder(), epoch=epoch))
     tenure.finish()
     tenure.renew()
-    hold.hold(lease, no_driver_s=600.0, look_s=0.05)
 
 
 def test_the_batch_script_is_a_program_that_ignores_what_nodes_act_on(tmp_path: Path) -> None:

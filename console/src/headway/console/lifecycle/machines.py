@@ -18,7 +18,6 @@ from headway.launch.joining import tokens
 from headway.launch.joining.bundle import Bundle
 from headway.launch.joining.corpus import listing_digest
 from headway.launch.slurm.config import SlurmConfig, SlurmRun
-from headway.launch.slurm.machines import network_of
 from headway.trainer.config import RunConfig
 
 
@@ -77,10 +76,8 @@ def prepare(
     control = shared / "control"
     provided = provide(machines, nodes, run_id=folder.run_id, control=control, report=report)
     if not config.launch.interface and isinstance(provided, SlurmRun):
-        network = network_of(provided.hosts)
-        config = dataclasses.replace(
-            config, launch=dataclasses.replace(config.launch, interface=network)
-        )
+        launch = dataclasses.replace(config.launch, interface=provided.network)
+        config = dataclasses.replace(config, launch=launch)
     bundle = Bundle(
         run_id=folder.run_id,
         name=run.name,

@@ -76,6 +76,8 @@ class Stay:
         """Start the node and stay until it has ended."""
         with _signals() as source:
             self._start()
+            [found] = self._folder.path.glob("runs/*/bundle.json")
+            self._run, self._bundle = found.parent, Bundle.load(found)
             while self._is_there():
                 if select.select([source], [], [], LOOK_S)[0]:
                     self._take(source.recv(64))
@@ -155,18 +157,12 @@ class Stay:
         holder = FileLease(bundle.control).look().holder
         if holder is None or not holder.is_over:
             return
-        [run] = self._folder.path.glob("runs/*")
         kept = bundle.records_of(self._ticket.node)
         make_private_folder(kept.parent)
-        replace_file(kept, records.pack(run))
+        replace_file(kept, records.pack(self._run))
         shutil.rmtree(self._folder.path, ignore_errors=True)
         if holder.node == self._ticket.node:
             self._release(bundle)
-
-    @property
-    def _bundle(self) -> Bundle:
-        [path] = self._folder.path.glob("runs/*/bundle.json")
-        return Bundle.load(path)
 
 
 @contextlib.contextmanager

@@ -105,7 +105,7 @@ def jobs(names: Sequence[str]) -> list[Job]:
     """Jobs of this user with one of these names. Raises as ``command``."""
     words = ["squeue", "--me", "--noheader", f"--name={','.join(names)}"]
     rows = command([*words, "--format=%i|%j|%T|%N|%r"]).splitlines()
-    return [Job(*row.split("|")) for row in rows if row.count("|") == 4]
+    return [Job(*row.split("|", 4)) for row in rows if row.count("|") >= 4]
 
 
 def steps(job: str) -> dict[str, Step]:

@@ -76,8 +76,12 @@ class SlurmRun(SlurmConfig):
     """Number of the allocation."""
     hosts: tuple[str, ...] = ()
     """Its machines; node K begins on the K-th."""
+    network: str = ""
+    """The smallest one in which Slurm reaches all of them, such as ``10.0.1.0/24``."""
 
     @classmethod
-    def of(cls, config: SlurmConfig, job: str, hosts: tuple[str, ...]) -> SlurmRun:
+    def of(
+        cls, config: SlurmConfig, job: str = "", hosts: tuple[str, ...] = (), network: str = ""
+    ) -> SlurmRun:
         known = {one.name: getattr(config, one.name) for one in fields(SlurmConfig)}
-        return cls(**known, job=job, hosts=hosts)
+        return cls(**known, job=job, hosts=hosts, network=network)

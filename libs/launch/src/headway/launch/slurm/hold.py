@@ -30,9 +30,10 @@ def hold(lease: FileLease, no_driver_s: float, look_s: float) -> None:
     """Return once the run is over, or its lease has not changed for ``no_driver_s``."""
     for number in (signal.SIGTERM, signal.SIGUSR1):  # the nodes decide what follows from these
         signal.signal(number, signal.SIG_IGN)
-    watch = LeaseWatch(longest_gap_s=2 * look_s)
+    watch, before = LeaseWatch(longest_gap_s=2 * look_s), lease.look().claimed
     while watch.see(view := lease.look(), time.monotonic()) < no_driver_s:
-        if view.holder is not None and view.holder.is_over:
+        # a driver that was there before led the run until it was stopped, and now it is resumed
+        if view.holder is not None and view.holder.is_over and view.holder.epoch > before:
             time.sleep(OVER_S)
             return
         time.sleep(look_s)

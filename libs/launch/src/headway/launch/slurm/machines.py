@@ -74,14 +74,17 @@ class SlurmMachines:
             for job in sorted(found, key=lambda job: job.name != self._job_name(node)):
                 hosts = self._hosts[job.id]
                 host = hosts[0] if job.name == self._job_name(node) else self.name_of(node)
-                if job.name in (self._job_name(node), self._job_name()) and host in hosts:
+                is_ours = job.id == self._config.job or job.name == self._job_name(node)
+                if is_ours and host in hosts:
                     kept = self._steps[job.id].get(f"n{node}")
                     return Place(job.id, host, kept.id if kept is not None else "")
             return None
 
     def _look(self) -> None:
-        names = [self._job_name(), *map(self._job_name, range(len(self._config.hosts)))]
-        self._jobs = commands.jobs(names)
+        names = [self._job_name(node) for node in range(len(self._config.hosts))]
+        found = commands.jobs([job_name(self._run_id), *names])
+        # another allocation of this name is that of the same run, stopped and resumed
+        self._jobs = [job for job in found if job.name in names or job.id == self._config.job]
         running = [job for job in self._jobs if job.state == "RUNNING"]
         self._steps = {job.id: commands.steps(job.id) for job in running}
         self._hosts = {job.id: commands.hosts_of(job.nodes) for job in running}
@@ -91,8 +94,9 @@ class SlurmMachines:
         with self._lock:
             self._looked_s = float("-inf")
 
-    def _job_name(self, node: int | None = None) -> str:
-        return job_name(self._run_id, node)
+    def _job_name(self, node: int) -> str:
+        """Of the further job for a node."""
+        return f"{job_name(self._run_id)}-{self._config.job}-n{node}"
 
     # ---- Machines -----------------------------------------------------------------------------
     def start(self, node: int, ticket: str, *, fence: bool) -> None:
@@ -176,9 +180,9 @@ class SlurmMachines:
 
 
 # ---- an allocation for a new run ---------------------------------------------------------------
-def job_name(run_id: str, node: int | None = None) -> str:
-    """Of the allocation, or of the further job for one node."""
-    return f"headway-{run_id}" + ("" if node is None else f"-n{node}")
+def job_name(run_id: str) -> str:
+    """Of a run's allocation."""
+    return f"headway-{run_id}"
 
 
 def submit(config: SlurmConfig, name: str, nodes: int, control: str) -> str:
@@ -210,7 +214,8 @@ def allocate(
                 )
             [job] = found
             if job.state == "RUNNING":
-                return SlurmRun.of(config, number, commands.hosts_of(job.nodes))
+                hosts = commands.hosts_of(job.nodes)
+                return SlurmRun.of(config, number, hosts, network_of(hosts))
             if job.reason != said and job.reason not in ("None", ""):
                 said = job.reason
                 report(f"waiting for Slurm's job {number} ({nodes} machines): {said}")
