@@ -193,7 +193,10 @@ class Cases:
         deadline = time.monotonic() + LIMIT_S
         while not condition():
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{self.name}: no {what}: {self._status()}")
+                seen = [self.machines.headway("logs", self.name, "-n", "30", check=False).stdout]
+                for words in (["squeue"], ["squeue", "--steps"], ["sinfo", "-N"]):
+                    seen.append(self.machines.head.run(words, check=False).stdout)
+                raise TimeoutError("\n".join([f"{self.name}: no {what}", *seen]))
             time.sleep(0.1)
 
 
