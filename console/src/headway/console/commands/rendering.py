@@ -10,17 +10,14 @@ from headway.common.cli import AsJson, group
 from headway.common.help_pages import epilog, page
 from headway.common.output import to_json
 
-EXAMPLES = (
-    "headway cluster render kubernetes examples/tiny.toml --image registry/headway:0.1.0 "
-    "--claim headway --set train.device=cpu",
-)
+EXAMPLE = "headway cluster render kubernetes my.toml --image headway:0.1 --claim headway"
 
 
 def add_render(cluster: typer.Typer) -> None:
     """Add the group to ``headway cluster``."""
-    render = group("Print what starts the nodes of a run.", name="render", epilog=epilog(EXAMPLES))
+    render = group("Print what starts the nodes of a run.", name="render", epilog=epilog([EXAMPLE]))
     cluster.add_typer(render)
-    page(render, examples=EXAMPLES, json="list of the objects, as Kubernetes defines them")(
+    page(render, examples=[EXAMPLE], json="list of the objects, as Kubernetes defines them")(
         kubernetes
     )
 

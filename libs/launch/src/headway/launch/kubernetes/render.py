@@ -38,7 +38,7 @@ def render(
         bundle: of the run; its number of nodes is that of the pods.
         config: what the pods are made of.
         needs: of each pod.
-        console_key: the key pair whose public half the bundle has, as ``KeyPair.to_text`` writes it.
+        console_key: ``KeyPair.to_text`` of the pair whose public half the bundle has.
 
     Raises:
         ConfigError: the run's name cannot be that of a Job, whose pods add their number to it.
