@@ -36,7 +36,7 @@ from headway.launch.nodes import wait_for_node
 VERBS = ("start", "init", "end", "fence", "log", "records", "pod")
 LOG_BYTES = 8192
 END_S = 5.0
-NO_DRIVER_S = 60.0
+NO_DRIVER_S = 45.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
