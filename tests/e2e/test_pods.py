@@ -151,7 +151,7 @@ def test_a_pod_that_is_taken_away_hands_over_and_all_end_with_the_run(pods: Pods
     assert pods.running[leaving].wait(LIMIT_S) == AGAIN, pods.output()
     _until(pods, 0, lambda s: s["nodes"][spare] != "spare" and _is_stepping(s, 12))
 
-    assert pods.headway(pods.bed.node(0), "stop", "tiny"), pods.output()
+    assert pods.headway(pods.bed.node(0), "stop", "tiny", "--no-wait"), pods.output()
     for index in range(3):
         while code := pods.running[index].wait(LIMIT_S):  # refused, until the run is over
             assert (index, code) == (leaving, AGAIN), pods.output()
