@@ -193,11 +193,15 @@ class Cases:
         deadline = time.monotonic() + LIMIT_S
         while not condition():
             if time.monotonic() > deadline:
-                seen = [self.machines.headway("logs", self.name, "-n", "30", check=False).stdout]
-                for words in (["squeue"], ["squeue", "--steps"], ["sinfo", "-N"]):
-                    seen.append(self.machines.head.run(words, check=False).stdout)
-                raise TimeoutError("\n".join([f"{self.name}: no {what}", *seen]))
+                raise TimeoutError("\n".join([f"{self.name}: no {what}", *self._evidence()]))
             time.sleep(0.1)
+
+    def _evidence(self) -> list[str]:
+        """What the run and Slurm say, where a case fails."""
+        head = self.machines.head
+        asked = (["squeue"], ["squeue", "--steps"], ["sinfo", "-N"])
+        logs = self.machines.headway("logs", self.name, "-n", "30", check=False).stdout
+        return [logs, *(head.run(words, check=False).stdout for words in asked)]
 
 
 def left_on(node: Node) -> list[str]:

@@ -113,7 +113,7 @@ def test_no_module_is_called_utils(sources: list[Any]) -> None:
     assert not {"utils", "util", "helpers", "misc"} & set(parts)
 
 
-MODULE_OF = {"pyzmq": "zmq", "cupy_cuda13x": "cupy"}
+MODULE_OF = {"pyzmq": "zmq", "cupy_cuda13x": "cupy", "pyyaml": "yaml"}
 """Where the import name is not the distribution's with ``-`` as ``_``."""
 BY_NAME = {"console": {"jupyterlab", "ipykernel"}}  # what the notebooks run in
 """Declared and reached without an import statement."""

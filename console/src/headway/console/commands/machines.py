@@ -12,6 +12,7 @@ from headway.common.help_pages import page
 from headway.common.output import emit
 from headway.console.commands.options import Yes, confirm
 from headway.console.commands.pages import MACHINES, add_group
+from headway.console.commands.rendering import add_render
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The cluster's folder.")]
 ClusterOption = Annotated[
@@ -48,6 +49,7 @@ def register(app: typer.Typer) -> None:
         examples=("headway cluster remove clusters/mine",),
         json="one object: cluster, removed",
     )(remove)
+    add_render(cluster)
     node = add_group(
         app,
         "node",

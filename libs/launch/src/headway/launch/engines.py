@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,36 @@ from headway.launch.engine import Engine
 from headway.launch.hosts.config import HostsConfig
 from headway.launch.hosts.machines import HostMachines
 from headway.launch.joining.bundle import Bundle
+from headway.launch.kubernetes.config import KubernetesConfig
+from headway.launch.kubernetes.machines import KubernetesMachines
 from headway.launch.local import LocalEngine
 from headway.launch.machines.engine import Machines, MachinesEngine
 from headway.launch.slurm.config import SlurmConfig, SlurmRun
 from headway.launch.slurm.machines import SlurmMachines, allocate
 
-MachinesConfig = HostsConfig | SlurmConfig
-_KINDS: dict[str, type[MachinesConfig]] = {"hosts": HostsConfig, "slurm": SlurmRun}
+MachinesConfig = HostsConfig | SlurmConfig | KubernetesConfig
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """One way to have machines."""
+
+    config: type[MachinesConfig]
+    """What a bundle keeps of it."""
+    machines: Callable[[Bundle, Any], Machines]
+
+
+_KINDS = {
+    "hosts": _Kind(HostsConfig, lambda _, config: HostMachines(config)),
+    "slurm": _Kind(
+        SlurmRun,
+        lambda bundle, config: SlurmMachines(bundle.run_id, str(bundle.control), config),
+    ),
+    "kubernetes": _Kind(
+        KubernetesConfig,
+        lambda bundle, config: KubernetesMachines(bundle.name, bundle.nodes, config.scratch),
+    ),
+}
 
 
 def engine_of(run: RunDir, cluster: ClusterFolder) -> Engine:
@@ -41,13 +65,7 @@ def of_bundle(bundle: Bundle) -> MachinesEngine:
         InputError: this version has none of that name.
     """
     config = config_of(bundle.engine)
-    machines: Machines
-    if isinstance(config, SlurmRun):
-        machines = SlurmMachines(bundle.run_id, str(bundle.control), config)
-    else:
-        assert isinstance(config, HostsConfig)
-        machines = HostMachines(config)
-    return MachinesEngine(bundle, machines)
+    return MachinesEngine(bundle, _KINDS[bundle.engine["kind"]].machines(bundle, config))
 
 
 def provide(
@@ -72,6 +90,11 @@ def provide(
     """
     if isinstance(config, SlurmConfig):
         return allocate(config, run_id, str(control), nodes, report)
+    if isinstance(config, KubernetesConfig):
+        raise InputError(
+            "pods are not started from here",
+            remedy="apply what `headway cluster render kubernetes` prints",
+        )
     if nodes > (there := len(config.hosts)):
         raise InputError(
             f"the run needs {nodes} nodes, hosts.toml lists {there}",
@@ -89,10 +112,12 @@ def config_of(facts: Mapping[str, Any]) -> MachinesConfig:
     kind = facts.get("kind", "")
     if kind not in _KINDS:
         raise InputError(f"there is no engine {kind!r}", remedy="use the version that made the run")
-    return from_dict(_KINDS[kind], {key: value for key, value in facts.items() if key != "kind"})
+    return from_dict(
+        _KINDS[kind].config, {key: value for key, value in facts.items() if key != "kind"}
+    )
 
 
 def facts_of(config: MachinesConfig) -> dict[str, Any]:
     """What ``cluster.json`` and a bundle keep of the engine."""
-    kind = "slurm" if isinstance(config, SlurmConfig) else "hosts"
+    kind = next(name for name, kind in _KINDS.items() if issubclass(kind.config, type(config)))
     return {"kind": kind, **to_dict(config)}

@@ -31,16 +31,19 @@ class KeyPair:
         public, secret = zmq.curve_keypair()
         return cls(public, secret)
 
+    def to_text(self) -> bytes:
+        """What a key file holds."""
+        return b"# Headway CURVE key pair; keep it secret\npublic = %s\nsecret = %s\n" % (
+            self.public,
+            self.secret,
+        )
+
     def save(self, path: Path) -> None:
         """Write a new file of mode 0600; afterwards it is complete and on disk, or absent.
 
         Raises:
             InputError: ``path`` exists (a key is never overwritten) or cannot be written.
         """
-        text = b"# Headway CURVE key pair; keep it secret\npublic = %s\nsecret = %s\n" % (
-            self.public,
-            self.secret,
-        )
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -49,7 +52,7 @@ class KeyPair:
             )
             with os.fdopen(handle, "wb") as file:
                 os.fchmod(handle, 0o600)
-                file.write(text)
+                file.write(self.to_text())
                 file.flush()
                 os.fsync(handle)
             try:

@@ -9,6 +9,7 @@
 ... fence < TICKET     end a driver on the machine, and nothing else
 ... log < TICKET       the ends of its logs
 ... records < TICKET   its newest logs and records of steps, see ``records.pack``
+... pod BUNDLE         as ``init``, in a pod of an indexed Job, with a ticket of its own
 """
 
 from __future__ import annotations
@@ -22,33 +23,40 @@ from headway.common.errors import HeadwayError
 from headway.common.node.files import make_private_folder
 from headway.common.node.janitor import processes_of, role_of
 from headway.common.polling import wait_until
-from headway.launch.engines import of_bundle
+from headway.launch.engines import config_of, of_bundle
 from headway.launch.joining import corpus, records
 from headway.launch.joining.answers import DONE, NO_INIT
 from headway.launch.joining.bundle import Bundle
 from headway.launch.joining.client import join
 from headway.launch.joining.folder import NodeFolder
-from headway.launch.joining.stay import TERM_S, Stay
+from headway.launch.joining.stay import TERM_S, AtEnd, Stay
 from headway.launch.joining.ticket import Ticket
-from headway.launch.lease import FileLease
+from headway.launch.kubernetes import pod
+from headway.launch.lease import FileLease, is_led
 from headway.launch.local import LocalEngine
 from headway.launch.nodes import wait_for_node
 
-VERBS = ("start", "restart", "init", "end", "fence", "log", "records")
+VERBS = ("start", "restart", "init", "end", "fence", "log", "records", "pod")
 LOG_BYTES = 8192
 END_S = 5.0
+NO_DRIVER_S = 45.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code; an error is one line on standard error."""
     parser = argparse.ArgumentParser(prog="python -m headway.launch.joining", description=__doc__)
     parser.add_argument("verb", choices=VERBS)
+    parser.add_argument("bundle", nargs="?", type=Path, help="of `pod`: a file with the bundle")
     parser.add_argument("--fence", action="store_true", help="end an executor that hangs")
     parser.add_argument("--at-end", choices=("drain", "stop"), default="drain", help="on SIGTERM")
     parser.add_argument("--notice", type=float, default=TERM_S, help="seconds from SIGUSR1 on")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds to find the driver")
     options = parser.parse_args(argv)
+    if (options.verb == "pod") != (options.bundle is not None):
+        parser.error("`pod` takes the file of a bundle, the others take none")
     try:
+        if options.verb == "pod":
+            return be_pod(options.bundle)
         ticket = Ticket.from_json(sys.stdin.read())
         folder = NodeFolder(ticket.folder)
         match options.verb:
@@ -62,14 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 LocalEngine(folder.cluster).start_node(ticket.node, fence=True)
                 print(DONE)
             case "init":
-                return Stay(
-                    folder,
-                    ticket,
-                    at_end=options.at_end,
-                    notice_s=options.notice,
-                    end=lambda: end(folder, ticket),
-                    release=lambda bundle: of_bundle(bundle).release(),
-                ).run()
+                return stay(folder, ticket, options.at_end, options.notice)
             case "end":
                 if code := end(folder, ticket):
                     return code
@@ -91,6 +92,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def stay(folder: NodeFolder, ticket: Ticket, at_end: AtEnd, notice_s: float) -> int:
+    """Be a node in the foreground until it has ended; returns the exit code."""
+    return Stay(
+        folder,
+        ticket,
+        at_end=at_end,
+        notice_s=notice_s,
+        end=lambda: end(folder, ticket),
+        release=lambda bundle: of_bundle(bundle).release(),
+    ).run()
+
+
+def be_pod(path: Path) -> int:
+    """Be the node that this pod is, until it has ended; returns the exit code.
+
+    Raises:
+        InputError: the bundle is absent or damaged, or it is not known which node this is.
+    """
+    bundle = Bundle.load(path)
+    ticket = pod.ticket_of(bundle, config_of(bundle.engine).scratch)
+    folder = NodeFolder(ticket.folder)
+    return pod.stay(path.parent, bundle, folder, lambda: stay(folder, ticket, "drain", TERM_S))
+
+
 def take_part(folder: NodeFolder, ticket: Ticket, limit_s: float) -> None:
     """Join the run, unless the machine has done so since it started.
 
@@ -100,8 +125,9 @@ def take_part(folder: NodeFolder, ticket: Ticket, limit_s: float) -> None:
     if folder.has_joined(ticket.node):
         return
     make_private_folder(folder.path)
-    # A ticket for the first node may come back, as after a reboot: then there is a driver to ask.
-    is_first = bool(ticket.bundle) and FileLease(Path(ticket.control)).look().holder is None
+    # A ticket for the first node may come back, as after a reboot: then there is a driver to ask,
+    # unless all nodes of the run were away at once.
+    is_first = bool(ticket.bundle) and not is_led_or_over(Path(ticket.control))
     if is_first:
         bundle = Bundle.from_json(ticket.bundle, source="the ticket")
     else:
@@ -109,6 +135,13 @@ def take_part(folder: NodeFolder, ticket: Ticket, limit_s: float) -> None:
     corpus.check(bundle)
     _ = bundle.network.endpoint, bundle.network.fabric_address  # this machine has them
     folder.install(bundle, ticket.node, is_first=is_first)
+
+
+def is_led_or_over(control: Path) -> bool:
+    """Takes up to ``NO_DRIVER_S``: while any node of the run lives, one of them leads by then."""
+    lease = FileLease(control)
+    holder = lease.look().holder
+    return holder is not None and (holder.is_over or is_led(lease, NO_DRIVER_S))
 
 
 def end(folder: NodeFolder, ticket: Ticket) -> int:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from headway.common.config import from_dict
 from headway.common.errors import ConfigError, InputError
+from headway.launch.joining import tokens
+from headway.launch.joining.bundle import Bundle
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,18 @@ class Ticket:
     """Folder on the machine for logs, records and keys; made if it is absent."""
     bundle: str = field(default="", repr=False)
     """For the first node of a run, which no driver can answer yet."""
+
+    @classmethod
+    def of(cls, bundle: Bundle, node: int, scratch: str, *, is_first: bool = False) -> Ticket:
+        """A new ticket for a node; that of the ``is_first`` one carries the bundle."""
+        return cls(
+            run_id=bundle.run_id,
+            node=node,
+            token=tokens.mint(bundle.secret, bundle.run_id, node),
+            control=str(bundle.control),
+            scratch=scratch,
+            bundle=bundle.to_json() if is_first else "",
+        )
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

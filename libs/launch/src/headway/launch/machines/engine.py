@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from headway.common.errors import HeadwayError
-from headway.launch.joining import records, tokens
+from headway.launch.joining import records
 from headway.launch.joining.bundle import Bundle
 from headway.launch.joining.ticket import Ticket
 from headway.launch.machines.reach import UnreachableError
@@ -71,8 +71,7 @@ class MachinesEngine:
         Raises:
             HeadwayError: it did not start.
         """
-        ticket = self._ticket(0, bundle=self._bundle.to_json())
-        self._machines.start(0, ticket, fence=False)
+        self._machines.start(0, self._ticket(0, is_first=True), fence=False)
 
     def start_node(self, node: int, *, fence: bool = False) -> None:
         """Have the machine join the run, unless it has, and start its init.
@@ -171,16 +170,9 @@ class MachinesEngine:
     def _call(self, node: int, verb: str, *, limit_s: float = END_LIMIT_S) -> str:
         return self._machines.call(node, verb, self._ticket(node), limit_s=limit_s)
 
-    def _ticket(self, node: int, bundle: str = "") -> str:
-        run = self._bundle
-        return Ticket(
-            run_id=run.run_id,
-            node=node,
-            token=tokens.mint(run.secret, run.run_id, node),
-            control=str(run.control),
-            scratch=self._machines.scratch,
-            bundle=bundle,
-        ).to_json()
+    def _ticket(self, node: int, *, is_first: bool = False) -> str:
+        scratch = self._machines.scratch
+        return Ticket.of(self._bundle, node, scratch, is_first=is_first).to_json()
 
 
 def _each(work: Callable[[int], None], nodes: Iterable[int]) -> None:

@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 from headway.common.config import to_toml
 from headway.launch.hosts.config import Host, HostsConfig
-from headway.launch.joining import tokens
 from headway.launch.joining.bundle import Bundle
 from headway.launch.joining.ticket import Ticket
 from headway.launch.slurm.config import SlurmConfig
@@ -164,13 +163,7 @@ class Machines:
         """Have a machine be a node of the run as long as a process in its foreground lives, as
         under systemd; its number as a node is its own."""
         bundle, node = Bundle.load(self.runs / name / "bundle.json"), self.bed.node(index)
-        ticket = Ticket(
-            run_id=bundle.run_id,
-            node=index,
-            token=tokens.mint(bundle.secret, bundle.run_id, index),
-            control=str(bundle.control),
-            scratch=str(self.bed.disk / "headway"),
-        )
+        ticket = Ticket.of(bundle, index, str(self.bed.disk / "headway"))
         (node.root / "ticket.json").write_text(ticket.to_json())
         words = f"exec {sys.executable} -m headway.launch.joining init < ticket.json"
         return node.start(["sh", "-c", words], cwd=self.bed.disk)

@@ -1,0 +1,81 @@
+"""``headway cluster render``: what other systems need to start the nodes of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from headway.common.cli import AsJson, group
+from headway.common.help_pages import epilog, page
+from headway.common.output import to_json
+
+EXAMPLE = "headway cluster render kubernetes my.toml --image headway:0.1 --claim headway"
+
+
+def add_render(cluster: typer.Typer) -> None:
+    """Add the group to ``headway cluster``."""
+    render = group("Print what starts the nodes of a run.", name="render", epilog=epilog([EXAMPLE]))
+    cluster.add_typer(render)
+    page(render, examples=[EXAMPLE], json="list of the objects, as Kubernetes defines them")(
+        kubernetes
+    )
+
+
+def kubernetes(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="TOML file of the run.")],
+    image: Annotated[
+        str, typer.Option(metavar="IMAGE", help="Container image with Headway in it.")
+    ],
+    claim: Annotated[
+        str,
+        typer.Option(metavar="PVC", help="ReadWriteMany claim with the corpus, for checkpoints."),
+    ],
+    name: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Name of the run; the file's name by default."),
+    ] = None,
+    namespace: Annotated[
+        str, typer.Option(metavar="NS", help="Of all objects; left out by default.")
+    ] = "",
+    python: Annotated[
+        str, typer.Option(metavar="PATH", help="Python in the image; python3 by default.")
+    ] = "python3",
+    selector: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--node-selector", metavar="KEY=VALUE", help="Label of the machines; repeatable."
+        ),
+    ] = None,
+    gpu_resource: Annotated[
+        str, typer.Option(metavar="NAME", help="Of a GPU; nvidia.com/gpu by default.")
+    ] = "nvidia.com/gpu",
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change one setting; repeatable."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print a new run as Kubernetes manifests.
+
+    These are a Secret, a NetworkPolicy and a Job. Nothing is started. Each call makes another run,
+    with keys of its own: keep the output secret.
+    Relative paths in the configuration are below the claim. See docs/howto/kubernetes.md.
+    """
+    from headway.common.config import load
+    from headway.console.lifecycle.launch import run_name
+    from headway.console.lifecycle.pods import manifests, to_yaml
+    from headway.launch.kubernetes.config import KubernetesConfig
+    from headway.trainer.config import RunConfig
+
+    resolved = load(RunConfig, [config], overrides or [])
+    pods = KubernetesConfig(
+        image=image,
+        claim=claim,
+        namespace=namespace,
+        python=python,
+        node_selector=tuple(selector or ()),
+        gpu_resource=gpu_resource,
+    )
+    found = manifests(resolved, pods, name or run_name(config.stem))
+    typer.echo(to_json(found) if as_json else to_yaml(found).rstrip())

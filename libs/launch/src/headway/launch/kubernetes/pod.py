@@ -1,0 +1,71 @@
+"""What is special to a node that is a pod: its number, its ticket, and its exit code."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from headway.common.errors import InputError
+from headway.common.log import get_logger
+from headway.common.node.files import make_private_folder, replace_file
+from headway.launch.joining.bundle import Bundle
+from headway.launch.joining.folder import NodeFolder
+from headway.launch.joining.ticket import Ticket
+from headway.launch.lease import FileLease
+
+INDEX = "JOB_COMPLETION_INDEX"
+"""Kubernetes sets it in each pod of an indexed Job."""
+BUNDLE, CONSOLE_KEY = "bundle.json", "console.key"
+"""Files of the Secret."""
+AGAIN = 1
+"""Exit code with which the Job starts the pod again."""
+
+log = get_logger("pod")
+
+
+def ticket_of(bundle: Bundle, scratch: str) -> Ticket:
+    """The pod's own ticket: the Secret that it mounts has what tickets are made of.
+
+    Raises:
+        InputError: the environment does not say which node this is.
+    """
+    text = os.environ.get(INDEX, "")
+    if not (text.isascii() and text.isdecimal() and int(text) < bundle.nodes):
+        raise InputError(
+            f"{INDEX}={text!r} is not the number of a node, 0 to {bundle.nodes - 1}",
+            remedy="start the pods by the indexed Job that `headway cluster render` prints",
+        )
+    return Ticket.of(bundle, int(text), scratch, is_first=int(text) == 0)
+
+
+def stay(secret: Path, bundle: Bundle, folder: NodeFolder, until_end: Callable[[], int]) -> int:
+    """Be a node until it ends; returns the exit code, 0 only if the run is over.
+
+    Args:
+        secret: folder of the mounted Secret.
+        bundle: what it holds.
+        folder: of the node.
+        until_end: joins the run and returns when the node has ended.
+    """
+    lease = FileLease(bundle.control)
+    if _is_over(lease):
+        log.info("the run is over", run=bundle.name)
+        return 0
+    if (secret / CONSOLE_KEY).exists():
+        _admit_console(secret / CONSOLE_KEY, folder.path / "runs" / bundle.name)
+    code = until_end()
+    return code or (0 if _is_over(lease) else AGAIN)
+
+
+def _is_over(lease: FileLease) -> bool:
+    holder = lease.look().holder
+    return holder is not None and holder.is_over
+
+
+def _admit_console(key: Path, run: Path) -> None:
+    """Commands that are run in the pod, such as ``headway stop``, find the key beside the run."""
+    keys = run / "cluster" / "keys"
+    for folder in (run, keys.parent, keys):
+        make_private_folder(folder)
+    replace_file(keys / CONSOLE_KEY, key.read_bytes())

@@ -1,0 +1,160 @@
+"""What the containers of a rendered Job run, on machines of a bed in place of pods."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from headway.common.config import load
+from headway.console.lifecycle.pods import manifests
+from headway.launch.kubernetes.config import KubernetesConfig
+from headway.launch.kubernetes.pod import AGAIN
+from headway.testkit.bed import Bed, Process
+from headway.testkit.bed.node import Node
+from headway.trainer.config import RunConfig
+
+TINY = Path(__file__).resolve().parents[2] / "examples" / "tiny.toml"
+MODEL = (
+    "model.layers=2", "model.hidden=64", "model.heads=4", "model.seq_len=64",
+    "train.eval_batches=1", "train.eval_every=0", "train.sample_tokens=0", "train.dtype=fp32",
+    "parallel.pp=1", "parallel.dp=2", "parallel.tp=1", "train.global_batch_size=4",
+    "ckpt.durable_every=5", "train.steps=100000", "train.device=cpu",
+    "launch.nodes=2", "launch.ranks_per_node=1", "launch.spares=1",
+)  # fmt: skip
+RUNS = "scratch/*/runs"
+LIMIT_S = 150.0
+
+
+class Pods:
+    """A Job: its pods, each on a machine of its own, with one folder as the claim. ``keep`` starts
+    those again that have failed, as Kubernetes does."""
+
+    def __init__(self, bed: Bed, folder: Path, corpus: Path) -> None:
+        self.bed = bed
+        self.config = KubernetesConfig(
+            image="headway",
+            claim="headway",
+            shared=str(folder / "claim"),
+            scratch=str(bed.disk / "scratch"),
+            python=sys.executable,
+        )
+        run = load(RunConfig, [TINY], [*MODEL, f"data.path={corpus}"])
+        secret, _, job = manifests(run, self.config, "tiny")
+        self.secret = folder / "claim" / "secret"
+        self.secret.mkdir()
+        for name, text in secret["stringData"].items():
+            (self.secret / name).write_text(text)
+        self.shared = Path(json.loads(secret["stringData"]["bundle.json"])["shared"])
+        [container] = job["spec"]["template"]["spec"]["containers"]
+        *self.command, _ = container["command"]
+        self.running: dict[int, Process] = {}
+        self.restarts = [0] * job["spec"]["completions"]
+
+    def start(self, index: int) -> None:
+        """A new pod: nothing is left in its folder."""
+        node = self.bed.node(index)
+        shutil.rmtree(node.root / "scratch", ignore_errors=True)
+        words = [*self.command, str(self.secret / "bundle.json")]
+        env = {"JOB_COMPLETION_INDEX": str(index), "OMP_NUM_THREADS": "1"}
+        self.running[index] = node.start(words, env=env)
+
+    def lose(self, index: int) -> None:
+        """The machine has no power, and returns."""
+        self.bed.node(index).kill()
+        del self.running[index]
+
+    def keep(self) -> None:
+        """Start failed pods again."""
+        for index, process in list(self.running.items()):
+            if process.poll():
+                self.restarts[index] += 1
+                self.start(index)
+
+    def headway(self, node: Node, *words: str) -> Any:
+        """What a command of the console in a pod prints, as by ``kubectl exec``; {} if it fails."""
+        runs = [self.bed.disk / path.relative_to(node.root) for path in node.root.glob(RUNS)]
+        if not runs:
+            return {}  # the pod has not joined yet
+        command = [sys.executable, "-m", "headway.console", *words, "--json"]
+        done = node.run([*command, "--runs-dir", str(runs[0])], check=False, timeout_s=90.0)
+        return json.loads(done.stdout.splitlines()[-1]) if not done.returncode else {}
+
+    def output(self) -> str:
+        """The ends of what the pods printed."""
+        texts = [node.console.read_text(errors="replace") for node in self.bed.nodes]
+        return "\n".join(f"==> {index} <==\n{text[-3000:]}" for index, text in enumerate(texts))
+
+
+@pytest.fixture(scope="module")
+def pods(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Iterator[Pods]:
+    if reason := Bed.missing():
+        pytest.skip(f"no machines here: {reason}")
+    folder = tmp_path_factory.mktemp("pods")
+    for name in ("claim", "disks"):
+        (folder / name).mkdir()
+    visible = [corpus, TINY.parent]
+    with Bed(folder / "disks", nodes=3, shared=[folder / "claim"], visible=visible) as bed:
+        yield Pods(bed, folder, corpus)
+
+
+def _until(pods: Pods, node: int, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """What the run's driver reports, once it is so."""
+    deadline = time.monotonic() + LIMIT_S
+    while True:
+        pods.keep()
+        found = pods.headway(pods.bed.node(node), "status", "tiny").get("status")
+        if found and condition(found):
+            return dict(found)
+        assert time.monotonic() < deadline, f"{found}\n{pods.output()}"
+        time.sleep(0.3)
+
+
+def _is_stepping(status: dict[str, Any], beyond: int) -> bool:
+    steps = [rank["step"] for rank in status["ranks"] if rank["status"] == "running"]
+    return len(steps) == 2 and min(steps) > beyond
+
+
+@pytest.mark.timeout(600)
+def test_pods_make_a_run_that_outlives_each_of_them_and_all_together(pods: Pods) -> None:
+    for index in range(3):
+        pods.start(index)
+    _until(pods, 1, lambda s: _is_stepping(s, 6) and s["nodes"].get("2") == "spare")
+
+    pods.lose(0)  # with the first driver
+    _until(pods, 1, lambda s: s["nodes"]["2"] != "spare" and _is_stepping(s, 6))
+    pods.bed.node(0).boot()
+    pods.start(0)
+    before = _until(pods, 1, lambda s: s["nodes"]["0"] == "spare" and _is_stepping(s, 12))
+
+    for index in range(3):
+        pods.lose(index)
+    for index in range(3):
+        pods.bed.node(index).boot()
+        pods.start(index)
+    found = _until(pods, 0, lambda s: _is_stepping(s, 12) and "spare" in s["nodes"].values())
+    assert found["generation"] > before["generation"]
+
+
+@pytest.mark.timeout(400)
+def test_a_pod_that_is_taken_away_hands_over_and_all_end_with_the_run(pods: Pods) -> None:
+    found = _until(pods, 0, lambda s: _is_stepping(s, 12) and "spare" in s["nodes"].values())
+    [spare] = [node for node, state in found["nodes"].items() if state == "spare"]
+    leaving = next(index for index in (1, 2) if str(index) != spare)
+    pods.running[leaving].send_signal(signal.SIGTERM)
+    assert pods.running[leaving].wait(LIMIT_S) == AGAIN, pods.output()
+    _until(pods, 0, lambda s: s["nodes"][spare] != "spare" and _is_stepping(s, 12))
+
+    assert pods.headway(pods.bed.node(0), "stop", "tiny", "--no-wait"), pods.output()
+    for index in range(3):
+        while code := pods.running[index].wait(LIMIT_S):  # refused, until the run is over
+            assert (index, code) == (leaving, AGAIN), pods.output()
+            pods.keep()
+    kept = {path.name for path in (pods.shared / "records").iterdir()}
+    assert kept == {f"n{index}.txt" for index in range(3) if index != leaving}
