@@ -177,8 +177,6 @@ def test_nothing_is_known_of_a_pod_from_outside(tmp_path: Path) -> None:
     asks: list[Callable[[], object]] = [
         engine.start_first,
         lambda: engine.start_node(1, fence=True),
-        lambda: engine.stop_node(1),
-        lambda: engine.lose_node(1),
         lambda: engine.logs(1),
     ]
     for ask in asks:
@@ -186,6 +184,7 @@ def test_nothing_is_known_of_a_pod_from_outside(tmp_path: Path) -> None:
             ask()
         assert "kubectl" in error.value.remedy
     assert not engine.fence(1) and not engine.has_ended(1)
+    engine.lose_node(1)  # Kubernetes has asked it to end; only then may it join again
     engine.stop()
     assert engine.name_of(2) == "tiny-2"
     with pytest.raises(NodeLost, match="none for node 3"):
