@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from headway.common.errors import HeadwayError
 from headway.common.node.testing import wait_until
 from headway.console.run import Run
 from headway.testkit.bed import Process, streams
@@ -106,12 +108,62 @@ def _takes_sigterm(process: Process) -> bool:
     return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
 
 
+NO_TORCH = """\
+from importlib.machinery import PathFinder
+find = PathFinder.find_spec
+PathFinder.find_spec = lambda name, *more: None if name == "torch" else find(name, *more)
+"""
+AS_A_NOTEBOOK = """\
+import sys
+from headway.console import Cluster
+from headway.console.analysis import load_journal, load_metrics
+run = Cluster(sys.argv[1]).run("d")
+run.wait_applied(run.pause())
+run.wait_applied(run.set(lr=5e-4))
+run.wait_applied(run.resume())
+print(len(run.ranks()), load_metrics(run).height > 0, load_journal(run) is not None)
+"""
+
+
+def _steer_without_torch(machines: Machines) -> None:
+    """What the console offers, on a machine that has the console and no torch."""
+    folder = machines.shared / "no-torch"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(NO_TORCH)
+    (folder / "notebook.py").write_text(AS_A_NOTEBOOK)
+    head, path = machines.head, machines.head.environment["PYTHONPATH"]
+    env = {**machines.env, "PYTHONPATH": f"{folder}:{path}"}
+
+    def run(*words: str | Path) -> str:
+        found = head.run([sys.executable, *words], env=env, cwd=machines.runs, timeout_s=LIMIT_S)
+        return found.stdout
+
+    def headway(*words: str) -> str:
+        return run("-m", "headway.console", *words, "--runs-dir", str(machines.runs))
+
+    with pytest.raises(HeadwayError, match="No module named 'torch'"):
+        run("-c", "import torch")
+    assert json.loads(headway("status", "d", "--json"))["phase"] == "running"
+    headway("pause", "d"), headway("set", "d", "lr=1e-3"), headway("resume", "d")
+    assert " n1-" in headway("logs", "d", "--tail", "200"), "of another machine"
+    headway("trace", "d", "--out", str(folder / "trace.json"))
+    assert {"n0", "n1"} <= {path.name[:2] for path in (machines.runs / "d").glob("logs/*")}
+    assert (folder / "trace.json").stat().st_size > 1000
+    watch = ["-m", "headway.console", "watch", "d", "--json", "--runs-dir", machines.runs]
+    log = folder / "watch.log"
+    watching = head.start([sys.executable, *watch], env=env, cwd=machines.runs, log=log)
+    wait_until(lambda: '"step"' in log.read_text(), what="a line of watch", timeout_s=LIMIT_S)
+    watching.kill()
+    assert run(folder / "notebook.py", machines.runs) == "2 True True\n"
+
+
 @pytest.mark.timeout(400)
 def test_a_machine_that_will_be_taken_away_hands_over_and_may_come_back(
     machines: Machines, corpus: Path
 ) -> None:
     machines.run(TINY, "d", *MODEL, f"data.path={corpus}", "train.steps=100000")
     _until(machines, "d", lambda s: _is_stepping(s, 6), "the run does not step")
+    _steer_without_torch(machines)
     kept = machines.keep("d", 1)
     wait_until(lambda: _takes_sigterm(kept), what="its handlers", timeout_s=LIMIT_S)
     kept.send_signal(signal.SIGTERM)
