@@ -35,6 +35,8 @@ CONFIG = Path(__file__).resolve().parents[1] / "examples" / "tiny.toml"
 LIMIT_S = 180.0
 AWAY_S = 60.0
 """How long the controller is stopped."""
+SETTLE_S = 10.0
+"""Before each fault: a spare that has just joined still imports torch."""
 TEARDOWNS = 10
 
 
@@ -149,6 +151,7 @@ class Cases:
 
     def _measured(self, strike: Callable[[], None]) -> dict[str, Any]:
         """Seconds from the fault to the first step of all ranks in a later generation."""
+        time.sleep(SETTLE_S)
         generation = self._status()["generation"]
         at = time.time()
         strike()

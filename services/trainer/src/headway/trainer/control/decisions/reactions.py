@@ -147,7 +147,7 @@ def on_rebooted(core: Core, number: int) -> list[Action]:
     node = core.fleet.nodes.get(number)
     if node is None or not node.ranks or core.fleet.spare_for(number) is None:
         return []
-    return core.lose_node(number, "its machine was rebooted", bar="trouble")
+    return core.lose_node(number, "its machine was rebooted or replaced", bar="trouble")
 
 
 def on_done(core: Core, action: Action) -> list[Action]:
