@@ -10,7 +10,7 @@ import pytest
 from headway.common.errors import InputError
 from headway.common.node.run_dir import RunDir
 from headway.common.wire.addresses import Network
-from headway.launch.joining import corpus, folder
+from headway.launch.joining import corpus, folder, needs
 from headway.launch.joining.bundle import Bundle
 from headway.launch.joining.folder import NodeFolder
 from headway.launch.joining.ticket import Ticket
@@ -90,3 +90,16 @@ def test_another_corpus_or_none_is_refused(tmp_path: Path, bundle: Bundle) -> No
     with pytest.raises(InputError, match="another corpus"):
         corpus.check(wanted)
     corpus.check(dataclasses.replace(wanted, fingerprint=""))
+
+
+def test_a_machine_without_the_gpus_or_the_shared_memory_is_refused(
+    tmp_path: Path, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(needs, "GPUS", tmp_path / "gpus")
+    with pytest.raises(InputError, match="has 0 GPUs, a node of the run needs 2"):
+        needs.check(dataclasses.replace(bundle, gpus=2))
+    for name in ("0000:01:00.0", "0000:02:00.0"):  # as the driver of NVIDIA lists them
+        (tmp_path / "gpus" / name).mkdir(parents=True)
+    needs.check(dataclasses.replace(bundle, gpus=2, shm_bytes=1))
+    with pytest.raises(InputError, match=f"the snapshots of a node need {1 << 40} MiB"):
+        needs.check(dataclasses.replace(bundle, shm_bytes=1 << 60))

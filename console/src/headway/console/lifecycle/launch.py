@@ -26,6 +26,7 @@ from headway.console.lifecycle.machines import (
     fit_for_machines,
     machines_of,
     prepare,
+    resolve_on_machines,
     slurm_defaults,
     start_nodes,
 )
@@ -74,8 +75,10 @@ def launch(
     check_torch()
     asked = config
     machines = slurm_defaults(runs_dir) if engine == "slurm" else machines_of(folder)
-    config, line = resolve_auto(own_corpus_folder(config), ranks=config.parallel.world_size)
-    if machines is not None:
+    if machines is None:
+        config, line = resolve_auto(own_corpus_folder(config), ranks=config.parallel.world_size)
+    else:
+        config, line = resolve_on_machines(own_corpus_folder(config))
         config = fit_for_machines(config, machines)
     report(line)
     check_sinks(config.launch.sinks)

@@ -11,6 +11,7 @@ from pathlib import Path
 from headway.common.config import to_toml
 from headway.common.errors import HeadwayError, InputError
 from headway.common.node.files import make_private_folder
+from headway.console.lifecycle.pods import needs_of
 from headway.console.run import Run
 from headway.launch.cluster import ClusterFolder
 from headway.launch.engines import MachinesConfig, config_of, facts_of, of_bundle, provide
@@ -18,6 +19,7 @@ from headway.launch.joining import tokens
 from headway.launch.joining.bundle import Bundle
 from headway.launch.joining.corpus import listing_digest
 from headway.launch.slurm.config import SlurmConfig, SlurmRun
+from headway.trainer.client import resolve_auto
 from headway.trainer.config import RunConfig
 
 
@@ -30,6 +32,17 @@ def machines_of(folder: Path | None) -> MachinesConfig | None:
 def slurm_defaults(runs_dir: Path) -> SlurmConfig:
     """Slurm without a file: machines that see the folder of runs, and this Python."""
     return SlurmConfig(shared=str(runs_dir.resolve() / ".shared"), python=sys.executable)
+
+
+def resolve_on_machines(config: RunConfig) -> tuple[RunConfig, str]:
+    """``resolve_auto`` where this machine carries no rank: ``auto`` takes GPUs if this machine has
+    enough of them for one node; what a configuration asks for, each machine checks when it joins.
+
+    Raises:
+        InputError: as ``resolve_auto``.
+    """
+    ranks = config.launch.ranks_per_node
+    return resolve_auto(config, ranks=ranks, gpus=ranks if config.train.device == "gpu" else None)
 
 
 def fit_for_machines(config: RunConfig, machines: MachinesConfig) -> RunConfig:
@@ -73,7 +86,7 @@ def prepare(
     nodes = config.launch.nodes + config.launch.spares
     former = Bundle.load(folder.bundle) if folder.bundle.exists() else None
     fingerprint = listing_digest(Path(config.data.path))
-    control = shared / "control"
+    control, needs = shared / "control", needs_of(config)
     provided = provide(machines, nodes, run_id=folder.run_id, control=control, report=report)
     if not config.launch.interface and isinstance(provided, SlurmRun):
         launch = dataclasses.replace(config.launch, interface=provided.network)
@@ -90,6 +103,8 @@ def prepare(
         console_key=cluster.key_of("console").public.decode(),
         corpus=config.data.path,
         fingerprint=fingerprint,
+        gpus=needs.gpus,
+        shm_bytes=needs.shm_bytes,
     )
     bundle.save(folder.bundle)
     return bundle

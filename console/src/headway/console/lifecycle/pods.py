@@ -39,7 +39,7 @@ def manifests(config: RunConfig, pods: KubernetesConfig, name: str) -> list[dict
     """
     config = for_pods(config, pods)
     run_id, nodes = new_run_id(), config.launch.nodes + config.launch.spares
-    key = KeyPair.generate()
+    key, needs = KeyPair.generate(), needs_of(config)
     bundle = Bundle(
         run_id=run_id,
         name=name,
@@ -51,8 +51,10 @@ def manifests(config: RunConfig, pods: KubernetesConfig, name: str) -> list[dict
         secret=tokens.new_secret(),
         console_key=key.public.decode(),
         corpus=config.data.path,
+        gpus=needs.gpus,
+        shm_bytes=needs.shm_bytes,
     )
-    return render(bundle, pods, needs_of(config), key.to_text().decode())
+    return render(bundle, pods, needs, key.to_text().decode())
 
 
 def for_pods(config: RunConfig, pods: KubernetesConfig) -> RunConfig:

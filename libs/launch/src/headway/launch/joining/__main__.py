@@ -24,7 +24,7 @@ from headway.common.node.files import make_private_folder
 from headway.common.node.janitor import processes_of, role_of
 from headway.common.polling import wait_until
 from headway.launch.engines import config_of, of_bundle
-from headway.launch.joining import corpus, records
+from headway.launch.joining import corpus, needs, records
 from headway.launch.joining.answers import DONE, NO_INIT
 from headway.launch.joining.bundle import Bundle
 from headway.launch.joining.client import join
@@ -133,6 +133,7 @@ def take_part(folder: NodeFolder, ticket: Ticket, limit_s: float) -> None:
     else:
         bundle = join(ticket, folder.key(), limit_s=limit_s)
     corpus.check(bundle)
+    needs.check(bundle)
     _ = bundle.network.endpoint, bundle.network.fabric_address  # this machine has them
     folder.install(bundle, ticket.node, is_first=is_first)
 

@@ -35,6 +35,10 @@ class Bundle:
     """Folder of the corpus on each machine."""
     fingerprint: str = ""
     """Of the corpus; empty: not checked."""
+    gpus: int = 0
+    """That a node needs."""
+    shm_bytes: int = 0
+    """That a node needs in /dev/shm."""
 
     @property
     def control(self) -> Path:

@@ -15,12 +15,12 @@ from headway.common.wire.client import Client
 from headway.common.wire.keys import KeyPair
 from headway.common.wire.messages.driver import Join, Joined
 from headway.launch.joining.bundle import Bundle
+from headway.launch.joining.needs import num_gpus
 from headway.launch.joining.ticket import Ticket
 from headway.launch.lease import FileLease, Holder
 
 CALL_S = 5.0
 LOOK_S = 0.1
-GPUS = Path("/proc/driver/nvidia/gpus")
 
 
 def join(ticket: Ticket, keys: KeyPair, *, limit_s: float) -> Bundle:
@@ -66,7 +66,7 @@ def this_machine(node: int, public_key: bytes, *, token: str = "") -> Join:
         host=socket.gethostname(),
         public_key=public_key.decode(),
         version=installed_version(),
-        num_gpus=len(list(GPUS.iterdir())) if GPUS.is_dir() else 0,
+        num_gpus=num_gpus(),
         num_cpus=len(os.sched_getaffinity(0)),
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         shm_bytes=shutil.disk_usage("/dev/shm").total,
