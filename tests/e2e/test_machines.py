@@ -146,7 +146,13 @@ def _steer_without_torch(machines: Machines) -> None:
     assert json.loads(headway("status", "d", "--json"))["phase"] == "running"
     headway("pause", "d"), headway("set", "d", "lr=1e-3"), headway("resume", "d")
     assert " n1-" in headway("logs", "d", "--tail", "200"), "of another machine"
-    headway("trace", "d", "--out", str(folder / "trace.json"))
+    words = ["trace", "d", "--out", folder / "trace.json", "--runs-dir", machines.runs]
+    trace = [sys.executable, "-m", "headway.console", *words]
+
+    def is_traced() -> bool:  # as soon as a node has written records of steps
+        return head.run(trace, env=env, cwd=machines.runs, check=False).returncode == 0
+
+    wait_until(is_traced, what="a trace", timeout_s=LIMIT_S)
     assert {"n0", "n1"} <= {path.name[:2] for path in (machines.runs / "d").glob("logs/*")}
     assert (folder / "trace.json").stat().st_size > 1000
     watch = ["-m", "headway.console", "watch", "d", "--json", "--runs-dir", machines.runs]

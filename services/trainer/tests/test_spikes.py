@@ -17,6 +17,7 @@ from headway.testkit.trainer.pool import WorkerPool
 from headway.testkit.trainer.sessions import arena_at
 from headway.testkit.trainer.synthetic import synthetic
 from headway.testkit.trainer.training import train_layout
+from headway.trainer import control_loop
 from headway.trainer.comm.groups import Groups
 from headway.trainer.config import RunConfig, TrainConfig
 from headway.trainer.errors import SpikeError, SpikeRollback
@@ -59,6 +60,12 @@ class _Steps(StepHooks):
     def curve(self) -> list[tuple[int, str, str, bool]]:
         """Bits of each step's loss and norm, and whether it was skipped."""
         return [(r.step, r.loss.hex(), r.grad_norm.hex(), r.skipped) for r in self.results]
+
+
+@pytest.fixture(autouse=True)
+def no_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No store takes the snapshots here; the last one need not be waited for."""
+    monkeypatch.setattr(control_loop, "STILL_ROUNDS", 2)
 
 
 def _train(
