@@ -108,7 +108,8 @@ def model_folder(model: str, runs_dir: Path) -> Path:
 
     if not (runs_dir / model / "run.json").exists() and Path(model).is_dir():
         return Path(model)
-    return find_run(model, runs_dir).path
+    found = find_run(model, runs_dir).path
+    return found
 
 
 def _print(done: Moved, as_json: bool, then: str) -> None:

@@ -11,6 +11,7 @@ from headway.console.steering.operations import Word, operation, operations_of
 
 if TYPE_CHECKING:
     from headway.common.node.run_dir import RunDir
+    from headway.console.gateway.mirror import Mirror
     from headway.trainer.config import RunConfig
 
 FAULTS = (
@@ -60,6 +61,8 @@ class Steering:
         def config(self) -> RunConfig: ...
         @property
         def folder(self) -> RunDir: ...
+        @property
+        def mirror(self) -> Mirror | None: ...
         def command(self, operation: str, **fields: Any) -> int: ...
 
     @operation("headway pause --wait")
@@ -170,7 +173,8 @@ class Steering:
         """
         from headway.console.steering.forking import checkpoint_of
 
-        checkpoint_of(self.folder.checkpoints, step)
+        if self.mirror is None:  # else its gateway looks
+            checkpoint_of(self.folder.checkpoints, step)
         return self.command("rollback", step=step)
 
     @operation(
