@@ -21,13 +21,11 @@ from headway.console.commands import (
     launching,
     machines,
     models,
-    remote,
     steering,
     watching,
 )
 from headway.console.commands.options import RUNS, run_names
 from headway.console.commands.pages import HEADINGS, SERVICES
-from headway.console.gateway.mirror import refuse_copy
 
 GROUP = "headway.commands"
 SERVICE_HELP = {
@@ -93,12 +91,6 @@ def _accept_run_names(verb: Any) -> None:
 
 
 def _run_folder(value: Any) -> Any:
-    found = _run_or_path(value)
-    refuse_copy(Path(found))
-    return found
-
-
-def _run_or_path(value: Any) -> Any:
     path = Path(value)
     if path == Path() and not (path / "run.json").exists() and not list(path.glob("step-*")):
         newest = run_names(RUNS)
@@ -151,7 +143,6 @@ MODULES = (
     configuration,
     steering,
     machines,
-    remote,
 )
 for module in MODULES:
     module.register(app)

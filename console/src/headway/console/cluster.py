@@ -12,8 +12,6 @@ from headway.common.errors import InputError
 from headway.console.display.html import table_html
 from headway.console.folder import run_list
 from headway.console.folder.config_origins import given
-from headway.console.gateway.access import Access
-from headway.console.gateway.attach import attach
 from headway.console.lifecycle.launch import launch, run_name, runs_below
 from headway.console.run import Run
 from headway.trainer.config import RunConfig
@@ -37,22 +35,6 @@ class Cluster:
         self.runs_dir = Path(runs).resolve()
         self.folder = Path(folder).resolve() if folder is not None else None
         self.engine = engine
-
-    @classmethod
-    def connect(cls, access: str | Path | Access, runs: str | Path = "runs") -> Cluster:
-        """The runs of another machine, by way of its gateway; copies of their records go to
-        ``runs``, which may hold runs of this machine too.
-
-        Args:
-            access: the key file that ``headway gateway`` wrote, or what it holds.
-
-        Raises:
-            InputError: the file is not one, or a folder of a run's name is not a copy.
-            DeadlineError: the gateway does not answer.
-        """
-        found = access if isinstance(access, Access) else Access.load(Path(access))
-        attach(found, Path(runs))
-        return cls(runs)
 
     def __repr__(self) -> str:
         return f"Cluster({str(self.runs_dir)!r}, {len(self.runs())} runs)"

@@ -19,7 +19,6 @@ from headway.common.wire.messages.driver import (
     Status,
 )
 from headway.console.folder.records import TERMINAL_OUTCOMES
-from headway.console.gateway.access import DriverByGateway
 from headway.console.run_frames import RunFrames
 from headway.console.steering.methods import Steering
 from headway.launch.lease import FileLease
@@ -90,9 +89,7 @@ class Run(RunFrames, Steering):
 
     def fetch_records(self) -> list[str]:
         """Copy logs and records of steps from the machines of the run into its folder; nothing is
-        copied where this machine carries it, everything through a gateway. Returns a sentence for each machine that failed."""
-        if (mirror := self.mirror) is not None:
-            return mirror.fetch_records()
+        copied where this machine carries it. Returns a sentence for each machine that failed."""
         if not self.folder.bundle.exists():
             return []
         from headway.launch.engines import of_bundle
@@ -188,9 +185,7 @@ class Run(RunFrames, Steering):
         return found[-1]
 
     # ---- inside -------------------------------------------------------------------------------
-    def _driver(self) -> Client | DriverByGateway:
-        if (mirror := self.mirror) is not None:
-            return mirror.driver()
+    def _driver(self) -> Client:
         holder = FileLease(self.folder.control).look().holder
         if holder is None:
             raise DeadlineError(

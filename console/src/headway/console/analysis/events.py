@@ -74,11 +74,6 @@ def windows(run: RunDir) -> Iterator[tuple[int, int, npt.NDArray[Any]]]:
         if records.dtype != RECORD:
             raise CorruptError(f"{path} holds records of another format", remedy="remove the file")
         yield int(found[1]), int(found[2]), records
-    yield from live_rings(run)
-
-
-def live_rings(run: RunDir) -> Iterator[tuple[int, int, npt.NDArray[Any]]]:
-    """Node, rank and records of each ring that lives on this machine."""
     for folder in sorted((shm_root() / run.run_id).glob("n*")):
         node = folder.name[1:]
         if node.isdigit():

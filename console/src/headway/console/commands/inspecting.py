@@ -65,11 +65,9 @@ def replay(run: AnyRun = None, runs_dir: RunsDir = RUNS, as_json: AsJson = False
 
     Exits 1 if this version decides differently.
     """
-    from headway.console.gateway.mirror import refuse_copy
     from headway.trainer.client import replay as decisions
 
     found = find_run(run, runs_dir)
-    refuse_copy(found.path)
     rows = list(decisions(found.folder.database))
     differing = [row for row in rows if row.then != row.now]
     lines = [f"epoch {row.epoch}  {row.clock:.3f} s  {row.event}: {row.then}" for row in rows]

@@ -108,8 +108,7 @@ def model_folder(model: str, runs_dir: Path) -> Path:
 
     if not (runs_dir / model / "run.json").exists() and Path(model).is_dir():
         return Path(model)
-    found = find_run(model, runs_dir).path
-    return found
+    return find_run(model, runs_dir).path
 
 
 def _print(done: Moved, as_json: bool, then: str) -> None:

@@ -108,9 +108,4 @@ def find_run(name: str | None, runs_dir: Path) -> Run:
     """A run by name; without one the newest. Raises InputError when there is none."""
     from headway.console.cluster import Cluster
 
-    found = Cluster(runs_dir).run(name)
-    if (mirror := found.mirror) is not None:
-        mirror.refresh()
-        if mirror.trouble:
-            typer.echo(f"{mirror.trouble}; shown is the run as of {mirror.seen}", err=True)
-    return found
+    return Cluster(runs_dir).run(name)

@@ -93,11 +93,9 @@ def _refuse_own(options: dict[str, Any], run: str) -> None:
 
 def _write(folder: Path, options: dict[str, Any], as_json: bool) -> None:
     from headway.console.folder.samples import check_text
-    from headway.console.gateway.mirror import refuse_copy
     from headway.console.machine.preflight import check_torch
     from headway.trainer.client import Request, write_texts
 
-    refuse_copy(folder)
     check_torch()
     check_text(options["prompt"])
     done = write_texts(folder, Request(**options))

@@ -19,7 +19,6 @@ from headway.common.errors import HeadwayError, InputError
 from headway.common.node.files import replace_file
 from headway.common.node.run_dir import RunDir, new_run_id
 from headway.console.folder.records import RunRecords
-from headway.console.gateway.mirror import refuse_copy
 from headway.console.hints import hint
 from headway.trainer.config import RunConfig
 
@@ -60,7 +59,6 @@ def claimed(path: Path) -> Iterator[tuple[RunRecords, bool]]:
     """
     with _locked(path):
         if (path / "run.json").exists():
-            refuse_copy(path)
             run = RunRecords(path)
             if run.live:
                 _refuse(run.path, "live")

@@ -27,9 +27,6 @@ def checkpoints(run: RunRecords) -> list[dict[str, Any]]:
 
 def newest_checkpoint(run: RunRecords) -> int | None:
     """Step of the newest complete checkpoint, None without one or where it cannot be read."""
-    if run.mirror is not None:
-        step = run.fact("copy_checkpoint")
-        return int(step) if step else None
     with contextlib.suppress(HeadwayError, OSError):
         found = newest(run.folder.checkpoints)
         return None if found is None else found.step

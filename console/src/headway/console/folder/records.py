@@ -14,7 +14,6 @@ from typing import Any
 from headway.common.config import load
 from headway.common.errors import InputError
 from headway.common.node.run_dir import RunDir
-from headway.console.gateway.mirror import Mirror, mirror_of
 from headway.console.hints import hint
 from headway.console.machine.peak import Peak, cached_peak
 from headway.launch.cluster import ClusterFolder
@@ -62,11 +61,6 @@ class RunRecords:
         return self.folder.path
 
     @property
-    def mirror(self) -> Mirror | None:
-        """The copy of records that this folder is; None for the run's own folder."""
-        return mirror_of(self.path)
-
-    @property
     def config(self) -> RunConfig:
         """The resolved configuration; parsed again only after the file has changed."""
         file = self.folder.config.stat() if self.folder.config.exists() else None
@@ -84,12 +78,7 @@ class RunRecords:
     # ---- where it stands ----------------------------------------------------------------------
     @property
     def live(self) -> bool:
-        """Whether an executor or the driver runs: either one restarts the rest.
-
-        Of a copy: whether one did when the gateway last answered.
-        """
-        if self.mirror is not None:
-            return self.fact("copy_is_live") == "1"
+        """Whether an executor or the driver runs: either one restarts the rest."""
         if self.folder.bundle.exists():
             return self._is_led_elsewhere()
         cluster = ClusterFolder(self.cluster_folder)
@@ -139,8 +128,7 @@ class RunRecords:
     def cluster_folder(self) -> Path:
         """The folder of the cluster that carries, or last carried, the run."""
         record = json.loads(self.folder.run_json.read_text())
-        given = record.get("cluster") if self.mirror is None else ""  # a path of another machine
-        return Path(given or self.path / "cluster")
+        return Path(record.get("cluster") or self.path / "cluster")
 
     def _has_driver(self) -> bool:
         holder = FileLease(self.folder.control).look().holder
@@ -165,8 +153,6 @@ class RunRecords:
 
     def query(self, sql: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         """Read the journal; an absent one is empty."""
-        if (mirror := self.mirror) is not None:
-            mirror.refresh()
         if not self.folder.database.exists():
             return []
         with self.reading():

@@ -33,8 +33,7 @@ class Entry:
     size_bytes: int
     """Of its folder: checkpoints, logs, traces."""
     resume: str
-    """The command that resumes it; empty for a run that is live or finished, and
-    for a copy."""
+    """The command that resumes it; empty for a run that is live or finished."""
 
     def cells(self, now_unix_s: float) -> tuple[object, ...]:
         """As ``HEADER``."""
@@ -68,7 +67,7 @@ def _entry(run: RunRecords) -> Entry:
         started_unix_s=run.folder.run_json.stat().st_mtime,
         size_bytes=bytes_below(run.path),
         resume=""
-        if state in ("live", "finished") or run.mirror is not None
+        if state in ("live", "finished")
         else resume_command(run.path, run.cluster_folder),
     )
 

@@ -20,7 +20,6 @@ from headway.common.node.process import ProcessId
 from headway.common.output import counted
 from headway.common.wire.messages.driver import Command
 from headway.console.folder.outputs import bytes_below, newest_checkpoint
-from headway.console.gateway.mirror import refuse_copy
 from headway.console.run import Run
 from headway.launch.cluster import ClusterFolder
 from headway.launch.engines import of_bundle
@@ -88,23 +87,15 @@ def end(
     Raises:
         InputError: the run has ended and none of its processes is left.
         RemoteError: the driver refused the stop.
-        HeadwayError: the run has not ended, and from here it cannot be ended by force.
     """
     if not _remains(run):
         raise InputError(
             f"run {run.name} is {run.state}, not live", remedy=f"see {run.hint('status')}"
         )
-    if now:
-        refuse_copy(run.path)
     limit_s = run.config.recovery.stop_timeout_s if limit_s is None else limit_s
     reason = "killed immediately (--now)" if now else _stop(run, limit_s, report)
     if not reason:
         return Ending(run.name, run.state, newest_checkpoint(run))
-    if run.mirror is not None:  # its processes are on other machines
-        raise HeadwayError(
-            f"run {run.name} has not ended: {reason}",
-            remedy="end it by `headway stop` on the machine that has the run",
-        )
     if not now:
         report(f"run {run.name}: {reason}; ending its processes by force")
     ended, left = _force(run)

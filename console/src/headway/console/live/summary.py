@@ -175,7 +175,7 @@ def _notebook() -> str:
 
 
 def _resume(run: Run) -> str:
-    if run.outcome not in ("stopped", "failed") or run.mirror is not None:
+    if run.outcome not in ("stopped", "failed"):
         return ""
     return resume_command(run.path, run.cluster_folder)
 

@@ -16,7 +16,6 @@ from headway.common.node.files import replace_json
 from headway.common.node.run_dir import RunDir, new_run_id
 from headway.console.folder.claim import check_name, check_resumable, keep_config
 from headway.console.folder.records import RunRecords
-from headway.console.gateway.mirror import refuse_copy
 from headway.trainer.client import inherit
 from headway.trainer.config import RunConfig
 
@@ -46,7 +45,6 @@ def checkpoint_of(checkpoints: Path, step: int | None) -> CheckpointInfo:
 def fork(parent: RunRecords, name: str, *, step: int | None, changes: Sequence[str]) -> Path:
     """Make run ``name`` beside ``parent`` and return its folder; see ``Steering.fork``."""
     check_name(name)
-    refuse_copy(parent.path)
     config = load(RunConfig, [parent.folder.config], list(changes))
     check_resumable(parent, config)
     info = checkpoint_of(parent.folder.checkpoints, step)

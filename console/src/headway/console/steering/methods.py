@@ -11,7 +11,6 @@ from headway.console.steering.operations import Word, operation, operations_of
 
 if TYPE_CHECKING:
     from headway.common.node.run_dir import RunDir
-    from headway.console.gateway.mirror import Mirror
     from headway.trainer.config import RunConfig
 
 FAULTS = (
@@ -61,8 +60,6 @@ class Steering:
         def config(self) -> RunConfig: ...
         @property
         def folder(self) -> RunDir: ...
-        @property
-        def mirror(self) -> Mirror | None: ...
         def command(self, operation: str, **fields: Any) -> int: ...
 
     @operation("headway pause --wait")
@@ -173,8 +170,7 @@ class Steering:
         """
         from headway.console.steering.forking import checkpoint_of
 
-        if self.mirror is None:  # else its gateway looks
-            checkpoint_of(self.folder.checkpoints, step)
+        checkpoint_of(self.folder.checkpoints, step)
         return self.command("rollback", step=step)
 
     @operation(
