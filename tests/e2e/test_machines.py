@@ -74,8 +74,10 @@ def test_a_run_outlives_the_machine_of_its_driver_and_sends_nothing_in_plain(
         machines.run(TINY, "a", *settings)
         before = _until(machines, "a", lambda s: _is_stepping(s, 6), "the run does not step")
         assert before["nodes"] == {"0": "active", "1": "active", "2": "spare"}
-        addresses = {node.address for node in machines.bed.nodes}
-        assert {one.address for one in machines.bed.listening()} <= addresses
+        nodes, listening = machines.bed.nodes, machines.bed.listening()
+        assert {one.address for one in listening} <= {
+            address for node in nodes for address in (node.address, node.fabric_address)
+        }
 
         machines.bed.node(0).kill()
         after = _until(

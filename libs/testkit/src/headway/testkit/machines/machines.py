@@ -128,6 +128,7 @@ class Machines:
         chosen = ["launch.ranks_per_node=1", f"launch.nodes={nodes}", "launch.spares=1", *settings]
         if self.slurm is None:  # which knows by which addresses machines reach each other
             chosen.insert(0, "launch.interface=eth0")
+        chosen.insert(0, f"launch.fabric={self.bed.fabric}")
         words = [word for one in chosen for word in ("--set", one)]
         return [*words, "--cluster", str(self.cluster)]
 
@@ -174,6 +175,19 @@ class Machines:
         name = self.bed.node(index).name
         self.remote.cut_off = {(name, other.name) for other in self.bed.nodes}
         self.bed.isolate(index)
+
+    def cut_control(self, index: int) -> None:
+        """Cut one machine off for everything but the ranks' own traffic."""
+        name = self.bed.node(index).name
+        self.remote.cut_off = {(name, other.name) for other in self.bed.nodes}
+        self.bed.isolate(index, plane="control")
+
+    def cut_fabric(self, a: int, b: int | None = None) -> None:
+        """The ranks' traffic of a machine vanishes, with ``b`` only that between the two."""
+        if b is None:
+            self.bed.isolate(a, plane="fabric")
+        else:
+            self.bed.cut(a, b, plane="fabric")
 
     def heal(self) -> None:
         """End every cut."""
