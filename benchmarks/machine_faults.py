@@ -18,6 +18,8 @@ from headway.testkit.machines import Machines
 
 STEP_LIMIT_S = 180.0
 RETURN_LIMIT_S = 120.0
+CUT_S = 15.0
+"""Longer than ``recovery.node_lost_s``."""
 WATCHED_S = 3.0
 """How long the side that has lost is watched, after the other one trains again."""
 
@@ -37,8 +39,8 @@ class Faults:
             "drain a machine": self._drain,
             "partition of the driver's machine": lambda: self._partition(self.driver()),
             "partition of another machine": lambda: self._partition(self._trains()),
-            "cut control of the driver's machine": lambda: self._cut_control(self.driver()),
-            "cut control of another machine": lambda: self._cut_control(self._trains()),
+            "cut control of the driver's machine": self._cut_control_of_driver,
+            "cut control of another machine": self._cut_control,
             "cut the fabric of a machine": self._cut_fabric,
             "cut the fabric between two machines": self._cut_pair,
             "freeze a machine for 20 s": self._freeze,
@@ -133,9 +135,17 @@ class Faults:
         self.machines.partition(node.index)
         return self._cut_off(node)
 
-    def _cut_control(self, node: Node) -> dict[str, Any]:
+    def _cut_control_of_driver(self) -> dict[str, Any]:
+        node = self.driver()
         self.machines.cut_control(node.index)
         return self._cut_off(node)
+
+    def _cut_control(self) -> dict[str, Any]:
+        """Its ranks reach the others and the others have the driver: all of them train on."""
+        node = self._trains()
+        self.machines.cut_control(node.index)
+        time.sleep(CUT_S)
+        return {"machine": node.name, "undo": self.machines.heal}
 
     def _cut_off(self, node: Node) -> dict[str, Any]:
         return {

@@ -39,11 +39,11 @@ def strike(faults: Faults, kind: str) -> dict[str, Any]:
     """From stepping to stepping, and to a full cluster; returns what was measured."""
     faults.await_steps()
     faults.await_whole()
-    generation, step = faults.newest()
+    generation, _ = faults.newest()
     began = time.monotonic()
     found = faults.kinds[kind]()
     is_anew = found.pop("begins_anew", False)
-    beyond = (generation + 1, -1) if is_anew else (generation, step + 2)
+    beyond = (generation + 1, -1) if is_anew else (faults.newest()[0], faults.newest()[1] + 2)
     until(lambda: faults.newest() > beyond, STEP_LIMIT_S, f"{kind}: no step of all ranks")
     row = {"fault": kind, "machine": found["machine"]}
     row["stepping_s"] = round(time.monotonic() - began, 2)
