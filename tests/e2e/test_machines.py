@@ -14,6 +14,7 @@ import pytest
 from headway.common.errors import HeadwayError
 from headway.common.node.testing import wait_until
 from headway.console.run import Run
+from headway.health.client import verdicts_of
 from headway.testkit.bed import Process, streams
 from headway.testkit.machines import Machines
 
@@ -187,6 +188,35 @@ def test_a_machine_that_will_be_taken_away_hands_over_and_may_come_back(
     _until(machines, "d", lambda s: s["nodes"].get("1") == "spare", "it does not come back")
     machines.headway("stop", "d")
     assert again.wait(LIMIT_S) == 0
+    _await_empty(machines)
+
+
+@pytest.mark.timeout(400)
+def test_a_cut_of_the_fabric_names_both_machines_and_a_spare_takes_over(
+    machines: Machines, corpus: Path
+) -> None:
+    machines.run(TINY, "e", *MODEL, f"data.path={corpus}", "train.steps=100000")
+    before = _until(machines, "e", lambda s: _is_stepping(s, 6), "the run does not step")
+    machines.cut_fabric(1)
+    after = _until(
+        machines,
+        "e",
+        lambda s: s.get("generation", 0) > before["generation"] and _is_stepping(s, 0),
+        "no recovery",
+    )
+    assert after["epoch"] == before["epoch"] and after["nodes"]["1"] == "lost"
+    run = Run(machines.runs / "e")
+    [cut] = [one for one in verdicts_of(run.folder.control) if one.kind == "fabric_cut"]
+    assert cut.taken == "gave up node 1"
+    assert cut.remedy.startswith("nodes 0 and 1 do not reach each other in the ranks' network")
+    drained = machines.drained.read_text()
+    assert drained.startswith("node-1 fabric_cut: nodes 0 and 1 do not reach"), drained
+
+    machines.heal()
+    machines.bed.node(1).kill()
+    machines.bed.node(1).boot()
+    _until(machines, "e", lambda s: s["nodes"].get("1") == "spare", "it does not return")
+    machines.headway("stop", "e", "--now")
     _await_empty(machines)
 
 

@@ -106,6 +106,16 @@ def test_only_a_fence_that_succeeds_confirms(tmp_path: Path) -> None:
     assert not absent.cut_off(0, limit_s=5.0)
 
 
+def test_a_bad_machine_is_reported_once_with_the_reason_in_one_line(tmp_path: Path) -> None:
+    HostMachines(_config()).report_bad(0, "no command for it", limit_s=5.0)
+    drain = ("sh", "-c", f'echo "$@" >> {tmp_path}/bad', "sh", "Name={name}", "Reason={reason}")
+    of_bundle(_bundle(tmp_path, _config(drain=drain))).report_bad(1, "Xid 79;\n$(reboot)")
+    assert (tmp_path / "bad").read_text() == "Name=b Reason=Xid 79; $(reboot)\n"
+    broken = HostMachines(_config(drain=("sh", "-c", "echo no operator >&2; exit 1", "{name}")))
+    with pytest.raises(HeadwayError, match="a: no operator"):
+        broken.report_bad(0, "Xid 79", limit_s=5.0)
+
+
 # ---- the engine on this machine -----------------------------------------------------------------
 def _bundle(folder: Path, config: HostsConfig) -> Bundle:
     network, secret = Network(), tokens.new_secret()

@@ -303,6 +303,15 @@ def test_a_machine_is_cut_off_by_its_fence_alone(tmp_path: Path) -> None:
     assert (tmp_path / "off").read_text() == "node-1\n"
 
 
+@pytest.mark.usefixtures("allocated")
+def test_a_bad_machine_is_drained_by_its_name_in_slurm(tmp_path: Path) -> None:
+    drain = ("sh", "-c", f'echo "$@" > {tmp_path}/bad', "sh", "{name}", "{reason}")
+    hosts = ("node-0", "node-1", "node-2")
+    config = SlurmRun("/x", sys.executable, drain=drain, job="7", hosts=hosts)
+    _machines(config).report_bad(2, "Xid 79", limit_s=5.0)
+    assert (tmp_path / "bad").read_text() == "node-2 Xid 79\n"
+
+
 # ---- the batch script ---------------------------------------------------------------------------
 def _holder() -> Holder:
     me = ProcessId.current()

@@ -134,6 +134,10 @@ class LocalEngine:
         (self.cluster.path / f"nodes/{node}.lost").touch()
         self.stop_node(node)
 
+    def report_bad(self, node: int, reason: str) -> None:
+        """All nodes are this machine."""
+        del node, reason
+
     def fence(self, node: int) -> bool:
         """The lease fences drivers of this machine by pid."""
         del node

@@ -55,6 +55,9 @@ class Machines(Protocol):
     def cut_off(self, node: int, *, limit_s: float) -> bool:
         """Whether it is certain that the machine does nothing any more."""
 
+    def report_bad(self, node: int, reason: str, *, limit_s: float) -> None:
+        """Have the machine taken out of service. Raises HeadwayError if that fails."""
+
     def release(self) -> None:
         """Give back what was taken for this run only."""
 
@@ -115,6 +118,14 @@ class MachinesEngine:
         except UnreachableError:
             if not self._machines.cut_off(node, limit_s=END_LIMIT_S):
                 raise
+
+    def report_bad(self, node: int, reason: str) -> None:
+        """Have the machine taken out of service, if the cluster's file says how.
+
+        Raises:
+            HeadwayError: that failed.
+        """
+        self._machines.report_bad(node, reason, limit_s=END_LIMIT_S)
 
     def fence(self, node: int) -> bool:
         """Make sure that no driver acts on the machine; False if that cannot be confirmed."""

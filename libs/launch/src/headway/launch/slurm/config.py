@@ -12,6 +12,7 @@ from pathlib import Path
 
 from headway.common.config import load
 from headway.common.errors import ConfigError
+from headway.launch.machines import hooks
 
 OURS = ("--nodes", "-N", "--job-name", "-J", "--signal", "--output", "-o", "--parsable", "--wrap")
 """Options of sbatch that the engine sets itself."""
@@ -36,6 +37,10 @@ class SlurmConfig:
     fence: tuple[str, ...] = ()
     """What cuts a machine off that cannot be reached, with ``{name}`` for its name; its exit code
     0 confirms it."""
+    drain: tuple[str, ...] = ()
+    """What takes a machine out of service that a verdict has given up, such as ``["scontrol",
+    "update", "NodeName={name}", "State=DRAIN", "Reason={reason}"]``, for which Slurm wants an
+    operator; it is run once."""
 
     def __post_init__(self) -> None:
         for key in ("shared", "scratch"):
@@ -53,11 +58,8 @@ class SlurmConfig:
                 )
         if self.notice_s < 1:
             raise ConfigError(f"notice_s={self.notice_s} is too short", remedy="write 30 or more")
-        if self.fence and not any("{name}" in word for word in self.fence):
-            raise ConfigError(
-                "fence does not say which machine is meant",
-                remedy="write {name} where the machine's name goes in fence",
-            )
+        for key in ("fence", "drain"):
+            hooks.check(key, getattr(self, key))
 
     @classmethod
     def read(cls, path: Path) -> SlurmConfig:

@@ -17,9 +17,8 @@ from dataclasses import dataclass
 
 from headway.common.errors import HeadwayError
 from headway.launch.engine import NodeLost
-from headway.launch.hosts.machines import cut_off
 from headway.launch.joining.answers import NO_INIT
-from headway.launch.machines import reach
+from headway.launch.machines import hooks, reach
 from headway.launch.machines.reach import UnreachableError
 from headway.launch.slurm import commands, step
 from headway.launch.slurm.config import SlurmConfig, SlurmRun
@@ -168,7 +167,13 @@ class SlurmMachines:
         if place is not None and place.step:
             commands.cancel(place.step, with_kill=True)
         name = place.host if place is not None else self.name_of(node)
-        return cut_off(self._config.fence, name, limit_s=limit_s)
+        return hooks.cut_off(self._config.fence, name, limit_s=limit_s)
+
+    def report_bad(self, node: int, reason: str, *, limit_s: float) -> None:
+        """See ``Machines``."""
+        place = self._place(node)
+        name = place.host if place is not None else self.name_of(node)
+        hooks.drain(self._config.drain, name, reason, limit_s=limit_s)
 
     def release(self) -> None:
         """End every job of the run, queued ones too."""

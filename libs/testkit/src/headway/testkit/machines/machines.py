@@ -91,6 +91,11 @@ class Machines:
         return self.shared / ("slurm.toml" if self._way == "slurm" else "hosts.toml")
 
     @property
+    def drained(self) -> Path:
+        """A line for each machine that a verdict has given up."""
+        return self.shared / "drained"
+
+    @property
     def cluster(self) -> Path:
         """The cluster's folder, on the console's machine."""
         return self.runs / ".cluster"
@@ -107,7 +112,8 @@ class Machines:
             return SlurmConfig(shared, sys.executable, (), scratch, notice_s=45, fence=fence)
         hosts = tuple(Host(node.name) for node in self.bed.nodes[: self.count])
         reach = self.ssh.reach if self.ssh is not None else self.remote.reach
-        return HostsConfig(shared, hosts, sys.executable, tuple(reach), fence, scratch)
+        drain = ("sh", "-c", f'echo "$0 $1" >> {self.drained}', "{name}", "{reason}")
+        return HostsConfig(shared, hosts, sys.executable, tuple(reach), fence, drain, scratch)
 
     # ---- commands -----------------------------------------------------------------------------
     def headway(

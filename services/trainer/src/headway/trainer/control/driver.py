@@ -273,6 +273,8 @@ class Driver:
         match action:
             case Log():
                 self.note(action.event, action.fields)
+                if action.fields.get("is_bad"):
+                    self._report_bad(action.fields["node"], action.fields["reason"])
             case Send():
                 self.lines.send(action.node, action.message)
             case Answer():
@@ -344,6 +346,18 @@ class Driver:
                 self._service.stop()
 
         self._background.start(f"{type(action).__name__} {action.node}", work, then)
+
+    def _report_bad(self, node: int, reason: str) -> None:
+        """To the owner of the machines; tried once, since the run does not depend on it."""
+
+        def then(_result: object, error: Exception | None) -> None:
+            if error is not None:
+                log.warning("the machine stays in service", node=node, error=str(error))
+
+        def report() -> None:
+            self.engine.report_bad(node, reason)
+
+        self._background.start(f"report node {node}", report, then)
 
     def _keep_input(self, clock: float, event: bytes, decided: str) -> None:
         self._journal.append(self._records.input_record(clock, event, decided))
