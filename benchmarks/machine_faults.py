@@ -77,6 +77,13 @@ class Faults:
 
         until(is_whole, RETURN_LIMIT_S, "a machine does not return", every_s=0.5)
 
+    def evidence(self) -> str:
+        """What the run logged last, and what runs on the machines."""
+        logs = self.machines.headway("logs", self.name, "-n", "60", check=False).stdout
+        roles = [f"{node.name}: {[_role(one.pid) for one in node.processes()]}"
+                 for node in self.machines.bed.nodes if node.is_up]  # fmt: skip
+        return "\n".join([logs, *roles])
+
     def _nodes(self) -> dict[int, str]:
         return {int(node): status for node, status in self.status()["nodes"].items()}
 

@@ -87,7 +87,11 @@ def drill(machines: Machines, options: argparse.Namespace, steps: int, corpus: P
     plan = order.sample(kinds[: options.faults], options.faults)
     rows = []
     for kind in plan if not options.only else [options.only] * options.faults:
-        rows.append(strike(faults, kind))
+        try:
+            rows.append(strike(faults, kind))
+        except TimeoutError:
+            print(f"{kind}: {faults.status()}\n{faults.evidence()}", file=sys.stderr)
+            raise
         print(json.dumps(rows[-1]), flush=True)
     print(f"all {len(rows)} recovered; at step {faults.newest()[1]} of {steps}", flush=True)
     digest = _to_end(machines, "drilled")
