@@ -187,15 +187,15 @@ class Faults:
         return self._cut_pairs(self._node(pair[0]), [pair])
 
     def _cut_pairs(self, node: Node, pairs: list[tuple[int, int]]) -> dict[str, Any]:
-        """Only a node whose executor was started anew returns after such a verdict."""
+        """A person repairs the network and starts the node that the verdict has given up."""
         began = time.time()
 
         def repair() -> None:
             self.machines.heal()
             gone = [node for node, state in self._nodes().items() if state == "lost"]
             for index in gone:
-                self._node(index).kill()
-                self._node(index).boot()
+                words = ("node", "start", "--run", self.name, "--node", str(index))
+                self.machines.headway(*words)
 
         def named() -> bool:
             known = verdicts_of(self.run.folder.control)

@@ -155,7 +155,7 @@ def test_what_a_command_cannot_do_without_is_in_its_usage_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     usage = page(capsys, "node", "start").partition("\n\n")[0]
-    assert usage == "Usage: headway node start [OPTIONS] --cluster DIR --node NODE"
+    assert usage == "Usage: headway node start [OPTIONS] --node NODE"
 
 
 NEEDS_NONE = {"run", "runs", "doctor", "cluster", "node", "config", "model"}

@@ -213,8 +213,7 @@ def test_a_cut_of_the_fabric_names_both_machines_and_a_spare_takes_over(
     assert drained.startswith("node-1 fabric_cut: nodes 0 and 1 do not reach"), drained
 
     machines.heal()
-    machines.bed.node(1).kill()
-    machines.bed.node(1).boot()
+    machines.headway("node", "start", "--run", "e", "--node", "1")
     _until(machines, "e", lambda s: s["nodes"].get("1") == "spare", "it does not return")
     machines.headway("stop", "e", "--now")
     _await_empty(machines)

@@ -150,7 +150,16 @@ def test_stopping_leaves_out_machines_that_are_not_reached(tmp_path: Path) -> No
     assert sorted((tmp_path / "reach.words").read_text().split()) == ["a", "b", "end", "end"]
     with pytest.raises(UnreachableError):
         engine.lose_node(0)
-    assert not engine.fence(0) and engine.fence(1)
+    assert not engine.fence(0, epoch=2) and engine.fence(1, epoch=2)
+
+
+def test_a_machine_that_is_reached_keeps_its_power_whatever_it_answers(tmp_path: Path) -> None:
+    asked = _program(tmp_path, 'cat > "$0.ticket"; echo "error: it does not end" >&2; exit 1')
+    fence = ("sh", "-c", f'echo "$0" > {tmp_path}/off', "{name}")
+    assert not of_bundle(_bundle(tmp_path, _config(asked, fence=fence))).fence(1, epoch=3)
+    assert not (tmp_path / "off").exists()
+    ticket = Ticket.from_json((tmp_path / "reach.ticket").read_text())
+    assert (ticket.node, ticket.epoch) == (1, 3), "drivers from epoch 3 on are left alone"
 
 
 def test_a_machine_that_is_not_reached_is_cut_off_before_it_is_given_up(tmp_path: Path) -> None:

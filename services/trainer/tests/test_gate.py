@@ -139,6 +139,8 @@ REFUSED: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
     "no token": (lambda: {"token": ""}, "malformed"),
     "another version": (lambda: {"version": "0.0.1"}, "has Headway 0.0.1"),
     "a clock": (lambda: {"unix_s": time.time() + 3600}, r"\+3[56]\d\d s off"),
+    "no time": (lambda: {"unix_s": float("nan")}, "nan s off"),
+    "digits only": (lambda: {"token": f"{'9' * 5000}.1.x"}, "malformed"),
     "no key": (lambda: {"public_key": "no key"}, "sent no public key"),
 }
 
@@ -189,6 +191,24 @@ def test_nobody_is_admitted_whom_a_next_driver_would_not_know(
         other.execute("ROLLBACK")
     monkeypatch.setattr(gates, "WRITE_LIMIT_S", 20.0)
     assert door.ask(keys=keys).node == 1
+
+
+def test_a_journal_in_trouble_does_not_hold_up_the_driver(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its loop would wait for what cannot come, and another driver would take over."""
+    monkeypatch.setattr(gates, "WRITE_LIMIT_S", 1000.0)
+    door.writer.trouble = "the disk is full"
+    with pytest.raises(BusyError, match="cannot be recorded: the disk is full"):
+        door.ask()
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError("it has just become full")
+
+    door.writer.trouble = ""
+    monkeypatch.setattr(Journal, "set_facts", fail)
+    with pytest.raises(BusyError, match="cannot be recorded"):
+        door.ask()
 
 
 def test_members_that_cannot_be_read_join_again(tmp_path: Path) -> None:

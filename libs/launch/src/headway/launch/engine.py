@@ -51,8 +51,9 @@ class Engine(Protocol):
             HeadwayError: there is one, and it failed.
         """
 
-    def fence(self, node: int) -> bool:
-        """Make sure that no driver acts on the node; False if that cannot be confirmed."""
+    def fence(self, node: int, epoch: int) -> bool:
+        """Make sure that no driver of an earlier epoch acts on the node; False if that cannot be
+        confirmed."""
 
     def stop(self) -> None:
         """End every node, then what the nodes shared."""

@@ -138,9 +138,9 @@ class LocalEngine:
         """All nodes are this machine."""
         del node, reason
 
-    def fence(self, node: int) -> bool:
+    def fence(self, node: int, epoch: int) -> bool:
         """The lease fences drivers of this machine by pid."""
-        del node
+        del node, epoch
         return True
 
     def resize(self, nodes: int) -> None:

@@ -81,6 +81,11 @@ class HostsConfig:
                     f"{key}={getattr(self, key)!r} is not an absolute path",
                     remedy="write one that starts with /",
                 )
+        if not self.python or self.python.startswith("~"):
+            raise ConfigError(
+                f"python={self.python!r} is found on no machine",
+                remedy="write its whole path, or a name that is on the PATH of each machine",
+            )
         for key in ("reach", "fence", "drain"):
             hooks.check(key, getattr(self, key))
 

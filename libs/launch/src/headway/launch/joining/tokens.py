@@ -15,6 +15,7 @@ import time
 from headway.common.errors import HeadwayError
 
 VALID_S = 3600.0
+MOST_CHARACTERS = 200
 
 
 class TokenError(HeadwayError):
@@ -38,7 +39,11 @@ def check(token: str, secret: str, run_id: str, node: int) -> None:
         TokenError: it is not one of this run, is for another node, or has expired.
     """
     parts = token.split(".")
-    if len(parts) != 3 or not (parts[0].isdecimal() and parts[1].isdecimal()):
+    if (
+        len(token) > MOST_CHARACTERS
+        or len(parts) != 3
+        or not (parts[0].isdecimal() and parts[1].isdecimal())
+    ):
         raise TokenError("the token is malformed", remedy="use the one that the engine made")
     expires, own = int(parts[0]), int(parts[1])
     if not hmac.compare_digest(parts[2].encode(), _mac(secret, run_id, own, expires).encode()):

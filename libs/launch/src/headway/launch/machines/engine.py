@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -127,12 +128,18 @@ class MachinesEngine:
         """
         self._machines.report_bad(node, reason, limit_s=END_LIMIT_S)
 
-    def fence(self, node: int) -> bool:
-        """Make sure that no driver acts on the machine; False if that cannot be confirmed."""
-        with contextlib.suppress(HeadwayError):
-            self._call(node, "fence", limit_s=FENCE_LIMIT_S)
-            return True
-        return self._machines.cut_off(node, limit_s=FENCE_LIMIT_S)
+    def fence(self, node: int, epoch: int) -> bool:
+        """Make sure that no driver of an earlier epoch acts on the machine, which is cut off if it
+        is not reached; False if that cannot be confirmed."""
+        ticket = Ticket.of(self._bundle, node, self._machines.scratch)
+        question = replace(ticket, epoch=epoch).to_json()
+        try:
+            self._machines.call(node, "fence", question, limit_s=FENCE_LIMIT_S)
+        except UnreachableError:
+            return self._machines.cut_off(node, limit_s=FENCE_LIMIT_S)
+        except HeadwayError:  # it was reached, and needs its power for its ranks
+            return False
+        return True
 
     def stop(self) -> None:
         """End all nodes, then give the machines back; one that is not reached is left out."""

@@ -155,7 +155,7 @@ class Machines:
     def _command(self, words: Iterable[str | Path]) -> list[str]:
         runs = ["--runs-dir", str(self.runs)]
         flat = [os.fspath(word) for word in words]
-        takes_runs = flat[0] not in ("cluster", "node", "data")
+        takes_runs = flat[0] not in ("cluster", "data")
         return [sys.executable, "-m", "headway.console", *flat, *(runs if takes_runs else [])]
 
     def boot(self, index: int) -> None:

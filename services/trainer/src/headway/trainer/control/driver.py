@@ -105,7 +105,9 @@ class Driver:
         self.run_dir, self.cluster, self.node = RunDir(run_dir), cluster, node
         self.config = load(RunConfig, files=[self.run_dir.config])
         self._background, self.engine = Background(), engine_of(self.run_dir, cluster)
-        self._leadership = Leadership(self.run_dir.control, epoch, self.engine, self._background)
+        self._leadership = Leadership(
+            self.run_dir.control, node, epoch, self.engine, self._background
+        )
         self._epoch, self._run_id = epoch, self.run_dir.run_id  # a look at a file: once only
         configure(NodePaths(self._run_id, node).failpoints, node=node)
         world, checkpoints = self.config.parallel.world_size, self.run_dir.checkpoints

@@ -24,7 +24,8 @@ from headway.launch.joining.client import installed_version, this_machine
 from headway.trainer.control.journal import Journal
 from headway.trainer.control.writer import JournalWriter
 
-WRITE_LIMIT_S = 3.0
+WRITE_LIMIT_S = 0.5
+"""The driver's loop waits so long for the journal, then the machine asks again."""
 CLOCK_LIMIT_S = 300.0
 """A machine whose clock is further off is refused: tokens, logs and checkpoints carry times."""
 FACT = "members"
@@ -155,7 +156,7 @@ class Gate:
                 f"node {node} was evicted from the run, and its machine has not been ended yet",
                 remedy="start it again when that is done: `headway logs` shows why it takes long",
             )
-        if abs(off_s := message.unix_s - time.time()) > CLOCK_LIMIT_S:
+        if not abs(off_s := message.unix_s - time.time()) <= CLOCK_LIMIT_S:  # NaN too
             raise InputError(
                 f"the clock of {message.host} is {off_s:+.0f} s off that of the driver's machine",
                 remedy="set it (chrony or ntp), then start the node again",
@@ -185,16 +186,25 @@ class Gate:
         Raises:
             BusyError: the journal cannot be written now.
         """
-        is_there, former = threading.Event(), self._members.get(node)
+        if self._journal.trouble:
+            raise BusyError(
+                f"the node cannot be recorded: {self._journal.trouble}", remedy="it asks again"
+            )
+        has_ended, former = threading.Event(), self._members.get(node)
         self._members[node] = member
-        work = self._writing()
+        work, is_there = self._writing(), False
 
         def write(journal: Journal) -> None:
-            work(journal)
-            is_there.set()
+            nonlocal is_there
+            try:
+                work(journal)
+                is_there = True
+            finally:
+                has_ended.set()
 
         self._journal.submit(write)
-        if not is_there.wait(WRITE_LIMIT_S):
+        has_ended.wait(WRITE_LIMIT_S)
+        if not is_there:
             if former is None:
                 del self._members[node]
             else:
