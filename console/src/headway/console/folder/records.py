@@ -14,6 +14,7 @@ from typing import Any
 from headway.common.config import load
 from headway.common.errors import InputError
 from headway.common.node.run_dir import RunDir
+from headway.common.node.sqlite import open_to_read
 from headway.console.hints import hint
 from headway.console.machine.peak import Peak, cached_peak
 from headway.launch.cluster import ClusterFolder
@@ -158,7 +159,7 @@ class RunRecords:
         with self.reading():
             database = self._shared.database
             if database is None:
-                database = self._shared.database = _connect(self.folder.database)
+                database = self._shared.database = open_to_read(self.folder.database)
             try:
                 return database.execute(sql, values).fetchall()
             except sqlite3.OperationalError as error:
@@ -185,7 +186,3 @@ class _Shared(threading.local):
 
     depth = 0
     database: sqlite3.Connection | None = None
-
-
-def _connect(file: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"file:{file}?mode=ro", uri=True, timeout=5.0)
