@@ -95,8 +95,8 @@ class GatedRun:
     def question(self, node: int = MEMBER, **changes: Any) -> Join:
         """What the machine of a node sends, with a valid token; each node is another machine."""
         token = tokens.mint(self.bundle.secret, self.run.run_id, node)
-        asked = this_machine(node, self.keys.public, token=token)
-        return msgspec.structs.replace(asked, **{"uid": f"machine-{node}", **changes})
+        changes = {"uid": f"machine-{node}", **changes}
+        return _changed(this_machine(node, self.keys.public, token=token), changes)
 
     def join(self) -> Joined:
         """Have the machine of ``MEMBER`` join, or ask again."""
@@ -153,4 +153,8 @@ class GatedRun:
             {"public_key": key[:-1]},
             {"num_gpus": -1, "num_cpus": -(2**63), "memory_bytes": 2**63 - 1, "shm_bytes": -1},
         ]
-        return [codec.encode(msgspec.structs.replace(late, **one)) for one in changes]
+        return [codec.encode(_changed(late, one)) for one in changes]
+
+
+def _changed(question: Join, changes: dict[str, Any]) -> Join:
+    return msgspec.structs.replace(question, **changes)  # type: ignore[type-var]

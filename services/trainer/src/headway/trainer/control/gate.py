@@ -137,7 +137,7 @@ class Gate:
         return Joined(node=node, epoch=self.epoch, bundle=self._bundle.to_json())
 
     def _complain(self, message: Join, reason: str) -> None:
-        """Log a refusal; whoever knows the driver's public key can cause thousands a second."""
+        """Log a refusal; any client with the driver's public key can cause thousands a second."""
         is_known = 0 <= message.node < self._bundle.nodes
         suppressed = self._throttle.admit(str(message.node) if is_known else "no such node")
         if suppressed is not None:
@@ -188,7 +188,7 @@ class Gate:
         if (former is None or former.public_key != key) and self._admission(key.encode()):
             raise InputError(
                 f"{message.host} sent the public key of another node or service of the run, {key}",
-                remedy="its folder is a copy: remove it from that machine, then start the node again",
+                remedy="its folder is a copy: remove it there, then start the node again",
             )
 
     # ---- what others must know ----------------------------------------------------------------
