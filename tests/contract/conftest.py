@@ -53,8 +53,9 @@ NEVER = {
 }
 DIALS = {"driver": "executor", "monitor": "agent"}
 """Whose key a service's own clients show; executors have the most to say to a driver."""
-GATE_LOG_BYTES = 1 << 20
-"""Refusals are throttled, so that thousands of them take a few lines; one each would take more."""
+GATE_LOG_BYTES = 256 << 10
+"""Refusals are throttled and shortened: thousands take a few KiB, a single long one in full more
+than this."""
 ENDS = {"service.drain/1", "executor.stop_run/1", "executor.attach_run/1", "executor.driver_beat/1"}
 """Messages that end something when a holder of the key sends them; so would their mutations."""
 LOCAL = [tag_of(message) for message in (WorkerBeat, StoreOpened, LeftGeneration, StepMetrics,
@@ -272,12 +273,11 @@ def exporter(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Target]
             yield Target(url, pid, scrape, [os.urandom(8)])
 
 
-@pytest.fixture(scope="module")
-def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Target]:
     """Where machines join a run that spans several, with one that has joined."""
-    folder = tmp_path_factory.mktemp("gate")
     settings = [f"recovery.{name}={limit_s}" for name, limit_s in NEVER.items()]
-    with private_roots(), contextlib.closing(GatedRun(folder, settings)) as run:
+    with private_roots(), contextlib.closing(GatedRun(tmp_path, settings)) as run:
         run.join()
         before = run.members()
         assert before[MEMBER] == run.keys.public.decode()
