@@ -20,7 +20,7 @@ from headway.launch.joining.bundle import Bundle
 from headway.launch.machines.reach import UnreachableError
 from headway.launch.slurm import commands, step
 from headway.launch.slurm.config import SlurmConfig, SlurmRun
-from headway.launch.slurm.machines import SlurmMachines, allocate, job_name, network_of
+from headway.launch.slurm.machines import SlurmMachines, _by_switch, allocate, job_name, network_of
 
 NO_CONTROLLER = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
 RUN = "0123abcd"
@@ -65,6 +65,32 @@ def allocated(slurm: Callable[..., None]) -> Callable[..., None]:
     slurm("squeue", text=_squeue(ALLOCATION))
     slurm("scontrol", "node-0\nnode-1\nnode-2")
     return slurm
+
+
+# ---- the topology -------------------------------------------------------------------------------
+TREE = """\
+SwitchName=rack0 Level=0 LinkSpeed=1 Nodes=node-0,node-3
+SwitchName=rack1 Level=0 LinkSpeed=1 Nodes=node-1,node-4
+SwitchName=rack2 Level=0 LinkSpeed=1 Nodes=node-2
+SwitchName=row0 Level=1 LinkSpeed=1 Nodes=node-[0,2-3] Switches=rack0,rack2
+SwitchName=row1 Level=1 LinkSpeed=1 Nodes=node-[1,4] Switches=rack1
+SwitchName=spine Level=2 LinkSpeed=1 Nodes=node-[0-4] Switches=row0,row1"""
+
+
+def test_machines_at_one_switch_get_neighbouring_numbers(slurm: Callable[..., None]) -> None:
+    expand = "sed 's/node-\\[0,2-3\\]/node-0,node-2,node-3/; s/node-\\[1,4\\]/node-1,node-4/"
+    expand += "; s/node-\\[0-4\\]/node-0,node-1,node-2,node-3,node-4/' | tr , '\\n'"
+    answer = f"cat <<'END'\n{TREE}\nEND"
+    slurm("scontrol", text=f'case $2 in topology) {answer}\n;; *) echo "$3" | {expand};; esac')
+    hosts = tuple(f"node-{number}" for number in range(5))
+    assert _by_switch(hosts) == ("node-0", "node-3", "node-2", "node-1", "node-4")
+    assert _by_switch(hosts[1:3]) == ("node-1", "node-2")
+
+
+@pytest.mark.parametrize("answer", ["", "BlockName=b1 BlockIndex=0 Nodes=node-[0-2] BlockSize=3"])
+def test_without_switches_slurms_own_order_stays(slurm: Callable[..., None], answer: str) -> None:
+    slurm("scontrol", answer)
+    assert _by_switch(("node-2", "node-0", "node-1")) == ("node-2", "node-0", "node-1")
 
 
 # ---- the file -----------------------------------------------------------------------------------

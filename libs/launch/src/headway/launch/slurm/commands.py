@@ -134,6 +134,19 @@ def addresses_of(hosts: Sequence[str]) -> list[str]:
     return re.findall(r"\bNodeAddr=(\S+)", text)
 
 
+def switches_of(hosts: Sequence[str]) -> list[tuple[str, ...]]:
+    """The switches above each machine, the top one first; none where Slurm knows no topology, or
+    one that is not made of switches. Raises as ``command``."""
+    text = command(["scontrol", "show", "topology"])
+    found = re.findall(r"SwitchName=(\S+) Level=(\d+) .*?Nodes=(\S+)", text)
+    above: dict[str, list[str]] = {host: [] for host in hosts}
+    for name, _, nodes in sorted(found, key=lambda row: -int(row[1])):
+        for host in hosts_of(nodes):
+            if host in above:
+                above[host].append(name)
+    return [tuple(above[host]) for host in hosts]
+
+
 def cancel(job: str, *, with_kill: bool = False) -> None:
     """End a job or step; nothing if it has ended. Raises as ``command``."""
     words = ["scancel", *(["--signal=KILL"] if with_kill else []), job]

@@ -234,7 +234,7 @@ def allocate(
                 )
             [job] = found
             if job.state == "RUNNING":
-                hosts = commands.hosts_of(job.nodes)
+                hosts = _by_switch(commands.hosts_of(job.nodes))
                 return SlurmRun.of(config, number, hosts, network_of(hosts))
             if job.reason != said and job.reason not in ("None", ""):
                 said = job.reason
@@ -246,6 +246,27 @@ def allocate(
         except HeadwayError as error:
             report(f"job {number} may still be queued ({error}): end it by `scancel {number}`")
         raise
+
+
+def _by_switch(hosts: tuple[str, ...]) -> tuple[str, ...]:
+    """In an order in which machines at one switch stand together: ranks that exchange most have
+    neighbouring numbers."""
+    try:
+        switches = commands.switches_of(hosts)
+    except HeadwayError:  # it is for speed only
+        return hosts
+    first = {above: at for at, above in reversed(list(enumerate(switches)))}
+    above_of = dict(zip(hosts, switches, strict=True))
+
+    def place(host: str) -> tuple[int, ...]:
+        """Of the first machine below each of its switches, from the top one down."""
+        above = above_of[host]
+        return tuple(
+            min(at for other, at in first.items() if other[:depth] == above[:depth])
+            for depth in range(1, len(above) + 1)
+        )
+
+    return tuple(sorted(hosts, key=place))
 
 
 def network_of(hosts: Sequence[str]) -> str:
