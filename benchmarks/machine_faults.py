@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from headway.ckpt_store.client import newest
 from headway.console.run import Run
 from headway.health.client import verdicts_of
 from headway.testkit.bed.node import Node
@@ -148,11 +149,17 @@ class Faults:
         return self._cut_off(node)
 
     def _cut_control(self) -> dict[str, Any]:
-        """Its ranks reach the others and the others have the driver: all of them train on."""
-        node = self._trains()
+        """Its ranks reach the others and the others have the driver: all of them train on, which
+        shows in the checkpoints, since the metrics may come from this machine."""
+        node, checkpoints = self._trains(), self.run.folder.checkpoints
         self.machines.cut_control(node.index)
-        time.sleep(CUT_S)
-        return {"machine": node.name, "undo": self.machines.heal}
+        time.sleep(CUT_S / 2)
+        before = newest(checkpoints)
+        time.sleep(CUT_S / 2)
+        after = newest(checkpoints)
+        trains_on = before is not None and after is not None and after.step > before.step
+        self.machines.heal()
+        return {"machine": node.name, "trains_on": trains_on}
 
     def _cut_off(self, node: Node) -> dict[str, Any]:
         return {

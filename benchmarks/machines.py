@@ -47,6 +47,8 @@ def strike(faults: Faults, kind: str) -> dict[str, Any]:
     until(lambda: faults.newest() > beyond, STEP_LIMIT_S, f"{kind}: no step of all ranks")
     row = {"fault": kind, "machine": found["machine"]}
     row["stepping_s"] = round(time.monotonic() - began, 2)
+    if "trains_on" in found:
+        row["trains_on"] = found["trains_on"]
     if (watch := found.get("watch")) is not None:
         row["writes_of_the_losing_side"] = watch()
     if (named := found.get("pair_is_named")) is not None:
@@ -63,6 +65,9 @@ def judge(run: Run, rows: Sequence[dict[str, Any]], steps: int) -> list[str]:
              for row in rows if row.get("writes_of_the_losing_side")]  # fmt: skip
     wrong += [
         f"{row['fault']}: no pair is named" for row in rows if row.get("pair_is_named") is False
+    ]
+    wrong += [
+        f"{row['fault']}: no steps meanwhile" for row in rows if not row.get("trains_on", True)
     ]
     for table in ("events", "inputs"):
         epochs = [epoch for (epoch,) in run.query(f"SELECT epoch FROM {table} ORDER BY id")]
