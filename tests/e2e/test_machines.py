@@ -166,6 +166,31 @@ def _steer_without_torch(machines: Machines) -> None:
     assert run(folder / "notebook.py", machines.runs) == "2 True True\n"
 
 
+def _steer_by_a_gateway(machines: Machines) -> None:
+    """From a machine that has nothing but the key file: by the network, not by the runs' folder."""
+    head, node, python = machines.head, machines.bed.node(2), [sys.executable, "-m"]
+    words = ["--listen", f"tcp://{head.address}:0", "--key-file", "gateway.key"]
+    started = [*python, "headway.console", "gateway", *words, "--runs-dir", str(machines.runs)]
+    gateway = head.start(started, env=machines.env, cwd=machines.bed.disk)
+    key = head.root / "gateway.key"
+    wait_until(key.exists, what="the key file", timeout_s=LIMIT_S)
+    (node.root / "gateway.key").touch(mode=0o600)
+    (node.root / "gateway.key").write_text(key.read_text())
+
+    def headway(*words: str) -> str:
+        command = [*python, "headway.console", *words, "--runs-dir", "seen"]
+        return node.run(command, cwd=machines.bed.disk, timeout_s=LIMIT_S).stdout
+
+    assert "d is live" in headway("attach", "gateway.key", "d")
+    assert json.loads(headway("status", "d", "--json"))["status"]["phase"] == "running"
+    headway("pause", "d", "--wait")
+    assert _status(machines, "d")["paused"]
+    headway("resume", "d")
+    assert " n1-" in headway("logs", "d", "--tail", "200"), "of another machine"
+    assert {"n0", "n1"} <= {path.name[:2] for path in (node.root / "seen" / "d").glob("logs/*")}
+    gateway.kill()
+
+
 @pytest.mark.timeout(400)
 def test_a_machine_that_will_be_taken_away_hands_over_and_may_come_back(
     machines: Machines, corpus: Path
@@ -173,6 +198,7 @@ def test_a_machine_that_will_be_taken_away_hands_over_and_may_come_back(
     machines.run(TINY, "d", *MODEL, f"data.path={corpus}", "train.steps=100000")
     _until(machines, "d", lambda s: _is_stepping(s, 6), "the run does not step")
     _steer_without_torch(machines)
+    _steer_by_a_gateway(machines)
     kept = machines.keep("d", 1)
     wait_until(lambda: _takes_sigterm(kept), what="its handlers", timeout_s=LIMIT_S)
     kept.send_signal(signal.SIGTERM)

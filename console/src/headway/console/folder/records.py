@@ -76,6 +76,17 @@ class RunRecords:
         """The peak of what it computes on, None if never measured on this machine."""
         return cached_peak(self.config.train.device)
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether its folder is on another machine, and this one has only what a gateway shows."""
+        return False
+
+    @property
+    def known_checkpoint(self) -> int | None:
+        """Step of the newest complete checkpoint of a run elsewhere, -1 without one; None of a run
+        whose checkpoints can be looked at."""
+        return None
+
     # ---- where it stands ----------------------------------------------------------------------
     @property
     def live(self) -> bool:
