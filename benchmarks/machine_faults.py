@@ -79,8 +79,9 @@ class Faults:
         until(is_whole, RETURN_LIMIT_S, "a machine does not return", every_s=0.5)
 
     def evidence(self) -> str:
-        """What the run logged last, and what runs on the machines."""
-        logs = self.machines.headway("logs", self.name, "-n", "60", check=False).stdout
+        """What happened last in the run, and what runs on the machines."""
+        sql = "SELECT unix_s, epoch, name, fields FROM events ORDER BY id DESC LIMIT 60"
+        logs = "\n".join(" ".join(map(str, row)) for row in reversed(self.run.query(sql)))
         roles = [f"{node.name}: {[_role(one.pid) for one in node.processes()]}"
                  for node in self.machines.bed.nodes if node.is_up]  # fmt: skip
         return "\n".join([logs, *roles])
@@ -199,8 +200,8 @@ class Faults:
 
         def repair() -> None:
             self.machines.heal()
-            gone = [node for node, state in self._nodes().items() if state == "lost"]
-            for index in gone:
+            until(lambda: "lost" in self._nodes().values(), RETURN_LIMIT_S, "no node is lost")
+            for index in [node for node, state in self._nodes().items() if state == "lost"]:
                 words = ("node", "start", "--run", self.name, "--node", str(index))
                 self.machines.headway(*words)
 
