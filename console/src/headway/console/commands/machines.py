@@ -63,7 +63,7 @@ def register(app: typer.Typer) -> None:
             "headway node start --cluster clusters/mine --node 0",
             "headway node start --run tiny --node 1",
         ),
-        json="one object: cluster, node, pid, endpoint; with --run: run, node, machine",
+        json="one object: cluster, node, pid, endpoint",
     )(start)
     page(
         node,
@@ -208,8 +208,9 @@ def start(
 ) -> None:
     """Start a node, unless it runs already.
 
-    Returns when the node can be reached. With --run its executor is started anew: so a machine that
-    was evicted, drained or given up becomes a spare again once it is repaired.
+    Returns when the node can be reached. With --run its executor is started anew: a machine that
+    was evicted, drained or given up becomes a spare again once it is repaired. --json then prints
+    run, node and machine.
     """
     if (cluster is None) == (run is None):
         raise InputError("give either --cluster or --run", remedy="--run is for several machines")
