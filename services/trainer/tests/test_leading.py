@@ -120,6 +120,32 @@ def test_the_lease_of_an_own_driver_that_hangs_is_claimed_too() -> None:
     assert seen.claims == [1]
 
 
+def test_a_look_that_began_before_the_own_driver_resigned_is_not_trusted() -> None:
+    seen = observer(epoch=1, node=0)
+    seen.own = "up"
+    seen.watch(1.0, renewed)
+    seen.own = "down"
+    seen.watch(0.25, held(epoch=1))
+    assert seen.claims == [] and seen.leading.wants_looks
+    seen.watch(HANDICAP_S, resigned)
+    assert seen.claims == [] and seen.leaves == 1
+
+
+def test_the_own_driver_that_was_killed_is_followed_after_two_looks() -> None:
+    seen = observer(epoch=1, node=0)
+    seen.own = "up"
+    seen.watch(1.0, renewed)
+    seen.own = "down"
+    seen.watch(0.5, held(epoch=1))
+    assert seen.claims == [1]
+    alone = observer(epoch=1, node=0, is_alone=True)
+    alone.own = "up"
+    alone.watch(1.0, renewed)
+    alone.own = "down"
+    alone.watch(0.25, held(epoch=1))
+    assert alone.claims == [1], "there is nobody to give the lease up for"
+
+
 @pytest.mark.parametrize("own", ["up", "down"])
 def test_a_node_that_was_superseded_leaves_and_claims_nothing(own: str) -> None:
     seen = observer(epoch=1)

@@ -230,9 +230,9 @@ class Executor:
     def _watch_folder(self) -> None:
         if self._run is None or self._ending is not None:
             return
-        is_reached = self._run.guardian.driver_silent_s < CALM_LOOK_S
-        now = time.monotonic()
-        if not is_reached or now - self._looked_at >= CALM_LOOK_S:
+        guardian, now = self._run.guardian, time.monotonic()
+        is_calm = guardian.driver_silent_s < CALM_LOOK_S and not guardian.leading.wants_looks
+        if not is_calm or now - self._looked_at >= CALM_LOOK_S:
             self._looked_at = now
             self._run.look_at_folder()
 

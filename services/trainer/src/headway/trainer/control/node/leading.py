@@ -24,6 +24,9 @@ HUNG_LIMIT_S = 10.0
 CLAIM_PAUSE_S = (0.25, 5.0)  # first and longest pause after a claim that failed
 MAX_STARTS = 4
 """A node whose driver has failed so often in a row lets another node try."""
+FRESH_LOOKS = 2
+"""At the lease after the end of the node's own driver, before the node leads again: the first may
+have begun before the driver resigned."""
 HANDICAP_S = 10.0
 """How much longer such a node waits than others, and one whose driver has resigned."""
 
@@ -60,6 +63,9 @@ class Leading:
         self._watch = LeaseWatch()
         self._stale_s = 0.0
         self._is_claiming = False
+        self._looks = FRESH_LOOKS
+        """At the lease since the node's own driver was last up."""
+        self._has_ended = False
         self._backoff = Backoff(*CLAIM_PAUSE_S)
         self.why = ""
         """Why the last claim failed."""
@@ -69,9 +75,16 @@ class Leading:
         if self.view is not None and view != self.view:
             self._is_first = False
         self.view = view
+        self._looks += 1
         self._stale_s = self._watch.see(view, now)
         if not self._stale_s:
             self.why = ""  # somebody leads
+
+    @property
+    def wants_looks(self) -> bool:
+        """Whether the lease may have been given up since it was last seen."""
+        is_old = self._has_ended and self._looks < FRESH_LOOKS
+        return bool(self.epoch) and is_old and not self._is_alone
 
     def claimed(self, epoch: int | None) -> None:
         """The answer to a claim; None: another executor was faster."""
@@ -98,6 +111,9 @@ class Leading:
             silent_s: how long no driver has reported.
             is_readable: the last look at the run's folder found it there.
         """
+        self._has_ended = own == "down"
+        if own == "up":
+            self._looks = 0
         view = self.view
         if view is None or not is_readable or self._is_claiming:
             return Standing()
@@ -106,8 +122,10 @@ class Leading:
             return Standing(leave=True)
         if not self._backoff.is_over(now) or own == "waiting":
             return Standing()
-        if self._at_once or (self.epoch and own == "down"):
+        if self._at_once:
             return self._claim(view)
+        if self.epoch and own == "down":
+            return Standing() if self.wants_looks else self._claim(view)
         limit_s = self._limit_s(view)
         is_reporting = silent_s < self._silent_s and self._stale_s < limit_s + HUNG_LIMIT_S
         if self._stale_s <= limit_s or is_reporting:
