@@ -13,12 +13,13 @@ from headway.common.node.testing import wait_until
 from headway.common.wire.messages.health import AgentBeat, SilentPeer, Verdict
 from headway.health.config import HealthConfig
 from headway.health.sources.connections import _parse
-from headway.health.sources.probes import Probes
+from headway.health.sources.probes import MAX_PROBES, Asked, Probes
 from headway.health.state import MonitorState
 from headway.testkit.beats import RUN_ID, SimulatedNode, beat_times, lockstep
 from headway.testkit.bed import Bed
 
 CUT_S = 20.0
+LOCAL = "127.0.0.1"
 RETRIES_S = (0.2, 0.6, 1.4, 3.0, 6.2, 12.6, 25.4)
 """When Linux has repeated a segment so often (RFC 6298, with its least interval of 0.2 s)."""
 
@@ -35,6 +36,8 @@ class Cluster:
         self.cut: dict[int, set[int]] = {}
         """Node -> peers that do not acknowledge what it sends."""
         self.reached: dict[int, set[int]] = {}
+        self.shared: set[int] = set()
+        """Nodes that report the address of node 0."""
         self.silent: set[int] = set()
         """Nodes whose beats do not arrive."""
         self.healed_s = float("inf")
@@ -48,12 +51,13 @@ class Cluster:
         peers = sorted(self.cut.get(node, ())) if is_waiting else []
         return msgspec.structs.replace(  # type: ignore[type-var]
             self.nodes[node].beat(now_s),
-            fabric_address=_address(node),
+            fabric_address=_address(0 if node in self.shared else node),
             silent_peers=tuple(
                 SilentPeer(address=_address(peer), num_repeats=repeats, age_s=since_s)
                 for peer in peers
             ),
             reached=tuple(_address(peer) for peer in sorted(self.reached.get(node, ()))),
+            num_asked=3 if node in self.reached else 0,
         )
 
     def play(self, start_s: float, until_s: float) -> list[tuple[float, Verdict]]:
@@ -64,7 +68,7 @@ class Cluster:
                 beat = self._beat(node, now_s)
                 if node not in self.silent:
                     self.state.on_beat(beat, now_s)
-            found += [(now_s, one) for one in self.state.tick(now_s) if one.kind == "fabric_cut"]
+            found += [(now_s, one) for one in self.state.tick(now_s) if "fabric" in one.kind]
         self.named += found
         return found
 
@@ -107,6 +111,47 @@ def test_without_answers_the_node_of_which_several_were_cut_off_is_named() -> No
     assert [one.node for _, one in cluster.play(25.0, 40.0) if one.is_open] == [1]
 
 
+def test_a_node_of_few_peers_is_not_named_for_reaching_fewer() -> None:
+    cluster = Cluster()
+    cluster.cut = {1: {2}}
+    cluster.reached = {1: set(), 2: {0}}  # of three peers each
+    for _, verdict in cluster.play(0.0, 30.0):
+        assert verdict.node == 1
+    assert (
+        "0 of 3 peers of node 1 answer, of node 2 1 of 3" in cluster.named[0][1].evidence[0].value
+    )
+
+
+@pytest.mark.parametrize("since_s", [0.0, CUT_S + 4.0])
+def test_a_peer_whose_kernel_answers_is_not_cut_off(since_s: float) -> None:
+    """Its backlog is full, or the cable works again before the next repetition."""
+    cluster = Cluster()
+    cluster.cut = {0: {2}, 1: {2}, 3: {2}}
+    if since_s:
+        cluster.play(0.0, CUT_S + 2.5)
+    cluster.reached = {0: {1, 2, 3}, 1: {0, 2, 3}, 3: {0, 1, 2}}
+    assert cluster.play(since_s, 60.0) == []
+
+
+def test_an_address_of_several_nodes_names_none_of_them() -> None:
+    cluster = Cluster()
+    cluster.cut, cluster.shared = {3: {0}}, {1}
+    assert cluster.play(0.0, 40.0) == []
+
+
+def test_a_network_that_came_apart_costs_no_node_until_one_is_to_blame() -> None:
+    cluster = Cluster()
+    cluster.cut = {0: {2, 3}, 1: {2, 3}}
+    [(_, verdict)] = cluster.play(0.0, 30.0)
+    assert (verdict.kind, verdict.action) == ("fabric_split", "observe")
+    assert "nodes 0 and 2, 0 and 3, 1 and 2, 1 and 3 do not reach each other" in verdict.remedy
+    for timeline in cluster.timelines:
+        timeline.now_s = 30.0
+    cluster.cut = {1: {2, 3}}
+    kinds = [(one.kind, one.action, one.node) for _, one in cluster.play(30.0, 50.0) if one.is_open]
+    assert kinds[-1] == ("fabric_cut", "replace_node", 1)
+
+
 def test_a_node_that_is_silent_altogether_is_no_cut_of_the_fabric() -> None:
     cluster = Cluster()
     cluster.cut, cluster.silent = {0: {2}, 1: {2}, 3: {2}}, set()
@@ -144,31 +189,45 @@ RECORDED = """\
    2: 0AF0FA0A:8A3B 0CF0FA0A:C351 01 00000000:00000000 00:00000000 00000000     0        0 103 1
    3: 0100007F:8A3B 0100007F:C352 01 00000400:00000000 01:00000010 00000001     0        0 104 2
    4: 0AF0FA0A:9000 0DF0FA0A:8A3C 02 00000001:00000000 01:00000010 00000003     0        0 105 2
+   5: 0AF0FA0A:9001 0EF0FA0A:8A3D 01 00000400:00000000 04:00000A10 00000000     0       12 106 2
+   6: 0AF0FA0A:9002 0FF0FA0A:8A3E 01 00000400:00000000 01:00000A10 00000007     0        0 107 2
 """
 
 
 @pytest.mark.skipif(sys.byteorder == "big", reason="recorded on a little-endian machine")
 def test_the_kernels_table_is_read_as_it_is_written() -> None:
-    found = [(one.address, one.num_repeats, one.inode) for one in _parse(RECORDED)]
+    rows = _parse(RECORDED, range(101, 107))
+    found = [(one.address, one.num_repeats, one.inode) for one in rows]
     assert found == [
         ("10.250.240.11", 4, 102),
         ("10.250.240.12", 0, 103),
         ("10.250.240.13", 3, 105),
+        ("10.250.240.14", 12, 106),
     ]
     mapped = RECORDED.splitlines()[2].replace("0BF0FA0A", "0000000000000000FFFF00000BF0FA0A")
-    assert [one.address for one in _parse("\n" + mapped)] == ["10.250.240.11"]
+    assert [one.address for one in _parse("\n" + mapped, [102])] == ["10.250.240.11"]
 
 
 def test_a_probe_counts_answers_only_and_leaves_nothing_open() -> None:
     now_s = [0.0]
-    probes = Probes("127.0.0.1", lambda: now_s[0])
+    probes = Probes(LOCAL, lambda: now_s[0])
     before = set(os.listdir("/proc/self/fd"))
-    wait_until(lambda: probes.reached(["127.0.0.1"]) == ("127.0.0.1",), what="a refusal")
+    wait_until(lambda: probes.ask([LOCAL]) == Asked(1, (LOCAL,)), what="a refusal")
     now_s[0] = 100.0
-    assert probes.reached([]) == ()
+    assert probes.ask([]) == Asked()
     probes.close()
-    assert probes.reached([]) == ()
+    assert probes.ask([]) == Asked()
     assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_more_peers_than_can_be_tried_at_once_take_turns_and_silent_ones_come_first() -> None:
+    many = sorted(f"127.0.{number}.1" for number in range(3 * MAX_PROBES))
+    probes = Probes(LOCAL)
+    probes.ask(many, first=many[-1:])
+    answered = probes.ask(many, first=many[-1:]).reached
+    assert answered == tuple(sorted([*many[: MAX_PROBES - 1], many[-1]]))
+    wait_until(lambda: probes.ask(many) == Asked(len(many), tuple(many)), what="all")
+    probes.close()
 
 
 WORKER = """
@@ -176,17 +235,30 @@ import json, os, socket, sys, time
 from headway.health.sources.connections import ConnectionSource
 own, peer, other = sys.argv[1:]
 source = ConnectionSource(own)
-made = [socket.create_connection((address, 7000)) for address in (peer, other)]
+made = [socket.create_connection((address, 7000)) for address in (peer, other) if address]
+if not peer:
+    made[0].setblocking(False)
+if peer:
+    for _ in range(8):  # more than the other side lets wait
+        made.append(socket.socket())
+        made[-1].setblocking(False)
+        made[-1].connect_ex((peer, 7001))
 while True:
-    for one in made:
-        one.send(b"x")
-    silent, reached = source.read([os.getpid()])
-    print(json.dumps([[(p.address, p.num_repeats, p.age_s) for p in silent], reached]), flush=True)
+    for one in made[:2]:
+        try:
+            while one.send(b"x" if peer else bytes(1 << 20)) and not peer:
+                pass
+        except BlockingIOError:
+            pass
+    peers = source.read([os.getpid()])
+    silent = [(p.address, p.num_repeats, p.age_s) for p in peers.silent]
+    print(json.dumps([silent, peers.asked.reached]), flush=True)
     time.sleep(0.2)
 """
 SERVER = """
 import socket, threading, sys
 listening = socket.create_server((sys.argv[1], 7000))
+full = socket.create_server((sys.argv[1], 7001), backlog=1)
 print("up", flush=True)
 held = []
 while True:
@@ -194,37 +266,44 @@ while True:
 """
 
 
+def _newest(log: Path) -> tuple[dict[str, int], list[str]]:
+    """The silent peers with the times that something was repeated, and those that answer."""
+    lines = log.read_text().splitlines() if log.exists() else []
+    silent, reached = json.loads(lines[-1]) if lines else ([], [])
+    return {address: repeats for address, repeats, _ in silent}, reached
+
+
 @pytest.mark.timeout(120)
-def test_a_cut_cable_shows_in_the_kernels_table_and_a_hanging_peer_does_not(tmp_path: Path) -> None:
+def test_a_cut_cable_shows_in_the_kernels_table_and_a_hanging_peer_answers(tmp_path: Path) -> None:
     if reason := Bed.missing():
         pytest.skip(f"no separate nodes here: {reason}")
     with Bed(tmp_path, nodes=3) as bed:
-        addresses = [node.fabric_address for node in bed.nodes]
-        servers = []
+        own, hung, away = (node.fabric_address for node in bed.nodes)
         for node in bed.nodes[1:]:
             log = tmp_path / f"server-{node.index}.log"
             command = [sys.executable, "-c", SERVER, node.fabric_address]
-            servers.append(node.start(command, log=log))
+            server = node.start(command, log=log)
             wait_until(lambda log=log: log.exists() and "up" in log.read_text(), what="a server")
-        log = tmp_path / "worker.log"
-        bed.node(0).start([sys.executable, "-c", WORKER, *addresses], log=log)
-
-        def newest() -> tuple[list[tuple[str, int, float]], list[str]]:
-            lines = log.read_text().splitlines() if log.exists() else []
-            silent, reached = json.loads(lines[-1]) if lines else ([], [])
-            return silent, reached
-
-        both = addresses[1:]
-        wait_until(lambda: newest() == ([], both), what="both peers")
-        servers[0].send_signal(19)  # SIGSTOP: its kernel acknowledges for it
-        bed.cut(0, 2, plane="fabric")
+            if node.fabric_address == hung:
+                server.send_signal(19)  # SIGSTOP: its kernel acknowledges for it
+        sends, full = tmp_path / "sends.log", tmp_path / "full.log"
+        for peer, log in ((hung, sends), ("", full)):
+            bed.node(0).start([sys.executable, "-c", WORKER, own, peer, away], log=log)
         wait_until(
-            lambda: any(address == both[1] and n >= 3 for address, n, _ in newest()[0]),
-            what="a silent peer",
-            timeout_s=30,
+            lambda: _newest(sends)[1] == [hung, away] and _newest(full) == ({}, [away]),
+            what="both peers",
         )
-        silent, reached = newest()
-        assert [address for address, _, _ in silent] == [both[1]] and both[0] in reached
-        wait_until(lambda: newest()[1] == both[:1], what="no answer of the one that is cut off")
+        wait_until(lambda: _newest(sends)[0].get(hung, 0) >= 3, what="a full backlog")
+        bed.cut(0, 2, plane="fabric")
+        for log in (sends, full):
+            wait_until(
+                lambda log=log: _newest(log)[0].get(away, 0) >= 3, what="a cut", timeout_s=30
+            )
+        assert hung in _newest(sends)[1], "it answers another question"
+        wait_until(lambda: _newest(sends)[1] == [hung], what="no answer of the one that is cut off")
         bed.heal()
-        wait_until(lambda: newest() == ([], both), what="both peers again", timeout_s=60)
+        wait_until(
+            lambda: away not in _newest(sends)[0] and _newest(full) == ({}, [away]),
+            what="the peer again",
+            timeout_s=60,
+        )

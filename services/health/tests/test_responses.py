@@ -61,7 +61,7 @@ def test_what_the_monitor_advises_at_its_own_confidence_is_done() -> None:
     """But for a node whose agent alone is silent, and for what a log line says of a worker."""
     for kind, one in PROCESS_ADVICE.items():
         done = response(verdict(kind, one.action, one.confidence))
-        assert (done == "observe") == (kind == "node_silent")
+        assert (done == "observe") == (kind in ("node_silent", "fabric_split"))
     for rule in LOG_RULES:
         done = response(verdict(rule.kind, rule.advice.action, rule.advice.confidence))
         assert (done == "observe") == (rule.advice.action in ("observe", "replace_worker"))

@@ -10,6 +10,7 @@ from headway.testkit.trainer.by_hand import Hand, events, only, sent
 from headway.trainer.control.decisions.events import (
     Action,
     Answer,
+    BeginGeneration,
     DurableFound,
     Finish,
     Judged,
@@ -173,3 +174,44 @@ def test_what_is_not_known_or_only_to_be_observed_is_answered_too() -> None:
     assert _taken(hand.send(_verdict("observe"))) == "observe"
     actions = hand.send(_verdict("reboot", revision=2))
     assert _taken(actions) == "none: the response 'reboot' is not known"
+
+
+def _cut(hand: Hand, node: int, step: int) -> str:
+    """A node is named for a cut of the ranks' network; if it is given up, its ranks step again."""
+    verdict = _verdict(
+        "replace_node",
+        node,
+        id=f"{node}#{hand.state.generation}-{step}",
+        kind="fabric_cut",
+        generation=hand.state.generation,
+    )
+    actions = hand.send(verdict)
+    if "fence" in events(actions):
+        hand.silent.add(node)
+        hand.leave()
+        hand.read(1)
+        actions = hand.send(DurableFound(None))
+        while not any(isinstance(action, BeginGeneration) for action in actions):
+            actions = hand.wait(0.1)
+        hand.begin(actions)
+        hand.join(step)
+        assert hand.state.phase == "running"
+        return _taken(hand.send(verdict))
+    return _taken(actions)
+
+
+def test_cuts_that_spares_do_not_end_cost_two_of_them_and_one_after_a_step_is_another() -> None:
+    hand = Hand(nodes=7).run()
+    assert _cut(hand, 1, step=1) == "gave up node 1"
+    assert _cut(hand, 0, step=1) == "gave up node 0"
+    assert _cut(hand, 2, step=1) == "observe: 2 nodes were given up for cuts and this one remains"
+    hand.join(2)
+    assert _cut(hand, 3, step=2) == "gave up node 3"
+
+
+def test_a_cut_of_an_older_generation_costs_no_node() -> None:
+    hand = Hand(nodes=4).run()
+    late = _verdict("replace_node", 1, kind="fabric_cut", generation=hand.state.generation)
+    assert _cut(hand, 0, step=1) == "gave up node 0"
+    assert _taken(hand.send(late)) == "none: generation 0 has ended"
+    assert hand.state.status_of(1) != "lost"

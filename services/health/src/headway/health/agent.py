@@ -18,7 +18,7 @@ from pathlib import Path
 
 from headway.common.log import setup
 from headway.common.node.process import ProcessId
-from headway.common.wire.messages.health import AgentBeat, LogHit, SilentPeer, WorkerSignals
+from headway.common.wire.messages.health import AgentBeat, LogHit, WorkerSignals
 from headway.common.wire.server import Server
 from headway.common.wire.service import Beat, Service
 from headway.health.announce import FollowedPeer
@@ -26,7 +26,7 @@ from headway.health.config import HealthConfig
 from headway.health.exporter import BeatCollector
 from headway.health.flight_windows import FlightWindows, WindowThread
 from headway.health.keys import key_of
-from headway.health.sources.connections import ConnectionSource
+from headway.health.sources.connections import ConnectionSource, Peers
 from headway.health.sources.host import FreeSpace, read_host
 from headway.health.sources.log_thread import LogThread
 from headway.health.sources.train_log import LogTail
@@ -89,7 +89,7 @@ class NodeWatch:
         room = max(0, MAX_HITS_A_BEAT - len(self._hits))
         self._hits.extend((hit, None) for hit in self._logs.take(room))
         workers = self._workers.read()
-        silent_peers, reached = self._peers(workers)
+        peers = self._peers(workers)
         self.newest = AgentBeat(
             run_id=self._options.run_id,
             node=self._options.node,
@@ -101,20 +101,19 @@ class NodeWatch:
             host=read_host(self._disk.newest(), self._options.shm_dir),
             hits=tuple(hit for hit, _ in list(self._hits)[:MAX_HITS_A_BEAT]),
             fabric_address=self._options.fabric_address,
-            silent_peers=silent_peers,
-            reached=reached,
+            silent_peers=peers.silent,
+            num_asked=peers.asked.num,
+            reached=peers.asked.reached,
         )
         return self.newest
 
-    def _peers(
-        self, workers: Sequence[WorkerSignals]
-    ) -> tuple[tuple[SilentPeer, ...], tuple[str, ...]]:
+    def _peers(self, workers: Sequence[WorkerSignals]) -> Peers:
         """Looked for only where it may explain something: most beats cost nothing more."""
         is_quiet = any(worker.age_s >= QUIET_S for worker in workers)
         if self._options.fabric_address and is_quiet:
             return self._connections.read([worker.pid for worker in workers])
         self._connections.close()
-        return (), ()
+        return Peers()
 
     def sent(self, now_s: float) -> None:
         """The newest beat was sent: its lines are repeated for a while, then discarded."""

@@ -70,6 +70,12 @@ PROCESS_ADVICE: dict[str, Advice] = {
         "cables, switch and firewall",
         0.9,
     ),
+    "fabric_split": Advice(
+        "observe",
+        "nodes {pairs} do not reach each other in the ranks' network (launch.fabric), and no node "
+        "belongs to all of these pairs: no spare helps; check its switches and firewalls",
+        0.9,
+    ),
 }
 """Kinds that come from processes, beats and connections, not from logs."""
 

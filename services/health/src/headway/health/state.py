@@ -33,7 +33,7 @@ from headway.health.detectors.process import (
 from headway.health.detectors.silence import RankView, observe
 from headway.health.policy import PROCESS_ADVICE
 
-REPEATED: Final = frozenset({"crash", "stopped", "node_silent", "fabric_cut"})
+REPEATED: Final = frozenset({"crash", "stopped", "node_silent", "fabric_cut", "fabric_split"})
 """Kinds that are repeated as long as they are open, whatever was done about them."""
 LATE_BEATS: Final = 3
 """Missing beats after which a node may be why other ranks wait, so that none is judged yet."""
@@ -67,8 +67,6 @@ class MonitorState:
         self._hangs = Hangs(self._episodes, self._follow_ups, config)
         self._fabric = Fabric(self._episodes, config, own_node)
         self._logs = LogEpisodes(self._episodes, config.log_quiet_s)
-        self._complaining: set[int] = set()
-        """Nodes that have silent peers."""
         self._quiet: set[int] = set()
         """Ranks silent beyond their limit in enough beats."""
         self._clock_s = 0.0
@@ -91,10 +89,6 @@ class MonitorState:
         if beat.run_id != self.run_id or (known is not None and self._is_older(beat, known)):
             return []
         self.nodes[beat.node] = NodeView(beat, clock_s)
-        if beat.silent_peers:
-            self._complaining.add(beat.node)
-        else:
-            self._complaining.discard(beat.node)
         verdicts = self._episodes.close(
             ("node", beat.node),
             Evidence(source="beat", name="heard_again", value=f"sequence {beat.sequence}"),
@@ -250,12 +244,13 @@ class MonitorState:
         return self._hangs.judge(list(self.ranks.values()), late_nodes, self.generation, clock_s)
 
     def _cuts(self, clock_s: float) -> list[Verdict]:
-        beats: dict[int, AgentBeat] = {}
-        if self._complaining:
-            views = self.ranks.values()
-            nodes = {v.node for v in views if v.signals.generation == self.generation}
-            heard = [node for node in nodes if not self._is_late(node, clock_s)]
-            beats = {node: self.nodes[node].beat for node in heard}
+        """Ranks that are joining look for their peers too."""
+        beats = {
+            node: view.beat
+            for node, view in self.nodes.items()
+            if not self._is_late(node, clock_s)
+            and any(worker.state not in ENDED for worker in view.beat.workers)
+        }
         return self._fabric.judge(beats, self.generation, clock_s)
 
     def _is_late(self, node: int, clock_s: float) -> bool:

@@ -1,8 +1,10 @@
 """Finds pairs of nodes between which the ranks' network carries nothing.
 
 All ranks wait then, and none of them is at fault. What proves it is that a node repeats segments to
-another one whose agent beats, but whose kernel acknowledges nothing (``connections``).
-Of such a pair the node is named that belongs to more of them, or that reaches fewer others.
+another one whose agent beats, but whose kernel acknowledges nothing (``connections``), and answers
+no other question either (``probes``): a full backlog of a listening socket loses segments too.
+Of such a pair the node is named that belongs to more of them, or that reaches fewer others. Where
+the pairs have no node in common, the network has come apart, and no replacement helps.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from headway.health.detectors.episodes import Episodes, Key
 from headway.health.policy import PROCESS_ADVICE, Advice
 
 KIND: Final = "fabric_cut"
+SPLIT: Final = "fabric_split"
+"""No single node belongs to all pairs."""
 GROWTH: Final = 2
 """Repetitions that must fail while the beats of both nodes arrive: after a cut of everything
 has healed, a connection is silent until its next repetition, which succeeds."""
@@ -55,10 +59,11 @@ class Fabric:
         verdicts = self._close(confirmed)
         if confirmed:
             node = self._suspect(confirmed, beats, clock_s)
+            kind = KIND if all(node in pair for pair in confirmed) else SPLIT
             verdicts += self._episodes.report(
                 fabric_key(node),
-                KIND,
-                _advice(confirmed),
+                kind,
+                _advice(kind, confirmed),
                 _evidence(confirmed, beats),
                 node=node,
                 generation=generation,
@@ -66,14 +71,14 @@ class Fabric:
         return verdicts
 
     def _follow(self, beats: Mapping[int, AgentBeat], clock_s: float) -> set[Pair]:
-        nodes = {beat.fabric_address: node for node, beat in beats.items() if beat.fabric_address}
+        nodes = _nodes_by_address(beats)
         seen: dict[Pair, tuple[int, float]] = {}
         confirmed: set[Pair] = set()
         for node, beat in beats.items():
             for peer in beat.silent_peers:
                 other = nodes.get(peer.address)
-                if other is None or other == node:
-                    continue  # such as a node that is lost, to which an old connection remains
+                if other is None or other == node or peer.address in beat.reached:
+                    continue  # of a node that is lost, an old connection may remain
                 first, since_s = self._first.get((node, other), (peer.num_repeats, clock_s))
                 if peer.num_repeats < first:  # acknowledged meanwhile, and silent again
                     first, since_s = peer.num_repeats, clock_s
@@ -91,12 +96,14 @@ class Fabric:
         self._last_s = {
             pair: last_s for pair, last_s in self._last_s.items() if clock_s - last_s <= KEEP_S
         }
-        degree = Counter(node for pair in self._last_s for node in pair)
+        now = Counter(node for pair in set(map(frozenset, pairs)) for node in pair)
+        lately = Counter(node for pair in self._last_s for node in pair)
 
-        def guilt(node: int) -> tuple[int, int, bool, bool, int]:
+        def guilt(node: int) -> tuple[int, int, float, bool, bool, int]:
             is_named = self._episodes.get(fabric_key(node)) is not None
-            reached = len(beats[node].reached)
-            return degree[node], -reached, is_named, node != self._own_node, node
+            beat, is_own = beats[node], node == self._own_node
+            silent = 1 - len(beat.reached) / beat.num_asked if beat.num_asked else 0.5
+            return now[node], lately[node], silent, is_named, not is_own, node
 
         return max({node for pair in pairs for node in pair}, key=guilt)
 
@@ -116,11 +123,21 @@ def fabric_key(node: int) -> Key:
     return (KIND, node)
 
 
-def _advice(pairs: Collection[Pair]) -> Advice:
+def _nodes_by_address(beats: Mapping[int, AgentBeat]) -> dict[str, int]:
+    """Those whose address is theirs alone: what several share names none of them."""
+    shared = Counter(beat.fabric_address for beat in beats.values())
+    return {
+        beat.fabric_address: node
+        for node, beat in beats.items()
+        if beat.fabric_address and shared[beat.fabric_address] == 1
+    }
+
+
+def _advice(kind: str, pairs: Collection[Pair]) -> Advice:
     both = sorted({(min(pair), max(pair)) for pair in pairs})
     shown = ", ".join(f"{a} and {b}" for a, b in both[:MAX_NAMED])
     more = f" and {counted(len(both) - MAX_NAMED, 'more pair')}" if len(both) > MAX_NAMED else ""
-    advice = PROCESS_ADVICE[KIND]
+    advice = PROCESS_ADVICE[kind]
     return replace(advice, remedy=advice.remedy.format(pairs=shown + more))
 
 
@@ -132,8 +149,8 @@ def _evidence(pairs: Collection[Pair], beats: Mapping[int, AgentBeat]) -> tuple[
         value = (
             f"node {node} ({beats[node].fabric_address}) to node {other} ({address}): nothing "
             f"acknowledged for {peer.age_s:.1f} s, sent again {peer.num_repeats} times; "
-            f"{counted(reached, 'peer')} of node {node} and {len(beats[other].reached)} of node "
-            f"{other} answer"
+            f"{reached} of {counted(beats[node].num_asked, 'peer')} of node {node} answer, of node "
+            f"{other} {len(beats[other].reached)} of {beats[other].num_asked}"
         )
         rows.append(Evidence(source="kernel", name="pair", value=value))
     return tuple(rows)

@@ -14,16 +14,17 @@ import os
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 from headway.common.wire.messages.health import SilentPeer
-from headway.health.sources.probes import Probes
+from headway.health.sources.probes import Asked, Probes
 
 TABLES = ("tcp", "tcp6")
-_RETRANSMITS = "01"
-"""Of the column ``tr``: the timer for segments that are not acknowledged runs."""
+_REPEATED, _PROBED = "01", "04"
+"""Of the column ``tr``: the timer runs for segments that are not acknowledged, or for questions to
+a peer whose buffer is full, which its kernel answers too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +34,18 @@ class Connection:
     address: str
     """Of the peer, without port."""
     num_repeats: int
-    """How often the oldest segment was sent again; 0 if nothing waits for an acknowledgement."""
+    """How often the oldest segment was sent again, or the peer was asked for room without an
+    answer; 0 if nothing waits for an acknowledgement."""
     inode: int
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """What one reading shows."""
+
+    silent: tuple[SilentPeer, ...] = ()
+    """Each with the connection to it that repeats most."""
+    asked: Asked = field(default_factory=Asked)
 
 
 class ConnectionSource:
@@ -47,23 +58,31 @@ class ConnectionSource:
     def __init__(self, own: str, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s
         self._own, self._probes = own, Probes(own, clock_s)
-        self._since_s: dict[str, float] = {}
+        self._since_s: dict[int, float] = {}
+        """By inode: since when a connection repeats."""
 
-    def read(self, pids: Collection[int]) -> tuple[tuple[SilentPeer, ...], tuple[str, ...]]:
-        """The silent peers, each with the most repetitions of any connection to it, and the
-        addresses of peers that answer; the first reading only begins to ask them."""
-        now_s, own = self._clock_s(), _sockets_of(pids)
-        repeats: dict[str, int] = {}
-        for one in _connections(pids):
-            if one.inode in own:
-                repeats[one.address] = max(one.num_repeats, repeats.get(one.address, 0))
-        silent = {address: count for address, count in repeats.items() if count}
-        self._since_s = {address: self._since_s.get(address, now_s) for address in silent}
-        peers = tuple(
-            SilentPeer(address=address, num_repeats=count, age_s=now_s - self._since_s[address])
-            for address, count in sorted(silent.items())
+    def read(self, pids: Collection[int]) -> Peers:
+        """The peers of the ranks' connections; the first reading only begins to ask them."""
+        now_s, all_peers = self._clock_s(), set[str]()
+        worst: dict[str, Connection] = {}
+        for one in _connections(pids, _sockets_of(pids)):
+            all_peers.add(one.address)
+            known = worst.get(one.address)
+            if one.num_repeats > (known.num_repeats if known is not None else 0):
+                worst[one.address] = one
+        silent = {one.inode for one in worst.values()}
+        self._since_s = {inode: self._since_s.get(inode, now_s) for inode in silent}
+        return Peers(
+            tuple(
+                SilentPeer(
+                    address=address,
+                    num_repeats=one.num_repeats,
+                    age_s=now_s - self._since_s[one.inode],
+                )
+                for address, one in sorted(worst.items())
+            ),
+            self._probes.ask(all_peers - {self._own}, first=worst.keys()),
         )
-        return peers, self._probes.reached(repeats.keys() - {self._own})
 
     def close(self) -> None:
         """Ask nobody any more; it may be read again."""
@@ -71,25 +90,37 @@ class ConnectionSource:
         self._probes.close()
 
 
-def _connections(pids: Collection[int]) -> Iterator[Connection]:
+def _connections(pids: Collection[int], inodes: Collection[int]) -> Iterator[Connection]:
     """Of the network namespace of the first of the processes that lives."""
     for pid in pids:
         folder = Path(psutil.PROCFS_PATH, str(pid), "net")
-        with contextlib.suppress(OSError):
-            for table in TABLES:
-                yield from _parse((folder / table).read_text())
+        tables = []
+        for name in TABLES:
+            with contextlib.suppress(OSError):  # such as tcp6 of a kernel without IPv6
+                tables.append((folder / name).read_text())
+        if tables:
+            for table in tables:
+                yield from _parse(table, inodes)
             return
 
 
-def _parse(table: str) -> Iterator[Connection]:
-    """Those of one table that lead to other machines."""
+def _parse(table: str, inodes: Collection[int]) -> Iterator[Connection]:
+    """Those of one table that lead to other machines, by sockets of ``inodes``."""
     for line in table.splitlines()[1:]:
         columns = line.split()
-        waits = columns[5].partition(":")[0] == _RETRANSMITS
-        num_repeats = int(columns[6], 16) if waits else 0
+        inode = int(columns[9])
+        if inode not in inodes:
+            continue
         address = _address(columns[2].partition(":")[0])
         if not address.is_loopback and not address.is_unspecified:  # as of a listening socket
-            yield Connection(str(address), num_repeats, int(columns[9]))
+            yield Connection(str(address), _num_repeats(columns), inode)
+
+
+def _num_repeats(columns: list[str]) -> int:
+    timer = columns[5].partition(":")[0]
+    if timer == _REPEATED:
+        return int(columns[6], 16)
+    return int(columns[8]) if timer == _PROBED else 0
 
 
 def _address(digits: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:

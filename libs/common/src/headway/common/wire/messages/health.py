@@ -140,6 +140,8 @@ class AgentBeat(Message, tag="health.agent_beat/1"):
     """Looked for while a rank makes no progress, as the next one."""
     reached: tuple[str, ...] = ()
     """Addresses of the ranks' peers that answer."""
+    num_asked: int = 0
+    """Of how many peers it is known whether they answer."""
 
 
 class Evidence(Message, tag="health.evidence/1"):
@@ -173,8 +175,8 @@ class Verdict(Message, tag="health.verdict/1"):
     id: str
     revision: int
     kind: str
-    """``crash``, ``stopped``, ``silence``, ``data_stall``, ``node_silent``, ``fabric_cut``
-    or the kind of a log rule."""
+    """``crash``, ``stopped``, ``silence``, ``data_stall``, ``node_silent``, ``fabric_cut``,
+    ``fabric_split`` or the kind of a log rule."""
     is_open: bool
     run_id: str
     node: int

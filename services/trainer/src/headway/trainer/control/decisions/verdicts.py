@@ -7,6 +7,9 @@ from headway.trainer.control.decisions.core import Core
 from headway.trainer.control.decisions.events import Action, Answer, Judged, Send
 
 MAX_ANSWERS = 1024
+MAX_CUTS = 2
+"""Nodes given up in a row for a cut of the ranks' network, without a step in between: of a pair the
+wrong one may be named first, but more spares would not help."""
 RESTART_AGAIN_S = 2.0
 RESTARTS = 5
 """The order to restart a service is repeated so often while beats show the old process."""
@@ -30,6 +33,8 @@ class Verdicts:
         self._answers: dict[tuple[str, int], str] = {}
         self._restarts: dict[tuple[int, str], tuple[int, str, float, int]] = {}
         """(node, service) -> pid of the process to end, the reason, when it was sent, how often."""
+        self._cuts = (0, 0)
+        """Nodes given up for cuts of the ranks' network, and the completed steps at the last."""
 
     def judge(self, core: Core, verdict: Judged) -> list[Action]:
         """Act on a verdict and answer it."""
@@ -55,13 +60,34 @@ class Verdicts:
             case "restart_service":
                 return self._restart(core, verdict)
             case "replace_node":
-                return _replace_node(core, verdict)
+                return self._replace_node(core, verdict)
             case "stop_run":
                 return _stop_run(core, verdict)
             case "observe":
                 return "observe", []
             case other:
                 return f"none: the response {other!r} is not known", []
+
+    def _replace_node(self, core: Core, verdict: Judged) -> tuple[str, list[Action]]:
+        node = core.fleet.nodes[verdict.node]
+        if node.status == "lost":
+            return f"none: node {node.number} is lost already", []
+        is_cut = verdict.kind == "fabric_cut"
+        if is_cut and 0 <= verdict.generation < core.generation:
+            return f"none: generation {verdict.generation} has ended", []
+        carried = ""
+        if not node.ranks:
+            carried = ", which carried no ranks"
+        elif core.fleet.spare_for(node.number) is None:
+            return "observe: no spare is ready", []
+        elif is_cut:
+            num_cuts, at_step = self._cuts
+            num_cuts = num_cuts if core.step <= at_step else 0
+            if num_cuts >= MAX_CUTS:
+                return f"observe: {num_cuts} nodes were given up for cuts and this one remains", []
+            self._cuts = (num_cuts + 1, core.step)
+        lost = core.lose_node(node.number, _reason(verdict), bar="verdict")
+        return f"gave up node {node.number}{carried}", lost
 
     def _restart(self, core: Core, verdict: Judged) -> tuple[str, list[Action]]:
         node = core.fleet.nodes[verdict.node]
@@ -113,19 +139,6 @@ def _end_worker(core: Core, verdict: Judged) -> tuple[str, list[Action]]:
 
 def _reason(verdict: Judged) -> str:
     return f"{verdict.kind}: {verdict.detail}" if verdict.detail else verdict.kind
-
-
-def _replace_node(core: Core, verdict: Judged) -> tuple[str, list[Action]]:
-    node = core.fleet.nodes[verdict.node]
-    if node.status == "lost":
-        return f"none: node {node.number} is lost already", []
-    if not node.ranks:
-        lost = core.lose_node(node.number, _reason(verdict), bar="verdict")
-        return f"gave up node {node.number}, which carried no ranks", lost
-    if core.fleet.spare_for(node.number) is None:
-        return "observe: no spare is ready", []
-    lost = core.lose_node(node.number, _reason(verdict), bar="verdict")
-    return f"gave up node {node.number}", lost
 
 
 def _stop_run(core: Core, verdict: Judged) -> tuple[str, list[Action]]:
