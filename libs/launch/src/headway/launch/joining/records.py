@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+import os
 import tarfile
 from pathlib import Path
 from typing import IO
@@ -49,7 +50,7 @@ def unpack(text: str, run: Path, most_bytes: int = 2 * MOST_BYTES) -> int:
                     remedy="copy its logs by hand",
                 )
             for one in members:
-                _write(run / one.name, archive.extractfile(one))
+                _write(run / one.name, archive.extractfile(one), one.mtime)
             return len(members)
     except (tarfile.TarError, binascii.Error, EOFError, OSError) as error:
         raise CorruptError(
@@ -57,11 +58,12 @@ def unpack(text: str, run: Path, most_bytes: int = 2 * MOST_BYTES) -> int:
         ) from error
 
 
-def _write(path: Path, content: IO[bytes] | None) -> None:
+def _write(path: Path, content: IO[bytes] | None, saved_unix_s: float) -> None:
     # not ``TarFile.extract``, whose filters Python 3.11.2 does not have
     if content is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, content.read())
+        os.utime(path, (saved_unix_s, saved_unix_s))  # it shows which boot a window belongs to
 
 
 def _is_expected(name: str) -> bool:
