@@ -166,13 +166,13 @@ def test_one_look_opens_the_journal_once(
     idle: FakeRun, steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[sqlite3.Connection] = []
-    connect = records._connect
+    connect = records.open_to_read
 
     def counting(file: Path) -> sqlite3.Connection:
         opened.append(connect(file))
         return opened[-1]
 
-    monkeypatch.setattr(records, "_connect", counting)
+    monkeypatch.setattr(records, "open_to_read", counting)
     steps.do(3)
     assert read_progress(idle.run).step == 3 and len(opened) == 1
     reader = PictureReader(idle.run, 20.0)

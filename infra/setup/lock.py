@@ -1,7 +1,8 @@
 """Write constraints.txt, the universal lock: one set of pins for every supported Python on Linux.
 
-``make lock`` resolves again as of the date in the file's first line, so it gives the same file
-everywhere; ``make lock UPGRADE=1`` moves to today's releases; ``make lock-check`` only compares.
+``make lock`` keeps each pin that still fits, and takes others as of the date in the file's first
+line, so it gives the same file everywhere, also where an index learns of a release late.
+``make lock UPGRADE=1`` moves to today's releases, and ``make lock-check`` only compares.
 Only the main index counts: what one machine has in a folder of its own must not get into the lock.
 """
 
@@ -13,6 +14,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import tomllib
 from pathlib import Path
 
@@ -34,7 +36,8 @@ def main(arguments: list[str]) -> int:
     today = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
     is_upgrade = os.environ.get("UPGRADE", "") not in ("", "0")
     date = known[1] if known and not is_upgrade else today
-    new = HEADER.format(date=date) + "".join(f"{line}\n" for line in resolve(date))
+    kept = "" if is_upgrade else old
+    new = HEADER.format(date=date) + "".join(f"{line}\n" for line in resolve(date, kept))
     if "--check" not in arguments:
         LOCK.write_text(new)
         return 0
@@ -48,8 +51,11 @@ def main(arguments: list[str]) -> int:
     return int(old != new)
 
 
-def resolve(date: str) -> list[str]:
-    """The pins as of ``date``: every part with all its extras, and the root's dependency groups."""
+def resolve(date: str, kept: str) -> list[str]:
+    """The pins as of ``date``: every part with all its extras, and the root's dependency groups.
+
+    Pins of ``kept`` stay as long as they fit.
+    """
     parts = dict.fromkeys(part.split("[")[0] for parts in SETS.values() for part in parts)
     wanted, own = [], []
     for part in parts:
@@ -67,18 +73,22 @@ def resolve(date: str) -> list[str]:
     for name in ("UV_INDEX", "UV_FIND_LINKS", "UV_EXTRA_INDEX_URL"):
         env.pop(name, None)
     env["XDG_CONFIG_HOME"] = os.devnull  # the user's uv.toml may name other indexes
-    done = subprocess.run(
-        command,
-        input="\n".join(wanted),
-        cwd=ROOT,
-        env=env,
-        text=True,
-        stdout=subprocess.PIPE,
-        check=False,
-    )
-    if done.returncode:
-        raise SystemExit("headway: the pyproject files cannot be resolved together, see above")
-    return [_drop_redundant_markers(line) for line in done.stdout.splitlines()]
+    with tempfile.TemporaryDirectory() as folder:
+        pins = Path(folder) / LOCK.name
+        pins.write_text(kept)  # uv prefers what stands in its output file
+        command += ["--output-file", str(pins)]
+        done = subprocess.run(
+            command,
+            input="\n".join(wanted),
+            cwd=ROOT,
+            env=env,
+            text=True,
+            stdout=subprocess.DEVNULL,
+            check=False,
+        )
+        if done.returncode:
+            raise SystemExit("headway: the pyproject files cannot be resolved together, see above")
+        return [_drop_redundant_markers(line) for line in pins.read_text().splitlines()]
 
 
 def _drop_redundant_markers(line: str) -> str:

@@ -37,8 +37,10 @@ from headway.common.wire.messages.executor import (
 from headway.common.wire.messages.service import Describe, Description, Ping, Pong, ServiceBeat
 from headway.common.wire.messages.worker import Acknowledged
 from headway.launch.cluster import ClusterFolder
+from headway.launch.joining.bundle import Bundle
 from headway.launch.lease import FileLease
 from headway.launch.local import LocalEngine
+from headway.testkit.trainer.gated_run import MEMBER, GatedRun
 from headway.testkit.wire import all_messages, example_of
 from headway.trainer.config import RunConfig
 
@@ -51,6 +53,9 @@ NEVER = {
 }
 DIALS = {"driver": "executor", "monitor": "agent"}
 """Whose key a service's own clients show; executors have the most to say to a driver."""
+GATE_LOG_BYTES = 256 << 10
+"""Refusals are throttled and shortened: thousands take a few KiB, a single long one in full more
+than this."""
 ENDS = {"service.drain/1", "executor.stop_run/1", "executor.attach_run/1", "executor.driver_beat/1"}
 """Messages that end something when a holder of the key sends them; so would their mutations."""
 LOCAL = [tag_of(message) for message in (WorkerBeat, StoreOpened, LeftGeneration, StepMetrics,
@@ -266,3 +271,32 @@ def exporter(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Target]
                 return made.pid
 
             yield Target(url, pid, scrape, [os.urandom(8)])
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Target]:
+    """Where machines join a run that spans several, with one that has joined."""
+    settings = [f"recovery.{name}={limit_s}" for name, limit_s in NEVER.items()]
+    with private_roots(), contextlib.closing(GatedRun(tmp_path, settings)) as run:
+        run.join()
+        before = run.members()
+        assert before[MEMBER] == run.keys.public.decode()
+
+        def probe() -> None:
+            assert Bundle.from_json(run.join().bundle, source="the gate") == run.bundle
+            assert run.members() == before
+            assert run.admitted_by_monitor() == set(before.values())
+            assert run.log.stat().st_size < GATE_LOG_BYTES, "refusals fill the disk"
+
+        def pid() -> int:
+            assert run.driver.poll() is None, f"the driver has ended, see {run.log}"
+            return run.driver.pid
+
+        yield Target(
+            run.holder.join_endpoint,
+            pid,
+            probe,
+            run.flawed(),
+            run.holder.server_key.encode(),
+            KeyPair.generate(),
+        )

@@ -97,6 +97,19 @@ def test_whoever_has_no_key_gets_no_message_in(node: Any, name: str) -> None:
 
 
 @COUNTS
+def test_bad_joins_at_the_gate_add_no_member_to_a_run(gate: Any, count: int) -> None:
+    report = _hold_out(gate, count, gate.server_key)
+    assert not report.refused_handshake
+    assert report.sent["mutated_body"] and report.sent["odd_field"]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_whoever_has_no_key_gets_no_message_into_the_gate(gate: Any) -> None:
+    report = _hold_out(gate, FEW, None)
+    assert report.refused_handshake
+
+
+@COUNTS
 @pytest.mark.parametrize("exporter", ["dataloader", "ckpt_store", "agent"], indirect=True)
 def test_bad_requests_leave_a_metrics_port_as_it_was(exporter: Any, count: int) -> None:
     _hold_out(exporter, count, None)

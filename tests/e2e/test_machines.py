@@ -14,6 +14,7 @@ import pytest
 from headway.common.errors import HeadwayError
 from headway.common.node.testing import wait_until
 from headway.console.run import Run
+from headway.health.client import verdicts_of
 from headway.testkit.bed import Process, streams
 from headway.testkit.machines import Machines
 
@@ -74,8 +75,10 @@ def test_a_run_outlives_the_machine_of_its_driver_and_sends_nothing_in_plain(
         machines.run(TINY, "a", *settings)
         before = _until(machines, "a", lambda s: _is_stepping(s, 6), "the run does not step")
         assert before["nodes"] == {"0": "active", "1": "active", "2": "spare"}
-        addresses = {node.address for node in machines.bed.nodes}
-        assert {one.address for one in machines.bed.listening()} <= addresses
+        nodes, listening = machines.bed.nodes, machines.bed.listening()
+        assert {one.address for one in listening} <= {
+            address for node in nodes for address in (node.address, node.fabric_address)
+        }
 
         machines.bed.node(0).kill()
         after = _until(
@@ -163,6 +166,31 @@ def _steer_without_torch(machines: Machines) -> None:
     assert run(folder / "notebook.py", machines.runs) == "2 True True\n"
 
 
+def _steer_by_a_gateway(machines: Machines) -> None:
+    """From a machine that has nothing but the key file: by the network, not by the runs' folder."""
+    head, node, python = machines.head, machines.bed.node(2), [sys.executable, "-m"]
+    words = ["--listen", f"tcp://{head.address}:0", "--key-file", "gateway.key"]
+    started = [*python, "headway.console", "gateway", *words, "--runs-dir", str(machines.runs)]
+    gateway = head.start(started, env=machines.env, cwd=machines.bed.disk)
+    key = head.root / "gateway.key"
+    wait_until(key.exists, what="the key file", timeout_s=LIMIT_S)
+    (node.root / "gateway.key").touch(mode=0o600)
+    (node.root / "gateway.key").write_text(key.read_text())
+
+    def headway(*words: str) -> str:
+        command = [*python, "headway.console", *words, "--runs-dir", "seen"]
+        return node.run(command, cwd=machines.bed.disk, timeout_s=LIMIT_S).stdout
+
+    assert "d is live" in headway("attach", "gateway.key", "d")
+    assert json.loads(headway("status", "d", "--json"))["status"]["phase"] == "running"
+    headway("pause", "d", "--wait")
+    assert _status(machines, "d")["paused"]
+    headway("resume", "d")
+    assert " n1-" in headway("logs", "d", "--tail", "200"), "of another machine"
+    assert {"n0", "n1"} <= {path.name[:2] for path in (node.root / "seen" / "d").glob("logs/*")}
+    gateway.kill()
+
+
 @pytest.mark.timeout(400)
 def test_a_machine_that_will_be_taken_away_hands_over_and_may_come_back(
     machines: Machines, corpus: Path
@@ -170,6 +198,7 @@ def test_a_machine_that_will_be_taken_away_hands_over_and_may_come_back(
     machines.run(TINY, "d", *MODEL, f"data.path={corpus}", "train.steps=100000")
     _until(machines, "d", lambda s: _is_stepping(s, 6), "the run does not step")
     _steer_without_torch(machines)
+    _steer_by_a_gateway(machines)
     kept = machines.keep("d", 1)
     wait_until(lambda: _takes_sigterm(kept), what="its handlers", timeout_s=LIMIT_S)
     kept.send_signal(signal.SIGTERM)
@@ -185,6 +214,34 @@ def test_a_machine_that_will_be_taken_away_hands_over_and_may_come_back(
     _until(machines, "d", lambda s: s["nodes"].get("1") == "spare", "it does not come back")
     machines.headway("stop", "d")
     assert again.wait(LIMIT_S) == 0
+    _await_empty(machines)
+
+
+@pytest.mark.timeout(400)
+def test_a_cut_of_the_fabric_names_both_machines_and_a_spare_takes_over(
+    machines: Machines, corpus: Path
+) -> None:
+    machines.run(TINY, "e", *MODEL, f"data.path={corpus}", "train.steps=100000")
+    before = _until(machines, "e", lambda s: _is_stepping(s, 6), "the run does not step")
+    machines.cut_fabric(1)
+    after = _until(
+        machines,
+        "e",
+        lambda s: s.get("generation", 0) > before["generation"] and _is_stepping(s, 0),
+        "no recovery",
+    )
+    assert after["epoch"] == before["epoch"] and after["nodes"]["1"] == "lost"
+    run = Run(machines.runs / "e")
+    [cut] = [one for one in verdicts_of(run.folder.control) if one.kind == "fabric_cut"]
+    assert cut.taken == "gave up node 1"
+    assert cut.remedy.startswith("nodes 0 and 1 do not reach each other in the ranks' network")
+    drained = machines.drained.read_text()
+    assert drained.startswith("node-1 fabric_cut: nodes 0 and 1 do not reach"), drained
+
+    machines.heal()
+    machines.headway("node", "start", "--run", "e", "--node", "1")
+    _until(machines, "e", lambda s: s["nodes"].get("1") == "spare", "it does not return")
+    machines.headway("stop", "e", "--now")
     _await_empty(machines)
 
 

@@ -106,6 +106,16 @@ def test_only_a_fence_that_succeeds_confirms(tmp_path: Path) -> None:
     assert not absent.cut_off(0, limit_s=5.0)
 
 
+def test_a_bad_machine_is_reported_once_with_the_reason_in_one_line(tmp_path: Path) -> None:
+    HostMachines(_config()).report_bad(0, "no command for it", limit_s=5.0)
+    drain = ("sh", "-c", f'echo "$@" >> {tmp_path}/bad', "sh", "Name={name}", "Reason={reason}")
+    of_bundle(_bundle(tmp_path, _config(drain=drain))).report_bad(1, "Xid 79;\n$(reboot)")
+    assert (tmp_path / "bad").read_text() == "Name=b Reason=Xid 79; $(reboot)\n"
+    broken = HostMachines(_config(drain=("sh", "-c", "echo no operator >&2; exit 1", "{name}")))
+    with pytest.raises(HeadwayError, match="a: no operator"):
+        broken.report_bad(0, "Xid 79", limit_s=5.0)
+
+
 # ---- the engine on this machine -----------------------------------------------------------------
 def _bundle(folder: Path, config: HostsConfig) -> Bundle:
     network, secret = Network(), tokens.new_secret()
@@ -140,7 +150,16 @@ def test_stopping_leaves_out_machines_that_are_not_reached(tmp_path: Path) -> No
     assert sorted((tmp_path / "reach.words").read_text().split()) == ["a", "b", "end", "end"]
     with pytest.raises(UnreachableError):
         engine.lose_node(0)
-    assert not engine.fence(0) and engine.fence(1)
+    assert not engine.fence(0, epoch=2) and engine.fence(1, epoch=2)
+
+
+def test_a_machine_that_is_reached_keeps_its_power_whatever_it_answers(tmp_path: Path) -> None:
+    asked = _program(tmp_path, 'cat > "$0.ticket"; echo "error: it does not end" >&2; exit 1')
+    fence = ("sh", "-c", f'echo "$0" > {tmp_path}/off', "{name}")
+    assert not of_bundle(_bundle(tmp_path, _config(asked, fence=fence))).fence(1, epoch=3)
+    assert not (tmp_path / "off").exists()
+    ticket = Ticket.from_json((tmp_path / "reach.ticket").read_text())
+    assert (ticket.node, ticket.epoch) == (1, 3), "drivers from epoch 3 on are left alone"
 
 
 def test_a_machine_that_is_not_reached_is_cut_off_before_it_is_given_up(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -242,6 +243,18 @@ def test_a_lost_terminal_ends_nothing(node: Node) -> None:
     os.kill(init.pid, signal.SIGHUP)
     wait_until(_passed(0.5), what="time for a wrong decision")
     assert init.poll() is None and executor.alive()
+
+
+def test_its_folders_are_locked_so_that_cleaners_pass_over_them(node: Node) -> None:
+    around = node.cluster.path.parent
+    (around / "joined.json").write_text("{}")
+    node.init()
+    node.executor()
+    for folder in (around, node.cluster.path):
+        opened = os.open(folder, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(opened)
 
 
 def test_a_second_init_of_a_node_is_refused_in_one_line(node: Node) -> None:

@@ -14,11 +14,14 @@ from headway.launch.joining import corpus, folder, needs
 from headway.launch.joining.bundle import Bundle
 from headway.launch.joining.folder import NodeFolder
 from headway.launch.joining.ticket import Ticket
+from headway.launch.lease import FileLease
 
 
 @pytest.fixture
 def bundle(tmp_path: Path) -> Bundle:
     shared = tmp_path / "shared"
+    for name in ("control", "checkpoints"):  # the console has made them
+        (shared / name).mkdir(parents=True)
     return Bundle("0123abcd", "a", 2, "[train]\n", Network(), {}, str(shared), "ab" * 32, "k" * 40)
 
 
@@ -40,6 +43,22 @@ def test_a_node_has_folders_of_its_own_and_links_to_what_is_shared(
     assert node.cluster.read("nodes/1.run") == {
         "run_dir": str(run.path), "run_id": bundle.run_id, "is_fresh": False
     }  # fmt: skip
+
+
+def test_a_machine_that_lost_the_shared_folder_neither_joins_nor_leads_alone(
+    tmp_path: Path, bundle: Bundle
+) -> None:
+    node = NodeFolder(tmp_path / "node")
+    node.path.mkdir()
+    node.install(bundle, 0, is_first=True)
+    run = RunDir(node.path / "runs" / "a")
+    (tmp_path / "shared").rename(tmp_path / "gone")
+    assert run.control == run.path / "control", "never the run's own folder"
+    with pytest.raises(OSError, match="No such file"):
+        FileLease(run.control).claim(0)
+    with pytest.raises(InputError, match=r"control is not on this machine"):
+        node.install(bundle, 0, is_first=True)
+    assert not (tmp_path / "shared").exists()
 
 
 def test_only_the_user_can_read_what_is_secret(tmp_path: Path, bundle: Bundle) -> None:

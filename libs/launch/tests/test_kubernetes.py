@@ -183,7 +183,7 @@ def test_nothing_is_known_of_a_pod_from_outside(tmp_path: Path) -> None:
         with pytest.raises(UnreachableError, match=r"pod tiny-[01]: Kubernetes") as error:
             ask()
         assert "kubectl" in error.value.remedy
-    assert not engine.fence(1) and not engine.has_ended(1)
+    assert not engine.fence(1, epoch=2) and not engine.has_ended(1)
     engine.lose_node(1)  # Kubernetes has asked it to end; only then may it join again
     engine.stop()
     assert engine.name_of(2) == "tiny-2"

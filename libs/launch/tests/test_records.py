@@ -73,6 +73,17 @@ def test_damage_is_named(tmp_path: Path, text: str) -> None:
         records.unpack(text, tmp_path)
 
 
+def test_no_damaged_byte_is_taken(tmp_path: Path) -> None:
+    packed = bytearray(base64.b64decode(_archive("logs/x", bytes(range(256)) * 40)))
+    for at in range(10, len(packed), 7):  # behind the header, where the file's name and time are
+        packed[at] ^= 0x41
+        with pytest.raises(CorruptError, match="cannot be read"):
+            records.unpack(base64.b64encode(packed).decode(), tmp_path)
+        packed[at] ^= 0x41
+    assert not list(tmp_path.iterdir())
+    assert records.unpack(base64.b64encode(packed).decode(), tmp_path) == 1
+
+
 def test_far_too_much_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CorruptError, match="more than 0 MiB"):
         records.unpack(_archive("logs/x", b"x" * 100), tmp_path, most_bytes=50)

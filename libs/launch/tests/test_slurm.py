@@ -5,29 +5,22 @@ Programs of these names on the PATH print what the real ones did and note what t
 
 from __future__ import annotations
 
-import dataclasses
 import os
-import signal
-import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from headway.common.errors import ConfigError, DeadlineError, HeadwayError, InputError
-from headway.common.node.process import ProcessId
-from headway.common.node.testing import wait_until
 from headway.common.wire.addresses import Network
 from headway.launch.engine import NodeLost
 from headway.launch.engines import config_of, facts_of, of_bundle
 from headway.launch.joining.bundle import Bundle
-from headway.launch.lease import FileLease, Holder, Tenure
 from headway.launch.machines.reach import UnreachableError
-from headway.launch.slurm import commands, hold, step
+from headway.launch.slurm import commands, step
 from headway.launch.slurm.config import SlurmConfig, SlurmRun
-from headway.launch.slurm.machines import SlurmMachines, allocate, job_name, network_of
+from headway.launch.slurm.machines import SlurmMachines, _by_switch, allocate, job_name, network_of
 
 NO_CONTROLLER = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
 RUN = "0123abcd"
@@ -74,10 +67,41 @@ def allocated(slurm: Callable[..., None]) -> Callable[..., None]:
     return slurm
 
 
+# ---- the topology -------------------------------------------------------------------------------
+TREE = """\
+SwitchName=rack0 Level=0 LinkSpeed=1 Nodes=node-0,node-3
+SwitchName=rack1 Level=0 LinkSpeed=1 Nodes=node-1,node-4
+SwitchName=rack2 Level=0 LinkSpeed=1 Nodes=node-2
+SwitchName=row0 Level=1 LinkSpeed=1 Nodes=node-[0,2-3] Switches=rack0,rack2
+SwitchName=row1 Level=1 LinkSpeed=1 Nodes=node-[1,4] Switches=rack1
+SwitchName=spine Level=2 LinkSpeed=1 Nodes=node-[0-4] Switches=row0,row1"""
+
+
+def test_machines_at_one_switch_get_neighbouring_numbers(slurm: Callable[..., None]) -> None:
+    expand = "sed 's/node-\\[0,2-3\\]/node-0,node-2,node-3/; s/node-\\[1,4\\]/node-1,node-4/"
+    expand += "; s/node-\\[0-4\\]/node-0,node-1,node-2,node-3,node-4/' | tr , '\\n'"
+    answer = f"cat <<'END'\n{TREE}\nEND"
+    slurm("scontrol", text=f'case $2 in topology) {answer}\n;; *) echo "$3" | {expand};; esac')
+    hosts = tuple(f"node-{number}" for number in range(5))
+    assert _by_switch(hosts) == ("node-0", "node-3", "node-2", "node-1", "node-4")
+    assert _by_switch(hosts[1:3]) == ("node-1", "node-2")
+
+
+@pytest.mark.parametrize("answer", ["", "BlockName=b1 BlockIndex=0 Nodes=node-[0-2] BlockSize=3"])
+def test_without_switches_slurms_own_order_stays(slurm: Callable[..., None], answer: str) -> None:
+    slurm("scontrol", answer)
+    assert _by_switch(("node-2", "node-0", "node-1")) == ("node-2", "node-0", "node-1")
+
+
 # ---- the file -----------------------------------------------------------------------------------
 BAD = {
     'shared = "x"': "not an absolute path",
-    'shared = "/x"\nnotice_s = 0': "too short",
+    'shared = "/x"\nnotice_s = 0': "out of range",
+    'shared = "/x"\nnotice_s = 100000': "out of range",
+    'shared = "/x"\noptions = ["-N4"]': "cannot be used here",
+    'shared = "/x"\noptions = ["--arr=0-3"]': "cannot be used here",
+    'shared = "/x"\noptions = ["--requeue"]': "cannot be used here",
+    'shared = "/x"\noptions = ["--partition train"]': "cannot be used here",
     'shared = "/x"\noptions = ["--nodes=3"]': "cannot be used here",
     'shared = "/x"\noptions = ["train"]': "cannot be used here",
     'shared = "/x"\nfence = ["off"]': "which machine is meant",
@@ -303,81 +327,52 @@ def test_a_machine_is_cut_off_by_its_fence_alone(tmp_path: Path) -> None:
     assert (tmp_path / "off").read_text() == "node-1\n"
 
 
-# ---- the batch script ---------------------------------------------------------------------------
-def _holder() -> Holder:
-    me = ProcessId.current()
-    return Holder(1, 0, me.pid, me.start_ticks)
+def _fencing(tmp_path: Path) -> SlurmMachines:
+    fence = ("sh", "-c", f'echo "$0" > {tmp_path}/off', "{name}")
+    hosts = ("node-0", "node-1", "node-2")
+    return _machines(SlurmRun("/x", sys.executable, fence=fence, job="7", hosts=hosts))
 
 
-@pytest.fixture
-def signals() -> Iterator[None]:
-    """``hold`` ignores signals in its own process."""
-    numbers = (signal.SIGTERM, signal.SIGUSR1)
-    before = [signal.getsignal(number) for number in numbers]
-    yield
-    for number, handler in zip(numbers, before, strict=True):
-        signal.signal(number, handler)
-
-
-@pytest.mark.usefixtures("signals")
-def test_a_job_is_held_while_a_driver_leads_and_for_a_while_after(tmp_path: Path) -> None:
-    lease = FileLease(tmp_path)
-    lease.claim(0)
-    tenure, is_over = Tenure(lease, _holder()), threading.Event()
-
-    def lead() -> None:
-        for _ in range(20):
-            tenure.renew()
-            time.sleep(0.05)
-        is_over.set()
-
-    thread = threading.Thread(target=lead)
-    thread.start()
-    hold.hold(lease, no_driver_s=0.5, look_s=0.05)
-    assert is_over.is_set()
-    thread.join()
-
-
-@pytest.mark.usefixtures("signals")
-def test_a_job_ends_with_its_run_but_not_for_the_driver_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_machine_that_left_the_run_keeps_its_power(
+    slurm: Callable[..., None], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(hold, "OVER_S", 0.01)
-    lease = FileLease(tmp_path)
-    lease.claim(0)
-    _finish(lease, 1)
-    held = threading.Thread(target=hold.hold, args=(lease, 600.0, 0.05), daemon=True)
-    monkeypatch.setattr(signal, "signal", lambda *_: None)  # it runs on a thread here
-    held.start()
-    held.join(0.5)
-    assert held.is_alive()
-    lease.claim(1)
-    _finish(lease, 2)
-    held.join(20.0)
-    assert not held.is_alive()
+    """Slurm may have given it to somebody else."""
+    slurm("squeue", text=_squeue(f"7|headway-{RUN}|RUNNING|node-[0,2]|None", "7.0|n0|node-0"))
+    slurm("scontrol", "node-0\nnode-2")
+    assert not _fencing(tmp_path).cut_off(1, limit_s=5.0)
+    assert not (tmp_path / "off").exists()
 
 
-def _finish(lease: FileLease, epoch: int) -> None:
-    tenure = Tenure(lease, dataclasses.replace(_holder(), epoch=epoch))
-    tenure.finish()
-    tenure.renew()
+@pytest.mark.parametrize("program", ["squeue", "scancel"])
+def test_a_fence_does_not_depend_on_the_controller(
+    allocated: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    machines = _fencing(tmp_path)
+    assert machines._place(1) is not None
+    allocated(program, err=NO_CONTROLLER, code=1)
+    monkeypatch.setattr("headway.launch.slurm.machines.LOOK_S", 0.0)
+    assert machines.cut_off(1, limit_s=5.0)
+    assert (tmp_path / "off").read_text() == "node-1\n"
 
 
-def test_the_batch_script_is_a_program_that_ignores_what_nodes_act_on(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "headway.launch.slurm.hold", str(tmp_path)]
-    with subprocess.Popen(words) as script:
-        status = Path(f"/proc/{script.pid}/status")
-        wait_until(lambda: _ignores(status, signal.SIGTERM, signal.SIGUSR1), what="its handlers")
-        script.send_signal(signal.SIGTERM)
-        script.send_signal(signal.SIGUSR1)
-        assert script.poll() is None
-        script.kill()
+def test_what_a_site_prints_beside_the_number_of_a_job_is_left_out(
+    allocated: Callable[..., None],
+) -> None:
+    allocated("sbatch", "NOTE: quota is low\n123;cluster")
+    assert commands.submit("a", 1, [], ["true"]) == "123"
+    allocated("sbatch", "queued, see the web page")
+    with pytest.raises(HeadwayError, match=r"'queued, see the web page' instead of a job's") as one:
+        commands.submit("a", 1, [], ["true"])
+    assert "scancel --name=a" in one.value.remedy
 
 
-def _ignores(status: Path, *numbers: signal.Signals) -> bool:
-    [line] = [one for one in status.read_text().splitlines() if one.startswith("SigIgn:")]
-    mask = int(line.split()[1], 16)
-    return all(mask >> (number - 1) & 1 for number in numbers)
+@pytest.mark.usefixtures("allocated")
+def test_a_bad_machine_is_drained_by_its_name_in_slurm(tmp_path: Path) -> None:
+    drain = ("sh", "-c", f'echo "$@" > {tmp_path}/bad', "sh", "{name}", "{reason}")
+    hosts = ("node-0", "node-1", "node-2")
+    config = SlurmRun("/x", sys.executable, drain=drain, job="7", hosts=hosts)
+    _machines(config).report_bad(2, "Xid 79", limit_s=5.0)
+    assert (tmp_path / "bad").read_text() == "node-2 Xid 79\n"
 
 
 def test_a_refusal_stays_one(allocated: Callable[..., None]) -> None:

@@ -78,10 +78,15 @@ def test_without_a_spare_it_is_refused() -> None:
     assert hand.state.memory.drains == ()
 
 
-def test_a_second_notice_for_the_same_node_is_refused() -> None:
+def test_a_second_notice_for_the_same_node_can_only_shorten_the_time() -> None:
     hand = Hand().run(step=30)
-    _drain(hand)
-    assert hand.state.drain_refusal(1) == "node 1 is draining already"
+    _drain(hand, notice_s=60.0)
+    assert hand.state.drain_refusal(1) == "", "a command that was sent again is carried out once"
+    assert "draining" not in events(_drain(hand, notice_s=90.0))
+    [(node, _, notice_s)] = hand.state.memory.drains
+    assert (node, notice_s) == (1, 60.0)
+    _drain(hand, notice_s=5.0)
+    assert "evicted" in events(hand.wait(6.0))
 
 
 def test_a_spare_that_was_lost_meanwhile_is_waited_for_until_the_notice_is_over() -> None:
@@ -134,7 +139,6 @@ def test_a_run_that_is_resumed_on_fewer_nodes_forgets_the_others() -> None:
 def test_a_node_that_ends_before_is_forgotten() -> None:
     hand = Hand().run(step=30)
     _drain(hand)
-    hand.send(DrainNode(1, 0.0))  # refused: it is draining already
     hand.silent.add(1)
     while hand.state.status_of(1) != "lost":
         hand.wait(1.0)

@@ -13,6 +13,7 @@ from headway.trainer.control.decisions.events import (
     DurableFound,
     Finish,
     Judged,
+    Log,
     Remember,
 )
 
@@ -109,6 +110,8 @@ def test_a_suspected_node_is_given_up_for_a_spare_and_stays_out_until_it_is_rest
     actions = hand.send(_verdict("replace_node", 1, kind="xid", detail="Xid 79"))
     assert _taken(actions) == "gave up node 1"
     assert {"node_lost", "fence"} <= set(events(actions))
+    [lost] = [one.fields for one in actions if isinstance(one, Log) and one.event == "node_lost"]
+    assert lost["is_bad"], "its machine's owner is to know"
     hand.leave()
     assert set(hand.state.rank_nodes.values()) == {0, 2}
     assert sent(hand.wait(0.6), KillWorker)

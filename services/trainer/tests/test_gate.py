@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sqlite3
 import threading
 import time
@@ -12,6 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import structlog
 from headway.common.errors import BusyError, RemoteError
 from headway.common.wire.addresses import Network
 from headway.common.wire.admission import Admission
@@ -140,6 +142,18 @@ REFUSED: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
     "another version": (lambda: {"version": "0.0.1"}, "has Headway 0.0.1"),
     "a clock": (lambda: {"unix_s": time.time() + 3600}, r"\+3[56]\d\d s off"),
     "no key": (lambda: {"public_key": "no key"}, "sent no public key"),
+    "no time": (lambda: {"unix_s": math.nan}, r"clock of \S+ is \+nan s off"),
+    "the end of time": (lambda: {"unix_s": math.inf}, r"clock of \S+ is \+inf s off"),
+    "a long token": (lambda: {"token": f"{'9' * 5000}.1.{'0' * 64}"}, "malformed"),
+    "digits of another script": (lambda: {"token": f"1.\u0661.{'0' * 64}"}, "malformed"),
+    "a host of two lines": (lambda: {"host": "a\nb"}, r"host='a\\nb', which is not 1 to 255"),
+    "a host that clears screens": (lambda: {"host": "\x1b[2J"}, r"host='\\x1b\[2J', which"),
+    "a long host": (lambda: {"host": "h" * 300_000}, r"host='h{40}\.\.\.', which"),
+    "no identity": (lambda: {"uid": ""}, "uid='', which"),
+    "a boot with a zero": (lambda: {"boot_id": "\0"}, r"boot_id='\\x00', which"),
+    "a version with a blank": (lambda: {"version": "1 2"}, "version='1 2', which"),
+    "negative GPUs": (lambda: {"num_gpus": -1}, "num_gpus=-1, which is not 0 or more"),
+    "negative memory": (lambda: {"memory_bytes": -5}, "memory_bytes=-5, which"),
 }
 
 
@@ -150,8 +164,10 @@ def test_who_may_not_join_learns_why(
     keys = KeyPair.generate()
     with pytest.raises(RemoteError, match=expected) as error:
         door.ask(keys=keys, **changes())
-    assert error.value.remedy
+    assert error.value.remedy and error.value.remote_code == "input"
+    assert str(error.value).isprintable() and len(str(error.value)) < 300
     assert not door.admission(keys.public)
+    assert set(door.known) == {0}
 
 
 def test_a_full_run_admits_no_other(door: Door) -> None:
@@ -163,6 +179,27 @@ def test_one_machine_is_one_node(door: Door) -> None:
     door.ask(node=1, uid="m", boot_id="b")
     with pytest.raises(RemoteError, match="is node 1 of the run already"):
         door.ask(node=2, uid="m", boot_id="b")
+
+
+def test_a_key_belongs_to_one_node(door: Door) -> None:
+    keys = KeyPair.generate()
+    door.ask(node=1, keys=keys)
+    with pytest.raises(RemoteError, match="sent the public key of another node"):
+        door.ask(node=2, keys=keys)
+    door.gate.revoke(1)
+    assert door.ask(node=2, keys=keys).node == 2
+
+
+def test_refusals_take_one_line_per_node_and_period(door: Door) -> None:
+    with structlog.testing.capture_logs() as lines:
+        for _ in range(50):
+            for node in (1, 2, 4, 5, 2**63):
+                with pytest.raises(RemoteError):
+                    door.ask(node=node, host="h\n" * 1000, token="")
+    said = [line for line in lines if line["event"] == "refused a node"]
+    assert [line["node"] for line in said] == [1, 2, 4]
+    assert all(str(line).isprintable() and len(str(line)) < 400 for line in said)
+    assert {len(line["host"]) for line in said} == {63}, "the beginning, with its escapes"
 
 
 def test_a_number_belongs_to_the_machine_that_reports(tmp_path: Path) -> None:
@@ -189,6 +226,24 @@ def test_nobody_is_admitted_whom_a_next_driver_would_not_know(
         other.execute("ROLLBACK")
     monkeypatch.setattr(gates, "WRITE_LIMIT_S", 20.0)
     assert door.ask(keys=keys).node == 1
+
+
+def test_a_journal_in_trouble_does_not_hold_up_the_driver(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its loop would wait for what cannot come, and another driver would take over."""
+    monkeypatch.setattr(gates, "WRITE_LIMIT_S", 1000.0)
+    door.writer.trouble = "the disk is full"
+    with pytest.raises(BusyError, match="cannot be recorded: the disk is full"):
+        door.ask()
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError("it has just become full")
+
+    door.writer.trouble = ""
+    monkeypatch.setattr(Journal, "set_facts", fail)
+    with pytest.raises(BusyError, match="cannot be recorded"):
+        door.ask()
 
 
 def test_members_that_cannot_be_read_join_again(tmp_path: Path) -> None:

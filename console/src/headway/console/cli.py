@@ -21,6 +21,7 @@ from headway.console.commands import (
     launching,
     machines,
     models,
+    remote,
     steering,
     watching,
 )
@@ -143,6 +144,7 @@ MODULES = (
     configuration,
     steering,
     machines,
+    remote,
 )
 for module in MODULES:
     module.register(app)

@@ -12,6 +12,8 @@ from headway.common.errors import InputError
 from headway.console.display.html import table_html
 from headway.console.folder import run_list
 from headway.console.folder.config_origins import given
+from headway.console.gateway.access import Access
+from headway.console.gateway.remote_run import attach, open_run
 from headway.console.lifecycle.launch import launch, run_name, runs_below
 from headway.console.run import Run
 from headway.trainer.config import RunConfig
@@ -36,6 +38,24 @@ class Cluster:
         self.folder = Path(folder).resolve() if folder is not None else None
         self.engine = engine
 
+    @classmethod
+    def connect(cls, access: str | Path | Access, runs: str | Path = "runs") -> Cluster:
+        """The runs of another machine, by way of its gateway.
+
+        Args:
+            access: the key file that ``headway gateway`` wrote, or what it holds: the gateway's
+                address and the keys.
+            runs: folder for what is copied of them.
+
+        Raises:
+            InputError: the file cannot be read, or a folder of a run's name is a run of this
+                machine.
+            DeadlineError: the gateway does not answer.
+        """
+        found = access if isinstance(access, Access) else Access.load(Path(access))
+        attach(found, Path(runs))
+        return cls(runs)
+
     def __repr__(self) -> str:
         return f"Cluster({str(self.runs_dir)!r}, {len(self.runs())} runs)"
 
@@ -55,7 +75,7 @@ class Cluster:
         runs = self.runs()
         if name is not None:
             if (self.runs_dir / name / "run.json").exists():
-                return Run(self.runs_dir / name)
+                return open_run(self.runs_dir / name)
             raise InputError(
                 f"{self.runs_dir} holds no run {name!r}", remedy=_suggestion(name, runs)
             )

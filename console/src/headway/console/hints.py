@@ -5,6 +5,11 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+from headway.common.errors import InputError
+
+ELSEWHERE = "gateway.json"
+"""File in the folder of a run that another machine has."""
+
 
 def hint(verb: str, path: Path) -> str:
     """The command for the run at ``path``, with --runs-dir where it needs one."""
@@ -22,6 +27,14 @@ def seen_from_here(path: Path) -> str:
     """Relative to the working folder if it is below it."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def refuse_elsewhere(path: Path) -> None:
+    """Raises InputError for the folder of a run that another machine has."""
+    if (path / ELSEWHERE).exists():
+        raise InputError(
+            f"run {path.name} is on another machine", remedy="do this there: here it is only shown"
+        )
 
 
 def resume_command(path: Path, cluster: Path) -> str:

@@ -44,7 +44,7 @@ class Run(RunFrames, Steering):
         Raises:
             DeadlineError: no driver answers; it may be starting, or the run is over.
         """
-        with self._driver() as client:
+        with self.driver() as client:
             page = PAGE_RANKS if num_ranks is None else num_ranks
             question = GetStatus(first_rank=first_rank, num_ranks=page)
             return client.call(question, Status, timeout_s=timeout_s)
@@ -127,7 +127,7 @@ class Run(RunFrames, Steering):
         Raises:
             RemoteError: the driver refused it. DeadlineError: no driver took it.
         """
-        with self._driver() as client:
+        with self.driver() as client:
             return client.call(command, Accepted, timeout_s=timeout_s).sequence
 
     def _refuse_over(self) -> None:
@@ -184,8 +184,12 @@ class Run(RunFrames, Steering):
             )
         return found[-1]
 
-    # ---- inside -------------------------------------------------------------------------------
-    def _driver(self) -> Client:
+    def driver(self) -> Client:
+        """A connection to the driver.
+
+        Raises:
+            DeadlineError: there is none yet, or its keys are gone.
+        """
         holder = FileLease(self.folder.control).look().holder
         if holder is None:
             raise DeadlineError(

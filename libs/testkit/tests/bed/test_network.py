@@ -60,9 +60,12 @@ def connect(bed: Bed, within: Within) -> Callable[[int, int], Pair]:
 Connect = Callable[[int, int], Pair]
 
 
-def attempt(bed: Bed, within: Within, a: int, b: int, port: int) -> int | str:
+def attempt(
+    bed: Bed, within: Within, a: int, b: int, port: int, *, plane: str = "control"
+) -> int | str:
     """errno of a new connection, "silence" if there is no answer, 0 if it was made."""
-    address = (bed.node(b).address, port)
+    node = bed.node(b)
+    address = (node.address if plane == "control" else node.fabric_address, port)
     try:
         within(bed.node(a), lambda: socket.create_connection(address, SILENCE_S))
     except TimeoutError as error:
@@ -114,6 +117,20 @@ def test_ports_can_be_cut_alone(bed: Bed, within: Within, connect: Connect) -> N
     assert attempt(bed, within, 0, 1, above.port) == 0
     with pytest.raises(ValueError, match="range of at least one port"):
         bed.cut(0, 1, ports=range(0))
+
+
+def test_control_and_fabric_can_be_cut_alone(bed: Bed, within: Within, connect: Connect) -> None:
+    control = connect(0, 1)
+    bed.cut(0, 1, plane="fabric")
+    assert control.passes() and control.passes(back=True)
+    assert attempt(bed, within, 0, 1, 1) == errno.ECONNREFUSED
+    assert attempt(bed, within, 0, 1, 1, plane="fabric") == "silence"
+    assert attempt(bed, within, 1, 0, 1, plane="fabric") == "silence"
+    assert attempt(bed, within, 2, 1, 1, plane="fabric") == errno.ECONNREFUSED
+    bed.heal()
+    bed.isolate(1, plane="control")
+    assert attempt(bed, within, 0, 1, 1) == "silence"
+    assert attempt(bed, within, 0, 1, 1, plane="fabric") == errno.ECONNREFUSED
 
 
 def test_an_isolated_node_reaches_nobody(bed: Bed, within: Within, connect: Connect) -> None:

@@ -65,9 +65,11 @@ def replay(run: AnyRun = None, runs_dir: RunsDir = RUNS, as_json: AsJson = False
 
     Exits 1 if this version decides differently.
     """
+    from headway.console.hints import refuse_elsewhere
     from headway.trainer.client import replay as decisions
 
     found = find_run(run, runs_dir)
+    refuse_elsewhere(found.path)
     rows = list(decisions(found.folder.database))
     differing = [row for row in rows if row.then != row.now]
     lines = [f"epoch {row.epoch}  {row.clock:.3f} s  {row.event}: {row.then}" for row in rows]

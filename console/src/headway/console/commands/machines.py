@@ -10,7 +10,7 @@ from headway.common.cli import AsJson
 from headway.common.errors import HeadwayError, InputError
 from headway.common.help_pages import page
 from headway.common.output import emit
-from headway.console.commands.options import Yes, confirm
+from headway.console.commands.options import RUNS, RunsDir, Yes, confirm, find_run
 from headway.console.commands.pages import MACHINES, add_group
 from headway.console.commands.rendering import add_render
 
@@ -59,7 +59,10 @@ def register(app: typer.Typer) -> None:
     )
     page(
         node,
-        examples=("headway node start --cluster clusters/mine --node 0",),
+        examples=(
+            "headway node start --cluster clusters/mine --node 0",
+            "headway node start --run tiny --node 1",
+        ),
         json="one object: cluster, node, pid, endpoint",
     )(start)
     page(
@@ -192,11 +195,28 @@ def remove(folder: Folder, yes: Yes = False, as_json: AsJson = False) -> None:
     emit({"cluster": str(folder), "removed": True}, as_json, [f"{folder}: removed"])
 
 
-def start(cluster: ClusterOption, node: Node, as_json: AsJson = False) -> None:
+def start(
+    node: Node,
+    cluster: Annotated[
+        Path | None, typer.Option("--cluster", metavar="DIR", help="The cluster's folder.")
+    ] = None,
+    run: Annotated[
+        str | None, typer.Option("--run", metavar="RUN", help="Of a run on several machines.")
+    ] = None,
+    runs_dir: RunsDir = RUNS,
+    as_json: AsJson = False,
+) -> None:
     """Start a node, unless it runs already.
 
-    Returns when the node can be reached.
+    Returns when the node can be reached. With --run its executor is started anew: a machine that
+    was evicted, drained or given up becomes a spare again once it is repaired. --json then prints
+    run, node and machine.
     """
+    if (cluster is None) == (run is None):
+        raise InputError("give either --cluster or --run", remedy="--run is for several machines")
+    if cluster is None:
+        _start_on_machine(node, run, runs_dir, as_json)
+        return
     from headway.launch.cluster import ClusterFolder
     from headway.launch.local import LocalEngine
     from headway.launch.nodes import bring_up
@@ -206,6 +226,24 @@ def start(cluster: ClusterOption, node: Node, as_json: AsJson = False) -> None:
     pid, endpoint = address.process.pid, address.endpoint
     facts = {"cluster": str(cluster), "node": node, "pid": pid, "endpoint": endpoint}
     emit(facts, as_json, [f"node {node} is up, pid {pid}, {endpoint}"])
+
+
+def _start_on_machine(node: int, run: str | None, runs_dir: Path, as_json: bool) -> None:
+    from headway.launch.engines import of_bundle
+    from headway.launch.joining.bundle import Bundle
+
+    found = find_run(run, runs_dir)
+    if not found.folder.bundle.exists():
+        raise InputError(
+            f"run {found.name} has no machines of its own", remedy="give --cluster instead"
+        )
+    if not found.live:
+        raise InputError(f"run {found.name} is not live", remedy="resume it with `headway run`")
+    engine = of_bundle(Bundle.load(found.folder.bundle))
+    machine = engine.name_of(node)
+    engine.start_node(node, fence=True)
+    facts = {"run": found.name, "node": node, "machine": machine}
+    emit(facts, as_json, [f"node {node} of run {found.name} is up on {machine}"])
 
 
 def stop(cluster: ClusterOption, node: Node, yes: Yes = False, as_json: AsJson = False) -> None:

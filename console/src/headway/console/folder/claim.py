@@ -19,7 +19,7 @@ from headway.common.errors import HeadwayError, InputError
 from headway.common.node.files import replace_file
 from headway.common.node.run_dir import RunDir, new_run_id
 from headway.console.folder.records import RunRecords
-from headway.console.hints import hint
+from headway.console.hints import hint, refuse_elsewhere
 from headway.trainer.config import RunConfig
 
 KEPT_ON_RESUME = (
@@ -58,6 +58,7 @@ def claimed(path: Path) -> Iterator[tuple[RunRecords, bool]]:
         InputError: the run is live, is being started or has finished, or ``path`` is not a run.
     """
     with _locked(path):
+        refuse_elsewhere(path)
         if (path / "run.json").exists():
             run = RunRecords(path)
             if run.live:

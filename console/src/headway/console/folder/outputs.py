@@ -27,6 +27,8 @@ def checkpoints(run: RunRecords) -> list[dict[str, Any]]:
 
 def newest_checkpoint(run: RunRecords) -> int | None:
     """Step of the newest complete checkpoint, None without one or where it cannot be read."""
+    if (known := run.known_checkpoint) is not None:
+        return known if known >= 0 else None
     with contextlib.suppress(HeadwayError, OSError):
         found = newest(run.folder.checkpoints)
         return None if found is None else found.step

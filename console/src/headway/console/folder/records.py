@@ -14,6 +14,7 @@ from typing import Any
 from headway.common.config import load
 from headway.common.errors import InputError
 from headway.common.node.run_dir import RunDir
+from headway.common.node.sqlite import open_to_read
 from headway.console.hints import hint
 from headway.console.machine.peak import Peak, cached_peak
 from headway.launch.cluster import ClusterFolder
@@ -74,6 +75,17 @@ class RunRecords:
     def peak(self) -> Peak | None:
         """The peak of what it computes on, None if never measured on this machine."""
         return cached_peak(self.config.train.device)
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether its folder is on another machine, and this one has only what a gateway shows."""
+        return False
+
+    @property
+    def known_checkpoint(self) -> int | None:
+        """Step of the newest complete checkpoint of a run elsewhere, -1 without one; None of a run
+        whose checkpoints can be looked at."""
+        return None
 
     # ---- where it stands ----------------------------------------------------------------------
     @property
@@ -158,7 +170,7 @@ class RunRecords:
         with self.reading():
             database = self._shared.database
             if database is None:
-                database = self._shared.database = _connect(self.folder.database)
+                database = self._shared.database = open_to_read(self.folder.database)
             try:
                 return database.execute(sql, values).fetchall()
             except sqlite3.OperationalError as error:
@@ -185,7 +197,3 @@ class _Shared(threading.local):
 
     depth = 0
     database: sqlite3.Connection | None = None
-
-
-def _connect(file: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"file:{file}?mode=ro", uri=True, timeout=5.0)

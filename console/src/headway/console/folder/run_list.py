@@ -67,7 +67,7 @@ def _entry(run: RunRecords) -> Entry:
         started_unix_s=run.folder.run_json.stat().st_mtime,
         size_bytes=bytes_below(run.path),
         resume=""
-        if state in ("live", "finished")
+        if state in ("live", "finished") or run.is_elsewhere
         else resume_command(run.path, run.cluster_folder),
     )
 

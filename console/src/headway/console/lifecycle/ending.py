@@ -20,6 +20,7 @@ from headway.common.node.process import ProcessId
 from headway.common.output import counted
 from headway.common.wire.messages.driver import Command
 from headway.console.folder.outputs import bytes_below, newest_checkpoint
+from headway.console.hints import refuse_elsewhere
 from headway.console.run import Run
 from headway.launch.cluster import ClusterFolder
 from headway.launch.engines import of_bundle
@@ -88,6 +89,8 @@ def end(
         InputError: the run has ended and none of its processes is left.
         RemoteError: the driver refused the stop.
     """
+    if now:
+        refuse_elsewhere(run.path)
     if not _remains(run):
         raise InputError(
             f"run {run.name} is {run.state}, not live", remedy=f"see {run.hint('status')}"
@@ -96,6 +99,8 @@ def end(
     reason = "killed immediately (--now)" if now else _stop(run, limit_s, report)
     if not reason:
         return Ending(run.name, run.state, newest_checkpoint(run))
+    if run.is_elsewhere:
+        raise DeadlineError(f"run {run.name}: {reason}", remedy="use `headway stop` there")
     if not now:
         report(f"run {run.name}: {reason}; ending its processes by force")
     ended, left = _force(run)

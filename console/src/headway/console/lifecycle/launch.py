@@ -21,6 +21,7 @@ from headway.common.output import counted
 from headway.common.polling import wait_until
 from headway.console.folder import config_origins
 from headway.console.folder.claim import check_name, check_resumable, claimed, keep_config
+from headway.console.gateway.remote_run import open_run
 from headway.console.lifecycle.machines import (
     end_nodes,
     fit_for_machines,
@@ -121,7 +122,9 @@ def launch(
 def runs_below(runs_dir: Path) -> list[Run]:
     """Every run in ``runs_dir``, the oldest first."""
     found = [path.parent for path in runs_dir.glob("*/run.json")]
-    return [Run(path) for path in sorted(found, key=lambda p: (p / "run.json").stat().st_mtime)]
+    return [
+        open_run(path) for path in sorted(found, key=lambda p: (p / "run.json").stat().st_mtime)
+    ]
 
 
 def run_name(text: str) -> str:

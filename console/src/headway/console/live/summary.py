@@ -175,7 +175,7 @@ def _notebook() -> str:
 
 
 def _resume(run: Run) -> str:
-    if run.outcome not in ("stopped", "failed"):
+    if run.outcome not in ("stopped", "failed") or run.is_elsewhere:
         return ""
     return resume_command(run.path, run.cluster_folder)
 

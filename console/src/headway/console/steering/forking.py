@@ -16,6 +16,7 @@ from headway.common.node.files import replace_json
 from headway.common.node.run_dir import RunDir, new_run_id
 from headway.console.folder.claim import check_name, check_resumable, keep_config
 from headway.console.folder.records import RunRecords
+from headway.console.hints import refuse_elsewhere
 from headway.trainer.client import inherit
 from headway.trainer.config import RunConfig
 
@@ -45,6 +46,7 @@ def checkpoint_of(checkpoints: Path, step: int | None) -> CheckpointInfo:
 def fork(parent: RunRecords, name: str, *, step: int | None, changes: Sequence[str]) -> Path:
     """Make run ``name`` beside ``parent`` and return its folder; see ``Steering.fork``."""
     check_name(name)
+    refuse_elsewhere(parent.path)
     config = load(RunConfig, [parent.folder.config], list(changes))
     check_resumable(parent, config)
     info = checkpoint_of(parent.folder.checkpoints, step)

@@ -60,6 +60,8 @@ class Steering:
         def config(self) -> RunConfig: ...
         @property
         def folder(self) -> RunDir: ...
+        @property
+        def is_elsewhere(self) -> bool: ...
         def command(self, operation: str, **fields: Any) -> int: ...
 
     @operation("headway pause --wait")
@@ -170,7 +172,8 @@ class Steering:
         """
         from headway.console.steering.forking import checkpoint_of
 
-        checkpoint_of(self.folder.checkpoints, step)
+        if not self.is_elsewhere:  # the driver looks in any case
+            checkpoint_of(self.folder.checkpoints, step)
         return self.command("rollback", step=step)
 
     @operation(

@@ -44,8 +44,16 @@ class Engine(Protocol):
     def lose_node(self, node: int) -> None:
         """Give the machine up for good: end what runs there; ``start_node`` raises from now on."""
 
-    def fence(self, node: int) -> bool:
-        """Make sure that no driver acts on the node; False if that cannot be confirmed."""
+    def report_bad(self, node: int, reason: str) -> None:
+        """A verdict has given the machine up: have it taken out of service, if there is a way.
+
+        Raises:
+            HeadwayError: there is one, and it failed.
+        """
+
+    def fence(self, node: int, epoch: int) -> bool:
+        """Make sure that no driver of an earlier epoch acts on the node; False if that cannot be
+        confirmed."""
 
     def stop(self) -> None:
         """End every node, then what the nodes shared."""

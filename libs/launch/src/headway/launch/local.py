@@ -134,9 +134,13 @@ class LocalEngine:
         (self.cluster.path / f"nodes/{node}.lost").touch()
         self.stop_node(node)
 
-    def fence(self, node: int) -> bool:
+    def report_bad(self, node: int, reason: str) -> None:
+        """All nodes are this machine."""
+        del node, reason
+
+    def fence(self, node: int, epoch: int) -> bool:
         """The lease fences drivers of this machine by pid."""
-        del node
+        del node, epoch
         return True
 
     def resize(self, nodes: int) -> None:

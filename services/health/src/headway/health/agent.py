@@ -12,12 +12,13 @@ import contextlib
 import os
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from headway.common.log import setup
 from headway.common.node.process import ProcessId
-from headway.common.wire.messages.health import AgentBeat, LogHit
+from headway.common.wire.messages.health import AgentBeat, LogHit, SilentPeer, WorkerSignals
 from headway.common.wire.server import Server
 from headway.common.wire.service import Beat, Service
 from headway.health.announce import FollowedPeer
@@ -25,6 +26,7 @@ from headway.health.config import HealthConfig
 from headway.health.exporter import BeatCollector
 from headway.health.flight_windows import FlightWindows, WindowThread
 from headway.health.keys import key_of
+from headway.health.sources.connections import ConnectionSource
 from headway.health.sources.host import FreeSpace, read_host
 from headway.health.sources.log_thread import LogThread
 from headway.health.sources.train_log import LogTail
@@ -34,6 +36,8 @@ MAX_WAITING_BEATS = 4
 """A beat has the complete state, so a queue of two seconds is enough for a reconnection."""
 MAX_HITS_A_BEAT = 64
 """Limits the size of a beat when many lines match; the rest is sent with the next beat."""
+QUIET_S = 1.0
+"""Without progress of a rank for this long, its connections are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,8 @@ class AgentOptions:
     """Export figures of each rank too, by a label ``rank``."""
     events: Path | None = None
     """Folder where flight records are saved; if None they stay in memory."""
+    fabric_address: str = ""
+    """Where ranks of other nodes reach those of this one."""
 
 
 class NodeWatch:
@@ -64,6 +70,7 @@ class NodeWatch:
         self._options, self._config = options, config
         self._me = ProcessId.current()
         self._workers = WorkerSource(options.shm_dir, config)
+        self._connections = ConnectionSource(options.fabric_address)
         self._disk = FreeSpace(options.logs)
         cursors = options.shm_dir / "agent-cursors.json"
         self._logs = LogThread(
@@ -81,6 +88,8 @@ class NodeWatch:
         self._sequence += 1
         room = max(0, MAX_HITS_A_BEAT - len(self._hits))
         self._hits.extend((hit, None) for hit in self._logs.take(room))
+        workers = self._workers.read()
+        silent_peers, reached = self._peers(workers)
         self.newest = AgentBeat(
             run_id=self._options.run_id,
             node=self._options.node,
@@ -88,11 +97,24 @@ class NodeWatch:
             start_ticks=self._me.start_ticks,
             sequence=self._sequence,
             sent_at_ns=time.monotonic_ns(),
-            workers=self._workers.read(),
+            workers=workers,
             host=read_host(self._disk.newest(), self._options.shm_dir),
             hits=tuple(hit for hit, _ in list(self._hits)[:MAX_HITS_A_BEAT]),
+            fabric_address=self._options.fabric_address,
+            silent_peers=silent_peers,
+            reached=reached,
         )
         return self.newest
+
+    def _peers(
+        self, workers: Sequence[WorkerSignals]
+    ) -> tuple[tuple[SilentPeer, ...], tuple[str, ...]]:
+        """Looked for only where it may explain something: most beats cost nothing more."""
+        is_quiet = any(worker.age_s >= QUIET_S for worker in workers)
+        if self._options.fabric_address and is_quiet:
+            return self._connections.read([worker.pid for worker in workers])
+        self._connections.close()
+        return (), ()
 
     def sent(self, now_s: float) -> None:
         """The newest beat was sent: its lines are repeated for a while, then discarded."""
@@ -105,6 +127,7 @@ class NodeWatch:
 
     def close(self) -> None:
         self._workers.close()
+        self._connections.close()
         self._disk.close()
         self._logs.close()
 

@@ -117,6 +117,9 @@ def agent(
         bool, typer.Option("--rank-metrics", help="Export the figures of each rank, too.")
     ] = False,
     events: Annotated[Path | None, _unread(help="Folder where flight records are saved.")] = None,
+    fabric_address: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Where other nodes reach the ranks of this one.")
+    ] = "",
     overrides: Set = None,
 ) -> None:
     """Observe the ranks of this node and report to the run's monitor."""
@@ -137,6 +140,7 @@ def agent(
         metrics_port,
         rank_metrics,
         events,
+        fabric_address,
     )
     raise typer.Exit(run_agent(options, load(HealthConfig, overrides=overrides or ())))
 

@@ -57,6 +57,11 @@ class HealthConfig:
     """A node counts as silent after this long without its agent's beats: ten beats, ample for
     restarting a killed agent (interpreter start 0.3 s plus the executor's back-off)."""
 
+    fabric_silence_s: float = 3.0
+    """A node to which another one repeats what it sends for this long, although both beat,
+    counts as unreachable in the ranks' network. The kernel repeats after 0.2, 0.6, 1.4 and 3 s
+    (RFC 6298 with Linux's least interval of 0.2 s), so four repetitions have failed."""
+
     log_quiet_s: float = 60.0
     """A log episode ends after this long without a matching line; logs print every few seconds."""
 
@@ -82,6 +87,7 @@ class HealthConfig:
             "data_start_s",
             "again_s",
             "node_silence_s",
+            "fabric_silence_s",
             "log_quiet_s",
             "hit_repeat_s",
             "pss_interval_s",

@@ -90,7 +90,7 @@ class Monitor:
         self._options, self._config, self._keys = options, config, keys
         self._service: Service | None = None
         self._reporter = Reporter(options.run_dir, keys, watch=self._watch, unwatch=self._unwatch)
-        self._state = MonitorState(config, options.run_id)
+        self._state = MonitorState(config, options.run_id, options.node)
         self._state.restore(self._reporter.earlier)
         self._open_by_kind: Counter[str] = Counter()
         self.num_ticks = 0

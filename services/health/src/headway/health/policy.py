@@ -64,8 +64,14 @@ PROCESS_ADVICE: dict[str, Advice] = {
     "node_silent": Advice(
         "replace_node", "ask the executor over tcp; if it is silent too, use the spare node", 0.7
     ),
+    "fabric_cut": Advice(
+        "replace_node",
+        "nodes {pairs} do not reach each other in the ranks' network (launch.fabric): check its "
+        "cables, switch and firewall",
+        0.9,
+    ),
 }
-"""Kinds that come from processes and beats, not from logs."""
+"""Kinds that come from processes, beats and connections, not from logs."""
 
 DATA_ADVICE = Advice(
     "restart_service",

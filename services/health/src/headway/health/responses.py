@@ -36,6 +36,7 @@ RESPONSES: tuple[Response, ...] = (
     Response("silence", "kill_worker", KILL_WORKER, 0.8, "a guess (0.5) reaches it when repeated"),
     Response("data_stall", "restart_service", RESTART_SERVICE, 0.8, "the ranks only wait for it"),
     Response("node_silent", "replace_node", REPLACE_NODE, 0.8, "always given with 0.7"),
+    Response("fabric_cut", "replace_node", REPLACE_NODE, 0.8, "ranks there reach nobody"),
     Response("gpu_fault", "replace_node", REPLACE_NODE, 0.8, "the hardware needs a person"),
     Response("disk_fault", "replace_node", REPLACE_NODE, 0.8, "the disk accepts no more writes"),
     Response("out_of_memory", "stop_run", STOP_RUN, 0.9, "a restart would fail again"),

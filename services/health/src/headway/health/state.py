@@ -20,6 +20,7 @@ from headway.common.wire.messages.health import (
 from headway.health.config import HealthConfig
 from headway.health.detectors import data
 from headway.health.detectors.episodes import Episodes
+from headway.health.detectors.fabric import Fabric
 from headway.health.detectors.follow_ups import FollowUps
 from headway.health.detectors.hangs import Hangs
 from headway.health.detectors.logs import LogEpisodes
@@ -32,7 +33,7 @@ from headway.health.detectors.process import (
 from headway.health.detectors.silence import RankView, observe
 from headway.health.policy import PROCESS_ADVICE
 
-REPEATED: Final = frozenset({"crash", "stopped", "node_silent"})
+REPEATED: Final = frozenset({"crash", "stopped", "node_silent", "fabric_cut"})
 """Kinds that are repeated as long as they are open, whatever was done about them."""
 LATE_BEATS: Final = 3
 """Missing beats after which a node may be why other ranks wait, so that none is judged yet."""
@@ -53,7 +54,8 @@ class MonitorState:
     stopped or starved, all nodes look late at once, and that time does not count.
     """
 
-    def __init__(self, config: HealthConfig, run_id: str) -> None:
+    def __init__(self, config: HealthConfig, run_id: str, own_node: int = -1) -> None:
+        """``own_node`` is the monitor's."""
         self.config = config
         self.run_id = run_id
         self.generation = -1
@@ -63,7 +65,10 @@ class MonitorState:
         self._episodes = Episodes(run_id)
         self._follow_ups = FollowUps(self._episodes, config.again_s)
         self._hangs = Hangs(self._episodes, self._follow_ups, config)
+        self._fabric = Fabric(self._episodes, config, own_node)
         self._logs = LogEpisodes(self._episodes, config.log_quiet_s)
+        self._complaining: set[int] = set()
+        """Nodes that have silent peers."""
         self._quiet: set[int] = set()
         """Ranks silent beyond their limit in enough beats."""
         self._clock_s = 0.0
@@ -86,6 +91,10 @@ class MonitorState:
         if beat.run_id != self.run_id or (known is not None and self._is_older(beat, known)):
             return []
         self.nodes[beat.node] = NodeView(beat, clock_s)
+        if beat.silent_peers:
+            self._complaining.add(beat.node)
+        else:
+            self._complaining.discard(beat.node)
         verdicts = self._episodes.close(
             ("node", beat.node),
             Evidence(source="beat", name="heard_again", value=f"sequence {beat.sequence}"),
@@ -108,6 +117,7 @@ class MonitorState:
         verdicts = [
             *self._silent_nodes(clock_s),
             *self._data_stalls(clock_s),
+            *self._cuts(clock_s),
             *self._silent_ranks(clock_s),
             *self._repeated(clock_s),
             *self._logs.tick(clock_s),
@@ -235,10 +245,21 @@ class MonitorState:
     def _silent_ranks(self, clock_s: float) -> list[Verdict]:
         if not self._quiet:
             return []
-        late_s = LATE_BEATS * self.config.beat_interval_s
         nodes = {view.node for view in self.ranks.values()}
-        late_nodes = {node for node in nodes if clock_s - self.nodes[node].heard_s > late_s}
+        late_nodes = {node for node in nodes if self._is_late(node, clock_s)}
         return self._hangs.judge(list(self.ranks.values()), late_nodes, self.generation, clock_s)
+
+    def _cuts(self, clock_s: float) -> list[Verdict]:
+        beats: dict[int, AgentBeat] = {}
+        if self._complaining:
+            views = self.ranks.values()
+            nodes = {v.node for v in views if v.signals.generation == self.generation}
+            heard = [node for node in nodes if not self._is_late(node, clock_s)]
+            beats = {node: self.nodes[node].beat for node in heard}
+        return self._fabric.judge(beats, self.generation, clock_s)
+
+    def _is_late(self, node: int, clock_s: float) -> bool:
+        return clock_s - self.nodes[node].heard_s > LATE_BEATS * self.config.beat_interval_s
 
     def _repeated(self, clock_s: float) -> list[Verdict]:
         """Repeat verdicts on dead, stopped and silent ones that are still open;

@@ -275,9 +275,10 @@ class RunDir:
     @property
     def control(self) -> Path:
         """What all machines of the run share: journal, lease, verdicts. ``control`` in the folder
-        leads there where the machines are several; else it is the folder itself."""
+        leads there where the machines are several; else it is the folder itself. A link that
+        leads nowhere, as while the shared folder is not mounted, is no reason to lead alone."""
         shared = self.path / "control"
-        return shared if shared.exists() else self.path
+        return shared if shared.is_symlink() or shared.exists() else self.path
 
     @property
     def database(self) -> Path:

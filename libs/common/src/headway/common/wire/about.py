@@ -19,6 +19,7 @@ Role = Literal[
     "dataloader",
     "driver",
     "executor",
+    "gateway",
     "node",
     "monitor",
     "worker",

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from headway.common.config import load
 from headway.common.errors import ConfigError
+from headway.launch.machines import hooks
 
 SSH = (
     "ssh",
@@ -54,6 +55,9 @@ class HostsConfig:
     fence: tuple[str, ...] = ()
     """What cuts a machine off that cannot be reached, such as
     ``["ipmitool", "-H", "{name}-bmc", "power", "off"]``; its exit code 0 confirms it."""
+    drain: tuple[str, ...] = ()
+    """What takes a machine out of service that a verdict has given up, with ``{name}`` and
+    ``{reason}``; it is run once."""
     scratch: str = "/var/tmp/headway"
     """Folder on each machine's own disk, for logs and keys."""
 
@@ -77,13 +81,13 @@ class HostsConfig:
                     f"{key}={getattr(self, key)!r} is not an absolute path",
                     remedy="write one that starts with /",
                 )
-        for key in ("reach", "fence"):
-            words = getattr(self, key)
-            if words and not any("{name}" in word for word in words):
-                raise ConfigError(
-                    f"{key} does not say which machine is meant",
-                    remedy=f"write {{name}} where the machine's name goes in {key}",
-                )
+        if not self.python or self.python.startswith("~"):
+            raise ConfigError(
+                f"python={self.python!r} is found on no machine",
+                remedy="write its whole path, or a name that is on the PATH of each machine",
+            )
+        for key in ("reach", "fence", "drain"):
+            hooks.check(key, getattr(self, key))
 
     @classmethod
     def read(cls, path: Path) -> HostsConfig:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import shlex
 
-from headway.common.errors import HeadwayError
 from headway.launch.engine import NodeLost
 from headway.launch.hosts.config import HostsConfig
-from headway.launch.machines import reach
+from headway.launch.machines import hooks, reach
 from headway.launch.machines.reach import UnreachableError
 
 START_LIMIT_S = 90.0
@@ -43,7 +42,7 @@ class HostMachines:
         """ssh hands its words to a shell on the machine, so they are quoted."""
         name = self.name_of(node)
         command = map(shlex.quote, [self._config.python, *reach.MODULE, *words])
-        asked = [*_named(self._config.reach, name), *command]
+        asked = [*hooks.named(self._config.reach, name), *command]
         found = reach.run(asked, name=name, stdin=stdin, limit_s=limit_s)
         if found.returncode == SSH_FAILED:
             line = reach.last_line(found.stderr) or "no output"
@@ -56,21 +55,11 @@ class HostMachines:
 
     def cut_off(self, node: int, *, limit_s: float) -> bool:
         """Whether the fence command confirms that the machine does nothing any more."""
-        return cut_off(self._config.fence, self.name_of(node), limit_s=limit_s)
+        return hooks.cut_off(self._config.fence, self.name_of(node), limit_s=limit_s)
+
+    def report_bad(self, node: int, reason: str, *, limit_s: float) -> None:
+        """See ``Machines``."""
+        hooks.drain(self._config.drain, self.name_of(node), reason, limit_s=limit_s)
 
     def release(self) -> None:
         """The machines stay as they are."""
-
-
-def cut_off(fence: tuple[str, ...], name: str, *, limit_s: float) -> bool:
-    """Run a fence command, if there is one; its exit code 0 confirms."""
-    if not fence:
-        return False
-    try:
-        return not reach.run(_named(fence, name), name=name, limit_s=limit_s).returncode
-    except HeadwayError:
-        return False
-
-
-def _named(words: tuple[str, ...], name: str) -> list[str]:
-    return [word.replace("{name}", name) for word in words]

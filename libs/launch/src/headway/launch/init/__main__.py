@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import os
 import sys
 from collections.abc import Sequence
@@ -27,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         place = place_of(options.cluster, options.node)
         _show_whose_it_is(place)
         _claim(place)
+        _keep_from_cleaners(place)
         return Supervisor(place).run()
     except HeadwayError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -51,6 +54,14 @@ def _claim(place: Place) -> None:
             f"node {place.node} of {place.cluster} already has an init, process {error.holder.pid}",
             remedy="leave that one running",
         ) from None
+
+
+def _keep_from_cleaners(place: Place) -> None:
+    """Lock the node's folders as long as this process lives. systemd-tmpfiles removes what nobody
+    has used for a month below /var/tmp, such as keys, but passes over folders that are locked."""
+    for folder in place.folders:
+        with contextlib.suppress(OSError):  # as on a network file system without locks
+            fcntl.flock(os.open(folder, os.O_RDONLY | os.O_CLOEXEC), fcntl.LOCK_SH)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,12 @@ class Place:
     node: int
 
     @property
+    def folders(self) -> tuple[Path, ...]:
+        """The cluster's folder, and the one around it on a machine that has joined a run."""
+        has_joined = (self.cluster.parent / "joined.json").exists()
+        return (self.cluster.parent, self.cluster) if has_joined else (self.cluster,)
+
+    @property
     def claim(self) -> Path:
         """Who is the node's init."""
         return self.cluster / "nodes" / f"{self.node}.init"

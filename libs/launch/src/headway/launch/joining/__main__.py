@@ -15,13 +15,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from headway.common.errors import HeadwayError
 from headway.common.node.files import make_private_folder
-from headway.common.node.janitor import processes_of, role_of
+from headway.common.node.janitor import end_node, processes_of, role_of
+from headway.common.node.process import ProcessId
 from headway.common.polling import wait_until
 from headway.launch.engines import config_of, of_bundle
 from headway.launch.joining import corpus, needs, records
@@ -149,6 +151,8 @@ def end(folder: NodeFolder, ticket: Ticket) -> int:
     """End the node; 0 once none of its processes is left."""
     if folder.cluster.exists:
         LocalEngine(folder.cluster).stop_node(ticket.node)
+    if processes_of(ticket.run_id, ticket.node):  # as where the node's folder was removed
+        end_node(ticket.run_id, ticket.node)
     left = [str(one.pid) for one in processes_of(ticket.run_id, ticket.node)]
     if left:
         print(f"error: still running: {', '.join(left)}", file=sys.stderr)
@@ -156,21 +160,33 @@ def end(folder: NodeFolder, ticket: Ticket) -> int:
 
 
 def fence(ticket: Ticket) -> None:
-    """End drivers of the run on this machine.
+    """End drivers of the run on this machine, of epochs before the one in the ticket: the order
+    may arrive late.
 
     Raises:
         HeadwayError: one does not end.
     """
-    drivers = [one for one in processes_of(ticket.run_id) if role_of(one) == "driver"]
+    found = [one for one in processes_of(ticket.run_id) if role_of(one) == "driver"]
+    drivers = [one for one in found if 0 <= epoch_of(one) < ticket.epoch]
     for one in drivers:
         one.kill()
     if not wait_until(lambda: all(one.is_doomed() for one in drivers), END_S):
         raise HeadwayError(f"a driver of run {ticket.run_id} does not end")
 
 
+def epoch_of(driver: ProcessId) -> int:
+    """By its command line; -1 of a command that it runs, or if it has ended."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        words = Path(f"/proc/{driver.pid}/cmdline").read_bytes().split(b"\0")
+        return int(words[words.index(b"--epoch") + 1])
+    return -1
+
+
 def show_logs(folder: NodeFolder) -> None:
     """Print the end of every log of the node."""
     logs = [*folder.path.glob("cluster/logs/*.log"), *folder.path.glob("runs/*/logs/*.log")]
+    if not logs:
+        print(f"==> no logs in {folder.path} <==")
     for path in sorted(logs):
         data = path.read_bytes()[-LOG_BYTES:]
         print(f"==> {path.name} <==\n{data.decode('utf-8', 'replace')}")

@@ -21,6 +21,8 @@ from headway.launch.lease import FileLease, Holder
 
 CALL_S = 5.0
 LOOK_S = 0.1
+AGAIN_S = 1.0
+"""Before a driver that did not answer, or was busy, is asked again."""
 
 
 def join(ticket: Ticket, keys: KeyPair, *, limit_s: float) -> Bundle:
@@ -42,6 +44,7 @@ def join(ticket: Ticket, keys: KeyPair, *, limit_s: float) -> Bundle:
                 return _ask(holder, keys, question)
             except DeadlineError:
                 trouble = f"the driver does not answer at {holder.join_endpoint}"
+                time.sleep(AGAIN_S)
         time.sleep(LOOK_S)
     raise DeadlineError(
         f"node {ticket.node} has not joined run {ticket.run_id} within {limit_s:.0f} s: {trouble}",

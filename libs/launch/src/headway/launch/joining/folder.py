@@ -70,12 +70,16 @@ class NodeFolder:
             is_first: the run has no driver yet, and this node hosts it.
 
         Raises:
-            InputError, OSError: a folder cannot be made.
+            InputError, OSError: a folder cannot be made, or the shared one is not here.
         """
         run = self.path / "runs" / bundle.name
         make_private_folder(run)
         for name, target in (("control", bundle.control), ("checkpoints", bundle.checkpoints)):
-            make_private_folder(target)
+            if not target.is_dir():
+                raise InputError(
+                    f"{target} is not on this machine",
+                    remedy="see that the shared folder is mounted",
+                )
             with contextlib.suppress(FileExistsError):
                 (run / name).symlink_to(target)
         replace_file(run / "config.toml", bundle.config)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import base64
-import binascii
+import gzip
 import io
 import os
 import tarfile
+import zlib
 from pathlib import Path
 from typing import IO
 
@@ -41,21 +42,28 @@ def unpack(text: str, run: Path, most_bytes: int = 2 * MOST_BYTES) -> int:
         CorruptError: it is not what ``pack`` makes, or holds far more than it would.
     """
     try:
-        data = base64.b64decode(text, validate=False)
-        with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
+        data = _decompress(base64.b64decode(text, validate=False), most_bytes)
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
             members = [one for one in archive if one.isfile() and _is_expected(one.name)]
-            if sum(one.size for one in members) > most_bytes:
-                raise CorruptError(
-                    f"a node sends more than {most_bytes >> 20} MiB of records",
-                    remedy="copy its logs by hand",
-                )
             for one in members:
                 _write(run / one.name, archive.extractfile(one), one.mtime)
             return len(members)
-    except (tarfile.TarError, binascii.Error, EOFError, OSError) as error:
+    except (tarfile.TarError, zlib.error, EOFError, OSError, ValueError, OverflowError) as error:
         raise CorruptError(
             f"the records of a node cannot be read: {error}", remedy="ask for them again"
         ) from error
+
+
+def _decompress(data: bytes, most_bytes: int) -> bytes:
+    """All of it, so that its checksum is compared before anything is written."""
+    with gzip.GzipFile(fileobj=io.BytesIO(data)) as packed:
+        found = packed.read(most_bytes + 1)
+    if len(found) > most_bytes:
+        raise CorruptError(
+            f"a node sends more than {most_bytes >> 20} MiB of records",
+            remedy="copy its logs by hand",
+        )
+    return found
 
 
 def _write(path: Path, content: IO[bytes] | None, saved_unix_s: float) -> None:

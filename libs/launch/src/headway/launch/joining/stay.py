@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import select
 import shutil
 import signal
@@ -19,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Literal
 
-from headway.common.errors import DeadlineError, RemoteError
+from headway.common.errors import DeadlineError, HeadwayError, RemoteError
 from headway.common.log import get_logger
 from headway.common.node.files import make_private_folder, replace_file
 from headway.common.wire.client import Client
@@ -69,6 +70,7 @@ class Stay:
         self._folder, self._ticket = folder, ticket
         self._at_end, self._notice_s = at_end, notice_s
         self._end, self._release = end, release
+        self._request = secrets.token_hex(4)
         self._until: float | None = None
         self._has_asked = False
 
@@ -137,10 +139,11 @@ class Stay:
 
     def _ask(self, holder: Holder, operation: str) -> None:
         node = self._ticket.node
-        # All nodes of an allocation ask for the same stop, once under each driver.
-        place = f"-{node}" if operation == "drain" else ""
+        # All nodes of an allocation ask for the same stop, once under each driver. Anything else
+        # is this stay's own request: the node may leave, come back and leave again.
+        request = "" if operation == "stop" else f"-{node}-{self._request}"
         command = Command(
-            id=f"{operation}{place}-under-{holder.epoch}",
+            id=f"{operation}{request}-under-{holder.epoch}",
             operation=operation,
             node=node,
             duration_s=max(0.0, (self._until or 0.0) - time.monotonic() - 2 * SPARE_S),
@@ -157,12 +160,16 @@ class Stay:
         holder = FileLease(bundle.control).look().holder
         if holder is None or not holder.is_over:
             return
-        kept = bundle.records_of(self._ticket.node)
-        make_private_folder(kept.parent)
-        replace_file(kept, records.pack(self._run))
-        shutil.rmtree(self._folder.path, ignore_errors=True)
-        if holder.node == self._ticket.node:
-            self._release(bundle)
+        try:
+            kept = bundle.records_of(self._ticket.node)
+            make_private_folder(kept.parent)
+            replace_file(kept, records.pack(self._run))
+            shutil.rmtree(self._folder.path, ignore_errors=True)
+        except (HeadwayError, OSError) as error:
+            log.warning("the records stay on this machine", path=str(self._run), error=str(error))
+        finally:
+            if holder.node == self._ticket.node:
+                self._release(bundle)
 
 
 @contextlib.contextmanager

@@ -26,6 +26,8 @@ class Ticket:
     """Folder on the machine for logs, records and keys; made if it is absent."""
     bundle: str = field(default="", repr=False)
     """For the first node of a run, which no driver can answer yet."""
+    epoch: int = 0
+    """Of `fence`: drivers of earlier epochs are ended."""
 
     @classmethod
     def of(cls, bundle: Bundle, node: int, scratch: str, *, is_first: bool = False) -> Ticket:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import secrets
 import time
 
 from headway.common.errors import HeadwayError
 
 VALID_S = 3600.0
+_FORM = re.compile(r"([0-9]{1,12})\.([0-9]{1,9})\.([0-9a-f]{64})")
 
 
 class TokenError(HeadwayError):
@@ -37,11 +39,11 @@ def check(token: str, secret: str, run_id: str, node: int) -> None:
     Raises:
         TokenError: it is not one of this run, is for another node, or has expired.
     """
-    parts = token.split(".")
-    if len(parts) != 3 or not (parts[0].isdecimal() and parts[1].isdecimal()):
+    parts = _FORM.fullmatch(token)
+    if parts is None:
         raise TokenError("the token is malformed", remedy="use the one that the engine made")
-    expires, own = int(parts[0]), int(parts[1])
-    if not hmac.compare_digest(parts[2].encode(), _mac(secret, run_id, own, expires).encode()):
+    expires, own = int(parts[1]), int(parts[2])
+    if not hmac.compare_digest(parts[3], _mac(secret, run_id, own, expires)):
         raise TokenError(
             f"the token does not belong to run {run_id}",
             remedy="start the node through the run's engine, which makes a new one",

@@ -50,5 +50,9 @@ class KubernetesMachines:
         del node, limit_s
         return False
 
+    def report_bad(self, node: int, reason: str, *, limit_s: float) -> None:
+        """Kubernetes has health checks of its own for its machines."""
+        del node, reason, limit_s
+
     def release(self) -> None:
         """The Job ends by itself once its pods have."""

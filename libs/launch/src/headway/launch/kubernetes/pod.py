@@ -48,6 +48,8 @@ def stay(secret: Path, bundle: Bundle, folder: NodeFolder, until_end: Callable[[
         folder: of the node.
         until_end: joins the run and returns when the node has ended.
     """
+    for shared in (bundle.control, bundle.checkpoints):  # the claim is empty at first
+        make_private_folder(shared)
     lease = FileLease(bundle.control)
     if _is_over(lease):
         log.info("the run is over", run=bundle.name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -54,6 +55,9 @@ class Machines(Protocol):
 
     def cut_off(self, node: int, *, limit_s: float) -> bool:
         """Whether it is certain that the machine does nothing any more."""
+
+    def report_bad(self, node: int, reason: str, *, limit_s: float) -> None:
+        """Have the machine taken out of service. Raises HeadwayError if that fails."""
 
     def release(self) -> None:
         """Give back what was taken for this run only."""
@@ -116,12 +120,26 @@ class MachinesEngine:
             if not self._machines.cut_off(node, limit_s=END_LIMIT_S):
                 raise
 
-    def fence(self, node: int) -> bool:
-        """Make sure that no driver acts on the machine; False if that cannot be confirmed."""
-        with contextlib.suppress(HeadwayError):
-            self._call(node, "fence", limit_s=FENCE_LIMIT_S)
-            return True
-        return self._machines.cut_off(node, limit_s=FENCE_LIMIT_S)
+    def report_bad(self, node: int, reason: str) -> None:
+        """Have the machine taken out of service, if the cluster's file says how.
+
+        Raises:
+            HeadwayError: that failed.
+        """
+        self._machines.report_bad(node, reason, limit_s=END_LIMIT_S)
+
+    def fence(self, node: int, epoch: int) -> bool:
+        """Make sure that no driver of an earlier epoch acts on the machine, which is cut off if it
+        is not reached; False if that cannot be confirmed."""
+        ticket = Ticket.of(self._bundle, node, self._machines.scratch)
+        question = replace(ticket, epoch=epoch).to_json()
+        try:
+            self._machines.call(node, "fence", question, limit_s=FENCE_LIMIT_S)
+        except UnreachableError:
+            return self._machines.cut_off(node, limit_s=FENCE_LIMIT_S)
+        except HeadwayError:  # it was reached, and needs its power for its ranks
+            return False
+        return True
 
     def stop(self) -> None:
         """End all nodes, then give the machines back; one that is not reached is left out."""

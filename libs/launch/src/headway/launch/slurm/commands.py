@@ -18,7 +18,9 @@ _NO_CONTROLLER = re.compile(
     r"|Unexpected message|communication failure",
     re.IGNORECASE,
 )
-_OWN_VARIABLE = re.compile(r"(SLURM|SBATCH|SRUN|PMI|HEADWAY_(RUN_ID|NODE|ROLE|BEAT_FD))")
+_OWN_VARIABLE = re.compile(
+    r"(SLURM|SBATCH|SRUN|SQUEUE|SCANCEL|SCONTROL|SINFO|PMI|HEADWAY_(RUN_ID|NODE|ROLE|BEAT_FD))"
+)
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,13 @@ def submit(name: str, nodes: int, options: Sequence[str], script: Sequence[str])
         "sbatch", "--parsable", f"--job-name={name}", f"--nodes={nodes}", "--ntasks-per-node=1",
         "--exclusive", "--no-requeue", "--output=/dev/null", *options, f"--wrap=exec {line}",
     ]  # fmt: skip
-    return command(words).strip().split(";")[0]
+    number = reach.last_line(command(words)).split(";")[0]
+    if not number.isdecimal():
+        raise HeadwayError(
+            f"sbatch has printed {number!r} instead of a job's number",
+            remedy=f"end what it may have queued: scancel --name={name}",
+        )
+    return number
 
 
 def jobs(names: Sequence[str]) -> list[Job]:
@@ -124,6 +132,19 @@ def addresses_of(hosts: Sequence[str]) -> list[str]:
     """What Slurm reaches the machines by: names or addresses. Raises as ``command``."""
     text = command(["scontrol", "show", "node", "--oneliner", ",".join(hosts)])
     return re.findall(r"\bNodeAddr=(\S+)", text)
+
+
+def switches_of(hosts: Sequence[str]) -> list[tuple[str, ...]]:
+    """The switches above each machine, the top one first; none where Slurm knows no topology, or
+    one that is not made of switches. Raises as ``command``."""
+    text = command(["scontrol", "show", "topology"])
+    found = re.findall(r"SwitchName=(\S+) Level=(\d+) .*?Nodes=(\S+)", text)
+    above: dict[str, list[str]] = {host: [] for host in hosts}
+    for name, _, nodes in sorted(found, key=lambda row: -int(row[1])):
+        for host in hosts_of(nodes):
+            if host in above:
+                above[host].append(name)
+    return [tuple(above[host]) for host in hosts]
 
 
 def cancel(job: str, *, with_kill: bool = False) -> None:

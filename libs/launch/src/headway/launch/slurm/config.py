@@ -12,9 +12,19 @@ from pathlib import Path
 
 from headway.common.config import load
 from headway.common.errors import ConfigError
+from headway.launch.machines import hooks
 
-OURS = ("--nodes", "-N", "--job-name", "-J", "--signal", "--output", "-o", "--parsable", "--wrap")
-"""Options of sbatch that the engine sets itself."""
+OURS = (
+    "--nodes", "--job-name", "--signal", "--output", "--parsable", "--wrap", "--ntasks",
+    "--ntasks-per-node", "--array", "--requeue", "--test-only", "--wait",
+)  # fmt: skip
+"""Options of sbatch that the engine sets itself, or that would change what a job is."""
+OUR_LETTERS = "NJonaW"
+"""The same as single letters."""
+
+
+MOST_NOTICE_S = 65535
+"""Of sbatch --signal."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +46,10 @@ class SlurmConfig:
     fence: tuple[str, ...] = ()
     """What cuts a machine off that cannot be reached, with ``{name}`` for its name; its exit code
     0 confirms it."""
+    drain: tuple[str, ...] = ()
+    """What takes a machine out of service that a verdict has given up, such as ``["scontrol",
+    "update", "NodeName={name}", "State=DRAIN", "Reason={reason}"]``, for which Slurm wants an
+    operator; it is run once."""
 
     def __post_init__(self) -> None:
         for key in ("shared", "scratch"):
@@ -45,19 +59,19 @@ class SlurmConfig:
                     remedy="write one that starts with /",
                 )
         for option in self.options:
-            if option.split("=")[0] in OURS or not option.startswith("-"):
+            if not _may_be_given(option):
                 raise ConfigError(
                     f"options: {option!r} cannot be used here",
                     remedy="write options of sbatch as one word each, such as --partition=train, "
-                    f"but none of {', '.join(OURS)}",
+                    f"but none of {', '.join(OURS)}, -{', -'.join(OUR_LETTERS)}",
                 )
-        if self.notice_s < 1:
-            raise ConfigError(f"notice_s={self.notice_s} is too short", remedy="write 30 or more")
-        if self.fence and not any("{name}" in word for word in self.fence):
+        if not 1 <= self.notice_s <= MOST_NOTICE_S:
             raise ConfigError(
-                "fence does not say which machine is meant",
-                remedy="write {name} where the machine's name goes in fence",
+                f"notice_s={self.notice_s} is out of range",
+                remedy=f"write 30 to {MOST_NOTICE_S}, less than the time limit",
             )
+        for key in ("fence", "drain"):
+            hooks.check(key, getattr(self, key))
 
     @classmethod
     def read(cls, path: Path) -> SlurmConfig:
@@ -66,6 +80,14 @@ class SlurmConfig:
             ConfigError: a key is unknown, missing or wrong. InputError: the file cannot be read.
         """
         return load(cls, files=[path])
+
+
+def _may_be_given(option: str) -> bool:
+    """sbatch takes any beginning of a long option for it."""
+    name = option.split("=")[0]
+    if name.startswith("--"):
+        return len(name) > 2 and " " not in name and not any(one.startswith(name) for one in OURS)
+    return len(name) > 1 and name[0] == "-" and " " not in option and name[1] not in OUR_LETTERS
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,17 @@ would leave to be paid for.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import time
 from pathlib import Path
 
-from headway.launch.lease import FileLease, LeaseWatch
+from headway.launch.lease import FileLease, LeaseView, LeaseWatch
 
 NO_DRIVER_S = 600.0
+RESUME_S = 120.0
+"""The same while the lease is that of the run before it was stopped."""
 OVER_S = 10.0
 """Nodes that are ending have so long once the run is over."""
 LOOK_S = 5.0
@@ -30,11 +33,18 @@ def hold(lease: FileLease, no_driver_s: float, look_s: float) -> None:
     """Return once the run is over, or its lease has not changed for ``no_driver_s``."""
     for number in (signal.SIGTERM, signal.SIGUSR1):  # the nodes decide what follows from these
         signal.signal(number, signal.SIG_IGN)
-    watch, before = LeaseWatch(longest_gap_s=2 * look_s), lease.look().claimed
-    while watch.see(view := lease.look(), time.monotonic()) < no_driver_s:
+    watch, before = LeaseWatch(longest_gap_s=2 * look_s), None
+    view = LeaseView(0, None)
+    while True:
+        with contextlib.suppress(OSError):  # a file system that fails for a moment is no end
+            view = lease.look()
+            before = view.claimed if before is None else before
+        is_over = view.holder is not None and view.holder.is_over
         # a driver that was there before led the run until it was stopped, and now it is resumed
-        if view.holder is not None and view.holder.is_over and view.holder.epoch > before:
+        if is_over and view.holder is not None and view.holder.epoch > (before or 0):
             time.sleep(OVER_S)
+            return
+        if watch.see(view, time.monotonic()) >= min(no_driver_s, RESUME_S if is_over else 1e9):
             return
         time.sleep(look_s)
 

@@ -6,6 +6,7 @@ node alone takes another one. Which machine a node has is asked of Slurm, so eve
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import shlex
 import socket
@@ -17,9 +18,8 @@ from dataclasses import dataclass
 
 from headway.common.errors import HeadwayError
 from headway.launch.engine import NodeLost
-from headway.launch.hosts.machines import cut_off
 from headway.launch.joining.answers import NO_INIT
-from headway.launch.machines import reach
+from headway.launch.machines import hooks, reach
 from headway.launch.machines.reach import UnreachableError
 from headway.launch.slurm import commands, step
 from headway.launch.slurm.config import SlurmConfig, SlurmRun
@@ -70,15 +70,19 @@ class SlurmMachines:
         with self._lock:
             if time.monotonic() - self._looked_s > LOOK_S:
                 self._look()
-            found = [job for job in self._jobs if job.state == "RUNNING"]
-            for job in sorted(found, key=lambda job: job.name != self._job_name(node)):
-                hosts = self._hosts[job.id]
-                host = hosts[0] if job.name == self._job_name(node) else self.name_of(node)
-                is_ours = job.id == self._config.job or job.name == self._job_name(node)
-                if is_ours and host in hosts:
-                    kept = self._steps[job.id].get(f"n{node}")
-                    return Place(job.id, host, kept.id if kept is not None else "")
-            return None
+            return self._known_place(node)
+
+    def _known_place(self, node: int) -> Place | None:
+        """By the last look."""
+        found = [job for job in self._jobs if job.state == "RUNNING"]
+        for job in sorted(found, key=lambda job: job.name != self._job_name(node)):
+            hosts = self._hosts[job.id]
+            host = hosts[0] if job.name == self._job_name(node) else self.name_of(node)
+            is_ours = job.id == self._config.job or job.name == self._job_name(node)
+            if is_ours and host in hosts:
+                kept = self._steps[job.id].get(f"n{node}")
+                return Place(job.id, host, kept.id if kept is not None else "")
+        return None
 
     def _look(self) -> None:
         names = [self._job_name(node) for node in range(len(self._config.hosts))]
@@ -163,12 +167,28 @@ class SlurmMachines:
         """See ``Machines``: by the fence command alone, since Slurm cannot tell.
 
         The step is cancelled in any case, so that Slurm ends it once it reaches the machine again.
+        A machine that is not the run's any more is left alone: another job may be there.
         """
-        place = self._place(node)
-        if place is not None and place.step:
-            commands.cancel(place.step, with_kill=True)
-        name = place.host if place is not None else self.name_of(node)
-        return cut_off(self._config.fence, name, limit_s=limit_s)
+        place = self._place_at_last(node)
+        if place is None:
+            return False
+        if place.step:
+            with contextlib.suppress(HeadwayError):
+                commands.cancel(place.step, with_kill=True)
+        return hooks.cut_off(self._config.fence, place.host, limit_s=limit_s)
+
+    def _place_at_last(self, node: int) -> Place | None:
+        """Where it was at the last look, if the controller is away now."""
+        try:
+            return self._place(node)
+        except HeadwayError:
+            with self._lock:
+                return self._known_place(node)
+
+    def report_bad(self, node: int, reason: str, *, limit_s: float) -> None:
+        """See ``Machines``."""
+        if (place := self._place_at_last(node)) is not None:
+            hooks.drain(self._config.drain, place.host, reason, limit_s=limit_s)
 
     def release(self) -> None:
         """End every job of the run, queued ones too."""
@@ -214,15 +234,39 @@ def allocate(
                 )
             [job] = found
             if job.state == "RUNNING":
-                hosts = commands.hosts_of(job.nodes)
+                hosts = _by_switch(commands.hosts_of(job.nodes))
                 return SlurmRun.of(config, number, hosts, network_of(hosts))
             if job.reason != said and job.reason not in ("None", ""):
                 said = job.reason
                 report(f"waiting for Slurm's job {number} ({nodes} machines): {said}")
             time.sleep(POLL_S if said else POLL_S / 10)
     except BaseException:  # Ctrl-C too
-        commands.cancel(number)
+        try:
+            commands.cancel(number)
+        except HeadwayError as error:
+            report(f"job {number} may still be queued ({error}): end it by `scancel {number}`")
         raise
+
+
+def _by_switch(hosts: tuple[str, ...]) -> tuple[str, ...]:
+    """In an order in which machines at one switch stand together: ranks that exchange most have
+    neighbouring numbers."""
+    try:
+        switches = commands.switches_of(hosts)
+    except HeadwayError:  # it is for speed only
+        return hosts
+    first = {above: at for at, above in reversed(list(enumerate(switches)))}
+    above_of = dict(zip(hosts, switches, strict=True))
+
+    def place(host: str) -> tuple[int, ...]:
+        """Of the first machine below each of its switches, from the top one down."""
+        above = above_of[host]
+        return tuple(
+            min(at for other, at in first.items() if other[:depth] == above[:depth])
+            for depth in range(1, len(above) + 1)
+        )
+
+    return tuple(sorted(hosts, key=place))
 
 
 def network_of(hosts: Sequence[str]) -> str:

@@ -88,7 +88,8 @@ def _first_line(srun: subprocess.Popen[bytes], stdin: bytes, limit_s: float) -> 
         if select.select([srun.stdout], [], [], LOOK_S)[0]:
             piece = os.read(srun.stdout.fileno(), 4096)
             if not piece:
-                srun.wait(max(0.1, deadline - time.monotonic()))
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    srun.wait(max(0.1, deadline - time.monotonic()))
                 return ""
             found += piece
     return found.decode(errors="replace").strip()

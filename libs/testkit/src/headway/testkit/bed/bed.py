@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from headway.testkit.bed import freezer
-from headway.testkit.bed.black_hole import Cut
+from headway.testkit.bed.black_hole import Cut, Plane
 from headway.testkit.bed.capture import Capture
 from headway.testkit.bed.listening import Listener, listeners
 from headway.testkit.bed.network import BRIDGE, MAX_NODES, Network
@@ -114,6 +114,11 @@ class Bed:
         )
         return Node(index, view, {"/etc/hosts": hosts}, network, self._groups)
 
+    @property
+    def fabric(self) -> str:
+        """The nodes' second network, such as ``10.250.7.0/24``."""
+        return f"{self._up.subnets['fabric']}.0/24"
+
     def node(self, index: int) -> Node:
         return self.nodes[index]
 
@@ -124,25 +129,34 @@ class Bed:
         return self._network
 
     # ---- faults of the network ----------------------------------------------------------------
-    def cut(self, a: int, b: int, *, ports: range | None = None, one_way: bool = False) -> None:
+    def cut(
+        self,
+        a: int,
+        b: int,
+        *,
+        ports: range | None = None,
+        plane: Plane | None = None,
+        one_way: bool = False,
+    ) -> None:
         """A black hole between two nodes: packets vanish, nobody gets a FIN, RST or error.
 
         Args:
             a: index of a node.
             b: index of another one.
-            ports: only TCP and UDP with one of these ports on either side, so that control or
-                fabric can be cut alone.
+            ports: only TCP and UDP with one of these ports on either side.
+            plane: only in the network for control, or only in the fabric.
             one_way: only what ``a`` sends.
         """
         self._check(a, b)
-        new = {Cut(a, b, ports)} if one_way else {Cut(a, b, ports), Cut(b, a, ports)}
+        pairs = [(a, b)] if one_way else [(a, b), (b, a)]
+        new = {Cut(*pair, ports, plane) for pair in pairs}
         self._up.set_cuts(lambda cuts: cuts | new)
 
-    def isolate(self, a: int, *, ports: range | None = None) -> None:
+    def isolate(self, a: int, *, ports: range | None = None, plane: Plane | None = None) -> None:
         """``cut`` between one node and all others."""
         self._check(a)
         others = [one for one in range(self._size) if one != a]
-        new = {Cut(*pair, ports) for b in others for pair in ((a, b), (b, a))}
+        new = {Cut(*pair, ports, plane) for b in others for pair in ((a, b), (b, a))}
         self._up.set_cuts(lambda cuts: cuts | new)
 
     def join(self, a: int, b: int) -> None:

@@ -11,6 +11,7 @@ import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
 from ipaddress import IPv4Address
+from typing import Literal
 
 _PASS, _DROP = 0, 2
 """TC_ACT_OK, TC_ACT_SHOT"""
@@ -19,6 +20,8 @@ _LOAD_X_HEADER_LENGTH, _LOAD_HALF_AT_X = 0xB1, 0x48
 _IF_EQUAL, _IF_AT_LEAST, _IF_ABOVE, _RETURN = 0x15, 0x35, 0x25, 0x06
 _ETHER_TYPE, _IP, _PROTOCOL, _TARGET, _IPV4 = 12, 14, 23, 30, 0x0800
 
+Plane = Literal["control", "fabric"]
+"""One of the two networks of a bed."""
 Instruction = tuple[int, int, int, int]
 """Code, instructions to skip if true, if false, operand."""
 
@@ -31,6 +34,8 @@ class Cut:
     target: int
     ports: range | None = None
     """Only TCP and UDP with such a port on either side; None for everything."""
+    plane: Plane | None = None
+    """Only what goes to its address there; None for both networks."""
 
     def __post_init__(self) -> None:
         if self.ports is not None and (self.ports.step != 1 or not self.ports):

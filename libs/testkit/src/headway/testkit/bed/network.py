@@ -1,5 +1,7 @@
 """The cables of a bed: one from each node to a bridge, which has a network namespace of its own.
 
+Each node has two addresses at its cable, in a network for control and one for the fabric.
+
 Nothing of it is visible on the host, so nothing can be left there: the namespace disappears with
 the processes that use it. The host is not part of the network.
 """
@@ -9,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from headway.testkit.bed.black_hole import Cut, as_bytecode, program
+from headway.testkit.bed.black_hole import Cut, Plane, as_bytecode, program
 from headway.testkit.bed.namespace import Namespace
 from headway.testkit.bed.shaping import CannotError, queues
 
 BRIDGE = "bridge"
+_FABRIC = "10.250"
+"""First bytes of the addresses in the fabric; those for control stay below."""
 _FIRST = 10
 """Last byte of the first node's address."""
 MAX_NODES = 200
@@ -31,8 +35,10 @@ class Network:
     """Cables and what is wrong with them. Faults stay while a node is down and boots again."""
 
     def __init__(self, subnet: str) -> None:
-        """``subnet`` is the first three bytes of all addresses, as "10.7.1"."""
-        self.subnet = subnet
+        """``subnet`` is the first three bytes of all addresses for control, as "10.7.1"."""
+        self.subnets: dict[Plane, str] = {
+            "control": subnet, "fabric": f"{_FABRIC}.{subnet.rpartition('.')[2]}"
+        }  # fmt: skip
         self.switch = Namespace.new()
         """Where the bridge is."""
         self._plugged: dict[int, Namespace] = {}
@@ -40,8 +46,8 @@ class Network:
         bridge = f"{BRIDGE} type bridge stp_state 0 forward_delay 0 mcast_snooping 0"
         self.switch.batch("ip", [f"link add {bridge}", f"link set {BRIDGE} up"])
 
-    def address(self, index: int) -> str:
-        return f"{self.subnet}.{_FIRST + index}"
+    def address(self, index: int, plane: Plane = "control") -> str:
+        return f"{self.subnets[plane]}.{_FIRST + index}"
 
     # ---- cables -------------------------------------------------------------------------------
     def plug(self, index: int, pid: int) -> None:
@@ -59,7 +65,9 @@ class Network:
                 f"link set {cable} master {BRIDGE} up",
             ],
         )
-        own = [f"addr add {self.address(index)}/24 dev eth0", "link set eth0 up", "link set lo up"]
+        addresses = [self.address(index, plane) for plane in self.subnets]
+        own = [f"addr add {address}/24 dev eth0" for address in addresses]
+        own += ["link set eth0 up", "link set lo up"]
         node.batch("ip", own)
         self.switch.batch("tc", [f"qdisc add dev {cable} clsact"])
         if any(cut.source == index for cut in self._faults.cuts):
@@ -118,9 +126,15 @@ class Network:
     def _filter(self, index: int) -> None:
         cuts = sorted(
             (cut for cut in self._faults.cuts if cut.source == index),
-            key=lambda cut: (cut.target, str(cut.ports)),
+            key=lambda cut: (cut.target, str(cut.ports), str(cut.plane)),
         )
-        bytecode = as_bytecode(program((self.address(cut.target), cut.ports) for cut in cuts))
+        gone = [
+            (self.address(cut.target, plane), cut.ports)
+            for cut in cuts
+            for plane in self.subnets
+            if cut.plane in (plane, None)
+        ]
+        bytecode = as_bytecode(program(gone))
         where = f"dev {_cable(index)} ingress protocol all prio 1 handle 1"
         self.switch.batch("tc", [f'filter replace {where} bpf da bytecode "{bytecode}"'])
 
@@ -143,8 +157,9 @@ class Network:
         faults, cable = self._faults, _cable(index)
         limit = faults.limits_mbit.get(index)
         delays = {
-            self.address(source): delay_ms
+            self.address(source, plane): delay_ms
             for (source, target), delay_ms in faults.delays_ms.items()
+            for plane in self.subnets
             if target == index
         }
         nodes_end = self._plugged[index]

@@ -44,6 +44,7 @@ class Node:
         self.name = f"node-{index}"
         """Host name; /etc/hosts of every node has it."""
         self.address = network.address(index)
+        self.fabric_address = network.address(index, "fabric")
         self.root = Path(view.disk)
         """The disk, on the host and in the node. ``Bed.disk`` is the same on all nodes."""
         self.machine_id = hashlib.md5(view.disk.encode(), usedforsecurity=False).hexdigest()

@@ -91,6 +91,11 @@ class Machines:
         return self.shared / ("slurm.toml" if self._way == "slurm" else "hosts.toml")
 
     @property
+    def drained(self) -> Path:
+        """A line for each machine that a verdict has given up."""
+        return self.shared / "drained"
+
+    @property
     def cluster(self) -> Path:
         """The cluster's folder, on the console's machine."""
         return self.runs / ".cluster"
@@ -107,7 +112,8 @@ class Machines:
             return SlurmConfig(shared, sys.executable, (), scratch, notice_s=45, fence=fence)
         hosts = tuple(Host(node.name) for node in self.bed.nodes[: self.count])
         reach = self.ssh.reach if self.ssh is not None else self.remote.reach
-        return HostsConfig(shared, hosts, sys.executable, tuple(reach), fence, scratch)
+        drain = ("sh", "-c", f'echo "$0 $1" >> {self.drained}', "{name}", "{reason}")
+        return HostsConfig(shared, hosts, sys.executable, tuple(reach), fence, drain, scratch)
 
     # ---- commands -----------------------------------------------------------------------------
     def headway(
@@ -128,6 +134,7 @@ class Machines:
         chosen = ["launch.ranks_per_node=1", f"launch.nodes={nodes}", "launch.spares=1", *settings]
         if self.slurm is None:  # which knows by which addresses machines reach each other
             chosen.insert(0, "launch.interface=eth0")
+        chosen.insert(0, f"launch.fabric={self.bed.fabric}")
         words = [word for one in chosen for word in ("--set", one)]
         return [*words, "--cluster", str(self.cluster)]
 
@@ -148,7 +155,7 @@ class Machines:
     def _command(self, words: Iterable[str | Path]) -> list[str]:
         runs = ["--runs-dir", str(self.runs)]
         flat = [os.fspath(word) for word in words]
-        takes_runs = flat[0] not in ("cluster", "node", "data")
+        takes_runs = flat[0] not in ("cluster", "data")
         return [sys.executable, "-m", "headway.console", *flat, *(runs if takes_runs else [])]
 
     def boot(self, index: int) -> None:
@@ -174,6 +181,19 @@ class Machines:
         name = self.bed.node(index).name
         self.remote.cut_off = {(name, other.name) for other in self.bed.nodes}
         self.bed.isolate(index)
+
+    def cut_control(self, index: int) -> None:
+        """Cut one machine off for everything but the ranks' own traffic."""
+        name = self.bed.node(index).name
+        self.remote.cut_off = {(name, other.name) for other in self.bed.nodes}
+        self.bed.isolate(index, plane="control")
+
+    def cut_fabric(self, a: int, b: int | None = None) -> None:
+        """The ranks' traffic of a machine vanishes, with ``b`` only that between the two."""
+        if b is None:
+            self.bed.isolate(a, plane="fabric")
+        else:
+            self.bed.cut(a, b, plane="fabric")
 
     def heal(self) -> None:
         """End every cut."""

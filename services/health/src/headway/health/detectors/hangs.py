@@ -13,7 +13,7 @@ from headway.health.detectors.process import PROCESS_KINDS, process_key
 from headway.health.detectors.silence import RankView, evidence_of, find_culprit
 from headway.health.policy import GUESS_STEP, PROCESS_ADVICE, WAITING_CONFIDENCE
 
-EXPLAINING: Final = PROCESS_KINDS | {"node_silent", "data_stall"}
+EXPLAINING: Final = PROCESS_KINDS | {"node_silent", "data_stall", "fabric_cut"}
 """Kinds of verdicts that may explain why ranks hang."""
 _CERTAIN: Final = PROCESS_ADVICE["silence"].confidence
 

@@ -106,7 +106,9 @@ class Driver:
         self.run_dir, self.cluster, self.node = RunDir(run_dir), cluster, node
         self.config = load(RunConfig, files=[self.run_dir.config])
         self._background, self.engine = Background(), engine_of(self.run_dir, cluster)
-        self._leadership = Leadership(self.run_dir.control, epoch, self.engine, self._background)
+        self._leadership = Leadership(
+            self.run_dir.control, node, epoch, self.engine, self._background
+        )
         self._epoch, self._run_id = epoch, self.run_dir.run_id  # a look at a file: once only
         configure(NodePaths(self._run_id, node).failpoints, node=node)
         world, checkpoints = self.config.parallel.world_size, self.run_dir.checkpoints
@@ -290,6 +292,8 @@ class Driver:
         match action:
             case Log():
                 self.note(action.event, action.fields)
+                if action.fields.get("is_bad"):
+                    self._report_bad(action.fields["node"], action.fields["reason"])
             case Send():
                 self.lines.send(action.node, action.message)
             case Answer():
@@ -361,6 +365,18 @@ class Driver:
                 self._service.stop()
 
         self._background.start(f"{type(action).__name__} {action.node}", work, then)
+
+    def _report_bad(self, node: int, reason: str) -> None:
+        """To the owner of the machines; tried once, since the run does not depend on it."""
+
+        def then(_result: object, error: Exception | None) -> None:
+            if error is not None:
+                log.warning("the machine stays in service", node=node, error=str(error))
+
+        def report() -> None:
+            self.engine.report_bad(node, reason)
+
+        self._background.start(f"report node {node}", report, then)
 
     def _keep_input(self, clock: float, event: bytes, decided: str) -> None:
         self._journal.append(self._records.input_record(clock, event, decided))

@@ -14,17 +14,20 @@ from headway.common.errors import BusyError, ConfigError, InputError
 from headway.common.log import get_logger
 from headway.common.node.run_dir import RunDir
 from headway.common.wire.admission import Admission, KeyFile
-from headway.common.wire.keys import KeyPair, is_public_key
+from headway.common.wire.keys import KeyPair
+from headway.common.wire.loop import Throttle
 from headway.common.wire.messages.driver import Join, Joined
 from headway.common.wire.server import Server
 from headway.launch.cluster import ClusterFolder
 from headway.launch.joining import tokens
 from headway.launch.joining.bundle import Bundle
 from headway.launch.joining.client import installed_version, this_machine
+from headway.trainer.control.introduction import check_introduction, shown
 from headway.trainer.control.journal import Journal
 from headway.trainer.control.writer import JournalWriter
 
-WRITE_LIMIT_S = 3.0
+WRITE_LIMIT_S = 0.5
+"""The driver's loop waits so long for the journal, then the machine asks again."""
 CLOCK_LIMIT_S = 300.0
 """A machine whose clock is further off is refused: tokens, logs and checkpoints carry times."""
 FACT = "members"
@@ -97,6 +100,7 @@ class Gate:
     ) -> None:
         self._bundle, self._members, self._admission = bundle, members, admission
         self._journal = journal
+        self._throttle = Throttle()
         self._agents = KeyFile(cluster.path / "keys" / AGENTS)
         self._members[node] = _member(this_machine(node, *cluster.public_of("executor")))
         journal.submit(self._writing())  # the first node of a run has nobody to ask
@@ -123,7 +127,7 @@ class Gate:
         try:
             self._check(message)
         except InputError as error:
-            log.warning("refused a node", node=node, host=message.host, reason=error.message)
+            self._complain(message, error.message)
             raise
         member = _member(message)
         former = self._members.get(node)
@@ -138,12 +142,21 @@ class Gate:
         self._list_agents()
         return Joined(node=node, epoch=self.epoch, bundle=self._bundle.to_json())
 
+    def _complain(self, message: Join, reason: str) -> None:
+        """Log a refusal; any client with the driver's public key can cause thousands a second."""
+        is_known = 0 <= message.node < self._bundle.nodes
+        suppressed = self._throttle.admit(str(message.node) if is_known else "no such node")
+        if suppressed is not None:
+            who = {"node": message.node, "host": shown(message.host)}
+            log.warning("refused a node", **who, reason=reason, suppressed=suppressed)
+
     def _check(self, message: Join) -> None:
         """
         Raises:
             InputError: why the machine is not admitted.
         """
         node, bundle = message.node, self._bundle
+        check_introduction(message)
         _check_token(message, bundle)
         if message.version != installed_version():
             raise InputError(
@@ -160,18 +173,13 @@ class Gate:
                 f"node {node} was evicted from the run, and its machine has not been ended yet",
                 remedy="start it again when that is done: `headway logs` shows why it takes long",
             )
-        if abs(off_s := message.unix_s - time.time()) > CLOCK_LIMIT_S:
+        if not abs(off_s := message.unix_s - time.time()) <= CLOCK_LIMIT_S:  # nor may it be NaN
             raise InputError(
                 f"the clock of {message.host} is {off_s:+.0f} s off that of the driver's machine",
                 remedy="set it (chrony or ntp), then start the node again",
             )
-        if not is_public_key(message.public_key.encode()):
-            raise InputError("the node sent no public key", remedy="use an unchanged Headway")
-        if (
-            (former := self._members.get(node))
-            and former.uid != message.uid
-            and self.is_alive(node)
-        ):
+        former, key = self._members.get(node), message.public_key
+        if former and former.uid != message.uid and self.is_alive(node):
             raise InputError(
                 f"node {node} is another machine already, {former.host}, which reports",
                 remedy="list each machine once",
@@ -182,6 +190,12 @@ class Gate:
                     f"{message.host} is node {other} of the run already",
                     remedy="list each machine once",
                 )
+        # Else the end of one of them, which revokes its key, would shut out the other.
+        if (former is None or former.public_key != key) and self._admission(key.encode()):
+            raise InputError(
+                f"{message.host} sent the public key of another node or service of the run, {key}",
+                remedy="its folder is a copy: remove it there, then start the node again",
+            )
 
     # ---- what others must know ----------------------------------------------------------------
     def _keep(self, node: int, member: Member) -> None:
@@ -190,16 +204,25 @@ class Gate:
         Raises:
             BusyError: the journal cannot be written now.
         """
-        is_there, former = threading.Event(), self._members.get(node)
+        if self._journal.trouble:
+            raise BusyError(
+                f"the node cannot be recorded: {self._journal.trouble}", remedy="it asks again"
+            )
+        has_ended, former = threading.Event(), self._members.get(node)
         self._members[node] = member
-        work = self._writing()
+        work, is_there = self._writing(), False
 
         def write(journal: Journal) -> None:
-            work(journal)
-            is_there.set()
+            nonlocal is_there
+            try:
+                work(journal)
+                is_there = True
+            finally:
+                has_ended.set()
 
         self._journal.submit(write)
-        if not is_there.wait(WRITE_LIMIT_S):
+        has_ended.wait(WRITE_LIMIT_S)
+        if not is_there:
             if former is None:
                 del self._members[node]
             else:

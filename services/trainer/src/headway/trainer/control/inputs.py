@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import xxhash
 from headway.common.errors import InputError
+from headway.common.node.sqlite import open_to_read
 from headway.common.wire import codec
 from headway.common.wire.message import Message, by_tag
 from headway.common.wire.messages.driver import NodeBeat, Relay, Seals, WorkerGone
@@ -205,7 +206,7 @@ def replay(database: Path) -> Iterator[Replayed]:
 def _recorded(database: Path) -> list[tuple[int, float, bytes, str]]:
     sql = "SELECT epoch, clock_s, event, decided FROM inputs ORDER BY id"
     try:
-        with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as journal:
+        with contextlib.closing(open_to_read(database)) as journal:
             rows = journal.execute(sql).fetchall()
     except sqlite3.Error as error:
         raise InputError(

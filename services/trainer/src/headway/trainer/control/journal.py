@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 from headway.common.log import get_logger
 from headway.common.node.failpoints import failpoint
+from headway.common.node.sqlite import open_to_read
 from headway.common.wire.messages.executor import Evaluation, Sample, StepMetrics
 from headway.common.wire.messages.worker import Steer
 from headway.launch.lease import SupersededError
@@ -366,7 +367,7 @@ def _steer(
 def read_commands(path: Path) -> list[Steer]:
     """As ``Journal.commands``, but nothing of the file is changed: its run may be live, and of an
     older version."""
-    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+    with contextlib.closing(open_to_read(path)) as database:
         sql = "SELECT value FROM facts WHERE key = 'spent_commands'"
         row = database.execute(sql).fetchone()
         return _commands(database, int(row[0]) if row else 0)

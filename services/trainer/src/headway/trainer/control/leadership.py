@@ -28,7 +28,8 @@ class Leadership:
 
     Args:
         folder: of the lease.
-        epoch: that was claimed for this driver.
+        node: of this driver.
+        epoch: that was claimed for it.
         engine: ends a former driver on another machine.
         background: the thread for what may hang with the file system.
 
@@ -44,7 +45,10 @@ class Leadership:
     former: Holder | None = None
     """The driver before, if it did not leave by itself."""
 
-    def __init__(self, folder: Path, epoch: int, engine: Engine, background: Background) -> None:
+    def __init__(
+        self, folder: Path, node: int, epoch: int, engine: Engine, background: Background
+    ) -> None:
+        self._node = node
         self._lease = FileLease(folder, self._fence_elsewhere)
         self._epoch, self._engine, self._background = epoch, engine, background
         self._tenure: Tenure | None = None
@@ -77,7 +81,9 @@ class Leadership:
                 fields = {"former_node": former.node, "former_epoch": former.epoch}
                 log.warning("the former driver may still run; its orders are refused", **fields)
 
-        work = partial(self._engine.fence, former.node)
+        if former.node == self._node:  # its machine was rebooted, or is another one now
+            return True
+        work = partial(self._engine.fence, former.node, self._epoch)
         self._background.start("end of the former driver", work, then)
         return True
 

@@ -99,6 +99,19 @@ class LogHit(Message, tag="health.log_hit/1"):
     """What the rule's pattern captured: an Xid number, a device, a path."""
 
 
+class SilentPeer(Message, tag="health.silent_peer/1"):
+    """An address that does not acknowledge what the ranks of a node have sent to it."""
+
+    about = PartOf("AgentBeat")
+
+    address: str
+    """Of the peer in the ranks' network."""
+    num_repeats: int
+    """How often the oldest segment was sent again, at growing intervals."""
+    age_s: float
+    """Since the agent first saw it."""
+
+
 class AgentBeat(Message, tag="health.agent_beat/1"):
     """The complete state of a node, as its agent sees it."""
 
@@ -121,6 +134,12 @@ class AgentBeat(Message, tag="health.agent_beat/1"):
     workers: tuple[WorkerSignals, ...] = ()
     host: HostSignals = HostSignals()
     hits: tuple[LogHit, ...] = ()
+    fabric_address: str = ""
+    """Where the ranks of the node are reached by others; empty on loopback."""
+    silent_peers: tuple[SilentPeer, ...] = ()
+    """Looked for while a rank makes no progress, as the next one."""
+    reached: tuple[str, ...] = ()
+    """Addresses of the ranks' peers that answer."""
 
 
 class Evidence(Message, tag="health.evidence/1"):
@@ -129,7 +148,7 @@ class Evidence(Message, tag="health.evidence/1"):
     about = PartOf("Verdict")
 
     source: str
-    """``proc``, ``flight``, ``log``, ``beat`` or ``host``."""
+    """``proc``, ``flight``, ``log``, ``beat``, ``host`` or ``kernel``."""
     name: str
     value: str
 
@@ -154,8 +173,8 @@ class Verdict(Message, tag="health.verdict/1"):
     id: str
     revision: int
     kind: str
-    """``crash``, ``stopped``, ``silence``, ``data_stall``, ``node_silent`` or
-    the kind of a log rule."""
+    """``crash``, ``stopped``, ``silence``, ``data_stall``, ``node_silent``, ``fabric_cut``
+    or the kind of a log rule."""
     is_open: bool
     run_id: str
     node: int

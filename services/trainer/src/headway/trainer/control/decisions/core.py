@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from headway.common.wire.messages.executor import KillWorker, ToWorker, WorkerBeat
 from headway.common.wire.messages.worker import Restore, Steer
 from headway.trainer.config import RecoveryConfig
@@ -299,7 +301,10 @@ class Core:
         for name in self.fleet.lose(node, bar):
             if (rank := self.members.rank_of.get(name)) is not None:
                 self.members.update(rank, None)
-        actions: list[Action] = [Log("node_lost", {"node": number, "reason": reason})]
+        fields: dict[str, Any] = {"node": number, "reason": reason}
+        if bar == "verdict":
+            fields["is_bad"] = True
+        actions: list[Action] = [Log("node_lost", fields)]
         if node.ranks:
             is_counted = bar != "evicted"
             actions += self.interrupted(f"node {number} is lost: {reason}", is_counted=is_counted)

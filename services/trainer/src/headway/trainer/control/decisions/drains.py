@@ -32,11 +32,19 @@ class Drains:
         self._generation = core.generation
 
     def begin(self, core: Core, event: DrainNode) -> list[Action]:
-        """A node will end; the ranks have the command to make a checkpoint already."""
+        """A node will end; the ranks have the command to make a checkpoint already.
+
+        A second notice for it, such as one that was sent again, can only shorten the time.
+        """
         if refusal := drain_refusal(core, event.node):
             return [Log("drain_refused", {"node": event.node, "reason": refusal})]
         self._follow(core)
         until = core.clock.now + event.notice_s
+        if (known := self._nodes.get(event.node)) is not None:
+            if until < known.until:
+                self._nodes[event.node] = replace(known, notice_s=event.notice_s, until=until)
+                self._keep(core)
+            return self.look(core)
         self._nodes[event.node] = Drain(core.step, event.notice_s, until)
         self._keep(core)
         core.effects.forget(AwaitCheckpoint)
@@ -97,7 +105,7 @@ class Drains:
 def drain_refusal(core: Core, node: int) -> str:
     """Why the node cannot be drained now; empty when it can."""
     if any(node == draining for draining, *_ in core.drains):
-        return f"node {node} is draining already"
+        return ""
     if (refusal := eviction_refusal(core, node)) or not core.fleet.nodes[node].ranks:
         return refusal
     before = [number for number, *_ in core.drains if core.fleet.nodes[number].ranks]

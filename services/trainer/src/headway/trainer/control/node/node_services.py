@@ -13,6 +13,7 @@ from headway.common.config import diff
 from headway.common.errors import InputError
 from headway.common.node.process import ProcessId, spawn
 from headway.common.node.run_dir import NodePaths, RunDir
+from headway.common.wire.addresses import LOOPBACK
 from headway.health.config import HealthConfig
 from headway.trainer.config import RunConfig
 from headway.trainer.control.node.guardian import SINK
@@ -123,8 +124,14 @@ class NodeServices:
             log_pattern=f"n{self._paths.node}[-w]*.log",
             events=self._run.events,
             keys=self._cluster / "keys",
+            **self._fabric(),
         )
         return [*agent, *_settings(HealthConfig(), self._config.health)]
+
+    def _fabric(self) -> dict[str, object]:
+        """The option for the address of the ranks; on loopback no cable can be cut."""
+        address = self._config.launch.network.fabric_address
+        return {} if address == LOOPBACK else {"fabric_address": address}
 
     def _monitor(self) -> list[str]:
         monitor = _command(

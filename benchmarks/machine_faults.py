@@ -1,0 +1,295 @@
+"""Faults of whole machines, struck on a run that trains on them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from headway.ckpt_store.client import newest
+from headway.console.run import Run
+from headway.health.client import verdicts_of
+from headway.testkit.bed.node import Node
+from headway.testkit.machines import Machines
+
+STEP_LIMIT_S = 180.0
+RETURN_LIMIT_S = 120.0
+CUT_S = 15.0
+"""Longer than ``recovery.node_lost_s``."""
+WATCHED_S = 3.0
+"""How long the side that has lost is watched, after the other one trains again."""
+
+
+class Faults:
+    """What can be done to the run ``name``; each takes a machine by itself and returns what it
+    did, with ``begins_anew`` if a generation must begin, and what ``undo`` repairs."""
+
+    def __init__(self, machines: Machines, name: str, seed: int) -> None:
+        self.machines, self.name, self._random = machines, name, random.Random(seed)
+        self.run = Run(machines.runs / name)
+        self.kinds: dict[str, Callable[[], dict[str, Any]]] = {
+            "power off a machine that trains": lambda: self._power(self._trains()),
+            "power off the driver's machine": lambda: self._power(self.driver()),
+            "reboot a machine at once": self._reboot,
+            "a machine loses its disk": self._lose_disk,
+            "drain a machine": self._drain,
+            "partition of the driver's machine": lambda: self._partition(self.driver()),
+            "partition of another machine": lambda: self._partition(self._trains()),
+            "cut control of the driver's machine": self._cut_control_of_driver,
+            "cut control of another machine": self._cut_control,
+            "cut the fabric of a machine": self._cut_fabric,
+            "cut the fabric between two machines": self._cut_pair,
+            "freeze a machine for 20 s": self._freeze,
+            "kill a worker": self._kill_worker,
+            "kill an executor": lambda: self._kill("executor"),
+            "kill an init": lambda: self._kill("init"),
+            "kill init and executor": lambda: self._kill("init", "executor"),
+            "kill the driver": lambda: self._kill_on(self.driver(), "driver"),
+        }
+
+    # ---- what the run is like -----------------------------------------------------------------
+    def status(self) -> dict[str, Any]:
+        """What the driver answers; only the phase while none does."""
+        found = self.machines.status(self.name)
+        return dict(found.get("status") or {"phase": found["phase"], "nodes": {}, "services": {}})
+
+    def newest(self) -> tuple[int, int]:
+        """Generation and step of the newest step that all ranks have completed, by the journal."""
+        newest = "SELECT generation, step FROM metrics ORDER BY generation DESC, step DESC LIMIT 1"
+        rows = self.run.query(newest)
+        return (int(rows[0][0]), int(rows[0][1])) if rows else (-1, -1)
+
+    def await_steps(self, num: int = 2) -> None:
+        """Until ``num`` more steps are complete."""
+        first = self.newest()
+        until(lambda: self.newest() >= (first[0], first[1] + num), STEP_LIMIT_S, "no steps")
+
+    def await_whole(self) -> None:
+        """Until every machine takes part again, and one driver leads."""
+
+        def is_whole() -> bool:
+            states = sorted(self._nodes().values())
+            return states == ["active"] * 4 + ["spare"] and self._num_drivers() == 1
+
+        until(is_whole, RETURN_LIMIT_S, "a machine does not return", every_s=0.5)
+
+    def evidence(self) -> str:
+        """What happened last in the run, and what runs on the machines."""
+        sql = "SELECT unix_s, epoch, name, fields FROM events ORDER BY id DESC LIMIT 60"
+        logs = "\n".join(" ".join(map(str, row)) for row in reversed(self.run.query(sql)))
+        roles = [f"{node.name}: {[_role(one.pid) for one in node.processes()]}"
+                 for node in self.machines.bed.nodes if node.is_up]  # fmt: skip
+        return "\n".join([logs, *roles])
+
+    def _nodes(self) -> dict[int, str]:
+        return {int(node): status for node, status in self.status()["nodes"].items()}
+
+    def _num_drivers(self) -> int:
+        up = [node for node in self.machines.bed.nodes if node.is_up]
+        return sum(_command(p.pid)[1:3] == ["headway.trainer", "driver"]
+                   for node in up for p in node.processes())  # fmt: skip
+
+    def driver(self) -> Node:
+        """The machine of the driver."""
+        services = self.status()["services"]
+        return self._node(next(int(k) for k, names in services.items() if "driver" in names))
+
+    def _trains(self) -> Node:
+        driver = self.driver().index
+        active = [n for n, state in self._nodes().items() if state == "active" and n != driver]
+        return self._node(self._random.choice(active))
+
+    def _node(self, index: int) -> Node:
+        return self.machines.bed.node(index)
+
+    # ---- power, disks, planned ends -----------------------------------------------------------
+    def _power(self, node: Node) -> dict[str, Any]:
+        node.kill()
+        return {"machine": node.name, "undo": node.boot, "begins_anew": True}
+
+    def _reboot(self) -> dict[str, Any]:
+        node = self._trains()
+        node.kill()
+        node.boot()
+        return {"machine": node.name, "begins_anew": True}
+
+    def _lose_disk(self) -> dict[str, Any]:
+        node = self._trains()
+        node.kill()
+
+        def replace() -> None:
+            shutil.rmtree(node.root / "headway", ignore_errors=True)
+            node.boot()
+
+        return {"machine": node.name, "undo": replace, "begins_anew": True}
+
+    def _drain(self) -> dict[str, Any]:
+        """With a deadline; the machine comes back by itself afterwards, as under systemd."""
+        node = self._trains()
+        self.machines.headway("drain", self.name, str(node.index), "--notice", "60")
+
+        def come_back() -> None:
+            until(lambda: not node.processes(), RETURN_LIMIT_S, f"{node.name} does not end")
+            self.machines.keep(self.name, node.index)
+
+        return {"machine": node.name, "undo": come_back, "begins_anew": True}
+
+    # ---- the network --------------------------------------------------------------------------
+    def _partition(self, node: Node) -> dict[str, Any]:
+        self.machines.partition(node.index)
+        return self._cut_off(node)
+
+    def _cut_control_of_driver(self) -> dict[str, Any]:
+        node = self.driver()
+        self.machines.cut_control(node.index)
+        return self._cut_off(node)
+
+    def _cut_control(self) -> dict[str, Any]:
+        """Its ranks reach the others and the others have the driver: all of them train on, which
+        shows in the checkpoints, since the metrics may come from this machine."""
+        node, checkpoints = self._trains(), self.run.folder.checkpoints
+        self.machines.cut_control(node.index)
+        time.sleep(CUT_S / 2)
+        before = newest(checkpoints)
+        time.sleep(CUT_S / 2)
+        after = newest(checkpoints)
+        trains_on = before is not None and after is not None and after.step > before.step
+        self.machines.heal()
+        return {"machine": node.name, "trains_on": trains_on}
+
+    def _cut_off(self, node: Node) -> dict[str, Any]:
+        return {
+            "machine": node.name,
+            "undo": self.machines.heal,
+            "begins_anew": True,
+            "watch": lambda: self._writes_of(node),
+        }
+
+    def _writes_of(self, node: Node) -> list[str]:
+        """Shared files that processes of a machine which has lost the run write to meanwhile."""
+        shared, found = str(self.machines.shared), set()
+        deadline = time.monotonic() + WATCHED_S
+        while time.monotonic() < deadline:
+            for process in node.processes() if node.is_up else ():
+                for path in _written(process.pid):
+                    if path.startswith(shared):
+                        found.add(f"{_role(process.pid)}: {Path(path).name}")
+            time.sleep(0.1)
+        return sorted(found)
+
+    def _cut_fabric(self) -> dict[str, Any]:
+        node = self._trains()
+        self.machines.cut_fabric(node.index)
+        return self._cut_pairs(node, [(node.index, other) for other in range(5)])
+
+    def _cut_pair(self) -> dict[str, Any]:
+        ranks = {rank["rank"]: rank["node"] for rank in self.status()["ranks"]}
+        first = self._random.choice(sorted(ranks))
+        pair = ranks[first], ranks[first ^ self._random.choice([1, 2])]  # in one of its groups
+        self.machines.cut_fabric(*pair)
+        return self._cut_pairs(self._node(pair[0]), [pair])
+
+    def _cut_pairs(self, node: Node, pairs: list[tuple[int, int]]) -> dict[str, Any]:
+        """A person repairs the network and starts the node that the verdict has given up."""
+        began = time.time()
+
+        def repair() -> None:
+            self.machines.heal()
+            until(lambda: "lost" in self._nodes().values(), RETURN_LIMIT_S, "no node is lost")
+            for index in [node for node, state in self._nodes().items() if state == "lost"]:
+                words = ("node", "start", "--run", self.name, "--node", str(index))
+                self.machines.headway(*words)
+
+        def named() -> bool:
+            known = verdicts_of(self.run.folder.control)
+            cuts = [v for v in known if v.kind == "fabric_cut" and v.unix_s >= began]
+            rows = " ".join(row.value for v in cuts for row in v.evidence)
+            return any(_names(rows, a, b) or _names(rows, b, a) for a, b in pairs)
+
+        more = {"pair_is_named": named, "undo": repair, "begins_anew": True}
+        return {"machine": node.name, "pairs": len(pairs), **more}
+
+    # ---- processes ----------------------------------------------------------------------------
+    def _freeze(self) -> dict[str, Any]:
+        node = self._trains()
+        node.freeze()
+        time.sleep(20.0)
+        node.thaw()
+        return {"machine": node.name}
+
+    def _kill_worker(self) -> dict[str, Any]:
+        rank = self._random.choice(self.status()["ranks"])
+        node = self._node(rank["node"])
+        for one in node.processes():
+            if _pid_inside(one.pid) == rank["pid"]:
+                one.kill()
+        return {"machine": node.name, "rank": rank["rank"], "begins_anew": True}
+
+    def _kill(self, *roles: str) -> dict[str, Any]:
+        return self._kill_on(self._trains(), *roles)
+
+    def _kill_on(self, node: Node, *roles: str) -> dict[str, Any]:
+        victims = [one for one in node.processes() if _role(one.pid) in roles]
+        assert len(victims) >= len(roles), (roles, [_role(p.pid) for p in node.processes()])
+        for one in victims:
+            one.kill()
+        return {"machine": node.name}
+
+
+def until(
+    condition: Callable[[], bool], limit_s: float, what: str, *, every_s: float = 0.1
+) -> None:
+    """Wait. Raises TimeoutError with ``what``."""
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what} within {limit_s:g} s")
+        time.sleep(every_s)
+
+
+def _names(evidence: str, node: int, other: int) -> bool:
+    return f"node {node} (" in evidence and f" to node {other} (" in evidence
+
+
+def _role(pid: int) -> str:
+    """What a process of a run was started as, by its environment."""
+    try:
+        words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    return next((w[13:].decode() for w in words if w.startswith(b"HEADWAY_ROLE=")), "")
+
+
+def _command(pid: int) -> list[str]:
+    """Its arguments from ``-m`` on."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return []
+    return words[words.index("-m") :] if "-m" in words else []
+
+
+def _written(pid: int) -> list[str]:
+    """Files that a process has open for writing."""
+    found = []
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                flags = Path(f"/proc/{pid}/fdinfo/{name}").read_text().split("flags:")[1].split()[0]
+                if int(flags, 8) & os.O_ACCMODE != os.O_RDONLY:
+                    found.append(str(Path(f"/proc/{pid}/fd/{name}").readlink()))
+    return found
+
+
+def _pid_inside(pid: int) -> int:
+    """The pid that a process has in its own namespace."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return -1
+    return int(next(line for line in lines if line.startswith("NSpid:")).split()[-1])

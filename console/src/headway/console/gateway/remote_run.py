@@ -1,0 +1,217 @@
+"""A run on another machine, seen by way of a gateway.
+
+Its folder here holds its configuration, and copies of logs and records of steps once something has
+asked for them; everything else is asked of the gateway each time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from headway.common.errors import CorruptError, DeadlineError, InputError, RemoteError
+from headway.common.node.files import make_private_folder, replace_file, replace_json
+from headway.common.polling import wait_until
+from headway.common.wire import codec
+from headway.common.wire.message import Message, by_tag
+from headway.common.wire.messages.gateway import (
+    DescribeRun,
+    FileFacts,
+    Files,
+    Forward,
+    Forwarded,
+    ListFiles,
+    ListRuns,
+    Piece,
+    QueryJournal,
+    ReadFile,
+    Rows,
+    RunFacts,
+    RunNames,
+)
+from headway.console.folder.claim import check_name
+from headway.console.gateway.access import Access
+from headway.console.gateway.server import FILE
+from headway.console.hints import ELSEWHERE
+from headway.console.run import Run
+
+CALL_S = 10.0
+FETCH_S = 90.0
+FRESH_S = 0.5
+"""Facts of a run are asked for again after this long."""
+MOST_FILE_BYTES = 1 << 30
+T = TypeVar("T", bound=Message)
+
+
+class RemoteRun(Run):
+    """A ``Run`` whose records are elsewhere.
+
+    Every method of ``Run`` may also raise DeadlineError, when the gateway does not answer.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._access = Access.load(path / ELSEWHERE)
+        self._newest: tuple[float, RunFacts] | None = None
+
+    @property
+    def is_elsewhere(self) -> bool:
+        return True
+
+    @property
+    def live(self) -> bool:
+        """Whether it runs, as the machine sees that started it."""
+        return self._described().is_live
+
+    @property
+    def known_checkpoint(self) -> int | None:
+        """Step of the newest complete checkpoint, -1 without one."""
+        return self._described().checkpoint
+
+    def query(self, sql: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        """Read the journal."""
+        found: list[tuple[Any, ...]] = []
+        with self._access.client() as gateway:
+            while True:
+                question = QueryJournal(run=self.name, sql=sql, values=values, first=len(found))
+                answer = gateway.call(question, Rows, timeout_s=CALL_S)
+                found += answer.rows
+                if not answer.has_more or not answer.rows:
+                    return found
+
+    def fetch_records(self) -> list[str]:
+        """Have the gateway copy logs and records of steps from the machines, and copy them here."""
+        with self._access.client() as gateway:
+            found: list[Files] = []
+
+            def is_there() -> bool:
+                answer = gateway.call(ListFiles(run=self.name), Files, timeout_s=CALL_S)
+                found.append(answer)
+                return answer.is_fetched
+
+            if not wait_until(is_there, FETCH_S, every_s=FRESH_S):
+                return [f"the machines of run {self.name} have not answered in {FETCH_S:.0f} s"]
+            for facts in found[-1].files:
+                self._copy(facts, gateway)
+        return list(found[-1].troubles)
+
+    def driver(self) -> Any:
+        """What forwards a request to the run's driver."""
+        return contextlib.nullcontext(_Driver(self._access, self.name))
+
+    def _described(self) -> RunFacts:
+        now = time.monotonic()
+        if self._newest is None or now - self._newest[0] > FRESH_S:
+            with self._access.client() as gateway:
+                facts = gateway.call(DescribeRun(run=self.name), RunFacts, timeout_s=CALL_S)
+            _keep_description(self.path, facts)
+            self._newest = (now, facts)
+        return self._newest[1]
+
+    def _copy(self, facts: FileFacts, gateway: Any) -> None:
+        """A log that has grown is continued, any other change read anew."""
+        if not FILE.fullmatch(facts.path) or not 0 <= facts.size <= MOST_FILE_BYTES:
+            raise CorruptError(
+                f"the gateway sends {facts.path[:80]!r} of {facts.size} bytes",
+                remedy="use the same version of Headway there",
+            )
+        path = self.path / facts.path
+        make_private_folder(path.parent)
+        known = path.stat() if path.exists() and not path.is_symlink() else None
+        if known is not None and (known.st_size, known.st_mtime_ns) == (facts.size, facts.mtime_ns):
+            return
+        is_longer = known is not None and known.st_size <= facts.size and path.suffix == ".log"
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        with temporary.open("wb") as file:
+            if is_longer:
+                file.write(path.read_bytes())
+            for data in self._pieces(facts, file.tell(), gateway):
+                file.write(data)
+        os.utime(temporary, ns=(facts.mtime_ns, facts.mtime_ns))
+        temporary.replace(path)
+
+    def _pieces(self, facts: FileFacts, offset: int, gateway: Any) -> Iterator[bytes]:
+        while offset < facts.size:
+            question = ReadFile(run=self.name, path=facts.path, offset=offset)
+            data = gateway.call(question, Piece, timeout_s=CALL_S).data
+            if not data:
+                return
+            yield data[: facts.size - offset]
+            offset += len(data)
+
+
+class _Driver:
+    """Looks like a ``Client`` of the driver."""
+
+    def __init__(self, access: Access, run: str) -> None:
+        self._access, self._run = access, run
+
+    def call(self, message: Message, reply: type[T], timeout_s: float = 5.0) -> T:
+        """Raises as ``Client.call``."""
+        question = Forward(run=self._run, body=codec.encode(message))
+        with self._access.client() as gateway:
+            try:
+                answer = gateway.call(question, Forwarded, timeout_s=timeout_s + CALL_S, retries=0)
+            except RemoteError as error:
+                if error.remote_code == DeadlineError("").code:  # there as here: no driver answers
+                    raise DeadlineError(error.message, remedy=error.remedy) from None
+                raise
+        return codec.decode(answer.body, by_tag([reply]))
+
+
+def open_run(path: Path) -> Run:
+    """The run at ``path``, whichever machine has its records."""
+    return RemoteRun(path) if (path / ELSEWHERE).exists() else Run(path)
+
+
+def attach(access: Access, runs_dir: Path, only: str | None = None) -> list[RemoteRun]:
+    """Make a folder here for each run of the gateway, or for one of them.
+
+    Raises:
+        InputError: a folder of such a name holds a run of this machine, or there is no such run.
+        DeadlineError: the gateway does not answer. CorruptError: it sends what is not a run.
+    """
+    with access.client() as gateway:
+        names = gateway.call(ListRuns(), RunNames, timeout_s=CALL_S).names
+        if only is not None:
+            if only not in names:
+                shown = ", ".join(names[-5:]) or "none"
+                raise InputError(
+                    f"the gateway at {access.address} has no run {only!r}",
+                    remedy=f"its newest: {shown}",
+                )
+            names = (only,)
+        for name in names:
+            check_name(name)
+            path = runs_dir / name
+            if path.exists() and not (path / ELSEWHERE).exists():
+                raise InputError(
+                    f"{path} is a run of this machine",
+                    remedy="attach in another folder, by --runs-dir",
+                )
+            facts = gateway.call(DescribeRun(run=name), RunFacts, timeout_s=CALL_S)
+            make_private_folder(path)
+            access.save(path / ELSEWHERE)
+            _keep_description(path, facts)
+    return [RemoteRun(runs_dir / name) for name in names]
+
+
+def _keep_description(path: Path, facts: RunFacts) -> None:
+    try:
+        record = dict(json.loads(facts.record))
+    except (ValueError, TypeError) as error:
+        raise CorruptError(
+            f"the gateway sends no record of run {path.name}: {error}",
+            remedy="use the same version of Headway there",
+        ) from error
+    record.pop("cluster", None)  # a folder of the other machine
+    if not (path / "run.json").exists() or json.loads((path / "run.json").read_text()) != record:
+        replace_json(path / "run.json", record)
+    config = path / "config.toml"
+    if facts.config and (not config.exists() or config.read_text() != facts.config):
+        replace_file(config, facts.config)

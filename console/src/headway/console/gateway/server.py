@@ -1,0 +1,183 @@
+"""``headway gateway``: shows the runs of this machine to consoles that do not see their folder.
+
+It only reads: the journal by a connection that cannot write, a run's logs and records of steps, and
+what the run's driver answers. Commands reach the driver as if they came from this machine.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from headway.common.errors import HeadwayError, InputError
+from headway.common.wire import codec
+from headway.common.wire.keys import KeyPair
+from headway.common.wire.message import Message, by_tag
+from headway.common.wire.messages.driver import Accepted, Command, GetStatus, Status
+from headway.common.wire.messages.gateway import (
+    DescribeRun,
+    FileFacts,
+    Files,
+    Forward,
+    Forwarded,
+    ListFiles,
+    ListRuns,
+    Piece,
+    QueryJournal,
+    ReadFile,
+    Rows,
+    RunFacts,
+    RunNames,
+)
+from headway.common.wire.server import Server
+from headway.common.wire.service import Service
+from headway.console.folder.outputs import newest_checkpoint
+from headway.console.run import Run
+
+ROWS_BYTES = 256 << 10
+"""Of one answer, by a rough count."""
+PIECE_BYTES = 512 << 10
+DRIVER_LIMIT_S = 4.0
+"""The gateway waits so long for a driver; meanwhile it answers nobody else."""
+FILE = re.compile(r"(logs|events)/[A-Za-z0-9_-][A-Za-z0-9_.-]{0,200}")
+"""What may be read below a run's folder."""
+ANSWERS: dict[type[Message], type[Message]] = {GetStatus: Status, Command: Accepted}
+"""What a console may send to a driver, and what comes back."""
+_TYPES = by_tag(ANSWERS)
+_READS = re.compile(r"\s*(SELECT|WITH|PRAGMA table_info)\b", re.IGNORECASE)
+
+
+class Gateway:
+    """Serves until it is stopped.
+
+    Args:
+        address: ``tcp://ADDRESS:PORT``; an interface's name may stand for its address.
+        runs_dir: the folder of the runs.
+        keys: the gateway's own.
+        admitted: the console's public key.
+
+    Raises:
+        InputError: the address cannot be used.
+    """
+
+    def __init__(self, address: str, runs_dir: Path, keys: KeyPair, admitted: bytes) -> None:
+        self._runs_dir = runs_dir
+        self._fetches: dict[str, _Fetch] = {}
+        handlers: dict[type[Any], Callable[[Any, bytes], Message]] = {
+            ListRuns: self._list,
+            DescribeRun: self._describe,
+            QueryJournal: self._query,
+            Forward: self._forward,
+            ListFiles: self._files,
+            ReadFile: self._read,
+        }
+        self._server = Server(address, handlers, keys=keys, allowed=[admitted])
+        self.endpoint = self._server.endpoint
+
+    def run(self) -> int:
+        """Until SIGTERM or Ctrl-C; returns the exit code."""
+        return Service("gateway", self._server).run()
+
+    def _run_of(self, name: str) -> Run:
+        """Raises InputError if there is no such run."""
+        path = self._runs_dir / name
+        is_name = re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", name)
+        if not is_name or not (path / "run.json").exists():
+            raise InputError(
+                f"the gateway has no run {name!r}", remedy="`headway attach` lists them"
+            )
+        return Run(path)
+
+    # ---- handlers -----------------------------------------------------------------------------
+    def _list(self, _: ListRuns, _peer: bytes) -> RunNames:
+        found = sorted(self._runs_dir.glob("*/run.json"), key=lambda path: path.stat().st_mtime)
+        return RunNames(names=tuple(path.parent.name for path in found))
+
+    def _describe(self, message: DescribeRun, _peer: bytes) -> RunFacts:
+        run = self._run_of(message.run)
+        checkpoint, config = newest_checkpoint(run), run.folder.config
+        return RunFacts(
+            record=run.folder.run_json.read_text(),
+            config=config.read_text() if config.exists() else "",
+            is_live=run.live,
+            checkpoint=-1 if checkpoint is None else checkpoint,
+        )
+
+    def _query(self, message: QueryJournal, _peer: bytes) -> Rows:
+        run = self._run_of(message.run)
+        if not _READS.match(message.sql):
+            raise InputError("only questions are answered", remedy="begin with SELECT")
+        try:
+            found = run.query(message.sql, tuple(message.values))
+        except sqlite3.Error as error:
+            raise InputError(
+                f"the journal refuses this: {error}", remedy="see the tables"
+            ) from None
+        rows: list[tuple[Any, ...]] = []
+        num_bytes = 0
+        for row in found[message.first :]:
+            if any(isinstance(cell, bytes) for cell in row):
+                raise InputError("this column holds bytes", remedy="read it on the run's machine")
+            num_bytes += sum(len(cell) if isinstance(cell, str) else 9 for cell in row)
+            if rows and num_bytes > ROWS_BYTES:
+                return Rows(rows=tuple(rows), has_more=True)
+            rows.append(row)
+        return Rows(rows=tuple(rows))
+
+    def _forward(self, message: Forward, _peer: bytes) -> Forwarded:
+        question = codec.decode(message.body, _TYPES)
+        with self._run_of(message.run).driver() as driver:
+            answer = driver.call(question, ANSWERS[type(question)], timeout_s=DRIVER_LIMIT_S)
+        return Forwarded(body=codec.encode(answer))
+
+    def _files(self, message: ListFiles, _peer: bytes) -> Files:
+        run = self._run_of(message.run)
+        fetch = self._fetches.setdefault(message.run, _Fetch(run))
+        if fetch.is_running:
+            return Files(files=(), is_fetched=False)
+        del self._fetches[message.run]
+        files = []
+        for folder in ("logs", "events"):
+            for path in sorted((run.path / folder).glob("*")):
+                name = f"{folder}/{path.name}"
+                if FILE.fullmatch(name) and path.is_file() and not path.is_symlink():
+                    stat = path.stat()
+                    files.append(FileFacts(path=name, size=stat.st_size, mtime_ns=stat.st_mtime_ns))
+        return Files(files=tuple(files), is_fetched=True, troubles=tuple(fetch.troubles))
+
+    def _read(self, message: ReadFile, _peer: bytes) -> Piece:
+        run = self._run_of(message.run)
+        if not FILE.fullmatch(message.path) or message.offset < 0:
+            raise InputError(f"{message.path!r} is not shown", remedy="ask for logs or events")
+        try:
+            opened = os.open(run.path / message.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as error:
+            raise InputError(f"{message.path}: {error.strerror}", remedy="ask again") from None
+        with os.fdopen(opened, "rb") as file:
+            file.seek(message.offset)
+            return Piece(data=file.read(PIECE_BYTES))
+
+
+class _Fetch:
+    """Copies a run's records from its machines on a thread of its own."""
+
+    def __init__(self, run: Run) -> None:
+        self.troubles: list[str] = []
+        self._run = run
+        self._thread = threading.Thread(target=self._work, name="fetch", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread.is_alive()
+
+    def _work(self) -> None:
+        try:
+            self.troubles = self._run.fetch_records()
+        except (HeadwayError, OSError) as error:
+            self.troubles = [str(error)]

@@ -1,0 +1,217 @@
+"""What a gateway receives: questions of a console that does not see the folder of the runs."""
+
+from __future__ import annotations
+
+from headway.common.wire.about import RETRIED, About, PartOf
+from headway.common.wire.message import Message
+
+Cell = int | float | str | None
+"""What a row of the journal holds; its few columns of bytes are read at home only."""
+
+
+class ListRuns(Message, tag="gateway.list_runs/1"):
+    """Asks which runs there are."""
+
+    about = About(
+        sender="console",
+        receiver="gateway",
+        kind="request",
+        transport="tcp",
+        rate="on `headway attach`",
+        on_loss=RETRIED,
+    )
+
+
+class RunNames(Message, tag="gateway.run_names/1"):
+    """The runs, the oldest first."""
+
+    about = About(
+        sender="gateway",
+        receiver="console",
+        kind="reply",
+        transport="tcp",
+        rate="one per `ListRuns`",
+        on_loss=RETRIED,
+    )
+
+    names: tuple[str, ...]
+
+
+class DescribeRun(Message, tag="gateway.describe_run/1"):
+    """What does not stand in the run's journal."""
+
+    about = About(
+        sender="console",
+        receiver="gateway",
+        kind="request",
+        transport="tcp",
+        rate="at most twice a second while a command looks at the run",
+        on_loss=RETRIED,
+    )
+
+    run: str
+
+
+class RunFacts(Message, tag="gateway.run_facts/1"):
+    """A run, as seen where it was started."""
+
+    about = About(
+        sender="gateway",
+        receiver="console",
+        kind="reply",
+        transport="tcp",
+        rate="one per `DescribeRun`",
+        on_loss=RETRIED,
+    )
+
+    record: str
+    """Text of ``run.json``."""
+    config: str
+    """Text of ``config.toml``."""
+    is_live: bool
+    checkpoint: int
+    """Step of the newest complete checkpoint, -1 without one."""
+
+
+class QueryJournal(Message, tag="gateway.query_journal/1"):
+    """Read the run's journal; nothing can be written."""
+
+    about = About(
+        sender="console",
+        receiver="gateway",
+        kind="request",
+        transport="tcp",
+        rate="several per command that looks at the run",
+        on_loss=RETRIED,
+    )
+
+    run: str
+    sql: str
+    values: tuple[Cell, ...] = ()
+    first: int = 0
+    """Rows to leave out: those that the console has."""
+
+
+class Rows(Message, tag="gateway.rows/1"):
+    """The next rows of a query, as many as fit."""
+
+    about = About(
+        sender="gateway",
+        receiver="console",
+        kind="reply",
+        transport="tcp",
+        rate="one per `QueryJournal`",
+        on_loss=RETRIED,
+    )
+
+    rows: tuple[tuple[Cell, ...], ...]
+    has_more: bool = False
+
+
+class Forward(Message, tag="gateway.forward/1"):
+    """A request for the run's driver."""
+
+    about = About(
+        sender="console",
+        receiver="gateway",
+        kind="request",
+        transport="tcp",
+        rate="one per request of the console",
+        on_loss=RETRIED,
+    )
+
+    run: str
+    body: bytes
+    """The encoded message, of a type that a console may send."""
+
+
+class Forwarded(Message, tag="gateway.forwarded/1"):
+    """What the driver answered."""
+
+    about = About(
+        sender="gateway",
+        receiver="console",
+        kind="reply",
+        transport="tcp",
+        rate="one per `Forward`",
+        on_loss=RETRIED,
+    )
+
+    body: bytes
+
+
+class ListFiles(Message, tag="gateway.list_files/1"):
+    """Asks for the logs and records of steps, which are fetched from the machines before."""
+
+    about = About(
+        sender="console",
+        receiver="gateway",
+        kind="request",
+        transport="tcp",
+        rate="twice a second until `Files.is_fetched`, when logs or records of steps are read",
+        on_loss=RETRIED,
+    )
+
+    run: str
+
+
+class FileFacts(Message, tag="gateway.file_facts/1"):
+    """One file of a run."""
+
+    about = PartOf("Files")
+
+    path: str
+    """Below the run's folder."""
+    size: int
+    mtime_ns: int
+
+
+class Files(Message, tag="gateway.files/1"):
+    """The files of a run that a console may read."""
+
+    about = About(
+        sender="gateway",
+        receiver="console",
+        kind="reply",
+        transport="tcp",
+        rate="one per `ListFiles`",
+        on_loss=RETRIED,
+    )
+
+    files: tuple[FileFacts, ...]
+    is_fetched: bool
+    """False while the machines are still asked."""
+    troubles: tuple[str, ...] = ()
+    """A sentence for each machine that could not be asked."""
+
+
+class ReadFile(Message, tag="gateway.read_file/1"):
+    """The next bytes of a file."""
+
+    about = About(
+        sender="console",
+        receiver="gateway",
+        kind="request",
+        transport="tcp",
+        rate="until the file is complete",
+        on_loss=RETRIED,
+    )
+
+    run: str
+    path: str
+    offset: int
+
+
+class Piece(Message, tag="gateway.piece/1"):
+    """Bytes of a file; none at its end."""
+
+    about = About(
+        sender="gateway",
+        receiver="console",
+        kind="reply",
+        transport="tcp",
+        rate="one per `ReadFile`",
+        on_loss=RETRIED,
+    )
+
+    data: bytes

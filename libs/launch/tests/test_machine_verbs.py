@@ -1,0 +1,143 @@
+"""What engines run on a machine: it ends what is meant, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from headway.common.errors import RemoteError
+from headway.common.node.process import ProcessId
+from headway.common.node.testing import wait_until
+from headway.common.wire.addresses import Network
+from headway.launch.joining import __main__ as verbs
+from headway.launch.joining import stay as stays
+from headway.launch.joining.bundle import Bundle
+from headway.launch.joining.folder import NodeFolder
+from headway.launch.joining.stay import Stay
+from headway.launch.joining.ticket import Ticket
+from headway.launch.lease import FileLease, Holder, Tenure
+
+RUN = "0123abcd"
+SLEEP = "import time; time.sleep(600)"
+
+
+@pytest.fixture
+def process() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Starts one that looks as if it belonged to node 1 of the run."""
+    made: list[subprocess.Popen[bytes]] = []
+
+    def start(role: str, *words: str) -> subprocess.Popen[bytes]:
+        env = {**os.environ, "HEADWAY_RUN_ID": RUN, "HEADWAY_NODE": "1", "HEADWAY_ROLE": role}
+        made.append(subprocess.Popen([sys.executable, "-c", SLEEP, *words], env=env))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.kill()
+        one.wait()
+
+
+def _ticket(folder: Path, epoch: int = 0) -> Ticket:
+    return Ticket(RUN, 1, "", str(folder / "control"), str(folder / "scratch"), epoch=epoch)
+
+
+def test_a_fence_ends_drivers_of_earlier_epochs_alone(
+    tmp_path: Path, process: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    former, newer = process("driver", "--epoch", "3"), process("driver", "--epoch", "4")
+    executor, command = process("executor", "--epoch", "1"), process("driver")
+    everybody = (former, newer, executor, command)
+    wait_until(lambda: all(verbs.role_of(_id(one)) for one in everybody), what="the processes")
+    verbs.fence(_ticket(tmp_path, epoch=4))
+    assert former.wait(20.0) == -9
+    assert [one.poll() for one in everybody[1:]] == [None] * 3
+
+
+def test_a_node_whose_folder_was_removed_is_ended_all_the_same(
+    tmp_path: Path, process: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    worker = process("zygote")
+    wait_until(lambda: verbs.role_of(_id(worker)) == "zygote", what="the process")
+    assert verbs.end(NodeFolder(tmp_path / "absent"), _ticket(tmp_path)) == 0
+    assert worker.wait(20.0) == -9
+
+
+def _id(process: subprocess.Popen[bytes]) -> ProcessId:
+    found = ProcessId.of(process.pid)
+    assert found is not None
+    return found
+
+
+# ---- a stay ------------------------------------------------------------------------------------
+class Driver:
+    """Notes what it is asked; refuses drains."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def client(self, *_: object, **__: object) -> Driver:
+        return self
+
+    def __enter__(self) -> Driver:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def call(self, command: object, *_: object, **__: object) -> None:
+        self.asked.append(command.id)  # type: ignore[attr-defined]
+        if command.operation == "drain":  # type: ignore[attr-defined]
+            raise RemoteError("no spare is ready")
+
+
+def _stay(folder: Path, node: int, *, at_end: stays.AtEnd = "drain") -> Stay:
+    ticket = Ticket(RUN, node, "", str(folder / "control"), str(folder / "scratch"))
+    found = Stay(
+        NodeFolder(folder), ticket, at_end=at_end, notice_s=30.0, end=lambda: 0,
+        release=lambda _: None,
+    )  # fmt: skip
+    found._bundle = Bundle(RUN, "a", 2, "", Network(), {}, str(folder), "ab" * 32)
+    return found
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
+    (tmp_path / "control").mkdir()
+    lease, me = FileLease(tmp_path / "control"), ProcessId.current()
+    lease.claim(0)
+    holder = Holder(1, 0, me.pid, me.start_ticks, endpoint="tcp://127.0.0.1:1", server_key="k")
+    Tenure(lease, holder).renew()
+    found = Driver()
+    monkeypatch.setattr(stays, "Client", found.client)
+    monkeypatch.setattr(stays.NodeFolder, "__init__", _folder)
+    return found
+
+
+def _folder(self: NodeFolder, path: Path) -> None:
+    class Cluster:
+        def key_of(self, _role: str) -> None:
+            return None
+
+    self.path, self.cluster = path, Cluster()  # type: ignore[assignment]
+
+
+def test_each_stay_asks_for_its_own_drain_once_and_for_a_checkpoint_if_that_is_refused(
+    tmp_path: Path, driver: Driver
+) -> None:
+    for _ in range(2):  # the node left, came back, and leaves again under the same driver
+        stay = _stay(tmp_path, 1)
+        stay._ask_once()
+        stay._ask_once()
+    kinds = [one.split("-")[0] for one in driver.asked]
+    assert kinds == ["drain", "checkpoint"] * 2
+    assert len(set(driver.asked)) == 4, "a driver carries each request out once"
+
+
+def test_all_nodes_of_an_allocation_ask_for_the_same_stop(tmp_path: Path, driver: Driver) -> None:
+    for node in range(3):
+        _stay(tmp_path, node, at_end="stop")._ask_once()
+    assert driver.asked == ["stop-under-1"] * 3

@@ -1,0 +1,139 @@
+"""Finds pairs of nodes between which the ranks' network carries nothing.
+
+All ranks wait then, and none of them is at fault. What proves it is that a node repeats segments to
+another one whose agent beats, but whose kernel acknowledges nothing (``connections``).
+Of such a pair the node is named that belongs to more of them, or that reaches fewer others.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Final
+
+from headway.common.output import counted
+from headway.common.wire.messages.health import AgentBeat, Evidence, Verdict
+from headway.health.config import HealthConfig
+from headway.health.detectors.episodes import Episodes, Key
+from headway.health.policy import PROCESS_ADVICE, Advice
+
+KIND: Final = "fabric_cut"
+GROWTH: Final = 2
+"""Repetitions that must fail while the beats of both nodes arrive: after a cut of everything
+has healed, a connection is silent until its next repetition, which succeeds."""
+KEEP_S: Final = 600.0
+"""So long a pair that was found counts against its nodes."""
+MAX_NAMED: Final = 4
+"""Pairs in the sentence; all are in the evidence."""
+
+Pair = tuple[int, int]
+"""The node that repeats, and the one that does not acknowledge."""
+
+
+class Fabric:
+    """Follows the silent peers in the newest beats of the nodes."""
+
+    def __init__(self, episodes: Episodes, config: HealthConfig, own_node: int) -> None:
+        """``own_node`` is the monitor's and the driver's: named only if no other one can be."""
+        self._episodes, self._config, self._own_node = episodes, config, own_node
+        self._first: dict[Pair, tuple[int, float]] = {}
+        """Repetitions when a pair was first seen, and when."""
+        self._last_s: dict[frozenset[int], float] = {}
+        """When a pair was last confirmed. It counts for a while, since ranks wait for one peer at
+        a time: the node of which several were cut off one after the other is to blame."""
+
+    def judge(
+        self, beats: Mapping[int, AgentBeat], generation: int, clock_s: float
+    ) -> list[Verdict]:
+        """A new verdict, or the end of earlier ones.
+
+        Args:
+            beats: of the nodes whose beats arrive and that carry ranks of ``generation``.
+        """
+        confirmed = self._follow(beats, clock_s)
+        verdicts = self._close(confirmed)
+        if confirmed:
+            node = self._suspect(confirmed, beats, clock_s)
+            verdicts += self._episodes.report(
+                fabric_key(node),
+                KIND,
+                _advice(confirmed),
+                _evidence(confirmed, beats),
+                node=node,
+                generation=generation,
+            )
+        return verdicts
+
+    def _follow(self, beats: Mapping[int, AgentBeat], clock_s: float) -> set[Pair]:
+        nodes = {beat.fabric_address: node for node, beat in beats.items() if beat.fabric_address}
+        seen: dict[Pair, tuple[int, float]] = {}
+        confirmed: set[Pair] = set()
+        for node, beat in beats.items():
+            for peer in beat.silent_peers:
+                other = nodes.get(peer.address)
+                if other is None or other == node:
+                    continue  # such as a node that is lost, to which an old connection remains
+                first, since_s = self._first.get((node, other), (peer.num_repeats, clock_s))
+                if peer.num_repeats < first:  # acknowledged meanwhile, and silent again
+                    first, since_s = peer.num_repeats, clock_s
+                seen[node, other] = (first, since_s)
+                is_over = clock_s - since_s >= self._config.fabric_silence_s
+                if is_over and peer.num_repeats - first >= GROWTH:
+                    confirmed.add((node, other))
+        self._first = seen
+        return confirmed
+
+    def _suspect(
+        self, pairs: Collection[Pair], beats: Mapping[int, AgentBeat], clock_s: float
+    ) -> int:
+        self._last_s |= {frozenset(pair): clock_s for pair in pairs}
+        self._last_s = {
+            pair: last_s for pair, last_s in self._last_s.items() if clock_s - last_s <= KEEP_S
+        }
+        degree = Counter(node for pair in self._last_s for node in pair)
+
+        def guilt(node: int) -> tuple[int, int, bool, bool, int]:
+            is_named = self._episodes.get(fabric_key(node)) is not None
+            reached = len(beats[node].reached)
+            return degree[node], -reached, is_named, node != self._own_node, node
+
+        return max({node for pair in pairs for node in pair}, key=guilt)
+
+    def _close(self, confirmed: Collection[Pair]) -> list[Verdict]:
+        concerned = {node for pair in confirmed for node in pair}
+        why = Evidence(source="kernel", name="acknowledged", value="no connection waits any more")
+        return [
+            verdict
+            for key in self._episodes.open_keys()
+            if key[0] == KIND and key[1] not in concerned
+            for verdict in self._episodes.close(key, why)
+        ]
+
+
+def fabric_key(node: int) -> Key:
+    """Identifies the episode of a node that others do not reach."""
+    return (KIND, node)
+
+
+def _advice(pairs: Collection[Pair]) -> Advice:
+    both = sorted({(min(pair), max(pair)) for pair in pairs})
+    shown = ", ".join(f"{a} and {b}" for a, b in both[:MAX_NAMED])
+    more = f" and {counted(len(both) - MAX_NAMED, 'more pair')}" if len(both) > MAX_NAMED else ""
+    advice = PROCESS_ADVICE[KIND]
+    return replace(advice, remedy=advice.remedy.format(pairs=shown + more))
+
+
+def _evidence(pairs: Collection[Pair], beats: Mapping[int, AgentBeat]) -> tuple[Evidence, ...]:
+    rows = []
+    for node, other in sorted(pairs):
+        address, reached = beats[other].fabric_address, len(beats[node].reached)
+        peer = next(one for one in beats[node].silent_peers if one.address == address)
+        value = (
+            f"node {node} ({beats[node].fabric_address}) to node {other} ({address}): nothing "
+            f"acknowledged for {peer.age_s:.1f} s, sent again {peer.num_repeats} times; "
+            f"{counted(reached, 'peer')} of node {node} and {len(beats[other].reached)} of node "
+            f"{other} answer"
+        )
+        rows.append(Evidence(source="kernel", name="pair", value=value))
+    return tuple(rows)

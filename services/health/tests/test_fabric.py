@@ -1,0 +1,230 @@
+"""A cut of the ranks' network is found and the right node named, also on a real cut cable."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from headway.common.node.testing import wait_until
+from headway.common.wire.messages.health import AgentBeat, SilentPeer, Verdict
+from headway.health.config import HealthConfig
+from headway.health.sources.connections import _parse
+from headway.health.sources.probes import Probes
+from headway.health.state import MonitorState
+from headway.testkit.beats import RUN_ID, SimulatedNode, beat_times, lockstep
+from headway.testkit.bed import Bed
+
+CUT_S = 20.0
+RETRIES_S = (0.2, 0.6, 1.4, 3.0, 6.2, 12.6, 25.4)
+"""When Linux has repeated a segment so often (RFC 6298, with its least interval of 0.2 s)."""
+
+
+class Cluster:
+    """Four nodes of one rank each, whose ranks all wait from ``CUT_S`` on."""
+
+    def __init__(self, own_node: int = 0) -> None:
+        self.timelines = lockstep(4, 100, lambda _: 0.4)
+        for timeline in self.timelines:
+            timeline.hang(CUT_S, "NORM")
+        self.nodes = [SimulatedNode(node, [one]) for node, one in enumerate(self.timelines)]
+        self.state = MonitorState(HealthConfig(), RUN_ID, own_node)
+        self.cut: dict[int, set[int]] = {}
+        """Node -> peers that do not acknowledge what it sends."""
+        self.reached: dict[int, set[int]] = {}
+        self.silent: set[int] = set()
+        """Nodes whose beats do not arrive."""
+        self.healed_s = float("inf")
+        self.named: list[tuple[float, Verdict]] = []
+
+    def _beat(self, node: int, now_s: float) -> AgentBeat:
+        since_s = now_s - CUT_S
+        repeats = sum(after_s <= min(since_s, self.healed_s - CUT_S) for after_s in RETRIES_S)
+        due_s = next(one for one in (*RETRIES_S, 1e9) if one > min(since_s, self.healed_s - CUT_S))
+        is_waiting = repeats > 0 and (now_s < self.healed_s or since_s < due_s)
+        peers = sorted(self.cut.get(node, ())) if is_waiting else []
+        return msgspec.structs.replace(  # type: ignore[type-var]
+            self.nodes[node].beat(now_s),
+            fabric_address=_address(node),
+            silent_peers=tuple(
+                SilentPeer(address=_address(peer), num_repeats=repeats, age_s=since_s)
+                for peer in peers
+            ),
+            reached=tuple(_address(peer) for peer in sorted(self.reached.get(node, ()))),
+        )
+
+    def play(self, start_s: float, until_s: float) -> list[tuple[float, Verdict]]:
+        """The verdicts on cuts, each with its time; also kept in ``named``."""
+        found = []
+        for now_s in beat_times(until_s, start_s=start_s):
+            for node in range(4):
+                beat = self._beat(node, now_s)
+                if node not in self.silent:
+                    self.state.on_beat(beat, now_s)
+            found += [(now_s, one) for one in self.state.tick(now_s) if one.kind == "fabric_cut"]
+        self.named += found
+        return found
+
+
+def _address(node: int) -> str:
+    return f"10.250.0.{10 + node}"
+
+
+def test_both_ends_of_a_cut_are_named_once_and_no_rank_is_ended_for_it() -> None:
+    cluster = Cluster()
+    cluster.cut, cluster.reached = {1: {2}, 2: {1}}, {1: {0, 3}, 2: {0, 3}}
+    [(at_s, verdict)] = cluster.play(0.0, 30.0)
+    assert (verdict.node, verdict.rank, verdict.action) == (2, -1, "replace_node")
+    assert at_s <= CUT_S + HealthConfig().fabric_silence_s + 1.0
+    assert "nodes 1 and 2 do not reach each other" in verdict.remedy
+    rows = [one.value for one in verdict.evidence]
+    assert rows[0].startswith("node 1 (10.250.0.11) to node 2 (10.250.0.12): nothing acknowledged")
+    assert rows[1].startswith("node 2 (10.250.0.12) to node 1 (10.250.0.11): nothing acknowledged")
+    others = [one for one in cluster.state.open_verdicts() if one.kind != "fabric_cut"]
+    assert all(one.confidence <= 0.5 for one in others), "only a guess may precede it"
+
+
+@pytest.mark.parametrize("alone", range(4))
+def test_the_node_that_reaches_nobody_is_named_whoever_waits_for_it(alone: int) -> None:
+    for waiting in sorted({0, 1, 2, 3} - {alone}):
+        cluster = Cluster()
+        cluster.cut = {waiting: {alone}}  # the only one that had just sent something
+        cluster.reached = {node: {0, 1, 2, 3} - {node, alone} for node in range(4) if node != alone}
+        [(_, verdict)] = cluster.play(0.0, 30.0)
+        assert verdict.node == alone
+
+
+def test_without_answers_the_node_of_which_several_were_cut_off_is_named() -> None:
+    cluster = Cluster(own_node=3)
+    cluster.cut = {1: {2}}
+    assert [one.node for _, one in cluster.play(0.0, 25.0)] == [2], "either one may be to blame"
+    for timeline in cluster.timelines:
+        timeline.now_s = 30.0
+    cluster.cut = {1: {0}}  # the spare that took over
+    assert [one.node for _, one in cluster.play(25.0, 40.0) if one.is_open] == [1]
+
+
+def test_a_node_that_is_silent_altogether_is_no_cut_of_the_fabric() -> None:
+    cluster = Cluster()
+    cluster.cut, cluster.silent = {0: {2}, 1: {2}, 3: {2}}, set()
+    cluster.play(0.0, CUT_S)
+    cluster.silent = {2}
+    assert cluster.play(CUT_S, 40.0) == []
+
+
+@pytest.mark.parametrize("length_s", [1.5, 3.0, 6.0, 10.0])
+def test_a_cut_of_everything_that_has_healed_costs_no_node(length_s: float) -> None:
+    """Beats arrive again, but connections are silent until their next repetition."""
+    cluster = Cluster()
+    cluster.cut, cluster.healed_s = {0: {2}, 1: {2}, 3: {2}, 2: {0, 1, 3}}, CUT_S + length_s
+    cluster.play(0.0, CUT_S)
+    cluster.silent = {2}
+    cluster.play(CUT_S, CUT_S + length_s)
+    cluster.silent = set()
+    assert cluster.play(CUT_S + length_s, CUT_S + 4 * length_s) == []
+    assert cluster.named == []
+
+
+def test_a_verdict_ends_with_the_silence() -> None:
+    cluster = Cluster()
+    cluster.cut, cluster.healed_s = {1: {2}}, CUT_S + 8.0
+    assert [(one.node, one.is_open) for _, one in cluster.play(0.0, 40.0)] == [
+        (2, True),
+        (2, False),
+    ]
+
+
+RECORDED = """\
+  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
+   0: 0AF0FA0A:8A3B 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 101 1
+   1: 0AF0FA0A:8A3B 0BF0FA0A:C350 01 00000400:00000000 01:0000009C 00000004     0        0 102 2
+   2: 0AF0FA0A:8A3B 0CF0FA0A:C351 01 00000000:00000000 00:00000000 00000000     0        0 103 1
+   3: 0100007F:8A3B 0100007F:C352 01 00000400:00000000 01:00000010 00000001     0        0 104 2
+   4: 0AF0FA0A:9000 0DF0FA0A:8A3C 02 00000001:00000000 01:00000010 00000003     0        0 105 2
+"""
+
+
+@pytest.mark.skipif(sys.byteorder == "big", reason="recorded on a little-endian machine")
+def test_the_kernels_table_is_read_as_it_is_written() -> None:
+    found = [(one.address, one.num_repeats, one.inode) for one in _parse(RECORDED)]
+    assert found == [
+        ("10.250.240.11", 4, 102),
+        ("10.250.240.12", 0, 103),
+        ("10.250.240.13", 3, 105),
+    ]
+    mapped = RECORDED.splitlines()[2].replace("0BF0FA0A", "0000000000000000FFFF00000BF0FA0A")
+    assert [one.address for one in _parse("\n" + mapped)] == ["10.250.240.11"]
+
+
+def test_a_probe_counts_answers_only_and_leaves_nothing_open() -> None:
+    now_s = [0.0]
+    probes = Probes("127.0.0.1", lambda: now_s[0])
+    before = set(os.listdir("/proc/self/fd"))
+    wait_until(lambda: probes.reached(["127.0.0.1"]) == ("127.0.0.1",), what="a refusal")
+    now_s[0] = 100.0
+    assert probes.reached([]) == ()
+    probes.close()
+    assert probes.reached([]) == ()
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+WORKER = """
+import json, os, socket, sys, time
+from headway.health.sources.connections import ConnectionSource
+own, peer, other = sys.argv[1:]
+source = ConnectionSource(own)
+made = [socket.create_connection((address, 7000)) for address in (peer, other)]
+while True:
+    for one in made:
+        one.send(b"x")
+    silent, reached = source.read([os.getpid()])
+    print(json.dumps([[(p.address, p.num_repeats, p.age_s) for p in silent], reached]), flush=True)
+    time.sleep(0.2)
+"""
+SERVER = """
+import socket, threading, sys
+listening = socket.create_server((sys.argv[1], 7000))
+print("up", flush=True)
+held = []
+while True:
+    held.append(listening.accept()[0])
+"""
+
+
+@pytest.mark.timeout(120)
+def test_a_cut_cable_shows_in_the_kernels_table_and_a_hanging_peer_does_not(tmp_path: Path) -> None:
+    if reason := Bed.missing():
+        pytest.skip(f"no separate nodes here: {reason}")
+    with Bed(tmp_path, nodes=3) as bed:
+        addresses = [node.fabric_address for node in bed.nodes]
+        servers = []
+        for node in bed.nodes[1:]:
+            log = tmp_path / f"server-{node.index}.log"
+            command = [sys.executable, "-c", SERVER, node.fabric_address]
+            servers.append(node.start(command, log=log))
+            wait_until(lambda log=log: log.exists() and "up" in log.read_text(), what="a server")
+        log = tmp_path / "worker.log"
+        bed.node(0).start([sys.executable, "-c", WORKER, *addresses], log=log)
+
+        def newest() -> tuple[list[tuple[str, int, float]], list[str]]:
+            lines = log.read_text().splitlines() if log.exists() else []
+            silent, reached = json.loads(lines[-1]) if lines else ([], [])
+            return silent, reached
+
+        both = addresses[1:]
+        wait_until(lambda: newest() == ([], both), what="both peers")
+        servers[0].send_signal(19)  # SIGSTOP: its kernel acknowledges for it
+        bed.cut(0, 2, plane="fabric")
+        wait_until(
+            lambda: any(address == both[1] and n >= 3 for address, n, _ in newest()[0]),
+            what="a silent peer",
+            timeout_s=30,
+        )
+        silent, reached = newest()
+        assert [address for address, _, _ in silent] == [both[1]] and both[0] in reached
+        wait_until(lambda: newest()[1] == both[:1], what="no answer of the one that is cut off")
+        bed.heal()
+        wait_until(lambda: newest() == ([], both), what="both peers again", timeout_s=60)

@@ -1,0 +1,49 @@
+"""What a machine says of itself when it joins can be kept, compared and shown to people."""
+
+from __future__ import annotations
+
+import re
+
+from headway.common.errors import InputError
+from headway.common.wire.keys import is_public_key
+from headway.common.wire.messages.driver import Join
+
+_NAME = re.compile(r"[!-~]{1,255}")
+"""No spaces, control characters or escapes, which would change the lines that show it."""
+_SHOWN = 40
+_SAME = "use an unchanged Headway"
+
+
+def check_introduction(message: Join) -> None:
+    """
+    Raises:
+        InputError: names the field, its value and what to do.
+    """
+    for name, remedy in (
+        ("host", "give the machine a host name of letters, digits, - and ."),
+        ("uid", "write the machine's /etc/machine-id again (systemd-machine-id-setup)"),
+        ("version", _SAME),
+    ):
+        if not _NAME.fullmatch(getattr(message, name)):
+            raise _refusal(message, name, "1 to 255 printable ASCII characters", remedy)
+    if message.boot_id and not _NAME.fullmatch(message.boot_id):  # empty: it cannot be read there
+        raise _refusal(message, "boot_id", "at most 255 printable ASCII characters", _SAME)
+    for name in ("num_gpus", "num_cpus", "memory_bytes", "shm_bytes"):
+        if getattr(message, name) < 0:
+            raise _refusal(message, name, "0 or more", _SAME)
+    if not is_public_key(message.public_key.encode()):
+        raise InputError("the node sent no public key", remedy=_SAME)
+
+
+def shown(text: str) -> str:
+    """The beginning of a text from a stranger, on one line of ASCII."""
+    return ascii(text[:_SHOWN])[1:-1] + ("..." if len(text) > _SHOWN else "")
+
+
+def _refusal(message: Join, name: str, wanted: str, remedy: str) -> InputError:
+    value = getattr(message, name)
+    text = f"'{shown(value)}'" if isinstance(value, str) else f"{value}"
+    return InputError(
+        f"the node sent {name}={text}, which is not {wanted}",
+        remedy=remedy,
+    )
