@@ -1,4 +1,4 @@
-"""A node's clock against the run's, by answers to beats: the truth is always within the estimate."""
+"""A node's clock against the run's, by answers to beats: the estimate always covers the truth."""
 
 from __future__ import annotations
 

@@ -80,9 +80,9 @@ def windows(run: RunDir) -> Iterator[tuple[int, int, npt.NDArray[Any]]]:
         node = int(found[1])
         yield node, int(found[2]), clocks.shift(node, records, path.stat().st_mtime)
     for folder in sorted((shm_root() / run.run_id).glob("n*")):
-        node = folder.name[1:]
-        if node.isdigit():
-            yield from _live(NodePaths(run.run_id, int(node)), clocks)
+        number = folder.name[1:]
+        if number.isdigit():
+            yield from _live(NodePaths(run.run_id, int(number)), clocks)
 
 
 def _live(paths: NodePaths, clocks: Clocks) -> Iterator[tuple[int, int, npt.NDArray[Any]]]:

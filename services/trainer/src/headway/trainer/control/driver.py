@@ -166,9 +166,7 @@ class Driver:
             self._gate.is_leaving, self._gate.epoch = self.state.is_leaving, epoch
             self._gate.is_alive = self.state.is_alive
             self._gate.rebooted = lambda node: self.handle(Rebooted(node))
-        self.lines = Lines(
-            self._server, self.state, self._reports, self._clock, self._run_id, node
-        )
+        self.lines = Lines(self._server, self.state, self._reports, self._clock, self._run_id, node)
         self._requests.lines = self.lines
         me = ProcessId.current()
         self._holder = Holder(
