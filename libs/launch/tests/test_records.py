@@ -30,6 +30,13 @@ def test_logs_and_events_arrive_and_nothing_else(tmp_path: Path) -> None:
     assert not (tmp_path / "here" / "config.toml").exists()
 
 
+def test_a_file_keeps_the_time_at_which_its_node_saved_it(tmp_path: Path) -> None:
+    run = _run(tmp_path / "node")
+    os.utime(run / "events" / "n0" / "w.npy", (1e9 + 0.25, 1e9 + 0.25))
+    records.unpack(records.pack(run), tmp_path / "here")
+    assert (tmp_path / "here" / "events" / "n0" / "w.npy").stat().st_mtime == 1e9 + 0.25
+
+
 def test_the_newest_come_first_where_not_all_fit(tmp_path: Path) -> None:
     run = _run(tmp_path / "node")
     for age, name in enumerate(("new", "old")):

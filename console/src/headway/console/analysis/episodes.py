@@ -86,7 +86,7 @@ def load_journal(run: RunRecords) -> pl.DataFrame:
 def recoveries(journal: pl.DataFrame, events: pl.DataFrame | None = None) -> pl.DataFrame:
     """One row per recovery, columns ``SCHEMA``.
 
-    Without ``events`` (flight records of the same host) ``restore_s`` is null and ``first_step_s``
+    Without ``events`` (flight records of the run) ``restore_s`` is null and ``first_step_s``
     counts from the generation's number.
     """
     episodes = Episodes()
@@ -127,7 +127,7 @@ class Episodes:
         return [*self.done, *([self.open] if self.open is not None else [])]
 
     def feed(self, name: str, now: float, unix_s: float, fields: dict[str, Any]) -> None:
-        """Take in the next event; ``now`` is its time on the driver's monotonic clock."""
+        """Take in the next event; ``now`` is its time on the run's clock."""
         if name == "run_over" or (name == "generation" and self._is_new_driver):
             self.open = self._cause_s = None
         self._is_new_driver = name == "driver_started" or (
@@ -172,5 +172,5 @@ def _split(recovery: Recovery, events: pl.DataFrame) -> None:
     if not isinstance(restored, int) or not isinstance(first, int) or recovery.first_step_s is None:
         return
     restore_s, step_s = restored * 1e-9 - recovery.generation_s, (first - restored) * 1e-9
-    if restore_s >= 0 and step_s >= 0:  # else records of another host's clock
+    if restore_s >= 0 and step_s >= 0:  # else clocks are not known to that
         recovery.restore_s, recovery.first_step_s = restore_s, step_s

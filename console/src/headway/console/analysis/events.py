@@ -15,6 +15,8 @@ from headway.common.errors import CorruptError
 from headway.common.node.flight import BROKEN, RECORD, WAITING, FlightReader, device_times
 from headway.common.node.run_dir import NodePaths, RunDir, shm_root
 from headway.common.plan.schedule.actions import COMPUTE, Kind
+from headway.console.analysis.clocks import Clocks
+from headway.console.folder.records import RunRecords
 
 _WINDOW = re.compile(r"n(\d+)-rank(\d+)-.*\.npy")
 _FIELDS = RECORD.names or ()
@@ -34,7 +36,7 @@ def load_events(run_dir: Path) -> pl.DataFrame:
     each record once.
 
     Columns ``SCHEMA``: ``action`` is the kind's name, ``waiting`` and ``broken`` its flags; times
-    in ns of the host's monotonic clock, those of the device where ``device`` is not 0; an action
+    in ns of the run's clock, those of the device where ``device`` is not 0; an action
     still open has ``end_ns`` null. Sorted by rank and start.
 
     Raises:
@@ -56,11 +58,13 @@ def load_events(run_dir: Path) -> pl.DataFrame:
 
 
 def windows(run: RunDir) -> Iterator[tuple[int, int, npt.NDArray[Any]]]:
-    """Node, rank and records of each saved window and of each ring that lives on this machine.
+    """Node, rank and records of each saved window and of each ring that lives on this machine,
+    with times of the run's clock.
 
     Raises:
         CorruptError: a saved window is unreadable.
     """
+    clocks = Clocks(RunRecords(run.path))
     for path in sorted(run.events.glob("*.npy")):
         found = _WINDOW.fullmatch(path.name)
         if found is None:
@@ -73,25 +77,26 @@ def windows(run: RunDir) -> Iterator[tuple[int, int, npt.NDArray[Any]]]:
             ) from error
         if records.dtype != RECORD:
             raise CorruptError(f"{path} holds records of another format", remedy="remove the file")
-        yield int(found[1]), int(found[2]), records
+        node = int(found[1])
+        yield node, int(found[2]), clocks.shift(node, records, path.stat().st_mtime)
     for folder in sorted((shm_root() / run.run_id).glob("n*")):
-        node = folder.name[1:]
-        if node.isdigit():
-            yield from _live(NodePaths(run.run_id, int(node)))
+        number = folder.name[1:]
+        if number.isdigit():
+            yield from _live(NodePaths(run.run_id, int(number)), clocks)
 
 
-def _live(paths: NodePaths) -> Iterator[tuple[int, int, npt.NDArray[Any]]]:
+def _live(paths: NodePaths, clocks: Clocks) -> Iterator[tuple[int, int, npt.NDArray[Any]]]:
     for path in paths.segments("flight"):
         try:
             reader = FlightReader(path)
         except (CorruptError, FileNotFoundError):
             continue  # just being made, or removed with its run
-        yield paths.node, reader.header.rank, reader.snapshot()
+        yield paths.node, reader.header.rank, clocks.shift(paths.node, reader.snapshot())
         reader.close()
 
 
 def frame(node: int, rank: int, records: npt.NDArray[Any]) -> pl.DataFrame:
-    """Columns ``SCHEMA``, and ``launched_ns``, the start as the host saw it."""
+    """Columns ``SCHEMA``, and ``launched_ns``, the start without the device's times."""
     shown = device_times(records)
     columns = {name: np.ascontiguousarray(shown[name]).astype(np.int64) for name in _FIELDS}
     columns["launched_ns"] = np.ascontiguousarray(records["start_ns"]).astype(np.int64)

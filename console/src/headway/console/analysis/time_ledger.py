@@ -45,7 +45,7 @@ _OWN = {
 }
 
 Spans = Sequence[tuple[float, float]]
-"""(begin, end) each, seconds of the host's monotonic clock."""
+"""(begin, end) each, seconds of the run's clock."""
 
 
 def ledger(
@@ -63,7 +63,7 @@ def ledger(
     ``warm_up``.
 
     Args:
-        recoveries: when the run recovered, see ``Spans``; of the same host as ``events``.
+        recoveries: when the run recovered, see ``Spans``.
         pauses: when it was paused.
     """
     rows = _with_inside(_rows(events), step_actions(events, grid))

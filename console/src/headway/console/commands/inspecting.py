@@ -50,10 +50,10 @@ def trace(
     as_json: AsJson = False,
 ) -> None:
     """Write a trace of all ranks for ui.perfetto.dev."""
-    from headway.console.trace.export import parse_steps, write_trace
+    from headway.console.trace.export import clock_troubles, parse_steps, write_trace
 
     found = find_run(run, runs_dir)
-    for trouble in found.fetch_records():
+    for trouble in [*found.fetch_records(), *clock_troubles(found)]:
         typer.echo(trouble, err=True)
     written = write_trace(found, out, steps=parse_steps(steps))
     done = {"run": found.name, "path": out, "slices": written}

@@ -194,9 +194,7 @@ class News:
             return
         known = [cause.event for cause in recovery.causes] + [recovery.begun]
         first = min(known, key=lambda e: e.monotonic_s)
-        back_s = event.monotonic_s - first.monotonic_s
-        if back_s < 0:  # another host's clock
-            back_s = max(0.0, event.unix_s - first.unix_s)
+        back_s = max(0.0, event.monotonic_s - first.monotonic_s)
         self._recovered["", -1] = event.unix_s  # what its victims report late is about it
         for cause in recovery.causes:
             self._recovered[cause.subject, cause.number] = event.unix_s

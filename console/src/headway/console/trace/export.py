@@ -1,4 +1,4 @@
-"""A run as a trace that ui.perfetto.dev opens: all ranks in one file, on one clock.
+"""A run as a trace that ui.perfetto.dev opens: all ranks in one file, on the run's clock.
 
 Names ending in ``.json`` or ``.json.gz`` are written as Chrome JSON, all others as Perfetto's own
 protobuf.
@@ -16,10 +16,11 @@ from typing import Any
 import polars as pl
 from headway.common.errors import InputError
 from headway.common.plan.schedule.actions import Kind
+from headway.console.analysis.clocks import Clocks
 from headway.console.analysis.episodes import load_journal
 from headway.console.analysis.events import load_events
 from headway.console.folder.records import RunRecords
-from headway.console.trace.slices import Slice, journal_slices, rank_slices
+from headway.console.trace.slices import Slice, clock_slices, journal_slices, rank_slices
 
 STEPS = re.compile(r"(\d*):(\d*)")
 
@@ -55,6 +56,8 @@ def write_trace(
         )
     whole = steps == (0, None)
     slices = [*rank_slices(chosen), *(journal_slices(load_journal(run)) if whole else ())]
+    begin_ns = min(one.start_ns for one in slices)
+    slices += clock_slices(Clocks(run).uncertainty_ns(), begin_ns)
     try:
         out.touch(mode=0o600)  # a new one; an old one keeps its rights
         out.write_bytes(_encoded(slices, out.name))
@@ -64,6 +67,15 @@ def write_trace(
             remedy="choose another -o",
         ) from error
     return len(slices)
+
+
+def clock_troubles(run: RunRecords) -> list[str]:
+    """A sentence for each node whose clock was never compared with the run's."""
+    return [
+        f"node {node}: its clock was not compared with the run's, so its ranks are out of line"
+        for node, known_ns in Clocks(run).uncertainty_ns().items()
+        if known_ns is None
+    ]
 
 
 def parse_steps(text: str) -> tuple[int, int | None]:

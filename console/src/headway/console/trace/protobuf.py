@@ -9,7 +9,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TrackDescriptor, T
 from perfetto.trace_builder.proto_builder import TraceProtoBuilder
 
 SEQUENCE = 1
-_CLOCK_MONOTONIC = 3  # perfetto's BuiltinClock; the flight records' clock
+_CLOCK_MONOTONIC = 3  # perfetto's BuiltinClock; the run's clock is one of its machines'
 
 
 def encode(slices: list[Slice]) -> bytes:

@@ -8,7 +8,7 @@ decisions are instants.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,7 +35,7 @@ class Track:
 
 @dataclass(frozen=True)
 class Slice:
-    """A named span, or an instant if it has no end; ns of the host's monotonic clock."""
+    """A named span, or an instant if it has no end; ns of the run's clock."""
 
     track: Track
     name: str
@@ -71,6 +71,19 @@ def journal_slices(journal: pl.DataFrame) -> Iterator[Slice]:
         elif row["name"] == "stepping" and fence_ns is not None:
             yield Slice(spans, f"recovery: {reason}", fence_ns, at_ns, fields)
             fence_ns = None
+
+
+def clock_slices(uncertainty_ns: Mapping[int, int | None], at_ns: int) -> Iterator[Slice]:
+    """The driver's process: an instant per node, which says how well its clock is known.
+
+    Args:
+        uncertainty_ns: as ``Clocks.uncertainty_ns``.
+        at_ns: where the trace begins.
+    """
+    track = Track(DRIVER, "driver", 2, "clocks")
+    for node, one in uncertainty_ns.items():
+        known = "unknown" if one is None else f"known to {one / 1e6:.3f} ms"
+        yield Slice(track, f"clock of node {node} {known}", at_ns, None, {"node": node})
 
 
 def _group(action: str) -> str:

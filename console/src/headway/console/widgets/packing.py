@@ -30,7 +30,7 @@ HIDDEN = Kind.STEP
 
 
 def pack(records: Records, limit: int = MAX_BARS) -> tuple[float, bytes]:
-    """The second on the host's monotonic clock that times count from, and rows of ``BAR``.
+    """The second on the run's clock that times count from, and rows of ``BAR``.
 
     Above ``limit`` the longest action of each rank and stretch of time stands for the others there.
     """

@@ -15,7 +15,9 @@ import polars as pl
 from headway.common.errors import CorruptError
 from headway.common.node.flight import RECORD, FlightReader
 from headway.common.node.run_dir import NodePaths, RunDir, shm_root
+from headway.console.analysis.clocks import Clocks
 from headway.console.analysis.events import SCHEMA, frame, windows
+from headway.console.folder.records import RunRecords
 
 MAX_OPEN = 256
 """Records that are looked at again; one still open before them was left so by a killed worker."""
@@ -117,6 +119,7 @@ class FlightTail:
     def __init__(self, run_dir: Path, window_s: float = 20.0) -> None:
         self._run, self._window_ns = RunDir(run_dir), int(window_s * 1e9)
         self._rings: dict[Path, _Ring] = {}
+        self._clocks = Clocks(RunRecords(run_dir))
         self._kept: list[tuple[int, Records]] = []  # with the newest start of each
         self._open = Records.join(())
         self._has_looked = False
@@ -156,8 +159,8 @@ class FlightTail:
         for path, ring in self._rings.items():
             ended, unfinished = ring.read()
             node = int(path.parent.name[1:]) if len(ended) or len(unfinished) else -1
-            closed.append((node, ring.rank, ended))
-            still_open.append((node, ring.rank, unfinished))
+            closed.append((node, ring.rank, self._clocks.shift(node, ended)))
+            still_open.append((node, ring.rank, self._clocks.shift(node, unfinished)))
         self._open = Records.join(still_open)
         return Records.join(closed)
 
@@ -172,6 +175,7 @@ class FlightTail:
         if changed == self._changed and now - self._found_at_s < FIND_S:
             return
         self._changed, self._found_at_s = changed, now
+        self._clocks = Clocks(RunRecords(self._run.path))
         found: dict[Path, int] = {}
         for folder in folders:
             if folder.name[1:].isdigit():

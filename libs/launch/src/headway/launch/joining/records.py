@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import gzip
 import io
+import os
 import tarfile
 import zlib
 from pathlib import Path
@@ -46,9 +46,9 @@ def unpack(text: str, run: Path, most_bytes: int = 2 * MOST_BYTES) -> int:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
             members = [one for one in archive if one.isfile() and _is_expected(one.name)]
             for one in members:
-                _write(run / one.name, archive.extractfile(one))
+                _write(run / one.name, archive.extractfile(one), one.mtime)
             return len(members)
-    except (tarfile.TarError, binascii.Error, zlib.error, EOFError, OSError) as error:
+    except (tarfile.TarError, zlib.error, EOFError, OSError, ValueError, OverflowError) as error:
         raise CorruptError(
             f"the records of a node cannot be read: {error}", remedy="ask for them again"
         ) from error
@@ -66,11 +66,12 @@ def _decompress(data: bytes, most_bytes: int) -> bytes:
     return found
 
 
-def _write(path: Path, content: IO[bytes] | None) -> None:
+def _write(path: Path, content: IO[bytes] | None, saved_unix_s: float) -> None:
     # not ``TarFile.extract``, whose filters Python 3.11.2 does not have
     if content is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, content.read())
+        os.utime(path, (saved_unix_s, saved_unix_s))  # it shows which boot a window belongs to
 
 
 def _is_expected(name: str) -> bool:

@@ -28,6 +28,8 @@ class LoneDriver:
         self.notes: list[Message] = []
         self.answers = True
         self.stores = True
+        self.ahead_ns = 0
+        """How far the run's clock is ahead of this machine's."""
         self.run_id, self._node = run_id, node
         lease = FileLease(run_dir)
         epoch = lease.claim(lease.look().claimed)
@@ -103,6 +105,8 @@ class LoneDriver:
             acknowledged=max((r.sequence for r in reports), default=0) if self.stores else 0,
             known_version=full.version if is_known and full is not None else -1,
             run_id=self.run_id,
+            echo_ns=beat.sent_ns,
+            run_ns=time.monotonic_ns() + self.ahead_ns,
         )
         self._server.send(peer, answer)
 

@@ -17,7 +17,7 @@ from headway.ckpt_store.client import mark_generation
 from headway.common.config import load
 from headway.common.log import get_logger
 from headway.common.node.failpoints import configure
-from headway.common.node.machine import process_space
+from headway.common.node.machine import boot_id, process_space
 from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import NodePaths, RunDir
 from headway.common.wire.admission import Admission
@@ -44,6 +44,7 @@ from headway.launch.lease import Holder
 from headway.trainer.config import RunConfig
 from headway.trainer.control.background import Background
 from headway.trainer.control.beginning import begin
+from headway.trainer.control.clocks import RunClock
 from headway.trainer.control.decisions.events import (
     Action,
     Answer,
@@ -69,7 +70,7 @@ from headway.trainer.control.durable import Checkpoints
 from headway.trainer.control.engine_looks import EngineLooks
 from headway.trainer.control.gate import Gate, members_of
 from headway.trainer.control.inputs import InputRecorder, begin_text, encode
-from headway.trainer.control.journal import Journal
+from headway.trainer.control.journal import ClockReading, Journal
 from headway.trainer.control.leadership import Leadership
 from headway.trainer.control.lines import Lines
 from headway.trainer.control.reports import Reports
@@ -123,6 +124,7 @@ class Driver:
             is_joined=is_shared,
             **self._leadership.silence(self.config.recovery.driver_silent_s),
         )
+        self._clock = RunClock.continued(journal, node, boot_id()) if is_shared else RunClock()
         self._outcome, skipped = journal.fact("outcome", ""), journal.skipped()
         members = members_of(journal)
         self._metrics = RunMetrics(self.run_dir, self.config.launch, node, journal.event_names())
@@ -164,7 +166,7 @@ class Driver:
             self._gate.is_leaving, self._gate.epoch = self.state.is_leaving, epoch
             self._gate.is_alive = self.state.is_alive
             self._gate.rebooted = lambda node: self.handle(Rebooted(node))
-        self.lines = Lines(self._server, self.state, self._reports, self._run_id, node)
+        self.lines = Lines(self._server, self.state, self._reports, self._clock, self._run_id, node)
         self._requests.lines = self.lines
         me = ProcessId.current()
         self._holder = Holder(
@@ -197,6 +199,8 @@ class Driver:
     def run(self) -> int:
         """Drive the run to its end; returns the exit code."""
         self._leadership.begin(self._holder)
+        if self._gate is not None:
+            self._keep_clock(self._clock.own(self.node, boot_id()))
         self.note("driver_started", {"epoch": self._epoch, "node": self.node})
         if self._outcome:
             self._leadership.finish()
@@ -230,6 +234,17 @@ class Driver:
             self.handle(message)
         if isinstance(message, NodeBeat):
             self.lines.answer(message, peer)
+            self._compare_clock(message)
+
+    def _compare_clock(self, beat: NodeBeat) -> None:
+        """Keep what a node's clock is to the run's; that of this driver's node is known."""
+        is_newest = beat.incarnation == self.lines.incarnation(beat.node)
+        if self._gate is not None and beat.node != self.node and is_newest:
+            self._keep_clock(self._clock.compare(beat, self._gate.boot_of(beat.node)))
+
+    def _keep_clock(self, reading: ClockReading | None) -> None:
+        if reading is not None:
+            self._journal.append(self._records.clock_record(reading))
 
     def _monitor_beat(self, message: MonitorBeat, peer: bytes) -> None:
         if message.run_id == self._run_id and message.node == self.node:
@@ -302,7 +317,7 @@ class Driver:
 
     def note(self, event: str, fields: dict[str, Any]) -> None:
         """Keep what happened in the journal, and say it in the log."""
-        self._journal.append(self._records.event_record(event, fields, time.monotonic()))
+        self._journal.append(self._records.event_record(event, fields, self._clock.now_s()))
         self._metrics.feed(event)
         log.info(event, **fields)
 

@@ -109,6 +109,11 @@ class Gate:
         self._list_agents()
         self.server = Server(bundle.network.endpoint, {Join: self._join}, keys=keys)
 
+    def boot_of(self, node: int) -> str:
+        """The boot id that the node's machine joined with, empty for one that has not joined."""
+        member = self._members.get(node)
+        return member.boot_id if member is not None else ""
+
     def revoke(self, node: int) -> None:
         """The node's key is worth nothing any more."""
         if member := self._members.pop(node, None):

@@ -32,6 +32,9 @@ _SCHEMA = """
 CREATE TABLE IF NOT EXISTS facts (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS events (id INTEGER PRIMARY KEY, epoch INTEGER NOT NULL,
     monotonic_s REAL NOT NULL, unix_s REAL NOT NULL, name TEXT NOT NULL, fields TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS clocks (id INTEGER PRIMARY KEY, node INTEGER NOT NULL,
+    boot_id TEXT NOT NULL, offset_ns INTEGER NOT NULL, uncertainty_ns INTEGER NOT NULL,
+    monotonic_s REAL NOT NULL, unix_s REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS inputs (id INTEGER PRIMARY KEY, epoch INTEGER NOT NULL,
     clock_s REAL NOT NULL, event BLOB NOT NULL, decided TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS generations (generation INTEGER PRIMARY KEY, unix_s REAL NOT NULL,
@@ -75,6 +78,22 @@ class Record:
     values: tuple[Any, ...]
 
 
+@dataclass(frozen=True)
+class ClockReading:
+    """What one boot of a node's machine adds to its monotonic clock for the run's clock."""
+
+    node: int
+    boot_id: str
+    offset_ns: int
+    uncertainty_ns: int
+    monotonic_s: float
+    """When it was found, by the run's clock."""
+    unix_s: float
+
+
+CLOCK_FIELDS = tuple(field.name for field in dataclasses.fields(ClockReading))
+
+
 class Journal:
     """Not thread-safe. Every method may raise ``sqlite3.Error``;
     what it was to write is then absent.
@@ -91,7 +110,7 @@ class Journal:
     def __init__(self, path: Path, *, epoch: int = 0, is_shared: bool = False) -> None:
         self.epoch, self._path, self._is_shared = epoch, path, is_shared
         self._open()
-        if not self._tables() >= {"facts", "inputs", "metrics", "samples"}:
+        if not self._tables() >= {"facts", "inputs", "metrics", "samples", "clocks"}:
             self._db.executescript(_SCHEMA)
         if "sequence" not in self._columns("evaluations"):
             self._db.executescript(_NEW_KEY + _SCHEMA + _OLD_ROWS)
@@ -187,7 +206,7 @@ class Journal:
         )
 
     def event_record(self, name: str, fields: dict[str, Any], now: float) -> Record:
-        """What happened, at ``now`` (monotonic) and at the present wall time."""
+        """What happened, at ``now`` (s of the run's clock) and at the present wall time."""
         text = json.dumps(fields, sort_keys=True, default=str)
         return Record("events", (self.epoch, now, time.time(), name, text))
 
@@ -211,6 +230,21 @@ class Journal:
     def event_names(self) -> list[str]:
         """What has happened so far, in order."""
         return [str(row[0]) for row in self._db.execute("SELECT name FROM events ORDER BY id")]
+
+    def last_event(self) -> tuple[float, float] | None:
+        """When the newest event happened, in s of the run's clock and of the wall clock."""
+        sql = "SELECT monotonic_s, unix_s FROM events ORDER BY id DESC LIMIT 1"
+        row = self._db.execute(sql).fetchone()
+        return (float(row[0]), float(row[1])) if row else None
+
+    def clock_record(self, reading: ClockReading) -> Record:
+        """What the clock of a node was found to be."""
+        return Record("clocks", dataclasses.astuple(reading))
+
+    def clocks(self) -> list[ClockReading]:
+        """What the clocks of nodes were found to be, in order."""
+        sql = f"SELECT {', '.join(CLOCK_FIELDS)} FROM clocks ORDER BY id"
+        return [ClockReading(*row) for row in self._db.execute(sql)]
 
     def begin_generation(self, generation: int, rank_nodes: dict[int, int]) -> None:
         """Reserve a generation's number; it is durable before it is sent to any worker."""

@@ -9,6 +9,7 @@ from headway.common.wire.message import Message
 from headway.common.wire.messages.driver import MonitorBeat, NodeBeat
 from headway.common.wire.messages.executor import DriverBeat
 from headway.common.wire.server import Server
+from headway.trainer.control.clocks import RunClock
 from headway.trainer.control.decisions.state import RunState
 from headway.trainer.control.reports import Reports
 
@@ -22,10 +23,16 @@ class Lines:
     """Executors dial the driver; each message of a node shows where the node is reached now."""
 
     def __init__(
-        self, server: Server, state: RunState, reports: Reports, run_id: str, home: int
+        self,
+        server: Server,
+        state: RunState,
+        reports: Reports,
+        clock: RunClock,
+        run_id: str,
+        home: int,
     ) -> None:
         self._server, self._state, self._reports = server, state, reports
-        self._run_id, self.home = run_id, home
+        self._clock, self._run_id, self.home = clock, run_id, home
         self._peers: dict[int, bytes] = {}
         self._incarnations: dict[int, int] = {}
         self._beat_at: dict[int, float] = {}
@@ -86,7 +93,7 @@ class Lines:
     def answer(self, beat: NodeBeat, peer: bytes) -> None:
         """Answer a node's beat."""
         if self._peers.get(beat.node) == peer:
-            self._server.send(peer, self._beat(beat.node))
+            self._server.send(peer, self._beat(beat.node, beat.sent_ns))
 
     def refresh(self) -> None:
         """Send a beat to all nodes at once when something that concerns them has changed."""
@@ -96,7 +103,7 @@ class Lines:
             for node, peer in self._peers.items():
                 self._server.send(peer, self._beat(node))
 
-    def _beat(self, node: int) -> DriverBeat:
+    def _beat(self, node: int, echo_ns: int = 0) -> DriverBeat:
         return DriverBeat(
             run_id=self._run_id,
             epoch=self._state.epoch,
@@ -107,6 +114,8 @@ class Lines:
             monitor_key=self._monitor[1],
             acknowledged=self._reports.acknowledged(node, self._incarnations.get(node, 0)),
             known_version=self._state.known_version(node),
+            echo_ns=echo_ns,
+            run_ns=self._clock.now_ns() if echo_ns else 0,
         )
 
     def send(self, node: int, message: Message) -> bool:

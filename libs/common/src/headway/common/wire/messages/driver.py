@@ -47,6 +47,13 @@ class NodeBeat(Message, tag="driver.node_beat/1"):
     trouble: str = ""
     """Why the node cannot work, such as a failed fork; empty while it can."""
     run_id: str = ""
+    sent_ns: int = 0
+    """When it was sent, by the node's monotonic clock; 0 where one machine carries the run."""
+    clock_offset_ns: int | None = None
+    """What to add to the node's monotonic clock for the run's clock; None: not known, or one
+    machine carries the run."""
+    clock_uncertainty_ns: int | None = None
+    """How far ``clock_offset_ns`` may be off, either way."""
 
 
 class WorkerGone(Message, tag="driver.worker_gone/1"):

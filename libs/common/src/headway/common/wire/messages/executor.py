@@ -197,6 +197,10 @@ class DriverBeat(Message, tag="executor.driver_beat/1"):
     """Version of the newest full ``NodeBeat`` that the driver has; the node sends a full beat if
     its own version differs."""
     run_id: str = ""
+    echo_ns: int = 0
+    """``NodeBeat.sent_ns`` of the beat that this one answers; 0 if it answers none."""
+    run_ns: int = 0
+    """The run's clock when it was answered, in ns."""
 
 
 class ToWorker(Message, tag="executor.to_worker/1"):

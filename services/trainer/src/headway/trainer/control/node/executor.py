@@ -244,6 +244,8 @@ class Executor:
         if view is not None and self._ending is None and self._uplink.follow(view.holder):
             self._run.guardian.known_version = -1
             self._run.outbox.begin_again()
+            if self._run.clock is not None:
+                self._run.clock.begin_again()
             self._beat()
         self._report_change()
 
@@ -279,6 +281,7 @@ class Executor:
             return
         match message:
             case DriverBeat():
+                run.compare_clock(message)
                 run.outbox.acknowledge(message.acknowledged)
                 if not len(run.outbox):
                     run.handle(NodeTrouble("metrics", ""))

@@ -27,13 +27,14 @@ from headway.common.node.seals import read_seals
 from headway.common.wire.loop import Throttle
 from headway.common.wire.message import Message
 from headway.common.wire.messages.driver import NodeBeat, Seals
-from headway.common.wire.messages.executor import Inject
+from headway.common.wire.messages.executor import DriverBeat, Inject
 from headway.launch.cluster import ClusterFolder
 from headway.launch.lease import FileLease, Lease
 from headway.trainer import zygote_beat
 from headway.trainer.config import RunConfig
 from headway.trainer.control import faults
 from headway.trainer.control.node import node_files
+from headway.trainer.control.node.clock_offset import ClockOffset
 from headway.trainer.control.node.folder_look import FolderLook
 from headway.trainer.control.node.guardian import SERVICES, Guardian, NodeFacts, leader_services
 from headway.trainer.control.node.hands import Hands
@@ -116,6 +117,8 @@ class NodeRun:
         self._files = node_files.MemoryFiles(self.paths.sock_dir)
         self.guardian = self._guardian(is_fresh=is_fresh)
         self.outbox = Outbox(node, self.incarnation)
+        self.clock = ClockOffset() if self.run.bundle.exists() else None
+        """None where one machine carries the run: it has one clock."""
         self.peers: dict[str, bytes] = {}
         """Worker -> identity of its socket."""
         self._lease: Lease = FileLease(self.run.control)
@@ -291,6 +294,8 @@ class NodeRun:
         is_settled = guardian.workers.is_settled
         is_full = is_settled and guardian.known_version != guardian.version
         services = {n: p.pid for n, p in guardian.services.processes().items()}
+        now_ns = time.monotonic_ns()
+        clock = self.clock.estimate(now_ns) if self.clock is not None else None
         return NodeBeat(
             node=self.node,
             pid=os.getpid(),
@@ -302,7 +307,15 @@ class NodeRun:
             step=guardian.workers.step(),
             trouble=guardian.trouble(),
             run_id=self.run.run_id,
+            sent_ns=now_ns if self.clock is not None else 0,
+            clock_offset_ns=clock.offset_ns if clock is not None else None,
+            clock_uncertainty_ns=clock.uncertainty_ns if clock is not None else None,
         )
+
+    def compare_clock(self, answer: DriverBeat) -> None:
+        """Learn from the answer to a beat how far the node's clock is from the run's."""
+        if self.clock is not None and answer.echo_ns:
+            self.clock.add(answer.echo_ns, answer.run_ns, time.monotonic_ns())
 
     def seals(self, generation: int) -> Seals:
         """Which snapshots the arenas of this node hold, and which arenas cannot be used."""
