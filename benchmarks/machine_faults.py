@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import shutil
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +21,8 @@ from headway.testkit.machines import Machines
 
 STEP_LIMIT_S = 180.0
 RETURN_LIMIT_S = 120.0
+FLAP_S = 3.0
+"""As long as ``health.fabric_silence_s``, which begins when an agent has seen the silence."""
 CUT_S = 15.0
 """Longer than ``recovery.node_lost_s``."""
 WATCHED_S = 3.0
@@ -44,8 +48,10 @@ class Faults:
             "cut control of another machine": self._cut_control,
             "cut the fabric of a machine": self._cut_fabric,
             "cut the fabric between two machines": self._cut_pair,
+            "flap of the fabric of a machine for 3 s": self._flap,
+            "stop a worker": lambda: self._signal_worker(signal.SIGSTOP),
             "freeze a machine for 20 s": self._freeze,
-            "kill a worker": self._kill_worker,
+            "kill a worker": lambda: self._signal_worker(signal.SIGKILL),
             "kill an executor": lambda: self._kill("executor"),
             "kill an init": lambda: self._kill("init"),
             "kill init and executor": lambda: self._kill("init", "executor"),
@@ -185,7 +191,7 @@ class Faults:
     def _cut_fabric(self) -> dict[str, Any]:
         node = self._trains()
         self.machines.cut_fabric(node.index)
-        return self._cut_pairs(node, [(node.index, other) for other in range(5)])
+        return self._cut_pairs(node, [(node.index, n) for n in self._nodes() if n != node.index])
 
     def _cut_pair(self) -> dict[str, Any]:
         ranks = {rank["rank"]: rank["node"] for rank in self.status()["ranks"]}
@@ -208,11 +214,35 @@ class Faults:
         def named() -> bool:
             known = verdicts_of(self.run.folder.control)
             cuts = [v for v in known if v.kind == "fabric_cut" and v.unix_s >= began]
-            rows = " ".join(row.value for v in cuts for row in v.evidence)
-            return any(_names(rows, a, b) or _names(rows, b, a) for a, b in pairs)
+            rows = [row.value for v in cuts for row in v.evidence if row.name == "pair"]
+            return any(_names(row, a, b) or _names(row, b, a) for row in rows for a, b in pairs)
 
-        more = {"pair_is_named": named, "undo": repair, "begins_anew": True}
-        return {"machine": node.name, "pairs": len(pairs), **more}
+        blamed = [{*pair} for pair in pairs]
+        return {
+            "machine": node.name,
+            "to_blame": sorted(blamed[0].intersection(*blamed)),  # one, or either one of a pair
+            "pair_is_named": named,
+            "undo": repair,
+            "begins_anew": True,
+        }
+
+    def _flap(self) -> dict[str, Any]:
+        """Too short to be told from a lost segment: it costs a pause, and no machine."""
+        node = self._trains()
+        self.machines.cut_fabric(node.index)
+        time.sleep(FLAP_S)
+        self.machines.heal()
+        return {"machine": node.name}
+
+    def given_up_for_cuts(self, since_id: int) -> list[int]:
+        """The nodes that a verdict on the fabric has cost, by the journal from an event on."""
+        sql = "SELECT fields FROM events WHERE name = 'node_lost' AND id > ? ORDER BY id"
+        found = [json.loads(fields) for (fields,) in self.run.query(sql, (since_id,))]
+        return [one["node"] for one in found if "fabric" in one["reason"]]
+
+    def newest_event(self) -> int:
+        """Its id in the journal."""
+        return int(self.run.query("SELECT max(id) FROM events")[0][0])
 
     # ---- processes ----------------------------------------------------------------------------
     def _freeze(self) -> dict[str, Any]:
@@ -222,12 +252,12 @@ class Faults:
         node.thaw()
         return {"machine": node.name}
 
-    def _kill_worker(self) -> dict[str, Any]:
+    def _signal_worker(self, number: signal.Signals) -> dict[str, Any]:
         rank = self._random.choice(self.status()["ranks"])
         node = self._node(rank["node"])
         for one in node.processes():
             if _pid_inside(one.pid) == rank["pid"]:
-                one.kill()
+                one.kill(number)
         return {"machine": node.name, "rank": rank["rank"], "begins_anew": True}
 
     def _kill(self, *roles: str) -> dict[str, Any]:

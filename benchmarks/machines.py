@@ -40,6 +40,7 @@ def strike(faults: Faults, kind: str) -> dict[str, Any]:
     faults.await_steps()
     faults.await_whole()
     generation, _ = faults.newest()
+    event = faults.newest_event()
     began = time.monotonic()
     found = faults.kinds[kind]()
     is_anew = found.pop("begins_anew", False)
@@ -55,6 +56,8 @@ def strike(faults: Faults, kind: str) -> dict[str, Any]:
         row["pair_is_named"] = named()
     found.get("undo", lambda: None)()
     faults.await_whole()
+    row["given_up_for_cuts"] = faults.given_up_for_cuts(event)
+    row["to_blame"] = found.get("to_blame", [])
     row["whole_s"] = round(time.monotonic() - began, 2)
     return {**row, "generations": (generation, faults.newest()[0])}
 
@@ -69,6 +72,11 @@ def judge(run: Run, rows: Sequence[dict[str, Any]], steps: int) -> list[str]:
     wrong += [
         f"{row['fault']}: no steps meanwhile" for row in rows if not row.get("trains_on", True)
     ]
+    wrong += [
+        f"{row['fault']}: given up for cuts: {row['given_up_for_cuts']}, not {row['to_blame']}"
+        for row in rows
+        if not _is_blamed(row["given_up_for_cuts"], row["to_blame"])
+    ]
     for table in ("events", "inputs"):
         epochs = [epoch for (epoch,) in run.query(f"SELECT epoch FROM {table} ORDER BY id")]
         if epochs != sorted(epochs):
@@ -79,6 +87,12 @@ def judge(run: Run, rows: Sequence[dict[str, Any]], steps: int) -> list[str]:
     if run.outcome != "finished":
         wrong.append(f"outcome {run.outcome!r}")
     return wrong
+
+
+def _is_blamed(given_up: Sequence[int], to_blame: Sequence[int]) -> bool:
+    """Whether one machine of those that may be to blame was given up for a cut, or none if none
+    is."""
+    return len(given_up) == bool(to_blame) and set(given_up) <= set(to_blame)
 
 
 def drill(machines: Machines, options: argparse.Namespace, steps: int, corpus: Path) -> int:

@@ -10,9 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 from headway.common.errors import HeadwayError
 from headway.common.node.testing import wait_until
+from headway.console.analysis.clocks import Clocks
+from headway.console.analysis.episodes import load_journal
+from headway.console.analysis.events import load_events
+from headway.console.folder.records import RunRecords
 from headway.console.run import Run
 from headway.health.client import verdicts_of
 from headway.testkit.bed import Process, streams
@@ -254,6 +259,22 @@ def test_a_run_finishes_on_machines(machines: Machines, corpus: Path) -> None:
     assert "trace.json.gz" in done.stdout, "made of the records of all machines"
     links = machines.runs / "b"
     assert (links / "checkpoints").is_symlink() and (links / "control").is_symlink()
+    _has_one_clock(links)
+
+
+def _has_one_clock(run: Path) -> None:
+    """The monotonic clocks of these machines are 1,000 s apart; ranks take each step together."""
+    steps = load_events(run).filter(pl.col("action") == "STEP", pl.col("end_ns").is_not_null())
+    spans = steps.group_by("step").agg(
+        nodes=pl.col("node").n_unique(), begin=pl.col("start_ns").max(), end=pl.col("end_ns").min()
+    )
+    both = spans.filter(pl.col("nodes") == 2)
+    assert both.height >= 10 and (both["begin"] < both["end"]).all()
+    known = Clocks(RunRecords(run)).uncertainty_ns()
+    assert set(known) == {0, 1} and all(one is not None and one < 50e6 for one in known.values())
+    journal = load_journal(RunRecords(run))
+    first = journal.filter(pl.col("name") == "generation")["monotonic_s"][0]
+    assert first * 1e9 < steps["start_ns"].min() < journal["monotonic_s"].max() * 1e9
 
 
 BAD = [
