@@ -43,6 +43,7 @@ from headway.common.wire.messages.executor import (
 from headway.launch.cluster import ClusterFolder
 from headway.launch.lease import FileLease, Holder
 from headway.trainer.config import RunConfig
+from headway.trainer.control.node.clock_offset import ClockOffset
 
 RANKS = 8
 LIMIT_CORES = 0.2
@@ -51,6 +52,9 @@ ORDERS = (DriverBeat, ToWorker, KillWorker, ReadSeals, StopRun)
 
 class Node:
     """One executor and its ranks."""
+
+    clock: ClockOffset | None = None
+    """Of a node on a machine of its own."""
 
     def __init__(self, number: int, run_id: str, holder: Holder, keys: KeyPair) -> None:
         self.number, self.run_id = number, run_id
@@ -75,6 +79,8 @@ class Node:
         workers = None
         if self.known != self.version:
             workers = tuple(self._worker(index) for index in range(RANKS))
+        now_ns = time.monotonic_ns()
+        clock = self.clock.estimate(now_ns) if self.clock is not None else None
         self.client.notify(
             NodeBeat(
                 run_id=self.run_id,
@@ -85,6 +91,9 @@ class Node:
                 workers=workers,
                 services={} if workers else None,
                 step=self.step,
+                sent_ns=now_ns if self.clock is not None else 0,
+                clock_offset_ns=clock.offset_ns if clock is not None else None,
+                clock_uncertainty_ns=clock.uncertainty_ns if clock is not None else None,
             )
         )
 
@@ -112,6 +121,8 @@ class Node:
         match message:
             case DriverBeat():
                 self.known = message.known_version
+                if self.clock is not None and message.echo_ns:
+                    self.clock.add(message.echo_ns, message.run_ns, time.monotonic_ns())
             case ReadSeals():
                 found = Seals(
                     run_id=self.run_id, node=self.number, generation=message.generation, sealed={}

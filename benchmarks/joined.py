@@ -37,6 +37,7 @@ from headway.launch.joining import tokens
 from headway.launch.joining.bundle import Bundle
 from headway.launch.joining.client import this_machine
 from headway.launch.lease import FileLease, Holder, LeaseWatch
+from headway.trainer.control.node.clock_offset import ClockOffset
 
 from benchmarks.beats import Node, configuration, cores, until_running
 
@@ -100,7 +101,10 @@ class Rig:
 
     def follow(self, keys: Sequence[KeyPair], holder: Holder) -> list[Node]:
         """The executors, connected to a driver."""
-        return [Node(number, self.run.run_id, holder, own) for number, own in enumerate(keys)]
+        nodes = [Node(number, self.run.run_id, holder, own) for number, own in enumerate(keys)]
+        for node in nodes:
+            node.clock = ClockOffset()
+        return nodes
 
 
 def measure(folder: Path, nodes: int, seconds: float) -> dict[str, float | int]:
