@@ -10,6 +10,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -239,6 +240,12 @@ class Faults:
         sql = "SELECT fields FROM events WHERE name = 'node_lost' AND id > ? ORDER BY id"
         found = [json.loads(fields) for (fields,) in self.run.query(sql, (since_id,))]
         return [one["node"] for one in found if "fabric" in one["reason"]]
+
+    def standstill_s(self, since_unix_s: float) -> float:
+        """The longest time since then between two completed steps that still count."""
+        sql = "SELECT unix_s FROM metrics WHERE unix_s > ? ORDER BY unix_s"
+        times = [unix_s for (unix_s,) in self.run.query(sql, (since_unix_s,))]
+        return round(max(b - a for a, b in pairwise([since_unix_s, *times])), 2)
 
     def newest_event(self) -> int:
         """Its id in the journal."""

@@ -3,8 +3,9 @@
 Five separate machines on this host (namespaces, see ``headway.testkit.machines``), four of which
 train with pp 2 x dp 2, and a sixth for the console. They share the checkpoints folder and nothing
 else. A seeded plan of faults, each struck when all ranks step; afterwards all ranks must step again
-without help, and a machine that was lost must be back as a spare. Times are those of the journal.
-At the end the digest of the parameters is compared with that of an undisturbed run.
+without help, and a machine that was lost must be back as a spare. ``standstill_s`` is the longest
+time without a completed step, by the journal; ``stepping_s`` counts from the choice of a machine,
+which asks the driver twice, to the second new step. At the end the digest of the parameters is compared with that of an undisturbed run.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def strike(faults: Faults, kind: str) -> dict[str, Any]:
     faults.await_whole()
     generation, _ = faults.newest()
     event = faults.newest_event()
-    began = time.monotonic()
+    began, began_unix_s = time.monotonic(), time.time()
     found = faults.kinds[kind]()
     is_anew = found.pop("begins_anew", False)
     beyond = (generation + 1, -1) if is_anew else (faults.newest()[0], faults.newest()[1] + 2)
@@ -58,6 +59,7 @@ def strike(faults: Faults, kind: str) -> dict[str, Any]:
     faults.await_whole()
     row["given_up_for_cuts"] = faults.given_up_for_cuts(event)
     row["to_blame"] = found.get("to_blame", [])
+    row["standstill_s"] = faults.standstill_s(began_unix_s)
     row["whole_s"] = round(time.monotonic() - began, 2)
     return {**row, "generations": (generation, faults.newest()[0])}
 
