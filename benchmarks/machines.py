@@ -5,7 +5,8 @@ train with pp 2 x dp 2, and a sixth for the console. They share the checkpoints 
 else. A seeded plan of faults, each struck when all ranks step; afterwards all ranks must step again
 without help, and a machine that was lost must be back as a spare. ``standstill_s`` is the longest
 time without a completed step, by the journal; ``stepping_s`` counts from the choice of a machine,
-which asks the driver twice, to the second new step. At the end the digest of the parameters is compared with that of an undisturbed run.
+which asks the driver twice, to the second new step. At the end the digest of the parameters is
+compared with that of an undisturbed run.
 """
 
 from __future__ import annotations
