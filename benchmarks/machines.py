@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,9 @@ def drill(machines: Machines, options: argparse.Namespace, steps: int, corpus: P
     if digest != reference:
         wrong.append(f"digest {digest} is not the undisturbed {reference}")
     result = {
-        "command": "python -m benchmarks.machines",
+        "command": f"python -m benchmarks.machines --faults {options.faults} --steps {steps} "
+        f"--seed {options.seed}",
+        "date": datetime.now(tz=UTC).date().isoformat(),
         "hardware": f"{platform.machine()}, {os.cpu_count()} cores",
         "faults": rows,
         "steps": steps,

@@ -28,7 +28,10 @@ class ClockOffset:
     """``add`` each answer of the driver; ``estimate`` is the best of the newest ``KEPT``."""
 
     def __init__(self) -> None:
-        self._samples: deque[tuple[int, Estimate]] = deque(maxlen=KEPT)
+        self._num_added = 0
+        self._best: deque[tuple[int, int, Estimate]] = deque()
+        """(number, time, sample) of those that are or will be the best: each is more certain than
+        all that came after it. All grow less certain at one pace, so their order stays."""
 
     def add(self, sent_ns: int, run_ns: int, received_ns: int) -> None:
         """An answer: when its beat was sent and when it came, by the node's clock, and the run's
@@ -36,20 +39,28 @@ class ClockOffset:
         if received_ns < sent_ns:
             return  # it answers no beat of this clock
         offset_ns = run_ns - (sent_ns + received_ns) // 2
-        half_ns = (received_ns - sent_ns + 1) // 2
-        self._samples.append((received_ns, Estimate(offset_ns, half_ns)))
+        sample = Estimate(offset_ns, (received_ns - sent_ns + 1) // 2)
+        while self._best and _aged(*self._best[-1][1:], received_ns) >= sample.uncertainty_ns:
+            self._best.pop()
+        self._best.append((self._num_added, received_ns, sample))
+        self._num_added += 1
+        if self._best[0][0] < self._num_added - KEPT:
+            self._best.popleft()
 
     def estimate(self, now_ns: int) -> Estimate | None:
         """The best that is known at ``now_ns`` of the node's clock; None before the first answer.
 
         A sample grows less certain with its age, since the clocks may drift.
         """
-        aged = (
-            Estimate(one.offset_ns, one.uncertainty_ns + int((now_ns - at_ns) * DRIFT))
-            for at_ns, one in self._samples
-        )
-        return min(aged, key=lambda one: one.uncertainty_ns, default=None)
+        if not self._best:
+            return None
+        _, at_ns, sample = self._best[0]
+        return Estimate(sample.offset_ns, _aged(at_ns, sample, now_ns))
 
     def begin_again(self) -> None:
         """Forget the samples: another driver answers, whose clock may differ."""
-        self._samples.clear()
+        self._best.clear()
+
+
+def _aged(at_ns: int, sample: Estimate, now_ns: int) -> int:
+    return sample.uncertainty_ns + int((now_ns - at_ns) * DRIFT)
