@@ -11,7 +11,8 @@ from headway.common.errors import HeadwayError
 from headway.common.log import get_logger
 from headway.common.node.process import ProcessId
 from headway.launch.engine import Engine
-from headway.launch.lease import FileLease, Holder, SupersededError, Tenure
+from headway.launch.lease import Holder, SupersededError, Tenure
+from headway.launch.leases import lease_of
 from headway.trainer.control.background import Background
 from headway.trainer.control.lines import Lines
 
@@ -49,7 +50,7 @@ class Leadership:
         self, folder: Path, node: int, epoch: int, engine: Engine, background: Background
     ) -> None:
         self._node = node
-        self._lease = FileLease(folder, self._fence_elsewhere)
+        self._lease = lease_of(folder, self._fence_elsewhere)
         self._epoch, self._engine, self._background = epoch, engine, background
         self._tenure: Tenure | None = None
         self._trouble, self._is_resigning = "", False
@@ -109,8 +110,10 @@ class Leadership:
             if isinstance(error, SupersededError):
                 log.warning("another driver leads the run; leaving", reason=trouble)
                 self.stop()
-            elif trouble and trouble != self._trouble:
+            elif trouble and not self._trouble:  # once: what hangs and what fails take turns
                 log.error("the lease cannot be renewed", reason=trouble)
+            elif self._trouble and not trouble:
+                log.info("the lease is renewed again")
             self._trouble = trouble
 
         self._background.start("renewal of the lease", self._tenure.renew, then)
