@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,8 @@ CUT_OFF_S = 4.0
 """A driver that has not heard from most nodes for so long lets another node lead."""
 CUT_OFF_START_S = 15.0
 """The same of a new driver, which they must find first."""
+LATE_S = 1.0
+"""A lease that was not renewed for so long is logged: one renewal may take longer than others."""
 
 log = get_logger("driver")
 
@@ -53,7 +56,8 @@ class Leadership:
         self._lease = lease_of(folder, self._fence_elsewhere)
         self._epoch, self._engine, self._background = epoch, engine, background
         self._tenure: Tenure | None = None
-        self._trouble, self._is_resigning = "", False
+        self._is_late = self._is_resigning = False
+        self._renewed_at = time.monotonic()
         self._fence_former()
 
     def _fence_former(self) -> None:
@@ -99,6 +103,7 @@ class Leadership:
         """Publish where this driver listens. Raises as ``Lease.publish``."""
         self._tenure = Tenure(self._lease, me)
         self._tenure.renew()
+        self._renewed_at = time.monotonic()
 
     def renew(self) -> None:
         """Show that the driver's loop turns. The writing itself may hang with the file system."""
@@ -106,17 +111,27 @@ class Leadership:
             return
 
         def then(_result: object, error: Exception | None) -> None:
-            trouble = "" if error is None else str(error)
             if isinstance(error, SupersededError):
-                log.warning("another driver leads the run; leaving", reason=trouble)
+                log.warning("another driver leads the run; leaving", reason=str(error))
                 self.stop()
-            elif trouble and not self._trouble:  # once: what hangs and what fails take turns
-                log.error("the lease cannot be renewed", reason=trouble)
-            elif self._trouble and not trouble:
-                log.info("the lease is renewed again")
-            self._trouble = trouble
+            elif error is not None:
+                self._missed(error)
+            else:
+                self._renewed()
 
         self._background.start("renewal of the lease", self._tenure.renew, then)
+
+    def _missed(self, error: Exception) -> None:
+        """Log it once: attempts that fail and those that have not ended yet take turns."""
+        if time.monotonic() - self._renewed_at > LATE_S and not self._is_late:
+            self._is_late = True
+            log.error("the lease cannot be renewed", reason=str(error))
+
+    def _renewed(self) -> None:
+        self._renewed_at = time.monotonic()
+        if self._is_late:
+            self._is_late = False
+            log.info("the lease is renewed again")
 
     def finish(self) -> None:
         """Have the lease say that the run is over."""
