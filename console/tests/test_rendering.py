@@ -43,8 +43,9 @@ def _bundle(secret: dict[str, Any]) -> Bundle:
 
 def test_what_is_printed_is_valid_and_describes_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     text = _printed(capsys, "--namespace", "train", "--node-selector", "zone=a")
-    secret, policy, job = yaml.safe_load_all(text)
-    for one in (secret, policy, job):
+    secret, *others, job = yaml.safe_load_all(text)
+    assert "&id" not in text, "every object stands by itself"
+    for one in (secret, *others, job):
         kubernetes_validate.validate(one, VERSION, strict=True)
         assert (one["metadata"]["name"], one["metadata"]["namespace"]) == ("tiny", "train")
     bundle = _bundle(secret)
@@ -64,7 +65,8 @@ def test_json_is_the_same_objects_with_keys_that_fit(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     secret, *others = json.loads(_printed(capsys, "--json", "--name", "other"))
-    assert [one["kind"] for one in others] == ["NetworkPolicy", "Job"]
+    kinds = ["Lease", "ServiceAccount", "Role", "RoleBinding", "NetworkPolicy", "Job"]
+    assert [one["kind"] for one in others] == kinds
     assert others[0]["metadata"]["name"] == "other"
     key = tmp_path / "console.key"
     key.write_text(secret["stringData"]["console.key"])
@@ -81,7 +83,7 @@ def test_each_call_makes_another_run(capsys: pytest.CaptureFixture[str]) -> None
 def test_settings_and_what_they_need(capsys: pytest.CaptureFixture[str]) -> None:
     given = ("train.device=gpu", "launch.interface=net1", "data.path=/mnt/corpus")
     words = [word for one in given for word in ("--set", one)]
-    secret, _, job = json.loads(_printed(capsys, "--json", *words))
+    secret, *_, job = json.loads(_printed(capsys, "--json", *words))
     bundle = _bundle(secret)
     assert (bundle.network.interface, bundle.corpus) == ("net1", "/mnt/corpus")
     assert tomllib.loads(bundle.config)["train"]["dtype"] == "bf16"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import sqlite3
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -29,6 +30,10 @@ MODEL = (
     "launch.nodes=2", "launch.ranks_per_node=1", "launch.spares=1",
 )  # fmt: skip
 RUNS = "scratch/*/runs"
+API, PORT = 3, 6443
+"""Node of the bed that stands in for the API server."""
+OUTAGE_S = 20.0
+"""Longer than it takes to replace a driver that does not renew its lease."""
 LIMIT_S = 150.0
 pytestmark = pytest.mark.slow  # four minutes
 
@@ -39,15 +44,22 @@ class Pods:
 
     def __init__(self, bed: Bed, folder: Path, corpus: Path) -> None:
         self.bed = bed
+        server = bed.node(API).address
+        (folder / "claim" / "api").mkdir()
         self.config = KubernetesConfig(
             image="headway",
             claim="headway",
             shared=str(folder / "claim"),
             scratch=str(bed.disk / "scratch"),
             python=sys.executable,
+            api=f"https://{server}:{PORT}",
+            account=str(folder / "claim" / "api" / "account"),
         )
+        words = [str(folder / "claim" / "api"), server, str(PORT), "train", "tiny"]
+        module = [sys.executable, "-m", "headway.testkit.kubernetes_api"]
+        self.api = bed.node(API).start([*module, *words])
         run = load(RunConfig, [TINY], [*MODEL, f"data.path={corpus}"])
-        secret, _, job = manifests(run, self.config, "tiny")
+        secret, *_, job = manifests(run, self.config, "tiny")
         self.secret = folder / "claim" / "secret"
         self.secret.mkdir()
         for name, text in secret["stringData"].items():
@@ -87,6 +99,12 @@ class Pods:
         done = node.run([*command, "--runs-dir", str(runs[0])], check=False, timeout_s=90.0)
         return json.loads(done.stdout.splitlines()[-1]) if not done.returncode else {}
 
+    def newest_step(self) -> int:
+        """Of the run's journal, which is read without its driver."""
+        with sqlite3.connect(f"file:{self.shared}/control/run.sqlite?mode=ro", uri=True) as journal:
+            [[step]] = journal.execute("SELECT MAX(step) FROM metrics")
+        return int(step)
+
     def output(self) -> str:
         """The ends of what the pods printed."""
         texts = [node.console.read_text(errors="replace") for node in self.bed.nodes]
@@ -101,7 +119,7 @@ def pods(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Iterator[Pod
     for name in ("claim", "disks"):
         (folder / name).mkdir()
     visible = [corpus, TINY.parent]
-    with Bed(folder / "disks", nodes=3, shared=[folder / "claim"], visible=visible) as bed:
+    with Bed(folder / "disks", nodes=4, shared=[folder / "claim"], visible=visible) as bed:
         yield Pods(bed, folder, corpus)
 
 
@@ -126,7 +144,16 @@ def _is_stepping(status: dict[str, Any], beyond: int) -> bool:
 def test_pods_make_a_run_that_outlives_each_of_them_and_all_together(pods: Pods) -> None:
     for index in range(3):
         pods.start(index)
-    _until(pods, 1, lambda s: _is_stepping(s, 6) and s["nodes"].get("2") == "spare")
+    found = _until(pods, 1, lambda s: _is_stepping(s, 6) and s["nodes"].get("2") == "spare")
+    assert not list((pods.shared / "control").glob("driver*")), "the lease is not a file"
+
+    pods.api.send_signal(signal.SIGSTOP)
+    before = pods.newest_step()
+    time.sleep(OUTAGE_S)
+    assert pods.newest_step() > before, "an API server that is away stops no step"
+    pods.api.send_signal(signal.SIGCONT)
+    after = _until(pods, 1, lambda s: _is_stepping(s, 6))
+    assert (after["generation"], after["epoch"]) == (found["generation"], found["epoch"])
 
     pods.lose(0)  # with the first driver
     _until(pods, 1, lambda s: s["nodes"]["2"] != "spare" and _is_stepping(s, 6))

@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,15 @@ from headway.launch.joining.folder import NodeFolder
 from headway.launch.joining.stay import TERM_S
 from headway.launch.kubernetes import pod
 from headway.launch.kubernetes.config import KubernetesConfig, check_name
+from headway.launch.kubernetes.lease import FILE, ApiLease
 from headway.launch.kubernetes.render import Needs, mib, render
-from headway.launch.lease import FileLease, Holder
+from headway.launch.lease import FileLease, Holder, Lease
+from headway.launch.leases import lease_of
 from headway.launch.machines.reach import UnreachableError
+from headway.testkit.kubernetes_api import KubernetesApi
 
 VERSIONS = ("1.29", "1.31", "1.34")
+KINDS = {"Secret", "Lease", "ServiceAccount", "Role", "RoleBinding", "NetworkPolicy", "Job"}
 NEEDS = Needs(cpus=4, memory_bytes=3 << 30, shm_bytes=1 << 30, gpus=2)
 LIMIT_S = 60.0
 
@@ -45,6 +49,19 @@ def _bundle(folder: Path, name: str = "tiny", **more: Any) -> Bundle:
     return Bundle("0123abcd", name, 3, "[train]\n", Network(), facts, shared, secret, "k" * 40)
 
 
+@pytest.fixture
+def api(tmp_path: Path) -> Iterator[KubernetesApi]:
+    (tmp_path / "api").mkdir()
+    with KubernetesApi(tmp_path / "api") as found:
+        found.add("tiny")
+        yield found
+
+
+def _led_by(api: KubernetesApi, folder: Path) -> Bundle:
+    """Of a run whose lease is kept there."""
+    return _bundle(folder, api=api.url, account=str(api.account))
+
+
 def _objects(folder: Path, needs: Needs = NEEDS, **more: Any) -> dict[str, dict[str, Any]]:
     bundle = _bundle(folder, **more)
     found = render(bundle, _config(**more), needs, "the key")
@@ -57,7 +74,7 @@ def test_every_object_fits_the_schema_of_kubernetes(tmp_path: Path, version: str
     few = dataclasses.replace(NEEDS, gpus=0)
     full = {"namespace": "train", "node_selector": ("example.org/gpu=h200", "zone=")}
     for objects in (_objects(tmp_path, few), _objects(tmp_path, **full)):
-        assert set(objects) == {"Secret", "NetworkPolicy", "Job"}
+        assert set(objects) == KINDS
         for one in objects.values():
             kubernetes_validate.validate(one, version, strict=True)
 
@@ -81,7 +98,7 @@ def test_the_job_has_a_pod_for_each_node_and_starts_each_again(tmp_path: Path) -
 
 def test_a_pod_has_the_folders_that_its_bundle_names(tmp_path: Path) -> None:
     config = _config(shared="/mnt/claim", scratch="/fast", python="/opt/bin/python")
-    [_, _, job] = render(_bundle(tmp_path), config, NEEDS, "")
+    [*_, job] = render(_bundle(tmp_path), config, NEEDS, "")
     spec = job["spec"]["template"]["spec"]
     [container] = spec["containers"]
     mounts = {one["mountPath"]: one["name"] for one in container["volumeMounts"]}
@@ -100,7 +117,6 @@ def test_a_pod_has_the_folders_that_its_bundle_names(tmp_path: Path) -> None:
 def test_what_a_pod_may_and_needs(tmp_path: Path) -> None:
     spec = _objects(tmp_path, node_selector=("gpu=h200",))["Job"]["spec"]["template"]["spec"]
     [container] = spec["containers"]
-    assert spec["automountServiceAccountToken"] is False
     assert spec["nodeSelector"] == {"gpu": "h200"}
     secured = container["securityContext"]
     assert secured["allowPrivilegeEscalation"] is False and secured["capabilities"]["drop"]
@@ -111,6 +127,26 @@ def test_what_a_pod_may_and_needs(tmp_path: Path) -> None:
     needs = dataclasses.replace(NEEDS, gpus=0)
     [alone] = _objects(tmp_path, needs)["Job"]["spec"]["template"]["spec"]["containers"]
     assert "limits" not in alone["resources"]
+
+
+def test_a_pod_may_read_and_replace_the_lease_of_its_run_and_nothing_else(tmp_path: Path) -> None:
+    objects = _objects(tmp_path, namespace="train")
+    [rule] = objects["Role"]["rules"]
+    assert rule == {
+        "apiGroups": ["coordination.k8s.io"],
+        "resources": ["leases"],
+        "resourceNames": [objects["Lease"]["metadata"]["name"]],
+        "verbs": ["get", "update"],
+    }
+    binding, account = objects["RoleBinding"], objects["ServiceAccount"]["metadata"]["name"]
+    assert (binding["roleRef"]["kind"], binding["roleRef"]["name"]) == ("Role", "tiny")
+    assert binding["subjects"] == [
+        {"kind": "ServiceAccount", "name": account, "namespace": "train"}
+    ]
+    assert "namespace" not in _objects(tmp_path)["RoleBinding"]["subjects"][0], "the binding's"
+    spec = objects["Job"]["spec"]["template"]["spec"]
+    assert spec["serviceAccountName"] == account and spec["automountServiceAccountToken"] is True
+    assert set(objects["Lease"]) == {"apiVersion", "kind", "metadata"}, "applied again: no change"
 
 
 def test_pods_of_one_run_are_apart_and_reached_by_each_other_only(tmp_path: Path) -> None:
@@ -154,6 +190,8 @@ BAD: dict[str, dict[str, Any]] = {
     "image=''": {"image": ""},
     "image='a b'": {"image": "a b"},
     "scratch='x'": {"scratch": "x"},
+    "account='x'": {"account": "x"},
+    "api='http://api'": {"api": "http://api"},
     "gpu_resource='a b'": {"gpu_resource": "a b"},
     "'gpu' is not a label": {"node_selector": ("gpu",)},
     "'a=b c' is not a label": {"node_selector": ("a=b c",)},
@@ -247,25 +285,62 @@ def test_a_pod_makes_a_ticket_that_its_run_takes(
         assert bool(ticket.bundle) == (index == 0), "only the first needs no driver"
 
 
-def _lead(bundle: Bundle, **more: Any) -> FileLease:
+def _lead(bundle: Bundle, **more: Any) -> Lease:
     bundle.control.mkdir(parents=True)
-    lease = FileLease(bundle.control)
+    pod.name_lease(bundle)
+    lease = lease_of(bundle.control)
+    assert isinstance(lease, ApiLease)
     epoch = lease.claim(0)
     assert epoch == 1
     lease.publish(Holder(1, 1, 1, 1, "tcp://10.0.0.1:1", space="another machine", **more))
     return lease
 
 
-def test_a_pod_of_a_run_that_is_over_ends_well(tmp_path: Path) -> None:
-    bundle = _bundle(tmp_path)
+def test_a_pod_of_a_run_that_is_over_ends_well(tmp_path: Path, api: KubernetesApi) -> None:
+    bundle = _led_by(api, tmp_path)
     _lead(bundle, is_over=True)
     done = _start(_secret(tmp_path, bundle), "0")
     assert done.returncode == 0 and "the run is over" in done.stdout
     assert not (tmp_path / "scratch").exists()
 
 
-def test_a_pod_ends_well_only_once_the_run_is_over(tmp_path: Path) -> None:
-    bundle = _bundle(tmp_path)
+def test_a_pod_whose_lease_cannot_be_reached_is_started_again(
+    tmp_path: Path, api: KubernetesApi
+) -> None:
+    file = _secret(tmp_path, _led_by(api, tmp_path))
+    api.fault = "403"
+    done = _start(file, "0")
+    [line] = done.stderr.splitlines()
+    assert done.returncode == pod.AGAIN and "403" in line and "Role" in line
+    (api.account / "namespace").unlink()
+    done = _start(file, "0")
+    [line] = done.stderr.splitlines()
+    assert done.returncode == 2 and "has no ServiceAccount" in line
+
+
+def test_all_pods_leave_the_same_word_of_where_the_lease_is(
+    tmp_path: Path, api: KubernetesApi
+) -> None:
+    bundle, secret = _led_by(api, tmp_path), tmp_path / "secret"
+    texts = set()
+    for index in range(2):
+        pod.stay(secret, bundle, NodeFolder(tmp_path / f"node{index}"), lambda: 0)
+        texts.add((bundle.control / FILE).read_text())
+    assert len(texts) == 1
+    assert api.requests, "the lease was looked at there"
+
+
+def test_a_run_of_an_older_version_keeps_its_lease_in_its_folder(tmp_path: Path) -> None:
+    facts = facts_of(_config())
+    del facts["api"], facts["account"]
+    bundle = dataclasses.replace(_bundle(tmp_path), engine=facts)
+    of_bundle(bundle)
+    assert pod.stay(tmp_path, bundle, NodeFolder(tmp_path / "node"), lambda: 0) == pod.AGAIN
+    assert isinstance(lease_of(bundle.control), FileLease)
+
+
+def test_a_pod_ends_well_only_once_the_run_is_over(tmp_path: Path, api: KubernetesApi) -> None:
+    bundle = _led_by(api, tmp_path)
     secret, folder = _secret(tmp_path, bundle).parent, NodeFolder(tmp_path / "node")
     lease = _lead(bundle)
 
@@ -278,8 +353,10 @@ def test_a_pod_ends_well_only_once_the_run_is_over(tmp_path: Path) -> None:
     assert pod.stay(secret, bundle, folder, finish) == 0
 
 
-def test_the_console_key_lies_where_a_command_in_the_pod_looks(tmp_path: Path) -> None:
-    bundle, key = _bundle(tmp_path), KeyPair.generate()
+def test_the_console_key_lies_where_a_command_in_the_pod_looks(
+    tmp_path: Path, api: KubernetesApi
+) -> None:
+    bundle, key = _led_by(api, tmp_path), KeyPair.generate()
     secret, folder = _secret(tmp_path, bundle).parent, NodeFolder(tmp_path / "node")
     (secret / pod.CONSOLE_KEY).write_bytes(key.to_text())
     pod.stay(secret, bundle, folder, lambda: 0)
@@ -291,9 +368,9 @@ def test_the_console_key_lies_where_a_command_in_the_pod_looks(tmp_path: Path) -
 
 # ---- who leads when all pods are new ------------------------------------------------------------
 def test_the_first_node_leads_again_only_if_nobody_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, api: KubernetesApi
 ) -> None:
-    bundle = _bundle(tmp_path)
+    bundle = _led_by(api, tmp_path)
     bundle.control.mkdir(parents=True)
     assert not joining.is_led_or_over(bundle.control), "a new run"
     bundle.control.rmdir()
@@ -303,14 +380,14 @@ def test_the_first_node_leads_again_only_if_nobody_does(
     me = Holder(1, 1, 1, 1, "tcp://10.0.0.1:1", space="another machine")
     monkeypatch.setattr(joining, "NO_DRIVER_S", LIMIT_S)
     beats = iter(range(1, 1000))
-    look = FileLease.look
+    look = ApiLease.look
 
-    def renewed(self: FileLease) -> object:
+    def renewed(self: ApiLease) -> object:
         found = look(self)
         lease.publish(dataclasses.replace(me, beat=next(beats)))
         return found
 
-    monkeypatch.setattr(FileLease, "look", renewed)
+    monkeypatch.setattr(ApiLease, "look", renewed)
     assert joining.is_led_or_over(bundle.control), "it is renewed"
     monkeypatch.undo()
     lease.publish(dataclasses.replace(me, is_over=True))

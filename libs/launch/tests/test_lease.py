@@ -8,21 +8,44 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from headway.common.node.process import ProcessId
+from headway.launch.kubernetes.lease import LeaseName
 from headway.launch.lease import (
     FileLease,
     Holder,
+    Lease,
     LeaseView,
     LeaseWatch,
     SupersededError,
     Tenure,
     is_led,
 )
+from headway.launch.leases import lease_of
+from headway.testkit.kubernetes_api import KubernetesApi
+
+MakeLease = Callable[..., Lease]
+
+
+@pytest.fixture(params=["file", "api"])
+def make_lease(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeLease]:
+    """Another process's view of the run's lease; takes what fences a holder elsewhere."""
+
+    def make(fence_elsewhere: Callable[[Holder], bool] = lambda _: True) -> Lease:
+        return lease_of(tmp_path, fence_elsewhere)
+
+    if request.param == "file":
+        yield make
+        return
+    with KubernetesApi(tmp_path) as api:
+        api.add("tiny")
+        LeaseName(api.url, api.namespace, "tiny", str(api.account)).save(tmp_path)
+        yield make
 
 
 def _holder(epoch: int, process: ProcessId | None = None) -> Holder:
@@ -30,31 +53,37 @@ def _holder(epoch: int, process: ProcessId | None = None) -> Holder:
     return Holder(epoch, 0, process.pid, process.start_ticks, "tcp://127.0.0.1:1", "key")
 
 
-def test_of_many_claimants_one_gets_the_epoch(tmp_path: Path) -> None:
-    leases = [FileLease(tmp_path) for _ in range(16)]
+def test_of_many_claimants_one_gets_the_epoch(make_lease: MakeLease) -> None:
+    leases = [make_lease() for _ in range(16)]
     with ThreadPoolExecutor(16) as pool:
         for after in range(5):
-            found = list(pool.map(FileLease.claim, leases, [after] * len(leases)))
+            found = list(pool.map(lambda lease, epoch=after: lease.claim(epoch), leases))
             won = [epoch for epoch in found if epoch is not None]
             assert won == [after + 1]
     assert leases[0].look() == LeaseView(5, None)
 
 
-def test_a_record_is_private_and_tells_who_leads(tmp_path: Path) -> None:
-    lease = FileLease(tmp_path)
+def test_a_record_tells_who_leads(make_lease: MakeLease) -> None:
+    lease = make_lease()
     assert lease.claim(0) == 1
     assert lease.look().is_starting
     lease.publish(_holder(1))
-    assert lease.look() == LeaseView(1, _holder(1))
+    assert lease.look() == make_lease().look() == LeaseView(1, _holder(1))
+
+
+def test_the_files_of_a_lease_are_private(tmp_path: Path) -> None:
+    lease = FileLease(tmp_path)
+    assert lease.claim(0) == 1
+    lease.publish(_holder(1))
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
 
 
-def test_a_superseded_holder_learns_it_at_its_next_renewal(tmp_path: Path) -> None:
-    lease = FileLease(tmp_path)
+def test_a_superseded_holder_learns_it_at_its_next_renewal(make_lease: MakeLease) -> None:
+    lease = make_lease()
     assert lease.claim(0) == 1
     tenure = Tenure(lease, _holder(1))
     tenure.renew()
-    assert lease.claim(1) == 2
+    assert make_lease().claim(1) == 2
     with pytest.raises(SupersededError, match="epoch 2 was claimed"):
         tenure.renew()
     lease.publish(_holder(2))
@@ -71,15 +100,15 @@ def test_a_torn_record_is_read_again_and_then_shows_no_holder(tmp_path: Path) ->
     assert lease.look() == LeaseView(1, None)
 
 
-def test_a_fenced_holder_is_dead_even_if_it_was_stopped(tmp_path: Path) -> None:
+def test_a_fenced_holder_is_dead_even_if_it_was_stopped(make_lease: MakeLease) -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     process = ProcessId.of(child.pid)
     assert process is not None
     process.kill(signal.SIGSTOP)
-    assert FileLease(tmp_path).fence(_holder(1, process))
+    assert make_lease().fence(_holder(1, process))
     assert process.is_doomed()
     assert child.wait(10) == -signal.SIGKILL
-    assert FileLease(tmp_path).has_ended(_holder(1, process))
+    assert make_lease().has_ended(_holder(1, process))
 
 
 def test_a_holder_is_stale_by_its_observers_clock_and_not_for_the_observers_own_stall() -> None:
@@ -91,8 +120,8 @@ def test_a_holder_is_stale_by_its_observers_clock_and_not_for_the_observers_own_
     assert watch.see(LeaseView(2, Holder(1, 0, 1, 1, beat=7)), 100.2) == 0.0
 
 
-def test_renewing_costs_little_and_is_seen(tmp_path: Path) -> None:
-    lease = FileLease(tmp_path)
+def test_each_renewal_is_seen(make_lease: MakeLease) -> None:
+    lease = make_lease()
     lease.claim(0)
     tenure = Tenure(lease, _holder(1))
     beats = []
@@ -109,9 +138,9 @@ def _elsewhere(epoch: int, beat: int = 0) -> Holder:
     return Holder(epoch, 0, os.getpid(), 1, "tcp://10.0.0.1:1", "key", beat, space="another boot")
 
 
-def test_a_holder_on_another_machine_is_never_looked_up_here(tmp_path: Path) -> None:
+def test_a_holder_on_another_machine_is_never_looked_up_here(make_lease: MakeLease) -> None:
     asked: list[Holder] = []
-    lease = FileLease(tmp_path, lambda holder: asked.append(holder) is None)
+    lease = make_lease(lambda holder: asked.append(holder) is None)
     holder = _elsewhere(1)
     assert not lease.has_ended(holder), "its pid means nothing here"
     assert lease.fence(holder) and asked == [holder]
@@ -127,8 +156,8 @@ def test_a_record_of_an_older_version_is_one_of_this_machine(tmp_path: Path) -> 
     assert found == _holder(1) and found.is_here
 
 
-def test_who_leads_elsewhere_shows_it_by_renewals(tmp_path: Path) -> None:
-    lease = FileLease(tmp_path)
+def test_who_leads_elsewhere_shows_it_by_renewals(make_lease: MakeLease) -> None:
+    lease = make_lease()
     assert not is_led(lease, 0.05), "nobody does"
     lease.publish(_holder(1))
     assert is_led(lease, 0.0), "this process does"
@@ -142,8 +171,8 @@ def test_who_leads_elsewhere_shows_it_by_renewals(tmp_path: Path) -> None:
         assert led.result()
 
 
-def test_who_resigns_says_so(tmp_path: Path) -> None:
-    lease = FileLease(tmp_path)
+def test_who_resigns_says_so(make_lease: MakeLease) -> None:
+    lease = make_lease()
     lease.claim(0)
     tenure = Tenure(lease, _holder(1))
     tenure.renew()

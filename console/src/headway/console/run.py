@@ -21,7 +21,7 @@ from headway.common.wire.messages.driver import (
 from headway.console.folder.records import TERMINAL_OUTCOMES
 from headway.console.run_frames import RunFrames
 from headway.console.steering.methods import Steering
-from headway.launch.lease import FileLease
+from headway.launch.leases import lease_of
 
 __all__ = ["PAGE_RANKS", "TERMINAL_OUTCOMES", "Run"]
 PAGE_RANKS = 1024
@@ -190,7 +190,7 @@ class Run(RunFrames, Steering):
         Raises:
             DeadlineError: there is none yet, or its keys are gone.
         """
-        holder = FileLease(self.folder.control).look().holder
+        holder = lease_of(self.folder.control).look().holder
         if holder is None:
             raise DeadlineError(
                 f"run {self.name} has no driver yet", remedy="try again in a moment"

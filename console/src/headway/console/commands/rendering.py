@@ -58,8 +58,8 @@ def kubernetes(
 ) -> None:
     """Print a new run as Kubernetes manifests.
 
-    These are a Secret, a NetworkPolicy and a Job. Nothing is started. Each call makes another run,
-    with keys of its own: keep the output secret.
+    These are a Secret, a Lease with a ServiceAccount that may use it, a NetworkPolicy and a Job.
+    Nothing is started. Each call makes another run, with keys of its own: keep the output secret.
     Relative paths in the configuration are below the claim. See docs/howto/kubernetes.md.
     """
     from headway.common.config import load

@@ -18,7 +18,8 @@ from headway.common.node.sqlite import open_to_read
 from headway.console.hints import hint
 from headway.console.machine.peak import Peak, cached_peak
 from headway.launch.cluster import ClusterFolder
-from headway.launch.lease import FileLease, LeaseWatch, is_led
+from headway.launch.lease import LeaseWatch, is_led
+from headway.launch.leases import lease_of
 from headway.trainer.config import RunConfig
 
 ENDED_S = 2.0
@@ -143,12 +144,12 @@ class RunRecords:
         return Path(record.get("cluster") or self.path / "cluster")
 
     def _has_driver(self) -> bool:
-        holder = FileLease(self.folder.control).look().holder
+        holder = lease_of(self.folder.control).look().holder
         return holder is not None and not holder.process.is_doomed()
 
     def _is_led_elsewhere(self) -> bool:
         """Whether the lease was renewed lately; a takeover after a driver's death takes a while."""
-        lease = FileLease(self.folder.control)
+        lease = lease_of(self.folder.control)
         if self._watch is None:
             self._watch = LeaseWatch()
             if not is_led(lease):

@@ -6,9 +6,9 @@ succeed. The claimant fences the previous holder, so that it cannot act any more
 publishes itself and acts. Clocks are not compared between processes, and no lock is held that a
 frozen process would keep.
 
-``FileLease`` fences a holder on its own machine by pid, and one on another machine by the function
-it is given, which asks the engine. Where that cannot confirm it, the epoch is the fence: executors,
-journal and checkpoints folder refuse what an older driver wants.
+A lease fences a holder on its own machine by pid, and one on another machine by the function it is
+given, which asks the engine. Where that cannot confirm it, the epoch is the fence: executors,
+journal and checkpoints folder refuse what an older driver wants. ``leases`` chooses a run's lease.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from headway.common.node.process import ProcessId
 from headway.common.polling import wait_until
 
 FENCE_LIMIT_S = 5.0
+CALM_LOOK_S = 1.0
 _RECORD_BYTES = 1024
 _READ_TRIES = 20
 
@@ -83,7 +84,12 @@ class LeaseView:
 
 
 class Lease(Protocol):
-    """The lease of a run; one per run."""
+    """The lease of a run; one per run. Any method may raise OSError."""
+
+    look_s: float
+    """Shortest pause between two looks of one observer; many observe it."""
+    calm_look_s: float
+    """The same while the holder reports by itself."""
 
     def look(self) -> LeaseView:
         """The current state of the lease."""
@@ -107,7 +113,41 @@ class Lease(Protocol):
         """
 
 
-class FileLease:
+class ProcessLease:
+    """What the leases have in common: the holder is a process, here or on another machine.
+
+    Args:
+        fence_elsewhere: makes sure that a holder on another machine cannot act any more; False if
+            that cannot be confirmed.
+    """
+
+    def __init__(self, fence_elsewhere: Callable[[Holder], bool]) -> None:
+        self._fence_elsewhere = fence_elsewhere
+
+    def has_ended(self, holder: Holder) -> bool:
+        """Whether the holder's process is gone from this machine."""
+        return holder.is_here and holder.process.is_doomed()
+
+    def fence(self, holder: Holder) -> bool:
+        """Kill the holder, if it runs here. A frozen one counts as gone once the signal is
+        pending."""
+        if not holder.is_here:
+            return self._fence_elsewhere(holder)
+        process = holder.process
+        if process == ProcessId.current():
+            return True
+        return wait_until(lambda: not process.kill() or process.is_doomed(), FENCE_LIMIT_S)
+
+
+def superseded(epoch: int, newest: int) -> SupersededError:
+    """What the holder of ``epoch`` gets once ``newest`` was claimed."""
+    return SupersededError(
+        f"epoch {epoch} is over: epoch {newest} was claimed",
+        remedy="nothing to do: the newer driver leads the run",
+    )
+
+
+class FileLease(ProcessLease):
     """The lease as ``driver.json`` and empty files ``driver.claim-N`` in the
     run's folder, both 0600.
 
@@ -115,11 +155,14 @@ class FileLease:
     that both work on a full disk once the record exists.
     """
 
+    look_s = 0.0
+    calm_look_s = CALM_LOOK_S
+
     def __init__(
         self, folder: Path, fence_elsewhere: Callable[[Holder], bool] = lambda _: True
     ) -> None:
+        super().__init__(fence_elsewhere)
         self._record, self._folder = folder / "driver.json", folder
-        self._fence_elsewhere = fence_elsewhere
 
     def look(self) -> LeaseView:
         """The current state of the lease; without a holder while its record cannot be read."""
@@ -151,10 +194,6 @@ class FileLease:
                 found[int(number)] = path
         return found
 
-    def has_ended(self, holder: Holder) -> bool:
-        """Whether the holder's process is gone from this machine."""
-        return holder.is_here and holder.process.is_doomed()
-
     def claim(self, after: int) -> int | None:
         """Claim the epoch after ``after``; None if it is taken.
 
@@ -173,16 +212,6 @@ class FileLease:
                 old.unlink(missing_ok=True)
         return after + 1
 
-    def fence(self, holder: Holder) -> bool:
-        """Kill the holder, if it runs here. A frozen one counts as gone once the signal is
-        pending."""
-        if not holder.is_here:
-            return self._fence_elsewhere(holder)
-        process = holder.process
-        if process == ProcessId.current():
-            return True
-        return wait_until(lambda: not process.kill() or process.is_doomed(), FENCE_LIMIT_S)
-
     def publish(self, me: Holder) -> None:
         """Write the record in place.
 
@@ -192,10 +221,7 @@ class FileLease:
         """
         newest = self._claimed()
         if newest > me.epoch:
-            raise SupersededError(
-                f"epoch {me.epoch} is over: epoch {newest} was claimed",
-                remedy="nothing to do: the newer driver leads the run",
-            )
+            raise superseded(me.epoch, newest)
         row = json.dumps({**asdict(me), "end": me.beat}).encode()
         descriptor = os.open(self._record, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -238,7 +264,7 @@ def is_led(lease: Lease, wait_s: float = 1.0) -> bool:
         return False
     if first.holder.is_here:
         return not first.holder.process.is_doomed()
-    return wait_until(lambda: lease.look() != first, wait_s, every_s=0.05)
+    return wait_until(lambda: lease.look() != first, wait_s, every_s=max(0.05, lease.look_s))
 
 
 class Tenure:

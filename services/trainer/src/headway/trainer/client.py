@@ -9,7 +9,8 @@ import msgspec
 from headway.ckpt_store.client import CheckpointInfo, read_part
 from headway.common.errors import InputError
 from headway.common.node.run_dir import RunDir
-from headway.launch.lease import FileLease, is_led
+from headway.launch.lease import is_led
+from headway.launch.leases import lease_of
 from headway.trainer.control.inputs import Replayed, replay
 from headway.trainer.control.journal import Journal, read_commands
 from headway.trainer.exchange.checkpoint import check_first_weights
@@ -39,7 +40,7 @@ def reopen(run: RunDir) -> None:
     Raises:
         InputError: a driver leads the run: it is live.
     """
-    if is_led(FileLease(run.control)):
+    if is_led(lease_of(run.control)):
         raise InputError(
             f"{run.database} is in use by the run's driver",
             remedy="wait for it or stop that run",

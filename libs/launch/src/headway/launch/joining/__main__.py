@@ -34,7 +34,8 @@ from headway.launch.joining.folder import NodeFolder
 from headway.launch.joining.stay import TERM_S, AtEnd, Stay
 from headway.launch.joining.ticket import Ticket
 from headway.launch.kubernetes import pod
-from headway.launch.lease import FileLease, is_led
+from headway.launch.lease import is_led
+from headway.launch.leases import lease_of
 from headway.launch.local import LocalEngine
 from headway.launch.nodes import wait_for_node
 
@@ -142,7 +143,7 @@ def take_part(folder: NodeFolder, ticket: Ticket, limit_s: float) -> None:
 
 def is_led_or_over(control: Path) -> bool:
     """Takes up to ``NO_DRIVER_S``: while any node of the run lives, one of them leads by then."""
-    lease = FileLease(control)
+    lease = lease_of(control)
     holder = lease.look().holder
     return holder is not None and (holder.is_over or is_led(lease, NO_DRIVER_S))
 

@@ -17,7 +17,8 @@ from headway.common.wire.messages.driver import Join, Joined
 from headway.launch.joining.bundle import Bundle
 from headway.launch.joining.needs import num_gpus
 from headway.launch.joining.ticket import Ticket
-from headway.launch.lease import FileLease, Holder
+from headway.launch.lease import Holder
+from headway.launch.leases import lease_of
 
 CALL_S = 5.0
 LOOK_S = 0.1
@@ -33,19 +34,22 @@ def join(ticket: Ticket, keys: KeyPair, *, limit_s: float) -> Bundle:
         DeadlineError: no driver answers within ``limit_s``.
         InputError: what it sends does not describe a run.
     """
-    lease = FileLease(Path(ticket.control))
+    lease = lease_of(Path(ticket.control))
     question = this_machine(ticket.node, keys.public, token=ticket.token)
     deadline = time.monotonic() + limit_s
     trouble = f"no driver has announced itself in {ticket.control}"
     while time.monotonic() < deadline:
-        holder = lease.look().holder
+        try:
+            holder = lease.look().holder
+        except OSError as error:
+            holder, trouble = None, f"the driver's lease cannot be read: {error}"
         if holder is not None and holder.join_endpoint:
             try:
                 return _ask(holder, keys, question)
             except DeadlineError:
                 trouble = f"the driver does not answer at {holder.join_endpoint}"
                 time.sleep(AGAIN_S)
-        time.sleep(LOOK_S)
+        time.sleep(max(LOOK_S, lease.look_s))
     raise DeadlineError(
         f"node {ticket.node} has not joined run {ticket.run_id} within {limit_s:.0f} s: {trouble}",
         remedy="see that this machine reaches that address, and its firewall the port",

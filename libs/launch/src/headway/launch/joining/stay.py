@@ -29,7 +29,8 @@ from headway.launch.joining import records
 from headway.launch.joining.bundle import Bundle
 from headway.launch.joining.folder import NodeFolder
 from headway.launch.joining.ticket import Ticket
-from headway.launch.lease import FileLease, Holder
+from headway.launch.lease import Holder
+from headway.launch.leases import lease_of
 
 LOOK_S = 0.5
 CALL_S = 2.0
@@ -124,7 +125,7 @@ class Stay:
         """Ask the driver, again until one has answered."""
         if self._has_asked:
             return
-        holder = FileLease(self._bundle.control).look().holder
+        holder = self._holder()
         if holder is None or not holder.endpoint:
             return
         with contextlib.suppress(DeadlineError):
@@ -156,8 +157,7 @@ class Stay:
     def _leave(self) -> None:
         """Keep the records where they can be reached, remove the rest, and give back what was
         taken, if this was the node of the run's driver."""
-        bundle = self._bundle
-        holder = FileLease(bundle.control).look().holder
+        bundle, holder = self._bundle, self._holder()
         if holder is None or not holder.is_over:
             return
         try:
@@ -170,6 +170,13 @@ class Stay:
         finally:
             if holder.node == self._ticket.node:
                 self._release(bundle)
+
+    def _holder(self) -> Holder | None:
+        try:
+            return lease_of(self._bundle.control).look().holder
+        except OSError as error:
+            log.warning("the driver's lease cannot be read", reason=str(error))
+            return None
 
 
 @contextlib.contextmanager

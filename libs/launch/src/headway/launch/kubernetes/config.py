@@ -35,6 +35,10 @@ class KubernetesConfig:
     """Labels, as ``key=value``, of the machines that may be taken."""
     gpu_resource: str = "nvidia.com/gpu"
     """What the cluster calls a GPU; each rank gets one."""
+    api: str = "https://kubernetes.default.svc"
+    """Its API server, as pods reach it."""
+    account: str = "/var/run/secrets/kubernetes.io/serviceaccount"
+    """Where Kubernetes mounts the token of a pod's ServiceAccount."""
 
     def __post_init__(self) -> None:
         if not self.image or self.image != "".join(self.image.split()):
@@ -45,7 +49,12 @@ class KubernetesConfig:
         check_name("claim", self.claim, parts=True)
         if self.namespace:
             check_name("namespace", self.namespace)
-        for key in ("shared", "scratch"):
+        if not self.api.startswith("https://"):
+            raise ConfigError(
+                f"api={self.api!r} is not the address of an API server",
+                remedy="write one that starts with https://",
+            )
+        for key in ("shared", "scratch", "account"):
             if not Path(getattr(self, key)).is_absolute():
                 raise ConfigError(
                     f"{key}={getattr(self, key)!r} is not an absolute path",

@@ -12,7 +12,9 @@ from headway.common.node.files import make_private_folder, replace_file
 from headway.launch.joining.bundle import Bundle
 from headway.launch.joining.folder import NodeFolder
 from headway.launch.joining.ticket import Ticket
-from headway.launch.lease import FileLease
+from headway.launch.kubernetes.lease import LeaseName
+from headway.launch.lease import Lease
+from headway.launch.leases import lease_of
 
 INDEX = "JOB_COMPLETION_INDEX"
 """Kubernetes sets it in each pod of an indexed Job."""
@@ -50,7 +52,8 @@ def stay(secret: Path, bundle: Bundle, folder: NodeFolder, until_end: Callable[[
     """
     for shared in (bundle.control, bundle.checkpoints):  # the claim is empty at first
         make_private_folder(shared)
-    lease = FileLease(bundle.control)
+    name_lease(bundle)
+    lease = lease_of(bundle.control)
     if _is_over(lease):
         log.info("the run is over", run=bundle.name)
         return 0
@@ -60,7 +63,23 @@ def stay(secret: Path, bundle: Bundle, folder: NodeFolder, until_end: Callable[[
     return code or (0 if _is_over(lease) else AGAIN)
 
 
-def _is_over(lease: FileLease) -> bool:
+def name_lease(bundle: Bundle) -> None:
+    """Leave word in the control folder that Kubernetes keeps the lease. A run that was rendered
+    before it did has no account for that; its lease stays in the folder."""
+    if "account" not in bundle.engine:
+        return
+    account = str(bundle.engine["account"])
+    try:
+        namespace = (Path(account) / "namespace").read_text().strip()
+    except OSError as error:
+        raise InputError(
+            f"the pod has no ServiceAccount in {account}: {error.strerror}",
+            remedy="apply the manifests of the run again",
+        ) from error
+    LeaseName(bundle.engine["api"], namespace, bundle.name, account).save(bundle.control)
+
+
+def _is_over(lease: Lease) -> bool:
     holder = lease.look().holder
     return holder is not None and holder.is_over
 

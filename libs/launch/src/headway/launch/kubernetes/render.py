@@ -8,6 +8,7 @@ from typing import Any
 from headway.launch.joining.bundle import Bundle
 from headway.launch.joining.stay import TERM_S
 from headway.launch.kubernetes.config import MAX_LABEL, KubernetesConfig, check_name
+from headway.launch.kubernetes.lease import API_VERSION, GROUP, KIND
 from headway.launch.kubernetes.pod import BUNDLE, CONSOLE_KEY
 from headway.launch.machines.reach import MODULE
 
@@ -32,7 +33,8 @@ class Needs:
 def render(
     bundle: Bundle, config: KubernetesConfig, needs: Needs, console_key: str
 ) -> list[dict[str, Any]]:
-    """A Secret, a NetworkPolicy and the Job, all called as the run.
+    """A Secret, a Lease with what pods need to use it, a NetworkPolicy and the Job, all called as
+    the run.
 
     Args:
         bundle: of the run; its number of nodes is that of the pods.
@@ -46,6 +48,8 @@ def render(
     check_name("run name", bundle.name, longest=MAX_LABEL - len(f"-{bundle.nodes}"))
     return [
         _secret(bundle, config, console_key),
+        _lease(bundle, config),
+        *_account(bundle, config),
         _network_policy(bundle, config),
         _job(bundle, config, needs),
     ]
@@ -79,6 +83,47 @@ def _secret(bundle: Bundle, config: KubernetesConfig, console_key: str) -> dict[
         "immutable": True,
         "stringData": {BUNDLE: bundle.to_json(), CONSOLE_KEY: console_key},
     }
+
+
+def _lease(bundle: Bundle, config: KubernetesConfig) -> dict[str, Any]:
+    """The driver's lease. Only its name, so that applying it again changes nothing."""
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": _metadata(bundle, config)}
+
+
+def _account(bundle: Bundle, config: KubernetesConfig) -> list[dict[str, Any]]:
+    """A ServiceAccount that may read and replace the run's lease, and nothing else."""
+    group = "rbac.authorization.k8s.io"
+    lease = {
+        "apiGroups": [GROUP],
+        "resources": ["leases"],
+        "resourceNames": [bundle.name],
+        "verbs": ["get", "update"],
+    }
+    # without a namespace the subject is in the binding's
+    subject = {"kind": "ServiceAccount", "name": bundle.name}
+    if config.namespace:
+        subject["namespace"] = config.namespace
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "ServiceAccount",
+            "metadata": _metadata(bundle, config),
+            "automountServiceAccountToken": False,
+        },
+        {
+            "apiVersion": f"{group}/v1",
+            "kind": "Role",
+            "metadata": _metadata(bundle, config),
+            "rules": [lease],
+        },
+        {
+            "apiVersion": f"{group}/v1",
+            "kind": "RoleBinding",
+            "metadata": _metadata(bundle, config),
+            "roleRef": {"apiGroup": group, "kind": "Role", "name": bundle.name},
+            "subjects": [subject],
+        },
+    ]
 
 
 def _network_policy(bundle: Bundle, config: KubernetesConfig) -> dict[str, Any]:
@@ -121,7 +166,8 @@ def _pod(bundle: Bundle, config: KubernetesConfig, needs: Needs) -> dict[str, An
     return {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": int(TERM_S),
-        "automountServiceAccountToken": False,
+        "serviceAccountName": bundle.name,
+        "automountServiceAccountToken": True,
         "enableServiceLinks": False,
         **({"nodeSelector": chosen} if chosen else {}),
         "affinity": {"podAntiAffinity": {rule: [one_per_machine]}},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,8 @@ from headway.common.errors import HeadwayError
 from headway.common.log import get_logger
 from headway.common.node.process import ProcessId
 from headway.launch.engine import Engine
-from headway.launch.lease import FileLease, Holder, SupersededError, Tenure
+from headway.launch.lease import Holder, SupersededError, Tenure
+from headway.launch.leases import lease_of
 from headway.trainer.control.background import Background
 from headway.trainer.control.lines import Lines
 
@@ -19,6 +21,8 @@ CUT_OFF_S = 4.0
 """A driver that has not heard from most nodes for so long lets another node lead."""
 CUT_OFF_START_S = 15.0
 """The same of a new driver, which they must find first."""
+LATE_S = 1.0
+"""A lease that was not renewed for so long is logged: one renewal may take longer than others."""
 
 log = get_logger("driver")
 
@@ -49,10 +53,11 @@ class Leadership:
         self, folder: Path, node: int, epoch: int, engine: Engine, background: Background
     ) -> None:
         self._node = node
-        self._lease = FileLease(folder, self._fence_elsewhere)
+        self._lease = lease_of(folder, self._fence_elsewhere)
         self._epoch, self._engine, self._background = epoch, engine, background
         self._tenure: Tenure | None = None
-        self._trouble, self._is_resigning = "", False
+        self._is_late = self._is_resigning = False
+        self._renewed_at = time.monotonic()
         self._fence_former()
 
     def _fence_former(self) -> None:
@@ -98,6 +103,7 @@ class Leadership:
         """Publish where this driver listens. Raises as ``Lease.publish``."""
         self._tenure = Tenure(self._lease, me)
         self._tenure.renew()
+        self._renewed_at = time.monotonic()
 
     def renew(self) -> None:
         """Show that the driver's loop turns. The writing itself may hang with the file system."""
@@ -105,15 +111,27 @@ class Leadership:
             return
 
         def then(_result: object, error: Exception | None) -> None:
-            trouble = "" if error is None else str(error)
             if isinstance(error, SupersededError):
-                log.warning("another driver leads the run; leaving", reason=trouble)
+                log.warning("another driver leads the run; leaving", reason=str(error))
                 self.stop()
-            elif trouble and trouble != self._trouble:
-                log.error("the lease cannot be renewed", reason=trouble)
-            self._trouble = trouble
+            elif error is not None:
+                self._missed(error)
+            else:
+                self._renewed()
 
         self._background.start("renewal of the lease", self._tenure.renew, then)
+
+    def _missed(self, error: Exception) -> None:
+        """Log it once: attempts that fail and those that have not ended yet take turns."""
+        if time.monotonic() - self._renewed_at > LATE_S and not self._is_late:
+            self._is_late = True
+            log.error("the lease cannot be renewed", reason=str(error))
+
+    def _renewed(self) -> None:
+        self._renewed_at = time.monotonic()
+        if self._is_late:
+            self._is_late = False
+            log.info("the lease is renewed again")
 
     def finish(self) -> None:
         """Have the lease say that the run is over."""

@@ -61,8 +61,7 @@ from headway.trainer.control.node.uplink import Uplink
 
 WATCH_S = 0.05  # 20 Hz: a stopped worker is found within one period
 BEAT_S = 0.5
-LEASE_LOOK_S = 0.25  # while the driver is silent
-CALM_LOOK_S = 1.0  # while it is
+LEASE_LOOK_S = 0.25  # at most; see ``NodeRun.look_pause_s``
 ANNOUNCE_AGAIN_S = 1.0
 
 log = get_logger("executor")
@@ -230,9 +229,8 @@ class Executor:
     def _watch_folder(self) -> None:
         if self._run is None or self._ending is not None:
             return
-        guardian, now = self._run.guardian, time.monotonic()
-        is_calm = guardian.driver_silent_s < CALM_LOOK_S and not guardian.leading.wants_looks
-        if not is_calm or now - self._looked_at >= CALM_LOOK_S:
+        now = time.monotonic()
+        if now - self._looked_at >= self._run.look_pause_s():
             self._looked_at = now
             self._run.look_at_folder()
 

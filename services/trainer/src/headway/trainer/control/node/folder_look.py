@@ -30,7 +30,7 @@ class FolderLook:
         try:
             return FolderSeen("there", self._lease.look())
         except OSError as error:
-            return FolderSeen("unknown", detail=_reason(error))
+            return FolderSeen("there", detail=_reason(error))
 
     def _is_gone(self) -> FolderSeen:
         """What makes the folder a run must be absent, and its parent on the device that it was on.

@@ -177,6 +177,8 @@ class Guardian:
         parts += self.leading.trouble()
         if self._folder.state != "there":
             parts.append(f"the run's folder cannot be seen: {self._folder.detail}")
+        elif self._folder.lease is None:
+            parts.append(f"the driver's lease cannot be read: {self._folder.detail}")
         if self._save_error:
             parts.append(f"the executor's state cannot be written: {self._save_error}")
         parts += [text for text in self._troubles.values() if text]
@@ -266,7 +268,7 @@ class Guardian:
         actions: list[Action] = []
         if (event.state, event.detail) != (self._folder.state, self._folder.detail):
             fields = {"state": event.state, "detail": event.detail}
-            level = "warning" if event.state != "there" else "info"
+            level = "warning" if event.lease is None else "info"
             actions.append(Log(level, "the run's folder", fields))  # type: ignore[arg-type]
         self._folder = event
         if event.lease is not None:
@@ -357,7 +359,7 @@ class Guardian:
             own=self._own_driver(driver, now),
             failures=driver.backoff.failures if driver is not None else 0,
             silent_s=now - self._beat_at,
-            is_readable=self._folder.state == "there",
+            is_readable=self._folder.lease is not None,
         )
         if standing.leave:
             return [Log("info", "another node leads the run"), *self._leave(now)]

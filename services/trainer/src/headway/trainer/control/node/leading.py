@@ -22,6 +22,8 @@ so that they do not claim all at once."""
 HUNG_LIMIT_S = 10.0
 """A driver that reports but does not renew its lease is replaced after so much more."""
 CLAIM_PAUSE_S = (0.25, 5.0)  # first and longest pause after a claim that failed
+LONGEST_GAP_S = 1.5
+"""So much between two looks at the lease counts: while it matters, they are up to 1.25 s apart."""
 MAX_STARTS = 4
 """A node whose driver has failed so often in a row lets another node try."""
 FRESH_LOOKS = 2
@@ -60,7 +62,7 @@ class Leading:
         self.epoch = epoch
         """The epoch that this node has claimed, 0 while it does not lead."""
         self.view: LeaseView | None = None
-        self._watch = LeaseWatch()
+        self._watch = LeaseWatch(LONGEST_GAP_S)
         self._stale_s = 0.0
         self._is_claiming = False
         self._looks = FRESH_LOOKS
@@ -79,6 +81,11 @@ class Leading:
         self._stale_s = self._watch.see(view, now)
         if not self._stale_s:
             self.why = ""  # somebody leads
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the last two looks at the lease showed no progress."""
+        return self._stale_s > 0
 
     @property
     def wants_looks(self) -> bool:
@@ -109,7 +116,7 @@ class Leading:
                 again), ``waiting`` (it has ended, its pause is not over) or empty.
             failures: how often in a row it has ended soon after its start.
             silent_s: how long no driver has reported.
-            is_readable: the last look at the run's folder found it there.
+            is_readable: the last look at the run's folder found it there, and the lease.
         """
         self._has_ended = own == "down"
         if own == "up":

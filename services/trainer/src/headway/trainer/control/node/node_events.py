@@ -80,7 +80,8 @@ class FolderSeen:
     """A look at the run's folder and at the lease in it.
 
     ``gone`` means that the folder was removed for certain; everything else that is not ``there`` is
-    ``unknown``, with the reason in ``detail``. Without ``lease`` the lease could not be read.
+    ``unknown``, with the reason in ``detail``. ``there`` without ``lease``: the lease could not be
+    read, for the reason in ``detail``.
     """
 
     state: Literal["there", "gone", "unknown"]

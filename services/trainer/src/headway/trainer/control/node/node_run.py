@@ -29,7 +29,7 @@ from headway.common.wire.message import Message
 from headway.common.wire.messages.driver import NodeBeat, Seals
 from headway.common.wire.messages.executor import DriverBeat, Inject
 from headway.launch.cluster import ClusterFolder
-from headway.launch.lease import FileLease, Lease
+from headway.launch.leases import lease_of
 from headway.trainer import zygote_beat
 from headway.trainer.config import RunConfig
 from headway.trainer.control import faults
@@ -66,6 +66,8 @@ from headway.trainer.control.node.node_services import NodeServices
 from headway.trainer.control.node.outbox import Outbox
 
 ZYGOTE_LOOK_S = 0.25
+CALM_S = 1.0
+"""The run's folder and its lease are looked at more often once the driver is silent for so long."""
 FOLDER_HANGS_S = 5.0
 """A look at the run's folder that takes longer is reported: its file system hangs."""
 NEVER_BACK = Log | Send | Kill
@@ -121,7 +123,7 @@ class NodeRun:
         """None where one machine carries the run: it has one clock."""
         self.peers: dict[str, bytes] = {}
         """Worker -> identity of its socket."""
-        self._lease: Lease = FileLease(self.run.control)
+        self._lease = lease_of(self.run.control)
         self._look_at_folder = FolderLook(run_dir, self.run.config, self._lease)
         self.hands: Hands[Job, Event] = Hands(self._work)
         self._is_looking = False
@@ -186,6 +188,14 @@ class NodeRun:
             self.hands.ask(LookAtFolder())
         elif self.hands.busy_s() > FOLDER_HANGS_S:
             self.handle(FolderSeen("unknown", detail="its file system does not answer"))
+
+    def look_pause_s(self) -> float:
+        """How long after one look at the run's folder the next one is due."""
+        leading = self.guardian.leading
+        if leading.wants_looks:
+            return 0.0
+        is_calm = self.guardian.driver_silent_s < CALM_S and not leading.is_stale
+        return self._lease.calm_look_s if is_calm else self._lease.look_s
 
     def take_results(self) -> None:
         """Take in what is done on the thread that may hang."""

@@ -1,0 +1,24 @@
+"""Where a run keeps its driver's lease: in its control folder, or with Kubernetes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from headway.launch.kubernetes.lease import LeaseName
+from headway.launch.lease import FileLease, Holder, Lease
+
+
+def lease_of(control: Path, fence_elsewhere: Callable[[Holder], bool] = lambda _: True) -> Lease:
+    """The lease of the run whose control folder it is.
+
+    Args:
+        control: the folder; pods of Kubernetes have left in it where the lease is kept.
+        fence_elsewhere: asked to end a holder on another machine.
+
+    Raises:
+        InputError: it is kept by Kubernetes, and this is not a pod of the run; or the file that
+            says so is damaged. OSError: the folder cannot be read.
+    """
+    name = LeaseName.load(control)
+    return FileLease(control, fence_elsewhere) if name is None else name.lease(fence_elsewhere)
