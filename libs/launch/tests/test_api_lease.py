@@ -193,6 +193,7 @@ FAULTS = {
     "list": "not the object",
     "bare": "not the object",
     "hang": "timed out",
+    "drip": "timed out",
 }
 
 
@@ -201,7 +202,7 @@ def test_what_fails_is_one_sentence_and_passes(
     tmp_path: Path, api: KubernetesApi, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert set(BODIES) <= set(FAULTS)
-    monkeypatch.setattr(api_module, "LIMIT_S", 0.2 if fault == "hang" else 30.0)
+    monkeypatch.setattr(api_module, "LIMIT_S", 0.2 if fault in ("hang", "drip") else 30.0)
     lease = _lease(tmp_path)
     assert lease.claim(0) == 1
     api.fault = fault

@@ -257,6 +257,21 @@ def test_a_driver_that_cannot_renew_is_kept_while_nobody_can_claim_and_replaced_
     assert [p.name for p in node.processes.values()].count("driver") == 1
 
 
+def test_a_stale_lease_is_not_claimed_while_it_cannot_be_read() -> None:
+    node = up()
+    node.driver_beats, node.claim_fails = False, True
+    node.run(60.0)
+    claims = len(node.claims)
+    assert claims, "it is stale"
+    node.can_read_lease = False
+    node.run(60.0)
+    assert len(node.claims) <= claims + 1, "one was under way"
+    assert "the driver's lease cannot be read" in node.guardian.trouble() and not node.outcome
+    node.can_read_lease = True
+    node.run(60.0)
+    assert len(node.claims) > claims + 1
+
+
 @pytest.mark.parametrize(("state", "ends"), [("gone", True), ("unknown", False)])
 def test_only_a_folder_that_was_removed_for_certain_ends_the_run(state: str, ends: bool) -> None:
     node = up()

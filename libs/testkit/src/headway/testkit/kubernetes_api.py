@@ -46,7 +46,7 @@ class KubernetesApi:
     port: int = 0
     namespace: str = "train"
     fault: str = ""
-    """``hang``, ``redirect``, a key of ``BODIES``, or a status such as ``500``."""
+    """``hang``, ``drip``, ``redirect``, a key of ``BODIES``, or a status such as ``500``."""
     requests: list[str] = field(default_factory=list)
     """Method and path of each."""
     objects: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -145,9 +145,9 @@ class KubernetesApi:
                 self.objects[path] = new
             return 200, new
 
-    def wait(self) -> None:
-        """As long as the stand-in is there."""
-        self._over.wait()
+    def is_over(self, *, after_s: float | None = None) -> bool:
+        """Whether the stand-in ends, at once or within that time; without limit by default."""
+        return self._over.wait(after_s)
 
 
 def status(code: int) -> tuple[int, dict[str, Any]]:
@@ -171,7 +171,9 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         api.requests.append(f"{self.command} {self.path}")
         if api.fault == "hang":
-            api.wait()
+            api.is_over()
+        elif api.fault == "drip":
+            self._drip()
         elif api.fault in BODIES:
             self._answer(200, BODIES[api.fault])
         elif api.fault == "redirect":
@@ -183,6 +185,13 @@ class _Handler(BaseHTTPRequestHandler):
             if not code:
                 code, found = work(body)
             self._answer(code, json.dumps(found).encode())
+
+    def _drip(self) -> None:
+        """An answer that never ends, and always makes progress."""
+        self._answer(200, b"", {"Content-Length": str(1 << 20)})
+        with contextlib.suppress(OSError):
+            while not self.api.is_over(after_s=0.02):
+                self.wfile.write(b" ")
 
     def _answer(self, code: int, body: bytes, more: dict[str, str] | None = None) -> None:
         with contextlib.suppress(OSError):  # a client that no longer waits
@@ -200,4 +209,4 @@ if __name__ == "__main__":
     folder, host, port, namespace, name = sys.argv[1:]
     with KubernetesApi(Path(folder), host, int(port), namespace) as served:
         served.add(name)
-        served.wait()
+        served.is_over()

@@ -54,6 +54,7 @@ class Node:
     files_fail: bool = False
     folder: str = "there"
     driver_beats: bool = True
+    can_read_lease: bool = True
     lease: LeaseView = field(
         default_factory=lambda: LeaseView(1, Holder(1, 0, 9, 9, "tcp://x", "k"))
     )
@@ -150,7 +151,8 @@ class Node:
         if zygote is not None and zygote.turns:
             seen = on.ZygoteSeen(zygote.id, zygote.turns, tuple(self.forks[-24:]))
         self.handle(on.Looked(states, {}, seen))
-        self.handle(on.FolderSeen(self.folder, self.lease if self.folder == "there" else None))  # type: ignore[arg-type]
+        lease = self.lease if self.folder == "there" and self.can_read_lease else None
+        self.handle(on.FolderSeen(self.folder, lease))  # type: ignore[arg-type]
         self.processes = {w: p for w, p in self.processes.items() if p.state != "Z"}
 
     def _of(self, name: str) -> Process | None:
