@@ -100,6 +100,14 @@ def test_long_answers_come_in_parts(console: Console) -> None:
     ]
 
 
+def test_a_question_that_never_ends_is_given_up(console: Console) -> None:
+    remote = Cluster.connect(console.key, console.folder).run("fake")
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n"
+    with pytest.raises(RemoteError, match="for no more than"):
+        remote.query(endless)
+    assert remote.query("SELECT 1") == [(1,)]
+
+
 @pytest.mark.parametrize("sql", ["DELETE FROM events", "ATTACH 'x' AS y", "PRAGMA user_version=1"])
 def test_nothing_is_written_through_a_gateway(console: Console, sql: str) -> None:
     remote = Cluster.connect(console.key, console.folder).run("fake")

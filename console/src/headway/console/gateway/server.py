@@ -1,20 +1,24 @@
 """``headway gateway``: shows the runs of this machine to consoles that do not see their folder.
 
-It only reads: the journal by a connection that cannot write, a run's logs and records of steps, and
-what the run's driver answers. Commands reach the driver as if they came from this machine.
+It writes nothing itself: it reads the journal by a connection that cannot write, a run's logs and
+records of steps. Commands, such as ``stop``, reach the driver as if they came from this machine.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sqlite3
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from headway.common.errors import HeadwayError, InputError
+from headway.common.node.sqlite import open_to_read
 from headway.common.wire import codec
 from headway.common.wire.keys import KeyPair
 from headway.common.wire.message import Message, by_tag
@@ -44,6 +48,8 @@ ROWS_BYTES = 256 << 10
 PIECE_BYTES = 512 << 10
 DRIVER_LIMIT_S = 4.0
 """The gateway waits so long for a driver; meanwhile it answers nobody else."""
+QUERY_LIMIT_S = 4.0
+"""The same of a question to a journal."""
 FILE = re.compile(r"(logs|events)/[A-Za-z0-9_-][A-Za-z0-9_.-]{0,200}")
 """What may be read below a run's folder."""
 ANSWERS: dict[type[Message], type[Message]] = {GetStatus: Status, Command: Accepted}
@@ -112,15 +118,26 @@ class Gateway:
         run = self._run_of(message.run)
         if not _READS.match(message.sql):
             raise InputError("only questions are answered", remedy="begin with SELECT")
+        if not run.folder.database.exists():
+            return Rows(rows=())
         try:
-            found = run.query(message.sql, tuple(message.values))
+            with contextlib.closing(open_to_read(run.folder.database)) as journal:
+                until = time.monotonic() + QUERY_LIMIT_S
+                journal.set_progress_handler(lambda: time.monotonic() > until, 10_000)
+                found = journal.execute(message.sql, tuple(message.values))
+                return self._page(islice(found, message.first, None))
         except sqlite3.Error as error:
+            if "no such table" in str(error):  # not yet, or of an older version
+                return Rows(rows=())
             raise InputError(
-                f"the journal refuses this: {error}", remedy="see the tables"
+                f"the journal refuses this: {error}",
+                remedy=f"ask for tables that it has, and for no more than {QUERY_LIMIT_S:.0f} s",
             ) from None
+
+    def _page(self, found: Iterable[tuple[Any, ...]]) -> Rows:
         rows: list[tuple[Any, ...]] = []
         num_bytes = 0
-        for row in found[message.first :]:
+        for row in found:
             if any(isinstance(cell, bytes) for cell in row):
                 raise InputError("this column holds bytes", remedy="read it on the run's machine")
             num_bytes += sum(len(cell) if isinstance(cell, str) else 9 for cell in row)

@@ -143,7 +143,9 @@ class SlurmMachines:
         """See ``Machines``."""
         place = self._place(node)
         if place is None:
-            raise UnreachableError(f"Slurm has no machine for node {node}")
+            raise UnreachableError(
+                f"Slurm has no machine for node {node}", remedy="see `squeue` and `sinfo`"
+            )
         found = self._srun(place, node, verb, ticket, limit_s)
         self._check(place, found)
         return found.stdout

@@ -79,7 +79,7 @@ class Leadership:
 
     def _fence_elsewhere(self, former: Holder) -> bool:
         """A former driver on another machine. It is no danger until it is ended, which may take
-        long: executors, journal and checkpoints refuse what an older epoch wants."""
+        long: executors and journal refuse an older epoch, whose checkpoints do not count."""
 
         def then(is_sure: bool | None, _error: Exception | None) -> None:
             if not is_sure:
