@@ -194,6 +194,21 @@ def test_an_allocation_is_waited_for_and_its_reason_said(
         assert word in submitted.split()
 
 
+def test_a_partition_that_is_too_small_is_said_with_what_helps(
+    slurm: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headway.launch.slurm.machines.POLL_S", 0.05)
+    slurm("squeue", f"8|{job_name(RUN)}|PENDING||PartitionNodeLimit")
+
+    def interrupt(line: str) -> None:
+        assert "take fewer, or Ctrl-C" in line
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        allocate(SlurmConfig("/x"), RUN, "/x/control", 9, interrupt)
+    assert any(line.startswith("scancel") and "8" in line for line in _asked(tmp_path))
+
+
 @pytest.mark.usefixtures("slurm")
 def test_an_allocation_that_ends_before_it_runs_leaves_nothing_queued(tmp_path: Path) -> None:
     with pytest.raises(HeadwayError, match="job 8 ended before it ran"):

@@ -201,6 +201,13 @@ class SlurmMachines:
             commands.cancel(job.id)
 
 
+_HINTS = {
+    "PartitionNodeLimit": "; the partition has fewer that are up: take fewer, or Ctrl-C and "
+    "another one by SBATCH_PARTITION",
+}
+"""What a reason means for which waiting may not help."""
+
+
 # ---- an allocation for a new run ---------------------------------------------------------------
 def job_name(run_id: str) -> str:
     """Of a run's allocation."""
@@ -240,7 +247,8 @@ def allocate(
                 return SlurmRun.of(config, number, hosts, network_of(hosts))
             if job.reason != said and job.reason not in ("None", ""):
                 said = job.reason
-                report(f"waiting for Slurm's job {number} ({nodes} machines): {said}")
+                hint = _HINTS.get(said, "")
+                report(f"waiting for Slurm's job {number} ({nodes} machines): {said}{hint}")
             time.sleep(POLL_S if said else POLL_S / 10)
     except BaseException:  # Ctrl-C too
         try:
