@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 from headway.common.errors import InputError
 from headway.common.node.run_dir import RunDir
 from headway.common.wire.addresses import Network
 from headway.launch.joining import corpus, folder, needs
+from headway.launch.joining.__main__ import take_part
 from headway.launch.joining.bundle import Bundle
 from headway.launch.joining.folder import NodeFolder
 from headway.launch.joining.ticket import Ticket
@@ -122,3 +124,26 @@ def test_a_machine_without_the_gpus_or_the_shared_memory_is_refused(
     needs.check(dataclasses.replace(bundle, gpus=2, shm_bytes=1))
     with pytest.raises(InputError, match=f"the snapshots of a node need {1 << 40} MiB"):
         needs.check(dataclasses.replace(bundle, shm_bytes=1 << 60))
+
+
+@pytest.mark.parametrize(
+    ("changes", "refusal"),
+    [
+        ({"corpus": "/no/such/corpus", "fingerprint": "0" * 64}, "has no corpus in"),
+        ({"gpus": 1 << 20}, "a node of the run needs 1048576"),
+        ({"shm_bytes": 1 << 60}, "MiB free, the snapshots of a node need"),
+        ({"network": Network(interface="eth77")}, "eth77"),
+    ],
+)
+def test_a_machine_that_cannot_take_part_installs_nothing(
+    tmp_path: Path, bundle: Bundle, changes: dict[str, Any], refusal: str
+) -> None:
+    wanted = dataclasses.replace(bundle, **changes)
+    ticket = Ticket.of(wanted, 0, str(tmp_path / "scratch"), is_first=True)
+    node = NodeFolder(ticket.folder)
+    with pytest.raises(InputError, match=refusal):
+        take_part(node, ticket, 5.0)
+    assert not node.has_joined(0) and not (node.path / "runs").exists()
+    fit = Ticket.of(bundle, 0, str(tmp_path / "scratch"), is_first=True)
+    take_part(node, fit, 5.0)
+    assert node.has_joined(0), "once it is repaired"
