@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 import polars as pl
 import pytest
 from headway.common.errors import HeadwayError
+from headway.common.node.process import ProcessId
 from headway.common.node.testing import wait_until
 from headway.console.analysis.clocks import Clocks
 from headway.console.analysis.episodes import load_journal
@@ -21,6 +23,7 @@ from headway.console.folder.records import RunRecords
 from headway.console.run import Run
 from headway.health.client import verdicts_of
 from headway.testkit.bed import Process, streams
+from headway.testkit.bed.node import Node
 from headway.testkit.machines import Machines
 
 TINY = Path(__file__).resolve().parents[2] / "examples" / "tiny.toml"
@@ -248,6 +251,48 @@ def test_a_cut_of_the_fabric_names_both_machines_and_a_spare_takes_over(
     _until(machines, "e", lambda s: s["nodes"].get("1") == "spare", "it does not return")
     machines.headway("stop", "e", "--now")
     _await_empty(machines)
+
+
+@pytest.mark.timeout(400)
+def test_a_driver_that_is_cut_off_ends_and_one_of_the_others_leads_alone(
+    machines: Machines, corpus: Path
+) -> None:
+    machines.run(TINY, "f", *MODEL, f"data.path={corpus}", "train.steps=100000")
+    before = _until(machines, "f", lambda s: _is_stepping(s, 6), "the run does not step")
+    run, cut_off = Run(machines.runs / "f"), machines.bed.node(0)
+    assert _drivers(cut_off), "the first driver is on the first machine"
+    machines.partition(0)
+    after = _until(
+        machines,
+        "f",
+        lambda s: s.get("generation", 0) > before["generation"] and _is_stepping(s, 0),
+        "no recovery",
+    )
+    assert after["epoch"] > before["epoch"]
+    assert after["nodes"] == {"0": "lost", "1": "active", "2": "active"}
+    wait_until(
+        lambda: not _drivers(cut_off), what="the end of the former driver", timeout_s=LIMIT_S
+    )
+
+    machines.heal()
+    _until(machines, "f", lambda s: s["nodes"].get("0") == "spare", "it does not return")
+    assert [len(_drivers(node)) for node in machines.bed.nodes].count(1) == 1
+    assert not _drivers(cut_off)
+    for table in ("events", "inputs"):  # what a former driver writes would stand behind
+        epochs = [epoch for (epoch,) in run.query(f"SELECT epoch FROM {table} ORDER BY id")]
+        assert epochs == sorted(epochs) and len(set(epochs)) > 1
+    machines.headway("stop", "f", "--now")
+    _await_empty(machines)
+
+
+def _drivers(node: Node) -> list[ProcessId]:
+    found = []
+    for one in node.processes():
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{one.pid}/cmdline").read_bytes().split(b"\0")
+            if words[1:4] == [b"-m", b"headway.trainer", b"driver"]:
+                found.append(one)
+    return found
 
 
 @pytest.mark.timeout(400)
