@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import random
 import shutil
 import signal
@@ -18,7 +16,9 @@ from headway.ckpt_store.client import newest
 from headway.console.run import Run
 from headway.health.client import verdicts_of
 from headway.testkit.bed.node import Node
+from headway.testkit.bed.writes import Writes
 from headway.testkit.machines import Machines
+from headway.testkit.machines.fencing import EVENTS, writes_after_fencing
 
 STEP_LIMIT_S = 180.0
 RETURN_LIMIT_S = 120.0
@@ -26,8 +26,6 @@ FLAP_S = 3.0
 """As long as ``health.fabric_silence_s``, which begins when an agent has seen the silence."""
 CUT_S = 15.0
 """Longer than ``recovery.node_lost_s``."""
-WATCHED_S = 3.0
-"""How long the side that has lost is watched, after the other one trains again."""
 
 
 class Faults:
@@ -174,20 +172,8 @@ class Faults:
             "machine": node.name,
             "undo": self.machines.heal,
             "begins_anew": True,
-            "watch": lambda: self._writes_of(node),
+            "loser": node,
         }
-
-    def _writes_of(self, node: Node) -> list[str]:
-        """Shared files that processes of a machine which has lost the run write to meanwhile."""
-        shared, found = str(self.machines.shared), set()
-        deadline = time.monotonic() + WATCHED_S
-        while time.monotonic() < deadline:
-            for process in node.processes() if node.is_up else ():
-                for path in _written(process.pid):
-                    if path.startswith(shared):
-                        found.add(f"{_role(process.pid)}: {Path(path).name}")
-            time.sleep(0.1)
-        return sorted(found)
 
     def _cut_fabric(self) -> dict[str, Any]:
         node = self._trains()
@@ -241,6 +227,10 @@ class Faults:
         found = [json.loads(fields) for (fields,) in self.run.query(sql, (since_id,))]
         return [one["node"] for one in found if "fabric" in one["reason"]]
 
+    def writes_after_fencing(self, writes: Writes, node: Node, since_id: int) -> list[str]:
+        """What a machine that has lost the run changed in the shared folder until its return."""
+        return writes_after_fencing(self.run.query(EVENTS, (since_id,)), writes, node)
+
     def standstill_s(self, since_unix_s: float) -> float:
         """The longest time since then between two completed steps that still count."""
         sql = "SELECT unix_s FROM metrics WHERE unix_s > ? ORDER BY unix_s"
@@ -257,7 +247,7 @@ class Faults:
         node.freeze()
         time.sleep(20.0)
         node.thaw()
-        return {"machine": node.name}
+        return {"machine": node.name, "loser": node}
 
     def _signal_worker(self, number: signal.Signals) -> dict[str, Any]:
         rank = self._random.choice(self.status()["ranks"])
@@ -309,18 +299,6 @@ def _command(pid: int) -> list[str]:
     except OSError:
         return []
     return words[words.index("-m") :] if "-m" in words else []
-
-
-def _written(pid: int) -> list[str]:
-    """Files that a process has open for writing."""
-    found = []
-    with contextlib.suppress(OSError):
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError):
-                flags = Path(f"/proc/{pid}/fdinfo/{name}").read_text().split("flags:")[1].split()[0]
-                if int(flags, 8) & os.O_ACCMODE != os.O_RDONLY:
-                    found.append(str(Path(f"/proc/{pid}/fd/{name}").readlink()))
-    return found
 
 
 def _pid_inside(pid: int) -> int:

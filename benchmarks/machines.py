@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.console.run import Run
+from headway.testkit.bed.writes import Writes
 from headway.testkit.machines import Machines
 
 from benchmarks.digest import final_digest
@@ -42,6 +43,11 @@ def strike(faults: Faults, kind: str) -> dict[str, Any]:
     """From stepping to stepping, and to a full cluster; returns what was measured."""
     faults.await_steps()
     faults.await_whole()
+    with Writes(faults.machines.shared) as writes:
+        return _strike(faults, kind, writes)
+
+
+def _strike(faults: Faults, kind: str, writes: Writes) -> dict[str, Any]:
     generation, _ = faults.newest()
     event = faults.newest_event()
     began, began_unix_s = time.monotonic(), time.time()
@@ -53,12 +59,12 @@ def strike(faults: Faults, kind: str) -> dict[str, Any]:
     row["stepping_s"] = round(time.monotonic() - began, 2)
     if "trains_on" in found:
         row["trains_on"] = found["trains_on"]
-    if (watch := found.get("watch")) is not None:
-        row["writes_of_the_losing_side"] = watch()
     if (named := found.get("pair_is_named")) is not None:
         row["pair_is_named"] = named()
     found.get("undo", lambda: None)()
     faults.await_whole()
+    if (loser := found.get("loser")) is not None:
+        row["writes_after_fencing"] = faults.writes_after_fencing(writes, loser, event)
     row["given_up_for_cuts"] = faults.given_up_for_cuts(event)
     row["to_blame"] = found.get("to_blame", [])
     row["standstill_s"] = faults.standstill_s(began_unix_s)
@@ -68,8 +74,8 @@ def strike(faults: Faults, kind: str) -> dict[str, Any]:
 
 def judge(run: Run, rows: Sequence[dict[str, Any]], steps: int) -> list[str]:
     """What is wrong with the disturbed run; empty when all promises hold."""
-    wrong = [f"{row['fault']}: {row['writes_of_the_losing_side']} are written by the losing side"
-             for row in rows if row.get("writes_of_the_losing_side")]  # fmt: skip
+    wrong = [f"{row['fault']}: written after the fencing: {row['writes_after_fencing']}"
+             for row in rows if row.get("writes_after_fencing")]  # fmt: skip
     wrong += [
         f"{row['fault']}: no pair is named" for row in rows if row.get("pair_is_named") is False
     ]
@@ -125,7 +131,7 @@ def drill(machines: Machines, options: argparse.Namespace, steps: int, corpus: P
         wrong.append(f"digest {digest} is not the undisturbed {reference}")
     result = {
         "command": f"python -m benchmarks.machines --faults {options.faults} --steps {steps} "
-        f"--seed {options.seed}",
+        f"--seed {options.seed}" + (f" --only {options.only!r}" if options.only else ""),
         "date": datetime.now(tz=UTC).date().isoformat(),
         "hardware": f"{platform.machine()}, {os.cpu_count()} cores",
         "faults": rows,

@@ -24,7 +24,10 @@ from headway.console.run import Run
 from headway.health.client import verdicts_of
 from headway.testkit.bed import Process, streams
 from headway.testkit.bed.node import Node
+from headway.testkit.bed.writes import Writes
 from headway.testkit.machines import Machines
+from headway.testkit.machines.fencing import EVENTS, writes_after_fencing
+from headway.testkit.machines.waits import is_stepping, until, until_recovered
 
 TINY = Path(__file__).resolve().parents[2] / "examples" / "tiny.toml"
 MODEL = (
@@ -61,19 +64,6 @@ def _await_empty(machines: Machines) -> None:
         time.sleep(0.3)
 
 
-def _is_stepping(status: dict[str, Any], beyond: int) -> bool:
-    steps = [rank["step"] for rank in status["ranks"] if rank["status"] == "running"]
-    return len(steps) == 2 and min(steps) > beyond
-
-
-def _until(machines: Machines, name: str, condition: Any, what: str) -> dict[str, Any]:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition(found := _status(machines, name)):
-        assert time.monotonic() < deadline, f"{what}: {found}"
-        time.sleep(0.3)
-    return found
-
-
 @pytest.mark.timeout(400)
 def test_a_run_outlives_the_machine_of_its_driver_and_sends_nothing_in_plain(
     machines: Machines, corpus: Path, tmp_path: Path
@@ -81,7 +71,7 @@ def test_a_run_outlives_the_machine_of_its_driver_and_sends_nothing_in_plain(
     with machines.bed.capture(tmp_path / "wire.pcap"):
         settings = (*MODEL, f"data.path={corpus}", "train.steps=100000")
         machines.run(TINY, "a", *settings)
-        before = _until(machines, "a", lambda s: _is_stepping(s, 6), "the run does not step")
+        before = until(machines, "a", lambda s: is_stepping(s, 6), "the run does not step")
         assert before["nodes"] == {"0": "active", "1": "active", "2": "spare"}
         nodes, listening = machines.bed.nodes, machines.bed.listening()
         assert {one.address for one in listening} <= {
@@ -89,17 +79,12 @@ def test_a_run_outlives_the_machine_of_its_driver_and_sends_nothing_in_plain(
         }
 
         machines.bed.node(0).kill()
-        after = _until(
-            machines,
-            "a",
-            lambda s: s.get("generation", 0) > before["generation"] and _is_stepping(s, 0),
-            "no recovery",
-        )
+        after = until_recovered(machines, "a", before)
         assert after["epoch"] > before["epoch"] and after["generation"] > before["generation"]
         assert after["nodes"]["0"] == "lost" and after["nodes"]["2"] == "active"
 
         machines.bed.node(0).boot()
-        _until(machines, "a", lambda s: s["nodes"].get("0") == "spare", "it does not return")
+        until(machines, "a", lambda s: s["nodes"].get("0") == "spare", "it does not return")
     sent = streams(tmp_path / "wire.pcap")
     assert any(b"CURVE" in one.data for one in sent)
     assert not [(text, one.source_port) for one in sent for text in OURS if text in one.data]
@@ -108,7 +93,7 @@ def test_a_run_outlives_the_machine_of_its_driver_and_sends_nothing_in_plain(
     _await_empty(machines)
     stopped_at = json.loads(machines.headway("status", "a", "--json", check=False).stdout)["step"]
     machines.run(TINY, "a", *settings)  # resumes, with the machines' folders still there
-    _until(machines, "a", lambda s: _is_stepping(s, stopped_at), "it does not resume")
+    until(machines, "a", lambda s: is_stepping(s, stopped_at), "it does not resume")
     machines.headway("stop", "a", "--now")
     _await_empty(machines)
 
@@ -204,14 +189,14 @@ def test_a_machine_that_will_be_taken_away_hands_over_and_may_come_back(
     machines: Machines, corpus: Path
 ) -> None:
     machines.run(TINY, "d", *MODEL, f"data.path={corpus}", "train.steps=100000")
-    _until(machines, "d", lambda s: _is_stepping(s, 6), "the run does not step")
+    until(machines, "d", lambda s: is_stepping(s, 6), "the run does not step")
     _steer_without_torch(machines)
     _steer_by_a_gateway(machines)
     kept = machines.keep("d", 1)
     wait_until(lambda: _takes_sigterm(kept), what="its handlers", timeout_s=LIMIT_S)
     kept.send_signal(signal.SIGTERM)
-    status = _until(
-        machines, "d", lambda s: s["nodes"].get("2") == "active" and _is_stepping(s, 6), "no drain"
+    status = until(
+        machines, "d", lambda s: s["nodes"].get("2") == "active" and is_stepping(s, 6), "no drain"
     )
     assert status["nodes"]["1"] == "lost"
     assert kept.wait(LIMIT_S) == 0
@@ -219,7 +204,7 @@ def test_a_machine_that_will_be_taken_away_hands_over_and_may_come_back(
     assert "draining" in events and "evicted" in events
     assert "node_silent" not in events, "it was planned"
     again = machines.keep("d", 1)
-    _until(machines, "d", lambda s: s["nodes"].get("1") == "spare", "it does not come back")
+    until(machines, "d", lambda s: s["nodes"].get("1") == "spare", "it does not come back")
     machines.headway("stop", "d")
     assert again.wait(LIMIT_S) == 0
     _await_empty(machines)
@@ -230,14 +215,9 @@ def test_a_cut_of_the_fabric_names_both_machines_and_a_spare_takes_over(
     machines: Machines, corpus: Path
 ) -> None:
     machines.run(TINY, "e", *MODEL, f"data.path={corpus}", "train.steps=100000")
-    before = _until(machines, "e", lambda s: _is_stepping(s, 6), "the run does not step")
+    before = until(machines, "e", lambda s: is_stepping(s, 6), "the run does not step")
     machines.cut_fabric(1)
-    after = _until(
-        machines,
-        "e",
-        lambda s: s.get("generation", 0) > before["generation"] and _is_stepping(s, 0),
-        "no recovery",
-    )
+    after = until_recovered(machines, "e", before)
     assert after["epoch"] == before["epoch"] and after["nodes"]["1"] == "lost"
     run = Run(machines.runs / "e")
     [cut] = [one for one in verdicts_of(run.folder.control) if one.kind == "fabric_cut"]
@@ -248,7 +228,7 @@ def test_a_cut_of_the_fabric_names_both_machines_and_a_spare_takes_over(
 
     machines.heal()
     machines.headway("node", "start", "--run", "e", "--node", "1")
-    _until(machines, "e", lambda s: s["nodes"].get("1") == "spare", "it does not return")
+    until(machines, "e", lambda s: s["nodes"].get("1") == "spare", "it does not return")
     machines.headway("stop", "e", "--now")
     _await_empty(machines)
 
@@ -258,24 +238,21 @@ def test_a_driver_that_is_cut_off_ends_and_one_of_the_others_leads_alone(
     machines: Machines, corpus: Path
 ) -> None:
     machines.run(TINY, "f", *MODEL, f"data.path={corpus}", "train.steps=100000")
-    before = _until(machines, "f", lambda s: _is_stepping(s, 6), "the run does not step")
+    before = until(machines, "f", lambda s: is_stepping(s, 6), "the run does not step")
     run, cut_off = Run(machines.runs / "f"), machines.bed.node(0)
     assert _drivers(cut_off), "the first driver is on the first machine"
-    machines.partition(0)
-    after = _until(
-        machines,
-        "f",
-        lambda s: s.get("generation", 0) > before["generation"] and _is_stepping(s, 0),
-        "no recovery",
-    )
-    assert after["epoch"] > before["epoch"]
-    assert after["nodes"] == {"0": "lost", "1": "active", "2": "active"}
-    wait_until(
-        lambda: not _drivers(cut_off), what="the end of the former driver", timeout_s=LIMIT_S
-    )
-
-    machines.heal()
-    _until(machines, "f", lambda s: s["nodes"].get("0") == "spare", "it does not return")
+    with Writes(machines.shared) as writes:
+        machines.partition(0)
+        after = until_recovered(machines, "f", before)
+        assert after["epoch"] > before["epoch"]
+        assert after["nodes"] == {"0": "lost", "1": "active", "2": "active"}
+        wait_until(
+            lambda: not _drivers(cut_off), what="the end of the former driver", timeout_s=LIMIT_S
+        )
+        machines.heal()
+        until(machines, "f", lambda s: s["nodes"].get("0") == "spare", "it does not return")
+        assert writes_after_fencing(run.query(EVENTS, (0,)), writes, cut_off) == []
+        assert writes.of(cut_off), "it wrote before"
     assert [len(_drivers(node)) for node in machines.bed.nodes].count(1) == 1
     assert not _drivers(cut_off)
     for table in ("events", "inputs"):  # what a former driver writes would stand behind

@@ -19,6 +19,7 @@ from headway.launch.kubernetes.config import KubernetesConfig
 from headway.launch.kubernetes.pod import AGAIN
 from headway.testkit.bed import Bed, Process
 from headway.testkit.bed.node import Node
+from headway.testkit.machines.waits import is_stepping
 from headway.trainer.config import RunConfig
 
 TINY = Path(__file__).resolve().parents[2] / "examples" / "tiny.toml"
@@ -135,16 +136,11 @@ def _until(pods: Pods, node: int, condition: Callable[[dict[str, Any]], bool]) -
         time.sleep(0.3)
 
 
-def _is_stepping(status: dict[str, Any], beyond: int) -> bool:
-    steps = [rank["step"] for rank in status["ranks"] if rank["status"] == "running"]
-    return len(steps) == 2 and min(steps) > beyond
-
-
 @pytest.mark.timeout(600)
 def test_pods_make_a_run_that_outlives_each_of_them_and_all_together(pods: Pods) -> None:
     for index in range(3):
         pods.start(index)
-    found = _until(pods, 1, lambda s: _is_stepping(s, 6) and s["nodes"].get("2") == "spare")
+    found = _until(pods, 1, lambda s: is_stepping(s, 6) and s["nodes"].get("2") == "spare")
     assert not list((pods.shared / "control").glob("driver*")), "the lease is not a file"
 
     pods.api.send_signal(signal.SIGSTOP)
@@ -152,32 +148,32 @@ def test_pods_make_a_run_that_outlives_each_of_them_and_all_together(pods: Pods)
     time.sleep(OUTAGE_S)
     assert pods.newest_step() > before, "an API server that is away stops no step"
     pods.api.send_signal(signal.SIGCONT)
-    after = _until(pods, 1, lambda s: _is_stepping(s, 6))
+    after = _until(pods, 1, lambda s: is_stepping(s, 6))
     assert (after["generation"], after["epoch"]) == (found["generation"], found["epoch"])
 
     pods.lose(0)  # with the first driver
-    _until(pods, 1, lambda s: s["nodes"]["2"] != "spare" and _is_stepping(s, 6))
+    _until(pods, 1, lambda s: s["nodes"]["2"] != "spare" and is_stepping(s, 6))
     pods.bed.node(0).boot()
     pods.start(0)
-    before = _until(pods, 1, lambda s: s["nodes"]["0"] == "spare" and _is_stepping(s, 12))
+    before = _until(pods, 1, lambda s: s["nodes"]["0"] == "spare" and is_stepping(s, 12))
 
     for index in range(3):
         pods.lose(index)
     for index in range(3):
         pods.bed.node(index).boot()
         pods.start(index)
-    found = _until(pods, 0, lambda s: _is_stepping(s, 12) and "spare" in s["nodes"].values())
+    found = _until(pods, 0, lambda s: is_stepping(s, 12) and "spare" in s["nodes"].values())
     assert found["generation"] > before["generation"]
 
 
 @pytest.mark.timeout(400)
 def test_a_pod_that_is_taken_away_hands_over_and_all_end_with_the_run(pods: Pods) -> None:
-    found = _until(pods, 0, lambda s: _is_stepping(s, 12) and "spare" in s["nodes"].values())
+    found = _until(pods, 0, lambda s: is_stepping(s, 12) and "spare" in s["nodes"].values())
     [spare] = [node for node, state in found["nodes"].items() if state == "spare"]
     leaving = next(index for index in (1, 2) if str(index) != spare)
     pods.running[leaving].send_signal(signal.SIGTERM)
     assert pods.running[leaving].wait(LIMIT_S) == AGAIN, pods.output()
-    _until(pods, 0, lambda s: s["nodes"][spare] != "spare" and _is_stepping(s, 12))
+    _until(pods, 0, lambda s: s["nodes"][spare] != "spare" and is_stepping(s, 12))
     pods.keep()
     _until(pods, 0, lambda s: s["nodes"][str(leaving)] == "spare")
 

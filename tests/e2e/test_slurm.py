@@ -11,6 +11,7 @@ import pytest
 from headway.testkit.bed.node import Node
 from headway.testkit.machines import Machines
 from headway.testkit.machines.slurm import Slurm
+from headway.testkit.machines.waits import is_stepping, until, until_recovered
 
 TINY = Path(__file__).resolve().parents[2] / "examples" / "tiny.toml"
 MODEL = (
@@ -66,33 +67,9 @@ def _ours(node: Node) -> list[str]:
     return [f"{node.name}: {line}" for line in [*found, *shm.stdout.split()]]
 
 
-def _until(machines: Machines, name: str, condition: Any, what: str) -> dict[str, Any]:
-    deadline = time.monotonic() + LIMIT_S
-    while True:
-        found = machines.status(name).get("status") or {"ranks": [], "nodes": {}}
-        if condition(found):
-            return found
-        assert time.monotonic() < deadline, f"{what}: {found}"
-        time.sleep(0.2)
-
-
-def _is_stepping(status: dict[str, Any], beyond: int) -> bool:
-    steps = [rank["step"] for rank in status["ranks"] if rank["status"] == "running"]
-    return len(steps) == 2 and min(steps) > beyond
-
-
 def _start(machines: Machines, name: str, corpus: Path, *settings: str) -> dict[str, Any]:
     machines.run(TINY, name, *MODEL, f"data.path={corpus}", *settings, count=3)
-    return _until(machines, name, lambda s: _is_stepping(s, 6), "the run does not step")
-
-
-def _steps_again(machines: Machines, name: str, before: dict[str, Any]) -> dict[str, Any]:
-    return _until(
-        machines,
-        name,
-        lambda s: s.get("generation", 0) > before["generation"] and _is_stepping(s, 0),
-        "no recovery",
-    )
+    return until(machines, name, lambda s: is_stepping(s, 6), "the run does not step")
 
 
 @pytest.mark.timeout(300)
@@ -113,12 +90,12 @@ def test_nodes_that_die_are_replaced_by_a_spare_and_then_by_further_jobs(
 ) -> None:
     before = _start(machines, "b", corpus)
     machines.bed.node(1).kill()
-    before = _steps_again(machines, "b", before)
+    before = until_recovered(machines, "b", before)
     assert machines.slurm is not None
-    _until(machines, "b", lambda s: s["nodes"].get("1") == "spare", "no further job joins")
+    until(machines, "b", lambda s: s["nodes"].get("1") == "spare", "no further job joins")
     assert any(job.split()[0].endswith("-n1") for job in machines.slurm.queue())
     machines.bed.node(0).kill()
-    before = _steps_again(machines, "b", before)
+    before = until_recovered(machines, "b", before)
     machines.headway("stop", "b")
     machines.boot(0), machines.boot(1)
 

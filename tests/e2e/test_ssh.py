@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from headway.testkit.bed.node import Node
 from headway.testkit.machines import Machines
 from headway.testkit.machines.ssh import Ssh
+from headway.testkit.machines.waits import is_stepping, until, until_recovered
 
 TINY = Path(__file__).resolve().parents[2] / "examples" / "tiny.toml"
 MODEL = (
@@ -48,35 +48,16 @@ def _ours(node: Node) -> list[str]:
     return found
 
 
-def _until(machines: Machines, condition: Any, what: str) -> dict[str, Any]:
-    deadline = time.monotonic() + LIMIT_S
-    while True:
-        found = machines.status("a").get("status") or {"ranks": [], "nodes": {}}
-        if condition(found):
-            return found
-        assert time.monotonic() < deadline, f"{what}: {found}"
-        time.sleep(0.3)
-
-
-def _is_stepping(status: dict[str, Any], beyond: int) -> bool:
-    steps = [rank["step"] for rank in status["ranks"] if rank["status"] == "running"]
-    return len(steps) == 2 and min(steps) > beyond
-
-
 @pytest.mark.timeout(400)
 def test_a_run_over_ssh_outlives_a_machine_and_leaves_nothing(
     machines: Machines, corpus: Path
 ) -> None:
     machines.run(TINY, "a", *MODEL, f"data.path={corpus}")
-    before = _until(machines, lambda s: _is_stepping(s, 6), "the run does not step")
+    before = until(machines, "a", lambda s: is_stepping(s, 6), "the run does not step")
     machines.bed.node(1).kill()
-    _until(
-        machines,
-        lambda s: s.get("generation", 0) > before["generation"] and _is_stepping(s, 0),
-        "no recovery",
-    )
+    until_recovered(machines, "a", before)
     machines.boot(1)
-    _until(machines, lambda s: s["nodes"].get("1") == "spare", "the machine does not return")
+    until(machines, "a", lambda s: s["nodes"].get("1") == "spare", "the machine does not return")
     machines.headway("stop", "a")
     deadline = time.monotonic() + LIMIT_S
     while left := [line for node in machines.bed.nodes for line in _ours(node)]:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 Reference = Callable[[str, str, str], Trained]
 SHORT = 3
 DRAWN = settings(
-    max_examples=16,
+    max_examples=8,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

@@ -63,6 +63,7 @@ class Boot:
             raise HeadwayError("the node did not start: " + " | ".join(lines[-3:])) from None
         self.pid = pid_of(self._pidfd)
         """Of process 1, as the host counts."""
+        self._namespace = Path(f"/proc/{self.pid}/ns/pid").readlink()
         self.boot_id: str = reply["boot_id"]
 
     def start(
@@ -91,7 +92,7 @@ class Boot:
 
     def processes(self) -> list[ProcessId]:
         """All processes of the node but process 1, zombies included."""
-        own = Path(f"/proc/{self.pid}/ns/pid").readlink()
+        own = self._namespace  # process 1 may have ended, and others still be ending
         found = []
         for name in os.listdir("/proc"):
             with contextlib.suppress(OSError):

@@ -1,0 +1,47 @@
+"""Waiting for what the driver of a run on machines reports."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from headway.testkit.machines.machines import Machines
+
+LIMIT_S = 150.0
+EVERY_S = 0.3
+
+
+def is_stepping(status: Mapping[str, Any], beyond: int, *, num_ranks: int = 2) -> bool:
+    """Whether all ranks run and have made a step after ``beyond``."""
+    steps = [rank["step"] for rank in status["ranks"] if rank["status"] == "running"]
+    return len(steps) == num_ranks and min(steps) > beyond
+
+
+def until(
+    machines: Machines, name: str, condition: Callable[[dict[str, Any]], bool], what: str
+) -> dict[str, Any]:
+    """The status of a run once ``condition`` holds of it; without ranks and nodes while no driver
+    answers.
+
+    Raises:
+        TimeoutError: ``what`` and the last status.
+    """
+    deadline = time.monotonic() + LIMIT_S
+    while True:
+        found = machines.status(name).get("status") or {"ranks": [], "nodes": {}}
+        if condition(found):
+            return dict(found)
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what} within {LIMIT_S:g} s: {found}")
+        time.sleep(EVERY_S)
+
+
+def until_recovered(machines: Machines, name: str, before: Mapping[str, Any]) -> dict[str, Any]:
+    """The status once all ranks step in a later generation than that of the status ``before``."""
+    return until(
+        machines,
+        name,
+        lambda s: s.get("generation", 0) > before["generation"] and is_stepping(s, 0),
+        "no recovery",
+    )
