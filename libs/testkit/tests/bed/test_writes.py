@@ -17,12 +17,15 @@ def test_new_written_moved_and_removed_files_are_told_by_machine(bed: Bed, share
     with Writes(shared) as writes:
         folder = shared / "a folder"
         words = "mkdir '{0}'; echo 1 > '{0}/new'; mv '{0}/new' '{0}/moved'; rm -r '{0}'; sleep 1"
-        process = first.start(["sh", "-c", words.format(folder)])
+        first.run(["sh", "-c", words.format(folder)])
         second.run(["sh", "-c", f"echo 1 > {shared}/second; echo 1 > $HOME/own; cat {shared}/*"])
-        wait_until(lambda: [w.path for w in writes.of(first)][-1:] == [str(folder)], what="rm")
-        process.wait(10)
-        found = {one.path for one in writes.of(first) if one.machine}
-        assert found == {str(folder), f"{folder}/new", f"{folder}/moved"}
+
+        def of_first() -> set[str]:
+            return {one.path for one in writes.of(first) if one.machine}
+
+        expected = {str(folder), f"{folder}/new", f"{folder}/moved"}
+        wait_until(lambda: of_first() >= expected, what="the files of the first machine")
+        assert of_first() == expected
         assert {one.path for one in writes.of(second) if one.machine} == {f"{shared}/second"}
         assert any("echo 1 >" in one.command for one in writes.of(second))
 
