@@ -13,10 +13,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from headway.common.wire.addresses import Network
 from headway.console import run as run_module
 from headway.console.cli import main
 from headway.console.commands import watching
 from headway.console.testing import FakeRun
+from headway.launch.engines import facts_of
+from headway.launch.hosts.config import Host, HostsConfig
+from headway.launch.joining import tokens
+from headway.launch.joining.bundle import Bundle
+from headway.launch.joining.ticket import Ticket
 
 REPOSITORY = Path(__file__).parents[2]
 TINY = str(REPOSITORY / "examples" / "tiny.toml")
@@ -364,3 +370,21 @@ def test_a_cluster_is_made_resized_and_removed_leaving_foreign_files(
         assert call("cluster", "remove", str(folder))[0] == 0
         assert call("node", "stop", "--cluster", str(folder), "--node", "0")[0] == 0
     assert [path.name for path in folder.iterdir()] == ["terraform.tfstate"]
+
+
+def test_a_ticket_admits_one_node_of_a_run_on_machines(fake: FakeRun, fake_call: Call) -> None:
+    words = ("node", "ticket", "--run", fake.folder.path.name, "--node")
+    code, _, err = fake_call(*words, "1")
+    assert code == 2 and "has no machines of its own" in err
+    facts = facts_of(HostsConfig("/shared", (Host("a"), Host("b")), "python", scratch="/scratch"))
+    secret, shared = tokens.new_secret(), str(fake.folder.path)
+    Bundle("0123abcd", "a", 2, "", Network(), facts, shared, secret).save(fake.folder.bundle)
+    code, out, _ = fake_call(*words, "1")
+    made = Ticket.from_json(out)
+    assert code == 0 and (made.node, made.scratch, made.bundle) == (1, "/scratch", "")
+    tokens.check(made.token, secret, "0123abcd", 1)
+    code, out, err = fake_call(*words, "2")
+    assert (code, out) == (2, "") and "give a number from 0 to 1" in err
+    fake.finish()
+    code, out, err = fake_call(*words, "1")
+    assert (code, out) == (2, "") and "is not live" in err

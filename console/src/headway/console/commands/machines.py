@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from headway.common.cli import AsJson
@@ -13,6 +13,10 @@ from headway.common.output import emit
 from headway.console.commands.options import RUNS, RunsDir, Yes, confirm, find_run
 from headway.console.commands.pages import MACHINES, add_group
 from headway.console.commands.rendering import add_render
+
+if TYPE_CHECKING:
+    from headway.console.run import Run
+    from headway.launch.joining.bundle import Bundle
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The cluster's folder.")]
 ClusterOption = Annotated[
@@ -71,6 +75,7 @@ def register(app: typer.Typer) -> None:
         json="one object: cluster, node, stopped",
     )(stop)
     page(node, examples=("headway node init --cluster clusters/mine --node 0",))(init)
+    page(node, examples=("headway node ticket --run tiny --node 2 > ticket.json",))(ticket)
 
 
 def create(
@@ -230,20 +235,52 @@ def start(
 
 def _start_on_machine(node: int, run: str | None, runs_dir: Path, as_json: bool) -> None:
     from headway.launch.engines import of_bundle
-    from headway.launch.joining.bundle import Bundle
 
     found = find_run(run, runs_dir)
-    if not found.folder.bundle.exists():
-        raise InputError(
-            f"run {found.name} has no machines of its own", remedy="give --cluster instead"
-        )
-    if not found.live:
-        raise InputError(f"run {found.name} is not live", remedy="resume it with `headway run`")
-    engine = of_bundle(Bundle.load(found.folder.bundle))
+    engine = of_bundle(_bundle_of(found))
     machine = engine.name_of(node)
     engine.start_node(node, fence=True)
     facts = {"run": found.name, "node": node, "machine": machine}
     emit(facts, as_json, [f"node {node} of run {found.name} is up on {machine}"])
+
+
+def _bundle_of(run: Run) -> Bundle:
+    """
+    Raises:
+        InputError: the run is not on several machines, or has ended.
+    """
+    from headway.launch.joining.bundle import Bundle
+
+    if not run.folder.bundle.exists():
+        raise InputError(
+            f"run {run.name} has no machines of its own",
+            remedy="its nodes are on one machine: `headway node start --cluster` starts them",
+        )
+    if not run.live:
+        raise InputError(f"run {run.name} is not live", remedy="resume it with `headway run`")
+    return Bundle.load(run.folder.bundle)
+
+
+def ticket(
+    node: Node,
+    run: Annotated[str, typer.Option("--run", metavar="RUN", help="Of a run on several machines.")],
+    runs_dir: RunsDir = RUNS,
+) -> None:
+    """Print a ticket with which a machine joins a run as a node.
+
+    For machines that a supervisor of your own starts; see docs/howto/ssh.md. The ticket is one line
+    of JSON and is valid for an hour. Keep it secret: it admits any machine.
+    """
+    from headway.launch.engines import config_of
+    from headway.launch.joining.ticket import Ticket
+
+    bundle = _bundle_of(find_run(run, runs_dir))
+    if node >= bundle.nodes:
+        raise InputError(
+            f"run {run} has {bundle.nodes} nodes, none is number {node}",
+            remedy=f"give a number from 0 to {bundle.nodes - 1}",
+        )
+    typer.echo(Ticket.of(bundle, node, config_of(bundle.engine).scratch).to_json())
 
 
 def stop(cluster: ClusterOption, node: Node, yes: Yes = False, as_json: AsJson = False) -> None:

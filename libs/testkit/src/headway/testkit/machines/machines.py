@@ -12,8 +12,6 @@ from typing import Any, Literal
 
 from headway.common.config import to_toml
 from headway.launch.hosts.config import Host, HostsConfig
-from headway.launch.joining.bundle import Bundle
-from headway.launch.joining.ticket import Ticket
 from headway.launch.slurm.config import SlurmConfig
 from headway.testkit.bed import Bed, Process
 from headway.testkit.bed.node import Node
@@ -169,9 +167,9 @@ class Machines:
     def keep(self, name: str, index: int) -> Process:
         """Have a machine be a node of the run as long as a process in its foreground lives, as
         under systemd; its number as a node is its own."""
-        bundle, node = Bundle.load(self.runs / name / "bundle.json"), self.bed.node(index)
-        ticket = Ticket.of(bundle, index, str(self.bed.disk / "headway"))
-        (node.root / "ticket.json").write_text(ticket.to_json())
+        node = self.bed.node(index)
+        ticket = self.headway("node", "ticket", "--run", name, "--node", str(index)).stdout
+        (node.root / "ticket.json").write_text(ticket)
         words = f"exec {sys.executable} -m headway.launch.joining init < ticket.json"
         return node.start(["sh", "-c", words], cwd=self.bed.disk)
 
