@@ -8,7 +8,7 @@ CONFIG ?= examples/tiny.toml
 TARGET ?= local
 NODES ?= 3
 TIMES ?= 1
-JOBS ?= 3
+JOBS ?= 2
 SRC := $(wildcard libs/*/src services/*/src console/src)
 INSTALL := VENV="$(VENV)" PYTHON="$(PYTHON)" TORCH="$(TORCH)" infra/setup/setup.sh
 export OMP_NUM_THREADS ?= 1
@@ -37,7 +37,7 @@ slurm-bed: setup-test ## the same as steps of a real Slurm on five namespaces (r
 lab: setup-lab ## JupyterLab with the notebooks
 	"$(BIN)/jupyter" lab notebooks $(ARGS)
 
-test: setup-test ## every test but the 100,000-input ones of `make fuzz`; JOBS=3 files at a time
+test: setup-test ## every test but the 100,000-input ones of `make fuzz`; JOBS=2 files at a time
 	@mkdir -p .pytest_cache
 	"$(PY)" -m pytest -q -m "not slow" -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=10 $(ARGS); \
 	    code=$$?; echo $$code > .pytest_cache/exit; exit $$code

@@ -163,12 +163,12 @@ def test_an_attempt_left_behind_by_a_recovery_is_removed_and_the_new_generation_
         snapshots.seal_step(one, 10)  # rank 1's node is lost before it saves this
         until(lambda: not one.busy())
         mark_generation(cluster.checkpoints, 1, restart_step=5)
-        until(lambda: not (cluster.checkpoints / step_dir_name(10, 0)).exists())
         with snapshots.small_arena(cluster.shm_dir(), 1, 2) as two:
             one.invalidate_newer(5)
             for arena in (one, two):
                 snapshots.seal_step(arena, 10, generation=1)
             until(lambda: has_step(cluster.checkpoints, 10))
+            until(lambda: not (cluster.checkpoints / step_dir_name(10, 0)).exists())
         info = newest(cluster.checkpoints)
         assert info is not None
         assert info.generation == 1

@@ -184,6 +184,20 @@ def test_only_the_node_of_rank_0_removes() -> None:
     assert actions == [Announce((8, 0))]
 
 
+def test_a_node_without_part_in_the_newest_generation_leaves_the_folder_alone() -> None:
+    """As on a machine that is cut off: the run continues on others, and both see the folder."""
+    older = [attempt(step) for step in range(9)]
+    folder = view(*older, attempt(12, 1, complete=False, ranks=2), marks={1: 8}, trash=("x",))
+    cut_off = ArenasSeen(frozenset({0}), (), generation=0)
+    state, actions = run(State(keep=3), cut_off, FolderSeen(folder))
+    assert actions == [Announce((8, 0))]
+    takes_part = ArenasSeen(frozenset({0}), (), generation=1)
+    state, actions = run(state, takes_part)
+    assert actions == [WriteManifest((12, 1))]
+    _, actions = run(state, Done(WriteManifest((12, 1))), FolderSeen(view(*older, marks={1: 8})))
+    assert actions == [Check((8, 0))]
+
+
 attempts = st.lists(
     st.builds(
         lambda step, generation, is_complete, marked: attempt(

@@ -22,6 +22,7 @@ from headway.common.polling import wait_until
 from headway.console.folder import config_origins
 from headway.console.folder.claim import check_name, check_resumable, claimed, keep_config
 from headway.console.gateway.remote_run import open_run
+from headway.console.hints import refuse_elsewhere
 from headway.console.lifecycle.machines import (
     end_nodes,
     fit_for_machines,
@@ -74,6 +75,8 @@ def launch(
         InputError: anything wrong that can be found before step 0. A new run then leaves no folder.
     """
     check_torch()
+    if name is not None:  # before anything is prepared for it
+        refuse_elsewhere(_choose(runs_dir, base, name))
     asked = config
     machines = slurm_defaults(runs_dir) if engine == "slurm" else machines_of(folder)
     if machines is None:

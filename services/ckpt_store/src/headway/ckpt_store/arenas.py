@@ -44,6 +44,11 @@ class Arenas:
         }
         return frozenset(arena.rank for _, arena in self._open.values()), tuple(self._slots)
 
+    def generation(self) -> int:
+        """The newest of all sealed snapshots; -1 without any."""
+        found = [info.generation for _, arena in self._open.values() for info in arena.sealed()]
+        return max(found, default=-1)
+
     def committed(self) -> dict[int, int]:
         """Newest committed step by rank, in order of ranks."""
         steps = {}

@@ -102,7 +102,7 @@ class Store:
     def scan(self) -> None:
         """Look at the arenas."""
         ranks, wanted = self._arenas.look(keep_mapped=self._state.job is not None)
-        self._take(ArenasSeen(ranks, wanted))
+        self._take(ArenasSeen(ranks, wanted, self._arenas.generation()))
 
     def pump(self) -> None:
         """Process the results of the disk thread."""

@@ -1,5 +1,4 @@
-"""What the store does next: (state, event, now) -> (state, actions), without
-files, sockets or clocks.
+"""What the store does next: (state, event, now) -> (state, actions), without files or clocks.
 
 One job on the disk at a time, chosen in this order: commit a step whose parts are complete;
 flush the oldest wanted snapshot; clean up what failed; check the newest checkpoint and apply
@@ -129,10 +128,11 @@ Action = Job | ReleaseSlot | Announce | Report
 
 @dataclass(frozen=True)
 class ArenasSeen:
-    """A scan of the node's arenas: their ranks, and their wanted snapshots."""
+    """A scan of the node's arenas: ranks, wanted snapshots, and newest generation of any one."""
 
     ranks: frozenset[int]
     wanted: tuple[Slot, ...]
+    generation: int = 0
 
 
 @dataclass(frozen=True)
@@ -173,12 +173,12 @@ class State:
 
     keep: int
     ranks: frozenset[int] = frozenset()
+    generation: int = 0
     wanted: tuple[Slot, ...] = ()
     view: FolderView | None = None
     """None until the folder has been listed; nothing is decided about it before."""
     is_unseen: bool = False
-    """Whether the last listing failed. Snapshots are flushed anyway, so that
-    no slot stays pinned."""
+    """Whether the last listing failed. Snapshots are flushed anyway, so no slot stays pinned."""
     job: Job | None = None
     given_up: frozenset[Key] = frozenset()
     """Attempts that this node has given up: a rank could not be flushed, or its parts were dropped
@@ -224,6 +224,7 @@ def _arenas_seen(state: State, event: ArenasSeen) -> State:
     return replace(
         state,
         ranks=event.ranks,
+        generation=event.generation,
         wanted=tuple(sorted(event.wanted)),
         given_up=state.given_up - again,
         dropped=tuple(slot for slot in state.dropped if slot.key not in again),
@@ -331,7 +332,8 @@ def _commit(state: State, now_s: float) -> Job | None:
         return None
     for a in reversed(state.view.attempts):
         is_ready = a.has_all_parts and not a.is_complete and a.key not in state.given_up
-        if is_ready and not is_superseded(*a.key, state.view.marks):
+        is_own = a.generation <= state.generation
+        if is_ready and is_own and not is_superseded(*a.key, state.view.marks):
             return WriteManifest(a.key)
     return None
 
@@ -348,6 +350,8 @@ def _clear_up(state: State, now_s: float) -> Job | None:
         return DropParts(state.to_drop[0], tuple(sorted(state.ranks)), gave_up=True)
     if state.view is None or now_s < state.retry_at_s:
         return None
+    if max(state.view.marks, default=0) > state.generation:
+        return None  # the run continues without these ranks, or they have not saved in it yet
     dead = dead_attempts(state.view, _wanted_keys(state))
     # Only one node of a run removes whole folders: the one that carries rank 0.
     if 0 not in state.ranks:

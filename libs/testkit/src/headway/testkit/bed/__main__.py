@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -38,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with contextlib.suppress(KeyboardInterrupt):
             print("Ctrl-C ends them", flush=True)
             while True:
-                signal.pause()
+                time.sleep(0.5)  # signal.pause() would miss a signal that arrives just before it
     return 0
 
 
