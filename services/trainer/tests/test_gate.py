@@ -122,7 +122,7 @@ def test_the_key_of_an_evicted_node_is_worth_nothing(tmp_path: Path) -> None:
         leaving.add(1)
         door.gate.revoke(1)
         assert not door.admission(keys.public)
-        with pytest.raises(RemoteError, match="was evicted"):
+        with pytest.raises(BusyError, match="was evicted"):
             door.ask(keys=keys)
         leaving.clear()
         assert door.ask(keys=keys).node == 1, "its machine was ended; somebody started it anew"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from headway.common.cli import AsJson
-from headway.common.errors import HeadwayError, InputError
+from headway.common.errors import DeadlineError, HeadwayError, InputError
 from headway.common.help_pages import page
 from headway.common.output import emit
+from headway.common.polling import wait_until
 from headway.console.commands.options import RUNS, RunsDir, Yes, confirm, find_run
 from headway.console.commands.pages import MACHINES, add_group
 from headway.console.commands.rendering import add_render
@@ -17,6 +19,10 @@ from headway.console.commands.rendering import add_render
 if TYPE_CHECKING:
     from headway.console.run import Run
     from headway.launch.joining.bundle import Bundle
+
+REPORT_S = 10.0
+"""A node reports twice a second; its executor takes a few seconds to start."""
+REPORT_LIMIT_S = 60.0
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The cluster's folder.")]
 ClusterOption = Annotated[
@@ -239,9 +245,25 @@ def _start_on_machine(node: int, run: str | None, runs_dir: Path, as_json: bool)
     found = find_run(run, runs_dir)
     engine = of_bundle(_bundle_of(found))
     machine = engine.name_of(node)
-    engine.start_node(node, fence=True)
+    deadline = time.monotonic() + REPORT_LIMIT_S
+    while True:  # the end of a node that was given up may be on its way to the machine
+        engine.start_node(node, fence=True)
+        if wait_until(lambda: _reports(found, node), REPORT_S):
+            break
+        if time.monotonic() > deadline:
+            raise HeadwayError(
+                f"node {node} was started on {machine}, but the driver has no report from it",
+                remedy=f"`headway logs {found.name} --name n{node}` shows its log",
+            )
     facts = {"run": found.name, "node": node, "machine": machine}
     emit(facts, as_json, [f"node {node} of run {found.name} is up on {machine}"])
+
+
+def _reports(run: Run, node: int) -> bool:
+    try:
+        return run.status(timeout_s=1.0).nodes.get(node) in ("active", "spare")
+    except DeadlineError:
+        return False
 
 
 def _bundle_of(run: Run) -> Bundle:

@@ -150,6 +150,7 @@ def is_led_or_over(control: Path) -> bool:
 
 def end(folder: NodeFolder, ticket: Ticket) -> int:
     """End the node; 0 once none of its processes is left."""
+    folder.leave()
     if folder.cluster.exists:
         LocalEngine(folder.cluster).stop_node(ticket.node)
     if processes_of(ticket.run_id, ticket.node):  # as where the node's folder was removed

@@ -9,7 +9,7 @@ import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from headway.common.errors import DeadlineError, HeadwayError
+from headway.common.errors import BusyError, DeadlineError, HeadwayError
 from headway.common.node.machine import boot_id, machine_uid
 from headway.common.wire.client import Client
 from headway.common.wire.keys import KeyPair
@@ -31,7 +31,8 @@ def join(ticket: Ticket, keys: KeyPair, *, limit_s: float) -> Bundle:
 
     Raises:
         RemoteError: it refuses this machine; the message says why.
-        DeadlineError: no driver answers within ``limit_s``.
+        DeadlineError: no driver answers within ``limit_s``, or it is busy for so long, as while
+            what the node ran before is being ended.
         InputError: what it sends does not describe a run.
     """
     lease = lease_of(Path(ticket.control))
@@ -46,6 +47,9 @@ def join(ticket: Ticket, keys: KeyPair, *, limit_s: float) -> Bundle:
         if holder is not None and holder.join_endpoint:
             try:
                 return _ask(holder, keys, question)
+            except BusyError as error:
+                trouble = error.message
+                time.sleep(AGAIN_S)
             except DeadlineError:
                 trouble = f"the driver does not answer at {holder.join_endpoint}"
                 time.sleep(AGAIN_S)

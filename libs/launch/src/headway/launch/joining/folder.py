@@ -44,6 +44,10 @@ class NodeFolder:
         except (OSError, ValueError, KeyError, TypeError):
             return False
 
+    def leave(self) -> None:
+        """The node has to join again before it starts, also while it is still being ended."""
+        (self.path / "joined.json").unlink(missing_ok=True)
+
     def has_init(self, node: int) -> bool:
         """Whether the node's init runs."""
         init = self.cluster.init(node)

@@ -154,6 +154,7 @@ class Gate:
         """
         Raises:
             InputError: why the machine is not admitted.
+            BusyError: not yet; it asks again.
         """
         node, bundle = message.node, self._bundle
         check_introduction(message)
@@ -169,7 +170,7 @@ class Gate:
                 remedy="start it with more nodes or spares",
             )
         if self.is_leaving(node):
-            raise InputError(
+            raise BusyError(
                 f"node {node} was evicted from the run, and its machine has not been ended yet",
                 remedy="start it again when that is done: `headway logs` shows why it takes long",
             )
