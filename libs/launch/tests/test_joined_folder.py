@@ -86,6 +86,10 @@ def test_it_has_joined_until_the_machine_starts_anew_or_the_run_ends(
         assert not node.has_joined(1)
     node.cluster.remove("nodes/1.run")
     assert not node.has_joined(1)
+    node.install(bundle, 1, is_first=False)
+    node.leave()  # before its processes end: a start in between must ask the driver
+    assert not node.has_joined(1)
+    node.leave()
 
 
 def test_damage_is_named(bundle: Bundle) -> None:
