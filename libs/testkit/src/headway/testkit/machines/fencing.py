@@ -7,32 +7,41 @@ import math
 from collections.abc import Sequence
 
 from headway.testkit.bed.node import Node
-from headway.testkit.bed.writes import Writes
+from headway.testkit.bed.writes import Write, Writes
 
 EVENTS = "SELECT unix_s, epoch, name, fields FROM events WHERE id >= ? ORDER BY id"
 """Of a journal: the rows for ``writes_after_fencing``, from the event before the fault on."""
+OF_DRIVER = ("-m headway.trainer driver", "-m headway.health monitor")
 
 
 def writes_after_fencing(
     events: Sequence[tuple[float, int, str, str]], writes: Writes, node: Node
 ) -> list[str]:
-    """From the moment in which the journal has the machine lost or has a new driver, to that of the
-    machine's return, or to now.
+    """By the journal: what its former driver wrote once another one led, and what any process wrote
+    once the machine was lost, until it returned. Where only the driver was replaced, as in a cut of
+    control alone, the machine's ranks still take part and save.
 
     Raises:
-        ValueError: it was not fenced, by the journal.
         HeadwayError: not all writes are known.
     """
-    of_node = {
+    times = {
         name: unix_s
         for unix_s, _, name, fields in reversed(events)
         if json.loads(fields).get("node") == node.index
     }
-    new_driver = [unix_s for unix_s, epoch, *_ in events if epoch > events[0][1]]
-    fenced = min(new_driver + [at for name, at in of_node.items() if name == "node_lost"])
-    back = of_node.get("node_returned", math.inf)
+    led_anew = min((at for at, epoch, *_ in events if epoch > events[0][1]), default=math.inf)
+    lost, back = times.get("node_lost", math.inf), times.get("node_returned", math.inf)
+
+    def since(one: Write) -> float:
+        is_driver = any(words in one.command for words in OF_DRIVER)
+        return min(lost, led_anew) if is_driver or not one.command else lost
+
     return [
-        f"{one.unix_s - fenced:.2f} s: {one.path} by {one.command or 'an ended process'}"
+        f"{one.unix_s - since(one):.2f} s: {one.path} by {_program(one)}"
         for one in writes.of(node)
-        if fenced < one.unix_s < back
+        if since(one) < one.unix_s < back
     ]
+
+
+def _program(write: Write) -> str:
+    return write.command.partition(" -m ")[2].partition(" --")[0] or write.command or "it ended"
