@@ -195,14 +195,19 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_nodes_by_hand_run_until_a_signal(number: int) -> None:
-    command = [sys.executable, "-m", "headway.testkit.bed", "--nodes", "2"]
+    """With SIGINT ignored at its start, as a shell starts what it puts in the background."""
+    bed = [sys.executable, "-m", "headway.testkit.bed", "--nodes", "2"]
+    command = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh", *bed]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env=child_environment()
     ) as child:
-        assert child.stdout is not None
-        lines = [child.stdout.readline() for _ in range(3)]
-        child.send_signal(number)
-        assert child.wait(30) == 0
+        try:
+            assert child.stdout is not None
+            lines = [child.stdout.readline() for _ in range(3)]
+            child.send_signal(number)
+            assert child.wait(30) == 0
+        finally:
+            child.kill()  # or leaving the block waits for it for ever
     node, address, *enter, disk = lines[1].split()
     assert (node, enter[:3], lines[2]) == ("node-1", ["nsenter", "-a", "-t"], "Ctrl-C ends them\n")
     assert address.startswith("10.")

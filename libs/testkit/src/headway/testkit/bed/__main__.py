@@ -35,7 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{node.name}  {node.address}  nsenter -a -t {node.pid}  {node.root}", flush=True)
         if options.shell is not None:
             return _shell(bed.node(options.shell))
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            # SIGINT, too: a shell starts what it puts in the background with SIGINT ignored
+            signal.signal(number, signal.default_int_handler)
         with contextlib.suppress(KeyboardInterrupt):
             print("Ctrl-C ends them", flush=True)
             while True:
