@@ -174,6 +174,19 @@ def test_beds_have_at_least_one_node(tmp_path: Path) -> None:
         Bed(tmp_path, nodes=0)
 
 
+def test_folders_to_write_may_lie_in_a_visible_one(tmp_path: Path) -> None:
+    """As in a clone below /tmp: its files are only read, but for its ``runs``."""
+    shared, disks = tmp_path / "clone/runs/shared", tmp_path / "clone/runs/disks"
+    for folder in (shared, disks):
+        folder.mkdir(parents=True)
+    (tmp_path / "clone/Makefile").write_text("all:")
+    with Bed(disks, nodes=1, shared=[shared], visible=[tmp_path / "clone"]) as bed:
+        shell(bed, 0, f"echo 1 > {shared}/one; echo 2 > {bed.disk}/two; cat {tmp_path}/clone/*file")
+        with pytest.raises(HeadwayError, match="Read-only"):
+            shell(bed, 0, f"touch {tmp_path}/clone/new")
+    assert (shared / "one").exists() and (disks / "node-0/two").exists()
+
+
 def test_a_node_that_cannot_start_says_why_and_nothing_is_left(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     bed = Bed(tmp_path, nodes=2, shared=[gone])

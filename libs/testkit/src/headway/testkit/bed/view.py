@@ -60,14 +60,15 @@ def _hidden(view: View) -> list[str]:
 
 def _hide_and_attach(view: View, kept: dict[str, int]) -> None:
     """From the root down, so that no folder covers one that was mounted before."""
+    code = {*_hidden(view)} - {view.disk, *view.shared}
     for path in sorted({*TEMPORARY, view.folder, *kept}, key=len):
         Path(path).mkdir(parents=True, exist_ok=True)
         if path in kept:
             kernel.attach(kept[path], path)
         else:
             kernel.mount("node", path, "tmpfs", options=f"mode={TEMPORARY.get(path, '755')}")
-    for path in _hidden(view):
-        kernel.make_read_only(path)
+        if path in code:
+            kernel.make_read_only(path)  # at once: a folder below it may be one to write
 
 
 def _own_files(files: dict[str, str]) -> None:
