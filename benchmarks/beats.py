@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -44,6 +42,8 @@ from headway.launch.cluster import ClusterFolder
 from headway.launch.lease import FileLease, Holder
 from headway.trainer.config import RunConfig
 from headway.trainer.control.node.clock_offset import ClockOffset
+
+from benchmarks.hardware import hardware
 
 RANKS = 8
 LIMIT_CORES = 0.2
@@ -234,7 +234,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         facts = {
             "command": "python -m benchmarks.beats",
             "date": time.strftime("%Y-%m-%d"),
-            "hardware": f"{platform.machine()}, {os.cpu_count()} cores",
+            "hardware": hardware(),
             "rows": rows,
         }
         options.out.write_text(json.dumps(facts, indent=1) + "\n")

@@ -10,8 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
-import platform
 import statistics
 import sys
 import time
@@ -36,6 +34,7 @@ from benchmarks.drill_judge import judge
 from benchmarks.drills.means import cannot
 from benchmarks.drills.rig import Rig
 from benchmarks.faults import Fault, healthy, plan, witness
+from benchmarks.hardware import hardware
 from benchmarks.resources import Watch
 from benchmarks.striker import LOST_LIMIT_S, Striker, nodes_are_well
 
@@ -232,7 +231,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     result = {
         "command": "python -m benchmarks.drill " + " ".join(argv or sys.argv[1:]),
         "reference": reference,
-        "hardware": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
+        "hardware": hardware(),
         "torch": torch.__version__,
         "date": time.strftime("%Y-%m-%d"),
         "runs": reports,

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -40,6 +38,7 @@ from headway.launch.lease import FileLease, Holder, LeaseWatch
 from headway.trainer.control.node.clock_offset import ClockOffset
 
 from benchmarks.beats import Node, configuration, cores, until_running
+from benchmarks.hardware import hardware
 
 JOIN_LIMIT_S, LIMIT_CORES, HEAL_LIMIT_S = 30.0, 0.3, 5.0
 AT_ONCE = 32
@@ -162,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         facts = {
             "command": "python -m benchmarks.joined",
             "date": time.strftime("%Y-%m-%d"),
-            "hardware": f"{platform.machine()}, {os.cpu_count()} cores",
+            "hardware": hardware(),
             **row,
         }
         options.out.write_text(json.dumps(facts, indent=1) + "\n")

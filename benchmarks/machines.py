@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import random
 import sys
 import tempfile
@@ -29,6 +27,7 @@ from headway.testkit.bed.writes import Writes
 from headway.testkit.machines import Machines
 
 from benchmarks.digest import final_digest
+from benchmarks.hardware import hardware
 from benchmarks.machine_faults import STEP_LIMIT_S, Faults, until
 
 SETTINGS = (
@@ -133,7 +132,7 @@ def drill(machines: Machines, options: argparse.Namespace, steps: int, corpus: P
         "command": f"python -m benchmarks.machines --faults {options.faults} --steps {steps} "
         f"--seed {options.seed}" + (f" --only {options.only!r}" if options.only else ""),
         "date": datetime.now(tz=UTC).date().isoformat(),
-        "hardware": f"{platform.machine()}, {os.cpu_count()} cores",
+        "hardware": hardware(),
         "faults": rows,
         "steps": steps,
         "digests": [digest, reference],

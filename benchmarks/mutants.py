@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import queue
 import random
 import sys
@@ -30,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.hardware import hardware
 from benchmarks.mutant_bench import FOLDERS, Bench, rank, tests_of
 from benchmarks.mutations import ROOT
 
@@ -211,7 +210,7 @@ def write(options: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
     facts = {
         "command": f"python -m benchmarks.mutants --count {options.count} --seed {options.seed}",
         "date": time.strftime("%Y-%m-%d"),
-        "hardware": f"{platform.machine()}, {os.cpu_count()} cores",
+        "hardware": hardware(),
         "asked_for": options.count,
         "tried": len(rows),
         "survived": len(survived),

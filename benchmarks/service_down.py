@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import sys
 import tempfile
 import time
@@ -29,6 +27,7 @@ from headway.console.run import Run
 
 from benchmarks.drill import CONFIG, SMALL
 from benchmarks.faults import SERVICES, Fault, healthy
+from benchmarks.hardware import hardware
 from benchmarks.striker import Striker
 
 LIMIT = 2.0
@@ -130,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.out:
         facts = {
             "command": "python -m benchmarks.service_down " + " ".join(argv or sys.argv[1:]),
-            "hardware": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
+            "hardware": hardware(),
             "torch": torch.__version__,
             "date": time.strftime("%Y-%m-%d"),
         }

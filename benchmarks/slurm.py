@@ -12,8 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
-import platform
 import sqlite3
 import sys
 import tempfile
@@ -26,6 +24,8 @@ from typing import Any
 from headway.testkit.bed.node import Node
 from headway.testkit.machines import Machines
 from headway.testkit.machines.slurm import Slurm
+
+from benchmarks.hardware import hardware
 
 SETTINGS = (
     "model.layers=2", "model.hidden=64", "model.heads=4", "model.seq_len=64",
@@ -248,7 +248,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     result = {
         "command": "python -m benchmarks.slurm",
         "date": datetime.now(tz=UTC).date().isoformat(),
-        "hardware": f"{platform.machine()}, {os.cpu_count()} cores",
+        "hardware": hardware(),
         "cases": rows,
         "wrong": wrong,
     }
