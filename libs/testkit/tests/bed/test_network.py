@@ -160,7 +160,7 @@ def test_power_loss_is_silence_and_after_the_next_boot_a_reset(bed: Bed, within:
         client.recv(1)
 
 
-def test_delays_and_limits_are_slower_or_refused_by_name(bed: Bed, connect: Connect) -> None:
+def test_a_limit_is_slower_or_refused_by_name(bed: Bed, connect: Connect) -> None:
     pair = connect(0, 1)
     try:
         bed.limit(1, 8)
@@ -171,16 +171,34 @@ def test_delays_and_limits_are_slower_or_refused_by_name(bed: Bed, connect: Conn
         transfer(pair, bytes(400_000))
         assert time.monotonic() - started_s > 0.2, "8 megabits per second are 0.4 s"
         bed.limit(1, None)
-    try:
+    assert pair.passes() and pair.passes(back=True)
+
+
+def test_a_delay_is_between_two_nodes_and_both_ways(
+    bed: Bed, within: Within, connect: Connect, tmp_path: Path
+) -> None:
+    pair, other, sent = connect(0, 1), connect(0, 2), bytes(range(256)) * 8192
+    with bed.capture(tmp_path / "all.pcap") as capture:
         bed.delay(0, 1, 100)
-    except CannotError as error:
-        assert "NETEM" in str(error)
-    else:
         started_s = time.monotonic()
         assert pair.passes() and pair.passes(back=True)
         assert time.monotonic() - started_s >= 0.2
-        bed.delay(0, 1, 0)
-    assert pair.passes() and pair.passes(back=True)
+        assert other.passes()
+        late = connect(1, 0)
+        assert transfer(late, sent) == sent, "large segments and their checksums are carried, too"
+    carried = {(one.source, one.target_port): bytes(one.data) for one in streams(capture.path)}
+    assert carried[bed.node(1).address, late.port] == sent
+    bed.cut(0, 1)
+    assert not pair.passes(), "a cut is not carried round"
+    bed.join(0, 1)
+    wait_until(pair.passes, what="the old connection, which repeats what was lost")
+    bed.node(1).kill()
+    bed.node(1).boot()
+    started_s = time.monotonic()
+    assert attempt(bed, within, 0, 1, 1) == errno.ECONNREFUSED
+    assert time.monotonic() - started_s >= 0.2, "it is still slow after a boot"
+    bed.delay(0, 1, 0)
+    assert connect(0, 1).passes()
 
 
 def transfer(pair: Pair, data: bytes) -> bytes:

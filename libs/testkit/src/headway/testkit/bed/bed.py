@@ -165,11 +165,7 @@ class Bed:
         self._up.set_cuts(lambda cuts: {cut for cut in cuts if {cut.source, cut.target} != {a, b}})
 
     def delay(self, a: int, b: int, delay_ms: float) -> None:
-        """Packets between two nodes arrive later, in each direction; 0 ends it.
-
-        Raises:
-            CannotError: the kernel lacks a queue for it (CONFIG_NET_SCH_NETEM).
-        """
+        """Packets between two nodes arrive later, in each direction; 0 ends it."""
         self._check(a, b)
         self._up.set_delay(a, b, delay_ms)
 

@@ -2,7 +2,8 @@
 
 The filter is a classic BPF program (bpf(4) of BSD, the kernel's networking/filter) which ``tc``
 attaches to the host's end of the cable. It sees whole frames: an Ethernet header of 14 bytes, then
-IPv4. ARP passes, so a cut looks like a router that drops packets: silence, never "no route".
+IPv4. ARP passes, so a cut looks like a router that drops packets: silence, never "no route". The
+relay, which delays packets, selects them by the same kind of program.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address
 from typing import Literal
 
-_PASS, _DROP = 0, 2
-"""TC_ACT_OK, TC_ACT_SHOT"""
+PASS, DROP = 0, 2
+"""For ``tc``: TC_ACT_OK, TC_ACT_SHOT."""
+IGNORE, TAKE = 0, 1 << 18
+"""For a packet socket: how many bytes of the frame it receives."""
 _LOAD_BYTE, _LOAD_HALF, _LOAD_WORD = 0x30, 0x28, 0x20
 _LOAD_X_HEADER_LENGTH, _LOAD_HALF_AT_X = 0xB1, 0x48
 _IF_EQUAL, _IF_AT_LEAST, _IF_ABOVE, _RETURN = 0x15, 0x35, 0x25, 0x06
@@ -42,15 +45,25 @@ class Cut:
             raise ValueError(f"ports={self.ports} is not a range of at least one port, step 1")
 
 
-def program(cuts: Iterable[tuple[str, range | None]]) -> list[Instruction]:
-    """Drops what goes to an address of ``cuts``, where ports are given only with such a port."""
-    code = [(_LOAD_HALF, 0, 0, _ETHER_TYPE), (_IF_EQUAL, 1, 0, _IPV4), (_RETURN, 0, 0, _PASS)]
-    for address, ports in cuts:
-        is_port = [] if ports is None else _if_port(ports[0], ports[-1])
+@dataclass(frozen=True)
+class Rule:
+    """What becomes of packets to an address."""
+
+    address: str
+    ports: range | None
+    """Only of TCP and UDP with such a port on either side; None for all packets."""
+    result: int
+
+
+def program(rules: Iterable[Rule], otherwise: int = PASS) -> list[Instruction]:
+    """The first rule that applies decides; without one, ``otherwise`` does."""
+    code = [(_LOAD_HALF, 0, 0, _ETHER_TYPE), (_IF_EQUAL, 1, 0, _IPV4), (_RETURN, 0, 0, otherwise)]
+    for rule in rules:
+        is_port = [] if rule.ports is None else _if_port(rule.ports[0], rule.ports[-1])
         code.append((_LOAD_WORD, 0, 0, _TARGET))
-        code.append((_IF_EQUAL, 0, len(is_port) + 1, int(IPv4Address(address))))
-        code += [*is_port, (_RETURN, 0, 0, _DROP)]
-    return [*code, (_RETURN, 0, 0, _PASS)]
+        code.append((_IF_EQUAL, 0, len(is_port) + 1, int(IPv4Address(rule.address))))
+        code += [*is_port, (_RETURN, 0, 0, rule.result)]
+    return [*code, (_RETURN, 0, 0, otherwise)]
 
 
 def _if_port(first: int, last: int) -> list[Instruction]:

@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from headway.testkit.bed.black_hole import Cut, Plane, as_bytecode, program
+from headway.testkit.bed import black_hole
+from headway.testkit.bed.black_hole import Cut, Plane, Rule, as_bytecode, program
 from headway.testkit.bed.namespace import Namespace
+from headway.testkit.bed.relay import Path, Relay
 from headway.testkit.bed.shaping import CannotError, queues
 
 BRIDGE = "bridge"
@@ -43,6 +45,7 @@ class Network:
         """Where the bridge is."""
         self._plugged: dict[int, Namespace] = {}
         self._faults = _Faults()
+        self._relay: Relay | None = None
         bridge = f"{BRIDGE} type bridge stp_state 0 forward_delay 0 mcast_snooping 0"
         self.switch.batch("ip", [f"link add {bridge}", f"link set {BRIDGE} up"])
 
@@ -70,10 +73,11 @@ class Network:
         own += ["link set eth0 up", "link set lo up"]
         node.batch("ip", own)
         self.switch.batch("tc", [f"qdisc add dev {cable} clsact"])
-        if any(cut.source == index for cut in self._faults.cuts):
+        if self._rules(index):
             self._filter(index)
-        if self._faults.delays_ms or self._faults.limits_mbit:
+        if index in self._faults.limits_mbit:
             self._shape(index)
+        self._carry()
 
     def pull(self, index: int) -> None:
         """The cable carries nothing any more, so that nobody learns what happens to the node."""
@@ -86,9 +90,13 @@ class Network:
             # Until it is closed the node's network, and with it the cable, cannot disappear.
             self.switch.batch("ip", [f"link del {_cable(index)}"])
             self._plugged.pop(index).close()
+            self._carry()
 
     def close(self) -> None:
         """With it the bridge disappears."""
+        if self._relay is not None:
+            self._relay.close()
+            self._relay = None
         for node in self._plugged.values():
             node.close()
         self.switch.close()
@@ -97,78 +105,97 @@ class Network:
     def set_cuts(self, change: Callable[[set[Cut]], set[Cut]]) -> None:
         """Replace the cuts by ``change(cuts)``; cables that it does not concern are left alone."""
         before, self._faults.cuts = self._faults.cuts, change(self._faults.cuts)
-        for index in sorted({cut.source for cut in before ^ self._faults.cuts}):
-            if index in self._plugged:
-                self._filter(index)
+        self._refilter({cut.source for cut in before ^ self._faults.cuts})
 
     def set_delay(self, a: int, b: int, delay_ms: float) -> None:
         """See ``Bed.delay``."""
-        delays = dict(self._faults.delays_ms)
         for pair in ((a, b), (b, a)):
-            delays[pair] = delay_ms
+            self._faults.delays_ms[pair] = delay_ms
             if not delay_ms:
-                del delays[pair]
-        self._reshape({a, b}, _Faults(self._faults.cuts, delays, self._faults.limits_mbit))
+                del self._faults.delays_ms[pair]
+        self._refilter({a, b})
 
     def set_limit(self, index: int, limit_mbit: float | None) -> None:
         """See ``Bed.limit``."""
-        limits = {key: value for key, value in self._faults.limits_mbit.items() if key != index}
+        limits = self._faults.limits_mbit
+        before = limits.pop(index, None)
         if limit_mbit is not None:
             limits[index] = limit_mbit
-        self._reshape({index}, _Faults(self._faults.cuts, self._faults.delays_ms, limits))
+        try:
+            self._shape(index)
+        except OSError as error:
+            limits.pop(index, None)
+            if before is not None:
+                limits[index] = before
+            raise CannotError(
+                f"the kernel cannot slow a cable down: {error}",
+                remedy="it needs CONFIG_NET_SCH_HTB",
+            ) from error
 
     def heal(self) -> None:
         """As it was at first."""
-        self.set_cuts(lambda _: set())
-        if self._faults.delays_ms or self._faults.limits_mbit:
-            self._reshape(set(self._plugged), _Faults())
+        faults, self._faults = self._faults, _Faults()
+        self._refilter({cut.source for cut in faults.cuts} | {a for a, _ in faults.delays_ms})
+        for index in faults.limits_mbit:
+            self._shape(index)
 
-    def _filter(self, index: int) -> None:
+    def _rules(
+        self, index: int, *, cut: int = black_hole.DROP, delayed: int = black_hole.DROP
+    ) -> list[Rule]:
+        """What becomes of packets of a node: the results for those that are cut and delayed."""
         cuts = sorted(
             (cut for cut in self._faults.cuts if cut.source == index),
             key=lambda cut: (cut.target, str(cut.ports), str(cut.plane)),
         )
         gone = [
-            (self.address(cut.target, plane), cut.ports)
-            for cut in cuts
+            Rule(self.address(one.target, plane), one.ports, cut)
+            for one in cuts
             for plane in self.subnets
-            if cut.plane in (plane, None)
+            if one.plane in (plane, None)
         ]
-        bytecode = as_bytecode(program(gone))
+        return gone + [Rule(address, None, delayed) for address in self._delays_s(index)]
+
+    def _delays_s(self, index: int) -> dict[str, float]:
+        """Address -> delay of what the node sends to it."""
+        return {
+            self.address(target, plane): delay_ms / 1000
+            for (source, target), delay_ms in sorted(self._faults.delays_ms.items())
+            if source == index
+            for plane in self.subnets
+        }
+
+    def _refilter(self, indices: set[int]) -> None:
+        for index in sorted(indices & self._plugged.keys()):
+            self._filter(index)
+        self._carry()
+
+    def _filter(self, index: int) -> None:
+        bytecode = as_bytecode(program(self._rules(index)))
         where = f"dev {_cable(index)} ingress protocol all prio 1 handle 1"
         self.switch.batch("tc", [f'filter replace {where} bpf da bytecode "{bytecode}"'])
 
-    def _reshape(self, indices: set[int], faults: _Faults) -> None:
-        before, self._faults = self._faults, faults
-        try:
-            for index in sorted(indices & self._plugged.keys()):
-                self._shape(index)
-        except OSError as error:
-            self._faults = before
-            for index in sorted(indices & self._plugged.keys()):
-                self._shape(index)
-            raise CannotError(
-                f"the kernel cannot slow a cable down: {error}",
-                remedy="it needs CONFIG_NET_SCH_HTB, NET_CLS_U32 and, for delays, NET_SCH_NETEM",
-            ) from error
+    def _carry(self) -> None:
+        """Have what is delayed carried by a relay, from the cables that there are now."""
+        if self._relay is not None:
+            self._relay.close()
+            self._relay = None
+        take = {"cut": black_hole.IGNORE, "delayed": black_hole.TAKE}
+        paths = [
+            Path(_cable(index), delays_s, program(self._rules(index, **take)))
+            for index in sorted(self._plugged)
+            if (delays_s := self._delays_s(index))
+        ]
+        if paths:
+            self._relay = Relay(self.switch, BRIDGE, paths)
 
     def _shape(self, index: int) -> None:
         """Both ends of the cable: each bounds what it sends."""
-        faults, cable = self._faults, _cable(index)
-        limit = faults.limits_mbit.get(index)
-        delays = {
-            self.address(source, plane): delay_ms
-            for (source, target), delay_ms in faults.delays_ms.items()
-            for plane in self.subnets
-            if target == index
-        }
-        nodes_end = self._plugged[index]
-        for namespace, device, lines in (
-            (self.switch, cable, queues(cable, limit, delays)),
-            (nodes_end, "eth0", queues("eth0", limit, {})),
-        ):
+        if index not in self._plugged:
+            return
+        limit, cable = self._faults.limits_mbit.get(index), _cable(index)
+        for namespace, device in ((self.switch, cable), (self._plugged[index], "eth0")):
             anew = [f"qdisc replace dev {device} root pfifo", f"qdisc del dev {device} root"]
-            namespace.batch("tc", [*anew, *lines])
+            namespace.batch("tc", [*anew, *queues(device, limit)])
 
 
 def _cable(index: int) -> str:
