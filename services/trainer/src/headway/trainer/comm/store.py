@@ -1,25 +1,20 @@
-"""The key-value store of a generation's rendezvous: a server thread in rank 0, TCP clients.
+"""The key-value store of a generation's rendezvous: a server thread in rank 0, a client per rank.
 
-It replaces torch's TCPStore for two measured reasons: the client of the latter looks up the
-name of the server's address at each connect (in DNS, even for 127.0.0.1, which it maps to
-IPv6), so a lost DNS answer stalls a rebuild by the resolver's timeout of 5 s; and its server
-listens on every address.
+It replaces torch's TCPStore for three reasons. The client of the latter looks up the name of the
+server's address at each connect (in DNS, even for 127.0.0.1, which it maps to IPv6), so a lost DNS
+answer stalls a rebuild by the resolver's timeout of 5 s; its server listens on every address; and
+what it sends is neither encrypted nor authenticated.
 
-One request at a time per connection: a frame of 4 bytes length and MessagePack. The first one
-carries the store's secret, which the server generates and the ranks get through their executors.
-Values are bytes; a ``get`` or ``wait`` is answered once the keys exist. Clients that send anything
-else, or no secret in time, are disconnected.
+One request at a time per connection, MessagePack over ZeroMQ with CURVE. The server makes a new key
+pair for each generation. Its public half is the store's secret: the ranks get it through their
+executors, and nobody can complete a handshake without it. Values are bytes; a ``get`` or ``wait``
+is answered once the keys exist.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import hmac
-import secrets
-import selectors
 import socket
-import struct
 import threading
 import time
 from collections.abc import Sequence
@@ -29,17 +24,28 @@ from typing import Any, Literal
 
 import msgspec
 import torch.distributed
-from headway.common.errors import InputError
-from headway.common.wire.addresses import each_port
+import zmq
+from headway.common.errors import HeadwayError
+from headway.common.wire.endpoint import (
+    HIGH_WATER_MARK,
+    bind,
+    set_client_keys,
+    set_options,
+    set_server_keys,
+)
+from headway.common.wire.keys import KeyPair
 from headway.trainer.comm.interface import PeerLost
+from zmq.utils.monitor import recv_monitor_message
 
 MAX_FRAME_BYTES = 1 << 20
-MAX_FIRST_FRAME_BYTES = 256
 MAX_STORED_BYTES = 1 << 30
-MAX_STRANGERS = 128
-"""Limit of connections without the secret so far; beyond it the oldest is closed."""
-SECRET_LIMIT_S = 5.0
-_LENGTH = struct.Struct("<I")
+_ENDS = (
+    zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CLOSED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
 _dist: Any = torch.distributed
 
 
@@ -51,9 +57,13 @@ class StoreEndpoint:
     port: int
     secret: str = field(repr=False)
 
+    def __str__(self) -> str:
+        """As ZeroMQ writes it."""
+        return _address(self.host, str(self.port))
+
 
 class _Request(msgspec.Struct, frozen=True, array_like=True):
-    op: Literal["open", "set", "get", "add", "check", "wait", "delete", "count"]
+    op: Literal["set", "get", "add", "check", "wait", "delete", "count"]
     keys: tuple[str, ...] = ()
     value: bytes = b""
     amount: int = 0
@@ -62,8 +72,10 @@ class _Request(msgspec.Struct, frozen=True, array_like=True):
 class _Reply(msgspec.Struct, frozen=True, array_like=True):
     value: bytes = b""
     number: int = 0
+    error: str = ""
 
 
+_encode = msgspec.msgpack.Encoder().encode
 _decode_request = msgspec.msgpack.Decoder(_Request).decode
 _decode_reply = msgspec.msgpack.Decoder(_Reply).decode
 
@@ -72,26 +84,27 @@ class StoreServer:
     """Serves on a free port of ``host`` until ``close``; of ``ports``, ``LOW-HIGH``, if given.
 
     Raises:
-        InputError: they are all in use. OSError: this machine does not have that address.
+        InputError: they are all in use, or this machine does not have that address.
     """
 
     def __init__(self, host: str, ports: str = "") -> None:
-        self._listener = _listener(host, ports)
-        self._listener.setblocking(False)
-        self.endpoint = StoreEndpoint(
-            host, int(self._listener.getsockname()[1]), secrets.token_urlsafe(24)
-        )
-        self.num_refused = 0
-        """Connections closed because of a wrong secret, or none in time."""
+        keys, wanted = KeyPair.generate(), _address(host, ports or "0")
+        self._context = zmq.Context()
+        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
+        try:
+            set_server_keys(self._socket, keys)
+            set_options(self._socket, wanted, HIGH_WATER_MARK)
+            self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+            port = int(bind(self._socket, wanted).rpartition(":")[2])
+        except BaseException:
+            self._context.destroy(linger=0)
+            raise
+        self.endpoint = StoreEndpoint(host, port, keys.public.decode())
         self._values: dict[str, bytes] = {}
         self._num_bytes = 0
-        self._peers: dict[socket.socket, _Peer] = {}
-        self._waiting: dict[str, set[socket.socket]] = {}  # by a key that they lack
-        self._strangers: dict[socket.socket, float] = {}  # deadlines, oldest first
+        self._waiting: dict[bytes, _Request] = {}
+        self._waiting_for: dict[str, set[bytes]] = {}  # clients by a key that they lack
         self._wake, self._waker = socket.socketpair()
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        self._selector.register(self._wake, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._serve, name="store-server", daemon=True)
         self._thread.start()
 
@@ -100,99 +113,53 @@ class StoreServer:
         self._waker.close()
 
     def _serve(self) -> None:
-        with self._selector, self._listener, self._wake:
-            while True:
-                for key, _ in self._selector.select(self._patience_s()):
-                    if key.fileobj is self._wake:
-                        for sock in self._peers:
-                            sock.close()
-                        return
-                    if key.fileobj is self._listener:
-                        self._accept()
-                    elif isinstance(key.fileobj, socket.socket):
-                        self._read(key.fileobj)
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._wake, zmq.POLLIN)
+        while self._wake.fileno() not in (ready := dict(poller.poll())):
+            if self._socket in ready:
+                self._read()
+        self._wake.close()
+        self._context.destroy(linger=0)
 
-    def _patience_s(self) -> float | None:
-        """Refuse clients whose deadline has passed; returns the time until the next deadline."""
-        now = time.monotonic()
-        while self._strangers:
-            sock, until = next(iter(self._strangers.items()))
-            if until > now and len(self._strangers) <= MAX_STRANGERS:
-                return until - now
-            self._refuse(sock)
-        return None
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # gone again
-            sock, _ = self._listener.accept()
-            sock.setblocking(False)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._peers[sock] = _Peer(MAX_FIRST_FRAME_BYTES)
-            self._strangers[sock] = time.monotonic() + SECRET_LIMIT_S
-            self._selector.register(sock, selectors.EVENT_READ)
-
-    def _read(self, sock: socket.socket) -> None:
-        peer = self._peers.get(sock)
-        if peer is None:
-            return  # dropped earlier in this batch, because an answer could not be sent
+    def _read(self) -> None:
+        client, *frames = self._socket.recv_multipart()
         try:
-            data = sock.recv(65536)
-            if not data:
-                raise ConnectionError
-            peer.buffer += data
-            while sock in self._peers and (frame := peer.next_frame()) is not None:
-                request = _decode_request(frame)
-                if sock in self._strangers:
-                    self._admit(sock, peer, request)
-                else:
-                    self._take(sock, peer, request)
-        except (OSError, ValueError, msgspec.MsgspecError):
-            if sock in self._strangers:
-                self._refuse(sock)
-            else:
-                self._drop(sock)
+            [frame] = frames
+            self._take(client, _decode_request(frame))
+        except (ValueError, msgspec.MsgspecError) as error:
+            self._send(client, _Reply(error=str(error)))
 
-    def _admit(self, sock: socket.socket, peer: _Peer, request: _Request) -> None:
-        if request.op != "open" or not hmac.compare_digest(
-            request.value, self.endpoint.secret.encode()
-        ):
-            return self._refuse(sock)
-        del self._strangers[sock]
-        peer.max_frame_bytes = MAX_FRAME_BYTES
-        return self._send(sock, _Reply())
-
-    def _take(self, sock: socket.socket, peer: _Peer, request: _Request) -> None:
+    def _take(self, client: bytes, request: _Request) -> None:
         keys = request.keys
         if not keys and request.op != "count":
             raise ValueError("a request without a key")
         match request.op:
-            case "open":
-                raise ValueError("a second secret")
             case "set":
                 self._store(keys[0], request.value)
-                self._send(sock, _Reply())
+                self._send(client, _Reply())
                 self._answer_waiting(keys[0])
             case "add":
                 number = int(self._values.get(keys[0], b"0")) + request.amount
                 self._store(keys[0], str(number).encode())
-                self._send(sock, _Reply(number=number))
+                self._send(client, _Reply(number=number))
                 self._answer_waiting(keys[0])
             case "check":
-                self._send(sock, _Reply(number=int(all(key in self._values for key in keys))))
+                self._send(client, _Reply(number=int(all(key in self._values for key in keys))))
             case "delete":
-                self._send(sock, _Reply(number=int(self._forget(keys[0]))))
+                self._send(client, _Reply(number=int(self._forget(keys[0]))))
             case "count":
-                self._send(sock, _Reply(number=len(self._values)))
+                self._send(client, _Reply(number=len(self._values)))
             case "get" | "wait":
-                peer.waiting = request
-                self._answer(sock, peer)
+                self._waiting[client] = request
+                self._answer(client)
 
     def _store(self, key: str, value: bytes) -> None:
         old = self._values.get(key)
         freed = 0 if old is None else len(key) + len(old)
         num_bytes = self._num_bytes - freed + len(key) + len(value)
         if num_bytes > MAX_STORED_BYTES:
-            raise ValueError(f"more than {MAX_STORED_BYTES} bytes")
+            raise ValueError(f"the store holds at most {MAX_STORED_BYTES} bytes")
         self._values[key], self._num_bytes = value, num_bytes
 
     def _forget(self, key: str) -> bool:
@@ -202,63 +169,26 @@ class StoreServer:
         return value is not None
 
     def _answer_waiting(self, key: str) -> None:
-        """Only those that wait for ``key``: looking at every peer at every call would make the cost
-        of a generation grow with the square of its ranks."""
-        for sock in self._waiting.pop(key, ()):
-            if (peer := self._peers.get(sock)) is not None:
-                self._answer(sock, peer)
+        """Only those that wait for ``key``: looking at every client at every call would make the
+        cost of a generation grow with the square of its ranks."""
+        for client in self._waiting_for.pop(key, ()):
+            self._answer(client)
 
-    def _answer(self, sock: socket.socket, peer: _Peer) -> None:
-        request = peer.waiting
+    def _answer(self, client: bytes) -> None:
+        request = self._waiting.get(client)
         if request is None:
             return
         missing = [key for key in request.keys if key not in self._values]
         for key in missing:
-            self._waiting.setdefault(key, set()).add(sock)
+            self._waiting_for.setdefault(key, set()).add(client)
         if not missing:
-            peer.waiting = None
+            del self._waiting[client]
             value = self._values[request.keys[0]] if request.op == "get" else b""
-            self._send(sock, _Reply(value=value))
+            self._send(client, _Reply(value=value))
 
-    def _send(self, sock: socket.socket, reply: _Reply) -> None:
-        try:
-            # at most one reply is open per connection, so it fits in its buffer
-            sock.sendall(_frame(reply))
-        except OSError:
-            self._drop(sock)
-
-    def _refuse(self, sock: socket.socket) -> None:
-        self.num_refused += 1
-        self._drop(sock)
-
-    def _drop(self, sock: socket.socket) -> None:
-        self._strangers.pop(sock, None)
-        if self._peers.pop(sock, None) is not None:
-            self._selector.unregister(sock)
-            sock.close()
-
-
-class _Peer:
-    """The server's state of one connection."""
-
-    def __init__(self, max_frame_bytes: int) -> None:
-        self.max_frame_bytes = max_frame_bytes
-        self.buffer = bytearray()
-        self.waiting: _Request | None = None
-
-    def next_frame(self) -> bytes | None:
-        """Take the next complete frame; raises ValueError for one that is too long."""
-        if len(self.buffer) < _LENGTH.size:
-            return None
-        (length,) = _LENGTH.unpack_from(self.buffer)
-        if length > self.max_frame_bytes:
-            raise ValueError(f"a frame of {length} bytes")
-        end = _LENGTH.size + length
-        if len(self.buffer) < end:
-            return None
-        frame = bytes(self.buffer[_LENGTH.size : end])
-        del self.buffer[:end]
-        return frame
+    def _send(self, client: bytes, reply: _Reply) -> None:
+        # A client that is gone is dropped by the ROUTER; one reply is open for each at most.
+        self._socket.send_multipart([client, _encode(reply)])
 
 
 class StoreClient(_dist.Store):  # type: ignore[misc]  # torch's stubs export no Store
@@ -271,20 +201,24 @@ class StoreClient(_dist.Store):  # type: ignore[misc]  # torch's stubs export no
 
     def __init__(self, endpoint: StoreEndpoint, timeout_s: float) -> None:
         super().__init__()
-        host, port = endpoint.host, endpoint.port
+        self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self.is_lost = False
         """Whether a call has failed; NCCL wraps that in an error that hides it."""
+        self._context = zmq.Context()
+        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
+        self._monitor = self._socket.get_monitor_socket(_ENDS | zmq.EVENT_HANDSHAKE_SUCCEEDED)
         try:
-            self._socket = socket.create_connection((host, port), timeout=timeout_s)
-        except OSError as error:
-            raise PeerLost(f"no store answers at {host}:{port}: {error}") from error
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        try:
-            self._ask(_Request("open", value=endpoint.secret.encode()))
-        except PeerLost:
-            self._socket.close()
-            raise
+            set_client_keys(self._socket, None, endpoint.secret.encode())
+            set_options(self._socket, str(endpoint), HIGH_WATER_MARK)
+            self._socket.setsockopt(zmq.RECONNECT_IVL, -1)  # a store that is gone stays gone
+            self._socket.connect(str(endpoint))
+            self._await(self._monitor)
+        except (HeadwayError, OSError, zmq.ZMQError) as error:
+            self.close()
+            raise PeerLost(
+                f"no store answers at {endpoint.host}:{endpoint.port}: {error}"
+            ) from None
 
     def set(self, key: str, value: str | bytes) -> None:
         """Store a value."""
@@ -318,42 +252,48 @@ class StoreClient(_dist.Store):  # type: ignore[misc]  # torch's stubs export no
 
     def close(self) -> None:
         """Disconnect."""
-        self._socket.close()
+        with contextlib.suppress(zmq.ZMQError):
+            self._socket.disable_monitor()
+        self._context.destroy(linger=0)
 
     def _ask(self, request: _Request) -> _Reply:
-        try:
-            with self._lock:
-                self._socket.sendall(_frame(request))
-                (length,) = _LENGTH.unpack(self._receive(_LENGTH.size))
-                return _decode_reply(self._receive(length))
-        except (OSError, msgspec.MsgspecError) as error:
-            self.is_lost = True
-            raise PeerLost(f"the generation's store is gone: {error}") from None
+        with self._lock:
+            try:
+                if self.is_lost:  # what arrives now may answer an earlier request
+                    raise ConnectionError("an earlier request failed")
+                self._socket.send(_encode(request), zmq.NOBLOCK)
+                self._await(self._socket)
+                reply = _decode_reply(self._socket.recv(zmq.NOBLOCK))
+                if reply.error:
+                    raise ConnectionError(reply.error)
+            except (OSError, zmq.ZMQError, msgspec.MsgspecError) as error:
+                self.is_lost = True
+                raise PeerLost(f"the generation's store is gone: {error}") from None
+            return reply
 
-    def _receive(self, count: int) -> bytes:
-        data = bytearray()
-        while len(data) < count:
-            piece = self._socket.recv(count - len(data))
-            if not piece:
-                raise ConnectionError("connection closed")
-            data += piece
-        return bytes(data)
+    def _await(self, source: zmq.Socket[bytes]) -> None:
+        """Until the reply is there, or the handshake is complete.
+
+        Raises:
+            OSError: the connection has ended, or the time is up.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        poller = zmq.Poller()
+        for one in {self._socket, self._monitor}:
+            poller.register(one, zmq.POLLIN)
+        while True:
+            ready = dict(poller.poll(max(0, round(1000 * (deadline - time.monotonic())))))
+            if source is self._socket and source in ready:
+                return
+            if self._monitor in ready:
+                event = recv_monitor_message(self._monitor)["event"]
+                if event & _ENDS:
+                    raise ConnectionError("the connection has ended")
+                if source is self._monitor:
+                    return
+            elif not ready:
+                raise TimeoutError(f"no answer within {self._timeout_s:g} s")
 
 
-def _listener(host: str, ports: str) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    for port in each_port(ports or "0"):
-        try:
-            return socket.create_server((host, port), family=family, backlog=1024)
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE or not ports:
-                raise
-    raise InputError(
-        f"cannot listen on {host}: the ports {ports} are all in use",
-        remedy="give a larger range (launch.ports), or end what holds them (ss -ltnp)",
-    )
-
-
-def _frame(message: msgspec.Struct) -> bytes:
-    body = msgspec.msgpack.encode(message)
-    return _LENGTH.pack(len(body)) + body
+def _address(host: str, ports: str) -> str:
+    return f"tcp://[{host}]:{ports}" if ":" in host else f"tcp://{host}:{ports}"
