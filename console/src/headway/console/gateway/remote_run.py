@@ -35,8 +35,9 @@ from headway.common.wire.messages.gateway import (
     RunNames,
 )
 from headway.console.folder.claim import check_name
+from headway.console.folder.presence import Presence
 from headway.console.gateway.access import Access
-from headway.console.gateway.server import FILE
+from headway.console.gateway.server import FILE, head_of
 from headway.console.hints import ELSEWHERE
 from headway.console.run import Run
 
@@ -64,9 +65,12 @@ class RemoteRun(Run):
         return True
 
     @property
-    def live(self) -> bool:
+    def presence(self) -> Presence:
         """Whether it runs, as the machine sees that started it."""
-        return self._described().is_live
+        facts = self._described()
+        if facts.is_silent:
+            return "silent"
+        return "led" if facts.is_live else "gone"
 
     @property
     def known_checkpoint(self) -> int | None:
@@ -126,9 +130,11 @@ class RemoteRun(Run):
         if known is not None and (known.st_size, known.st_mtime_ns) == (facts.size, facts.mtime_ns):
             return
         is_longer = known is not None and known.st_size <= facts.size and path.suffix == ".log"
+        # after another machine has taken the node over, the log has begun anew
+        is_same = is_longer and facts.head != "" and facts.head == head_of(path)
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         with temporary.open("wb") as file:
-            if is_longer:
+            if is_same:
                 file.write(path.read_bytes())
             for data in self._pieces(facts, file.tell(), gateway):
                 file.write(data)
