@@ -114,8 +114,8 @@ def _locked(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _marked(path: Path) -> Iterator[None]:
-    """A file that only one process on any machine can make. Whoever has the lock takes over what a
-    dead process of its own machine has left."""
+    """A file that only one process on any machine can make. With the lock held, one that names this
+    machine is that of a dead process, and is taken over."""
     mark = path / STARTING
     here = {"host": socket.gethostname(), "machine": machine_uid()}
     record = json.dumps({**here, "pid": os.getpid(), "unix_s": time.time()})
