@@ -273,3 +273,41 @@ def test_a_machine_that_force_did_not_reach_is_named_and_can_be_ended_later(
     assert "could not" not in capsys.readouterr().out
     assert not fleet.run.live, "nobody has to be waited for"
     assert fleet.calls == [f"{name} end" for name in "aabbcc"]
+
+
+def _noted(fleet: Fleet) -> None:
+    fleet.cluster.note(fleet.folder.run_id, fleet.folder.path)
+    fleet.prepare()
+    fleet.lead()
+
+
+def test_the_keys_of_a_run_that_may_be_live_are_not_removed(
+    fleet: Fleet,
+    renew: Callable[[Tenure], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _noted(fleet)
+    renew(fleet.lead(2))
+    assert main(["cluster", "remove", str(fleet.cluster.path)]) == 2
+    assert "has the keys of big, live on other machines" in capsys.readouterr().err
+    assert fleet.cluster.exists and fleet.run.state == "live" and fleet.calls == []
+
+
+def test_draining_a_cluster_ends_its_runs_on_machines(
+    fleet: Fleet, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _noted(fleet)
+    folder = str(fleet.cluster.path)
+    assert main(["cluster", "drain", folder, "--limit", "0.1"]) == 0
+    out = capsys.readouterr().out
+    assert "run big: no driver has answered for 0.1 s; ended" in out
+    assert fleet.calls == ["a end", "b end", "c end"]
+    assert main(["cluster", "drain", folder]) == 0 and capsys.readouterr().out == ""
+    assert main(["cluster", "remove", folder]) == 0 and not fleet.cluster.exists
+
+
+def test_a_start_on_machines_is_noted_by_the_cluster(fleet: Fleet) -> None:
+    fleet.die("a")
+    with pytest.raises(HeadwayError):
+        fleet.start()
+    assert fleet.cluster.noted() == {"abcd1234": fleet.folder.path}

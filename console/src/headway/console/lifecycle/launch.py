@@ -241,6 +241,7 @@ def start_on_machines(
     Raises:
         HeadwayError: a machine or the driver did not start; those that were tried are ended again.
     """
+    cluster.note(run.folder.run_id, run.path)
     bundle = prepare(run, cluster, machines, report)
     with nodes_started(bundle, run.folder, report) as engine:
         _wait_for_driver(run, lambda: _last_words(engine))
