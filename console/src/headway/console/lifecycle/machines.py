@@ -166,9 +166,10 @@ def nodes_started(
     Raises:
         HeadwayError: one did not start.
     """
-    engine, tried = of_bundle(bundle), range(1)
-    report(f"starting {bundle.nodes} machines, {engine.name_of(0)} first")
+    engine, tried = of_bundle(bundle), range(0)
     try:
+        report(f"starting {bundle.nodes} machines, {engine.name_of(0)} first")
+        tried = range(1)
         engine.start_first()
         tried = range(bundle.nodes)
         engine.start_all(tried[1:])
