@@ -27,6 +27,7 @@ from headway.console import Cluster, Run
 from headway.console.cli import main
 from headway.console.gateway.access import Access
 from headway.console.gateway.remote_run import RemoteRun, attach
+from headway.console.gateway.server import Gateway
 from headway.console.testing import FakeRun
 
 
@@ -161,6 +162,88 @@ def test_logs_grow_by_what_is_new(fake: FakeRun, console: Console) -> None:
     (fake.folder.logs / "link.log").symlink_to("/etc/hostname")
     remote.fetch_records()
     assert not (remote.path / "logs" / "link.log").exists(), "nothing outside the run is shown"
+
+
+def test_a_log_that_began_anew_is_read_anew_though_it_is_longer(
+    fake: FakeRun, console: Console
+) -> None:
+    remote = Cluster.connect(console.key, console.folder).run("fake")
+    log = fake.folder.logs / "n2-executor.log"
+    log.parent.mkdir(exist_ok=True)
+    first = "line of the first machine\n" * 300
+    for text in (first, first + "it grows\n", "line of the machine that took over\n" * 300):
+        log.write_text(text)
+        assert remote.fetch_records() == []
+        assert (remote.path / "logs" / log.name).read_text() == text
+
+
+def test_only_what_is_new_of_a_long_log_is_sent(
+    fake: FakeRun, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote = Cluster.connect(console.key, console.folder).run("fake")
+    log = fake.folder.logs / "n0-extra.log"
+    log.parent.mkdir(exist_ok=True)
+    log.write_text("a line\n" * 1000)
+    remote.fetch_records()
+    begun: list[tuple[str, int]] = []
+    pieces = RemoteRun._pieces
+
+    def noted(self: RemoteRun, facts: FileFacts, offset: int, gateway: object) -> Iterator[bytes]:
+        begun.append((facts.path, offset))
+        return pieces(self, facts, offset, gateway)
+
+    monkeypatch.setattr(RemoteRun, "_pieces", noted)
+    with log.open("a") as file:
+        file.write("one more\n")
+    remote.fetch_records()
+    assert ("logs/n0-extra.log", 7000) in begun
+
+
+def test_the_machines_are_asked_once_however_often_a_console_polls(
+    fake: FakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, may_end = [], threading.Event()
+
+    def fetch(run: Run) -> list[str]:
+        asked.append(run.name)
+        may_end.wait(30.0)
+        return []
+
+    monkeypatch.setattr(Run, "fetch_records", fetch)
+    keys = KeyPair.generate()
+    gateway = Gateway("tcp://127.0.0.1:0", fake.folder.path.parent, keys, keys.public)
+    with gateway._server:
+        for _ in range(5):
+            assert not gateway._files(ListFiles(run="fake"), b"").is_fetched
+        may_end.set()
+        wait_until(lambda: gateway._files(ListFiles(run="fake"), b"").is_fetched, what="the copy")
+    assert asked == ["fake"]
+
+
+def test_one_command_needs_no_folder_here(
+    fake: FakeRun, console: Console, capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    fake.advance(12)
+    there = ("--cluster", str(console.key))
+    assert main([*there, "status", "fake"]) == 0
+    assert "12/40" in capsys.readouterr().out
+    assert main([*there, "pause"]) == 0 and fake.paused, "the newest by default"
+    capsys.readouterr()
+    assert list((tmp_path / "empty").iterdir()) == []
+    (fake.folder.path / "run.json").unlink()
+    assert main([*there, "runs"]) == 0
+    assert capsys.readouterr().out.startswith("no run in"), "as it is there now"
+
+
+@pytest.mark.parametrize("words", [("run", "x.toml"), ("doctor",), ("cluster", "drain", "x")])
+def test_what_does_not_work_elsewhere_is_named(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--cluster", "gateway.key", *words]) == 2
+    assert f"`headway {words[0]}` does not work on runs of" in capsys.readouterr().err
 
 
 # ---- keys --------------------------------------------------------------------------------------

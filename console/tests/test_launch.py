@@ -19,7 +19,7 @@ DOWN = Path(__file__).parents[2] / "infra" / "terraform" / "down.sh"
 
 def test_one_node_is_told_in_the_singular(fake: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "attach", lambda *_: None)
-    monkeypatch.setattr(launch, "_wait_for_driver", lambda _: None)
+    monkeypatch.setattr(launch, "_wait_for_driver", lambda *_: None)
     told: list[str] = []
     for nodes, spares in ((1, 1), (2, 0)):
         launch.start(fake.run, fake.cluster, LaunchConfig(nodes=nodes, spares=spares), told.append)

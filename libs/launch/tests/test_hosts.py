@@ -143,11 +143,12 @@ def test_a_secret_is_not_in_what_is_logged_or_in_arguments(tmp_path: Path) -> No
     assert "start --fence" in words and "token" not in words
 
 
-def test_stopping_leaves_out_machines_that_are_not_reached(tmp_path: Path) -> None:
+def test_stopping_names_machines_that_are_not_reached(tmp_path: Path) -> None:
     text = 'echo "$1 $5" >> "$0.words"; cat > /dev/null; test "$1" = b || exit 255'
     engine = of_bundle(_bundle(tmp_path, _config(_program(tmp_path, text))))
-    engine.stop()
+    assert engine.stop() == ["node 0 on a: a cannot be reached: no output"]
     assert sorted((tmp_path / "reach.words").read_text().split()) == ["a", "b", "end", "end"]
+    assert engine.stop([1]) == [], "only what is named"
     with pytest.raises(UnreachableError):
         engine.lose_node(0)
     assert not engine.fence(0, epoch=2) and engine.fence(1, epoch=2)

@@ -77,18 +77,18 @@ def test_it_has_joined_until_the_machine_starts_anew_or_the_run_ends(
     tmp_path: Path, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = NodeFolder(tmp_path / "node")
-    assert not node.has_joined(1)
+    assert not node.has_joined(1, "")
     node.path.mkdir()
     node.install(bundle, 1, is_first=False)
-    assert node.has_joined(1)
+    assert node.has_joined(1, "")
     with monkeypatch.context() as patched:
         patched.setattr(folder, "boot_id", lambda: "another")
-        assert not node.has_joined(1)
+        assert not node.has_joined(1, "")
     node.cluster.remove("nodes/1.run")
-    assert not node.has_joined(1)
+    assert not node.has_joined(1, "")
     node.install(bundle, 1, is_first=False)
     node.leave()  # before its processes end: a start in between must ask the driver
-    assert not node.has_joined(1)
+    assert not node.has_joined(1, "")
     node.leave()
 
 
@@ -147,7 +147,7 @@ def test_a_machine_that_cannot_take_part_installs_nothing(
     node = NodeFolder(ticket.folder)
     with pytest.raises(InputError, match=refusal):
         take_part(node, ticket, 5.0)
-    assert not node.has_joined(0) and not (node.path / "runs").exists()
+    assert not node.has_joined(0, "") and not (node.path / "runs").exists()
     fit = Ticket.of(bundle, 0, str(tmp_path / "scratch"), is_first=True)
     take_part(node, fit, 5.0)
-    assert node.has_joined(0), "once it is repaired"
+    assert node.has_joined(0, ""), "once it is repaired"

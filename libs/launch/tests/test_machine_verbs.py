@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,27 @@ def test_a_node_whose_folder_was_removed_is_ended_all_the_same(
     wait_until(lambda: verbs.role_of(_id(worker)) == "zygote", what="the process")
     assert verbs.end(NodeFolder(tmp_path / "absent"), _ticket(tmp_path)) == 0
     assert worker.wait(20.0) == -9
+
+
+def test_what_an_earlier_start_left_is_ended_before_the_machine_joins_the_next_one(
+    tmp_path: Path, process: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    for name in ("control", "checkpoints"):
+        (tmp_path / name).mkdir()
+    slow = Bundle(RUN, "a", 2, "[train]\nlr = 1e-3\n", Network(), {}, str(tmp_path), "ab" * 32)
+    slow = replace(slow, console_key="k" * 40, start="one")
+    fast = replace(slow, config="[train]\nlr = 1e-2\n", start="two")
+
+    def start(bundle: Bundle) -> str:
+        ticket = Ticket.of(bundle, 1, str(tmp_path / "scratch"), is_first=True)
+        verbs.take_part(NodeFolder(ticket.folder), ticket, 5.0)
+        return (ticket.folder / "runs" / "a" / "config.toml").read_text()
+
+    assert start(slow) == slow.config
+    worker = process("zygote")  # the run is stopped now, and this machine is not reached
+    wait_until(lambda: verbs.role_of(_id(worker)) == "zygote", what="the process")
+    assert start(slow) == slow.config and worker.poll() is None, "it has joined this start"
+    assert start(fast) == fast.config and worker.wait(20.0) == -9
 
 
 def _id(process: subprocess.Popen[bytes]) -> ProcessId:

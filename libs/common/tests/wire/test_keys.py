@@ -69,10 +69,25 @@ def test_damaged_or_mixed_halves_are_refused(tmp_path: Path) -> None:
         KeyPair.load(tmp_path / "mixed.key")
 
 
-OFF_LOOPBACK = [
+EVERY_INTERFACE = [
     "tcp://0.0.0.0:5555",
     "tcp://*:5555",
-    "tcp://[::]:5555",
+    "tcp://[::]:0",
+    "tcp://[::ffff:0.0.0.0]:5555",
+    "tcp://0:20000-20999",
+    "tcp://0x0:*",
+]
+
+
+@pytest.mark.parametrize("endpoint", EVERY_INTERFACE)
+def test_nothing_listens_on_every_interface(endpoint: str) -> None:
+    for keys in (None, KeyPair.generate()):
+        with pytest.raises(InputError, match="means every interface") as caught:
+            Server(endpoint, {}, keys=keys)
+        assert "name one address or interface" in caught.value.remedy
+
+
+OFF_LOOPBACK = [
     "tcp://10.0.0.1:5555",
     "tcp://localhost:5555",
     "tcp://node-1:5555",

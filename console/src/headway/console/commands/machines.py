@@ -18,6 +18,7 @@ from headway.console.commands.rendering import add_render
 
 if TYPE_CHECKING:
     from headway.console.run import Run
+    from headway.launch.cluster import ClusterFolder
     from headway.launch.joining.bundle import Bundle
 
 REPORT_S = 10.0
@@ -176,9 +177,11 @@ def drain(
     from headway.console.run import Run
     from headway.launch.cluster import ClusterFolder
 
-    carried = {Path(str(run["run_dir"])) for run in ClusterFolder(folder).runs().values()}
+    cluster = ClusterFolder(folder)
+    carried = {Path(str(run["run_dir"])) for run in cluster.runs().values()}
     ended = []
     runs = [Run(path) for path in sorted(carried) if (path / "run.json").exists()]
+    runs += _living_on_machines(cluster)
     if runs:
         confirm(f"stop {', '.join(run.name for run in runs)} on {folder}?", yes)
     for run in runs:
@@ -195,15 +198,41 @@ def drain(
 def remove(folder: Folder, yes: Yes = False, as_json: AsJson = False) -> None:
     """Stop all nodes and remove the cluster's folder.
 
-    Does nothing if the folder is absent.
+    Does nothing if the folder is absent. It is refused while a run is live on other machines: it
+    can only be steered with the keys in the folder.
     """
     from headway.launch.cluster import ClusterFolder
     from headway.launch.local import LocalEngine
 
-    if ClusterFolder(folder).exists:
+    cluster = ClusterFolder(folder)
+
+    def report(line: str) -> None:
+        typer.echo(line, err=as_json)
+
+    if live := [run.name for run in _living_on_machines(cluster) if run.settle(report)]:
+        raise InputError(
+            f"{folder} has the keys of {', '.join(live)}, live on other machines",
+            remedy=f"stop what runs there first: `headway cluster drain {folder}`",
+        )
+    if cluster.exists:
         confirm(f"stop all nodes of {folder} and remove it?", yes)
-    LocalEngine(ClusterFolder(folder)).remove()
+    LocalEngine(cluster).remove()
     emit({"cluster": str(folder), "removed": True}, as_json, [f"{folder}: removed"])
+
+
+def _living_on_machines(cluster: ClusterFolder) -> list[Run]:
+    """The runs on other machines that were started by this cluster; those that have ended are
+    forgotten."""
+    from headway.console.run import Run
+
+    found = []
+    for run_id, path in cluster.noted().items():
+        is_there = (path / "run.json").exists()
+        if is_there and (run := Run(path)).folder.run_id == run_id and run.live:
+            found.append(run)
+        else:
+            cluster.remove(f"started/{run_id}.json")
+    return found
 
 
 def start(

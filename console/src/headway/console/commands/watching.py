@@ -72,7 +72,8 @@ def runs(runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
     """List the runs: state, step, age, size, resume commands.
 
     A run is live, finished, stopped or failed; interrupted means that its processes ended without
-    an outcome, as in a power cut.
+    an outcome, as in a power cut. A run on machines is unreachable while no driver leads it:
+    another one may take over.
     """
     from headway.console.cluster import Cluster
     from headway.console.folder import run_list

@@ -7,18 +7,23 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+import socket
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
 from headway.common.config import diff, to_toml
 from headway.common.errors import HeadwayError, InputError
-from headway.common.node.files import replace_file
+from headway.common.node.files import PRIVATE, replace_file
+from headway.common.node.machine import machine_uid
 from headway.common.node.run_dir import RunDir, new_run_id
 from headway.console.folder.records import RunRecords
+from headway.console.folder.run_list import age
 from headway.console.hints import hint, refuse_elsewhere
 from headway.trainer.config import RunConfig
 
@@ -37,6 +42,8 @@ KEPT_ON_RESUME = (
     "data.seed",
 )
 """Keys that a resumed run keeps beside its model: shape of its state, order of its data."""
+STARTING = ".starting.json"
+"""Who starts the run; there while a start lasts."""
 
 
 def check_name(name: str) -> None:
@@ -49,19 +56,20 @@ def check_name(name: str) -> None:
 
 
 @contextlib.contextmanager
-def claimed(path: Path) -> Iterator[tuple[RunRecords, bool]]:
-    """The run at ``path``, locked against a second start, and whether it existed before.
+def claimed(path: Path, report: Callable[[str], None]) -> Iterator[tuple[RunRecords, bool]]:
+    """The run at ``path``, claimed against a second start, and whether it existed before.
 
-    A new run's folder is removed when the body fails, by Ctrl-C too.
+    A run on machines that nobody leads now is watched first, since another driver may take over. A
+    new run's folder is removed when the body fails, by Ctrl-C too.
 
     Raises:
         InputError: the run is live, is being started or has finished, or ``path`` is not a run.
     """
-    with _locked(path):
+    with _locked(path), _marked(path):
         refuse_elsewhere(path)
         if (path / "run.json").exists():
             run = RunRecords(path)
-            if run.live:
+            if run.settle(report):
                 _refuse(run.path, "live")
             if run.outcome == "finished":
                 raise InputError(
@@ -70,7 +78,7 @@ def claimed(path: Path) -> Iterator[tuple[RunRecords, bool]]:
                 )
             yield run, True
             return
-        if any(path.iterdir()):
+        if any(entry.name != STARTING for entry in path.iterdir()):
             raise InputError(
                 f"{path} already exists and is not a run folder",
                 remedy="choose another --name",
@@ -84,15 +92,13 @@ def claimed(path: Path) -> Iterator[tuple[RunRecords, bool]]:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """A lock on the folder itself; the kernel releases it with this process, nothing is left."""
+    """A lock on the folder itself against other processes of this machine; the kernel releases it
+    with this process. Network file systems do not pass it on to other machines."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        raise InputError(
-            f"cannot create {path}: {error.strerror}",
-            remedy="check the disk and its rights",
-        ) from error
+        raise _unusable(path, error) from error
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -104,6 +110,56 @@ def _locked(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+@contextlib.contextmanager
+def _marked(path: Path) -> Iterator[None]:
+    """A file that only one process on any machine can make. With the lock held, one that names this
+    machine is that of a dead process, and is taken over."""
+    mark = path / STARTING
+    here = {"host": socket.gethostname(), "machine": machine_uid()}
+    record = json.dumps({**here, "pid": os.getpid(), "unix_s": time.time()})
+    if (known := _mark_of(mark)) is not None and here.items() <= known.items():
+        mark.unlink(missing_ok=True)
+    try:
+        made = os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE)
+    except FileExistsError:
+        _refuse_marked(mark)
+    except OSError as error:
+        raise _unusable(path, error) from error
+    try:
+        try:
+            with os.fdopen(made, "w") as file:
+                file.write(record)
+        except OSError as error:
+            raise _unusable(path, error) from error
+        yield
+    finally:
+        if _mark_of(mark) in (None, json.loads(record)):  # else another machine's
+            mark.unlink(missing_ok=True)
+
+
+def _mark_of(mark: Path) -> dict[str, object] | None:
+    try:
+        return dict(json.loads(mark.read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _refuse_marked(mark: Path) -> NoReturn:
+    known = _mark_of(mark) or {}
+    host, pid = known.get("host", "another machine"), known.get("pid", "unknown")
+    since_s = max(0.0, time.time() - float(str(known.get("unix_s", time.time()))))
+    raise InputError(
+        f"run {mark.parent.name} is being started on {host} (process {pid}, begun {age(since_s)})",
+        remedy=f"wait for it or end it there; if that process has ended, remove {mark}",
+    )
+
+
+def _unusable(path: Path, error: OSError) -> InputError:
+    return InputError(
+        f"cannot create {path}: {error.strerror}", remedy="check the disk and its rights"
+    )
 
 
 def _refuse(path: Path, state: str) -> NoReturn:

@@ -6,8 +6,7 @@ import contextlib
 import json
 import sqlite3
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +14,14 @@ from headway.common.config import load
 from headway.common.errors import InputError
 from headway.common.node.run_dir import RunDir
 from headway.common.node.sqlite import open_to_read
+from headway.common.polling import wait_until
+from headway.console.folder.presence import TAKEOVER_S, Observer, Presence
 from headway.console.hints import hint
 from headway.console.machine.peak import Peak, cached_peak
 from headway.launch.cluster import ClusterFolder
-from headway.launch.lease import LeaseWatch, is_led
 from headway.launch.leases import lease_of
 from headway.trainer.config import RunConfig
 
-ENDED_S = 2.0
-"""A run on other machines that has an outcome counts as over when its lease is not renewed."""
-TAKEOVER_S = 60.0
-"""The same of a run without one, which another driver may still lead."""
 TERMINAL_OUTCOMES = frozenset({"finished", "stopped", "failed"})
 """Outcomes of a run that has ended."""
 
@@ -43,7 +39,7 @@ class RunRecords:
             raise InputError(f"{path} holds no run", remedy="see `headway runs`")
         self._parsed: tuple[tuple[int, int], RunConfig] | None = None
         self._shared = _Shared()
-        self._watch: LeaseWatch | None = None
+        self._observer = Observer()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, {self.state})"
@@ -90,18 +86,39 @@ class RunRecords:
 
     # ---- where it stands ----------------------------------------------------------------------
     @property
-    def live(self) -> bool:
-        """Whether an executor or the driver runs: either one restarts the rest."""
+    def presence(self) -> Presence:
+        """Whether an executor or the driver runs, either of which restarts the rest; ``silent`` of
+        a run on machines that may still be taken over."""
         if self.folder.bundle.exists():
-            return self._is_led_elsewhere()
+            lease = lease_of(self.folder.control)
+            return self._observer.look(lease, has_outcome=bool(self.outcome))
         cluster = ClusterFolder(self.cluster_folder)
-        return cluster.is_carrying(self.folder.run_id) or self._has_driver()
+        is_here = cluster.is_carrying(self.folder.run_id) or self._has_driver()
+        return "led" if is_here else "gone"
+
+    @property
+    def live(self) -> bool:
+        """Whether it runs, as far as is known: only a run that is certainly dead is not live."""
+        return self.presence != "gone"
+
+    def settle(self, report: Callable[[str], None]) -> bool:
+        """``live``, but certain: a run that is silent is watched until it is led or dead."""
+        if self.presence == "silent":
+            report(
+                f"no driver leads run {self.name} now; waiting up to {TAKEOVER_S:.0f} s to see "
+                "whether another one takes over"
+            )
+            wait_until(lambda: self.presence != "silent", 2 * TAKEOVER_S, every_s=0.25)
+        return self.live
 
     @property
     def state(self) -> str:
-        """``live``, its outcome, ``interrupted`` if it ended without one, or ``not started``."""
+        """``live``, its outcome, ``unreachable`` while nobody leads it and another driver may take
+        over, ``interrupted`` if it ended without an outcome, or ``not started``."""
+        if outcome := self.outcome:
+            return outcome
         ended = "interrupted" if self.has_begun else "not started"
-        return self.outcome or ("live" if self.live else ended)
+        return {"led": "live", "silent": "unreachable", "gone": ended}[self.presence]
 
     @property
     def has_begun(self) -> bool:
@@ -146,17 +163,6 @@ class RunRecords:
     def _has_driver(self) -> bool:
         holder = lease_of(self.folder.control).look().holder
         return holder is not None and not holder.process.is_doomed()
-
-    def _is_led_elsewhere(self) -> bool:
-        """Whether the lease was renewed lately; a takeover after a driver's death takes a while."""
-        lease = lease_of(self.folder.control)
-        if self._watch is None:
-            self._watch = LeaseWatch()
-            if not is_led(lease):
-                self._watch = None
-                return False
-        stale_s = self._watch.see(lease.look(), time.monotonic())
-        return stale_s < (ENDED_S if self.outcome else TAKEOVER_S)
 
     # ---- the journal --------------------------------------------------------------------------
     def fact(self, key: str) -> str:

@@ -7,8 +7,10 @@ asked for them; everything else is asked of the gateway each time.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,9 +37,11 @@ from headway.common.wire.messages.gateway import (
     RunNames,
 )
 from headway.console.folder.claim import check_name
+from headway.console.folder.presence import Presence
 from headway.console.gateway.access import Access
-from headway.console.gateway.server import FILE
+from headway.console.gateway.server import FILE, head_of
 from headway.console.hints import ELSEWHERE
+from headway.console.machine.peak import cache_folder
 from headway.console.run import Run
 
 CALL_S = 10.0
@@ -64,9 +68,12 @@ class RemoteRun(Run):
         return True
 
     @property
-    def live(self) -> bool:
+    def presence(self) -> Presence:
         """Whether it runs, as the machine sees that started it."""
-        return self._described().is_live
+        facts = self._described()
+        if facts.is_silent:
+            return "silent"
+        return "led" if facts.is_live else "gone"
 
     @property
     def known_checkpoint(self) -> int | None:
@@ -126,9 +133,11 @@ class RemoteRun(Run):
         if known is not None and (known.st_size, known.st_mtime_ns) == (facts.size, facts.mtime_ns):
             return
         is_longer = known is not None and known.st_size <= facts.size and path.suffix == ".log"
+        # after another machine has taken the node over, the log has begun anew
+        is_same = is_longer and facts.head != "" and facts.head == head_of(path)
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         with temporary.open("wb") as file:
-            if is_longer:
+            if is_same:
                 file.write(path.read_bytes())
             for data in self._pieces(facts, file.tell(), gateway):
                 file.write(data)
@@ -199,6 +208,19 @@ def attach(access: Access, runs_dir: Path, only: str | None = None) -> list[Remo
             access.save(path / ELSEWHERE)
             _keep_description(path, facts)
     return [RemoteRun(runs_dir / name) for name in names]
+
+
+def runs_of(access: Access) -> Path:
+    """A private folder with the runs of a gateway as they are now, for commands that name only its
+    key file. Raises as ``attach``."""
+    name = hashlib.blake2b(access.server_key.encode(), digest_size=8).hexdigest()
+    folder = cache_folder() / "gateways" / name
+    make_private_folder(folder)
+    there = {run.name for run in attach(access, folder)}
+    for path in folder.iterdir():
+        if path.name not in there:
+            shutil.rmtree(path, ignore_errors=True)
+    return folder
 
 
 def _keep_description(path: Path, facts: RunFacts) -> None:

@@ -7,6 +7,7 @@ records of steps. Commands, such as ``stop``, reach the driver as if they came f
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import sqlite3
@@ -46,6 +47,7 @@ from headway.console.run import Run
 ROWS_BYTES = 256 << 10
 """Of one answer, by a rough count."""
 PIECE_BYTES = 512 << 10
+HEAD_BYTES = 4096
 DRIVER_LIMIT_S = 4.0
 """The gateway waits so long for a driver; meanwhile it answers nobody else."""
 QUERY_LIMIT_S = 4.0
@@ -56,6 +58,14 @@ ANSWERS: dict[type[Message], type[Message]] = {GetStatus: Status, Command: Accep
 """What a console may send to a driver, and what comes back."""
 _TYPES = by_tag(ANSWERS)
 _READS = re.compile(r"\s*(SELECT|WITH|PRAGMA table_info)\b", re.IGNORECASE)
+
+
+def head_of(path: Path) -> str:
+    """Digest of the first ``HEAD_BYTES`` of a log, which do not change while it grows; empty while
+    it has fewer. Raises OSError."""
+    with path.open("rb") as file:
+        head = file.read(HEAD_BYTES)
+    return hashlib.blake2b(head, digest_size=16).hexdigest() if len(head) == HEAD_BYTES else ""
 
 
 class Gateway:
@@ -73,6 +83,7 @@ class Gateway:
 
     def __init__(self, address: str, runs_dir: Path, keys: KeyPair, admitted: bytes) -> None:
         self._runs_dir = runs_dir
+        self._runs: dict[str, Run] = {}
         self._fetches: dict[str, _Fetch] = {}
         handlers: dict[type[Any], Callable[[Any, bytes], Message]] = {
             ListRuns: self._list,
@@ -97,7 +108,8 @@ class Gateway:
             raise InputError(
                 f"the gateway has no run {name!r}", remedy="`headway attach` lists them"
             )
-        return Run(path)
+        # kept, since only who has watched a run for long knows that it is dead
+        return self._runs.setdefault(name, Run(path))
 
     # ---- handlers -----------------------------------------------------------------------------
     def _list(self, _: ListRuns, _peer: bytes) -> RunNames:
@@ -107,11 +119,13 @@ class Gateway:
     def _describe(self, message: DescribeRun, _peer: bytes) -> RunFacts:
         run = self._run_of(message.run)
         checkpoint, config = newest_checkpoint(run), run.folder.config
+        presence = run.presence
         return RunFacts(
             record=run.folder.run_json.read_text(),
             config=config.read_text() if config.exists() else "",
-            is_live=run.live,
+            is_live=presence != "gone",
             checkpoint=-1 if checkpoint is None else checkpoint,
+            is_silent=presence == "silent",
         )
 
     def _query(self, message: QueryJournal, _peer: bytes) -> Rows:
@@ -154,7 +168,9 @@ class Gateway:
 
     def _files(self, message: ListFiles, _peer: bytes) -> Files:
         run = self._run_of(message.run)
-        fetch = self._fetches.setdefault(message.run, _Fetch(run))
+        fetch = self._fetches.get(message.run)
+        if fetch is None:
+            fetch = self._fetches[message.run] = _Fetch(run)
         if fetch.is_running:
             return Files(files=(), is_fetched=False)
         del self._fetches[message.run]
@@ -164,7 +180,12 @@ class Gateway:
                 name = f"{folder}/{path.name}"
                 if FILE.fullmatch(name) and path.is_file() and not path.is_symlink():
                     stat = path.stat()
-                    files.append(FileFacts(path=name, size=stat.st_size, mtime_ns=stat.st_mtime_ns))
+                    head = head_of(path) if path.suffix == ".log" else ""
+                    files.append(
+                        FileFacts(
+                            path=name, size=stat.st_size, mtime_ns=stat.st_mtime_ns, head=head
+                        )
+                    )
         return Files(files=tuple(files), is_fetched=True, troubles=tuple(fetch.troubles))
 
     def _read(self, message: ReadFile, _peer: bytes) -> Piece:

@@ -21,6 +21,7 @@ from headway.common.output import counted
 from headway.common.wire.messages.driver import Command
 from headway.console.folder.outputs import bytes_below, newest_checkpoint
 from headway.console.hints import refuse_elsewhere
+from headway.console.lifecycle.machines import end_nodes
 from headway.console.run import Run
 from headway.launch.cluster import ClusterFolder
 from headway.launch.engines import of_bundle
@@ -49,7 +50,7 @@ class Ending:
     ended: int = 0
     """Processes that were ended by force."""
     left: tuple[str, ...] = ()
-    """Processes that could not be ended, each with the reason."""
+    """Processes, or nodes on machines, that could not be ended, each with the reason."""
 
     def line(self) -> str:
         """All of it in one line."""
@@ -197,8 +198,9 @@ def _remains(run: Run) -> bool:
 def _force(run: Run) -> tuple[int, tuple[str, ...]]:
     """End every process of the run; on a cluster that outlives it, give its nodes new executors."""
     if run.folder.bundle.exists():
-        of_bundle(Bundle.load(run.folder.bundle)).stop()
-        return 0, ()
+        left = end_nodes(of_bundle(Bundle.load(run.folder.bundle)), run.folder)
+        again = f"(once that has changed, repeat {run.hint('stop')})"
+        return 0, tuple(f"{line} {again}" for line in left)
     run_id, cluster = run.folder.run_id, ClusterFolder(run.cluster_folder)
     shared = cluster.exists and cluster.id != run_id
     nodes = [k for k, carried in cluster.runs().items() if carried["run_id"] == run_id]

@@ -24,13 +24,12 @@ from headway.console.folder.claim import check_name, check_resumable, claimed, k
 from headway.console.gateway.remote_run import open_run
 from headway.console.hints import refuse_elsewhere
 from headway.console.lifecycle.machines import (
-    end_nodes,
     fit_for_machines,
     machines_of,
+    nodes_started,
     prepare,
     resolve_on_machines,
     slurm_defaults,
-    start_nodes,
 )
 from headway.console.live.progress import full_rate
 from headway.console.machine.memory import memory_warnings
@@ -50,9 +49,12 @@ from headway.launch.cluster import ClusterFolder
 from headway.launch.engine import Engine
 from headway.launch.engines import MachinesConfig
 from headway.launch.local import LocalEngine
-from headway.launch.nodes import START_LIMIT_S, attach, detach, last_line
+from headway.launch.machines.engine import MachinesEngine
+from headway.launch.nodes import START_LIMIT_S, attach, detach, last_line, last_line_in
 from headway.trainer.client import check_first_weights, reopen, resolve_auto
 from headway.trainer.config import LaunchConfig, RunConfig
+
+DRIVER_LOG = "n0-driver.log"
 
 
 def launch(
@@ -91,7 +93,7 @@ def launch(
     for line in memory_warnings(config):
         report(line)
     prepare_corpus(config, report)
-    with claimed(_choose(runs_dir, base, name)) as (records, resumed):
+    with claimed(_choose(runs_dir, base, name), report) as (records, resumed):
         run = Run(records.path)
         for line in sweep(sock_root(), shm_root(), spare=run.folder.run_id):
             report(line)
@@ -225,7 +227,7 @@ def start(
     try:
         attach(engine, cluster, run.path, launch.nodes + launch.spares)
         report(f"{counted(launch.nodes, 'node')} and {counted(launch.spares, 'spare')} are up")
-        _wait_for_driver(run)
+        _wait_for_driver(run, lambda: last_line(run.folder.logs / DRIVER_LOG))
     except BaseException:  # Ctrl-C too: no part of a launch that failed may keep running
         detach(engine, cluster, run.folder.run_id)
         raise
@@ -237,18 +239,23 @@ def start_on_machines(
     """Have the machines join the run and wait for its driver.
 
     Raises:
-        HeadwayError: a machine or the driver did not start; all are ended again.
+        HeadwayError: a machine or the driver did not start; those that were tried are ended again.
     """
+    cluster.note(run.folder.run_id, run.path)
     bundle = prepare(run, cluster, machines, report)
+    with nodes_started(bundle, run.folder, report) as engine:
+        _wait_for_driver(run, lambda: _last_words(engine))
+
+
+def _last_words(engine: MachinesEngine) -> str:
+    """What the driver that did not start has written, on its machine."""
     try:
-        start_nodes(bundle, report)
-        _wait_for_driver(run)
-    except BaseException:  # Ctrl-C too
-        end_nodes(bundle, report)
-        raise
+        return last_line_in(engine.logs(0), DRIVER_LOG)
+    except HeadwayError as error:
+        return f"its log is on {engine.name_of(0)}: {error.message}"
 
 
-def _wait_for_driver(run: Run) -> None:
+def _wait_for_driver(run: Run, last_words: Callable[[], str]) -> None:
     def answers() -> bool:
         with contextlib.suppress(DeadlineError):
             run.status(timeout_s=1.0)
@@ -258,5 +265,5 @@ def _wait_for_driver(run: Run) -> None:
     if not wait_until(answers, START_LIMIT_S):
         raise HeadwayError(
             f"the driver of {run.name} did not start within {START_LIMIT_S:.0f} s",
-            remedy=last_line(run.folder.logs / "n0-driver.log"),
+            remedy=last_words(),
         )

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import secrets
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from headway.common.config import to_toml
 from headway.common.errors import HeadwayError, InputError
 from headway.common.node.files import make_private_folder
+from headway.common.node.run_dir import RunDir
 from headway.console.lifecycle.pods import needs_of
 from headway.console.run import Run
 from headway.launch.cluster import ClusterFolder
@@ -18,6 +21,8 @@ from headway.launch.engines import MachinesConfig, config_of, facts_of, of_bundl
 from headway.launch.joining import tokens
 from headway.launch.joining.bundle import Bundle
 from headway.launch.joining.corpus import listing_digest
+from headway.launch.leases import lease_of
+from headway.launch.machines.engine import MachinesEngine
 from headway.launch.slurm.config import SlurmConfig, SlurmRun
 from headway.trainer.client import resolve_auto
 from headway.trainer.config import RunConfig
@@ -65,9 +70,11 @@ def prepare(
 ) -> Bundle:
     """Get the machines, and make the folders that they see and the bundle that each of them gets.
 
+    What was taken for the run is given back where this fails.
+
     Raises:
-        InputError: the shared folder cannot be used, the run began on one machine, or there are too
-            few machines.
+        InputError: the shared folder cannot be used, the run began on one machine, there are too
+            few machines, or a driver leads the run after all.
         HeadwayError: the machines cannot be had.
     """
     folder, config = run.folder, run.config
@@ -82,22 +89,19 @@ def prepare(
                 remedy="`shared` in the cluster's file must be a folder that this machine sees too",
             ) from error
         _link(folder.path / name, shared / name)
-    (folder.control / "driver.json").unlink(missing_ok=True)  # of a driver that has ended
+    forget_driver(folder)  # the run is not live, so it has ended
     nodes = config.launch.nodes + config.launch.spares
     former = Bundle.load(folder.bundle) if folder.bundle.exists() else None
     fingerprint = listing_digest(Path(config.data.path))
     control, needs = shared / "control", needs_of(config)
-    provided = provide(machines, nodes, run_id=folder.run_id, control=control, report=report)
-    if not config.launch.interface and isinstance(provided, SlurmRun):
-        launch = dataclasses.replace(config.launch, interface=provided.network)
-        config = dataclasses.replace(config, launch=launch)
     bundle = Bundle(
         run_id=folder.run_id,
+        start=secrets.token_hex(4),
         name=run.name,
         nodes=nodes,
-        config=to_toml(config),
+        config="",
         network=config.launch.network,
-        engine=facts_of(provided),
+        engine={},
         shared=str(shared),
         secret=former.secret if former is not None else tokens.new_secret(),
         console_key=cluster.key_of("console").public.decode(),
@@ -106,8 +110,36 @@ def prepare(
         gpus=needs.gpus,
         shm_bytes=needs.shm_bytes,
     )
-    bundle.save(folder.bundle)
+    provided = provide(machines, nodes, run_id=folder.run_id, control=control, report=report)
+    bundle = _with_machines(bundle, config, provided)
+    try:
+        if lease_of(folder.control).look().holder is not None:
+            raise InputError(
+                f"a driver leads run {run.name} again, since machines were asked for",
+                remedy=f"see {run.hint('status')}",
+            )
+        bundle.save(folder.bundle)
+    except BaseException:  # Ctrl-C too
+        _report_trouble(of_bundle(bundle).release, report)
+        raise
     return bundle
+
+
+def _with_machines(bundle: Bundle, config: RunConfig, provided: MachinesConfig) -> Bundle:
+    if not config.launch.interface and isinstance(provided, SlurmRun):
+        launch = dataclasses.replace(config.launch, interface=provided.network)
+        config = dataclasses.replace(config, launch=launch)
+    return dataclasses.replace(
+        bundle,
+        config=to_toml(config),
+        network=config.launch.network,
+        engine=facts_of(provided),
+    )
+
+
+def forget_driver(folder: RunDir) -> None:
+    """Remove the record of a driver that has certainly ended; one that lives writes it again."""
+    (folder.control / "driver.json").unlink(missing_ok=True)
 
 
 def _link(link: Path, target: Path) -> None:
@@ -124,21 +156,53 @@ def _link(link: Path, target: Path) -> None:
     link.symlink_to(target)
 
 
-def start_nodes(bundle: Bundle, report: Callable[[str], None]) -> None:
-    """Start node 0, which hosts the first driver, then the others, which join.
+@contextlib.contextmanager
+def nodes_started(
+    bundle: Bundle, folder: RunDir, report: Callable[[str], None]
+) -> Iterator[MachinesEngine]:
+    """Node 0, which hosts the first driver, then the others, which join; where a start or the body
+    fails, the nodes whose start was tried are ended again, and no others.
 
     Raises:
-        HeadwayError: one did not start. Call ``end_nodes`` then.
+        HeadwayError: one did not start.
     """
-    engine = of_bundle(bundle)
-    report(f"starting {bundle.nodes} machines, {engine.name_of(0)} first")
-    engine.start_first()
-    engine.start_all(range(1, bundle.nodes))
-
-
-def end_nodes(bundle: Bundle, report: Callable[[str], None]) -> None:
-    """End everything of the run on every machine that is reached."""
+    engine, tried = of_bundle(bundle), range(0)
     try:
-        of_bundle(bundle).stop()
+        report(f"starting {bundle.nodes} machines, {engine.name_of(0)} first")
+        tried = range(1)
+        engine.start_first()
+        tried = range(bundle.nodes)
+        engine.start_all(tried[1:])
+        yield engine
+    except BaseException:  # Ctrl-C too
+        _report_trouble(lambda: _end_tried(engine, folder, tried, report), report)
+        raise
+
+
+def _end_tried(
+    engine: MachinesEngine, folder: RunDir, nodes: Iterable[int], report: Callable[[str], None]
+) -> None:
+    for line in end_nodes(engine, folder, nodes):
+        report(f"not everything has ended: {line}")
+
+
+def end_nodes(
+    engine: MachinesEngine, folder: RunDir, nodes: Iterable[int] | None = None
+) -> list[str]:
+    """End nodes of a run, all by default; returns a line for each that may still run.
+
+    Raises:
+        HeadwayError: the machines cannot be given back.
+    """
+    left = engine.stop(nodes)
+    if not left:
+        forget_driver(folder)
+    return left
+
+
+def _report_trouble(work: Callable[[], None], report: Callable[[str], None]) -> None:
+    """Clean up after a failure, which is what the user has to see."""
+    try:
+        work()
     except HeadwayError as error:
         report(f"not everything has ended: {error.message}")

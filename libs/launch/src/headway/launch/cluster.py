@@ -10,6 +10,7 @@ nodes/K.run       the run that node K carries, absent while idle
 nodes/K.init      pid and start time of node K's init, so that there is only one
 nodes/K.lock      the same of its executor, written by the init that starts it, then by itself
 nodes/K.lost      the emulated machine is gone and cannot be started again
+started/ID.json   a run that was started on machines of this cluster, and where its folder is
 logs/             output of the inits and executors
 
 Files are replaced by renaming, except nodes/K.init, nodes/K.lock and, on a full disk, nodes/K.json,
@@ -36,7 +37,7 @@ from headway.common.node.process import ProcessId
 from headway.common.wire.addresses import Network
 from headway.common.wire.keys import KeyPair
 
-PARTS = ("nodes", "logs", "keys")
+PARTS = ("nodes", "logs", "keys", "started")
 ROLES = ("console", "driver", "executor", "monitor", "agent")
 
 
@@ -242,6 +243,19 @@ class ClusterFolder:
                 carried = self.carried(int(file.stem))
                 if carried is not None and {"run_dir", "run_id"} <= carried.keys():
                     found[int(file.stem)] = carried
+        return found
+
+    def note(self, run_id: str, run_dir: Path) -> None:
+        """Remember a run on machines, which carry no file of this folder. Raises OSError."""
+        make_private_folder(self.path / "started")
+        self.write(f"started/{run_id}.json", {"run_dir": str(run_dir)})
+
+    def noted(self) -> dict[str, Path]:
+        """Run id -> folder of the runs that were noted; unreadable entries are left out."""
+        found = {}
+        for file in sorted((self.path / "started").glob("*.json")):
+            with contextlib.suppress(InputError, OSError, KeyError):
+                found[file.stem] = Path(str((self.read(f"started/{file.name}") or {})["run_dir"]))
         return found
 
     def is_carrying(self, run_id: str) -> bool:

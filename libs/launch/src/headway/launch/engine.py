@@ -55,5 +55,6 @@ class Engine(Protocol):
         """Make sure that no driver of an earlier epoch acts on the node; False if that cannot be
         confirmed."""
 
-    def stop(self) -> None:
-        """End every node, then what the nodes shared."""
+    def stop(self) -> list[str]:
+        """End every node, then what the nodes shared; returns a line for each node that may still
+        run."""

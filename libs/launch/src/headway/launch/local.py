@@ -120,13 +120,18 @@ class LocalEngine:
             end_node(run_id, node)
         self.cluster.remove(f"nodes/{node}.run")
 
-    def stop(self) -> None:
-        """End every node, then what the nodes shared: run lock, crash points."""
+    def stop(self) -> list[str]:
+        """End every node, then what the nodes shared: run lock, crash points.
+
+        Raises:
+            HeadwayError: a process does not end.
+        """
         ids = {run_id for node in range(self.cluster.nodes) for run_id in self._ids(node)}
         for node in range(self.cluster.nodes):
             self.stop_node(node)
         for run_id in sorted(ids):
             end_run(run_id)
+        return []
 
     def lose_node(self, node: int) -> None:
         """Remove the node for good, as a power cut would: processes, sockets, shared

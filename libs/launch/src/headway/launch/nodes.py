@@ -89,8 +89,18 @@ def wait_for_node(
 
 def last_line(log: Path) -> str:
     """The end of a log, because the log is removed with a new run's folder when its start fails."""
-    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
-    return f"{log.name} ends with: {lines[-1]}" if lines else f"{log.name} is empty"
+    return _ending(log.name, log.read_text(errors="replace") if log.exists() else "")
+
+
+def last_line_in(logs: str, name: str) -> str:
+    """The same of a log on another machine, by what ``MachinesEngine.logs`` returns."""
+    _, _, rest = logs.partition(f"==> {name} <==\n")
+    return _ending(name, rest.partition("\n==> ")[0])
+
+
+def _ending(name: str, text: str) -> str:
+    lines = text.strip().splitlines()
+    return f"{name} ends with: {lines[-1]}" if lines else f"{name} is empty"
 
 
 def _client(cluster: ClusterFolder, address: NodeAddress) -> Client:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import re
+import socket
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,10 +111,11 @@ def is_public_key(key: bytes) -> bool:
 
 
 def check_endpoint(endpoint: str, keys: KeyPair | bytes | None) -> None:
-    """Refuse an endpoint that is malformed, or that is reachable from outside without CURVE keys.
+    """Refuse an endpoint that is malformed, that means every interface of a machine, or that is
+    reachable from outside without CURVE keys.
 
-    Without keys only literal loopback addresses are accepted: a host name, ``*`` or an interface
-    name may mean any address.
+    Without keys only literal loopback addresses are accepted: a host name or an interface name may
+    mean any address.
 
     Raises:
         InputError: says what to write instead.
@@ -157,11 +160,31 @@ def _check_tcp(endpoint: str, *, keyed: bool) -> None:
             f"no such endpoint: {endpoint!r}",
             remedy="write tcp://ADDRESS:PORT, port 0 for any free one, or tcp://ADDRESS:LOW-HIGH",
         )
-    if not keyed and not _is_loopback(match[1].strip("[]")):
+    host = match[1].strip("[]")
+    if _is_every_interface(host):
+        raise InputError(
+            f"{endpoint} means every interface of a machine",
+            remedy="name one address or interface: nothing listens on all of them",
+        )
+    if not keyed and not _is_loopback(host):
         raise InputError(
             f"{endpoint} can be reached from other machines and has no keys",
             remedy="give it CURVE keys, or use tcp://127.0.0.1:PORT",
         )
+
+
+def _is_every_interface(host: str) -> bool:
+    """As libzmq reads it, which takes ``0`` or ``0x0`` for an address, too."""
+    if host == "*":
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        with contextlib.suppress(OSError):
+            return not any(socket.inet_aton(host))
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return address.is_unspecified or (mapped is not None and mapped.is_unspecified)
 
 
 def _is_loopback(host: str) -> bool:

@@ -68,7 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 LocalEngine(folder.cluster).start_node(ticket.node, fence=options.fence)
                 print(wait_for_node(folder.cluster, ticket.node).endpoint)
             case "restart":
-                if not folder.has_joined(ticket.node) or not folder.has_init(ticket.node):
+                has_joined = folder.has_joined(ticket.node, ticket.start)
+                if not has_joined or not folder.has_init(ticket.node):
                     return NO_INIT
                 LocalEngine(folder.cluster).start_node(ticket.node, fence=True)
                 print(DONE)
@@ -120,13 +121,19 @@ def be_pod(path: Path) -> int:
 
 
 def take_part(folder: NodeFolder, ticket: Ticket, limit_s: float) -> None:
-    """Join the run, unless the machine has done so since it started.
+    """Join the run, unless the machine has done so since it started. What it still runs of an
+    earlier start of the run, with the settings of then, is ended before.
 
     Raises:
         HeadwayError: the driver refuses it, or none answers; or the corpus is not here.
     """
-    if folder.has_joined(ticket.node):
+    if folder.has_joined(ticket.node, ticket.start):
         return
+    if folder.has_joined_another(ticket.node, ticket.start) and end(folder, ticket):
+        raise HeadwayError(
+            f"what an earlier start of run {ticket.run_id} left on this machine does not end",
+            remedy="restart the machine",
+        )
     make_private_folder(folder.path)
     # A ticket for the first node may come back, as after a reboot: then there is a driver to ask,
     # unless all nodes of the run were away at once.

@@ -39,6 +39,8 @@ class Bundle:
     """That a node needs."""
     shm_bytes: int = 0
     """That a node needs in /dev/shm."""
+    start: str = ""
+    """Differs at each start of the run; empty in pods, which begin with a machine."""
 
     @property
     def control(self) -> Path:

@@ -6,7 +6,7 @@ shared.
       bundle.json
       control -> the shared folder's control
       checkpoints -> the shared folder's checkpoints
-    joined.json     at which boot of the machine it joined
+    joined.json     which start of the run it joined, at which boot of the machine
 """
 
 from __future__ import annotations
@@ -35,14 +35,23 @@ class NodeFolder:
         self.path = path
         self.cluster = ClusterFolder(path / "cluster")
 
-    def has_joined(self, node: int) -> bool:
-        """Whether it joined since the machine started, and carries the run since then."""
+    def has_joined(self, node: int, start: str) -> bool:
+        """Whether it joined this start of the run since the machine started, and carries the run
+        since then."""
+        return self._joined_start(node) == start
+
+    def has_joined_another(self, node: int, start: str) -> bool:
+        """The same of another start of the run, whose processes may still be here."""
+        return self._joined_start(node) not in (None, start)
+
+    def _joined_start(self, node: int) -> str | None:
         try:
             joined = json.loads((self.path / "joined.json").read_text())
             is_carried = (self.cluster.path / "nodes" / f"{node}.run").exists()
-            return bool(joined["boot_id"] == boot_id()) and is_carried
-        except (OSError, ValueError, KeyError, TypeError):
-            return False
+            is_here = bool(joined["boot_id"] == boot_id()) and is_carried
+            return str(joined.get("start", "")) if is_here else None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
 
     def leave(self) -> None:
         """The node has to join again before it starts, also while it is still being ended."""
@@ -93,7 +102,8 @@ class NodeFolder:
         self._install_cluster(bundle)
         carried = {"run_dir": str(run), "run_id": bundle.run_id, "is_fresh": is_first}
         self.cluster.write(f"nodes/{node}.run", carried)
-        replace_json(self.path / "joined.json", {"boot_id": boot_id(), "node": node})
+        joined = {"boot_id": boot_id(), "node": node, "start": bundle.start}
+        replace_json(self.path / "joined.json", joined)
 
     def _install_cluster(self, bundle: Bundle) -> None:
         key = self.key()

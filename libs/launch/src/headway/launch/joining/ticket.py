@@ -28,6 +28,8 @@ class Ticket:
     """For the first node of a run, which no driver can answer yet."""
     epoch: int = 0
     """Of `fence`: drivers of earlier epochs are ended."""
+    start: str = ""
+    """Of the bundle: what an earlier start of the run has left on the machine is ended."""
 
     @classmethod
     def of(cls, bundle: Bundle, node: int, scratch: str, *, is_first: bool = False) -> Ticket:
@@ -39,6 +41,7 @@ class Ticket:
             control=str(bundle.control),
             scratch=scratch,
             bundle=bundle.to_json() if is_first else "",
+            start=bundle.start,
         )
 
     def to_json(self) -> str:

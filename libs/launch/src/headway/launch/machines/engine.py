@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from headway.common.errors import HeadwayError
+from headway.launch.engine import NodeLost
 from headway.launch.joining import records
 from headway.launch.joining.bundle import Bundle
 from headway.launch.joining.ticket import Ticket
@@ -141,17 +142,28 @@ class MachinesEngine:
             return False
         return True
 
-    def stop(self) -> None:
-        """End all nodes, then give the machines back; one that is not reached is left out."""
+    def stop(self, nodes: Iterable[int] | None = None) -> list[str]:
+        """End nodes, all by default, then give the machines back; returns a line for each node that
+        may still run, since its machine was not reached or a process does not end.
+
+        Raises:
+            HeadwayError: the machines cannot be given back.
+        """
+        left: list[str] = []
 
         def end(node: int) -> None:
-            with contextlib.suppress(UnreachableError):
-                self.stop_node(node)
+            with contextlib.suppress(NodeLost):
+                name = self.name_of(node)
+                try:
+                    self.stop_node(node)
+                except HeadwayError as error:
+                    left.append(f"node {node} on {name}: {error.message}")
 
         try:
-            _each(end, range(self._bundle.nodes))
+            _each(end, range(self._bundle.nodes) if nodes is None else nodes)
         finally:
             self._machines.release()
+        return sorted(left)
 
     def release(self) -> None:
         """The run is over and its nodes have ended: give back what was taken for it.

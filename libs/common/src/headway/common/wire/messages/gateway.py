@@ -71,6 +71,8 @@ class RunFacts(Message, tag="gateway.run_facts/1"):
     is_live: bool
     checkpoint: int
     """Step of the newest complete checkpoint, -1 without one."""
+    is_silent: bool = False
+    """Nobody leads it now, and another driver may take over."""
 
 
 class QueryJournal(Message, tag="gateway.query_journal/1"):
@@ -164,6 +166,9 @@ class FileFacts(Message, tag="gateway.file_facts/1"):
     """Below the run's folder."""
     size: int
     mtime_ns: int
+    head: str = ""
+    """Digest of the first bytes of a log: with another one it is another file. Empty for what is
+    never continued."""
 
 
 class Files(Message, tag="gateway.files/1"):
