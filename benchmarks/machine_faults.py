@@ -26,6 +26,7 @@ FLAP_S = 3.0
 """As long as ``health.fabric_silence_s``, which begins when an agent has seen the silence."""
 CUT_S = 15.0
 """Longer than ``recovery.node_lost_s``."""
+DELAY_MS, LIMIT_MBIT, SLOW_S = 100.0, 5.0, 10.0
 
 
 class Faults:
@@ -47,11 +48,16 @@ class Faults:
             "cut control of another machine": self._cut_control,
             "cut the fabric of a machine": self._cut_fabric,
             "cut the fabric between two machines": self._cut_pair,
+            "cut the fabric from one machine to another": lambda: self._cut_pair(one_way=True),
+            "delay of 100 ms between two machines for 10 s": self._delay,
+            "5 Mbit/s at a machine for 10 s": self._limit,
             "flap of the fabric of a machine for 3 s": self._flap,
             "stop a worker": lambda: self._signal_worker(signal.SIGSTOP),
-            "freeze a machine for 20 s": self._freeze,
+            "freeze a machine for 20 s": lambda: self._freeze(self._trains()),
+            "freeze the driver's machine for 20 s": lambda: self._freeze(self.driver()),
             "kill a worker": lambda: self._signal_worker(signal.SIGKILL),
             "kill an executor": lambda: self._kill("executor"),
+            "stop an executor": self._stop_executor,
             "kill an init": lambda: self._kill("init"),
             "kill init and executor": lambda: self._kill("init", "executor"),
             "kill the driver": lambda: self._kill_on(self.driver(), "driver"),
@@ -180,12 +186,16 @@ class Faults:
         self.machines.cut_fabric(node.index)
         return self._cut_pairs(node, [(node.index, n) for n in self._nodes() if n != node.index])
 
-    def _cut_pair(self) -> dict[str, Any]:
+    def _cut_pair(self, *, one_way: bool = False) -> dict[str, Any]:
+        pair = self._pair()
+        self.machines.cut_fabric(*pair, one_way=one_way)
+        return self._cut_pairs(self._node(pair[0]), [pair])
+
+    def _pair(self) -> tuple[int, int]:
+        """Two machines whose ranks are in one group."""
         ranks = {rank["rank"]: rank["node"] for rank in self.status()["ranks"]}
         first = self._random.choice(sorted(ranks))
-        pair = ranks[first], ranks[first ^ self._random.choice([1, 2])]  # in one of its groups
-        self.machines.cut_fabric(*pair)
-        return self._cut_pairs(self._node(pair[0]), [pair])
+        return ranks[first], ranks[first ^ self._random.choice([1, 2])]
 
     def _cut_pairs(self, node: Node, pairs: list[tuple[int, int]]) -> dict[str, Any]:
         """A person repairs the network and starts the node that the verdict has given up."""
@@ -221,6 +231,22 @@ class Faults:
         self.machines.heal()
         return {"machine": node.name}
 
+    def _delay(self) -> dict[str, Any]:
+        """Slow is not lost: training continues, and no machine is given up."""
+        a, b = self._pair()
+        self.machines.bed.delay(a, b, DELAY_MS)
+        time.sleep(SLOW_S)
+        self.machines.heal()
+        return {"machine": self._node(a).name}
+
+    def _limit(self) -> dict[str, Any]:
+        """The same for a cable that carries little."""
+        node = self._trains()
+        self.machines.bed.limit(node.index, LIMIT_MBIT)
+        time.sleep(SLOW_S)
+        self.machines.heal()
+        return {"machine": node.name}
+
     def given_up_for_cuts(self, since_id: int) -> list[int]:
         """The nodes that a verdict on the fabric has cost, by the journal from an event on."""
         sql = "SELECT fields FROM events WHERE name = 'node_lost' AND id > ? ORDER BY id"
@@ -242,8 +268,7 @@ class Faults:
         return int(self.run.query("SELECT max(id) FROM events")[0][0])
 
     # ---- processes ----------------------------------------------------------------------------
-    def _freeze(self) -> dict[str, Any]:
-        node = self._trains()
+    def _freeze(self, node: Node) -> dict[str, Any]:
         node.freeze()
         time.sleep(20.0)
         node.thaw()
@@ -256,6 +281,14 @@ class Faults:
             if _pid_inside(one.pid) == rank["pid"]:
                 one.kill(number)
         return {"machine": node.name, "rank": rank["rank"], "begins_anew": True}
+
+    def _stop_executor(self) -> dict[str, Any]:
+        """Its init ends it, and starts another one."""
+        node = self._trains()
+        [executor] = [one for one in node.processes() if _role(one.pid) == "executor"]
+        executor.kill(signal.SIGSTOP)
+        until(executor.is_doomed, RETURN_LIMIT_S, "the executor is not ended")
+        return {"machine": node.name}
 
     def _kill(self, *roles: str) -> dict[str, Any]:
         return self._kill_on(self._trains(), *roles)

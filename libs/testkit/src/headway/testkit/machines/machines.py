@@ -186,14 +186,15 @@ class Machines:
         self.remote.cut_off = {(name, other.name) for other in self.bed.nodes}
         self.bed.isolate(index, plane="control")
 
-    def cut_fabric(self, a: int, b: int | None = None) -> None:
-        """The ranks' traffic of a machine vanishes, with ``b`` only that between the two."""
+    def cut_fabric(self, a: int, b: int | None = None, *, one_way: bool = False) -> None:
+        """The ranks' traffic of a machine vanishes, with ``b`` only that between the two, or
+        ``one_way`` only what ``a`` sends to ``b``."""
         if b is None:
             self.bed.isolate(a, plane="fabric")
         else:
-            self.bed.cut(a, b, plane="fabric")
+            self.bed.cut(a, b, plane="fabric", one_way=one_way)
 
     def heal(self) -> None:
-        """End every cut."""
+        """End every fault of the network."""
         self.bed.heal()
         self.remote.cut_off = set()

@@ -91,7 +91,7 @@ class StoreAddress(Message, tag="worker.store_address/1"):
     host: str
     port: int
     secret: str = ""
-    """The secret that the store requires before it answers."""
+    """The store's public key, without which no connection to it can be made."""
 
 
 class Abort(Message, tag="worker.abort/1"):
