@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from headway.common.node.run_dir import NodePaths, RunDir, new_run_id
 from headway.common.node.testing import private_roots
+from headway.testkit.trainer.driver_place import Place
 from headway.testkit.trainer.pool import WorkerPool, worker_pool
 from headway.testkit.trainer.sessions import one_rank
 from headway.trainer.comm.fence import Fence
@@ -58,3 +60,10 @@ def rank(tmp_path: Path) -> Iterator[Rank]:
         yield made
         made._session.leave()
         made.close()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    """A run for drivers that the test starts."""
+    with private_roots(), contextlib.closing(Place(tmp_path)) as made:
+        yield made

@@ -3,191 +3,41 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import signal
 import sqlite3
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
-from headway.common.config import to_toml
 from headway.common.errors import BusyError, DeadlineError, RemoteError
 from headway.common.node.process import ProcessId
-from headway.common.node.run_dir import NodePaths, RunDir, new_run_id
-from headway.common.node.testing import private_roots
 from headway.common.polling import wait_until
 from headway.common.wire.client import Client
 from headway.common.wire.keys import KeyPair
-from headway.common.wire.message import Message
 from headway.common.wire.messages.driver import (
     Accepted,
     Command,
     GetStatus,
     MonitorBeat,
-    NodeBeat,
-    Relay,
     Report,
-    Seals,
     Status,
 )
 from headway.common.wire.messages.executor import (
     DriverBeat,
-    KillWorker,
-    ReadSeals,
     StepMetrics,
-    StopRun,
-    StoreOpened,
-    ToWorker,
-    WorkerBeat,
 )
 from headway.common.wire.messages.health import Verdict, VerdictTaken
-from headway.launch.cluster import ClusterFolder
-from headway.launch.lease import FileLease, Holder
-from headway.testkit.trainer.sessions import one_rank
+from headway.launch.lease import Holder
+from headway.testkit.trainer.driver_place import (
+    LIMIT_S,
+    Place,
+    begin,
+    place_console,
+    run_to_first_step,
+)
 from headway.trainer.client import replay
-from headway.trainer.config import RecoveryConfig
 from headway.trainer.control.journal import Journal
 from headway.trainer.control.requests import MOST_COMMANDS
-
-LIMIT_S = 90.0
-QUIET = dataclasses.replace(  # no node is missed, and so none is started
-    one_rank(), recovery=RecoveryConfig(node_silent_s=300.0, node_lost_s=500.0)
-)
-NOTES = (DriverBeat, ToWorker, KillWorker, ReadSeals, StopRun)
-M = TypeVar("M", bound=Message)
-
-
-class Peer:
-    """A client of the driver that keeps what it hears."""
-
-    def __init__(self, place: Place, role: str, accept: tuple[type[Message], ...]) -> None:
-        holder = place.holder()
-        keys, key = place.cluster.key_of(role), holder.server_key.encode()
-        self.client = Client(holder.endpoint, keys=keys, server_key=key, accept=accept)
-        self.heard: list[Message] = []
-
-    def wait_for(self, kind: type[M], **fields: object) -> M:
-        """The first message of a kind whose fields are as given."""
-
-        def find() -> M | None:
-            self.heard += self.client.receive()
-            for one in self.heard:
-                if isinstance(one, kind) and all(getattr(one, n) == v for n, v in fields.items()):
-                    return one
-            return None
-
-        assert wait_until(lambda: find() is not None, LIMIT_S), f"{kind.__name__} {fields}"
-        found = find()
-        assert found is not None
-        return found
-
-
-class Place:
-    """A run of one rank and its cluster's folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.run = RunDir.create(folder / "run", run_id=new_run_id())
-        self.run.config.write_text(to_toml(QUIET))
-        NodePaths(self.run.run_id, 0).create()
-        self.cluster = ClusterFolder.create(folder / "cluster", nodes=2)
-        self.lease = FileLease(self.run.path)
-        self.processes: list[subprocess.Popen[bytes]] = []
-        self.clients: list[Client] = []
-
-    def start(self) -> subprocess.Popen[bytes]:
-        """Claim the next epoch and start a driver with it."""
-        epoch = self.lease.claim(self.lease.look().claimed)
-        assert epoch is not None
-        return self.start_as(epoch)
-
-    def start_as(self, epoch: int) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "headway.trainer", "driver", "--run", str(self.run.path)]
-        command += ["--cluster", str(self.cluster.path), "--node", "0", "--epoch", str(epoch)]
-        with (self.run.path / "driver.log").open("ab") as log:
-            self.processes.append(subprocess.Popen(command, stdout=log, stderr=log))
-        return self.processes[-1]
-
-    def holder(self, epoch: int = 0) -> Holder:
-        """The published holder, of this epoch or a later one."""
-
-        def find() -> Holder | None:
-            found = self.lease.look().holder
-            return found if found is not None and found.epoch >= epoch else None
-
-        log = self.run.path / "driver.log"
-        assert wait_until(lambda: find() is not None, LIMIT_S), log.read_text()[-3000:]
-        found = find()
-        assert found is not None
-        return found
-
-    def peer(self, role: str, *accept: type[Message]) -> Peer:
-        made = Peer(self, role, accept or NOTES)
-        self.clients.append(made.client)
-        return made
-
-    def beat(self, status: str, **fields: Any) -> NodeBeat:
-        """A full beat of node 0 with one worker."""
-        worker = WorkerBeat(worker="n0w0", pid=4_194_304, start_ticks=1, status=status, **fields)
-        version = 100 * ["idle", "joining", "running"].index(status) + worker.step
-        return NodeBeat(
-            run_id=self.run.run_id, node=0, pid=1, workers=(worker,), services={}, version=version
-        )
-
-    def rows(self, sql: str) -> list[tuple[Any, ...]]:
-        with contextlib.closing(sqlite3.connect(self.run.database)) as database:
-            return database.execute(sql).fetchall()
-
-    def close(self) -> None:
-        for client in self.clients:
-            client.close()
-        for process in self.processes:
-            process.kill()
-            process.wait()
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    with private_roots():
-        made = Place(tmp_path)
-        yield made
-        made.close()
-
-
-def begin(place: Place) -> Peer:
-    """An executor whose worker was given its rank."""
-    node = place.peer("executor")
-    node.client.notify(place.beat("idle"))
-    asked = node.wait_for(ReadSeals)
-    assert (asked.run_id, asked.generation) == (place.run.run_id, -1)
-    node.client.notify(Seals(run_id=place.run.run_id, node=0, generation=-1, sealed={}))
-    assign = node.wait_for(ToWorker).assign
-    assert assign is not None and (assign.generation, assign.rank) == (0, 0)
-    assert place.rows("SELECT generation FROM generations") == [(0,)], "durable before it is told"
-    return node
-
-
-def run_to_first_step(place: Place, node: Peer) -> None:
-    """The worker joins, and completes a step."""
-    node.client.notify(place.beat("joining", generation=0, rank=0))
-    opened = StoreOpened(generation=0, host="h", port=1, secret="the-secret")
-    node.client.notify(Relay(node=0, store=opened))
-    assert node.wait_for(ToWorker, store_generation=0).store_secret == "the-secret"
-    node.client.notify(place.beat("running", generation=0, rank=0, step=1))
-    with place_console(place) as console:
-        running = lambda: console.call(GetStatus(), Status).phase == "running"  # noqa: E731
-        assert wait_until(running, LIMIT_S)
-
-
-@contextlib.contextmanager
-def place_console(place: Place) -> Iterator[Client]:
-    holder = place.holder()
-    keys = place.cluster.key_of("console")
-    with Client(holder.endpoint, keys=keys, server_key=holder.server_key.encode()) as client:
-        yield client
 
 
 def test_a_driver_publishes_itself_answers_beats_and_begins_a_generation(place: Place) -> None:

@@ -16,6 +16,7 @@ from headway.common.node.process import ProcessId
 from headway.common.wire.addresses import each_port
 from headway.common.wire.codec import MAX_SOCKET_BYTES
 from headway.common.wire.keys import KeyPair, ipc_path, is_public_key
+from zmq.utils.monitor import parse_monitor_message
 
 HIGH_WATER_MARK = 256  # messages per peer and direction: at most 256 MiB of the largest ones
 _UCRED = struct.Struct("3i")  # pid, uid, gid, as in unix(7)
@@ -89,13 +90,23 @@ def set_client_keys(
     opened.curve_publickey = own.public
 
 
-def bind(opened: zmq.Socket[bytes], endpoint: str) -> str:
-    """Bind and return the resolved endpoint: a port instead of 0 or of the range ``LOW-HIGH``. An
-    ``ipc`` file gets mode 0600.
+def bind(opened: zmq.Socket[bytes], endpoint: str) -> tuple[str, int]:
+    """Bind; returns the resolved endpoint, with a port instead of 0 or of the range ``LOW-HIGH``,
+    and the descriptor that listens, which libzmq owns. An ``ipc`` file gets mode 0600.
 
     Raises:
         InputError: the address is in use, does not belong to this machine, or is not permitted.
     """
+    events = opened.get_monitor_socket(zmq.EVENT_LISTENING)
+    try:
+        resolved = _bind(opened, endpoint)
+        return resolved, int(parse_monitor_message(events.recv_multipart())["value"])
+    finally:
+        opened.disable_monitor()
+        events.close(linger=0)
+
+
+def _bind(opened: zmq.Socket[bytes], endpoint: str) -> str:
     host, _, ports = endpoint.rpartition(":")
     if endpoint.startswith("tcp://") and "-" in ports:
         return _bind_within(opened, host, ports)

@@ -83,7 +83,7 @@ class Server:
             self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
             # a client that reconnects takes its identity with it
             self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-            self.endpoint = bind(self.socket, endpoint)
+            self.endpoint, self.listener = bind(self.socket, endpoint)  # see ``bind``
         except BaseException:
             self.close()
             raise

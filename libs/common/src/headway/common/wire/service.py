@@ -18,6 +18,7 @@ from headway.common.log import complain
 from headway.common.node.process import ProcessId
 from headway.common.wire import codec
 from headway.common.wire.client import Client
+from headway.common.wire.descriptors import raise_limit
 from headway.common.wire.keys import KeyPair
 from headway.common.wire.loop import Loop, Timer
 from headway.common.wire.messages.service import (
@@ -69,6 +70,8 @@ class Service:
     of ``Description.state``. ``gather_s`` makes a service with many clients handle in one turn what
     arrives within that time.
 
+    The process may have as many open files as the hard limit allows from then on.
+
     Raises:
         InputError: the metrics port is in use; the beat's endpoint is malformed.
     """
@@ -85,6 +88,7 @@ class Service:
         drain_limit_s: float = DRAIN_LIMIT_S,
         gather_s: float = 0.0,
     ) -> None:
+        raise_limit()
         self.name = name
         self.run_id = os.environ.get("HEADWAY_RUN_ID", "") if run_id is None else run_id
         self.metrics = CollectorRegistry()

@@ -95,7 +95,7 @@ class StoreServer:
             set_server_keys(self._socket, keys)
             set_options(self._socket, wanted, HIGH_WATER_MARK)
             self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-            port = int(bind(self._socket, wanted).rpartition(":")[2])
+            port = int(bind(self._socket, wanted)[0].rpartition(":")[2])
         except BaseException:
             self._context.destroy(linger=0)
             raise

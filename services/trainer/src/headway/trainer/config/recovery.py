@@ -44,7 +44,7 @@ class RecoveryConfig:
     node_silent_s: float = 3.0
     """An executor that is silent for this long counts as dead and is restarted."""
     node_lost_s: float = 10.0
-    """A node that neither answers nor restarts for this long is replaced by a spare."""
+    """A node that neither answers nor restarts for this long is given up; a spare replaces it."""
     driver_silent_s: float = 2.0
     """A driver that is silent for this long is replaced by one of another executor."""
     service_silent_s: float = 5.0

@@ -21,6 +21,7 @@ from headway.common.node.machine import boot_id, process_space
 from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import NodePaths, RunDir
 from headway.common.wire.admission import Admission
+from headway.common.wire.descriptors import Doorkeeper
 from headway.common.wire.message import Message
 from headway.common.wire.messages.driver import (
     Command,
@@ -180,11 +181,14 @@ class Driver:
             join_endpoint=self._gate.server.endpoint if self._gate is not None else "",
         )
         gather_s = GATHER_S * min(1.0, cluster.nodes / MANY_NODES)
-        self._service = Service("driver", server=self._server, gather_s=gather_s)
+        self._service = Service("driver", self._server, gather_s=gather_s)
         for thread in (self._journal, self._background):
             self._service.watch(thread.done_fd, thread.run_callbacks)
+        servers = [self._server]
         if self._gate is not None:
+            servers.append(self._gate.server)
             self._service.watch(self._gate.server.socket, self._gate.server.handle_ready)
+        self._service.every(TICK_S, Doorkeeper(servers, clients=cluster.nodes).look)
         self._leadership.note, self._leadership.stop = self.note, self._service.stop
         self._service.every(RENEW_S, self._leadership.renew)
         self._service.every(TICK_S, self.tick)
@@ -371,10 +375,9 @@ class Driver:
             if error is not None:
                 log.warning("the machine stays in service", node=node, error=str(error))
 
-        def report() -> None:
-            self.engine.report_bad(node, reason)
-
-        self._background.start(f"report node {node}", report, then)
+        self._background.start(
+            f"report node {node}", lambda: self.engine.report_bad(node, reason), then
+        )
 
     def _keep_input(self, clock: float, event: bytes, decided: str) -> None:
         self._journal.append(self._records.input_record(clock, event, decided))

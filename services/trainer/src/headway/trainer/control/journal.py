@@ -108,7 +108,7 @@ class Journal:
     """
 
     def __init__(self, path: Path, *, epoch: int = 0, is_shared: bool = False) -> None:
-        self.epoch, self._path, self._is_shared = epoch, path, is_shared
+        self.epoch, self.path, self.is_shared = epoch, path, is_shared
         self._open()
         if not self._tables() >= {"facts", "inputs", "metrics", "samples", "clocks"}:
             self._db.executescript(_SCHEMA)
@@ -121,14 +121,14 @@ class Journal:
             self._db.execute(_SKIPPED_INDEX)
 
     def _open(self) -> None:
-        self._path.touch(mode=0o600)
+        self.path.touch(mode=0o600)
         self._db = sqlite3.connect(
-            self._path, isolation_level=None, timeout=BUSY_S, check_same_thread=False
+            self.path, isolation_level=None, timeout=BUSY_S, check_same_thread=False
         )
-        self._file = self._path.stat().st_ino
+        self._file = self.path.stat().st_ino
         # A journal that exists is in its mode already, which a full disk does not let us set again.
         # The index of a WAL is shared memory, so that all its users must be on one machine.
-        mode = "DELETE" if self._is_shared else "WAL"
+        mode = "DELETE" if self.is_shared else "WAL"
         with contextlib.suppress(sqlite3.OperationalError):
             self._db.execute(f"PRAGMA journal_mode={mode}")
         self._db.execute("PRAGMA synchronous=FULL")
@@ -149,19 +149,19 @@ class Journal:
         Else everything would be written to a file that nobody can read, and lost at its end.
         """
         try:
-            if self._path.stat().st_ino != self._file:
-                raise sqlite3.OperationalError(f"{self._path} was replaced by another file")
+            if self.path.stat().st_ino != self._file:
+                raise sqlite3.OperationalError(f"{self.path} was replaced by another file")
         except FileNotFoundError:
-            if not self._path.parent.exists():
+            if not self.path.parent.exists():
                 return  # with the folder went the run, or it was renamed with the file in it
-            copy = self._path.with_suffix(".rescued")
+            copy = self.path.with_suffix(".rescued")
             copy.unlink(missing_ok=True)
             copy.touch(mode=0o600)
             self._db.execute("VACUUM INTO ?", (str(copy),))
-            copy.replace(self._path)
+            copy.replace(self.path)
             self._db.close()
             self._open()
-            log.warning("the journal was removed, and is put back", journal=str(self._path))
+            log.warning("the journal was removed, and is put back", journal=str(self.path))
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -376,7 +376,8 @@ def read_commands(path: Path) -> list[Steer]:
 def _commands(database: sqlite3.Connection, spent: int) -> list[Steer]:
     known = {row[1] for row in database.execute("PRAGMA table_info(commands)")}
     columns = _STEER if "count" in known else "operation, name, value, 0, '[]'"
-    rows = database.execute(f"SELECT sequence, {columns} FROM commands ORDER BY sequence")
+    sql = f"SELECT sequence, {columns} FROM commands ORDER BY sequence"
+    rows = database.execute(sql).fetchall()  # at once: a reader keeps writers out until its end
     return [
         _steer(
             sequence,

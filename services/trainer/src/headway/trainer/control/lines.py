@@ -79,6 +79,10 @@ class Lines:
         """Whether this driver hears at most half of the nodes that are not given up, itself
         included: a partition of the network, on whose other side more of the run may be.
 
+        But with all ranks on this side nothing of the run is on the other one, however many spares
+        are: a driver over there would go back to a checkpoint. Where both sides could lead, the
+        one that holds the lease does, since neither gives it up.
+
         Args:
             for_s: since when the others are silent.
             start_s: how long a driver waits for their first beats.
@@ -87,8 +91,10 @@ class Lines:
         if len(expected) < 3:  # of two neither is the greater part
             return False
         now, late = time.monotonic(), max(self._began_at + start_s - for_s, 0.0)
-        heard = [n for n in expected if now - self._beat_at.get(n, late) < for_s]
-        return 2 * len(heard) <= len(expected)
+        heard = {n for n in expected if now - self._beat_at.get(n, late) < for_s}
+        return 2 * len(heard) <= len(expected) and not heard.issuperset(
+            self._state.rank_nodes.values()
+        )
 
     def answer(self, beat: NodeBeat, peer: bytes) -> None:
         """Answer a node's beat."""

@@ -18,6 +18,7 @@ from typing import Any
 from headway.common.log import get_logger
 from headway.launch.lease import SupersededError
 from headway.trainer.control.journal import Journal, Record
+from headway.trainer.control.locks import why_locked
 
 MAX_WAITING = 50_000
 """Records; some 20 MB. The oldest beyond that are lost, and counted."""
@@ -127,7 +128,7 @@ class JournalWriter:
         try:
             result, error = job.work(self._journal), ""
         except Exception as caught:
-            result, error = None, f"{type(caught).__name__}: {caught}"
+            result, error = None, f"{type(caught).__name__}: {self._reason(caught)}"
             self._notice(caught)
         self._hand_back(lambda: job.then(result, error))
 
@@ -144,11 +145,18 @@ class JournalWriter:
         self.trouble, self._pause_s = "", 0.0
 
     def _failed(self, error: Exception) -> None:
+        reason = self._reason(error)
         if not self.trouble:
-            log.error("the journal cannot be written; records wait", error=str(error))
-        self.trouble = f"the journal cannot be written: {error}"
+            log.error("the journal cannot be written; records wait", error=reason)
+        self.trouble = f"the journal cannot be written: {reason}"
         self._pause_s = min(max(RETRY_S[0], 2 * self._pause_s), RETRY_S[1])
         self._notice(error)
+
+    def _reason(self, error: Exception) -> str:
+        """With the process that holds the lock, if one does: until it ends, no recovery begins."""
+        journal = self._journal
+        holder = why_locked(error, journal.path, is_shared=journal.is_shared)
+        return f"{error}; {holder}" if holder else str(error)
 
     def _notice(self, error: Exception) -> None:
         if isinstance(error, SupersededError) and not self._is_superseded:

@@ -16,25 +16,16 @@ from headway.trainer.control.decisions.events import (
     Finish,
     Log,
     Memory,
-    RestartNode,
     Send,
     Start,
 )
-from headway.trainer.control.decisions.fleet import Fleet, Node
+from headway.trainer.control.decisions.fleet import Fleet
 from headway.trainer.control.decisions.members import Members
 from headway.trainer.control.decisions.restore import Copies
 
 RESEND_S = 0.5
 """An answer takes one beat at most;
 to repeat an order sooner would only repeat what is under way."""
-RESTART_GRACE_S = 10.0
-"""An executor that was started needs up to 5 s before its first beat;
-starting it again would end it."""
-
-NOT_RESTARTED = ("gone", "evicted", "verdict")
-"""Bars of nodes whose executor is not started again:
-a person or the engine must provide another machine."""
-
 Key = tuple[object, ...]
 _ROUND: Key = ("round",)
 
@@ -329,46 +320,6 @@ class Core:
                 )
                 return [*actions, *self.finish("failed", detail)]
         return actions
-
-    def watch_nodes(self) -> list[Action]:
-        """Have silent executors started again;
-        give a node up when that did not help and a spare is ready."""
-        actions: list[Action] = []
-        for node in self.fleet.quiet(self.clock.now, self.limits.node_silent_s):
-            if node.bar in NOT_RESTARTED:
-                continue
-            if not node.is_missed:
-                actions += self._miss(node)
-            if self._is_beyond_help(node):
-                silent_s = self.clock.now - node.beat_at
-                actions += self.lose_node(node.number, f"silent for {silent_s:.1f} s")
-            elif self.effects.due(RestartNode, node.number, again_s=RESTART_GRACE_S):
-                actions += self.effects.ask(RestartNode(node.number))
-        return actions
-
-    def _miss(self, node: Node) -> list[Action]:
-        self.fleet.miss(node)
-        fields = {"node": node.number, "silent_s": round(self.clock.now - node.beat_at, 1)}
-        return [Log("node_silent", fields)]
-
-    def _is_beyond_help(self, node: Node) -> bool:
-        """Long silent although it was started again, while a spare is ready and no step is made.
-
-        Steps need every rank: while they are made, its workers are well, and only its executor is
-        silent.
-        """
-        now, limit_s = self.clock.now, self.limits.node_lost_s
-        silent_s = now - node.beat_at + node.silent_before_s
-        if not node.ranks or node.status == "lost" or silent_s < limit_s:
-            return False
-        if self.phase == "running" and now - self.progress_at < limit_s:
-            return False
-        tried_at = self.effects.tried_at(RestartNode, node.number)
-        if tried_at is None or self.fleet.spare_for(node.number) is None:
-            return False
-        # one that was started anew reports within that time
-        is_in_vain = bool(self.effects.error(RestartNode, node.number))
-        return is_in_vain or now - tried_at >= self.limits.node_silent_s
 
     def lost_carriers(self) -> list[int]:
         """Numbers of the lost nodes that carry ranks, sorted."""

@@ -58,6 +58,8 @@ class Effects:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._effects: dict[Key, Effect] = {}
+        self._open: dict[Key, float] = {}
+        """Asked and not answered -> since when; also of those that were forgotten meanwhile."""
 
     def due(self, kind: type[Fallible], node: int = -1, *, again_s: float | None = None) -> bool:
         """Whether to ask now: never asked, failed some time ago, or not answered for long.
@@ -82,12 +84,14 @@ class Effects:
         known = self._effects.get(key)
         tries, error = (known.tries, known.error or known.last_error) if known else (0, "")
         self._effects[key] = Effect(action, self._clock.now, tries + 1, last_error=error)
+        self._open[key] = self._clock.now
         return [action]
 
     def settle(self, action: Action, error: str | None = None) -> bool:
         """Take in an answer; False when the action is not the newest of its kind,
         or was answered before."""
         effect = self._effects.get(_key(action))
+        self._open.pop(_key(action), None)
         if effect is None or effect.action != action or effect.answered_at is not None:
             return False
         effect.answered_at, effect.error, effect.last_error = self._clock.now, error, ""
@@ -95,12 +99,23 @@ class Effects:
 
     def settled(self, kind: type[Fallible], error: str | None) -> None:
         """Take in an answer that does not repeat its question."""
+        self._open.pop((kind.__name__, -1), None)
         if effect := self._effects.get((kind.__name__, -1)):
             effect.answered_at, effect.error, effect.last_error = self._clock.now, error, ""
 
     def forget(self, kind: type[Fallible], node: int = -1) -> None:
         """It is not needed any more; the next time begins anew."""
         self._effects.pop((kind.__name__, node), None)
+
+    def num_open(self, kind: type[Fallible]) -> int:
+        """How many of this kind are under way; one that hangs counts for ``LONGEST_ANSWER_S``."""
+        then = self._clock.now - LONGEST_ANSWER_S
+        return sum(key[0] == kind.__name__ and at > then for key, at in self._open.items())
+
+    def asked_at(self, kind: type[Fallible], node: int) -> float:
+        """When the newest attempt began, -1 if it was never asked for since it was forgotten."""
+        effect = self._effects.get((kind.__name__, node))
+        return -1.0 if effect is None else effect.asked_at
 
     def is_asked(self, kind: type[Fallible], node: int = -1) -> bool:
         """Whether it was asked for since it was last forgotten."""

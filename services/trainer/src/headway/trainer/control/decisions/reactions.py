@@ -5,7 +5,7 @@ from __future__ import annotations
 from headway.common.wire.messages.driver import NodeBeat, Seals, WorkerGone
 from headway.common.wire.messages.executor import LeftGeneration
 from headway.trainer.control.decisions import spikes
-from headway.trainer.control.decisions.core import NOT_RESTARTED, Core
+from headway.trainer.control.decisions.core import Core
 from headway.trainer.control.decisions.events import (
     Action,
     AwaitCheckpoint,
@@ -126,20 +126,6 @@ def on_seals(core: Core, seals: Seals) -> list[Action]:
         Log("snapshot_damaged", {"node": seals.node, "rank": rank, "reason": reason})
         for rank, reason in sorted(seals.damaged.items())
     ]
-
-
-def on_executor_ended(core: Core, number: int) -> list[Action]:
-    """The engine knows that the executor has ended."""
-    node = core.fleet.nodes.get(number)
-    if node is None or node.bar in NOT_RESTARTED:
-        return []
-    actions: list[Action] = []
-    if not node.is_missed:
-        core.fleet.miss(node)
-        actions.append(Log("executor_ended", {"node": number}))
-    if core.effects.due(RestartNode, number):
-        actions += core.effects.ask(RestartNode(number))
-    return actions
 
 
 def on_rebooted(core: Core, number: int) -> list[Action]:

@@ -21,7 +21,7 @@ from headway.common.wire.messages.driver import NodeBeat, Relay, Seals, WorkerGo
 from headway.common.wire.messages.executor import WorkerBeat
 from headway.common.wire.messages.worker import Restore, Steer
 from headway.trainer.config import RecoveryConfig
-from headway.trainer.control.decisions import reactions
+from headway.trainer.control.decisions import reactions, silence
 from headway.trainer.control.decisions.core import Core
 from headway.trainer.control.decisions.drains import Drains, drain_refusal
 from headway.trainer.control.decisions.events import (
@@ -116,7 +116,7 @@ class RunState:
         core = self._core
         actions = self._overdue()
         if core.phase != "over":
-            actions += core.watch_nodes() + reactions.release(core) + core.kills()
+            actions += silence.watch(core) + reactions.release(core) + core.kills()
             actions += reactions.check_rollback(core) + self._verdicts.repeat(core)
             actions += self._drains.look(core)
             actions += self._stop.look(core, self.why)
@@ -175,7 +175,7 @@ class RunState:
             case Seals() if event.generation == core.generation and core.phase == "reading":
                 return reactions.on_seals(core, event)
             case ExecutorEnded():
-                return reactions.on_executor_ended(core, event.node)
+                return silence.on_executor_ended(core, event.node)
             case Rebooted():
                 return reactions.on_rebooted(core, event.node)
             case Steered():

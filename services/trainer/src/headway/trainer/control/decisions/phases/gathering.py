@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from headway.common.wire.messages.executor import WorkerBeat
 from headway.trainer.control.decisions import spikes
-from headway.trainer.control.decisions.core import RESTART_GRACE_S, Core
+from headway.trainer.control.decisions.core import Core
 from headway.trainer.control.decisions.events import Action, Log, RestartNode
 from headway.trainer.control.decisions.fleet import names
 from headway.trainer.control.decisions.phases.base import Phase, ranks
+from headway.trainer.control.decisions.silence import RESTART_GRACE_S, restart
 
 
 class Gathering(Phase):
@@ -54,7 +55,7 @@ class Gathering(Phase):
                 actions += core.lose_node(number, _no_worker(core, number), bar="trouble")
                 actions += core.replace_lost()
             elif not core.effects.is_asked(RestartNode, number):
-                actions += core.effects.ask(RestartNode(number))
+                actions += restart(core, number)
         return actions
 
     def why(self, core: Core) -> str:
@@ -82,7 +83,7 @@ def _last_resort(core: Core) -> list[Action]:
             core.fleet.set_bar(node, "")
             core.is_memory_stale = True
         if node.bar == "trouble" and core.effects.due(RestartNode, number, again_s=RESTART_GRACE_S):
-            actions += core.effects.ask(RestartNode(number))
+            actions += restart(core, number)
     return actions
 
 
