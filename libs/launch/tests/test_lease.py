@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -98,6 +99,37 @@ def test_a_torn_record_is_read_again_and_then_shows_no_holder(tmp_path: Path) ->
     row = json.loads((tmp_path / "driver.json").read_text())
     (tmp_path / "driver.json").write_text(json.dumps({**row, "end": row["beat"] + 1}))
     assert lease.look() == LeaseView(1, None)
+
+
+def test_a_record_that_cannot_be_read_is_no_lease_without_a_holder(tmp_path: Path) -> None:
+    lease = FileLease(tmp_path)
+    assert lease.claim(0) == 1
+    (tmp_path / "driver.json").mkdir()
+    with pytest.raises(IsADirectoryError):
+        lease.look()
+
+
+def test_a_folder_that_cannot_be_listed_is_no_lease_without_claims(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = FileLease(tmp_path)
+    assert lease.claim(0) == 1 and lease.claim(1) == 2
+    assert lease.look() == LeaseView(2, None), "the claim before it was removed"
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    with monkeypatch.context() as patch:
+        for name in ("listdir", "scandir"):
+            patch.setattr(os, name, refuse)
+        acts: list[Callable[[], object]] = [
+            lease.look, lambda: lease.claim(0), lambda: lease.publish(_holder(1))
+        ]  # fmt: skip
+        for act in acts:
+            with pytest.raises(PermissionError):
+                act()
+    assert not (tmp_path / "driver.json").exists()
+    assert lease.look() == LeaseView(2, None)
 
 
 def test_a_fenced_holder_is_dead_even_if_it_was_stopped(make_lease: MakeLease) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import errno
+import gzip
 import io
 import os
 import tarfile
@@ -82,6 +84,40 @@ def test_no_damaged_byte_is_taken(tmp_path: Path) -> None:
         packed[at] ^= 0x41
     assert not list(tmp_path.iterdir())
     assert records.unpack(base64.b64encode(packed).decode(), tmp_path) == 1
+
+
+def _sparse(name: bytes, size: int) -> str:
+    """A GNU sparse member of one block that stands for a file of any size."""
+    header = bytearray(512)
+    fields = {0: name, 100: b"0000600\0", 108: b"0000000\0", 116: b"0000000\0", 156: b"S"}
+    numbers = {124: 512, 136: 0, 386: 0, 398: 512, 410: size, 422: 0, 483: size}
+    fields |= {at: b"%011o\0" % number for at, number in numbers.items()}
+    for at, field in {**fields, 148: b" " * 8, 257: b"ustar  \0"}.items():
+        header[at : at + len(field)] = field
+    header[148:156] = b"%06o\0 " % sum(header)
+    packed = gzip.compress(bytes(header) + b"x" * 512 + b"\0" * 1024)
+    return base64.b64encode(packed).decode()
+
+
+def test_a_file_that_is_larger_than_its_archive_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CorruptError, match=r"'logs/big\.log' is packed as a sparse file of 9999"):
+        records.unpack(_sparse(b"logs/big.log", 9999), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_logs_that_cannot_be_listed_are_not_packed_as_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was packed is removed on the machine."""
+    run = _run(tmp_path / "node")
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    for name in ("listdir", "scandir"):
+        monkeypatch.setattr(os, name, refuse)
+    with pytest.raises(PermissionError):
+        records.pack(run)
 
 
 def test_far_too_much_is_refused(tmp_path: Path) -> None:

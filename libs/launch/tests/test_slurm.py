@@ -20,30 +20,12 @@ from headway.launch.joining.bundle import Bundle
 from headway.launch.machines.reach import UnreachableError
 from headway.launch.slurm import commands, step
 from headway.launch.slurm.config import SlurmConfig, SlurmRun
-from headway.launch.slurm.machines import SlurmMachines, _by_switch, allocate, job_name, network_of
+from headway.launch.slurm.machines import SlurmMachines
 
 NO_CONTROLLER = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
 RUN = "0123abcd"
 ALLOCATION = f"7|headway-{RUN}|RUNNING|node-[0-2]|None"
 STEPS = "7.0|n0|node-0\n7.1|n1|node-1\n7.2|n2|node-2\n7.batch|batch|node-0"
-
-
-@pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Sets what a program prints: ``slurm("squeue", "out", err="", code=0)``."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-
-    def program(name: str, out: str = "", *, err: str = "", code: int = 0, text: str = "") -> None:
-        file = folder / name
-        body = text or f"cat <<'END'\n{out}\nEND\necho {err!r} >&2\nexit {code}"
-        file.write_text(f'#!/bin/sh\necho {name} "$@" >> {tmp_path}/asked\n{body}\n')
-        file.chmod(0o755)
-
-    program("scancel"), program("squeue"), program("sbatch", "8")
-    program("scontrol", text='echo "$3" | tr , "\\n"')
-    return program
 
 
 def _asked(tmp_path: Path) -> list[str]:
@@ -65,32 +47,6 @@ def allocated(slurm: Callable[..., None]) -> Callable[..., None]:
     slurm("squeue", text=_squeue(ALLOCATION))
     slurm("scontrol", "node-0\nnode-1\nnode-2")
     return slurm
-
-
-# ---- the topology -------------------------------------------------------------------------------
-TREE = """\
-SwitchName=rack0 Level=0 LinkSpeed=1 Nodes=node-0,node-3
-SwitchName=rack1 Level=0 LinkSpeed=1 Nodes=node-1,node-4
-SwitchName=rack2 Level=0 LinkSpeed=1 Nodes=node-2
-SwitchName=row0 Level=1 LinkSpeed=1 Nodes=node-[0,2-3] Switches=rack0,rack2
-SwitchName=row1 Level=1 LinkSpeed=1 Nodes=node-[1,4] Switches=rack1
-SwitchName=spine Level=2 LinkSpeed=1 Nodes=node-[0-4] Switches=row0,row1"""
-
-
-def test_machines_at_one_switch_get_neighbouring_numbers(slurm: Callable[..., None]) -> None:
-    expand = "sed 's/node-\\[0,2-3\\]/node-0,node-2,node-3/; s/node-\\[1,4\\]/node-1,node-4/"
-    expand += "; s/node-\\[0-4\\]/node-0,node-1,node-2,node-3,node-4/' | tr , '\\n'"
-    answer = f"cat <<'END'\n{TREE}\nEND"
-    slurm("scontrol", text=f'case $2 in topology) {answer}\n;; *) echo "$3" | {expand};; esac')
-    hosts = tuple(f"node-{number}" for number in range(5))
-    assert _by_switch(hosts) == ("node-0", "node-3", "node-2", "node-1", "node-4")
-    assert _by_switch(hosts[1:3]) == ("node-1", "node-2")
-
-
-@pytest.mark.parametrize("answer", ["", "BlockName=b1 BlockIndex=0 Nodes=node-[0-2] BlockSize=3"])
-def test_without_switches_slurms_own_order_stays(slurm: Callable[..., None], answer: str) -> None:
-    slurm("scontrol", answer)
-    assert _by_switch(("node-2", "node-0", "node-1")) == ("node-2", "node-0", "node-1")
 
 
 # ---- the file -----------------------------------------------------------------------------------
@@ -161,61 +117,6 @@ def test_a_step_begins_without_the_variables_of_the_one_that_starts_it(
     assert not {"SLURM_JOB_ID", "SBATCH_PARTITION", "HEADWAY_NODE"} & srun.keys()
 
 
-def test_the_network_is_the_smallest_that_has_every_machine(
-    slurm: Callable[..., None],
-) -> None:
-    slurm("scontrol", "NodeName=a Arch=x86_64 NodeAddr=10.7.1.4 X=1\nNodeName=b NodeAddr=10.7.2.9")
-    assert network_of(["a", "b"]) == "10.7.0.0/22"
-    slurm("scontrol", "NodeName=a NodeAddr=10.7.1.4")
-    assert network_of(["a"]) == "10.7.1.0/24"
-    slurm("scontrol", "NodeName=a NodeAddr=no-such-host.invalid")
-    with pytest.raises(HeadwayError, match=r"no-such-host\.invalid is unknown here"):
-        network_of(["a"])
-
-
-# ---- an allocation ------------------------------------------------------------------------------
-def test_an_allocation_is_waited_for_and_its_reason_said(
-    slurm: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("headway.launch.slurm.machines.POLL_S", 0.05)
-    name, said = job_name(RUN), []
-    rows = f"8|{name}|PENDING||Resources\n8|{name}|RUNNING|node-[0-1]|None"
-    (tmp_path / "rows").write_text(rows)
-    slurm("squeue", text=f"head -1 {tmp_path}/rows; tail -1 {tmp_path}/rows > {tmp_path}/r2; "
-          f"cp {tmp_path}/r2 {tmp_path}/rows")  # fmt: skip
-    addresses = "NodeAddr=10.7.1.4\nNodeAddr=10.7.1.5"
-    slurm("scontrol", text=f"case $2 in node) echo '{addresses}';; *) echo node-0 node-1;; esac")
-    found = allocate(SlurmConfig("/x", options=("--time=60",)), RUN, "/x/control", 2, said.append)
-    assert (found.job, found.hosts) == ("8", ("node-0", "node-1"))
-    assert found.network == "10.7.1.0/24"
-    assert said == ["waiting for Slurm's job 8 (2 machines): Resources"]
-    [submitted] = [line for line in _asked(tmp_path) if line.startswith("sbatch")]
-    for word in ("--nodes=2", "--no-kill", "--no-requeue", "--signal=USR1@120", "--time=60"):
-        assert word in submitted.split()
-
-
-def test_a_partition_that_is_too_small_is_said_with_what_helps(
-    slurm: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("headway.launch.slurm.machines.POLL_S", 0.05)
-    slurm("squeue", f"8|{job_name(RUN)}|PENDING||PartitionNodeLimit")
-
-    def interrupt(line: str) -> None:
-        assert "take fewer, or Ctrl-C" in line
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        allocate(SlurmConfig("/x"), RUN, "/x/control", 9, interrupt)
-    assert any(line.startswith("scancel") and "8" in line for line in _asked(tmp_path))
-
-
-@pytest.mark.usefixtures("slurm")
-def test_an_allocation_that_ends_before_it_runs_leaves_nothing_queued(tmp_path: Path) -> None:
-    with pytest.raises(HeadwayError, match="job 8 ended before it ran"):
-        allocate(SlurmConfig("/x"), RUN, "/x/control", 2, print)
-    assert "scancel 8" in _asked(tmp_path)
-
-
 # ---- the machines of a run ----------------------------------------------------------------------
 def test_a_node_is_a_step_of_the_allocation_and_asked_beside_it(
     allocated: Callable[..., None], tmp_path: Path
@@ -247,6 +148,27 @@ def test_a_rebooted_machine_gets_a_step_again(
     _machines().start(1, "ticket", fence=True)
     [_, started] = [line for line in _asked(tmp_path) if line.startswith("srun")]
     assert "--no-kill" in started.split() and "init" in started.split()
+
+
+def test_each_try_to_restart_a_node_may_take_longer_until_one_answers(
+    allocated: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm and a start of Python may need more than the first one has."""
+    monkeypatch.setattr("headway.launch.slurm.machines.RESTART_LIMIT_S", (0.4, 60.0))
+    slow = "sleep 1.2; exit 4"
+    allocated("srun", text=f'case "$*" in *restart*) {slow};; *) cat; echo up; sleep 600;; esac')
+    machines, tries = _machines(), 0
+    while True:
+        tries += 1
+        try:
+            machines.start(1, "ticket", fence=True)
+            break
+        except UnreachableError as error:
+            assert "did not answer within" in error.message
+            assert tries < 5
+    assert tries > 1
+    with pytest.raises(UnreachableError, match="within 0 s"):
+        machines.start(1, "ticket", fence=True)
 
 
 def test_a_node_whose_machine_left_the_allocation_gets_a_job_of_its_own(

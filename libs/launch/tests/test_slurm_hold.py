@@ -71,6 +71,23 @@ def test_a_file_system_that_fails_for_a_moment_ends_no_job(
 
 
 @pytest.mark.usefixtures("signals")
+def test_a_job_outlasts_a_file_system_that_only_its_own_machine_has_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease, looks = FileLease(tmp_path), []
+
+    def look() -> LeaseView:
+        looks.append(len(looks))
+        if len(looks) in range(2, 60):  # far longer than a job is held without a driver
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return LeaseView(1, None)
+
+    monkeypatch.setattr(lease, "look", look)
+    hold.hold(lease, no_driver_s=0.05, look_s=0.01)
+    assert len(looks) >= 60
+
+
+@pytest.mark.usefixtures("signals")
 def test_a_job_ends_with_its_run_but_not_for_the_driver_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

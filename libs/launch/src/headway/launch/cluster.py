@@ -32,7 +32,7 @@ from typing import Any, cast
 from headway.common.config import from_dict
 from headway.common.errors import ConfigError, InputError
 from headway.common.node.claim import ClaimedError, claim, holder_of
-from headway.common.node.files import make_private_folder, replace_json
+from headway.common.node.files import files_below, make_private_folder, replace_json
 from headway.common.node.process import ProcessId
 from headway.common.wire.addresses import Network
 from headway.common.wire.keys import KeyPair
@@ -236,11 +236,15 @@ class ClusterFolder:
         return self.read(f"nodes/{node}.run")
 
     def runs(self) -> dict[int, dict[str, object]]:
-        """Node -> ``carried(node)`` of those that carry a run; unreadable entries are left out."""
+        """Node -> ``carried(node)`` of those that carry a run; unreadable entries are left out.
+
+        Raises:
+            OSError: the folder cannot be listed.
+        """
         found = {}
-        for file in (self.path / "nodes").glob("*.run"):
+        for file in files_below(self.path / "nodes"):
             with contextlib.suppress(InputError, ValueError, OSError):
-                carried = self.carried(int(file.stem))
+                carried = self.carried(int(file.stem)) if file.suffix == ".run" else None
                 if carried is not None and {"run_dir", "run_id"} <= carried.keys():
                     found[int(file.stem)] = carried
         return found

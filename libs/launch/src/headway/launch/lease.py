@@ -13,6 +13,7 @@ journal and checkpoints folder refuse what an older driver wants. ``leases`` cho
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -28,6 +29,7 @@ from headway.common.polling import wait_until
 
 FENCE_LIMIT_S = 5.0
 CALM_LOOK_S = 1.0
+_CLAIM = "driver.claim-"
 _RECORD_BYTES = 1024
 _READ_TRIES = 20
 
@@ -165,11 +167,16 @@ class FileLease(ProcessLease):
         self._record, self._folder = folder / "driver.json", folder
 
     def look(self) -> LeaseView:
-        """The current state of the lease; without a holder while its record cannot be read."""
+        """The current state of the lease; without a holder while its record is damaged.
+
+        Raises:
+            OSError: the folder or the record cannot be read.
+        """
         holder = self._holder()
         return LeaseView(max(self._claimed(), holder.epoch if holder is not None else 0), holder)
 
     def _holder(self) -> Holder | None:
+        error: Exception | None = None
         for attempt in range(_READ_TRIES):
             try:
                 row = json.loads(self._record.read_bytes())
@@ -177,39 +184,50 @@ class FileLease(ProcessLease):
                     return Holder(**row)
             except FileNotFoundError:
                 return None
-            except (OSError, ValueError, TypeError, KeyError, AttributeError):
-                pass
+            except (OSError, ValueError, TypeError, KeyError, AttributeError) as last:
+                error = last
             time.sleep(0.0005 * attempt)
+        if isinstance(error, OSError):
+            raise error
         return None
 
     def _claimed(self) -> int:
         return max(self._claims(), default=0)
 
     def _claims(self) -> dict[int, Path]:
-        """Epoch -> file; files with other names are ignored."""
+        """Epoch -> file; files with other names are ignored, and an absent folder has none.
+
+        Raises:
+            OSError: the folder cannot be listed. ``Path.glob`` would find nothing in it.
+        """
+        try:
+            names = os.listdir(self._folder)
+        except FileNotFoundError:
+            return {}
         found = {}
-        for path in self._folder.glob("driver.claim-*"):
-            number = path.name.removeprefix("driver.claim-")
-            if number.isascii() and number.isdecimal():
-                found[int(number)] = path
+        for name in names:
+            number = name.removeprefix(_CLAIM)
+            if name.startswith(_CLAIM) and number.isascii() and number.isdecimal():
+                found[int(number)] = self._folder / name
         return found
 
     def claim(self, after: int) -> int | None:
         """Claim the epoch after ``after``; None if it is taken.
 
         Raises:
-            OSError: the folder cannot be written.
+            OSError: the folder cannot be read or written; then nothing was claimed.
         """
-        if self._claimed() > after:
+        before = self._claims()
+        if max(before, default=0) > after:
             return None
-        path = self._folder / f"driver.claim-{after + 1}"
+        path = self._folder / f"{_CLAIM}{after + 1}"
         try:
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         except FileExistsError:
             return None
-        for epoch, old in self._claims().items():
-            if epoch <= after:
-                old.unlink(missing_ok=True)
+        for old in before.values():
+            with contextlib.suppress(OSError):  # the claim is made all the same
+                old.unlink()
         return after + 1
 
     def publish(self, me: Holder) -> None:

@@ -47,6 +47,21 @@ def replace_json(path: Path, data: Any, *, mode: int = PRIVATE) -> None:
     replace_file(path, json.dumps(data, indent=1) + "\n", mode=mode)
 
 
+def files_below(folder: Path) -> list[Path]:
+    """Every file below a folder, none where there is no such folder.
+
+    Raises:
+        OSError: a folder cannot be listed. ``Path.rglob`` would leave out what is in it.
+    """
+
+    def fail(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            raise error
+
+    found = [Path(at, name) for at, _, names in os.walk(folder, onerror=fail) for name in names]
+    return [path for path in found if path.is_file()]
+
+
 def make_private_folder(path: Path) -> None:
     """Create ``path`` and its parents if needed; only the user may open it, mode 0700.
 

@@ -6,6 +6,7 @@ import hashlib
 from pathlib import Path
 
 from headway.common.errors import InputError
+from headway.common.node.files import files_below
 from headway.launch.joining.bundle import Bundle
 
 
@@ -15,15 +16,17 @@ def listing_digest(folder: Path) -> str:
     Cheap at any size. The ranks compare the content's own fingerprint when they open it.
 
     Raises:
-        InputError: there is no such folder.
+        InputError: there is no such folder. OSError: it cannot be read.
     """
     if not folder.is_dir():
         raise InputError(
             f"this machine has no corpus in {folder}",
             remedy="copy it there (`headway data prepare` makes it), or use a shared folder",
         )
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    lines = [f"{path.relative_to(folder)} {path.stat().st_size}\n" for path in files]
+    lines = [
+        f"{path.relative_to(folder)} {path.stat().st_size}\n"
+        for path in sorted(files_below(folder))
+    ]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
@@ -31,6 +34,7 @@ def check(bundle: Bundle) -> None:
     """
     Raises:
         InputError: the folder is absent, or its files differ from the run's.
+        OSError: it cannot be read.
     """
     folder = Path(bundle.corpus)
     if bundle.fingerprint and listing_digest(folder) != bundle.fingerprint:

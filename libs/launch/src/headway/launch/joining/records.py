@@ -8,20 +8,27 @@ import io
 import os
 import tarfile
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
 from headway.common.errors import CorruptError
-from headway.common.node.files import replace_file
+from headway.common.node.files import files_below, replace_file
 
 MOST_BYTES = 64 << 20
 """Of one node, before compression; the newest files come first."""
 FOLDERS = ("logs", "events")
+_SHOWN = 80
+_BY_HAND = "copy the node's logs by hand"
 
 
 def pack(run: Path, most_bytes: int = MOST_BYTES) -> str:
-    """The newest files of a node's run folder: a compressed tar archive in base64."""
-    found = [path for name in FOLDERS for path in (run / name).rglob("*") if path.is_file()]
+    """The newest files of a node's run folder: a compressed tar archive in base64.
+
+    Raises:
+        OSError: one of them cannot be read.
+    """
+    found = [path for name in FOLDERS for path in files_below(run / name)]
     stats = sorted(((path.stat(), path) for path in found), key=lambda one: -one[0].st_mtime_ns)
     buffer, left = io.BytesIO(), most_bytes
     with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as archive:
@@ -45,6 +52,7 @@ def unpack(text: str, run: Path, most_bytes: int = 2 * MOST_BYTES) -> int:
         data = _decompress(base64.b64decode(text, validate=False), most_bytes)
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
             members = [one for one in archive if one.isfile() and _is_expected(one.name)]
+            _check_sizes(members, most_bytes)
             for one in members:
                 _write(run / one.name, archive.extractfile(one), one.mtime)
             return len(members)
@@ -59,11 +67,25 @@ def _decompress(data: bytes, most_bytes: int) -> bytes:
     with gzip.GzipFile(fileobj=io.BytesIO(data)) as packed:
         found = packed.read(most_bytes + 1)
     if len(found) > most_bytes:
-        raise CorruptError(
-            f"a node sends more than {most_bytes >> 20} MiB of records",
-            remedy="copy its logs by hand",
-        )
+        raise _too_much(most_bytes)
     return found
+
+
+def _check_sizes(members: Sequence[tarfile.TarInfo], most_bytes: int) -> None:
+    """A sparse member may be of any size, whatever the archive's own is; ``pack`` makes none."""
+    for one in members:
+        if one.issparse():
+            raise CorruptError(
+                f"{one.name[:_SHOWN]!a} is packed as a sparse file of {one.size} bytes",
+                remedy=_BY_HAND,
+            )
+    if sum(one.size for one in members) > most_bytes:
+        raise _too_much(most_bytes)
+
+
+def _too_much(most_bytes: int) -> CorruptError:
+    text = f"a node sends more than {most_bytes >> 20} MiB of records"
+    return CorruptError(text, remedy=_BY_HAND)
 
 
 def _write(path: Path, content: IO[bytes] | None, saved_unix_s: float) -> None:

@@ -23,6 +23,10 @@ _OWN_VARIABLE = re.compile(
 )
 
 
+class RefusedError(HeadwayError):
+    """Slurm has answered, and does not do it."""
+
+
 @dataclass(frozen=True)
 class Job:
     """A job that waits or runs."""
@@ -51,7 +55,7 @@ def command(words: Sequence[str], *, stdin: str = "", limit_s: float = LIMIT_S) 
 
     Raises:
         UnreachableError: the controller does not answer. DeadlineError: Slurm is not installed.
-        HeadwayError: it refuses.
+        RefusedError: it refuses.
     """
     found = reach.run(words, name="Slurm", stdin=stdin, limit_s=limit_s, env=environment(words[0]))
     if found.returncode:
@@ -66,7 +70,10 @@ def trouble(program: str, text: str) -> HeadwayError:
         return UnreachableError(
             f"Slurm does not answer: {line}", remedy="see `scontrol ping`; it is asked again"
         )
-    return HeadwayError(f"Slurm refuses: {line}", remedy="see `sinfo` and `squeue --me`")
+    remedy = "see `sinfo` and `squeue --me`"
+    if program == "sbatch":
+        remedy = "see `sinfo`, the options in slurm.toml and the SBATCH_* variables"
+    return RefusedError(f"Slurm refuses: {line}", remedy=remedy)
 
 
 def environment(program: str) -> dict[str, str]:
@@ -93,7 +100,8 @@ def submit(name: str, nodes: int, options: Sequence[str], script: Sequence[str])
         script: words of the batch script, which runs on the first machine.
 
     Raises:
-        HeadwayError, UnreachableError: as ``command``.
+        RefusedError, DeadlineError: as ``command``.
+        UnreachableError, HeadwayError: it may be queued all the same; its number is not known.
     """
     line = " ".join(script)
     words = [
@@ -128,6 +136,20 @@ def hosts_of(nodes: str) -> tuple[str, ...]:
     return tuple(command(["scontrol", "show", "hostnames", nodes]).split()) if nodes else ()
 
 
+def most_nodes(job: str) -> int | None:
+    """How many machines the partition of a job gives at most, those that are down included; None
+    if that is not known. Raises as ``command``."""
+    names = command(["squeue", "--noheader", f"--jobs={job}", "--format=%P"]).strip().split(",")
+    text = command(["scontrol", "show", "partition", "--oneliner"])
+    found = re.findall(r"PartitionName=(\S+) .*?MaxNodes=(\S+) .*?TotalNodes=(\d+)", text)
+    limits = [
+        min(int(total), int(most)) if most.isdecimal() else int(total)
+        for name, most, total in found
+        if name in names
+    ]
+    return max(limits, default=None)
+
+
 def addresses_of(hosts: Sequence[str]) -> list[str]:
     """What Slurm reaches the machines by: names or addresses. Raises as ``command``."""
     text = command(["scontrol", "show", "node", "--oneliner", ",".join(hosts)])
@@ -148,12 +170,11 @@ def switches_of(hosts: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def cancel(job: str, *, with_kill: bool = False) -> None:
-    """End a job or step; nothing if it has ended. Raises as ``command``."""
+    """End a job or step, or with ``--name=NAME`` all jobs of that name; nothing if it has ended.
+    Raises as ``command``."""
     words = ["scancel", *(["--signal=KILL"] if with_kill else []), job]
     try:
         command(words)
-    except UnreachableError:
-        raise
-    except HeadwayError as error:
+    except RefusedError as error:
         if "nvalid job" not in error.message:
             raise

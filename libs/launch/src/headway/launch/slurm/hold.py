@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from headway.launch.lease import FileLease, LeaseView, LeaseWatch
+from headway.launch.lease import FileLease, LeaseWatch
 
 NO_DRIVER_S = 600.0
 RESUME_S = 120.0
@@ -30,22 +30,26 @@ def main() -> int:
 
 
 def hold(lease: FileLease, no_driver_s: float, look_s: float) -> None:
-    """Return once the run is over, or its lease has not changed for ``no_driver_s``."""
+    """Return once the run is over, or its lease has not changed for ``no_driver_s``.
+
+    Time in which the lease cannot be read does not count.
+    """
     for number in (signal.SIGTERM, signal.SIGUSR1):  # the nodes decide what follows from these
         signal.signal(number, signal.SIG_IGN)
-    watch, before = LeaseWatch(longest_gap_s=2 * look_s), None
-    view = LeaseView(0, None)
+    watch = LeaseWatch(longest_gap_s=2 * look_s)
+    before: int | None = None
     while True:
-        with contextlib.suppress(OSError):  # a file system that fails for a moment is no end
+        with contextlib.suppress(OSError):  # only this machine may have lost the file system
             view = lease.look()
             before = view.claimed if before is None else before
-        is_over = view.holder is not None and view.holder.is_over
-        # a driver that was there before led the run until it was stopped, and now it is resumed
-        if is_over and view.holder is not None and view.holder.epoch > (before or 0):
-            time.sleep(OVER_S)
-            return
-        if watch.see(view, time.monotonic()) >= min(no_driver_s, RESUME_S if is_over else 1e9):
-            return
+            is_over = view.holder is not None and view.holder.is_over
+            # a driver that was there before led the run until it was stopped; now it is resumed
+            if is_over and view.holder is not None and view.holder.epoch > before:
+                time.sleep(OVER_S)
+                return
+            limit_s = min(no_driver_s, RESUME_S) if is_over else no_driver_s
+            if watch.see(view, time.monotonic()) >= limit_s:
+                return
         time.sleep(look_s)
 
 

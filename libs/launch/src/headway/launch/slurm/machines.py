@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from headway.common.errors import HeadwayError
+from headway.common.errors import DeadlineError, HeadwayError
 from headway.launch.engine import NodeLost
 from headway.launch.joining.answers import NO_INIT
 from headway.launch.machines import hooks, reach
@@ -25,8 +25,9 @@ from headway.launch.slurm import commands, step
 from headway.launch.slurm.config import SlurmConfig, SlurmRun
 
 START_LIMIT_S = 90.0
-FENCE_LIMIT_S = 4.0
-"""For a node that runs already. Slurm itself waits 12 s for a machine that has no power."""
+RESTART_LIMIT_S = (4.0, 60.0)
+"""For a node that runs already: the first, and the longest after tries that were too short. Slurm
+itself waits 12 s for a machine that has no power."""
 LOOK_S = 1.0
 """How long an answer of Slurm is used: many nodes start at once."""
 POLL_S = 2.0
@@ -54,6 +55,8 @@ class SlurmMachines:
         self._steps: dict[str, dict[str, commands.Step]] = {}
         self._hosts: dict[str, tuple[str, ...]] = {}
         self._looked_s = float("-inf")
+        self._restart_limits_s: dict[int, float] = {}
+        """Of nodes for which the first one was too short."""
 
     # ---- which machine ------------------------------------------------------------------------
     def name_of(self, node: int) -> str:
@@ -121,8 +124,15 @@ class SlurmMachines:
         step.start(started, name=place.host, stdin=ticket, limit_s=START_LIMIT_S)
 
     def _restart(self, place: Place, node: int, ticket: str) -> bool:
-        """Whether a step keeps the node: Slurm shows it for a while after a reboot, too."""
-        found = self._srun(place, node, "restart", ticket, FENCE_LIMIT_S)
+        """Whether a step keeps the node: Slurm shows it for a while after a reboot, too.
+
+        Each try may take longer than the one before: an srun and a start of Python may be slow.
+        """
+        first_s, longest_s = RESTART_LIMIT_S
+        limit_s = self._restart_limits_s.get(node, first_s)
+        self._restart_limits_s[node] = min(2 * limit_s, longest_s)
+        found = self._srun(place, node, "restart", ticket, limit_s)
+        self._restart_limits_s.pop(node, None)  # it was long enough
         if found.returncode == NO_INIT:
             return False
         self._check(place, found)
@@ -201,13 +211,6 @@ class SlurmMachines:
             commands.cancel(job.id)
 
 
-_HINTS = {
-    "PartitionNodeLimit": "; the partition has fewer that are up: take fewer, or Ctrl-C and "
-    "another one by SBATCH_PARTITION",
-}
-"""What a reason means for which waiting may not help."""
-
-
 # ---- an allocation for a new run ---------------------------------------------------------------
 def job_name(run_id: str) -> str:
     """Of a run's allocation."""
@@ -228,34 +231,64 @@ def allocate(
     """Queue the allocation of a run and wait until it runs.
 
     Raises:
-        HeadwayError: Slurm refuses it, or it ended before it ran; nothing stays queued.
+        HeadwayError: Slurm refuses it, cannot give so many machines, or it ended before it ran;
+            nothing stays queued.
     """
     name = job_name(run_id)
-    number = submit(config, name, nodes, control)
-    said = ""
     try:
-        while True:
-            found = [job for job in _jobs_while_down(name) if job.id == number]
-            if not found:
-                raise HeadwayError(
-                    f"Slurm's job {number} ended before it ran",
-                    remedy=f"see `sacct -j {number}` or `scontrol show job {number}`",
-                )
-            [job] = found
-            if job.state == "RUNNING":
-                hosts = _by_switch(commands.hosts_of(job.nodes))
-                return SlurmRun.of(config, number, hosts, network_of(hosts))
-            if job.reason != said and job.reason not in ("None", ""):
-                said = job.reason
-                hint = _HINTS.get(said, "")
-                report(f"waiting for Slurm's job {number} ({nodes} machines): {said}{hint}")
-            time.sleep(POLL_S if said else POLL_S / 10)
-    except BaseException:  # Ctrl-C too
-        try:
-            commands.cancel(number)
-        except HeadwayError as error:
-            report(f"job {number} may still be queued ({error}): end it by `scancel {number}`")
+        number = submit(config, name, nodes, control)
+    except (commands.RefusedError, DeadlineError):  # nothing is queued
         raise
+    except BaseException:  # it may be queued all the same; Ctrl-C too
+        _cancel(f"--name={name}", report)
+        raise
+    try:
+        job = _running(name, number, nodes, report)
+        hosts = _by_switch(commands.hosts_of(job.nodes))
+        return SlurmRun.of(config, number, hosts, network_of(hosts))
+    except BaseException:
+        _cancel(number, report)
+        raise
+
+
+def _running(name: str, number: str, nodes: int, report: Callable[[str], None]) -> commands.Job:
+    """The job once it runs; reports what it waits for."""
+    said = ""
+    while True:
+        found = [job for job in _jobs_while_down(name) if job.id == number]
+        if not found:
+            raise HeadwayError(
+                f"Slurm's job {number} ended before it ran",
+                remedy=f"see `sacct -j {number}` or `scontrol show job {number}`",
+            )
+        [job] = found
+        if job.state == "RUNNING":
+            return job
+        if job.reason != said and job.reason not in ("None", ""):
+            said = job.reason
+            report(f"waiting for Slurm's job {number} ({nodes} machines): {said}")
+        if said == "PartitionNodeLimit":
+            _check_partition(number, nodes)
+        time.sleep(POLL_S if said else POLL_S / 10)
+
+
+def _check_partition(number: str, nodes: int) -> None:
+    """Slurm gives the same reason where too few machines are up, for which waiting helps."""
+    most = None
+    with contextlib.suppress(UnreachableError):
+        most = commands.most_nodes(number)
+    if most is not None and most < nodes:
+        raise HeadwayError(
+            f"the run needs {nodes} machines, Slurm's partition gives a job at most {most}",
+            remedy="set launch.nodes and launch.spares, or another partition by SBATCH_PARTITION",
+        )
+
+
+def _cancel(queued: str, report: Callable[[str], None]) -> None:
+    try:
+        commands.cancel(queued)
+    except HeadwayError as error:
+        report(f"a job may still be queued ({error}): end it by `scancel {queued}`")
 
 
 def _by_switch(hosts: tuple[str, ...]) -> tuple[str, ...]:
