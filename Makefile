@@ -28,10 +28,10 @@ setup-lab:
 setup-test:
 	@$(INSTALL) test
 
-run: $(if $(filter netns,$(TARGET)),setup-test,setup) ## train examples/tiny.toml (CONFIG=...) here, all services, real text (TARGET=netns: on five namespaces, as root)
+run: $(if $(filter netns,$(TARGET)),setup-test,setup) ## train examples/tiny.toml (or CONFIG=...) on this machine (TARGET=netns: on five simulated ones; root)
 	$(if $(filter netns,$(TARGET)),"$(PY)" -m headway.testkit.machines,"$(BIN)/headway" run) $(CONFIG) $(ARGS)
 
-slurm-bed: setup-test ## the same as steps of a real Slurm on five namespaces (root; Debian: slurmctld slurmd slurm-client munge)
+slurm-bed: setup-test ## train it on five simulated machines of a real Slurm (root; needs slurmctld slurmd slurm-client munge)
 	"$(PY)" -m headway.testkit.machines --slurm $(CONFIG) $(ARGS)
 
 lab: setup-lab ## JupyterLab with the notebooks
@@ -46,63 +46,63 @@ check: lint types ## format, lint, types and the fast tests
 	"$(PY)" -m pytest -q -m "not slow" libs services/trainer/tests/test_control_state.py \
 	    tests/house $(ARGS)
 
-lint: setup-test ## ruff
+lint: setup-test ## check format and lint with ruff
 	"$(BIN)/ruff" check .
 	"$(BIN)/ruff" format --check .
 
-types: setup-test ## mypy --strict on every src
+types: setup-test ## check types with mypy --strict
 	"$(BIN)/mypy" $(SRC) infra/setup docs
 
 fmt: setup-test ## format and sort
 	"$(BIN)/ruff" check --fix -q .
 	"$(BIN)/ruff" format -q .
 
-lock: setup-test ## make constraints.txt again from the pyproject files (UPGRADE=1: newest releases)
+lock: setup-test ## write constraints.txt from the pyproject files (UPGRADE=1: newest releases)
 	"$(PY)" infra/setup/lock.py
 
 lock-check: setup-test ## fail if constraints.txt and the pyproject files disagree
 	"$(PY)" infra/setup/lock.py --check
 
-docs: setup-test ## make docs/configuration.md again from the docstrings
+docs: setup-test ## write docs/configuration.md from the docstrings
 	"$(PY)" docs/configuration.py
 
-screenshots: setup-test ## make docs/pictures/ again: a real run with a recovery in Chromium
+screenshots: setup-test ## take the screenshots in docs/pictures/ of a real run in Chromium
 	"$(PY)" docs/screenshots.py
 
-matrix: setup-test ## every layout, schedule and block against one process
+matrix: setup-test ## compare every layout, schedule and block with one process
 	"$(PY)" -m benchmarks.matrix --out benchmarks/results/matrix.json
 
-drill: setup-test ## the fifteen drills (TIMES=1), then 60 seeded faults over 3 runs
+drill: setup-test ## run the fifteen drills (TIMES=1), then 60 seeded faults over 3 runs
 	"$(PY)" -m benchmarks.drills --all --times $(TIMES) --out benchmarks/results/drills.json; \
 	    code=$$?; "$(PY)" -m benchmarks.drill --faults 60 --out benchmarks/results/drill.json \
 	    && exit $$code
 
-mutations: setup-test ## break the source in chosen places and see that the named tests notice
+mutations: setup-test ## break the source in chosen places and check that the named tests fail
 	"$(PY)" -m benchmarks.mutations --out benchmarks/results/mutations.json
 
-mutants: setup-test ## 200 seeded mutants of control/ and wire/: how dense are their tests?
+mutants: setup-test ## measure how many of 200 seeded mutants of control/ and wire/ the tests catch
 	"$(PY)" -m uv pip install -q --python "$(PY)" --group mutants -c constraints.txt
 	"$(PY)" -m benchmarks.mutants --out benchmarks/results/mutants.json
 
-down-time: setup-test ## step times while each service is down
+down-time: setup-test ## measure step times while each service is down
 	"$(PY)" -m benchmarks.service_down --out benchmarks/results/service_down.json
 
-bench-train: setup-test ## the engine next to compiled torch and other peers; about 30 minutes
+bench-train: setup-test ## compare the engine with compiled torch and other peers; about 30 minutes
 	"$(PY)" -m benchmarks.train $(ARGS)
 
-fuzz: setup-test ## the slow tests: 100,000 hostile inputs against every socket, pods on a bed
+fuzz: setup-test ## run the slow tests: 100,000 hostile inputs per socket, pods on simulated machines
 	"$(PY)" -m pytest -q -m slow
 
-gpu: ## tests on a GPU machine without a network (PART=model, groups, recovery or bench)
+gpu: ## run the GPU tests, also without a network (PART=model, groups, recovery or bench)
 	@ARGS="$(ARGS)" python3 infra/gpu/gpu.py run $(PART)
 
 gpu-wheels: setup ## fill wheels/ with what `make gpu` installs there
 	"$(PY)" infra/gpu/gpu.py wheels
 
-up: setup ## start the executors of NODES nodes through Terraform (TARGET=local)
+up: setup ## start a cluster of NODES emulated nodes with Terraform
 	PATH="$(abspath $(BIN)):$$PATH" infra/terraform/up.sh $(TARGET) $(NODES)
 
-down: setup ## stop their runs with a checkpoint, then the executors (YES=1: without a question)
+down: setup ## stop the runs of that cluster with a checkpoint, then its nodes (YES=1: do not ask)
 	PATH="$(abspath $(BIN)):$$PATH" infra/terraform/down.sh $(TARGET)
 
 clean: ## remove the virtual environment and caches; runs/ and data/ stay

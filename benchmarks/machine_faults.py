@@ -23,15 +23,15 @@ from headway.testkit.machines.fencing import EVENTS, writes_after_fencing
 STEP_LIMIT_S = 180.0
 RETURN_LIMIT_S = 120.0
 FLAP_S = 3.0
-"""As long as ``health.fabric_silence_s``, which begins when an agent has seen the silence."""
+"""Equal to ``health.fabric_silence_s``, which starts once an agent has noticed the silence."""
 CUT_S = 15.0
 """Longer than ``recovery.node_lost_s``."""
 DELAY_MS, LIMIT_MBIT, SLOW_S = 100.0, 5.0, 10.0
 
 
 class Faults:
-    """What can be done to the run ``name``; each takes a machine by itself and returns what it
-    did, with ``begins_anew`` if a generation must begin, and what ``undo`` repairs."""
+    """The faults for run ``name``. Each chooses a machine, injects the fault and returns what it
+    did: ``begins_anew`` if a new generation must follow, ``undo`` to repair the damage."""
 
     def __init__(self, machines: Machines, name: str, seed: int) -> None:
         self.machines, self.name, self._random = machines, name, random.Random(seed)
@@ -224,7 +224,7 @@ class Faults:
         }
 
     def _flap(self) -> dict[str, Any]:
-        """Too short to be told from a lost segment: it costs a pause, and no machine."""
+        """Too short to distinguish from packet loss: it may cost a pause, but no machine."""
         node = self._trains()
         self.machines.cut_fabric(node.index)
         time.sleep(FLAP_S)

@@ -2,11 +2,11 @@
 
 Five separate machines on this host (namespaces, see ``headway.testkit.machines``), four of which
 train with pp 2 x dp 2, and a sixth for the console. They share the checkpoints folder and nothing
-else. A seeded plan of faults, each struck when all ranks step; afterwards all ranks must step again
-without help, and a machine that was lost must be back as a spare. ``standstill_s`` is the longest
-time without a completed step, by the journal; ``stepping_s`` counts from the choice of a machine,
-which asks the driver twice, to the second new step. At the end the digest of the parameters is
-compared with that of an undisturbed run.
+else. Faults follow a seeded plan; each is injected while all ranks are stepping. Then all of them
+must step again without help, and a lost machine must return as a spare. ``standstill_s`` is the
+longest time without a completed step in the journal; ``stepping_s`` lasts from the choice of a
+machine, which queries the driver twice, to the second new step. The digest of the final parameters
+is compared with that of an undisturbed run.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CONFIG = Path(__file__).resolve().parents[1] / "examples" / "tiny.toml"
 
 
 def strike(faults: Faults, kind: str) -> dict[str, Any]:
-    """From stepping to stepping, and to a full cluster; returns what was measured."""
+    """Inject one fault, wait for full recovery; returns the measurements."""
     faults.await_steps()
     faults.await_whole()
     with Writes(faults.machines.shared) as writes:
@@ -72,7 +72,7 @@ def _strike(faults: Faults, kind: str, writes: Writes) -> dict[str, Any]:
 
 
 def judge(run: Run, rows: Sequence[dict[str, Any]], steps: int) -> list[str]:
-    """What is wrong with the disturbed run; empty when all promises hold."""
+    """Every promise that the run under faults broke; empty if none."""
     wrong = [f"{row['fault']}: written after the fencing: {row['writes_after_fencing']}"
              for row in rows if row.get("writes_after_fencing")]  # fmt: skip
     wrong += [
@@ -89,7 +89,7 @@ def judge(run: Run, rows: Sequence[dict[str, Any]], steps: int) -> list[str]:
     for table in ("events", "inputs"):
         epochs = [epoch for (epoch,) in run.query(f"SELECT epoch FROM {table} ORDER BY id")]
         if epochs != sorted(epochs):
-            wrong.append(f"{table} of a former driver stand behind those of its successor")
+            wrong.append(f"{table}: rows of a former driver follow those of its successor")
     known = {step for (step,) in run.query("SELECT step FROM metrics")}
     if missing := sorted(set(range(steps)) - known):
         wrong.append(f"no metrics of {len(missing)} steps: {missing[:5]}")
@@ -99,8 +99,7 @@ def judge(run: Run, rows: Sequence[dict[str, Any]], steps: int) -> list[str]:
 
 
 def _is_blamed(given_up: Sequence[int], to_blame: Sequence[int]) -> bool:
-    """Whether one machine of those that may be to blame was given up for a cut, or none if none
-    is."""
+    """Whether exactly one of the machines to blame was given up, or none if none is to blame."""
     return len(given_up) == bool(to_blame) and set(given_up) <= set(to_blame)
 
 

@@ -35,7 +35,7 @@ SETTINGS = (
 CONFIG = Path(__file__).resolve().parents[1] / "examples" / "tiny.toml"
 LIMIT_S = 180.0
 AGAIN_LIMIT_S = 15.0
-"""After the loss of a machine all ranks step again within it."""
+"""All ranks must step again within this time after the loss of a machine."""
 AWAY_S = 60.0
 """How long the controller is stopped."""
 SETTLE_S = 10.0
@@ -98,7 +98,7 @@ class Cases:
         return {"steps_meanwhile": during["step"] - before["step"]}
 
     def _further_jobs(self) -> dict[str, Any]:
-        """Both machines that train, one after the other, without their return meanwhile."""
+        """Power off both training machines in turn, and boot neither until the end."""
         lost = []
         for _ in range(2):
             index = next(k for k, state in self._states().items() if state == "active")
@@ -145,7 +145,7 @@ class Cases:
         self._left(name)
 
     def _left(self, name: str) -> dict[str, Any]:
-        """Waits until nothing is left of the run but what is shared; its newest checkpoint."""
+        """Wait until only the shared folder is left of the run; returns its newest checkpoint."""
         self.slurm.wait_for_empty_queue(LIMIT_S)
         self._await("an end of all", lambda: not [x for n in self._up() for x in left_on(n)])
         steps = [path.name for path in self._shared(name).glob("checkpoints/step-*")]

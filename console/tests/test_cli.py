@@ -88,7 +88,11 @@ def test_a_services_commands_are_mounted_as_its_own_module_has_them(
         (["status"], "no run", "headway run"),
         (["status", "nothing"], "nothing", "headway run"),
         (["logs", "--level", "loud"], "no run", "headway run"),
-        (["node", "start", "--cluster", "nowhere", "--node", "0"], "nowhere", "make up"),
+        (
+            ["node", "start", "--cluster", "nowhere", "--node", "0"],
+            "nowhere",
+            "headway cluster create",
+        ),
         (["frobnicate"], "frobnicate", "--help"),
         (["run"], "CONFIG", "--help"),
         (["run", TINY, "--frobnicate"], "--frobnicate", "--help"),
@@ -375,7 +379,7 @@ def test_a_cluster_is_made_resized_and_removed_leaving_foreign_files(
 def test_a_ticket_admits_one_node_of_a_run_on_machines(fake: FakeRun, fake_call: Call) -> None:
     words = ("node", "ticket", "--run", fake.folder.path.name, "--node")
     code, _, err = fake_call(*words, "1")
-    assert code == 2 and "has no machines of its own" in err
+    assert code == 2 and "is not on several machines" in err
     facts = facts_of(HostsConfig("/shared", (Host("a"), Host("b")), "python", scratch="/scratch"))
     secret, shared = tokens.new_secret(), str(fake.folder.path)
     Bundle("0123abcd", "a", 2, "", Network(), facts, shared, secret).save(fake.folder.bundle)
@@ -384,7 +388,7 @@ def test_a_ticket_admits_one_node_of_a_run_on_machines(fake: FakeRun, fake_call:
     assert code == 0 and (made.node, made.scratch, made.bundle) == (1, "/scratch", "")
     tokens.check(made.token, secret, "0123abcd", 1)
     code, out, err = fake_call(*words, "2")
-    assert (code, out) == (2, "") and "give a number from 0 to 1" in err
+    assert (code, out) == (2, "") and "use 0 to 1" in err
     fake.finish()
     code, out, err = fake_call(*words, "1")
     assert (code, out) == (2, "") and "is not live" in err

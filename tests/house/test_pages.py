@@ -81,15 +81,22 @@ def test_every_command_exists_and_takes_these_options(page: Path) -> None:
 
 
 def _commands(page: Path) -> Iterator[list[str]]:
-    """Lines of fenced blocks without a language, and inline code, that begin with a program."""
-    text = page.read_text()
-    blocks = re.findall(r"(?ms)^```(?:bash)?\n(.*?)^```", text)
-    lines = [line for block in blocks for line in block.splitlines()]
-    prose = re.sub(r"(?ms)^```.*?^```", "", text)
-    lines += [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", prose)]
+    """Lines of fenced shell blocks, and inline code, that begin with a program."""
+    lines: list[str] = []
+    prose: list[str] = []
+    language: str | None = None
+    for line in page.read_text().replace("\\\n", " ").splitlines():
+        if fence := re.match(r"\s*```(\w*)", line):
+            language = fence[1] if language is None else None
+        elif language is None:
+            prose.append(line)
+        elif language in ("", "bash"):
+            lines.append(line.strip())
+    lines += [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", "\n".join(prose))]
     for line in lines:
         if re.match(r"(\S*/)?headway |make |(\S*/)?python -m ", line):
-            yield shlex.split(line, comments=True)
+            words = shlex.split(line, comments=True)
+            yield list(itertools.takewhile(lambda word: word not in (">", "<", "|"), words))
 
 
 @functools.cache

@@ -183,7 +183,7 @@ def test_endless_conflicts_are_an_error(tmp_path: Path, monkeypatch: pytest.Monk
 FAULTS = {
     "500": "answers with 500",
     "429": "answers with 429",
-    "401": "token of the pod's ServiceAccount",
+    "401": "the pod's ServiceAccount token",
     "403": "Role or RoleBinding is missing: apply the manifests again",
     "404": "apply the manifests",
     "redirect": "answers with 302",

@@ -64,7 +64,9 @@ def test_resizing_changes_the_number_of_nodes_and_nothing_else(tmp_path: Path) -
 
 
 def test_a_folder_without_a_cluster_says_how_to_get_one(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="holds no cluster; start one with `make up"):
+    with pytest.raises(
+        InputError, match="holds no cluster; create one with `headway cluster create"
+    ):
         _ = ClusterFolder(tmp_path).id
     assert ClusterFolder(tmp_path).address(0) is None
     assert ClusterFolder(tmp_path).read("nodes/0.run") is None

@@ -40,8 +40,8 @@ BAD = {
     'shared = "/x"\nhosts = []': "hosts is empty",
     'shared = "/x"\n[[hosts]]\nname = "-oProxyCommand=x"': "not a name of a machine",
     'shared = "/x"\n[[hosts]]\nname = "a"\n[[hosts]]\nname = "a"': "listed twice",
-    'shared = "/x"\nreach = ["ssh"]\n[[hosts]]\nname = "a"': "does not say which machine",
-    'shared = "/x"\nfence = ["off"]\n[[hosts]]\nname = "a"': "does not say which machine",
+    'shared = "/x"\nreach = ["ssh"]\n[[hosts]]\nname = "a"': "does not contain {name}",
+    'shared = "/x"\nfence = ["off"]\n[[hosts]]\nname = "a"': "does not contain {name}",
     'shared = "/x"\nhots = 1\n[[hosts]]\nname = "a"': "hots",
     '[[hosts]]\nname = "a"': "shared",
 }
@@ -128,7 +128,7 @@ def test_the_engine_is_the_one_that_the_bundle_names(tmp_path: Path) -> None:
     assert again == bundle and of_bundle(again).name_of(1) == "b"
     with pytest.raises(NodeLost, match="none for node 2"):
         of_bundle(again).name_of(2)
-    with pytest.raises(InputError, match="no engine 'other'"):
+    with pytest.raises(InputError, match="unknown engine 'other'"):
         of_bundle(Bundle("0123abcd", "a", 2, "", Network(), {"kind": "other"}, "/x", "ab"))
 
 
@@ -182,4 +182,4 @@ def test_nothing_runs_as_a_machine_without_a_ticket(capfd: pytest.CaptureFixture
     _, status = os.waitpid(pid, 0)
     os.close(null)
     assert os.waitstatus_to_exitcode(status) == 2
-    assert "not a ticket" in capfd.readouterr().err
+    assert "not a valid ticket" in capfd.readouterr().err

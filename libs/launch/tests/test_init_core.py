@@ -80,7 +80,7 @@ def test_the_first_end_is_followed_by_a_start_at_once() -> None:
     hand.wait(3.0)
     assert hand.send(Ended(-9, "no memory left")) == [Start()]
     fields = hand.logs[-1].fields
-    assert fields["reason"] == "it was ended by SIGKILL"
+    assert fields["reason"] == "it was killed by SIGKILL"
     assert fields["last_line"] == "no memory left"
 
 

@@ -125,7 +125,7 @@ def test_a_killed_executor_is_started_again_and_its_children_live_on(node: Node)
     second = node.executor(other_than=first)
     assert second != first and child.alive()
     (row,) = node.events("starting it again")
-    assert row["reason"] == "it was ended by SIGKILL" and row["last_line"] == "the last line"
+    assert row["reason"] == "it was killed by SIGKILL" and row["last_line"] == "the last line"
     assert row["pause_s"] == 0.0
 
 
@@ -234,7 +234,7 @@ def test_a_planned_end_reaches_the_executor_and_leaves_its_children(
     os.kill(init.pid, signum)
     assert init.wait(20) == 0
     assert not executor.alive() and child.alive()
-    assert node.events("the executor has ended")[0]["reason"] == "it was ended by SIGTERM"
+    assert node.events("the executor has ended")[0]["reason"] == "it was killed by SIGTERM"
 
 
 def test_a_lost_terminal_ends_nothing(node: Node) -> None:
@@ -274,7 +274,7 @@ def test_a_restarted_init_keeps_the_living_executor_and_still_hears_it(node: Nod
     first.wait()
     assert executor.alive()
     second = node.init()
-    wait_until(lambda: bool(node.events("runs already")), what="its adoption")
+    wait_until(lambda: bool(node.events("executor adopted")), what="its adoption")
     assert node.executor() == executor and second.poll() is None
     wait_until(_passed(3.0), what="time to count as silent")
     assert executor.alive(), "its beats arrive"
@@ -290,13 +290,13 @@ def test_an_adopted_executor_that_dies_is_replaced_and_one_that_ends_is_not(node
     first.kill()
     first.wait()
     second = node.init()
-    wait_until(lambda: len(node.events("runs already")) == 1, what="an adoption")
+    wait_until(lambda: len(node.events("executor adopted")) == 1, what="an adoption")
     executor.kill()
     node.executor(other_than=executor)
     second.kill()
     second.wait()
     last = node.init()
-    wait_until(lambda: len(node.events("runs already")) == 2, what="an adoption")
+    wait_until(lambda: len(node.events("executor adopted")) == 2, what="an adoption")
     node.order("end")
     assert last.wait(20) == 0, "it said so, since only a parent learns the exit code"
     assert node.cluster.living(0) is None

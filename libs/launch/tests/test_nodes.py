@@ -109,7 +109,7 @@ def test_a_lost_node_is_a_new_machine_when_a_user_starts_it(engine: Executors) -
     (engine.cluster.path / "nodes" / "1.lost").touch()
     assert bring_up(engine, engine.cluster, 1).endpoint.startswith("tcp://")
     assert engine.calls == ["start 1"] and not engine.cluster.lost(1)
-    with pytest.raises(InputError, match="node 2 is outside the cluster's 2 nodes; use 0 to 1"):
+    with pytest.raises(InputError, match="the cluster has no node 2; use 0 to 1"):
         bring_up(engine, engine.cluster, 2)
 
 

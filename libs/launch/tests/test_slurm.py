@@ -60,7 +60,7 @@ BAD = {
     'shared = "/x"\noptions = ["--partition train"]': "cannot be used here",
     'shared = "/x"\noptions = ["--nodes=3"]': "cannot be used here",
     'shared = "/x"\noptions = ["train"]': "cannot be used here",
-    'shared = "/x"\nfence = ["off"]': "which machine is meant",
+    'shared = "/x"\nfence = ["off"]': "does not contain {name}",
     'shared = "/x"\njob = "7"': "job",
     'partition = "x"': "partition",
 }
@@ -90,7 +90,7 @@ def test_a_controller_that_does_not_answer_is_unknown_and_a_refusal_is_one(
     slurm: Callable[..., None],
 ) -> None:
     slurm("squeue", err=NO_CONTROLLER, code=1)
-    with pytest.raises(UnreachableError, match="does not answer"):
+    with pytest.raises(UnreachableError, match="does not respond"):
         commands.jobs(["a"])
     slurm("sbatch", err="sbatch: error: invalid partition specified: x", code=1)
     with pytest.raises(HeadwayError, match=r"refuses: .*invalid partition") as refused:
@@ -134,7 +134,7 @@ def test_a_machine_that_dies_meanwhile_has_confirmed_nothing(
     allocated: Callable[..., None],
 ) -> None:
     allocated("srun", text="cat > /dev/null")
-    with pytest.raises(UnreachableError, match="node-1 died meanwhile"):
+    with pytest.raises(UnreachableError, match="node-1 died during the call"):
         _machines().call(1, "end", "ticket", limit_s=20.0)
 
 
@@ -164,7 +164,7 @@ def test_each_try_to_restart_a_node_may_take_longer_until_one_answers(
             machines.start(1, "ticket", fence=True)
             break
         except UnreachableError as error:
-            assert "did not answer within" in error.message
+            assert "did not respond within" in error.message
             assert tries < 5
     assert tries > 1
     with pytest.raises(UnreachableError, match="within 0 s"):
@@ -176,7 +176,7 @@ def test_a_node_whose_machine_left_the_allocation_gets_a_job_of_its_own(
 ) -> None:
     slurm("squeue", text=_squeue(f"7|headway-{RUN}|RUNNING|node-[0,2]|None"))
     slurm("scontrol", "node-0\nnode-2")
-    with pytest.raises(UnreachableError, match="node 1 waits for a machine: job 8 is queued"):
+    with pytest.raises(UnreachableError, match="node 1 is waiting for a machine: job 8 is queued"):
         _machines().start(1, "ticket", fence=True)
     [submitted] = [line for line in _asked(tmp_path) if line.startswith("sbatch")]
     assert f"--job-name=headway-{RUN}-7-n1" in submitted and "--no-kill" not in submitted
@@ -209,7 +209,7 @@ NO_STEP = (
 )
 REFUSALS = {
     "no power": (NO_POWER, UnreachableError, "cannot be reached"),
-    "no controller": (f"srun: error: {NO_CONTROLLER}", UnreachableError, "does not answer"),
+    "no controller": (f"srun: error: {NO_CONTROLLER}", UnreachableError, "does not respond"),
     "ours": (NO_CORPUS, HeadwayError, "node-1: no corpus at /x"),
     "slurm's": (NO_STEP, HeadwayError, "Slurm refuses"),
 }
@@ -241,7 +241,7 @@ def test_a_step_goes_on_when_its_srun_is_ended(slurm: Callable[..., None], tmp_p
 
 def test_a_step_that_says_nothing_is_unknown(slurm: Callable[..., None]) -> None:
     slurm("srun", text="sleep 600")
-    with pytest.raises(UnreachableError, match="did not answer within 1 s"):
+    with pytest.raises(UnreachableError, match="did not respond within 1 s"):
         step.start(["srun"], name="a", stdin="", limit_s=1.0)
 
 
@@ -298,7 +298,9 @@ def test_what_a_site_prints_beside_the_number_of_a_job_is_left_out(
     allocated("sbatch", "NOTE: quota is low\n123;cluster")
     assert commands.submit("a", 1, [], ["true"]) == "123"
     allocated("sbatch", "queued, see the web page")
-    with pytest.raises(HeadwayError, match=r"'queued, see the web page' instead of a job's") as one:
+    with pytest.raises(
+        HeadwayError, match=r"'queued, see the web page' instead of a job number"
+    ) as one:
         commands.submit("a", 1, [], ["true"])
     assert "scancel --name=a" in one.value.remedy
 

@@ -115,7 +115,7 @@ def test_a_node_that_is_silent_is_its_executor_and_agent_but_not_its_ranks() -> 
     }
     assert chosen("kill", "worker", 0, parts) == [ProcessId(7, 1)]
     for target, rank in (("worker", 1), ("dataloader", -1)):
-        with pytest.raises(InputError, match="this node runs no"):
+        with pytest.raises(InputError, match="this node does not run"):
             chosen("kill", target, rank, parts)
 
 

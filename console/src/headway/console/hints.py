@@ -32,9 +32,7 @@ def seen_from_here(path: Path) -> str:
 def refuse_elsewhere(path: Path) -> None:
     """Raises InputError for the folder of a run that another machine has."""
     if (path / ELSEWHERE).exists():
-        raise InputError(
-            f"run {path.name} is on another machine", remedy="do this there: here it is only shown"
-        )
+        raise InputError(f"run {path.name} is on another machine", remedy="run the command there")
 
 
 def resume_command(path: Path, cluster: Path) -> str:

@@ -77,7 +77,7 @@ def run(
     cluster: ClusterDir = None,
     engine: Annotated[
         str,
-        typer.Option(metavar="local|slurm", help="Take nodes of this machine, or a Slurm job's."),
+        typer.Option(metavar="local|slurm", help="Where nodes come from; local by default."),
     ] = "local",
     as_json: AsJson = False,
 ) -> None:
@@ -173,7 +173,7 @@ def _checked_engine(engine: str, cluster: Path | None) -> Literal["local", "slur
         return "slurm"
     if engine == "local":
         return "local"
-    raise InputError(f"there is no engine {engine!r}", remedy="use local or slurm")
+    raise InputError(f"unknown engine {engine!r}", remedy="use local or slurm")
 
 
 def _launch(

@@ -1,4 +1,4 @@
-"""``headway cluster`` and ``headway node``: nodes on this machine, as Terraform starts them."""
+"""``headway cluster`` and ``headway node``: clusters, and single nodes of a cluster or a run."""
 
 from __future__ import annotations
 
@@ -99,10 +99,10 @@ def create(
         typer.Option(metavar="FILE", help="Take machines from Slurm; see docs/howto/slurm.md."),
     ] = None,
     interface: Annotated[
-        str, typer.Option(metavar="NAME", help="As launch.interface; loopback by default.")
+        str, typer.Option(metavar="NAME", help="Network interface; loopback by default.")
     ] = "",
     ports: Annotated[
-        str, typer.Option(metavar="LOW-HIGH", help="As launch.ports; any free one by default.")
+        str, typer.Option(metavar="LOW-HIGH", help="Range of ports; any free one by default.")
     ] = "",
     yes: Yes = False,
     as_json: AsJson = False,
@@ -117,8 +117,8 @@ def create(
 
     if [nodes, hosts, slurm].count(None) != 2:
         raise InputError(
-            "give one of --nodes, --hosts and --slurm",
-            remedy="--nodes emulates nodes on this machine, the others use other machines",
+            "exactly one of --nodes, --hosts and --slurm is needed",
+            remedy="--nodes N emulates nodes on this machine; the others use real machines",
         )
     cluster, line = ClusterFolder(folder), ""
     if nodes is None:
@@ -144,7 +144,7 @@ def _create_of_machines(folder: Path, hosts: Path | None, slurm: Path | None) ->
     from headway.launch.slurm.config import SlurmConfig
 
     config: MachinesConfig
-    number, line = 0, "Slurm gives the machines of each run"
+    number, line = 0, "Slurm provides the machines of each run"
     if hosts is not None:
         config = HostsConfig.read(hosts)
         number, line = len(config.hosts), f"{len(config.hosts)} machines"
@@ -161,7 +161,7 @@ def drain(
         float,
         typer.Option(
             metavar="SECONDS",
-            help="End a run by force after so long without progress; 60 by default.",
+            help="Kill a run after this long without progress; 60 by default.",
             min=0,
         ),
     ] = 60.0,
@@ -241,19 +241,21 @@ def start(
         Path | None, typer.Option("--cluster", metavar="DIR", help="The cluster's folder.")
     ] = None,
     run: Annotated[
-        str | None, typer.Option("--run", metavar="RUN", help="Of a run on several machines.")
+        str | None, typer.Option("--run", metavar="RUN", help="A run on several machines.")
     ] = None,
     runs_dir: RunsDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
     """Start a node, unless it runs already.
 
-    Returns when the node can be reached. With --run its executor is started anew: a machine that
-    was evicted, drained or given up becomes a spare again once it is repaired. --json then prints
-    run, node and machine.
+    Returns when the node can be reached. With --run, the node's executor is restarted: a machine
+    that was evicted, drained or given up becomes a spare again. --json then prints run, node and
+    machine.
     """
     if (cluster is None) == (run is None):
-        raise InputError("give either --cluster or --run", remedy="--run is for several machines")
+        raise InputError(
+            "either --cluster or --run is needed", remedy="use --run for a run on several machines"
+        )
     if cluster is None:
         _start_on_machine(node, run, runs_dir, as_json)
         return
@@ -281,7 +283,7 @@ def _start_on_machine(node: int, run: str | None, runs_dir: Path, as_json: bool)
             break
         if time.monotonic() > deadline:
             raise HeadwayError(
-                f"node {node} was started on {machine}, but the driver has no report from it",
+                f"node {node} was started on {machine}, but has not reported to the driver",
                 remedy=f"`headway logs {found.name} --name n{node}` shows its log",
             )
     facts = {"run": found.name, "node": node, "machine": machine}
@@ -304,8 +306,8 @@ def _bundle_of(run: Run) -> Bundle:
 
     if not run.folder.bundle.exists():
         raise InputError(
-            f"run {run.name} has no machines of its own",
-            remedy="its nodes are on one machine: `headway node start --cluster` starts them",
+            f"run {run.name} is not on several machines",
+            remedy="use `headway node start --cluster DIR` for nodes on this machine",
         )
     if not run.live:
         raise InputError(f"run {run.name} is not live", remedy="resume it with `headway run`")
@@ -314,23 +316,20 @@ def _bundle_of(run: Run) -> Bundle:
 
 def ticket(
     node: Node,
-    run: Annotated[str, typer.Option("--run", metavar="RUN", help="Of a run on several machines.")],
+    run: Annotated[str, typer.Option("--run", metavar="RUN", help="A run on several machines.")],
     runs_dir: RunsDir = RUNS,
 ) -> None:
-    """Print a ticket with which a machine joins a run as a node.
+    """Print a ticket that lets a machine join a run as a node.
 
-    For machines that a supervisor of your own starts; see docs/howto/ssh.md. The ticket is one line
-    of JSON and is valid for an hour. Keep it secret: it admits any machine.
+    For machines that your own supervisor starts; see docs/howto/ssh.md. The ticket is one line of
+    JSON and valid for an hour. Keep it secret: it admits any machine.
     """
     from headway.launch.engines import config_of
     from headway.launch.joining.ticket import Ticket
 
     bundle = _bundle_of(find_run(run, runs_dir))
     if node >= bundle.nodes:
-        raise InputError(
-            f"run {run} has {bundle.nodes} nodes, none is number {node}",
-            remedy=f"give a number from 0 to {bundle.nodes - 1}",
-        )
+        raise InputError(f"run {run} has no node {node}", remedy=f"use 0 to {bundle.nodes - 1}")
     typer.echo(Ticket.of(bundle, node, config_of(bundle.engine).scratch).to_json())
 
 
@@ -354,10 +353,10 @@ def stop(cluster: ClusterOption, node: Node, yes: Yes = False, as_json: AsJson =
 def init(cluster: ClusterOption, node: Node) -> None:
     """Supervise a node in the foreground.
 
-    `headway node start` does it in the background; this is for systemd, srun, ssh, or the first
-    process of a container. It starts the node's executor, and starts it again when it fails or
-    hangs. It ends when the executor has ended as asked, and passes SIGTERM and Ctrl-C on to it. If
-    it is killed, the executor lives on, and the next init keeps it.
+    `headway node start` does this in the background; this command is for systemd, srun, ssh, or the
+    first process of a container. It starts the node's executor and restarts it when it fails or
+    hangs. SIGTERM and Ctrl-C are passed on to the executor, and init exits after it. If init is
+    killed, the executor keeps running, and the next init adopts it.
     """
     import os
     import sys

@@ -81,7 +81,11 @@ RunsDir = Annotated[
 ]
 ClusterDir = Annotated[
     Path | None,
-    typer.Option("--cluster", metavar="DIR", help="Use the nodes of a cluster from `make up`."),
+    typer.Option(
+        "--cluster",
+        metavar="DIR",
+        help="Use the nodes of this cluster; see `headway cluster create`.",
+    ),
 ]
 AnyRun = Annotated[
     str | None, typer.Argument(metavar="RUN", help=RUN_HELP, autocompletion=complete_runs)

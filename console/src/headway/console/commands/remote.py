@@ -38,14 +38,17 @@ def gateway(
     ],
     key_file: Annotated[
         Path,
-        typer.Option(metavar="FILE", help="Made at the first start; copy it to the console."),
+        typer.Option(
+            metavar="FILE",
+            help="Key file, created at the first start; copy it to the other machine.",
+        ),
     ],
     runs_dir: RunsDir = RUNS,
 ) -> None:
-    """Show the runs of this machine to a console elsewhere.
+    """Let a console on another machine watch and steer the runs of this one.
 
-    It stays in the foreground until Ctrl-C. Anyone who has FILE can watch and steer the runs. The
-    gateway's own key stays in FILE.server. Both are kept when it is started again.
+    Runs in the foreground until Ctrl-C. Anyone who has FILE can watch and steer the runs. The
+    gateway's own key is in FILE.server. Both files are reused at the next start.
     """
     from headway.common.log import setup
     from headway.common.wire.keys import KeyPair
@@ -62,8 +65,8 @@ def gateway(
     setup("gateway")
     served = Gateway(listen, runs_dir.resolve(), keys, known.public)
     Access.new(served.endpoint, keys.public, known).save(key_file)
-    typer.echo(f"the gateway listens on {served.endpoint}; copy {key_file} to the console's")
-    typer.echo(f"machine, and there: headway attach {key_file.name}")
+    typer.echo(f"the gateway listens on {served.endpoint}")
+    typer.echo(f"copy {key_file} to the other machine; there: headway attach {key_file.name}")
     raise typer.Exit(served.run())
 
 
@@ -87,4 +90,4 @@ def attach(
     found = attach_runs(access, runs_dir, run)
     rows = [{"name": one.name, "state": one.state, "path": str(one.path)} for one in found]
     lines = [f"{one.name} is {one.state}; see {one.hint('status')}" for one in found]
-    emit(rows, as_json, lines or [f"the gateway at {access.address} has no runs"])
+    emit(rows, as_json, lines or [f"there are no runs at the gateway {access.address}"])

@@ -15,7 +15,11 @@ EXAMPLE = "headway cluster render kubernetes my.toml --image headway:0.1 --claim
 
 def add_render(cluster: typer.Typer) -> None:
     """Add the group to ``headway cluster``."""
-    render = group("Print what starts the nodes of a run.", name="render", epilog=epilog([EXAMPLE]))
+    render = group(
+        "Print files with which another system starts a run.",
+        name="render",
+        epilog=epilog([EXAMPLE]),
+    )
     cluster.add_typer(render)
     page(render, examples=[EXAMPLE], json="list of the objects, as Kubernetes defines them")(
         kubernetes
@@ -29,14 +33,14 @@ def kubernetes(
     ],
     claim: Annotated[
         str,
-        typer.Option(metavar="PVC", help="ReadWriteMany claim with the corpus, for checkpoints."),
+        typer.Option(metavar="PVC", help="ReadWriteMany claim that holds corpus and checkpoints."),
     ],
     name: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Name of the run; the file's name by default."),
     ] = None,
     namespace: Annotated[
-        str, typer.Option(metavar="NS", help="Of all objects; left out by default.")
+        str, typer.Option(metavar="NS", help="Namespace of all objects; left out by default.")
     ] = "",
     python: Annotated[
         str, typer.Option(metavar="PATH", help="Python in the image; python3 by default.")
@@ -44,11 +48,13 @@ def kubernetes(
     selector: Annotated[
         list[str] | None,
         typer.Option(
-            "--node-selector", metavar="KEY=VALUE", help="Label of the machines; repeatable."
+            "--node-selector",
+            metavar="KEY=VALUE",
+            help="Use only machines with this label; repeatable.",
         ),
     ] = None,
     gpu_resource: Annotated[
-        str, typer.Option(metavar="NAME", help="Of a GPU; nvidia.com/gpu by default.")
+        str, typer.Option(metavar="NAME", help="Resource name of a GPU; nvidia.com/gpu by default.")
     ] = "nvidia.com/gpu",
     overrides: Annotated[
         list[str] | None,
@@ -58,9 +64,9 @@ def kubernetes(
 ) -> None:
     """Print a new run as Kubernetes manifests.
 
-    These are a Secret, a Lease with a ServiceAccount that may use it, a NetworkPolicy and a Job.
-    Nothing is started. Each call makes another run, with keys of its own: keep the output secret.
-    Relative paths in the configuration are below the claim. See docs/howto/kubernetes.md.
+    They are a Secret, a Lease with a ServiceAccount that may use it, a NetworkPolicy and a Job.
+    Nothing is started. Each call renders a new run with its own keys: keep the output secret.
+    Relative paths in the configuration refer to the claim. See docs/howto/kubernetes.md.
     """
     from headway.common.config import load
     from headway.console.lifecycle.launch import run_name

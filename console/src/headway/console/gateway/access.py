@@ -29,7 +29,7 @@ class Access:
         check_endpoint(self.address, self.server_key.encode())
         if not all(is_public_key(key.encode()) for key in (self.server_key, self.public)):
             raise ConfigError(
-                "a key is not one of CURVE", remedy="copy the file from the gateway again"
+                "a key is not a CURVE key", remedy="copy the file from the gateway again"
             )
 
     @classmethod
@@ -68,7 +68,7 @@ class Access:
             ) from error
         if mode & 0o077:
             raise InputError(
-                f"{path} has mode {mode:04o}, others may read it", remedy=f"chmod 600 {path}"
+                f"{path} has mode {mode:04o}: other users can read it", remedy=f"chmod 600 {path}"
             )
         try:
             return from_dict(cls, json.loads(text))

@@ -1,7 +1,7 @@
-"""A run on another machine, seen by way of a gateway.
+"""A run on another machine, seen through a gateway.
 
-Its folder here holds its configuration, and copies of logs and records of steps once something has
-asked for them; everything else is asked of the gateway each time.
+Its local folder holds the configuration and, once something needs them, copies of logs and records
+of steps; everything else is requested from the gateway each time.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class RemoteRun(Run):
                 return answer.is_fetched
 
             if not wait_until(is_there, FETCH_S, every_s=FRESH_S):
-                return [f"the machines of run {self.name} have not answered in {FETCH_S:.0f} s"]
+                return [f"the machines of run {self.name} did not respond within {FETCH_S:.0f} s"]
             for facts in found[-1].files:
                 self._copy(facts, gateway)
         return list(found[-1].troubles)
@@ -124,8 +124,8 @@ class RemoteRun(Run):
         """A log that has grown is continued, any other change read anew."""
         if not FILE.fullmatch(facts.path) or not 0 <= facts.size <= MOST_FILE_BYTES:
             raise CorruptError(
-                f"the gateway sends {facts.path[:80]!r} of {facts.size} bytes",
-                remedy="use the same version of Headway there",
+                f"the gateway sent an invalid file: {facts.path[:80]!r}, {facts.size} bytes",
+                remedy="use the same version of Headway on both machines",
             )
         path = self.path / facts.path
         make_private_folder(path.parent)
@@ -200,8 +200,8 @@ def attach(access: Access, runs_dir: Path, only: str | None = None) -> list[Remo
             path = runs_dir / name
             if path.exists() and not (path / ELSEWHERE).exists():
                 raise InputError(
-                    f"{path} is a run of this machine",
-                    remedy="attach in another folder, by --runs-dir",
+                    f"{path} already holds a run of this machine",
+                    remedy="attach into another folder with --runs-dir",
                 )
             facts = gateway.call(DescribeRun(run=name), RunFacts, timeout_s=CALL_S)
             make_private_folder(path)
@@ -228,8 +228,8 @@ def _keep_description(path: Path, facts: RunFacts) -> None:
         record = dict(json.loads(facts.record))
     except (ValueError, TypeError) as error:
         raise CorruptError(
-            f"the gateway sends no record of run {path.name}: {error}",
-            remedy="use the same version of Headway there",
+            f"the gateway sent no valid record of run {path.name}: {error}",
+            remedy="use the same version of Headway on both machines",
         ) from error
     record.pop("cluster", None)  # a folder of the other machine
     if not (path / "run.json").exists() or json.loads((path / "run.json").read_text()) != record:

@@ -1,7 +1,7 @@
-"""``headway gateway``: shows the runs of this machine to consoles that do not see their folder.
+"""``headway gateway``: lets consoles on other machines watch and steer the runs of this one.
 
-It writes nothing itself: it reads the journal by a connection that cannot write, a run's logs and
-records of steps. Commands, such as ``stop``, reach the driver as if they came from this machine.
+It changes no file: it reads a run's logs, records of steps, and the journal over a read-only
+connection. Commands such as ``stop`` reach the driver as if they came from this machine.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ ROWS_BYTES = 256 << 10
 PIECE_BYTES = 512 << 10
 HEAD_BYTES = 4096
 DRIVER_LIMIT_S = 4.0
-"""The gateway waits so long for a driver; meanwhile it answers nobody else."""
+"""How long the gateway waits for a driver; meanwhile it serves no other request."""
 QUERY_LIMIT_S = 4.0
-"""The same of a question to a journal."""
+"""The same for a query of a journal."""
 FILE = re.compile(r"(logs|events)/[A-Za-z0-9_-][A-Za-z0-9_.-]{0,200}")
 """What may be read below a run's folder."""
 ANSWERS: dict[type[Message], type[Message]] = {GetStatus: Status, Command: Accepted}
@@ -131,7 +131,7 @@ class Gateway:
     def _query(self, message: QueryJournal, _peer: bytes) -> Rows:
         run = self._run_of(message.run)
         if not _READS.match(message.sql):
-            raise InputError("only questions are answered", remedy="begin with SELECT")
+            raise InputError("only queries are allowed", remedy="begin with SELECT")
         if not run.folder.database.exists():
             return Rows(rows=())
         try:
@@ -144,8 +144,8 @@ class Gateway:
             if "no such table" in str(error):  # not yet, or of an older version
                 return Rows(rows=())
             raise InputError(
-                f"the journal refuses this: {error}",
-                remedy=f"ask for tables that it has, and for no more than {QUERY_LIMIT_S:.0f} s",
+                f"the query failed: {error}",
+                remedy=f"query existing tables, and for at most {QUERY_LIMIT_S:.0f} s",
             ) from None
 
     def _page(self, found: Iterable[tuple[Any, ...]]) -> Rows:
@@ -153,7 +153,9 @@ class Gateway:
         num_bytes = 0
         for row in found:
             if any(isinstance(cell, bytes) for cell in row):
-                raise InputError("this column holds bytes", remedy="read it on the run's machine")
+                raise InputError(
+                    "the column holds binary data", remedy="read it on the run's machine"
+                )
             num_bytes += sum(len(cell) if isinstance(cell, str) else 9 for cell in row)
             if rows and num_bytes > ROWS_BYTES:
                 return Rows(rows=tuple(rows), has_more=True)
@@ -191,7 +193,7 @@ class Gateway:
     def _read(self, message: ReadFile, _peer: bytes) -> Piece:
         run = self._run_of(message.run)
         if not FILE.fullmatch(message.path) or message.offset < 0:
-            raise InputError(f"{message.path!r} is not shown", remedy="ask for logs or events")
+            raise InputError(f"{message.path!r} cannot be read", remedy="only logs and events can")
         try:
             opened = os.open(run.path / message.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError as error:

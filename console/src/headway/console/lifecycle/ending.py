@@ -101,7 +101,9 @@ def end(
     if not reason:
         return Ending(run.name, run.state, newest_checkpoint(run))
     if run.is_elsewhere:
-        raise DeadlineError(f"run {run.name}: {reason}", remedy="use `headway stop` there")
+        raise DeadlineError(
+            f"run {run.name}: {reason}", remedy="run `headway stop` on the machine of the run"
+        )
     if not now:
         report(f"run {run.name}: {reason}; ending its processes by force")
     ended, left = _force(run)

@@ -58,7 +58,7 @@ def fit_for_machines(config: RunConfig, machines: MachinesConfig) -> RunConfig:
     """
     if not config.launch.interface and not isinstance(machines, SlurmConfig):
         raise InputError(
-            "launch.interface is not set, and machines cannot reach each other over loopback",
+            "launch.interface is not set, so machines cannot reach each other",
             remedy='name an interface or network, such as launch.interface="10.0.0.0/16"',
         )
     path = str(Path(config.data.path).resolve())
@@ -150,7 +150,7 @@ def _link(link: Path, target: Path) -> None:
             link.rmdir()
         except OSError:
             raise InputError(
-                f"{link} holds files of a run that began on one machine",
+                f"the run began on one machine, not on several ({link} holds files)",
                 remedy="start a new run, or fork this one",
             ) from None
     link.symlink_to(target)
@@ -205,4 +205,4 @@ def _report_trouble(work: Callable[[], None], report: Callable[[str], None]) -> 
     try:
         work()
     except HeadwayError as error:
-        report(f"not everything has ended: {error.message}")
+        report(f"some processes may still be running: {error.message}")

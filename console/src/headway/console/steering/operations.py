@@ -168,7 +168,7 @@ def parse(parameter: inspect.Parameter, text: str) -> Any:
         wanted = "a whole number" if kind is int else "a number"
         example = "20, for example" if kind is int else "3e-4 or 0.0003"
         raise InputError(
-            f"{name} is {wanted}, not {text!r}", remedy=f"write {name} as {example}"
+            f"{name} must be {wanted}, not {text!r}", remedy=f"for example {example}"
         ) from None
 
 

@@ -74,7 +74,7 @@ class ClusterFolder:
         if folder.exists:
             raise InputError(
                 f"{path} already holds a cluster",
-                remedy="use another folder, or `make down` first",
+                remedy="use another folder, or `headway cluster remove` first",
             )
         try:
             for part in ("", *PARTS):
@@ -140,7 +140,7 @@ class ClusterFolder:
         facts = self.read("cluster.json")
         if facts is None:
             raise InputError(
-                f"{self.path} holds no cluster", remedy="start one with `make up TARGET=local`"
+                f"{self.path} holds no cluster", remedy="create one with `headway cluster create`"
             )
         return facts
 

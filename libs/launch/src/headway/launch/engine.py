@@ -18,11 +18,11 @@ class Engine(Protocol):
     """
 
     def start_node(self, node: int, *, fence: bool = False) -> None:
-        """Make sure that the node's init runs, which keeps an executor running.
+        """Make sure that the node's init is running; the init keeps an executor running.
 
-        A stopped init or executor (state T) is ended first. With ``fence`` a running executor is
-        ended too, because it hangs; one that was started a moment ago is given time, and so is one
-        whose init had ended. An init that has long kept no executor is replaced then.
+        A stopped init or executor (state T) is killed first. ``fence`` says that the executor
+        hangs: then it is killed too, unless it or its init has only just been started, and an init
+        that has had no executor for long is replaced.
 
         Returns as soon as the init's process exists.
 
@@ -34,21 +34,21 @@ class Engine(Protocol):
     def has_ended(self, node: int) -> bool:
         """Whether the engine knows that the machine is running but the node's init is not.
 
-        An executor that has ended below a living init is not meant: it is started again anyway.
-        False when the init runs or its state is unknown; then only silence shows the loss.
+        An executor that has ended does not count: its init restarts it. False while the init runs
+        or if its state is unknown; then only missing beats reveal the loss.
         """
 
     def stop_node(self, node: int) -> None:
         """End the init, then the executor and everything else that runs on the node."""
 
     def lose_node(self, node: int) -> None:
-        """Give the machine up for good: end what runs there; ``start_node`` raises from now on."""
+        """Give the machine up: kill what runs there; ``start_node`` raises from now on."""
 
     def report_bad(self, node: int, reason: str) -> None:
-        """A verdict has given the machine up: have it taken out of service, if there is a way.
+        """Take a machine that a verdict has condemned out of service, if the engine can.
 
         Raises:
-            HeadwayError: there is one, and it failed.
+            HeadwayError: the engine can, and it failed.
         """
 
     def fence(self, node: int, epoch: int) -> bool:

@@ -1,4 +1,4 @@
-"""Which engine provides the nodes of a run, by what its folder says."""
+"""Chooses the engine of a run from what its folder records."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MachinesConfig = HostsConfig | SlurmConfig | KubernetesConfig
 
 @dataclass(frozen=True)
 class _Kind:
-    """One way to have machines."""
+    """A kind of engine over machines."""
 
     config: type[MachinesConfig]
     """What a bundle keeps of it."""
@@ -48,7 +48,7 @@ _KINDS = {
 
 
 def engine_of(run: RunDir, cluster: ClusterFolder) -> Engine:
-    """The engine of a run: of its bundle where machines have joined it, else the local one.
+    """The engine that the run's bundle names, or the local one if it has no bundle.
 
     Raises:
         InputError: the bundle is damaged, or names no engine of this version.
@@ -83,17 +83,17 @@ def provide(
         nodes: of the run, spares included.
         run_id: the run's id.
         control: its folder for lease and journal.
-        report: called with a line while they are waited for.
+        report: called with a line of progress while waiting for them.
 
     Raises:
-        InputError: there are too few. HeadwayError: they cannot be had.
+        InputError: there are too few. HeadwayError: they cannot be allocated.
     """
     if isinstance(config, SlurmConfig):
         return allocate(config, run_id, str(control), nodes, report)
     if isinstance(config, KubernetesConfig):
         raise InputError(
-            "pods are not started from here",
-            remedy="apply what `headway cluster render kubernetes` prints",
+            "`headway run` cannot start pods",
+            remedy="apply the output of `headway cluster render kubernetes`",
         )
     if nodes > (there := len(config.hosts)):
         raise InputError(
@@ -111,7 +111,9 @@ def config_of(facts: Mapping[str, Any]) -> MachinesConfig:
     """
     kind = facts.get("kind", "")
     if kind not in _KINDS:
-        raise InputError(f"there is no engine {kind!r}", remedy="use the version that made the run")
+        raise InputError(
+            f"unknown engine {kind!r}", remedy="use the version of Headway that created this"
+        )
     return from_dict(
         _KINDS[kind].config, {key: value for key, value in facts.items() if key != "kind"}
     )

@@ -55,7 +55,7 @@ class Holder:
     join_endpoint: str = ""
     """Where nodes join the run; empty where one machine carries it."""
     has_resigned: bool = False
-    """It has lost touch with most nodes and lets another node lead."""
+    """It can no longer reach most nodes and lets another node lead."""
     is_over: bool = False
     """The run has ended."""
 
@@ -116,7 +116,7 @@ class Lease(Protocol):
 
 
 class ProcessLease:
-    """What the leases have in common: the holder is a process, here or on another machine.
+    """Base of the leases: the holder is a process, on this or another machine.
 
     Args:
         fence_elsewhere: makes sure that a holder on another machine cannot act any more; False if
@@ -307,6 +307,6 @@ class Tenure:
         self._is_over = True
 
     def resign(self) -> None:
-        """Let another node lead. Raises as ``renew``."""
+        """Let another node lead. Raises the same errors as ``renew``."""
         self.me = replace(self.me, has_resigned=True)
         self.renew()

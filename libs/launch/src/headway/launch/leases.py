@@ -1,4 +1,4 @@
-"""Where a run keeps its driver's lease: in its control folder, or with Kubernetes."""
+"""Chooses a run's lease: a file in its control folder, or a Lease object of Kubernetes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def lease_of(control: Path, fence_elsewhere: Callable[[Holder], bool] = lambda _
     """The lease of the run whose control folder it is.
 
     Args:
-        control: the folder; pods of Kubernetes have left in it where the lease is kept.
-        fence_elsewhere: asked to end a holder on another machine.
+        control: the run's control folder; ``lease.json`` in it names the Lease object, if any.
+        fence_elsewhere: called to end a holder on another machine.
 
     Raises:
         InputError: it is kept by Kubernetes, and this is not a pod of the run; or the file that

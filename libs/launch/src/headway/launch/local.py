@@ -98,7 +98,7 @@ class LocalEngine:
         process.kill()
         if not wait_until(process.is_doomed, END_LIMIT_S, every_s=0.002):
             raise HeadwayError(
-                f"a process of node {node} (pid {process.pid}) does not end",
+                f"a process of node {node} (pid {process.pid}) could not be killed",
                 remedy=f"it is stuck in the kernel: look at /proc/{process.pid}/stack, "
                 "or restart the machine",
             )
@@ -140,11 +140,11 @@ class LocalEngine:
         self.stop_node(node)
 
     def report_bad(self, node: int, reason: str) -> None:
-        """All nodes are this machine."""
+        """Nothing to do: emulated nodes share this machine, which the run needs."""
         del node, reason
 
     def fence(self, node: int, epoch: int) -> bool:
-        """The lease fences drivers of this machine by pid."""
+        """Nothing to do: the lease itself kills a former driver on this machine."""
         del node, epoch
         return True
 

@@ -56,10 +56,7 @@ def bring_up(engine: Engine, cluster: ClusterFolder, node: int) -> NodeAddress:
         HeadwayError: the node did not start.
     """
     if node >= cluster.nodes:
-        raise InputError(
-            f"node {node} is outside the cluster's {cluster.nodes} nodes",
-            remedy=f"use 0 to {cluster.nodes - 1}",
-        )
+        raise InputError(f"the cluster has no node {node}", remedy=f"use 0 to {cluster.nodes - 1}")
     cluster.remove(f"nodes/{node}.lost")
     engine.start_node(node)
     return wait_for_node(cluster, node)

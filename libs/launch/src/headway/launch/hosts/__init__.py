@@ -1,1 +1,1 @@
-"""Nodes on machines that exist already and are reached by a command, ssh by default."""
+"""Nodes on existing machines, which are reached by a command, ssh by default."""

@@ -47,7 +47,8 @@ class HostMachines:
         if found.returncode == SSH_FAILED:
             line = reach.last_line(found.stderr) or "no output"
             raise UnreachableError(
-                f"{name} cannot be reached: {line}", remedy="see that it is up and lets you in"
+                f"{name} cannot be reached: {line}",
+                remedy="check that it is up and that you can log in without a password",
             )
         if found.returncode:
             raise reach.refusal(name, found.returncode, found.stderr, found.stdout)

@@ -1,12 +1,12 @@
 """What an init decides, without clocks, processes or files: ``handle(event, now)`` -> actions.
 
-It keeps one executor. An executor that ends by itself is started again, at once the first time and
-with growing pauses while it dies early. One that is stopped, frozen by a control group, or whose
-event loop sends no beats is ended first. Exit code 0 means that it ended as asked, and so does the
-init.
+It keeps one executor running. An executor that ends by itself is restarted, at once the first time
+and with growing pauses while it keeps dying early. One that is stopped, frozen by a control group,
+or whose event loop sends no beats is killed first. Exit code 0 means that the executor ended on
+request; then the init ends too.
 
-Time counts only while the init itself runs: after a stall of its own (all of the node was frozen)
-every limit starts anew, so that an executor that was frozen too can report first.
+Time counts only while the init itself runs: after a stall of its own (the whole node was frozen)
+every limit restarts, so that an executor that was frozen too can report first.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Started:
     is_adopted: bool = False
     age_s: float = 0.0
     is_audible: bool = True
-    """Whether its beats can arrive; not those of an executor that no init started."""
+    """Whether its beats can arrive: False if it was not started by an init."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ class Core:
         self._limit_s = max(self.limits.silent_s, self.limits.start_s - event.age_s)
         self._stuck_since, self._gone_since = None, None
         self._killed_for = self._not_started_for = ""
-        how = "the executor that runs already is kept" if event.is_adopted else "executor started"
+        how = "running executor adopted" if event.is_adopted else "executor started"
         return [Log("info", how, {"pid": event.process.pid})]
 
     def _not_started(self, event: NotStarted) -> list[Action]:
@@ -283,10 +283,10 @@ class Core:
 def _how(code: int | None) -> str:
     """How a process ended, in words."""
     if code is None:
-        return "it ended, its exit code is unknown"
+        return "it exited with an unknown code"
     if code < 0:
         try:
-            return f"it was ended by {signal.Signals(-code).name}"
+            return f"it was killed by {signal.Signals(-code).name}"
         except ValueError:
-            return f"it was ended by signal {-code}"
+            return f"it was killed by signal {-code}"
     return f"exit code {code}"

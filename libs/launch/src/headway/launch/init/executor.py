@@ -102,8 +102,8 @@ class Executor:
                 env={**place.environment("executor", os.environ), ENV_BEAT_FD: str(fd)},
                 keep_fds=[fd],
             )
-            # On its behalf, so that an init that takes over a moment later finds it.
-            with contextlib.suppress(ClaimedError):  # it learns that itself, and ends
+            # Claim on its behalf, so that an init that takes over a moment later finds it.
+            with contextlib.suppress(ClaimedError):  # then the executor notices and exits
                 claim(place.executor_claim, process)
             return cls(process, beats, log, offset)
         except BaseException:

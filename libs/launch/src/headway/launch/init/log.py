@@ -1,4 +1,4 @@
-"""Log lines in the format of the other programs, without their libraries; never raises."""
+"""Writes log lines in the common format, with the standard library only; never raises."""
 
 from __future__ import annotations
 

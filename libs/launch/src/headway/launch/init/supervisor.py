@@ -150,7 +150,7 @@ def _become_subreaper() -> None:
 
 @contextlib.contextmanager
 def _signals() -> Iterator[socket.socket]:
-    """A socket on which the numbers of signals arrive. A lost terminal ends nothing."""
+    """A socket on which signal numbers arrive. SIGHUP is ignored."""
     source, sink = socket.socketpair()
     source.setblocking(False)
     sink.setblocking(False)

@@ -1,1 +1,1 @@
-"""How a machine becomes a node of a run, and what engines run on it for that."""
+"""How a machine becomes a node of a run, and the commands that engines run on it."""

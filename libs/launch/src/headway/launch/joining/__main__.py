@@ -1,15 +1,15 @@
-"""``python -m headway.launch.joining``: what engines run on a machine.
+"""``python -m headway.launch.joining VERB < TICKET``: the commands that engines run on a machine.
 
-... start < TICKET     join the run unless it has joined, start the node's init, wait for it
-... start --fence      the same, and end an executor that hangs
-... restart < TICKET   end an executor that hangs, so that its init starts it again; exit code 4
-                       where no init runs, as after a reboot
-... init < TICKET      the same, and stay in the foreground until the node has ended; see ``stay``
-... end < TICKET       end everything of the node; exit code 0 once nothing is left
-... fence < TICKET     end a driver on the machine, and nothing else
-... log < TICKET       the ends of its logs
-... records < TICKET   its newest logs and records of steps, see ``records.pack``
-... pod BUNDLE         as ``init``, in a pod of an indexed Job, with a ticket of its own
+start      join the run unless the machine has joined; start the node's init and wait for it
+           (--fence: kill an executor that hangs)
+restart    kill an executor that hangs, so that its init restarts it; exit code 4 if no init runs,
+           as after a reboot
+init       like start, then stay in the foreground until the node has ended, see ``stay``
+end        kill all processes of the node; exit code 0 once none is left
+fence      kill a former driver on the machine, and nothing else
+log        print the ends of the node's logs
+records    print its newest logs and records of steps, see ``records.pack``
+pod BUNDLE like init, in a pod of an indexed Job, with a ticket made from the bundle
 """
 
 from __future__ import annotations
@@ -49,14 +49,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code; an error is one line on standard error."""
     parser = argparse.ArgumentParser(prog="python -m headway.launch.joining", description=__doc__)
     parser.add_argument("verb", choices=VERBS)
-    parser.add_argument("bundle", nargs="?", type=Path, help="of `pod`: a file with the bundle")
-    parser.add_argument("--fence", action="store_true", help="end an executor that hangs")
-    parser.add_argument("--at-end", choices=("drain", "stop"), default="drain", help="on SIGTERM")
-    parser.add_argument("--notice", type=float, default=TERM_S, help="seconds from SIGUSR1 on")
-    parser.add_argument("--limit", type=float, default=60.0, help="seconds to find the driver")
+    parser.add_argument("bundle", nargs="?", type=Path, help="for `pod`: path of the bundle")
+    parser.add_argument("--fence", action="store_true", help="kill an executor that hangs")
+    parser.add_argument(
+        "--at-end", choices=("drain", "stop"), default="drain", help="what to request on SIGTERM"
+    )
+    parser.add_argument(
+        "--notice",
+        type=float,
+        default=TERM_S,
+        help="seconds between SIGUSR1 and the end of the machine",
+    )
+    parser.add_argument("--limit", type=float, default=60.0, help="seconds to wait for a driver")
     options = parser.parse_args(argv)
     if (options.verb == "pod") != (options.bundle is not None):
-        parser.error("`pod` takes the file of a bundle, the others take none")
+        parser.error("only `pod` takes the path of a bundle")
     try:
         if options.verb == "pod":
             return be_pod(options.bundle)
@@ -135,8 +142,8 @@ def take_part(folder: NodeFolder, ticket: Ticket, limit_s: float) -> None:
             remedy="restart the machine",
         )
     make_private_folder(folder.path)
-    # A ticket for the first node may come back, as after a reboot: then there is a driver to ask,
-    # unless all nodes of the run were away at once.
+    # The first node's ticket may be used again, as after a reboot: then a driver can be asked,
+    # unless all nodes of the run were down at once.
     is_first = bool(ticket.bundle) and not is_led_or_over(Path(ticket.control))
     if is_first:
         bundle = Bundle.from_json(ticket.bundle, source="the ticket")
@@ -149,7 +156,8 @@ def take_part(folder: NodeFolder, ticket: Ticket, limit_s: float) -> None:
 
 
 def is_led_or_over(control: Path) -> bool:
-    """Takes up to ``NO_DRIVER_S``: while any node of the run lives, one of them leads by then."""
+    """Whether the run has a driver or has ended. May take ``NO_DRIVER_S``: by then one of the
+    remaining nodes would have started a driver."""
     lease = lease_of(control)
     holder = lease.look().holder
     return holder is not None and (holder.is_over or is_led(lease, NO_DRIVER_S))
@@ -180,11 +188,14 @@ def fence(ticket: Ticket) -> None:
     for one in drivers:
         one.kill()
     if not wait_until(lambda: all(one.is_doomed() for one in drivers), END_S):
-        raise HeadwayError(f"a driver of run {ticket.run_id} does not end")
+        raise HeadwayError(
+            f"a driver of run {ticket.run_id} could not be killed",
+            remedy="it is stuck in the kernel: restart the machine",
+        )
 
 
 def epoch_of(driver: ProcessId) -> int:
-    """By its command line; -1 of a command that it runs, or if it has ended."""
+    """The epoch in its command line; -1 if it has ended or is a child of the driver."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         words = Path(f"/proc/{driver.pid}/cmdline").read_bytes().split(b"\0")
         return int(words[words.index(b"--epoch") + 1])

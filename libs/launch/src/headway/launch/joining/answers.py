@@ -1,6 +1,6 @@
-"""What verbs answer beside their output, for who runs them on another machine."""
+"""How a verb reports success to the engine that runs it on another machine."""
 
 DONE = "done"
-"""Output of verbs without another one: srun may exit with 0 although its machine died."""
+"""Printed by verbs that print nothing else: srun may exit with 0 although its machine died."""
 NO_INIT = 4
-"""Exit code of ``restart`` where no init runs."""
+"""Exit code of ``restart`` if no init runs."""

@@ -1,4 +1,4 @@
-"""What every machine of a run has of it: configuration, engine, and the secret of its tokens."""
+"""What each machine of a run knows about it: configuration, engine, and the tokens' secret."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Bundle:
     fingerprint: str = ""
     """Of the corpus; empty: not checked."""
     gpus: int = 0
-    """That a node needs."""
+    """GPUs that a node needs."""
     shm_bytes: int = 0
-    """That a node needs in /dev/shm."""
+    """Bytes of /dev/shm that a node needs."""
     start: str = ""
     """Differs at each start of the run; empty in pods, which begin with a machine."""
 
@@ -52,7 +52,7 @@ class Bundle:
         return Path(self.shared) / "checkpoints"
 
     def records_of(self, node: int) -> Path:
-        """Where a node leaves its logs and records that will not be reached any more."""
+        """Where a node saves its logs and records when it ends, for readers after its end."""
         return Path(self.shared) / "records" / f"n{node}.txt"
 
     def to_json(self) -> str:

@@ -1,4 +1,4 @@
-"""Whether a machine has the corpus of a run, before a rank fails for want of it."""
+"""Checks early that a machine has the run's corpus, so that no rank fails later."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def listing_digest(folder: Path) -> str:
     if not folder.is_dir():
         raise InputError(
             f"this machine has no corpus in {folder}",
-            remedy="copy it there (`headway data prepare` makes it), or use a shared folder",
+            remedy="copy it there, or set data.path to a folder that all machines see",
         )
     lines = [
         f"{path.relative_to(folder)} {path.stat().st_size}\n"
@@ -39,6 +39,6 @@ def check(bundle: Bundle) -> None:
     folder = Path(bundle.corpus)
     if bundle.fingerprint and listing_digest(folder) != bundle.fingerprint:
         raise InputError(
-            f"{folder} on this machine holds another corpus than that of the run",
+            f"{folder} on this machine differs from the run's corpus",
             remedy="copy the same prepared corpus to each machine, or use a shared folder",
         )

@@ -24,8 +24,8 @@ from headway.launch.cluster import ClusterFolder
 from headway.launch.joining.bundle import Bundle
 
 ROLES_OF_NODE = ("executor", "agent")
-"""What a node proves with its own key. Its driver and monitor have keys that no other node needs
-to know before."""
+"""Roles that use the node's own key. A driver or monitor on the node has its own keys, which no
+other node needs to know in advance."""
 
 
 class NodeFolder:
@@ -54,7 +54,7 @@ class NodeFolder:
             return None
 
     def leave(self) -> None:
-        """The node has to join again before it starts, also while it is still being ended."""
+        """Make the node join again before its next start, even while it is still being ended."""
         (self.path / "joined.json").unlink(missing_ok=True)
 
     def has_init(self, node: int) -> bool:
@@ -90,8 +90,8 @@ class NodeFolder:
         for name, target in (("control", bundle.control), ("checkpoints", bundle.checkpoints)):
             if not target.is_dir():
                 raise InputError(
-                    f"{target} is not on this machine",
-                    remedy="see that the shared folder is mounted",
+                    f"this machine does not see {target}",
+                    remedy="check that the shared folder is mounted",
                 )
             with contextlib.suppress(FileExistsError):
                 (run / name).symlink_to(target)

@@ -13,7 +13,7 @@ GPUS = Path("/proc/driver/nvidia/gpus")
 
 
 def num_gpus() -> int:
-    """GPUs that the driver of this machine knows."""
+    """GPUs that the NVIDIA driver of this machine reports."""
     return len(list(GPUS.iterdir())) if GPUS.is_dir() else 0
 
 

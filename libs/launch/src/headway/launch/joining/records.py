@@ -1,4 +1,4 @@
-"""Logs and records of steps of a node, as a text that a command's output can carry."""
+"""Packs a node's logs and records of steps into text, to be sent as the output of a command."""
 
 from __future__ import annotations
 

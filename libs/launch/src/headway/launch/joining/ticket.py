@@ -1,5 +1,5 @@
-"""What an engine hands to a machine that is to join a run; it holds a secret: never in arguments,
-which every user of the machine can read."""
+"""What an engine gives a machine that is to join a run. It contains a secret, so it is never passed
+in arguments, which every user of the machine can read."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ class Ticket:
     def from_json(cls, text: str) -> Ticket:
         """
         Raises:
-            InputError: it is no ticket.
+            InputError: it is not a ticket.
         """
         try:
             return from_dict(cls, json.loads(text))
         except (ConfigError, ValueError, TypeError, AttributeError) as error:
             raise InputError(
-                f"this is not a ticket to join a run: {error}",
-                remedy="the run's engine makes tickets",
+                f"standard input is not a valid ticket: {error}",
+                remedy="`headway node ticket` prints one",
             ) from error
 
     @property

@@ -2,7 +2,7 @@
 
 ``EXPIRES.NODE.MAC``: the MAC is HMAC-SHA-256 over run, node and time with the run's secret, which
 the console and every node have, because each node may have to host the driver. A token is good for
-one node number and until it expires; evicted machines are refused by their identity.
+one node number until it expires. The keys of evicted machines are revoked.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def check(token: str, secret: str, run_id: str, node: int) -> None:
     """
     parts = _FORM.fullmatch(token)
     if parts is None:
-        raise TokenError("the token is malformed", remedy="use the one that the engine made")
+        raise TokenError("the token is malformed", remedy="get a new one: `headway node ticket`")
     expires, own = int(parts[1]), int(parts[2])
     if not hmac.compare_digest(parts[3], _mac(secret, run_id, own, expires)):
         raise TokenError(
             f"the token does not belong to run {run_id}",
-            remedy="start the node through the run's engine, which makes a new one",
+            remedy="get a new one: `headway node ticket`",
         )
     if own != node:
         raise TokenError(
@@ -56,7 +56,7 @@ def check(token: str, secret: str, run_id: str, node: int) -> None:
     if late_s > 0:
         raise TokenError(
             f"the token expired {late_s:.0f} s ago by the clock of the driver's machine",
-            remedy="start the node again, and check that the clocks of the machines agree",
+            remedy="get a new one (`headway node ticket`), and check the clocks of the machines",
         )
 
 

@@ -17,8 +17,7 @@ LIMIT_S = 2.0
 MAX_BYTES = 1 << 20
 CONFLICT = 409
 _REMEDIES = {
-    401: "the token of the pod's ServiceAccount is not taken: delete the pod, its next one gets "
-    "another",
+    401: "the pod's ServiceAccount token was rejected: delete the pod, so that it gets a new one",
     403: "the run's Role or RoleBinding is missing: apply the manifests again",
     404: "apply the manifests of the run again",
 }

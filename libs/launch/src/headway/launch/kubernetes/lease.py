@@ -55,7 +55,7 @@ class LeaseName:
         except (ConfigError, ValueError, TypeError, AttributeError) as error:
             raise InputError(
                 f"{path} does not name a lease: {error}",
-                remedy="delete any pod of the run: its next one writes the file anew",
+                remedy="delete any pod of the run: its replacement rewrites the file",
             ) from error
         return found
 
@@ -94,7 +94,7 @@ class ApiLease(ProcessLease):
         super().__init__(fence_elsewhere)
         self._object = kept
         self._written: dict[str, Any] | None = None
-        """What the last renewal made of the object, so that the next one need not read it."""
+        """The object as the last renewal left it, so that the next renewal need not read it."""
 
     def look(self) -> LeaseView:
         """See ``Lease``; without a holder while the annotation cannot be read."""

@@ -31,15 +31,15 @@ class KubernetesMachines:
     def start(self, node: int, ticket: str, *, fence: bool) -> None:
         """See ``Machines``. Raises UnreachableError in any case."""
         del ticket, fence
-        raise self._unreachable(node, "Kubernetes starts it")
+        raise self._unreachable(node, "only Kubernetes can start it")
 
     def call(self, node: int, verb: str, ticket: str, *, limit_s: float) -> str:
-        """See ``Machines``. Raises UnreachableError; only a pod that is to end does so by itself,
-        because it was asked to by Kubernetes."""
+        """See ``Machines``. Raises UnreachableError, except for ``end``: a pod ends by itself when
+        Kubernetes terminates it, so there is nothing to do."""
         del ticket, limit_s
         if verb == "end":
             return ""
-        raise self._unreachable(node, "Kubernetes alone reaches it")
+        raise self._unreachable(node, "it cannot be reached from here")
 
     def _unreachable(self, node: int, why: str) -> UnreachableError:
         pods = f"kubectl get pods -l job-name={self._name}"

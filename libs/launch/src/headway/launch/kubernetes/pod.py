@@ -27,7 +27,7 @@ log = get_logger("pod")
 
 
 def ticket_of(bundle: Bundle, scratch: str) -> Ticket:
-    """The pod's own ticket: the Secret that it mounts has what tickets are made of.
+    """A ticket for this pod, made from the Secret that it mounts.
 
     Raises:
         InputError: the environment does not say which node this is.
@@ -36,7 +36,7 @@ def ticket_of(bundle: Bundle, scratch: str) -> Ticket:
     if not (text.isascii() and text.isdecimal() and int(text) < bundle.nodes):
         raise InputError(
             f"{INDEX}={text!r} is not the number of a node, 0 to {bundle.nodes - 1}",
-            remedy="start the pods by the indexed Job that `headway cluster render` prints",
+            remedy="start the pods with the indexed Job that `headway cluster render` prints",
         )
     return Ticket.of(bundle, int(text), scratch, is_first=int(text) == 0)
 
@@ -64,8 +64,8 @@ def stay(secret: Path, bundle: Bundle, folder: NodeFolder, until_end: Callable[[
 
 
 def name_lease(bundle: Bundle) -> None:
-    """Leave word in the control folder that Kubernetes keeps the lease. A run that was rendered
-    before it did has no account for that; its lease stays in the folder."""
+    """Record in the control folder that Kubernetes keeps the lease. Runs rendered by earlier
+    versions have no ServiceAccount; their lease stays a file in the folder."""
     if "account" not in bundle.engine:
         return
     account = str(bundle.engine["account"])

@@ -1,4 +1,4 @@
-"""The objects of Kubernetes that a run on pods consists of. Pure: nothing is read or started."""
+"""Builds the Kubernetes objects of a run on pods. Pure: nothing is read or started."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ALWAYS = 1_000_000
 
 @dataclass(frozen=True)
 class Needs:
-    """Of one pod."""
+    """Resources of one pod."""
 
     cpus: int
     memory_bytes: int
@@ -33,7 +33,7 @@ class Needs:
 def render(
     bundle: Bundle, config: KubernetesConfig, needs: Needs, console_key: str
 ) -> list[dict[str, Any]]:
-    """A Secret, a Lease with what pods need to use it, a NetworkPolicy and the Job, all called as
+    """A Secret, a Lease with what pods need to use it, a NetworkPolicy and the Job, all named after
     the run.
 
     Args:

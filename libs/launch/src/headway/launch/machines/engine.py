@@ -1,4 +1,4 @@
-"""Nodes of one run on machines of their own, whatever starts and reaches these."""
+"""The engine of a run over several machines, independent of how they are started and reached."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from headway.launch.machines.reach import UnreachableError
 END_LIMIT_S = 30.0
 FENCE_LIMIT_S = 8.0
 AT_ONCE = 32
-"""Machines that are asked at the same time."""
+"""Number of machines that are contacted at the same time."""
 
 
 class Machines(Protocol):
     """The machines of one run. Safe for several threads.
 
-    Every method may raise ``UnreachableError``: then nothing is known.
+    Every method may raise ``UnreachableError``: then the state of the machine is unknown.
     """
 
     scratch: str
@@ -35,7 +35,7 @@ class Machines(Protocol):
         """The machine of a node. Raises NodeLost if it has none."""
 
     def start(self, node: int, ticket: str, *, fence: bool) -> None:
-        """Have the machine join the run unless it has, and keep the node's init running.
+        """Make the machine join the run unless it has joined, and keep the node's init running.
 
         Args:
             node: number of the node.
@@ -55,7 +55,7 @@ class Machines(Protocol):
         """
 
     def cut_off(self, node: int, *, limit_s: float) -> bool:
-        """Whether it is certain that the machine does nothing any more."""
+        """Cut the machine off, if there is a way; True if it has certainly stopped."""
 
     def report_bad(self, node: int, reason: str, *, limit_s: float) -> None:
         """Have the machine taken out of service. Raises HeadwayError if that fails."""
@@ -97,7 +97,7 @@ class MachinesEngine:
         _each(self.start_node, nodes)
 
     def has_ended(self, node: int) -> bool:
-        """Never known without asking the machine: silence shows it."""
+        """Always False: without a call to the machine only missing beats reveal that."""
         del node
         return False
 
@@ -138,7 +138,7 @@ class MachinesEngine:
             self._machines.call(node, "fence", question, limit_s=FENCE_LIMIT_S)
         except UnreachableError:
             return self._machines.cut_off(node, limit_s=FENCE_LIMIT_S)
-        except HeadwayError:  # it was reached, and needs its power for its ranks
+        except HeadwayError:  # it was reached; its ranks may still be training, so leave it on
             return False
         return True
 

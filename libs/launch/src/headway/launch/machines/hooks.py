@@ -1,4 +1,4 @@
-"""Commands of the user's own about a machine, with ``{name}`` where its name goes."""
+"""User-defined commands that act on a machine; ``{name}`` stands for its name."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def check(key: str, words: Sequence[str]) -> None:
     """Raises ConfigError unless the command, if there is one, says which machine is meant."""
     if words and not any("{name}" in word for word in words):
         raise ConfigError(
-            f"{key} does not say which machine is meant",
-            remedy=f"write {{name}} where the machine's name goes in {key}",
+            f"{key} does not contain {{name}}",
+            remedy="write {name} where the machine's name belongs in the command",
         )
 
 

@@ -1,4 +1,4 @@
-"""Runs Headway's part for machines on one of them, by another command that reaches it."""
+"""Runs commands that reach other machines, such as ssh and srun, and turns failures into errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MODULE = ("-m", "headway.launch.joining")
 
 
 class UnreachableError(HeadwayError):
-    """Nothing is known of the machine."""
+    """The machine did not respond; its state is unknown."""
 
 
 def run(
@@ -46,7 +46,7 @@ def run(
         )
     except subprocess.TimeoutExpired:
         raise UnreachableError(
-            f"{name} did not answer within {limit_s:.0f} s", remedy="see that it is up"
+            f"{name} did not respond within {limit_s:.0f} s", remedy="check that it is up"
         ) from None
     except OSError as error:
         raise DeadlineError(
@@ -56,11 +56,11 @@ def run(
 
 
 def refusal(name: str, code: int, stderr: str, stdout: str = "") -> HeadwayError:
-    """What the module reported with another exit code than 0, as an error: its last line."""
+    """The error for a failed verb: the last line that it printed."""
     line = last_line(stderr) or last_line(stdout) or "no output"
     kind = InputError if code == InputError.exit_code else HeadwayError
-    # what the line itself gives as a remedy is part of it already
-    remedy = "" if "(" in line else "`headway logs` shows more"
+    # the line may already end with a remedy, see ``HeadwayError.__str__``
+    remedy = "" if "; " in line else "`headway logs` shows more"
     return kind(f"{name}: {line.removeprefix('error: ')}", remedy=remedy)
 
 

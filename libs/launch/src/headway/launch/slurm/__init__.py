@@ -1,1 +1,1 @@
-"""Nodes as steps of a Slurm job."""
+"""Nodes that run as steps of a Slurm job."""

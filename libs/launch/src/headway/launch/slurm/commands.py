@@ -1,4 +1,4 @@
-"""Slurm's own commands, and what their answers mean."""
+"""Runs Slurm's commands and parses their output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headway.launch.machines import reach
 from headway.launch.machines.reach import UnreachableError
 
 LIMIT_S = 20.0
-"""Of one command; without a controller they give up after a few seconds."""
+"""Time limit of one command; without a controller they fail by themselves after a few seconds."""
 _NO_CONTROLLER = re.compile(
     r"contact slurm controller|Socket timed out|Connection (refused|timed out)|Zero Bytes"
     r"|Unexpected message|communication failure",
@@ -67,9 +67,7 @@ def trouble(program: str, text: str) -> HeadwayError:
     """What a failed command reported, as an error."""
     line = reach.last_line(text) or f"{program} failed"
     if _NO_CONTROLLER.search(text):
-        return UnreachableError(
-            f"Slurm does not answer: {line}", remedy="see `scontrol ping`; it is asked again"
-        )
+        return UnreachableError(f"Slurm does not respond: {line}", remedy="see `scontrol ping`")
     remedy = "see `sinfo` and `squeue --me`"
     if program == "sbatch":
         remedy = "see `sinfo`, the options in slurm.toml and the SBATCH_* variables"
@@ -77,7 +75,7 @@ def trouble(program: str, text: str) -> HeadwayError:
 
 
 def environment(program: str) -> dict[str, str]:
-    """Of this process, without what Slurm or an init has set for this step alone.
+    """The environment of this process without what Slurm or an init has set for its own step.
 
     A driver runs inside a step, whose variables would change what its own steps get.
     """
@@ -111,8 +109,8 @@ def submit(name: str, nodes: int, options: Sequence[str], script: Sequence[str])
     number = reach.last_line(command(words)).split(";")[0]
     if not number.isdecimal():
         raise HeadwayError(
-            f"sbatch has printed {number!r} instead of a job's number",
-            remedy=f"end what it may have queued: scancel --name={name}",
+            f"sbatch printed {number!r} instead of a job number",
+            remedy=f"cancel what it may have queued: scancel --name={name}",
         )
     return number
 

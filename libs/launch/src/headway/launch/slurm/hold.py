@@ -1,8 +1,8 @@
 """``python -m headway.launch.slurm.hold CONTROL``: the batch script of a run's job.
 
-The nodes are steps of the same job. It only keeps the job, and ends it when the run is over, or
-when no driver has led it for long: what a console that was killed, or a run that failed as a whole,
-would leave to be paid for.
+The nodes are steps of the same job. The script only keeps the job alive. It ends the job when the
+run is over, or when the run has had no driver for long, so that a killed console or a failed run
+does not leave an allocation that nobody uses but somebody pays for.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NO_DRIVER_S = 600.0
 RESUME_S = 120.0
 """The same while the lease is that of the run before it was stopped."""
 OVER_S = 10.0
-"""Nodes that are ending have so long once the run is over."""
+"""How long nodes may take to end once the run is over."""
 LOOK_S = 5.0
 
 
@@ -34,7 +34,7 @@ def hold(lease: FileLease, no_driver_s: float, look_s: float) -> None:
 
     Time in which the lease cannot be read does not count.
     """
-    for number in (signal.SIGTERM, signal.SIGUSR1):  # the nodes decide what follows from these
+    for number in (signal.SIGTERM, signal.SIGUSR1):  # the nodes act on these instead
         signal.signal(number, signal.SIG_IGN)
     watch = LeaseWatch(longest_gap_s=2 * look_s)
     before: int | None = None

@@ -1,7 +1,8 @@
-"""The machines of an allocation, and of further jobs of one machine each.
+"""The machines of a Slurm allocation, and of additional one-machine jobs that replace lost ones.
 
-Node K begins on the K-th machine of the allocation. When that machine has left it, a job for this
-node alone takes another one. Which machine a node has is asked of Slurm, so every driver knows it.
+Node K starts on the K-th machine of the allocation. If that machine leaves the allocation, an
+additional job gets another one for this node. Slurm is queried for the machine of each node, so
+that every new driver finds it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ RESTART_LIMIT_S = (4.0, 60.0)
 """For a node that runs already: the first, and the longest after tries that were too short. Slurm
 itself waits 12 s for a machine that has no power."""
 LOOK_S = 1.0
-"""How long an answer of Slurm is used: many nodes start at once."""
+"""How long Slurm's answers are reused, since many nodes start at the same time."""
 POLL_S = 2.0
 _LIVING = ("RUNNING", "PENDING", "CONFIGURING")
 
@@ -145,9 +146,9 @@ class SlurmMachines:
         if not waiting:
             number = submit(self._config, name, 1, self._control)
             self._forget()
-            return UnreachableError(f"node {node} waits for a machine: job {number} is queued")
+            return UnreachableError(f"node {node} is waiting for a machine: job {number} is queued")
         [job, *_] = waiting
-        return UnreachableError(f"node {node} waits for a machine: job {job.id}, {job.reason}")
+        return UnreachableError(f"node {node} is waiting for a machine: job {job.id}, {job.reason}")
 
     def call(self, node: int, verb: str, ticket: str, *, limit_s: float) -> str:
         """See ``Machines``."""
@@ -173,13 +174,13 @@ class SlurmMachines:
         if found.returncode:
             raise step.refusal(place.host, found.returncode, found.stderr)
         if not found.stdout.strip():
-            raise UnreachableError(f"{place.host} died meanwhile", remedy="see `sinfo -R`")
+            raise UnreachableError(f"{place.host} died during the call", remedy="see `sinfo -R`")
 
     def cut_off(self, node: int, *, limit_s: float) -> bool:
-        """See ``Machines``: by the fence command alone, since Slurm cannot tell.
+        """See ``Machines``. Only the fence command can confirm it; Slurm does not know.
 
         The step is cancelled in any case, so that Slurm ends it once it reaches the machine again.
-        A machine that is not the run's any more is left alone: another job may be there.
+        A machine that no longer belongs to the run is left alone: another job may be using it.
         """
         place = self._place_at_last(node)
         if place is None:
@@ -190,7 +191,7 @@ class SlurmMachines:
         return hooks.cut_off(self._config.fence, place.host, limit_s=limit_s)
 
     def _place_at_last(self, node: int) -> Place | None:
-        """Where it was at the last look, if the controller is away now."""
+        """Its place now, or the last known one while the controller does not respond."""
         try:
             return self._place(node)
         except HeadwayError:
@@ -258,7 +259,7 @@ def _running(name: str, number: str, nodes: int, report: Callable[[str], None]) 
         found = [job for job in _jobs_while_down(name) if job.id == number]
         if not found:
             raise HeadwayError(
-                f"Slurm's job {number} ended before it ran",
+                f"Slurm job {number} ended before it started",
                 remedy=f"see `sacct -j {number}` or `scontrol show job {number}`",
             )
         [job] = found
@@ -292,11 +293,11 @@ def _cancel(queued: str, report: Callable[[str], None]) -> None:
 
 
 def _by_switch(hosts: tuple[str, ...]) -> tuple[str, ...]:
-    """In an order in which machines at one switch stand together: ranks that exchange most have
-    neighbouring numbers."""
+    """The machines sorted by switch, because ranks that exchange most data have neighbouring
+    numbers."""
     try:
         switches = commands.switches_of(hosts)
-    except HeadwayError:  # it is for speed only
+    except HeadwayError:  # the order only matters for speed
         return hosts
     first = {above: at for at, above in reversed(list(enumerate(switches)))}
     above_of = dict(zip(hosts, switches, strict=True))
@@ -324,8 +325,8 @@ def network_of(hosts: Sequence[str]) -> str:
             numbers.append(int(ipaddress.IPv4Address(socket.gethostbyname(address))))
         except OSError as error:
             raise HeadwayError(
-                f"the address of {address} is unknown here: {error.strerror}",
-                remedy='name the network, such as launch.interface="10.0.0.0/16"',
+                f"cannot resolve {address}: {error.strerror}",
+                remedy='set the network, such as launch.interface="10.0.0.0/16"',
             ) from error
     differing = max(one ^ numbers[0] for one in numbers).bit_length()
     prefix = 32 - max(differing, 8)

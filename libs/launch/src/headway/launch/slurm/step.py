@@ -1,7 +1,8 @@
-"""Starts what is to live as long as a machine is a node: a step that outlives its srun.
+"""Starts a Slurm step that outlives its srun, to run a node.
 
-A step normally ends with the srun that started it, by the shepherd that srun forks. Both are killed
-together once the node is up, so that it depends on no other machine. Slurm keeps the step then.
+A step normally ends with the srun that started it, because the shepherd that srun forks ends it.
+So both are killed together once the node is up; Slurm then keeps the step, and the node depends on
+no other machine.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def start(words: Sequence[str], *, name: str, stdin: str, limit_s: float) -> str
         raise refusal(name, srun.returncode, srun.stderr.read().decode(errors="replace"))
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(srun.pid, signal.SIGKILL)  # srun and its shepherd: neither tells the step
+            os.killpg(srun.pid, signal.SIGKILL)  # with its shepherd: neither may end the step
         srun.wait()
         for pipe in (srun.stdin, srun.stdout, srun.stderr):
             if pipe is not None:
@@ -80,7 +81,7 @@ def start(words: Sequence[str], *, name: str, stdin: str, limit_s: float) -> str
 def _first_line(srun: subprocess.Popen[bytes], stdin: bytes, limit_s: float) -> str:
     """Empty once it has ended or the time is over."""
     assert srun.stdin is not None and srun.stdout is not None
-    with contextlib.suppress(OSError):  # it has ended: its own words say why
+    with contextlib.suppress(OSError):  # it has ended: its output says why
         srun.stdin.write(stdin)
         srun.stdin.close()
     deadline, found = time.monotonic() + limit_s, b""
@@ -96,7 +97,7 @@ def _first_line(srun: subprocess.Popen[bytes], stdin: bytes, limit_s: float) -> 
 
 
 def refusal(name: str, code: int, stderr: str) -> HeadwayError:
-    """Why a step did not start: Slurm has no answer, the machine does not answer, or it refuses."""
+    """The error for a step that did not start: Slurm or the machine did not respond, or refused."""
     ours = [line for line in stderr.splitlines() if line.startswith("error: ")]
     if ours:
         return reach.refusal(name, code, ours[-1])

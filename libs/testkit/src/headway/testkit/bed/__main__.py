@@ -1,4 +1,4 @@
-"""``python -m headway.testkit.bed --nodes 5 --shell 0``: nodes by hand, until the shell ends."""
+"""Start simulated machines by hand: ``python -m headway.testkit.bed --nodes 5 --shell 0``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             # SIGINT, too: a shell starts what it puts in the background with SIGINT ignored
             signal.signal(number, signal.default_int_handler)
         with contextlib.suppress(KeyboardInterrupt):
-            print("Ctrl-C ends them", flush=True)
+            print("press Ctrl-C to end them", flush=True)
             while True:
                 time.sleep(0.5)  # signal.pause() would miss a signal that arrives just before it
     return 0

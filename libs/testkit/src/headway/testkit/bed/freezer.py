@@ -131,7 +131,7 @@ class Group:
 
 
 class Stopper:
-    """Where there is no cgroup to freeze: SIGSTOP to every process."""
+    """Sends SIGSTOP to every process, where no freezable cgroup exists."""
 
     def __init__(self, processes: Callable[[], list[ProcessId]]) -> None:
         self._processes = processes

@@ -1,4 +1,4 @@
-"""Works in another network namespace than the caller's, without a process that holds it."""
+"""Runs code in another network namespace, which no process needs to keep open."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class Node:
             raise
 
     def kill(self) -> None:
-        """Power loss: silence first, then everything on it ends at once; /dev/shm, /tmp are gone.
+        """Power loss: the network goes silent, then all processes die; /dev/shm and /tmp are lost.
 
         Peers get no FIN and no RST. Afterwards their connects fail with "no route to host" once
         they have forgotten the hardware address, as in a subnet of machines.
@@ -217,12 +217,12 @@ class Node:
         }
 
     def processes(self) -> list[ProcessId]:
-        """All that runs on it, without process 1; zombies included. Pids are the host's."""
+        """Its processes except process 1, zombies included. Pids are the host's."""
         return self._up.processes()
 
     # ---- faults -------------------------------------------------------------------------------
     def freeze(self) -> None:
-        """Nothing on it makes progress; its kernel still acknowledges what it receives."""
+        """Freeze all of its processes; the kernel still acknowledges what arrives."""
         self._freezer(self._up).freeze()
         self._is_frozen = True
 

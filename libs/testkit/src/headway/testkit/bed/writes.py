@@ -1,4 +1,4 @@
-"""Records who changes the files below a folder, on whichever machine of a bed: the kernel tells.
+"""Records which process on which machine of a bed changes files below a folder.
 
 By fanotify (man 7 fanotify), marked on the file system of the folder: writes, new, moved and
 removed files and folders. Not what a process writes through a memory map.
@@ -46,7 +46,10 @@ class Writes:
     """Runs until ``stop``, or the end of its ``with`` block."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises: HeadwayError: the kernel refuses, as without root."""
+        """
+        Raises:
+            HeadwayError: the kernel refuses, for example without root.
+        """
         self._folder = folder.resolve()
         self._queue = _libc.fanotify_init(
             _CLOEXEC | _NONBLOCK | _UNLIMITED_QUEUE | _REPORT_DIR_AND_NAME, os.O_RDONLY
@@ -81,8 +84,8 @@ class Writes:
             os.close(fd)
 
     def of(self, node: Node) -> list[Write]:
-        """What processes of a machine that is up have changed since it was booted, and what was
-        changed by processes that had ended before it was known which machine they were on.
+        """Writes by processes of a running machine since its boot, and by processes that had ended
+        before their machine could be determined.
 
         Raises:
             HeadwayError: the kernel has dropped events.

@@ -30,12 +30,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("config", type=Path)
     parser.add_argument("--count", type=int, default=5, help="machines, one of them a spare")
-    parser.add_argument("--slurm", action="store_true", help="as steps of a Slurm job")
+    parser.add_argument("--slurm", action="store_true", help="use steps of a Slurm job")
     parser.add_argument("--folder", type=Path, default=Path("runs/machines"))
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     options = parser.parse_args(argv)
     if reason := Machines.missing() or (Slurm.missing() if options.slurm else ""):
-        print(f"error: no separate machines on this host: {reason}", file=sys.stderr)
+        print(f"error: this host cannot simulate machines: {reason}", file=sys.stderr)
         return 2
     try:
         corpus = _corpus(load(RunConfig, [options.config], options.set))

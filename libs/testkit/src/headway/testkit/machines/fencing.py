@@ -1,4 +1,4 @@
-"""What a machine that has lost a run still changes in the folder that all machines share."""
+"""Finds writes to the shared folder by a machine that had already lost the run."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ OF_DRIVER = ("-m headway.trainer driver", "-m headway.health monitor")
 def writes_after_fencing(
     events: Sequence[tuple[float, int, str, str]], writes: Writes, node: Node
 ) -> list[str]:
-    """By the journal: what its former driver wrote once another one led, and what any process wrote
-    once the machine was lost, until it returned. Where only the driver was replaced, as in a cut of
-    control alone, the machine's ranks still take part and save.
+    """Writes of the machine's driver after another one led, and of any of its processes between the
+    machine's loss and its return, according to the journal. If only the driver was replaced, as in
+    a cut of the control network, the machine's ranks still take part and may write.
 
     Raises:
         HeadwayError: not all writes are known.

@@ -1,4 +1,4 @@
-"""Nodes of a bed as the machines of a cluster, and the console on a machine of its own."""
+"""A cluster whose machines are nodes of a bed; the console runs on an additional node."""
 
 from __future__ import annotations
 
@@ -165,8 +165,8 @@ class Machines:
             self.slurm.start(self.bed.node(index))
 
     def keep(self, name: str, index: int) -> Process:
-        """Have a machine be a node of the run as long as a process in its foreground lives, as
-        under systemd; its number as a node is its own."""
+        """Make a machine join the run with a foreground process, as under systemd; its node
+        number is its index."""
         node = self.bed.node(index)
         ticket = self.headway("node", "ticket", "--run", name, "--node", str(index)).stdout
         (node.root / "ticket.json").write_text(ticket)

@@ -102,7 +102,7 @@ class Slurm:
         node.run(["sh", "-euc", _BOOT.format(folder=self.folder, daemon=daemon)])
 
     def _runs_steps(self) -> bool:
-        """Nodes are said to be idle before they take work: one step on all of them is the test."""
+        """Whether a step runs on all nodes: Slurm calls nodes idle before they accept work."""
         count = str(len(self._nodes))
         words = ["srun", "--quiet", "--immediate=5", "-N", count, "true"]
         return self.head.run(words, check=False).returncode == 0

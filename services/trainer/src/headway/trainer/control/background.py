@@ -18,8 +18,8 @@ log = get_logger("driver")
 class Background:
     """``start`` never blocks and never raises; ``done_fd`` is readable when outcomes wait.
 
-    An effect that hangs, such as a look into a folder of a hung mount, holds up only its own kind:
-    asked again meanwhile, that kind fails at once and says so.
+    Work that hangs, such as a look into a folder of a hung mount, blocks only its own kind: further
+    work of this kind fails at once with TimeoutError until it ends.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,9 @@ class Background:
         """Do ``work`` on a thread; ``then(result, None)``
         or ``then(None, error)`` runs in the loop."""
         if kind in self._running:
-            self._hand_back(lambda: then(None, TimeoutError(f"the last {kind} has not ended yet")))
+            self._hand_back(
+                lambda: then(None, TimeoutError(f"the previous {kind} is still running"))
+            )
             return
         self._running.add(kind)
         thread = threading.Thread(
@@ -55,7 +57,7 @@ class Background:
             try:
                 callback()
             except Exception:  # the others must not wait for the next outcome
-                log.exception("an outcome could not be taken")
+                log.exception("handling the outcome of an action failed")
 
     def _do(
         self, kind: str, work: Callable[[], Any], then: Callable[[Any, Exception | None], None]

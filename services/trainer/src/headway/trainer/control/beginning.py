@@ -1,4 +1,4 @@
-"""What a driver begins with: the plan of the configuration, and what the journal knows."""
+"""Builds a driver's initial state from the configuration and the journal."""
 
 from __future__ import annotations
 

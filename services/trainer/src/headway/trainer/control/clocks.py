@@ -1,8 +1,8 @@
-"""The run's clock, by which the journal's times count, and what each node's clock is to it.
+"""The run's clock, which times in the journal refer to, and the offset of each node's clock.
 
-It is the monotonic clock of the machine of the run's first driver. A driver on another machine
-continues it: it adds to its own clock what the journal holds of its node. Where that is nothing, as
-when all machines were started anew, it continues by the wall clock since the last event.
+It is the monotonic clock of the first driver's machine. A driver on another machine continues it by
+adding the offset that the journal has for its node. Without an offset, as after a reboot of all
+machines, it continues by the wall-clock time since the last event.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from headway.common.wire.messages.driver import NodeBeat
 from headway.trainer.control.journal import ClockReading, Journal
 
 MOVED_S = 60.0
-"""A clock that drifts is noted again at most so often; in between it is taken as steady."""
+"""Shortest time between two records of a clock that drifts."""
 _LARGEST = 2**62  # of a time in ns; more does not fit into the journal
 
 
@@ -51,14 +51,14 @@ class RunClock:
         return self.now_ns() * 1e-9
 
     def own(self, node: int, boot_id: str) -> ClockReading | None:
-        """What this machine's clock is to the run's, to be kept in the journal; None if it is."""
+        """The offset of this machine's clock, if the journal does not have it yet, else None."""
         return None if (node, boot_id) in self._newest else self._keep(node, boot_id, self._base_ns)
 
     def compare(self, beat: NodeBeat, boot_id: str) -> ClockReading | None:
-        """What a beat shows of its node's clock, to be kept in the journal; None if it is no news.
+        """The clock offset in a beat, if it is worth recording in the journal, else None.
 
-        News is the first estimate of a machine's boot, one that is more than twice as certain as
-        the one before, and one that contradicts it.
+        Recorded are the first estimate of a boot, one that is more than twice as certain as the one
+        before, and one that contradicts it.
         """
         offset_ns, uncertainty_ns = beat.clock_offset_ns, beat.clock_uncertainty_ns
         if offset_ns is None or uncertainty_ns is None or not boot_id:

@@ -80,7 +80,7 @@ from headway.trainer.control.run_metrics import RunMetrics
 from headway.trainer.control.writer import JournalWriter
 
 TICK_S = 0.1
-GATHER_S = 0.005  # messages of many nodes wait so long, to be served together; of fewer, less
+GATHER_S = 0.005  # with many nodes, messages are collected for this long and handled together
 MANY_NODES = 512
 RENEW_S = 0.25
 FLUSH_S = 0.1
@@ -91,7 +91,7 @@ ORPHANS_S = 2.0
 LINGER_S = 3.0
 """How long a driver whose run is over keeps answering, so that every executor learns of the end."""
 CLOSE_LIMIT_S = 4.0
-"""For its last records; with ``LINGER_S`` less than executors leave it for its end."""
+"""For the last records; with ``LINGER_S`` less than executors wait for a driver's end."""
 
 log = get_logger("driver")
 
@@ -214,7 +214,7 @@ class Driver:
         self._journal.close(CLOSE_LIMIT_S)
         return code
 
-    # ---- hearing ------------------------------------------------------------------------------
+    # ---- receiving ----------------------------------------------------------------------------
     def tick(self) -> None:
         """Let time pass for the state; say that the run is over while it is."""
         if self._outcome:
@@ -320,7 +320,7 @@ class Driver:
                 self._finish(action)
 
     def note(self, event: str, fields: dict[str, Any]) -> None:
-        """Keep what happened in the journal, and say it in the log."""
+        """Record an event in the journal and in the log."""
         self._journal.append(self._records.event_record(event, fields, self._clock.now_s()))
         self._metrics.feed(event)
         log.info(event, **fields)
@@ -369,11 +369,11 @@ class Driver:
         self._background.start(f"{type(action).__name__} {action.node}", work, then)
 
     def _report_bad(self, node: int, reason: str) -> None:
-        """To the owner of the machines; tried once, since the run does not depend on it."""
+        """Report a bad machine to the engine; tried once, since the run does not depend on it."""
 
         def then(_result: object, error: Exception | None) -> None:
             if error is not None:
-                log.warning("the machine stays in service", node=node, error=str(error))
+                log.warning("cannot take the machine out of service", node=node, error=str(error))
 
         self._background.start(
             f"report node {node}", lambda: self.engine.report_bad(node, reason), then

@@ -1,4 +1,4 @@
-"""What the driver asks the engine about the inits of its nodes, periodically, on a thread."""
+"""Periodically asks the engine, on a separate thread, whether the inits of nodes have ended."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ log = get_logger("driver")
 
 
 class EngineLooks:
-    """An executor that merely died is its init's business. The engine is asked for inits that have
-    ended, at most ``MAX_ASKED`` at a time."""
+    """Finds inits that have ended, by asking about at most ``MAX_ASKED`` nodes at a time. Executors
+    that have died are not looked for: their inits restart them."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class EngineLooks:
         self._begin = begin + MAX_ASKED
         asked = [node for node in nodes[begin : self._begin] if node not in silent]
 
-        def mend() -> None:
+        def restart() -> None:
             for node in asked:
                 # In this order: an init that ended as asked has outlived its executor.
                 if self._has_ended(node) and self._cluster.living(node) is not None:
@@ -66,7 +66,7 @@ class EngineLooks:
             if error is not None:
                 log.warning("no init can be started", reason=str(error))
 
-        self._background.start("look for lost inits", mend, then)
+        self._background.start("look for lost inits", restart, then)
 
     def _has_ended(self, node: int) -> bool:
         try:

@@ -140,7 +140,8 @@ def chosen(fault: str, target: str, rank: int, parts: Parts) -> list[ProcessId]:
         found = [parts.services[target]] if target in parts.services else []
     if not found:
         raise InputError(
-            f"this node runs no {target!r}" + (f" of rank {rank}" if target == "worker" else ""),
+            f"this node does not run {target!r}"
+            + (f" of rank {rank}" if target == "worker" else ""),
             remedy=f"it runs {', '.join(sorted(parts.services))} and ranks {sorted(parts.workers)}",
         )
     return found
