@@ -25,6 +25,8 @@ TRAINER = "services/trainer/src/headway/trainer"
 STORE = "services/ckpt_store/src/headway/ckpt_store"
 LOADER = "services/dataloader/src/headway/dataloader"
 NODE = "libs/common/src/headway/common/node"
+LAUNCH = "libs/launch/src/headway/launch"
+TESTS = "services/trainer/tests"
 LAYOUTS = (
     "tests/golden/test_layouts.py::test_in_fp64_gradients_and_parameters_equal_the_single_process"
 )
@@ -165,6 +167,90 @@ MUTATIONS = (
         "self._writer.end(self._seq, broken=kind is not None)",
         "self._writer.end(self._seq)",
         "libs/common/tests/node/test_flight.py",
+    ),
+    Mutation(
+        "never-fence-the-former-driver-elsewhere",
+        f"{TRAINER}/control/leadership.py",
+        "        if not self._lease.fence(former):\n",
+        "        if former.is_here and not self._lease.fence(former):\n",
+        f"{TESTS}/test_leadership.py::test_a_former_driver_on_another_machine_is_ended_through_the_engine",
+    ),
+    Mutation(
+        "leave-an-evicted-node-its-key",
+        f"{TRAINER}/control/driver.py",
+        "                    self._gate.revoke(action.node)\n",
+        "                    pass\n",
+        f"{TESTS}/test_driver_joined.py::test_the_key_of_an_evicted_node_opens_no_connection_any_more",
+    ),
+    Mutation(
+        "admit-a-node-without-a-look-at-its-token",
+        f"{TRAINER}/control/gate.py",
+        "        _check_token(message, bundle)\n",
+        "",
+        f"{TESTS}/test_gate.py::test_who_may_not_join_learns_why",
+    ),
+    Mutation(
+        "lead-with-half-of-the-nodes",
+        f"{TRAINER}/control/lines.py",
+        "        return 2 * len(heard) <= len(expected) and",
+        "        return 2 * len(heard) < len(expected) and",
+        f"{TESTS}/test_lost_touch.py::test_at_most_half_of_the_nodes_is_too_few_without_all_ranks",
+    ),
+    Mutation(
+        "give-spares-up-while-cut-off",
+        f"{TRAINER}/control/decisions/silence.py",
+        "        return bool(core.fleet.unreachable)\n",
+        "        return False\n",
+        f"{TESTS}/test_lost_touch.py::test_a_new_driver_without_all_ranks_counts_every_spare",
+    ),
+    Mutation(
+        "count-dead-spares-for-ever",
+        f"{TRAINER}/control/decisions/silence.py",
+        "        return bool(core.fleet.unreachable)\n",
+        "        return True\n",
+        f"{TESTS}/test_lost_touch.py::test_spares_without_power_do_not_make_drivers_resign",
+    ),
+    Mutation(
+        "restart-every-node-at-once",
+        f"{TRAINER}/control/decisions/silence.py",
+        "    for node in due[: _room(core)]:\n",
+        "    for node in due:\n",
+        f"{TESTS}/test_control_restarts.py::test_after_a_silence_of_all_nodes_few_are_restarted_at_a_time",
+    ),
+    Mutation(
+        "write-the-journal-of-a-newer-driver",
+        f"{TRAINER}/control/journal.py",
+        "        if newest > self.epoch > 0:\n",
+        "        if False:\n",
+        f"{TESTS}/test_journal.py::test_an_older_driver_cannot_write_once_a_newer_one_has",
+    ),
+    Mutation(
+        "claim-an-epoch-twice",
+        f"{LAUNCH}/lease.py",
+        "os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC",
+        "os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC",
+        "libs/launch/tests/test_lease.py::test_a_claim_between_look_and_claim_wins",
+    ),
+    Mutation(
+        "renew-a-lease-that-another-has-claimed",
+        f"{LAUNCH}/lease.py",
+        "        if newest > me.epoch:\n",
+        "        if False:\n",
+        "libs/launch/tests/test_lease.py::test_a_superseded_holder_learns_it_at_its_next_renewal",
+    ),
+    Mutation(
+        "leave-without-a-checkpoint-when-the-drain-is-refused",
+        f"{LAUNCH}/joining/stay.py",
+        '                        self._ask(holder, "checkpoint")\n',
+        "                        pass\n",
+        "libs/launch/tests/test_machine_verbs.py::test_each_stay_asks_for_its_own_drain_once_and_for_a_checkpoint_if_that_is_refused",
+    ),
+    Mutation(
+        "end-the-job-for-the-run-before",
+        f"{LAUNCH}/slurm/hold.py",
+        "is_over and view.holder is not None and view.holder.epoch > (before or 0):",
+        "is_over:",
+        "libs/launch/tests/test_slurm_hold.py::test_a_job_ends_with_its_run_but_not_for_the_driver_before",
     ),
 )
 

@@ -64,6 +64,21 @@ def test_of_many_claimants_one_gets_the_epoch(make_lease: MakeLease) -> None:
     assert leases[0].look() == LeaseView(5, None)
 
 
+def test_a_claim_between_look_and_claim_wins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late, look = FileLease(tmp_path), FileLease._claimed
+
+    def looks_before_another_claims(self: FileLease) -> int:
+        found = look(self)
+        monkeypatch.setattr(FileLease, "_claimed", look)
+        assert FileLease(tmp_path).claim(0) == 1
+        return found
+
+    monkeypatch.setattr(FileLease, "_claimed", looks_before_another_claims)
+    assert late.claim(0) is None
+
+
 def test_a_record_tells_who_leads(make_lease: MakeLease) -> None:
     lease = make_lease()
     assert lease.claim(0) == 1

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-from headway.testkit.trainer.by_hand import Hand, events
+from headway.testkit.trainer.by_hand import Hand, events, only
 from headway.testkit.trainer.cluster_model.shell import LIMITS
 from headway.trainer.control.decisions.core import Core
 from headway.trainer.control.decisions.effects import RETRY_S, Effects
@@ -19,6 +19,7 @@ from headway.trainer.control.decisions.events import (
     Failed,
     FindDurable,
     Finish,
+    ReleaseNode,
     RestartNode,
 )
 from headway.trainer.control.decisions.invariants import check
@@ -64,6 +65,19 @@ def test_only_a_node_of_the_run_can_be_evicted() -> None:
     hand.send(EvictNode(2))
     assert hand.state.eviction_refusal(2) == "node 2 is not in the run"
     assert hand.state.eviction_refusal(0) == "no spare is ready for node 0"
+
+
+def test_a_spare_that_was_given_up_can_be_evicted_and_not_drained() -> None:
+    hand = Hand().run()
+    hand.silent = {2}
+    for _ in range(round(LIMITS.node_lost_s) + 1):
+        for action in hand.wait(1.0):
+            if isinstance(action, RestartNode):
+                hand.send(Failed(action, "it cannot be reached"))
+    assert hand.state.status_of(2) == "lost"
+    assert hand.state.drain_refusal(2) == "node 2 is lost already"
+    assert hand.state.eviction_refusal(2) == ""
+    assert only(hand.send(EvictNode(2)), ReleaseNode) == ReleaseNode(2)
 
 
 def test_an_answer_counts_once_and_only_for_the_newest_question() -> None:

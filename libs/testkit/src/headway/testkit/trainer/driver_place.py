@@ -11,12 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 from headway.common.config import to_toml
 from headway.common.node.run_dir import NodePaths, RunDir, new_run_id
 from headway.common.polling import wait_until
+from headway.common.wire.addresses import Network
 from headway.common.wire.client import Client
+from headway.common.wire.keys import KeyPair
 from headway.common.wire.message import Message
-from headway.common.wire.messages.driver import GetStatus, NodeBeat, Relay, Seals, Status
+from headway.common.wire.messages.driver import GetStatus, Joined, NodeBeat, Relay, Seals, Status
 from headway.common.wire.messages.executor import (
     DriverBeat,
     KillWorker,
@@ -27,9 +30,12 @@ from headway.common.wire.messages.executor import (
     WorkerBeat,
 )
 from headway.launch.cluster import ClusterFolder
+from headway.launch.joining import tokens
+from headway.launch.joining.bundle import Bundle
+from headway.launch.joining.client import this_machine
 from headway.launch.lease import FileLease, Holder
 from headway.testkit.trainer.sessions import one_rank
-from headway.trainer.config import RecoveryConfig
+from headway.trainer.config import RecoveryConfig, RunConfig
 
 LIMIT_S = 90.0
 QUIET = dataclasses.replace(  # no node is missed, and so none is started
@@ -67,12 +73,12 @@ class Peer:
 class Place:
     """A run of one rank and its cluster's folder; to be closed."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, config: RunConfig = QUIET, nodes: int = 2) -> None:
         self.run = RunDir.create(folder / "run", run_id=new_run_id())
-        self.run.config.write_text(to_toml(QUIET))
+        self.run.config.write_text(to_toml(config))
         NodePaths(self.run.run_id, 0).create()
-        self.cluster = ClusterFolder.create(folder / "cluster", nodes=2)
-        self.lease = FileLease(self.run.path)
+        self.cluster = ClusterFolder.create(folder / "cluster", nodes=nodes)
+        self.lease = FileLease(self.run.control)
         self.processes: list[subprocess.Popen[bytes]] = []
         self.clients: list[Client] = []
 
@@ -129,6 +135,39 @@ class Place:
         for process in self.processes:
             process.kill()
             process.wait()
+
+
+class JoinedPlace(Place):
+    """The same over machines, none of which is there: nodes join with keys of their own."""
+
+    def __init__(self, folder: Path, config: RunConfig = QUIET, nodes: int = 2) -> None:
+        super().__init__(folder, config, nodes)
+        shared = folder / "shared"
+        (shared / "control").mkdir(parents=True)
+        (self.run.path / "control").symlink_to(shared / "control")
+        self.lease = FileLease(self.run.control)
+        reach = ["false", "{name}"]
+        hosts = [{"name": f"machine-{node}"} for node in range(nodes)]
+        self.bundle = Bundle(
+            run_id=self.run.run_id,
+            name="run",
+            nodes=nodes,
+            config=self.run.config.read_text(),
+            network=Network(),
+            engine={"kind": "hosts", "shared": str(shared), "hosts": hosts, "reach": reach},
+            shared=str(shared),
+            secret=tokens.new_secret(),
+        )
+        self.bundle.save(self.run.bundle)
+
+    def join(self, node: int, keys: KeyPair, holder: Holder) -> None:
+        """Have one node join, as its machine would."""
+        token = tokens.mint(self.bundle.secret, self.run.run_id, node)
+        question = this_machine(node, keys.public, token=token)
+        question = msgspec.structs.replace(question, uid=f"machine-{node}")  # type: ignore[type-var]
+        server_key = holder.server_key.encode()
+        with Client(holder.join_endpoint, keys=keys, server_key=server_key) as client:
+            client.call(question, Joined, timeout_s=LIMIT_S)
 
 
 def begin(place: Place) -> Peer:

@@ -106,6 +106,8 @@ def drain_refusal(core: Core, node: int) -> str:
     """Why the node cannot be drained now; empty when it can."""
     if any(node == draining for draining, *_ in core.drains):
         return ""
+    if node in core.fleet.nodes and core.fleet.nodes[node].status == "lost":
+        return f"node {node} is lost already"
     if (refusal := eviction_refusal(core, node)) or not core.fleet.nodes[node].ranks:
         return refusal
     before = [number for number, *_ in core.drains if core.fleet.nodes[number].ranks]

@@ -179,7 +179,7 @@ def on_failed(core: Core, failed: Failed) -> list[Action]:
 def eviction_refusal(core: Core, node: int) -> str:
     """Why the node cannot be evicted now; empty when it can."""
     fleet = core.fleet
-    if node not in fleet.nodes or fleet.nodes[node].status == "lost":
+    if node not in fleet.nodes or fleet.nodes[node].bar in ("evicted", "gone"):
         return f"node {node} is not in the run"
     if fleet.nodes[node].ranks and fleet.spare_for(node) is None:
         return f"no spare is ready for node {node}"
