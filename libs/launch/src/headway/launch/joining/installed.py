@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 
-import headway
 from headway.common.errors import HeadwayError
 from headway.common.node.files import files_below
 
@@ -37,9 +38,14 @@ def source() -> str:
     Raises:
         OSError: they cannot be read.
     """
+    return digest_of(Path(root) for root in sys.modules["headway"].__path__)
+
+
+def digest_of(roots: Iterable[Path]) -> str:
+    """The same of the packages below these folders, each of which has some. Raises OSError."""
     found = {
         path.relative_to(root).as_posix(): path
-        for root in map(Path, headway.__path__)
+        for root in roots
         for package in PACKAGES
         for path in files_below(root / package)
         if path.suffix == ".py"
