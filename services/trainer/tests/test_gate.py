@@ -139,7 +139,12 @@ REFUSED: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
     "another node": (lambda: _other_token(node=2), "is for node 2, not node 1"),
     "expired": (lambda: _other_token(valid_s=-90.0), "expired 9"),
     "no token": (lambda: {"token": ""}, "malformed"),
-    "another version": (lambda: {"version": "0.0.1"}, "has Headway 0.0.1"),
+    "another version": (lambda: {"version": "0.0.1"}, r"has Headway 0\.0\.1, the driver's machine"),
+    "another commit": (lambda: {"source": "0" * 16}, "source 0{16}, the driver's machine [0-9a-f]"),
+    "an older commit": (lambda: {"source": ""}, "has Headway's source unknown, the driver's"),
+    "another torch": (lambda: {"torch": "0.4"}, r"has torch 0\.4, the driver's machine [0-9]"),
+    "a torch of two lines": (lambda: {"torch": "1\n2"}, r"torch='1\\n2', which"),
+    "an address with a blank": (lambda: {"address": "a b"}, "address='a b', which"),
     "a clock": (lambda: {"unix_s": time.time() + 3600}, r"\+3[56]\d\d s off"),
     "no key": (lambda: {"public_key": "no key"}, "sent no public key"),
     "no time": (lambda: {"unix_s": math.nan}, r"clock of \S+ is \+nan s off"),
@@ -175,10 +180,63 @@ def test_a_full_run_admits_no_other(door: Door) -> None:
         door.ask(node=4)
 
 
-def test_one_machine_is_one_node(door: Door) -> None:
-    door.ask(node=1, uid="m", boot_id="b")
-    with pytest.raises(RemoteError, match="is node 1 of the run already"):
-        door.ask(node=2, uid="m", boot_id="b")
+def test_one_machine_is_one_node(tmp_path: Path) -> None:
+    alive: set[int] = set()
+    with contextlib.closing(Door(tmp_path, is_alive=alive.__contains__)) as door:
+        door.ask(node=1, uid="m", boot_id="b")
+        with pytest.raises(BusyError, match="which is node 1 of the run"):
+            door.ask(node=2, uid="m", boot_id="b")
+        alive.add(1)
+        with pytest.raises(RemoteError, match="is node 1 of the run already"):
+            door.ask(node=2, uid="m", boot_id="b")
+
+
+def test_machines_with_one_id_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    """They were copied from one image; only their boots differ."""
+    alive: set[int] = set()
+    first, second = KeyPair.generate(), KeyPair.generate()
+    with contextlib.closing(Door(tmp_path, is_alive=alive.__contains__)) as door:
+        door.ask(node=1, keys=first, uid="image", boot_id="b", host="gpu-01")
+        with pytest.raises(BusyError, match="has the machine id of gpu-01, which is node 1"):
+            door.ask(node=2, keys=second, uid="image", boot_id="c", host="gpu-02")
+        alive.add(1)
+        with pytest.raises(RemoteError, match="gpu-02 has the machine id of gpu-01") as error:
+            door.ask(node=2, keys=second, uid="image", boot_id="c", host="gpu-02")
+        assert "systemd-machine-id-setup" in error.value.remedy
+        assert error.value.remote_code == "input"
+        with pytest.raises(BusyError, match="gpu-01, which still reports as node 1") as busy:
+            door.ask(node=1, keys=second, uid="image", boot_id="c", host="gpu-02")
+        assert "systemd-machine-id-setup" in busy.value.remedy
+        assert door.admission(first.public) and not door.admission(second.public)
+
+
+def test_a_machine_that_was_rebooted_is_admitted_once_its_former_boot_is_silent(
+    tmp_path: Path,
+) -> None:
+    alive = {1}
+    with contextlib.closing(Door(tmp_path, is_alive=alive.__contains__)) as door:
+        door.ask(boot_id="first")
+        with pytest.raises(BusyError, match="still reports as node 1"):
+            door.ask(boot_id="second")
+        alive.clear()
+        assert door.ask(boot_id="second").node == 1
+
+
+@pytest.mark.parametrize("boot_id", ["b", "c"])
+def test_a_machine_becomes_another_node_once_its_former_one_is_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, boot_id: str
+) -> None:
+    """Slurm numbers the machines of a resumed run anew, and gives them to further jobs."""
+    monkeypatch.setattr(gates, "START_S", 0.0)
+    with contextlib.closing(Door(tmp_path)) as first:
+        first.ask(node=1, uid="m", boot_id="b")
+        assert first.ask(node=2, uid="m", boot_id=boot_id).node == 2
+    early = pytest.raises(BusyError, match="which is node 1 of the run")
+    with contextlib.closing(Door(tmp_path)) as second, early:
+        second.ask(node=3, uid="m", boot_id=boot_id)
+    monkeypatch.setattr(gates, "RETURN_S", 0.0)
+    with contextlib.closing(Door(tmp_path)) as third:
+        assert third.ask(node=3, uid="m", boot_id=boot_id).node == 3
 
 
 def test_a_key_belongs_to_one_node(door: Door) -> None:

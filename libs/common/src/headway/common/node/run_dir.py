@@ -59,15 +59,18 @@ def shm_root(env: Mapping[str, str] | None = None) -> Path:
     )
 
 
-def private_folder(path: Path, *, up_to: Path) -> Path:
-    """Create ``path`` and its parents up to ``up_to`` as 0700 folders.
+def private_folder(
+    path: Path, *, up_to: Path, setting: str = f"{ENV_SOCK_ROOT} and {ENV_SHM_ROOT}"
+) -> Path:
+    """Create ``path`` and its parents up to ``up_to`` as 0700 folders; ``setting`` is what chooses
+    another place, for the message.
 
     Raises:
         InputError: one of them exists and is a link, a file, or belongs to another
             user (/tmp is shared).
     """
     if path != up_to:
-        private_folder(path.parent, up_to=up_to)
+        private_folder(path.parent, up_to=up_to, setting=setting)
     else:
         path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
@@ -76,7 +79,7 @@ def private_folder(path: Path, *, up_to: Path) -> Path:
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         raise InputError(
             f"{path} is not a folder of user {os.getuid()}",
-            remedy=f"remove it, or set {ENV_SOCK_ROOT} and {ENV_SHM_ROOT}",
+            remedy=f"remove it, or set {setting}",
         )
     if stat.S_IMODE(found.st_mode) & 0o077:
         path.chmod(0o700)

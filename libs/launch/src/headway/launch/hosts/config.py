@@ -17,6 +17,7 @@ from pathlib import Path
 
 from headway.common.config import load
 from headway.common.errors import ConfigError
+from headway.launch.joining.scratch import DEFAULT
 from headway.launch.machines import hooks
 
 SSH = (
@@ -58,8 +59,9 @@ class HostsConfig:
     drain: tuple[str, ...] = ()
     """What takes a machine out of service that a verdict has given up, with ``{name}`` and
     ``{reason}``; it is run once."""
-    scratch: str = "/var/tmp/headway"
-    """Folder on each machine's own disk, for logs and keys."""
+    scratch: str = DEFAULT
+    """Folder on each machine's own disk, for logs and keys; ``{uid}`` is the user's number there.
+    It must belong to that user or to root."""
 
     def __post_init__(self) -> None:
         names = [host.name for host in self.hosts]

@@ -21,12 +21,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from headway.common.errors import HeadwayError
-from headway.common.node.files import make_private_folder
 from headway.common.node.janitor import end_node, processes_of, role_of
 from headway.common.node.process import ProcessId
 from headway.common.polling import wait_until
 from headway.launch.engines import config_of, of_bundle
-from headway.launch.joining import corpus, needs, records
+from headway.launch.joining import corpus, needs, records, scratch
 from headway.launch.joining.answers import DONE, NO_INIT
 from headway.launch.joining.bundle import Bundle
 from headway.launch.joining.client import join
@@ -69,6 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return be_pod(options.bundle)
         ticket = Ticket.from_json(sys.stdin.read())
         folder = NodeFolder(ticket.folder)
+        scratch.check(folder.path)
         match options.verb:
             case "start":
                 take_part(folder, ticket, options.limit)
@@ -141,7 +141,7 @@ def take_part(folder: NodeFolder, ticket: Ticket, limit_s: float) -> None:
             f"what an earlier start of run {ticket.run_id} left on this machine does not end",
             remedy="restart the machine",
         )
-    make_private_folder(folder.path)
+    scratch.make(folder.path)
     # The first node's ticket may be used again, as after a reboot: then a driver can be asked,
     # unless all nodes of the run were down at once.
     is_first = bool(ticket.bundle) and not is_led_or_over(Path(ticket.control))

@@ -6,14 +6,14 @@ import os
 import shutil
 import socket
 import time
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from headway.common.errors import BusyError, DeadlineError, HeadwayError
+from headway.common.errors import BusyError, DeadlineError
 from headway.common.node.machine import boot_id, machine_uid
 from headway.common.wire.client import Client
 from headway.common.wire.keys import KeyPair
 from headway.common.wire.messages.driver import Join, Joined
+from headway.launch.joining import installed
 from headway.launch.joining.bundle import Bundle
 from headway.launch.joining.needs import num_gpus
 from headway.launch.joining.ticket import Ticket
@@ -36,9 +36,9 @@ def join(ticket: Ticket, keys: KeyPair, *, limit_s: float) -> Bundle:
         InputError: what it sends does not describe a run.
     """
     lease = lease_of(Path(ticket.control))
-    question = this_machine(ticket.node, keys.public, token=ticket.token)
     deadline = time.monotonic() + limit_s
     trouble = f"no driver has announced itself in {ticket.control}"
+    remedy = "see that this machine reaches that address, and its firewall the port"
     while time.monotonic() < deadline:
         try:
             holder = lease.look().holder
@@ -46,9 +46,9 @@ def join(ticket: Ticket, keys: KeyPair, *, limit_s: float) -> Bundle:
             holder, trouble = None, f"the driver's lease cannot be read: {error}"
         if holder is not None and holder.join_endpoint:
             try:
-                return _ask(holder, keys, question)
+                return _ask(holder, keys, ticket)
             except BusyError as error:
-                trouble = error.message
+                trouble, remedy = error.message, error.remedy
                 time.sleep(AGAIN_S)
             except DeadlineError:
                 trouble = f"the driver does not answer at {holder.join_endpoint}"
@@ -56,18 +56,19 @@ def join(ticket: Ticket, keys: KeyPair, *, limit_s: float) -> Bundle:
         time.sleep(max(LOOK_S, lease.look_s))
     raise DeadlineError(
         f"node {ticket.node} has not joined run {ticket.run_id} within {limit_s:.0f} s: {trouble}",
-        remedy="see that this machine reaches that address, and its firewall the port",
+        remedy=remedy,
     )
 
 
-def _ask(holder: Holder, keys: KeyPair, question: Join) -> Bundle:
-    server_key = holder.server_key.encode()
+def _ask(holder: Holder, keys: KeyPair, ticket: Ticket) -> Bundle:
+    address, server_key = _own_address(holder.join_endpoint), holder.server_key.encode()
+    question = this_machine(ticket.node, keys.public, token=ticket.token, address=address)
     with Client(holder.join_endpoint, keys=keys, server_key=server_key) as client:
         joined = client.call(question, Joined, timeout_s=CALL_S)
     return Bundle.from_json(joined.bundle, source="what the driver sent")
 
 
-def this_machine(node: int, public_key: bytes, *, token: str = "") -> Join:
+def this_machine(node: int, public_key: bytes, *, token: str = "", address: str = "") -> Join:
     """The machine as it introduces itself."""
     return Join(
         node=node,
@@ -76,20 +77,27 @@ def this_machine(node: int, public_key: bytes, *, token: str = "") -> Join:
         boot_id=boot_id(),
         host=socket.gethostname(),
         public_key=public_key.decode(),
-        version=installed_version(),
+        version=installed.version(),
         num_gpus=num_gpus(),
         num_cpus=len(os.sched_getaffinity(0)),
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         shm_bytes=shutil.disk_usage("/dev/shm").total,
         unix_s=time.time(),
+        source=installed.source(),
+        torch=installed.torch(),
+        address=address,
     )
 
 
-def installed_version() -> str:
-    """Of this installation."""
+def _own_address(endpoint: str) -> str:
+    """From which this machine reaches a TCP endpoint; empty if it has no way there."""
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     try:
-        return version("headway-launch")
-    except PackageNotFoundError as error:
-        raise HeadwayError(
-            "Headway is not installed here, only found", remedy="install it with pip"
-        ) from error
+        family, kind, *_, address = socket.getaddrinfo(
+            host.strip("[]"), int(port), type=socket.SOCK_DGRAM
+        )[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)  # which sends nothing
+            return str(probe.getsockname()[0])
+    except (OSError, ValueError):
+        return ""

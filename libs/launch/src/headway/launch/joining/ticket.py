@@ -11,6 +11,7 @@ from headway.common.config import from_dict
 from headway.common.errors import ConfigError, InputError
 from headway.launch.joining import tokens
 from headway.launch.joining.bundle import Bundle
+from headway.launch.joining.scratch import folder_of
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Ticket:
     control: str
     """Shared folder with the driver's lease, by which a node finds the driver."""
     scratch: str
-    """Folder on the machine for logs, records and keys; made if it is absent."""
+    """Folder on the machine for logs, records and keys, see ``scratch``; made if it is absent."""
     bundle: str = field(default="", repr=False)
     """For the first node of a run, which no driver can answer yet."""
     epoch: int = 0
@@ -64,4 +65,4 @@ class Ticket:
     @property
     def folder(self) -> Path:
         """Everything of this node of the run on the machine."""
-        return Path(self.scratch) / f"{self.run_id}-n{self.node}"
+        return folder_of(self.scratch, f"{self.run_id}-n{self.node}")

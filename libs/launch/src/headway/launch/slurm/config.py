@@ -12,6 +12,7 @@ from pathlib import Path
 
 from headway.common.config import load
 from headway.common.errors import ConfigError
+from headway.launch.joining.scratch import DEFAULT
 from headway.launch.machines import hooks
 
 OURS = (
@@ -38,8 +39,9 @@ class SlurmConfig:
     options: tuple[str, ...] = ()
     """Of sbatch, for the partition, account, time limit and GPUs; ``SBATCH_*`` variables work,
     too."""
-    scratch: str = "/var/tmp/headway"
-    """Folder on each machine's own disk, for logs and keys."""
+    scratch: str = DEFAULT
+    """Folder on each machine's own disk, for logs and keys; ``{uid}`` is the user's number there.
+    It must belong to that user or to root."""
     notice_s: int = 120
     """So long before the time limit the run stops with a checkpoint. Slurm may come up to a minute
     early."""

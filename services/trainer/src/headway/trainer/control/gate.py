@@ -21,8 +21,8 @@ from headway.common.wire.server import Server
 from headway.launch.cluster import ClusterFolder
 from headway.launch.joining import tokens
 from headway.launch.joining.bundle import Bundle
-from headway.launch.joining.client import installed_version, this_machine
-from headway.trainer.control.introduction import check_introduction, shown
+from headway.launch.joining.client import this_machine
+from headway.trainer.control.introduction import check_installation, check_introduction, shown
 from headway.trainer.control.journal import Journal
 from headway.trainer.control.writer import JournalWriter
 
@@ -30,6 +30,14 @@ WRITE_LIMIT_S = 0.5
 """The driver's loop waits so long for the journal, then the machine asks again."""
 CLOCK_LIMIT_S = 300.0
 """A machine whose clock is further off is refused: tokens, logs and checkpoints carry times."""
+START_S = 20.0
+"""A machine that has joined reports as a node within it."""
+RETURN_S = 5.0
+"""A living node that a driver before has admitted finds the next one within it."""
+OWN_ID = (
+    "give each machine an id of its own: rm /etc/machine-id && systemd-machine-id-setup (one that "
+    "was rebooted just now asks again by itself)"
+)
 FACT = "members"
 AGENTS = "agents.allowed"
 """In the folder of keys: what the monitor of the driver's node admits."""
@@ -49,6 +57,7 @@ class Member:
     num_cpus: int = 0
     memory_bytes: int = 0
     shm_bytes: int = 0
+    address: str = ""
 
 
 def members_of(journal: Journal) -> dict[int, Member]:
@@ -102,7 +111,10 @@ class Gate:
         self._journal = journal
         self._throttle = Throttle()
         self._agents = KeyFile(cluster.path / "keys" / AGENTS)
-        self._members[node] = _member(this_machine(node, *cluster.public_of("executor")))
+        self._own = this_machine(node, *cluster.public_of("executor"))
+        self._members[node] = _member(self._own)
+        self._awaited = dict.fromkeys(self._members, time.monotonic() + RETURN_S)
+        """Until when a member that does not report may be about to."""
         journal.submit(self._writing())  # the first node of a run has nobody to ask
         for member in self._members.values():
             admission.admit(member.public_key.encode())
@@ -137,7 +149,7 @@ class Gate:
                 self._admission.revoke(former.public_key.encode())
                 if former.boot_id != member.boot_id:
                     self.rebooted(node)
-            log.info("a node has joined", node=node, host=message.host)
+            log.info("a node has joined", node=node, host=member.host, address=member.address)
         self._admission.admit(message.public_key.encode())
         self._list_agents()
         return Joined(node=node, epoch=self.epoch, bundle=self._bundle.to_json())
@@ -159,11 +171,7 @@ class Gate:
         node, bundle = message.node, self._bundle
         check_introduction(message)
         _check_token(message, bundle)
-        if message.version != installed_version():
-            raise InputError(
-                f"{message.host} has Headway {message.version}, the run {installed_version()}",
-                remedy="install the same version on each machine",
-            )
+        check_installation(message, self._own)
         if not 0 <= node < bundle.nodes:
             raise InputError(
                 f"the run has {bundle.nodes} nodes, none is number {node}",
@@ -179,24 +187,51 @@ class Gate:
                 f"the clock of {message.host} is {off_s:+.0f} s off that of the driver's machine",
                 remedy="set it (chrony or ntp), then start the node again",
             )
+        self._check_identity(message)
         former, key = self._members.get(node), message.public_key
-        if former and former.uid != message.uid and self.is_alive(node):
-            raise InputError(
-                f"node {node} is another machine already, {former.host}, which reports",
-                remedy="list each machine once",
-            )
-        for other, member in self._members.items():
-            if other != node and (member.uid, member.boot_id) == (message.uid, message.boot_id):
-                raise InputError(
-                    f"{message.host} is node {other} of the run already",
-                    remedy="list each machine once",
-                )
         # Else the end of one of them, which revokes its key, would shut out the other.
         if (former is None or former.public_key != key) and self._admission(key.encode()):
             raise InputError(
                 f"{message.host} sent the public key of another node or service of the run, {key}",
                 remedy="its folder is a copy: remove it there, then start the node again",
             )
+
+    def _check_identity(self, message: Join) -> None:
+        """A machine is one node at a time, and takes no place of another machine that reports.
+
+        Machines that were copied from one image may share an id. Their boots differ, but so do two
+        boots of one machine: only that the node still reports shows that it is another machine.
+
+        Raises: as ``_check``.
+        """
+        node, host = message.node, message.host
+        former = self._members.get(node)
+        if former is not None and self.is_alive(node):
+            if former.uid != message.uid:
+                raise InputError(
+                    f"node {node} is another machine already, {former.host}, which reports",
+                    remedy="list each machine once",
+                )
+            if former.boot_id != message.boot_id:
+                raise BusyError(
+                    f"{host} has the machine id of {former.host}, which still reports as node "
+                    f"{node}",
+                    remedy=OWN_ID,
+                )
+        for other, member in self._members.items():
+            if other == node or member.uid != message.uid:
+                continue
+            is_alive = self.is_alive(other)
+            if is_alive and member.boot_id == message.boot_id:
+                raise InputError(
+                    f"{host} is node {other} of the run already", remedy="list each machine once"
+                )
+            if is_alive or time.monotonic() < self._awaited[other]:
+                kind = InputError if is_alive else BusyError
+                raise kind(
+                    f"{host} has the machine id of {member.host}, which is node {other} of the run",
+                    remedy=OWN_ID,
+                )
 
     # ---- what others must know ----------------------------------------------------------------
     def _keep(self, node: int, member: Member) -> None:
@@ -211,6 +246,7 @@ class Gate:
             )
         has_ended, former = threading.Event(), self._members.get(node)
         self._members[node] = member
+        self._awaited[node] = time.monotonic() + START_S
         work, is_there = self._writing(), False
 
         def write(journal: Journal) -> None:
@@ -256,6 +292,7 @@ def _member(message: Join) -> Member:
         num_cpus=message.num_cpus,
         memory_bytes=message.memory_bytes,
         shm_bytes=message.shm_bytes,
+        address=message.address,
     )
 
 

@@ -12,6 +12,11 @@ _NAME = re.compile(r"[!-~]{1,255}")
 """No spaces, control characters or escapes, which would change the lines that show it."""
 _SHOWN = 40
 _SAME = "use an unchanged Headway"
+_INSTALLED = (
+    ("Headway", "version", "install the same version on each machine"),
+    ("Headway's source", "source", "install the same commit on each machine"),
+    ("torch", "torch", "install the same torch on each machine"),
+)
 
 
 def check_introduction(message: Join) -> None:
@@ -26,13 +31,29 @@ def check_introduction(message: Join) -> None:
     ):
         if not _NAME.fullmatch(getattr(message, name)):
             raise _refusal(message, name, "1 to 255 printable ASCII characters", remedy)
-    if message.boot_id and not _NAME.fullmatch(message.boot_id):  # empty: it cannot be read there
-        raise _refusal(message, "boot_id", "at most 255 printable ASCII characters", _SAME)
+    for name in ("boot_id", "source", "torch", "address"):  # empty: it is not known there
+        if getattr(message, name) and not _NAME.fullmatch(getattr(message, name)):
+            raise _refusal(message, name, "at most 255 printable ASCII characters", _SAME)
     for name in ("num_gpus", "num_cpus", "memory_bytes", "shm_bytes"):
         if getattr(message, name) < 0:
             raise _refusal(message, name, "0 or more", _SAME)
     if not is_public_key(message.public_key.encode()):
         raise InputError("the node sent no public key", remedy=_SAME)
+
+
+def check_installation(message: Join, ours: Join) -> None:
+    """
+    Raises:
+        InputError: what is installed there is not what this machine, the driver's, has.
+    """
+    for what, name, remedy in _INSTALLED:
+        theirs, own = getattr(message, name), getattr(ours, name)
+        if theirs != own:
+            raise InputError(
+                f"{message.host} has {what} {theirs or 'unknown'}, the driver's machine "
+                f"{own or 'unknown'}",
+                remedy=remedy,
+            )
 
 
 def shown(text: str) -> str:

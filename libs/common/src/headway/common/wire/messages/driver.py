@@ -322,6 +322,12 @@ class Join(Message, tag="driver.join/1"):
     shm_bytes: int = 0
     """Size of /dev/shm."""
     unix_s: float = 0.0
+    source: str = ""
+    """Digest of Headway's installed source: commits of one version differ in it."""
+    torch: str = ""
+    """The version that is installed."""
+    address: str = ""
+    """Of the machine, on the way to the driver."""
 
 
 class Joined(Message, tag="driver.joined/1"):
