@@ -248,7 +248,7 @@ MUTATIONS = (
     Mutation(
         "end-the-job-for-the-run-before",
         f"{LAUNCH}/slurm/hold.py",
-        "is_over and view.holder is not None and view.holder.epoch > (before or 0):",
+        "is_over and view.holder is not None and view.holder.epoch > before:",
         "is_over:",
         "libs/launch/tests/test_slurm_hold.py::test_a_job_ends_with_its_run_but_not_for_the_driver_before",
     ),

@@ -38,7 +38,7 @@ def test_a_file_with_names_only_uses_ssh(tmp_path: Path) -> None:
 BAD = {
     'shared = "x"\n[[hosts]]\nname = "a"': "not an absolute path",
     'shared = "/x"\nhosts = []': "hosts is empty",
-    'shared = "/x"\n[[hosts]]\nname = "-oProxyCommand=x"': "not a name of a machine",
+    'shared = "/x"\n[[hosts]]\nname = "-oProxyCommand=x"': "is not a valid host name",
     'shared = "/x"\n[[hosts]]\nname = "a"\n[[hosts]]\nname = "a"': "listed twice",
     'shared = "/x"\nreach = ["ssh"]\n[[hosts]]\nname = "a"': "does not contain {name}",
     'shared = "/x"\nfence = ["off"]\n[[hosts]]\nname = "a"': "does not contain {name}",

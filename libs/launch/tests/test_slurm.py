@@ -54,12 +54,12 @@ BAD = {
     'shared = "x"': "not an absolute path",
     'shared = "/x"\nnotice_s = 0': "out of range",
     'shared = "/x"\nnotice_s = 100000': "out of range",
-    'shared = "/x"\noptions = ["-N4"]': "cannot be used here",
-    'shared = "/x"\noptions = ["--arr=0-3"]': "cannot be used here",
-    'shared = "/x"\noptions = ["--requeue"]': "cannot be used here",
-    'shared = "/x"\noptions = ["--partition train"]': "cannot be used here",
-    'shared = "/x"\noptions = ["--nodes=3"]': "cannot be used here",
-    'shared = "/x"\noptions = ["train"]': "cannot be used here",
+    'shared = "/x"\noptions = ["-N4"]': "cannot be used",
+    'shared = "/x"\noptions = ["--arr=0-3"]': "cannot be used",
+    'shared = "/x"\noptions = ["--requeue"]': "cannot be used",
+    'shared = "/x"\noptions = ["--partition train"]': "cannot be used",
+    'shared = "/x"\noptions = ["--nodes=3"]': "cannot be used",
+    'shared = "/x"\noptions = ["train"]': "cannot be used",
     'shared = "/x"\nfence = ["off"]': "does not contain {name}",
     'shared = "/x"\njob = "7"': "job",
     'partition = "x"': "partition",
@@ -241,7 +241,7 @@ def test_a_step_goes_on_when_its_srun_is_ended(slurm: Callable[..., None], tmp_p
 
 def test_a_step_that_says_nothing_is_unknown(slurm: Callable[..., None]) -> None:
     slurm("srun", text="sleep 600")
-    with pytest.raises(UnreachableError, match="did not respond within 1 s"):
+    with pytest.raises(UnreachableError, match="did not answer within 1 s"):
         step.start(["srun"], name="a", stdin="", limit_s=1.0)
 
 

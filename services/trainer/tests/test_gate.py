@@ -176,7 +176,7 @@ def test_who_may_not_join_learns_why(
 
 
 def test_a_full_run_admits_no_other(door: Door) -> None:
-    with pytest.raises(RemoteError, match="the run has 4 nodes, none is number 4"):
+    with pytest.raises(RemoteError, match="the run has only 4 nodes, so there is no node 4"):
         door.ask(node=4)
 
 

@@ -50,15 +50,14 @@ class HostsConfig:
     python: str = "python3"
     """Python of the installation, on each machine."""
     reach: tuple[str, ...] = SSH
-    """What runs a command on a machine: it is followed by the command, and passes standard input,
-    output and the exit code on. ``{name}`` is the machine's name. Nodes need it too, because each
-    may have to host the driver."""
+    """Command that runs its arguments on the machine ``{name}``, passing on standard input, output
+    and the exit code. It must work on every node too, because each may have to host the driver."""
     fence: tuple[str, ...] = ()
-    """What cuts a machine off that cannot be reached, such as
+    """Command that powers off an unreachable machine, such as
     ``["ipmitool", "-H", "{name}-bmc", "power", "off"]``; its exit code 0 confirms it."""
     drain: tuple[str, ...] = ()
-    """What takes a machine out of service that a verdict has given up, with ``{name}`` and
-    ``{reason}``; it is run once."""
+    """Command that takes a machine out of service after a verdict has condemned it, with
+    ``{name}`` and ``{reason}``; it is run once."""
     scratch: str = DEFAULT
     """Folder on each machine's own disk, for logs and keys; ``{uid}`` is the user's number there.
     It must belong to that user or to root."""
@@ -70,7 +69,7 @@ class HostsConfig:
         for name in names:
             if not _NAME.fullmatch(name):
                 raise ConfigError(
-                    f"hosts: {name!r} is not a name of a machine", remedy="write a host name"
+                    f"hosts: {name!r} is not a valid host name", remedy="write a host name"
                 )
         if twice := {name for name in names if names.count(name) > 1}:
             raise ConfigError(
@@ -85,8 +84,8 @@ class HostsConfig:
                 )
         if not self.python or self.python.startswith("~"):
             raise ConfigError(
-                f"python={self.python!r} is found on no machine",
-                remedy="write its whole path, or a name that is on the PATH of each machine",
+                f"python={self.python!r} cannot be used",
+                remedy="write its absolute path, or a name that is on the PATH of each machine",
             )
         for key in ("reach", "fence", "drain"):
             hooks.check(key, getattr(self, key))

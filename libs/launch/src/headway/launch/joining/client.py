@@ -1,4 +1,4 @@
-"""A machine's way into a run: it finds the driver by its lease and asks to be a node."""
+"""How a machine joins a run: it finds the driver through its lease and asks to become a node."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from headway.launch.leases import lease_of
 CALL_S = 5.0
 LOOK_S = 0.1
 AGAIN_S = 1.0
-"""Before a driver that did not answer, or was busy, is asked again."""
+"""Pause before the next request to a driver that did not respond or was busy."""
 
 
 def join(ticket: Ticket, keys: KeyPair, *, limit_s: float) -> Bundle:
-    """Ask the driver of the run, until one answers.
+    """Send ``Join`` to the driver of the run until it is answered.
 
     Raises:
-        RemoteError: it refuses this machine; the message says why.
-        DeadlineError: no driver answers within ``limit_s``, or it is busy for so long, as while
-            what the node ran before is being ended.
-        InputError: what it sends does not describe a run.
+        RemoteError: the driver refuses this machine; the message says why.
+        DeadlineError: no driver responds within ``limit_s``, or it stays busy, for example
+            because the node's former processes are still being killed.
+        InputError: the reply does not describe a run.
     """
     lease = lease_of(Path(ticket.control))
     deadline = time.monotonic() + limit_s

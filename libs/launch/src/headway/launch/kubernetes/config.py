@@ -81,8 +81,8 @@ def _is_value(text: str) -> bool:
 def check_name(what: str, name: str, *, longest: int = MAX_LABEL, parts: bool = False) -> None:
     """
     Args:
-        what: is called so, for the message.
-        name: must be an RFC 1123 label.
+        what: what the name is for, used in the message.
+        name: the name; must be an RFC 1123 label.
         longest: in characters.
         parts: several labels with dots between them are allowed, as in the name of a claim.
 

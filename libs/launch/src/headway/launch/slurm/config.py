@@ -43,8 +43,8 @@ class SlurmConfig:
     """Folder on each machine's own disk, for logs and keys; ``{uid}`` is the user's number there.
     It must belong to that user or to root."""
     notice_s: int = 120
-    """So long before the time limit the run stops with a checkpoint. Slurm may come up to a minute
-    early."""
+    """How long before the time limit the run stops with a checkpoint. Slurm's signal may come up to
+    a minute early."""
     fence: tuple[str, ...] = ()
     """What cuts a machine off that cannot be reached, with ``{name}`` for its name; its exit code
     0 confirms it."""
@@ -63,9 +63,9 @@ class SlurmConfig:
         for option in self.options:
             if not _may_be_given(option):
                 raise ConfigError(
-                    f"options: {option!r} cannot be used here",
-                    remedy="write options of sbatch as one word each, such as --partition=train, "
-                    f"but none of {', '.join(OURS)}, -{', -'.join(OUR_LETTERS)}",
+                    f"options: {option!r} cannot be used",
+                    remedy="write each option of sbatch as one word, such as --partition=train, "
+                    f"and none of {', '.join(OURS)}, -{', -'.join(OUR_LETTERS)}",
                 )
         if not 1 <= self.notice_s <= MOST_NOTICE_S:
             raise ConfigError(

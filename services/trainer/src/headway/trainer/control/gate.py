@@ -1,4 +1,4 @@
-"""Where machines join a run that spans several: open to those who have a token."""
+"""The socket at which machines join a run; it admits those with a valid token."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ from headway.trainer.control.journal import Journal
 from headway.trainer.control.writer import JournalWriter
 
 WRITE_LIMIT_S = 0.5
-"""The driver's loop waits so long for the journal, then the machine asks again."""
+"""How long the driver's loop waits for the journal before the machine has to retry."""
 CLOCK_LIMIT_S = 300.0
-"""A machine whose clock is further off is refused: tokens, logs and checkpoints carry times."""
+"""A machine whose clock is further off is refused, because tokens, logs and checkpoints carry
+wall-clock times."""
 START_S = 20.0
 """A machine that has joined reports as a node within it."""
 RETURN_S = 5.0
@@ -61,7 +62,7 @@ class Member:
 
 
 def members_of(journal: Journal) -> dict[int, Member]:
-    """Those that drivers before have admitted; one that cannot be read joins again."""
+    """The nodes that earlier drivers admitted; if they cannot be read, the nodes join again."""
     try:
         rows = json.loads(journal.fact(FACT, "{}"))
         return {int(node): from_dict(Member, row) for node, row in rows.items()}
@@ -115,7 +116,7 @@ class Gate:
         self._members[node] = _member(self._own)
         self._awaited = dict.fromkeys(self._members, time.monotonic() + RETURN_S)
         """Until when a member that does not report may be about to."""
-        journal.submit(self._writing())  # the first node of a run has nobody to ask
+        journal.submit(self._writing())  # the driver's own node has not sent ``Join``
         for member in self._members.values():
             admission.admit(member.public_key.encode())
         self._list_agents()
@@ -127,7 +128,7 @@ class Gate:
         return member.boot_id if member is not None else ""
 
     def revoke(self, node: int) -> None:
-        """The node's key is worth nothing any more."""
+        """Stop admitting the node's key."""
         if member := self._members.pop(node, None):
             self._admission.revoke(member.public_key.encode())
             self._list_agents()
@@ -174,22 +175,22 @@ class Gate:
         check_installation(message, self._own)
         if not 0 <= node < bundle.nodes:
             raise InputError(
-                f"the run has {bundle.nodes} nodes, none is number {node}",
+                f"the run has only {bundle.nodes} nodes, so there is no node {node}",
                 remedy="start it with more nodes or spares",
             )
         if self.is_leaving(node):
             raise BusyError(
-                f"node {node} was evicted from the run, and its machine has not been ended yet",
-                remedy="start it again when that is done: `headway logs` shows why it takes long",
+                f"node {node} was evicted, and its processes have not all ended yet",
+                remedy="start it again later; `headway logs` shows what is left",
             )
         if not abs(off_s := message.unix_s - time.time()) <= CLOCK_LIMIT_S:  # nor may it be NaN
             raise InputError(
-                f"the clock of {message.host} is {off_s:+.0f} s off that of the driver's machine",
+                f"the clock of {message.host} is {off_s:+.0f} s off the driver's clock",
                 remedy="set it (chrony or ntp), then start the node again",
             )
         self._check_identity(message)
         former, key = self._members.get(node), message.public_key
-        # Else the end of one of them, which revokes its key, would shut out the other.
+        # Otherwise evicting one of them, which revokes its key, would lock out the other.
         if (former is None or former.public_key != key) and self._admission(key.encode()):
             raise InputError(
                 f"{message.host} sent the public key of another node or service of the run, {key}",
@@ -233,16 +234,16 @@ class Gate:
                     remedy=OWN_ID,
                 )
 
-    # ---- what others must know ----------------------------------------------------------------
+    # ---- journal and monitor ------------------------------------------------------------------
     def _keep(self, node: int, member: Member) -> None:
-        """Write the new member; it is answered only when a next driver would know it.
+        """Record the new member. It gets a reply only once the next driver would know it too.
 
         Raises:
             BusyError: the journal cannot be written now.
         """
         if self._journal.trouble:
             raise BusyError(
-                f"the node cannot be recorded: {self._journal.trouble}", remedy="it asks again"
+                f"the node cannot be recorded: {self._journal.trouble}", remedy="it will retry"
             )
         has_ended, former = threading.Event(), self._members.get(node)
         self._members[node] = member
@@ -265,7 +266,7 @@ class Gate:
             else:
                 self._members[node] = former
             why = self._journal.trouble or "the journal does not answer"
-            raise BusyError(f"the node cannot be recorded: {why}", remedy="it asks again")
+            raise BusyError(f"the node cannot be recorded: {why}", remedy="it will retry")
 
     def _writing(self) -> Callable[[Journal], None]:
         """Writes the members of now, on the journal's thread."""
@@ -276,7 +277,7 @@ class Gate:
         try:
             self._agents.write(member.public_key.encode() for member in self._members.values())
         except OSError as error:
-            log.error("the monitor does not learn of new nodes", reason=str(error))
+            log.error("cannot list the new node for the monitor", reason=str(error))
 
     def close(self) -> None:
         self.server.close()

@@ -1,4 +1,4 @@
-"""What a machine says of itself when it joins can be kept, compared and shown to people."""
+"""Checks that what a machine sends in ``Join`` can be stored, compared and printed safely."""
 
 from __future__ import annotations
 

@@ -18,11 +18,11 @@ from headway.trainer.control.background import Background
 from headway.trainer.control.lines import Lines
 
 CUT_OFF_S = 4.0
-"""A driver that has not heard from most nodes for so long lets another node lead."""
+"""A driver that gets no beats from most nodes for this long lets another node lead."""
 CUT_OFF_START_S = 15.0
-"""The same of a new driver, which they must find first."""
+"""The same for a new driver, which nodes must find first."""
 LATE_S = 1.0
-"""A lease that was not renewed for so long is logged: one renewal may take longer than others."""
+"""A lease that was not renewed for this long is logged; a single renewal may be slow."""
 
 log = get_logger("driver")
 
@@ -78,8 +78,8 @@ class Leadership:
             )
 
     def _fence_elsewhere(self, former: Holder) -> bool:
-        """A former driver on another machine. It is no danger until it is ended, which may take
-        long: executors and journal refuse an older epoch, whose checkpoints do not count."""
+        """Kill a former driver on another machine, which may take long. Meanwhile it does no harm:
+        executors and the journal reject its epoch, and its checkpoints are ignored."""
 
         def then(is_sure: bool | None, _error: Exception | None) -> None:
             if not is_sure:
@@ -144,7 +144,7 @@ class Leadership:
         self.stop()
 
     def resign_if_cut_off(self, lines: Lines) -> None:
-        """Let a node lead that reaches more of the others, if most of them are silent at once."""
+        """Resign if most nodes fall silent at once, so that a node that reaches more can lead."""
         if self._tenure is None or self._is_resigning:
             return
         if not lines.has_lost_touch(CUT_OFF_S, CUT_OFF_START_S):
@@ -154,7 +154,7 @@ class Leadership:
 
         def then(_result: object, error: Exception | None) -> None:
             if error is not None:
-                log.error("cannot resign", reason=str(error))
+                log.error("cannot give up the lease", reason=str(error))
             self.stop()
 
         self._background.start("resignation", self._tenure.resign, then)

@@ -1,4 +1,4 @@
-"""The driver's lines to executors and to the monitor: who is where, and what each must receive."""
+"""The driver's connections to executors and the monitor: their addresses, and what to send them."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ class Lines:
         return [node for _, node in heapq.nsmallest(MAX_ASKED, silent)]
 
     def has_lost_touch(self, for_s: float, start_s: float) -> bool:
-        """Whether this driver hears at most half of the nodes that are not given up, itself
-        included: a partition of the network, on whose other side more of the run may be.
+        """Whether this driver receives beats from at most half of the nodes that are not lost,
+        itself included. Then most of the run may be on the other side of a partition.
 
         But with all ranks on this side nothing of the run is on the other one, however many spares
         are: a driver over there would go back to a checkpoint. Where both sides could lead, the
@@ -88,7 +88,7 @@ class Lines:
             start_s: how long a driver waits for their first beats.
         """
         expected = [n for n in self._state.nodes if self._state.status_of(n) != "lost"]
-        if len(expected) < 3:  # of two neither is the greater part
+        if len(expected) < 3:  # neither of two nodes is a majority
             return False
         now, late = time.monotonic(), max(self._began_at + start_s - for_s, 0.0)
         heard = {n for n in expected if now - self._beat_at.get(n, late) < for_s}

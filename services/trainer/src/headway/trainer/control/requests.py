@@ -132,8 +132,8 @@ class Requests:
         count, known = message.count, self._state.commands
         if len(known) >= MOST_COMMANDS and message.operation != "stop":
             raise InputError(
-                f"the run has taken {MOST_COMMANDS} commands",
-                remedy="continue it as another run: `headway fork`",
+                f"the run has reached the limit of {MOST_COMMANDS} commands",
+                remedy="continue with a fork: `headway fork`",
             )
         match message.operation:
             case "set":
@@ -152,7 +152,7 @@ class Requests:
                 waiting = sum(len(one.tokens) for one in known[self._state.applied :])
                 if waiting + len(message.tokens) > MOST_WAITING_TOKENS:
                     raise BusyError(
-                        f"prompts of {waiting} tokens wait to be continued",
+                        f"prompts of {waiting} tokens are still waiting",
                         remedy="try again when they are done",
                     )
             case "rollback":
@@ -261,7 +261,7 @@ class Requests:
             )
         if message.name == "worker" and self._rank(message.rank).status != "running":
             raise InputError(
-                f"rank {message.rank} does not train yet: {self._waiting() or 'it starts'}",
+                f"rank {message.rank} is not training yet: {self._waiting() or 'it is starting'}",
                 remedy="try again when `headway status` shows it as running",
             )
         home = self._state.rank_nodes.get(message.rank, self.lines.home)
@@ -269,7 +269,7 @@ class Requests:
         if node not in self.lines.nodes:
             raise InputError(
                 f"node {node} is not connected to the driver",
-                remedy=f"connected are {sorted(self.lines.nodes)}",
+                remedy=f"use one of {sorted(self.lines.nodes)}",
             )
         faults.check(message.fault, message.name, self._state.services(node))
         fields = {"target": message.name, "fault": message.fault, "rank": message.rank}
