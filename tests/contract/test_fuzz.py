@@ -163,10 +163,17 @@ def _bad_name(draw: random.Random, number: int) -> bytes:
     ids=["dataloader", "ckpt_store", "agent"],
 )  # fmt: skip
 @pytest.mark.parametrize(
-    "endpoint", ["tcp://0.0.0.0:0", "tcp://*:0", "tcp://[::]:0", "tcp://localhost:0"]
+    ("endpoint", "reason"),
+    [
+        ("tcp://0.0.0.0:0", "means every interface of a machine"),
+        ("tcp://*:0", "means every interface of a machine"),
+        ("tcp://[::]:0", "means every interface of a machine"),
+        ("tcp://192.0.2.1:0", "has no keys; give it CURVE keys"),
+        ("tcp://localhost:0", "has no keys; give it CURVE keys"),
+    ],
 )
 def test_no_service_without_keys_listens_off_loopback(
-    command: list[str], endpoint: str, tmp_path: Path
+    command: list[str], endpoint: str, reason: str, tmp_path: Path
 ) -> None:
     with private_roots() as (_, memory):
         places = {"shm": memory, "here": tmp_path}
@@ -179,7 +186,7 @@ def test_no_service_without_keys_listens_off_loopback(
         ]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2, done.stderr
-    assert "has no keys; give it CURVE keys" in done.stderr
+    assert reason in done.stderr
     assert "Traceback" not in done.stderr and len(done.stderr.splitlines()) == 1
 
 
