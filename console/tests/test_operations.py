@@ -182,11 +182,11 @@ def test_what_cannot_be_done_is_refused_and_leaves_nothing(
     [
         (["evict"], "expected [RUN] NODE, got 'nothing'; for example `headway evict 1`"),
         (["evict", "a", "b", "c"], "expected [RUN] NODE, got 'a b c'"),
-        (["evict", "fake"], "node is a whole number, not 'fake'"),
+        (["evict", "fake"], "node must be a whole number, not 'fake'"),
         (["set"], "expected [RUN] lr=VALUE"),
         (["set", "lr"], "expected KEY=VALUE, got 'lr'; for example `headway set lr=3e-4`"),
         (["set", "colour=3"], "cannot set 'colour'; only lr can be set on a live run"),
-        (["set", "lr=fast"], "lr is a number, not 'fast'"),
+        (["set", "lr=fast"], "lr must be a number, not 'fast'"),
         (["inject", "kill"], "nothing to break; give --rank R, or --service NAME with --node N"),
         (["inject", "kill", "--rank", "0", "--service", "agent"], "two things to break"),
         (["inject", "kill", "--rank", "2"], "rank 2 is not in run fake; use 0 to 1"),

@@ -290,7 +290,7 @@ def test_what_the_page_may_not_ask_for_is_refused(fake: FakeRun, console: RunCon
     refused = [
         ("set lr", "-3", "set lr: cannot set lr to -3; set lr to a number above 0"),
         ("set lr", "1e9", "set lr: lr=1e+09 is more than"),
-        ("set lr", "fast", "set lr: lr is a number, not 'fast'; write lr as 3e-4 or 0.0003"),
+        ("set lr", "fast", "set lr: lr must be a number, not 'fast'; write lr as 3e-4 or 0.0003"),
         ("set lr", " ", "set lr: no value for lr; type the learning rate, above 0"),
         ("kill rank", "", "kill rank: no rank is selected; select one first"),
     ]
@@ -368,7 +368,7 @@ def test_a_new_operation_needs_one_line_for_its_button() -> None:
     assert about["cli"] == "headway evict r %node% --runs-dir /runs"
     assert known.read({"node": "1"}, rank=-1) == {"node": 1}
     with pytest.raises(
-        InputError, match=r"node is a whole number, not 'x'; write node as 20, for example"
+        InputError, match=r"node must be a whole number, not 'x'; for example 20"
     ):
         known.read({"node": "x"}, rank=-1)
     with pytest.raises(InputError, match="no value for node; type number of the node, from 0"):

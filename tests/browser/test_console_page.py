@@ -99,7 +99,7 @@ def test_a_window_that_was_chosen_stays_where_it_is(recovered: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("abc", "lr is a number, not 'abc'; write lr as 3e-4 or 0.0003"),
+        ("abc", "lr must be a number, not 'abc'; for example 3e-4 or 0.0003"),
         ("", "no value for lr"),
         ("-1", "cannot set lr to -1; set lr to a number above 0"),
         ("1e9", "lr=1e+09 is more than"),

@@ -45,7 +45,7 @@ def gateway(
     ],
     runs_dir: RunsDir = RUNS,
 ) -> None:
-    """Let a console on another machine watch and steer the runs of this one.
+    """Let consoles elsewhere watch and steer the runs here.
 
     Runs in the foreground until Ctrl-C. Anyone who has FILE can watch and steer the runs. The
     gateway's own key is in FILE.server. Both files are reused at the next start.

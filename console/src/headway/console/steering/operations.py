@@ -166,7 +166,7 @@ def parse(parameter: inspect.Parameter, text: str) -> Any:
         return kind(text)
     except ValueError:
         wanted = "a whole number" if kind is int else "a number"
-        example = "20, for example" if kind is int else "3e-4 or 0.0003"
+        example = "20" if kind is int else "3e-4 or 0.0003"
         raise InputError(
             f"{name} must be {wanted}, not {text!r}", remedy=f"for example {example}"
         ) from None
