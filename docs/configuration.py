@@ -64,8 +64,7 @@ however it is written, {", ".join(f"`{key}`" for key in KEPT_ON_RESUME)}.
 """
 
 ENVIRONMENT = {
-    "HEADWAY_CACHE": "Folder of the measured peak (`peak.json`) and of what `headway --cluster` "
-    "copies from gateways, instead of `~/.cache/headway`.",
+    "HEADWAY_CACHE": "Folder of the measured peak (`peak.json`), instead of `~/.cache/headway`.",
     "HEADWAY_SHM_ROOT": "Folder for shared memory, instead of one below `/dev/shm` per user.",
     "HEADWAY_SOCK_ROOT": "Folder for sockets, instead of one below `/tmp` per user. Keep it short.",
     "HEADWAY_RUN_ID": "Set by the launcher in every process of a run: the run it belongs to.",

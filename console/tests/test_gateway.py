@@ -220,32 +220,6 @@ def test_the_machines_are_asked_once_however_often_a_console_polls(
     assert asked == ["fake"]
 
 
-def test_one_command_needs_no_folder_here(
-    fake: FakeRun, console: Console, capsys: pytest.CaptureFixture[str],
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    (tmp_path / "empty").mkdir()
-    monkeypatch.chdir(tmp_path / "empty")
-    fake.advance(12)
-    there = ("--cluster", str(console.key))
-    assert main([*there, "status", "fake"]) == 0
-    assert "12/40" in capsys.readouterr().out
-    assert main([*there, "pause"]) == 0 and fake.paused, "the newest by default"
-    capsys.readouterr()
-    assert list((tmp_path / "empty").iterdir()) == []
-    (fake.folder.path / "run.json").unlink()
-    assert main([*there, "runs"]) == 0
-    assert capsys.readouterr().out.startswith("no run in"), "as it is there now"
-
-
-@pytest.mark.parametrize("words", [("run", "x.toml"), ("doctor",), ("cluster", "drain", "x")])
-def test_what_does_not_work_elsewhere_is_named(
-    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["--cluster", "gateway.key", *words]) == 2
-    assert f"`headway {words[0]}` does not work on runs of" in capsys.readouterr().err
-
-
 # ---- keys --------------------------------------------------------------------------------------
 def test_only_the_key_of_the_file_is_admitted(console: Console) -> None:
     known = Access.load(console.key)

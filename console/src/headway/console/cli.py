@@ -13,7 +13,6 @@ from typing import Annotated, Any
 
 import typer
 from headway.common.cli import fail, group, run
-from headway.common.errors import InputError
 from headway.common.help_pages import PageGroup, epilog
 from headway.console.commands import (
     configuration,
@@ -30,8 +29,6 @@ from headway.console.commands.options import RUNS, run_names
 from headway.console.commands.pages import HEADINGS, SERVICES
 
 GROUP = "headway.commands"
-HERE_ONLY = ("run", "attach", "gateway", "fork", "replay", "doctor")
-"""Commands with --runs-dir that need the runs' own folder, or this machine."""
 SERVICE_HELP = {
     "ckpt": "List, verify and clear up checkpoints",
     "data": "Prepare and inspect training data",
@@ -118,44 +115,15 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def _show_elsewhere(ctx: typer.Context, key_file: Path) -> None:
-    """Have the command look for runs in what the gateway shows."""
-    from headway.console.gateway.access import Access
-    from headway.console.gateway.remote_run import runs_of
-
-    name = str(ctx.invoked_subcommand)
-    group: Any = ctx.command
-    command = group.get_command(ctx, name)
-    if command is None:  # the error of a wrong name follows
-        return
-    if name in HERE_ONLY or all(option.name != "runs_dir" for option in command.params):
-        raise InputError(
-            f"`headway {name}` does not work on runs of another machine",
-            remedy="leave --cluster out, or do this on that machine",
-        )
-    ctx.default_map = {name: {"runs_dir": str(runs_of(Access.load(key_file)))}}
-
-
 def _root(
-    ctx: typer.Context,
     version: Annotated[
         bool,
         typer.Option(
             "--version", callback=_print_version, is_eager=True, help="Print the version."
         ),
     ] = False,
-    cluster: Annotated[
-        Path | None,
-        typer.Option(
-            "--cluster",
-            metavar="FILE",
-            help="Use the runs of another machine, by its gateway's key file.",
-        ),
-    ] = None,
 ) -> None:
     del version
-    if cluster is not None:
-        _show_elsewhere(ctx, cluster)
 
 
 app = group(

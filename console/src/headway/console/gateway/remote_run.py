@@ -7,10 +7,8 @@ of steps; everything else is requested from the gateway each time.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,7 +39,6 @@ from headway.console.folder.presence import Presence
 from headway.console.gateway.access import Access
 from headway.console.gateway.server import FILE, head_of
 from headway.console.hints import ELSEWHERE
-from headway.console.machine.peak import cache_folder
 from headway.console.run import Run
 
 CALL_S = 10.0
@@ -208,19 +205,6 @@ def attach(access: Access, runs_dir: Path, only: str | None = None) -> list[Remo
             access.save(path / ELSEWHERE)
             _keep_description(path, facts)
     return [RemoteRun(runs_dir / name) for name in names]
-
-
-def runs_of(access: Access) -> Path:
-    """A private folder with the runs of a gateway as they are now, for commands that name only its
-    key file. Raises as ``attach``."""
-    name = hashlib.blake2b(access.server_key.encode(), digest_size=8).hexdigest()
-    folder = cache_folder() / "gateways" / name
-    make_private_folder(folder)
-    there = {run.name for run in attach(access, folder)}
-    for path in folder.iterdir():
-        if path.name not in there:
-            shutil.rmtree(path, ignore_errors=True)
-    return folder
 
 
 def _keep_description(path: Path, facts: RunFacts) -> None:

@@ -161,15 +161,10 @@ def processor_name(device: str) -> str:
     return found[1].strip() if found else f"{os.uname().machine} {device}"
 
 
-def cache_folder() -> Path:
-    """What the console keeps for this user, whichever folder it is called in."""
-    root = os.environ.get("HEADWAY_CACHE")
-    return Path(root) if root else Path.home() / ".cache" / "headway"
-
-
 def cache_file() -> Path:
     """Where the figures are kept."""
-    return cache_folder() / "peak.json"
+    root = os.environ.get("HEADWAY_CACHE")
+    return (Path(root) if root else Path.home() / ".cache" / "headway") / "peak.json"
 
 
 def _key(device: str) -> str:
