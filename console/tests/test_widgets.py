@@ -367,9 +367,7 @@ def test_a_new_operation_needs_one_line_for_its_button() -> None:
     assert about["python"] == "run.evict(%node%)" and about["question"].startswith("take node %n")
     assert about["cli"] == "headway evict r %node% --runs-dir /runs"
     assert known.read({"node": "1"}, rank=-1) == {"node": 1}
-    with pytest.raises(
-        InputError, match=r"node must be a whole number, not 'x'; for example 20"
-    ):
+    with pytest.raises(InputError, match=r"node must be a whole number, not 'x'; for example 20"):
         known.read({"node": "x"}, rank=-1)
     with pytest.raises(InputError, match="no value for node; type number of the node, from 0"):
         known.read({}, rank=-1)

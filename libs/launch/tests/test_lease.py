@@ -67,15 +67,15 @@ def test_of_many_claimants_one_gets_the_epoch(make_lease: MakeLease) -> None:
 def test_a_claim_between_look_and_claim_wins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    late, look = FileLease(tmp_path), FileLease._claimed
+    late, look = FileLease(tmp_path), FileLease._claims
 
-    def looks_before_another_claims(self: FileLease) -> int:
+    def looks_before_another_claims(self: FileLease) -> dict[int, Path]:
         found = look(self)
-        monkeypatch.setattr(FileLease, "_claimed", look)
+        monkeypatch.setattr(FileLease, "_claims", look)
         assert FileLease(tmp_path).claim(0) == 1
         return found
 
-    monkeypatch.setattr(FileLease, "_claimed", looks_before_another_claims)
+    monkeypatch.setattr(FileLease, "_claims", looks_before_another_claims)
     assert late.claim(0) is None
 
 
