@@ -290,7 +290,7 @@ def test_what_the_page_may_not_ask_for_is_refused(fake: FakeRun, console: RunCon
     refused = [
         ("set lr", "-3", "set lr: cannot set lr to -3; set lr to a number above 0"),
         ("set lr", "1e9", "set lr: lr=1e+09 is more than"),
-        ("set lr", "fast", "set lr: lr must be a number, not 'fast'; write lr as 3e-4 or 0.0003"),
+        ("set lr", "fast", "set lr: lr must be a number, not 'fast'; for example 3e-4 or 0.0003"),
         ("set lr", " ", "set lr: no value for lr; type the learning rate, above 0"),
         ("kill rank", "", "kill rank: no rank is selected; select one first"),
     ]
