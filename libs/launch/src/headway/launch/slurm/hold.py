@@ -1,8 +1,9 @@
-"""``python -m headway.launch.slurm.hold CONTROL``: the batch script of a run's job.
+"""``python -m headway.launch.slurm.hold CONTROL [--further]``: the batch script of a run's job.
 
 The nodes are steps of the same job. It only keeps the job, and ends it when the run is over, or
 when no driver has led it for long: what a console that was killed, or a run that failed as a whole,
-would leave to be paid for.
+would leave to be paid for. A further job, for one node of a run that a driver leads already, ends
+soon where the run is over before it begins.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ LOOK_S = 5.0
 
 def main() -> int:
     """Returns the exit code."""
-    hold(FileLease(Path(sys.argv[1])), NO_DRIVER_S, LOOK_S)
+    is_further = "--further" in sys.argv[2:]
+    hold(FileLease(Path(sys.argv[1])), NO_DRIVER_S, LOOK_S, is_further=is_further)
     return 0
 
 
-def hold(lease: FileLease, no_driver_s: float, look_s: float) -> None:
+def hold(lease: FileLease, no_driver_s: float, look_s: float, *, is_further: bool = False) -> None:
     """Return once the run is over, or its lease has not changed for ``no_driver_s``.
 
     Time in which the lease cannot be read does not count.
@@ -37,7 +39,7 @@ def hold(lease: FileLease, no_driver_s: float, look_s: float) -> None:
     for number in (signal.SIGTERM, signal.SIGUSR1):  # the nodes decide what follows from these
         signal.signal(number, signal.SIG_IGN)
     watch = LeaseWatch(longest_gap_s=2 * look_s)
-    before: int | None = None
+    before = 0 if is_further else None
     while True:
         with contextlib.suppress(OSError):  # only this machine may have lost the file system
             view = lease.look()
