@@ -68,14 +68,25 @@ def test_a_node_of_a_run_that_is_not_over_keeps_its_folder(
     assert node.has_joined(1)
 
 
-def test_records_that_cannot_be_kept_stay_without_secrets(
-    tmp_path: Path, node: NodeFolder, bundle: Bundle
-) -> None:
+def test_records_that_cannot_be_kept_stay_without_secrets(node: NodeFolder, bundle: Bundle) -> None:
     bundle.records_of(1).parent.write_text("in the way")
     leaving.leave(node.path, bundle, 1)
-    [left] = (tmp_path / "scratch").iterdir()
-    assert (left / "runs" / "a" / "logs" / "n1-agent.log").exists()
-    assert not _holds_a_secret(left)
+    assert (node.path / "runs" / "a" / "logs" / "n1-agent.log").exists()
+    assert not _holds_a_secret(node.path) and not node.has_joined(1)
+
+
+def test_a_run_that_is_resumed_meanwhile_keeps_its_node(
+    node: NodeFolder, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack = records.pack
+
+    def resume(run: Path) -> str:
+        (bundle.control / "driver.json").unlink()  # as the console does
+        return pack(run)
+
+    monkeypatch.setattr(records, "pack", resume)
+    leaving.leave(node.path, bundle, 1)
+    assert node.has_joined(1)
 
 
 def test_what_was_ended_by_force_keeps_its_logs_and_no_secret(

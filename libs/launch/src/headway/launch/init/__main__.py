@@ -60,10 +60,15 @@ def _claim(place: Place) -> None:
 
 
 def _leave(place: Place) -> None:
-    """Remove the node's folder, if its run is over: nobody else may come to this machine again."""
+    """Remove the node's folder, if its run is over: nobody else may come to this machine again.
+
+    Where the run is resumed meanwhile, the node gets another init.
+    """
     from headway.launch.joining.leaving import bundle_of, leave  # needed here only
 
-    leave(place.cluster.parent, bundle_of(place.cluster.parent), place.node)
+    bundle = bundle_of(place.cluster.parent)
+    place.claim.unlink(missing_ok=True)
+    leave(place.cluster.parent, bundle, place.node)
 
 
 def _keep_from_cleaners(place: Place) -> None:

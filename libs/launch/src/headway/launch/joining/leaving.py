@@ -26,37 +26,43 @@ def bundle_of(folder: Path) -> Bundle:
 
 
 def leave(folder: Path, bundle: Bundle, node: int) -> None:
-    """Keep the records of a node that has ended in the run's shared folder and remove the rest, if
-    the run is over. It may be resumed meanwhile: then the node begins in a new folder."""
-    try:
-        holder = lease_of(bundle.control).look().holder
-        if holder is None or not holder.is_over:
-            return
-        apart = folder.with_name(f".{folder.name}.{os.getpid()}")
-        folder.rename(apart)
-    except FileNotFoundError:  # it has left already
-        return
-    except (HeadwayError, OSError) as error:
-        log.warning("the node's folder stays", path=str(folder), error=str(error))
+    """Keep the records of a node that has ended in the run's shared folder and remove its own, if
+    the run is over. Who looks for records finds them in one of the two at any time."""
+    if not folder.exists() or not _is_over(bundle):
         return
     try:
         kept = bundle.records_of(node)
         make_private_folder(kept.parent)
-        replace_file(kept, records.pack(_run_of(apart)))
+        replace_file(kept, records.pack(_run_of(folder)))
+        if not _is_over(bundle):  # it was resumed meanwhile, and the node may be back
+            return
+        apart = folder.with_name(f".{folder.name}.{os.getpid()}")
+        folder.rename(apart)  # at once: a node that begins from now on has a new folder
         shutil.rmtree(apart)
+    except OSError as error:
+        remove_secrets(folder)
+        log.warning("not all of the node is removed", path=str(folder), error=str(error))
+
+
+def _is_over(bundle: Bundle) -> bool:
+    try:
+        holder = lease_of(bundle.control).look().holder
     except (HeadwayError, OSError) as error:
-        remove_secrets(apart)
-        log.warning("the records stay on this machine", path=str(apart), error=str(error))
+        log.warning("it is not known whether the run is over; the folder stays", error=str(error))
+        return False
+    return holder is not None and holder.is_over
 
 
 def remove_secrets(folder: Path) -> None:
-    """Remove what admits to the run, and keep the logs: a next start of the node makes it anew.
+    """Remove what admits to the run, and keep the logs: the node has to join again.
 
     Raises:
         OSError: it cannot be removed.
     """
-    for secret in (folder / "node.key", *folder.glob("runs/*/bundle.json")):
-        secret.unlink(missing_ok=True)
+    for name in ("joined.json", "node.key"):
+        (folder / name).unlink(missing_ok=True)
+    for secret in folder.glob("runs/*/bundle.json"):
+        secret.unlink()
     shutil.rmtree(folder / "cluster" / "keys", ignore_errors=True)
 
 

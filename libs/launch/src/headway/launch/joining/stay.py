@@ -103,7 +103,7 @@ class Stay:
     def _is_there(self) -> bool:
         """Whether the node lives; an init that its executor has outlived is replaced."""
         cluster, node = self._folder.cluster, self._ticket.node
-        # by its number: at the end of the run it removes the folder, this node's claims first
+        # by its number: at the end of the run it gives up its claim, then removes the folder
         self._init = cluster.init(node) or self._init
         if self._init is not None and not self._init.is_doomed():
             return True
