@@ -13,11 +13,11 @@ SRC := $(wildcard libs/*/src services/*/src console/src)
 INSTALL := VENV="$(VENV)" PYTHON="$(PYTHON)" TORCH="$(TORCH)" infra/setup/setup.sh
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup setup-lab setup-test run slurm-bed lab test check lint types fmt lock lock-check docs screenshots matrix \
+.PHONY: help setup setup-lab setup-test run slurm-bed bed-packages lab test check lint types fmt lock lock-check docs screenshots matrix \
         drill mutations mutants down-time bench-train fuzz gpu gpu-wheels up down clean
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
 
 setup: ## install what a run needs into .venv (PYTHON=python3.12, TORCH=cpu)
 	@$(INSTALL) run
@@ -31,8 +31,11 @@ setup-test:
 run: $(if $(filter netns,$(TARGET)),setup-test,setup) ## train examples/tiny.toml (or CONFIG=...) on this machine (TARGET=netns: on five simulated ones; root)
 	$(if $(filter netns,$(TARGET)),"$(PY)" -m headway.testkit.machines,"$(BIN)/headway" run) $(CONFIG) $(ARGS)
 
-slurm-bed: setup-test ## train it on five simulated machines of a real Slurm (root; needs slurmctld slurmd slurm-client munge)
+slurm-bed: setup-test ## train it on five simulated machines of a real Slurm (root; see bed-packages)
 	"$(PY)" -m headway.testkit.machines --slurm $(CONFIG) $(ARGS)
+
+bed-packages: ## install what Slurm and ssh on namespaces need, as root on Debian (.ci/run does it)
+	@infra/setup/bed_packages.sh
 
 lab: setup-lab ## JupyterLab with the notebooks
 	"$(BIN)/jupyter" lab notebooks $(ARGS)

@@ -40,6 +40,8 @@ AWAY_S = 60.0
 """How long the controller is stopped."""
 SETTLE_S = 10.0
 """Before each fault: a spare that has just joined still imports torch."""
+NODES = 3
+"""Of each run, one of them a spare."""
 TEARDOWNS = 10
 
 
@@ -69,7 +71,7 @@ class Cases:
         found = self._measured(machine.kill)
         self._await("a spare again", lambda: "spare" in self._states().values())
         found["spare_again_s"] = round(time.time() - found.pop("at"), 1)
-        self.machines.boot(machine.index)
+        self.machines.boot(machine.index, is_emptied=True)
         return found
 
     def _reboot(self) -> dict[str, Any]:
@@ -99,15 +101,18 @@ class Cases:
 
     def _further_jobs(self) -> dict[str, Any]:
         """Power off both training machines in turn, and boot neither until the end."""
-        lost = []
+        lost, took, again = [], [], []
         for _ in range(2):
             index = next(k for k, state in self._states().items() if state == "active")
             lost.append(self.slurm.machine_of(index))
-            self._measured(lost[-1].kill)
+            found = self._measured(lost[-1].kill)
+            took.append(found["stepping_s"])
             self._await("a spare again", lambda: "spare" in self._states().values())
+            again.append(round(time.time() - found["at"], 1))
+        jobs = len(self.slurm.queue())
         for machine in lost:
-            self.machines.boot(machine.index)
-        return {"jobs": len(self.slurm.queue())}
+            self.machines.boot(machine.index, is_emptied=True)
+        return {"jobs": jobs, "stepping_s": max(took), "each_s": took, "spare_again_s": again}
 
     def _time_limit(self) -> dict[str, Any]:
         self.machines.env["SBATCH_TIMELIMIT"] = "3"
@@ -137,7 +142,7 @@ class Cases:
     # ---- a run --------------------------------------------------------------------------------
     def _begin(self, name: str) -> None:
         self.name = name
-        self.machines.run(CONFIG, name, *self._settings, count=3)
+        self.machines.run(CONFIG, name, *self._settings, count=NODES)
         self._await("steps", lambda: self._status().get("step", 0) > 6)
 
     def _end(self, name: str) -> None:
@@ -147,7 +152,7 @@ class Cases:
     def _left(self, name: str) -> dict[str, Any]:
         """Wait until only the shared folder is left of the run; returns its newest checkpoint."""
         self.slurm.wait_for_empty_queue(LIMIT_S)
-        self._await("an end of all", lambda: not [x for n in self._up() for x in left_on(n)])
+        self._await("an end of all", lambda: not self._remains())
         steps = [path.name for path in self._shared(name).glob("checkpoints/step-*")]
         assert steps, "there is no checkpoint"
         return {"checkpoint": max(steps)}
@@ -192,8 +197,14 @@ class Cases:
         services = self._status()["services"]
         return next(int(node) for node, names in services.items() if "driver" in names)
 
-    def _up(self) -> list[Node]:
-        return [node for node in self.machines.bed.nodes if node.is_up]
+    def _remains(self) -> list[str]:
+        """Processes and files of runs on machines, beside what these share."""
+        up = [node for node in self.machines.bed.nodes if node.is_up]
+        return [
+            f"{node.name}: {line}"
+            for node in up
+            for line in [*processes_on(node), *self.machines.files_of_runs(node)]
+        ]
 
     def _await(self, what: str, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + LIMIT_S
@@ -207,19 +218,30 @@ class Cases:
         head = self.machines.head
         asked = (["squeue"], ["squeue", "--steps"], ["sinfo", "-N"])
         logs = self.machines.headway("logs", self.name, "-n", "30", check=False).stdout
-        return [logs, *(head.run(words, check=False).stdout for words in asked)]
+        printed = [head.run(words, check=False).stdout for words in asked]
+        return [logs, *printed, *self._remains()]
 
 
-def left_on(node: Node) -> list[str]:
-    """Processes of runs on the node, and their files outside the shared folder."""
+def processes_on(node: Node) -> list[str]:
+    """Those of runs on the node."""
     found = []
     for one in node.processes():
         with contextlib.suppress(OSError):
             words = Path(f"/proc/{one.pid}/cmdline").read_bytes().split(b"\0")
             if b"headway" in b" ".join(words):
                 found.append(b" ".join(words[:5]).decode())
-    done = node.run(["find", "/dev/shm", "/var/tmp/headway", "-type", "f"], check=False)
-    return [f"{node.name}: {line}" for line in [*found, *done.stdout.split()]]
+    return found
+
+
+def faults_of(found: dict[str, Any]) -> list[str]:
+    """What is wrong in the result of a case."""
+    wrong = []
+    if (took := found.get("stepping_s", 0.0)) > AGAIN_LIMIT_S:
+        wrong.append(f"stepping again after {took} s, not {AGAIN_LIMIT_S:.0f}")
+    # the allocation, and one for each node at most
+    if "jobs" in found and not 1 < found["jobs"] <= NODES + 1:
+        wrong.append(f"{found['jobs']} jobs, not 2 to {NODES + 1}")
+    return wrong
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -240,15 +262,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             for name, found in cases.all():
                 rows[name] = found
                 print(json.dumps({name: found}), flush=True)
-    wrong = [
-        f"{name}: {found['stepping_s']} s, not {AGAIN_LIMIT_S:.0f}"
-        for name, found in rows.items()
-        if found.get("stepping_s", 0.0) > AGAIN_LIMIT_S
-    ]
+    wrong = [f"{name}: {what}" for name, found in rows.items() for what in faults_of(found)]
     result = {
         "command": "python -m benchmarks.slurm",
         "date": datetime.now(tz=UTC).date().isoformat(),
         "hardware": hardware(),
+        "condition": f"each fault {SETTLE_S:g} s or more after the spare has joined",
         "cases": rows,
         "wrong": wrong,
     }

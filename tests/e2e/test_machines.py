@@ -94,7 +94,7 @@ def test_a_run_outlives_the_machine_of_its_driver_and_sends_nothing_in_plain(
     machines.headway("stop", "a")
     _await_empty(machines)
     stopped_at = json.loads(machines.headway("status", "a", "--json", check=False).stdout)["step"]
-    machines.run(TINY, "a", *settings)  # resumes, with the machines' folders still there
+    machines.run(TINY, "a", *settings)  # resumes: each machine joins anew
     until(machines, "a", lambda s: is_stepping(s, stopped_at), "it does not resume")
     machines.headway("stop", "a", "--now")
     _await_empty(machines)

@@ -39,7 +39,7 @@ def machines(
 
 @pytest.fixture(autouse=True)
 def nothing_left(machines: Machines) -> Iterator[None]:
-    """After each test, however it ends: no job, process or shared memory."""
+    """After each test, however it ends: no job, process, shared memory or file."""
     yield
     slurm = machines.slurm
     assert slurm is not None
@@ -47,13 +47,14 @@ def nothing_left(machines: Machines) -> Iterator[None]:
         90.0
     )  # a job waits for a machine that had no power, until it is back
     deadline = time.monotonic() + 20.0
-    while left := [line for node in machines.bed.nodes if node.is_up for line in _ours(node)]:
+    up = [node for node in machines.bed.nodes if node.is_up]
+    while left := [f"{node.name}: {line}" for node in up for line in _ours(machines, node)]:
         assert time.monotonic() < deadline, left
         time.sleep(0.3)
 
 
-def _ours(node: Node) -> list[str]:
-    """Processes and shared memory of runs on the node."""
+def _ours(machines: Machines, node: Node) -> list[str]:
+    """Processes and files of runs on the node."""
     found = []
     for one in node.processes():
         try:
@@ -63,8 +64,7 @@ def _ours(node: Node) -> list[str]:
         line = b" ".join(words[:5]).decode().strip()
         if words[0] and not line.startswith(DAEMONS):
             found.append(line)
-    shm = node.run(["find", "/dev/shm", "/var/tmp/headway", "-type", "f"], check=False)
-    return [f"{node.name}: {line}" for line in [*found, *shm.stdout.split()]]
+    return [*found, *machines.files_of_runs(node)]
 
 
 def _start(machines: Machines, name: str, corpus: Path, *settings: str) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def test_nodes_that_die_are_replaced_by_a_spare_and_then_by_further_jobs(
     machines.bed.node(0).kill()
     before = until_recovered(machines, "b", before)
     machines.headway("stop", "b")
-    machines.boot(0), machines.boot(1)
+    machines.boot(0, is_emptied=True), machines.boot(1, is_emptied=True)
 
 
 @pytest.mark.timeout(600)

@@ -60,9 +60,16 @@ def test_a_run_over_ssh_outlives_a_machine_and_leaves_nothing(
     until(machines, "a", lambda s: s["nodes"].get("1") == "spare", "the machine does not return")
     machines.headway("stop", "a")
     deadline = time.monotonic() + LIMIT_S
-    while left := [line for node in machines.bed.nodes for line in _ours(node)]:
+    while left := [line for node in machines.bed.nodes for line in _left_on(machines, node)]:
         assert time.monotonic() < deadline, left
         time.sleep(0.3)
+    machines.headway("logs", "a")
+    assert {"n0", "n1"} <= {path.name[:2] for path in (machines.runs / "a").glob("logs/*")}
+
+
+def _left_on(machines: Machines, node: Node) -> list[str]:
+    """Processes and files of runs."""
+    return [*_ours(node), *machines.files_of_runs(node)]
 
 
 def _refused(machines: Machines, corpus: Path, hosts: str) -> str:

@@ -51,7 +51,8 @@ def project(tmp_path: Path) -> Path:
     (tmp_path / "infra/setup").mkdir(parents=True)
     (tmp_path / "infra/setup/lock.py").touch()
     (tmp_path / ".venv/bin").mkdir(parents=True)
-    for name in ("infra/setup/setup.sh", ".venv/bin/ruff", ".venv/bin/mypy", ".venv/bin/python"):
+    scripts = ("infra/setup/setup.sh", "infra/setup/bed_packages.sh")
+    for name in (*scripts, ".venv/bin/ruff", ".venv/bin/mypy", ".venv/bin/python"):
         real = f'exec "{sys.executable}" "$@"' if name.endswith("python") else "exit 0"
         (tmp_path / name).write_text(f"#!/bin/sh\n{real}\n")
         (tmp_path / name).chmod(0o755)

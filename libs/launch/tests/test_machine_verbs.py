@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -163,3 +165,31 @@ def test_all_nodes_of_an_allocation_ask_for_the_same_stop(tmp_path: Path, driver
     for node in range(3):
         _stay(tmp_path, node, at_end="stop")._ask_once()
     assert driver.asked == ["stop-under-1"] * 3
+
+
+SENT = """
+import os, sys
+from headway.launch.joining import stay
+with stay._signals() as source:
+    os.kill(os.getpid(), int(sys.argv[1]))
+    print(*source.recv(64))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_each_signal_that_announces_an_end_is_taken(number: signal.Signals) -> None:
+    """Slurm sends SIGUSR1 before the time limit, SIGTERM for scancel, a terminal SIGINT."""
+    words = [sys.executable, "-c", SENT, str(int(number))]
+    assert subprocess.run(words, capture_output=True, text=True).stdout.split() == [str(number)]
+
+
+def test_only_the_signal_before_a_time_limit_gives_the_longer_notice(
+    tmp_path: Path, driver: Driver
+) -> None:
+    del driver
+    stay = _stay(tmp_path, 1)
+    stay._notice_s, began = 100 * stays.TERM_S, time.monotonic()
+    stay._take(bytes([signal.SIGUSR1]))
+    assert stay._until is not None and stay._until >= began + 100 * stays.TERM_S
+    stay._take(bytes([signal.SIGTERM]))
+    assert stay._until < began + 100 * stays.TERM_S

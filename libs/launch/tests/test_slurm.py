@@ -180,6 +180,7 @@ def test_a_node_whose_machine_left_the_allocation_gets_a_job_of_its_own(
         _machines().start(1, "ticket", fence=True)
     [submitted] = [line for line in _asked(tmp_path) if line.startswith("sbatch")]
     assert f"--job-name=headway-{RUN}-7-n1" in submitted and "--no-kill" not in submitted
+    assert submitted.endswith("/x/control --further")
     queued = f"7|headway-{RUN}|RUNNING|node-[0,2]|None\n8|headway-{RUN}-7-n1|PENDING||Priority"
     slurm("squeue", text=_squeue(queued))
     with pytest.raises(UnreachableError, match="job 8, Priority"):

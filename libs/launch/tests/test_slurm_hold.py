@@ -106,6 +106,18 @@ def test_a_job_ends_with_its_run_but_not_for_the_driver_before(
     assert not held.is_alive()
 
 
+@pytest.mark.usefixtures("signals")
+def test_a_further_job_that_begins_when_the_run_is_over_ends_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No run is resumed in it, as in an allocation."""
+    monkeypatch.setattr(hold, "OVER_S", 0.01)
+    lease = FileLease(tmp_path)
+    lease.claim(0)
+    _finish(lease, 1)
+    hold.hold(lease, 600.0, 0.05, is_further=True)
+
+
 def _finish(lease: FileLease, epoch: int) -> None:
     tenure = Tenure(lease, dataclasses.replace(_holder(), epoch=epoch))
     tenure.finish()

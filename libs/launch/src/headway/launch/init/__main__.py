@@ -30,7 +30,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         _show_whose_it_is(place)
         _claim(place)
         _keep_from_cleaners(place)
-        return Supervisor(place).run()
+        code = Supervisor(place).run()
+        if place.has_joined:
+            _leave(place)
+        return code
     except HeadwayError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -54,6 +57,18 @@ def _claim(place: Place) -> None:
             f"node {place.node} of {place.cluster} already has an init, process {error.holder.pid}",
             remedy="leave that one running",
         ) from None
+
+
+def _leave(place: Place) -> None:
+    """Remove the node's folder, if its run is over: nobody else may come to this machine again.
+
+    Where the run is resumed meanwhile, the node gets another init.
+    """
+    from headway.launch.joining.leaving import bundle_of, leave  # needed here only
+
+    bundle = bundle_of(place.cluster.parent)
+    place.claim.unlink(missing_ok=True)
+    leave(place.cluster.parent, bundle, place.node)
 
 
 def _keep_from_cleaners(place: Place) -> None:

@@ -34,10 +34,14 @@ class Place:
     node: int
 
     @property
+    def has_joined(self) -> bool:
+        """Whether it is a node of a run that machines join."""
+        return (self.cluster.parent / "joined.json").exists()
+
+    @property
     def folders(self) -> tuple[Path, ...]:
         """The cluster's folder, and the one around it on a machine that has joined a run."""
-        has_joined = (self.cluster.parent / "joined.json").exists()
-        return (self.cluster.parent, self.cluster) if has_joined else (self.cluster,)
+        return (self.cluster.parent, self.cluster) if self.has_joined else (self.cluster,)
 
     @property
     def claim(self) -> Path:

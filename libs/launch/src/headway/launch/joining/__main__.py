@@ -30,6 +30,7 @@ from headway.launch.joining.answers import DONE, NO_INIT
 from headway.launch.joining.bundle import Bundle
 from headway.launch.joining.client import join
 from headway.launch.joining.folder import NodeFolder
+from headway.launch.joining.leaving import remove_secrets
 from headway.launch.joining.stay import TERM_S, AtEnd, Stay
 from headway.launch.joining.ticket import Ticket
 from headway.launch.kubernetes import pod
@@ -173,6 +174,8 @@ def end(folder: NodeFolder, ticket: Ticket) -> int:
     left = [str(one.pid) for one in processes_of(ticket.run_id, ticket.node)]
     if left:
         print(f"error: still running: {', '.join(left)}", file=sys.stderr)
+    else:
+        remove_secrets(folder.path)
     return int(bool(left))
 
 

@@ -11,7 +11,6 @@ import contextlib
 import os
 import secrets
 import select
-import shutil
 import signal
 import socket
 import subprocess
@@ -20,14 +19,14 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Literal
 
-from headway.common.errors import DeadlineError, HeadwayError, RemoteError
+from headway.common.errors import DeadlineError, RemoteError
 from headway.common.log import get_logger
-from headway.common.node.files import make_private_folder, replace_file
+from headway.common.node.process import ProcessId
 from headway.common.wire.client import Client
 from headway.common.wire.messages.driver import Accepted, Command
-from headway.launch.joining import records
 from headway.launch.joining.bundle import Bundle
 from headway.launch.joining.folder import NodeFolder
+from headway.launch.joining.leaving import bundle_of, leave
 from headway.launch.joining.ticket import Ticket
 from headway.launch.lease import Holder
 from headway.launch.leases import lease_of
@@ -74,13 +73,13 @@ class Stay:
         self._request = secrets.token_hex(4)
         self._until: float | None = None
         self._has_asked = False
+        self._init: ProcessId | None = None
 
     def run(self) -> int:
         """Start the node and stay until it has ended."""
         with _signals() as source:
             self._start()
-            [found] = self._folder.path.glob("runs/*/bundle.json")
-            self._run, self._bundle = found.parent, Bundle.load(found)
+            self._bundle = bundle_of(self._folder.path)
             while self._is_there():
                 if select.select([source], [], [], LOOK_S)[0]:
                     self._take(source.recv(64))
@@ -104,7 +103,9 @@ class Stay:
     def _is_there(self) -> bool:
         """Whether the node lives; an init that its executor has outlived is replaced."""
         cluster, node = self._folder.cluster, self._ticket.node
-        if self._folder.has_init(node):
+        # by its number: at the end of the run it gives up its claim, then removes the folder
+        self._init = cluster.init(node) or self._init
+        if self._init is not None and not self._init.is_doomed():
             return True
         if cluster.living(node) is None:
             return False
@@ -155,21 +156,12 @@ class Stay:
 
     # ---- the end ------------------------------------------------------------------------------
     def _leave(self) -> None:
-        """Keep the records where they can be reached, remove the rest, and give back what was
-        taken, if this was the node of the run's driver."""
-        bundle, holder = self._bundle, self._holder()
-        if holder is None or not holder.is_over:
-            return
-        try:
-            kept = bundle.records_of(self._ticket.node)
-            make_private_folder(kept.parent)
-            replace_file(kept, records.pack(self._run))
-            shutil.rmtree(self._folder.path, ignore_errors=True)
-        except (HeadwayError, OSError) as error:
-            log.warning("the records stay on this machine", path=str(self._run), error=str(error))
-        finally:
-            if holder.node == self._ticket.node:
-                self._release(bundle)
+        """Leave nothing behind, as where the init was killed, and give back what was taken, if this
+        was the node of the run's driver."""
+        leave(self._folder.path, self._bundle, self._ticket.node)
+        holder = self._holder()
+        if holder is not None and holder.is_over and holder.node == self._ticket.node:
+            self._release(self._bundle)
 
     def _holder(self) -> Holder | None:
         try:

@@ -1,8 +1,9 @@
-"""``python -m headway.launch.slurm.hold CONTROL``: the batch script of a run's job.
+"""``python -m headway.launch.slurm.hold CONTROL [--further]``: the batch script of a run's job.
 
 The nodes are steps of the same job. The script only keeps the job alive. It ends the job when the
 run is over, or when the run has had no driver for long, so that a killed console or a failed run
-does not leave an allocation that nobody uses but somebody pays for.
+does not leave an allocation that nobody uses but somebody pays for. A further job, for one node of a
+run that already has a driver, ends soon if the run is over before the job begins.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ LOOK_S = 5.0
 
 def main() -> int:
     """Returns the exit code."""
-    hold(FileLease(Path(sys.argv[1])), NO_DRIVER_S, LOOK_S)
+    is_further = "--further" in sys.argv[2:]
+    hold(FileLease(Path(sys.argv[1])), NO_DRIVER_S, LOOK_S, is_further=is_further)
     return 0
 
 
-def hold(lease: FileLease, no_driver_s: float, look_s: float) -> None:
+def hold(lease: FileLease, no_driver_s: float, look_s: float, *, is_further: bool = False) -> None:
     """Return once the run is over, or its lease has not changed for ``no_driver_s``.
 
     Time in which the lease cannot be read does not count.
@@ -37,7 +39,7 @@ def hold(lease: FileLease, no_driver_s: float, look_s: float) -> None:
     for number in (signal.SIGTERM, signal.SIGUSR1):  # the nodes act on these instead
         signal.signal(number, signal.SIG_IGN)
     watch = LeaseWatch(longest_gap_s=2 * look_s)
-    before: int | None = None
+    before = 0 if is_further else None
     while True:
         with contextlib.suppress(OSError):  # only this machine may have lost the file system
             view = lease.look()

@@ -144,7 +144,7 @@ class SlurmMachines:
         name = self._job_name(node)
         waiting = [job for job in self._jobs if job.name == name and job.state in _LIVING]
         if not waiting:
-            number = submit(self._config, name, 1, self._control)
+            number = submit(self._config, name, 1, self._control, "--further")
             self._forget()
             return UnreachableError(f"node {node} is waiting for a machine: job {number} is queued")
         [job, *_] = waiting
@@ -218,11 +218,12 @@ def job_name(run_id: str) -> str:
     return f"headway-{run_id}"
 
 
-def submit(config: SlurmConfig, name: str, nodes: int, control: str) -> str:
-    """Queue a job whose batch script ends it when no driver leads the run; returns its number."""
+def submit(config: SlurmConfig, name: str, nodes: int, control: str, *words: str) -> str:
+    """Queue a job whose batch script, ``hold``, ends it when no driver leads the run; returns its
+    number."""
     keeps = ["--no-kill"] if nodes > 1 else []  # a job of one machine ends with it
     options = [*keeps, f"--signal=USR1@{config.notice_s}", *config.options]
-    script = [config.python, "-m", "headway.launch.slurm.hold", control]
+    script = [config.python, "-m", "headway.launch.slurm.hold", control, *words]
     return commands.submit(name, nodes, options, [shlex.quote(word) for word in script])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -103,8 +104,18 @@ class Machines:
         """The console's machine."""
         return self.bed.node(self.count)
 
+    @property
+    def scratch(self) -> Path:
+        """Where each machine keeps its nodes: the same path on each, on its own disk."""
+        return self.bed.disk / "headway"
+
+    def files_of_runs(self, node: Node) -> list[str]:
+        """What runs have on a machine that is up, beside what all machines share."""
+        done = node.run(["find", "/dev/shm", self.scratch, "-type", "f"], check=False)
+        return done.stdout.split()
+
     def _config(self) -> HostsConfig | SlurmConfig:
-        shared, scratch = str(self.shared), str(self.bed.disk / "headway")
+        shared, scratch = str(self.shared), str(self.scratch)
         fence = tuple(self.remote.fence)
         if self.slurm is not None:
             return SlurmConfig(shared, sys.executable, (), scratch, notice_s=45, fence=fence)
@@ -156,8 +167,14 @@ class Machines:
         takes_runs = flat[0] not in ("cluster", "data")
         return [sys.executable, "-m", "headway.console", *flat, *(runs if takes_runs else [])]
 
-    def boot(self, index: int) -> None:
-        """Power on a machine that is off."""
+    def boot(self, index: int, *, is_emptied: bool = False) -> None:
+        """Power on a machine that is off; what it kept of runs may be removed before.
+
+        A machine without power keeps the folder of its node, until it is that node again when the
+        run ends.
+        """
+        if is_emptied:
+            shutil.rmtree(self.bed.node(index).root / self.scratch.name, ignore_errors=True)
         self.bed.node(index).boot()
         if self.ssh is not None:
             self.ssh.start(self.bed.node(index))

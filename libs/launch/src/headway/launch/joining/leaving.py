@@ -1,0 +1,74 @@
+"""What a node leaves on its machine: once the run is over nothing, before that no secret."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from headway.common.errors import HeadwayError
+from headway.common.log import get_logger
+from headway.common.node.files import make_private_folder, replace_file
+from headway.launch.joining import records
+from headway.launch.joining.bundle import Bundle
+from headway.launch.leases import lease_of
+
+log = get_logger("leaving")
+
+
+def bundle_of(folder: Path) -> Bundle:
+    """What the node in this folder got when it joined.
+
+    Raises:
+        InputError, OSError: it is not there, or damaged.
+    """
+    return Bundle.load(_run_of(folder) / "bundle.json")
+
+
+def leave(folder: Path, bundle: Bundle, node: int) -> None:
+    """Keep the records of a node that has ended in the run's shared folder and remove its own, if
+    the run is over. Who looks for records finds them in one of the two at any time."""
+    if not folder.exists() or not _is_over(bundle):
+        return
+    try:
+        kept = bundle.records_of(node)
+        make_private_folder(kept.parent)
+        replace_file(kept, records.pack(_run_of(folder)))
+        if not _is_over(bundle):  # it was resumed meanwhile, and the node may be back
+            return
+        apart = folder.with_name(f".{folder.name}.{os.getpid()}")
+        folder.rename(apart)  # at once: a node that begins from now on has a new folder
+        shutil.rmtree(apart)
+    except OSError as error:
+        remove_secrets(folder)
+        log.warning("not all of the node is removed", path=str(folder), error=str(error))
+
+
+def _is_over(bundle: Bundle) -> bool:
+    try:
+        holder = lease_of(bundle.control).look().holder
+    except (HeadwayError, OSError) as error:
+        log.warning("it is not known whether the run is over; the folder stays", error=str(error))
+        return False
+    return holder is not None and holder.is_over
+
+
+def remove_secrets(folder: Path) -> None:
+    """Remove what admits to the run, and keep the logs: the node has to join again.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    for name in ("joined.json", "node.key"):
+        (folder / name).unlink(missing_ok=True)
+    for secret in folder.glob("runs/*/bundle.json"):
+        secret.unlink()
+    shutil.rmtree(folder / "cluster" / "keys", ignore_errors=True)
+
+
+def _run_of(folder: Path) -> Path:
+    """The run's folder in that of a node. Raises OSError: there is not exactly one."""
+    found = [path.parent for path in folder.glob("runs/*/run.json")]
+    if len(found) != 1:
+        raise FileNotFoundError(f"{folder} has {len(found)} runs")
+    return found[0]

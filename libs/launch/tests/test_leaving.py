@@ -1,0 +1,102 @@
+"""What a node leaves on its machine at the end of its run, and after an end by force."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from headway.common.node.process import ProcessId
+from headway.common.wire.addresses import Network
+from headway.launch.joining import __main__ as verbs
+from headway.launch.joining import leaving, records
+from headway.launch.joining.bundle import Bundle
+from headway.launch.joining.folder import NodeFolder
+from headway.launch.joining.ticket import Ticket
+from headway.launch.lease import FileLease, Holder
+
+RUN = "0123abcd"
+SECRET = "ab" * 32
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Bundle:
+    shared = tmp_path / "shared"
+    for name in ("control", "checkpoints"):
+        (shared / name).mkdir(parents=True)
+    me = ProcessId.current()
+    FileLease(shared / "control").publish(Holder(1, 0, me.pid, me.start_ticks, is_over=True))
+    return Bundle(RUN, "a", 2, "[train]\n", Network(), {}, str(shared), SECRET, "k" * 40)
+
+
+@pytest.fixture
+def node(tmp_path: Path, bundle: Bundle) -> NodeFolder:
+    """Node 1, which has written a log."""
+    found = NodeFolder(tmp_path / "scratch" / f"{RUN}-n1")
+    found.path.mkdir(parents=True)
+    found.install(bundle, 1, is_first=False)
+    (found.path / "runs" / "a" / "logs" / "n1-agent.log").write_text("a line\n")
+    return found
+
+
+def _holds_a_secret(folder: Path) -> bool:
+    key = NodeFolder(folder).path / "node.key"
+    texts = [path.read_text() for path in folder.rglob("*") if path.is_file()]
+    return key.exists() or any(SECRET in text or "secret" in text for text in texts)
+
+
+def test_a_node_leaves_its_records_and_nothing_else(
+    tmp_path: Path, node: NodeFolder, bundle: Bundle
+) -> None:
+    assert leaving.bundle_of(node.path) == bundle and _holds_a_secret(node.path)
+    for _ in range(2):  # the second time it has left already
+        leaving.leave(node.path, bundle, 1)
+        assert not list((tmp_path / "scratch").iterdir())
+        assert records.unpack(bundle.records_of(1).read_text(), tmp_path / "here") == 1
+    assert (tmp_path / "here" / "logs" / "n1-agent.log").read_text() == "a line\n"
+    assert bundle.checkpoints.is_dir() and bundle.control.is_dir(), "what is shared stays"
+
+
+def test_a_node_of_a_run_that_is_not_over_keeps_its_folder(
+    node: NodeFolder, bundle: Bundle
+) -> None:
+    lease = FileLease(bundle.control)
+    holder = lease.look().holder
+    assert holder is not None
+    lease.publish(dataclasses.replace(holder, is_over=False))
+    leaving.leave(node.path, bundle, 1)
+    assert node.has_joined(1)
+
+
+def test_records_that_cannot_be_kept_stay_without_secrets(node: NodeFolder, bundle: Bundle) -> None:
+    bundle.records_of(1).parent.write_text("in the way")
+    leaving.leave(node.path, bundle, 1)
+    assert (node.path / "runs" / "a" / "logs" / "n1-agent.log").exists()
+    assert not _holds_a_secret(node.path) and not node.has_joined(1)
+
+
+def test_a_run_that_is_resumed_meanwhile_keeps_its_node(
+    node: NodeFolder, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack = records.pack
+
+    def resume(run: Path) -> str:
+        (bundle.control / "driver.json").unlink()  # as the console does
+        return pack(run)
+
+    monkeypatch.setattr(records, "pack", resume)
+    leaving.leave(node.path, bundle, 1)
+    assert node.has_joined(1)
+
+
+def test_what_was_ended_by_force_keeps_its_logs_and_no_secret(
+    tmp_path: Path, node: NodeFolder, bundle: Bundle
+) -> None:
+    ticket = Ticket(RUN, 1, "token", str(bundle.control), str(tmp_path / "scratch"))
+    key = node.key()
+    assert verbs.end(node, ticket) == 0
+    assert (node.path / "runs" / "a" / "logs" / "n1-agent.log").exists()
+    assert not _holds_a_secret(node.path) and not node.has_joined(1)
+    node.install(bundle, 1, is_first=False)
+    assert node.has_joined(1) and node.key() != key, "it joins again as a new one"
+    assert node.cluster.key_of("executor") == node.key()
