@@ -65,14 +65,14 @@ def test_a_node_of_a_run_that_is_not_over_keeps_its_folder(
     assert holder is not None
     lease.publish(dataclasses.replace(holder, is_over=False))
     leaving.leave(node.path, bundle, 1)
-    assert node.has_joined(1)
+    assert node.has_joined(1, "")
 
 
 def test_records_that_cannot_be_kept_stay_without_secrets(node: NodeFolder, bundle: Bundle) -> None:
     bundle.records_of(1).parent.write_text("in the way")
     leaving.leave(node.path, bundle, 1)
     assert (node.path / "runs" / "a" / "logs" / "n1-agent.log").exists()
-    assert not _holds_a_secret(node.path) and not node.has_joined(1)
+    assert not _holds_a_secret(node.path) and not node.has_joined(1, "")
 
 
 def test_a_run_that_is_resumed_meanwhile_keeps_its_node(
@@ -86,7 +86,7 @@ def test_a_run_that_is_resumed_meanwhile_keeps_its_node(
 
     monkeypatch.setattr(records, "pack", resume)
     leaving.leave(node.path, bundle, 1)
-    assert node.has_joined(1)
+    assert node.has_joined(1, "")
 
 
 def test_what_was_ended_by_force_keeps_its_logs_and_no_secret(
@@ -96,7 +96,7 @@ def test_what_was_ended_by_force_keeps_its_logs_and_no_secret(
     key = node.key()
     assert verbs.end(node, ticket) == 0
     assert (node.path / "runs" / "a" / "logs" / "n1-agent.log").exists()
-    assert not _holds_a_secret(node.path) and not node.has_joined(1)
+    assert not _holds_a_secret(node.path) and not node.has_joined(1, "")
     node.install(bundle, 1, is_first=False)
-    assert node.has_joined(1) and node.key() != key, "it joins again as a new one"
+    assert node.has_joined(1, "") and node.key() != key, "it joins again as a new one"
     assert node.cluster.key_of("executor") == node.key()

@@ -2,8 +2,8 @@
 
 The nodes are steps of the same job. The script only keeps the job alive. It ends the job when the
 run is over, or when the run has had no driver for long, so that a killed console or a failed run
-does not leave an allocation that nobody uses but somebody pays for. A further job, for one node of a
-run that already has a driver, ends soon if the run is over before the job begins.
+does not leave an allocation that nobody uses but somebody pays for. A further job, for one node of
+a run that already has a driver, ends soon if the run is over before the job begins.
 """
 
 from __future__ import annotations
