@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from headway.ckpt_store.client import mark_generation
+from headway.ckpt_store import mark_generation
 from headway.common.config import load
 from headway.common.log import get_logger
 from headway.common.node.failpoints import configure
@@ -37,7 +37,7 @@ from headway.common.wire.messages.executor import StopRun
 from headway.common.wire.messages.health import Verdict, VerdictTaken
 from headway.common.wire.server import Server
 from headway.common.wire.service import Service
-from headway.health.client import response
+from headway.health import response
 from headway.launch.cluster import ClusterFolder
 from headway.launch.engine import NodeLost
 from headway.launch.engines import engine_of
