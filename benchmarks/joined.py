@@ -4,9 +4,9 @@
 
 As ``benchmarks.beats``, with a key of its own for each node, which it makes and which the driver
 admits when the node joins with its token. Then driver and executor of the first node are killed
-together. Every other node looks at the lease when an executor would, and follows the holder that it
-finds there; the first ``LEADERS`` of them decide as executors do whether to claim it, and start the
-driver by an executor's command. A successor of the first node's executor beats, but does not lead.
+together. Every other node looks at the lease when an executor would, decides as executors do
+whether to claim it, starts the driver by an executor's command, and follows the holder that it
+finds there. A successor of the first node's executor beats, but does not lead.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from benchmarks.hardware import hardware
 
 JOIN_LIMIT_S, LIMIT_CORES, HEAL_LIMIT_S = 30.0, 0.3, 5.0
 AT_ONCE = 32
-LEADERS = 16
-"""Nodes that may claim the lease, besides the first: more would only claim sooner."""
 LOOK_S = 0.02
 """One process plays all nodes: those that look at the lease within this time share what is read."""
 
+TURN_S = 0.01
+"""Between two looks of the rig at all nodes; it takes as much from the cores of the driver."""
 SETTLE_S = 3.0
 """Nodes look at the lease, each at another time, before the driver is killed."""
 
@@ -63,10 +63,11 @@ class Rig:
         self.config = configuration(nodes)
         self.place = JoinedPlace(folder, self.config, nodes)
         self.lease = self.place.lease
-        self.clusters = [self.place.cluster]
-        for node in range(1, min(nodes, LEADERS + 1)):  # each machine has a folder of its own
-            NodePaths(self.place.run.run_id, node).create()
-            self.clusters.append(ClusterFolder.create(folder / f"cluster-{node}", nodes=nodes))
+        self.keys = [self.place.cluster.key_of("executor")]
+        self.keys += [KeyPair.generate() for _ in range(1, nodes)]
+        self.clusters = {0: self.place.cluster}
+        """Of the nodes that have led: each machine has a folder of its own."""
+        self._folder = folder
         self._seen_at, self._seen = 0.0, LeaseView()
 
     def look(self) -> LeaseView:
@@ -81,7 +82,12 @@ class Rig:
         epoch = self.lease.claim(after)
         if epoch is None:
             return None
-        paths = NodePaths(self.place.run.run_id, node)
+        paths = NodePaths(self.place.run.run_id, node).create()
+        if node not in self.clusters:
+            path = self._folder / f"cluster-{node}"
+            self.clusters[node] = ClusterFolder.create(path, nodes=len(self.keys))
+            (path / "keys/executor.key").unlink()
+            self.keys[node].save(path / "keys/executor.key")
         services = NodeServices(self.place.run, self.config, paths, self.clusters[node].path)
         return services.start("driver", epoch)
 
@@ -184,7 +190,7 @@ class Healing:
             self._turn()
             return is_reached()
 
-        assert wait_until(is_over, 120.0, every_s=0.002), f"{name}: {self._rig.log()}"
+        assert wait_until(is_over, 120.0, every_s=TURN_S), f"{name}: {self._rig.log()}"
         if name:
             self.seconds[name] = time.monotonic() - self._begin_s
 
@@ -194,7 +200,7 @@ class Healing:
             if time.monotonic() - executor.beaten_at > 1.0:
                 executor.beat()
             after = executor.look()
-            if after is not None and 0 < executor.number <= LEADERS:
+            if after is not None and executor.number:
                 claimed = self._rig.claim(executor.number, after)
                 executor.leading.claimed(None if claimed is None else after + 1)
                 self.driver = claimed or self.driver
@@ -204,8 +210,7 @@ def measure(folder: Path, nodes: int, seconds: float) -> dict[str, float | int]:
     """Join, beat, lose the driver."""
     zmq.Context.instance().set(zmq.MAX_SOCKETS, 16384)
     rig = Rig(folder, nodes)
-    keys = [cluster.key_of("executor") for cluster in rig.clusters]
-    keys += [KeyPair.generate() for _ in range(len(keys), nodes)]
+    keys = rig.keys
     drivers = [rig.claim(0, 0)]
     try:
         assert wait_until(lambda: rig.lease.look().holder is not None, 60.0), rig.log()
