@@ -171,7 +171,7 @@ def _accepted(console: Client, command: Command) -> int | None:
         (Command(id="e", operation="dance"), "unknown operation 'dance'"),
         (
             Command(id="f", operation="inject", name="worker", fault="kill", rank=0),
-            "rank 0 does not train yet",
+            "rank 0 is not training yet",
         ),
     ],
     ids=lambda value: value.operation if isinstance(value, Command) else "",
@@ -198,7 +198,7 @@ def test_a_run_that_has_taken_many_commands_can_still_be_stopped(place: Place) -
     place.start()
     begin(place)
     with place_console(place) as console:
-        with pytest.raises(RemoteError, match=r"has taken 8000 commands.*headway fork"):
+        with pytest.raises(RemoteError, match=r"limit of 8000 commands.*headway fork"):
             console.call(Command(id="a", operation="pause"), Accepted)
         stop = Command(id="b", operation="stop")
         assert console.call(stop, Accepted).sequence == MOST_COMMANDS + 1

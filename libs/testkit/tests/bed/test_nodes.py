@@ -222,7 +222,7 @@ def test_nodes_by_hand_run_until_a_signal(number: int) -> None:
         finally:
             child.kill()  # or leaving the block waits for it for ever
     node, address, *enter, disk = lines[1].split()
-    assert (node, enter[:3], lines[2]) == ("node-1", ["nsenter", "-a", "-t"], "Ctrl-C ends them\n")
+    assert (node, enter[:3], lines[2]) == ("node-1", ["nsenter", "-a", "-t"], "press Ctrl-C to end them\n")
     assert address.startswith("10.")
     assert not Path(disk).exists() and not Path("/proc", enter[3]).exists()
 
