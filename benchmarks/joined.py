@@ -3,147 +3,245 @@
 ``python -m benchmarks.joined [--nodes 1536]``
 
 As ``benchmarks.beats``, with a key of its own for each node, which it makes and which the driver
-admits when the node joins with its token. Then the driver is killed: a node notices that the lease
-is not renewed, claims it and starts another driver, which knows the nodes by the journal.
+admits when the node joins with its token. Then driver and executor of the first node are killed
+together. Every other node looks at the lease when an executor would, decides as executors do
+whether to claim it, starts the driver by an executor's command, and follows the holder that it
+finds there. A successor of the first node's executor beats, but does not lead.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import subprocess
+import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import msgspec
 import psutil
 import zmq
-from headway.common.config import to_toml
-from headway.common.node.run_dir import NodePaths, RunDir, new_run_id
+from headway.common.node.process import ProcessId
+from headway.common.node.run_dir import NodePaths
 from headway.common.node.testing import private_roots
 from headway.common.polling import wait_until
-from headway.common.wire.addresses import Network
 from headway.common.wire.client import Client
 from headway.common.wire.keys import KeyPair
-from headway.common.wire.messages.driver import Joined
+from headway.common.wire.message import Message
+from headway.common.wire.messages.driver import GetStatus, Status
+from headway.common.wire.messages.executor import DriverBeat
 from headway.launch.cluster import ClusterFolder
-from headway.launch.joining import tokens
-from headway.launch.joining.bundle import Bundle
-from headway.launch.joining.client import this_machine
-from headway.launch.lease import FileLease, Holder, LeaseWatch
+from headway.launch.lease import Holder, LeaseView
+from headway.testkit.trainer.driver_place import JoinedPlace
 from headway.trainer.control.node.clock_offset import ClockOffset
+from headway.trainer.control.node.executor import LEASE_LOOK_S
+from headway.trainer.control.node.leading import Leading
+from headway.trainer.control.node.node_run import CALM_S
+from headway.trainer.control.node.node_services import NodeServices
 
 from benchmarks.beats import Node, configuration, cores, until_running
 from benchmarks.hardware import hardware
 
 JOIN_LIMIT_S, LIMIT_CORES, HEAL_LIMIT_S = 30.0, 0.3, 5.0
 AT_ONCE = 32
+LOOK_S = 0.02
+"""One process plays all nodes: those that look at the lease within this time share what is read."""
+
+TURN_S = 0.01
+"""Between two looks of the rig at all nodes; it takes as much from the cores of the driver."""
+SETTLE_S = 3.0
+"""Nodes look at the lease, each at another time, before the driver is killed."""
 
 
 class Rig:
-    """A run without machines, and drivers for it."""
+    """A run without machines, and what starts drivers for it."""
 
     def __init__(self, folder: Path, nodes: int) -> None:
-        self.run = RunDir.create(folder / "run", run_id=new_run_id())
-        config = configuration(nodes)
-        self.run.config.write_text(to_toml(config))
-        self.silent_s = config.recovery.driver_silent_s
-        NodePaths(self.run.run_id, 0).create()
-        self.cluster = ClusterFolder.create(folder / "cluster", nodes=nodes)
-        shared = folder / "shared"
-        (shared / "control").mkdir(parents=True)
-        (self.run.path / "control").symlink_to(shared / "control")
-        self.bundle = Bundle(
-            run_id=self.run.run_id,
-            name="run",
-            nodes=nodes,
-            config=self.run.config.read_text(),
-            network=Network(),
-            engine={"kind": "hosts", "shared": str(shared), "hosts": [{"name": "nowhere"}]},
-            shared=str(shared),
-            secret=tokens.new_secret(),
-        )
-        self.bundle.save(self.run.bundle)
-        self.lease = FileLease(self.run.control, lambda _: True)
-        self._log = folder / "driver.log"
+        self.config = configuration(nodes)
+        self.place = JoinedPlace(folder, self.config, nodes)
+        self.lease = self.place.lease
+        self.keys = [self.place.cluster.key_of("executor")]
+        self.keys += [KeyPair.generate() for _ in range(1, nodes)]
+        self.clusters = {0: self.place.cluster}
+        """Of the nodes that have led: each machine has a folder of its own."""
+        self._folder = folder
+        self._seen_at, self._seen = 0.0, LeaseView()
 
-    def start(self, after: int) -> tuple[subprocess.Popen[bytes], Holder]:
-        """Claim the epoch after ``after`` and start its driver; returns once it listens."""
+    def look(self) -> LeaseView:
+        """The lease as it was at most ``LOOK_S`` ago."""
+        if time.monotonic() - self._seen_at >= LOOK_S:
+            self._seen_at, self._seen = time.monotonic(), self.lease.look()
+        return self._seen
+
+    def claim(self, node: int, after: int) -> ProcessId | None:
+        """Claim the next epoch and start its driver, as the node's executor does; None if another
+        node was faster."""
         epoch = self.lease.claim(after)
-        assert epoch == after + 1
-        command = [sys.executable, "-m", "headway.trainer", "driver", "--run", str(self.run.path)]
-        command += ["--cluster", str(self.cluster.path), "--node", "0", "--epoch", str(epoch)]
-        with self._log.open("ab") as log:
-            driver = subprocess.Popen(command, stdout=log, stderr=log)
+        if epoch is None:
+            return None
+        paths = NodePaths(self.place.run.run_id, node).create()
+        if node not in self.clusters:
+            path = self._folder / f"cluster-{node}"
+            self.clusters[node] = ClusterFolder.create(path, nodes=len(self.keys))
+            (path / "keys/executor.key").unlink()
+            self.keys[node].save(path / "keys/executor.key")
+        services = NodeServices(self.place.run, self.config, paths, self.clusters[node].path)
+        return services.start("driver", epoch)
 
-        def leads() -> bool:
-            holder = self.lease.look().holder
-            return holder is not None and holder.epoch == epoch
+    def log(self) -> str:
+        """What the drivers have logged last."""
+        return "".join(path.read_text()[-2000:] for path in self.place.run.logs.glob("*driver*"))
 
-        assert wait_until(leads, 60.0, every_s=0.01), self._log.read_text()[-2000:]
-        holder = self.lease.look().holder
-        assert holder is not None
-        return driver, holder
 
-    def join(self, node: int, keys: KeyPair, holder: Holder) -> None:
-        """Have one node join, as its machine would."""
-        token = tokens.mint(self.bundle.secret, self.run.run_id, node)
-        question = this_machine(node, keys.public, token=token)
-        question = msgspec.structs.replace(question, uid=f"machine-{node}")
-        server_key = holder.server_key.encode()
-        with Client(holder.join_endpoint, keys=keys, server_key=server_key) as client:
-            client.call(question, Joined, timeout_s=JOIN_LIMIT_S)
+class Executor(Node):
+    """One that finds the driver by the lease, and may lead."""
 
-    def follow(self, keys: Sequence[KeyPair], holder: Holder) -> list[Node]:
-        """The executors, connected to a driver."""
-        nodes = [Node(number, self.run.run_id, holder, own) for number, own in enumerate(keys)]
-        for node in nodes:
-            node.clock = ClockOffset()
-        return nodes
+    def __init__(self, number: int, rig: Rig, holder: Holder, keys: KeyPair) -> None:
+        self.keys, self._rig = keys, rig
+        self.heard_at, self.epoch = time.monotonic(), 0
+        """When a driver has answered last, and which."""
+        self._follows = holder.epoch
+        self._looked_at, self._due_at = 0.0, time.monotonic() + LEASE_LOOK_S * (number % 100) / 100
+        silent_s = rig.config.recovery.driver_silent_s
+        self.leading = Leading(number, silent_s)
+        super().__init__(number, rig.place.run.run_id, holder, keys)
+        self.clock = ClockOffset()
+
+    def _take(self, message: Message) -> None:
+        super()._take(message)
+        if isinstance(message, DriverBeat):
+            self.heard_at, self.epoch = time.monotonic(), message.epoch
+
+    def look(self) -> int | None:
+        """Look at the lease when it is time, and follow its holder; returns the epoch after which
+        this node claims the lease."""
+        now = time.monotonic()
+        if now < self._due_at:
+            return None
+        self._due_at += LEASE_LOOK_S * ((now - self._due_at) // LEASE_LOOK_S + 1)
+        is_calm = now - self.heard_at < CALM_S and not self.leading.is_stale
+        pause_s = self._rig.lease.calm_look_s if is_calm else self._rig.lease.look_s
+        if now - self._looked_at < pause_s:
+            return None
+        self._looked_at, view = now, self._rig.look()
+        self.leading.see(view, now)
+        if view.holder is not None and view.holder.endpoint and view.holder.epoch > self._follows:
+            self._follows = view.holder.epoch
+            self.client.close()
+            self.follow(view.holder, self.keys)
+            self.clock = ClockOffset()
+            self.beat()
+        standing = self.leading.next(
+            now, own="", failures=0, silent_s=now - self.heard_at, is_readable=True
+        )
+        return standing.claim.after if standing.claim is not None else None
+
+
+class Healing:
+    """From the death of a driver until the run steps again, with the times of what happens.
+
+    Since the death: a node has claimed the lease; the driver that it starts has published where it
+    listens; every node has found that; every node got an answer; the run is ``running`` again.
+    """
+
+    def __init__(self, rig: Rig, executors: Sequence[Executor], holder: Holder) -> None:
+        self._rig, self._executors, self._former = rig, executors, holder
+        self._begin_s = 0.0
+        self.driver: ProcessId | None = None
+        self.driver_cpu_s = 0.0
+        """Of the new driver, from its start on; the load of the machine changes it little."""
+        self.seconds: dict[str, float] = {}
+
+    def run(self, driver: ProcessId) -> None:
+        """End the driver, and play the executors until the run steps again."""
+        epoch = self._former.epoch + 1
+        settled_at = time.monotonic() + SETTLE_S
+        self._until("", lambda: time.monotonic() > settled_at)
+        self._begin_s = time.monotonic()
+        driver.kill()
+        self._until("claimed_s", lambda: self.driver is not None)
+        self._until("listens_s", lambda: self._holder().epoch == epoch)
+        self._until("found_s", lambda: all(one._follows == epoch for one in self._executors))
+        self._until("answered_s", lambda: all(one.epoch == epoch for one in self._executors))
+        with self._console() as console:
+            question = GetStatus(num_ranks=0)
+            self._until(
+                "healed_s", lambda: console.call(question, Status, timeout_s=60).phase == "running"
+            )
+        assert self.driver is not None
+        used = psutil.Process(self.driver.pid).cpu_times()
+        self.driver_cpu_s = used.user + used.system
+
+    def _holder(self) -> Holder:
+        return self._rig.look().holder or self._former
+
+    @contextlib.contextmanager
+    def _console(self) -> Iterator[Client]:
+        holder = self._holder()
+        keys = self._rig.clusters[holder.node].key_of("console")
+        with Client(holder.endpoint, keys=keys, server_key=holder.server_key.encode()) as console:
+            yield console
+
+    def _until(self, name: str, is_reached: Callable[[], bool]) -> None:
+        def is_over() -> bool:
+            self._turn()
+            return is_reached()
+
+        assert wait_until(is_over, 120.0, every_s=TURN_S), f"{name}: {self._rig.log()}"
+        if name:
+            self.seconds[name] = time.monotonic() - self._begin_s
+
+    def _turn(self) -> None:
+        for executor in self._executors:
+            executor.answer()
+            if time.monotonic() - executor.beaten_at > 1.0:
+                executor.beat()
+            after = executor.look()
+            if after is not None and executor.number:
+                claimed = self._rig.claim(executor.number, after)
+                executor.leading.claimed(None if claimed is None else after + 1)
+                self.driver = claimed or self.driver
 
 
 def measure(folder: Path, nodes: int, seconds: float) -> dict[str, float | int]:
     """Join, beat, lose the driver."""
     zmq.Context.instance().set(zmq.MAX_SOCKETS, 16384)
-    rig, keys = Rig(folder, nodes), [KeyPair.generate() for _ in range(nodes)]
-    driver, holder = rig.start(0)
+    rig = Rig(folder, nodes)
+    keys = rig.keys
+    drivers = [rig.claim(0, 0)]
     try:
+        assert wait_until(lambda: rig.lease.look().holder is not None, 60.0), rig.log()
+        holder = rig.lease.look().holder
+        assert drivers[0] is not None and holder is not None
         begin_s = time.monotonic()
-        keys[0] = rig.cluster.key_of("executor")  # of the driver's own node, which it knows
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            list(pool.map(lambda node: rig.join(node, keys[node], holder), range(1, nodes)))
+            join = rig.place.join
+            list(pool.map(lambda node: join(node, keys[node], holder), range(1, nodes)))
         joined_s = time.monotonic() - begin_s
-        executors = rig.follow(keys, holder)
-        until_running(executors, holder, rig.cluster)
+        executors = [Executor(number, rig, holder, own) for number, own in enumerate(keys)]
+        until_running(executors, holder, rig.place.cluster)
         running_s = time.monotonic() - begin_s
-        used = cores(psutil.Process(driver.pid), executors, seconds)
-
-        begin_s = time.monotonic()
-        driver.kill()
-        driver.wait()
-        watch = LeaseWatch()
-        while watch.see(rig.lease.look(), time.monotonic()) < rig.silent_s:
-            time.sleep(0.05)
-        driver, holder = rig.start(1)
-        led_s = time.monotonic() - begin_s
-        for executor in executors:
-            executor.follow(holder, keys[executor.number])
-        until_running(executors, holder, rig.cluster)
-        healed_s = time.monotonic() - begin_s
+        used = cores(psutil.Process(drivers[0].pid), executors, seconds)
+        healing = Healing(rig, executors, holder)
+        try:
+            healing.run(drivers[0])
+        finally:
+            drivers.append(healing.driver)
     finally:
-        driver.kill()
-        driver.wait()
+        for driver in drivers:
+            if driver is not None:
+                driver.kill()
     return {
         "nodes": nodes,
         "joined_s": joined_s,
         "running_s": running_s,
         "cores": used,
-        "led_again_s": led_s,
-        "healed_s": healed_s,
+        "load": os.getloadavg()[0],
+        **healing.seconds,
+        "healing_cpu_s": healing.driver_cpu_s,
     }
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -20,7 +22,7 @@ from headway.common.wire import server as server_module
 from headway.common.wire.client import Client
 from headway.common.wire.message import Message
 from headway.common.wire.messages.service import Done, Ping
-from headway.common.wire.server import Server
+from headway.common.wire.server import BACKLOG, Server
 from headway.testkit.wire import serving
 
 
@@ -62,6 +64,21 @@ def test_port_0_becomes_the_port_that_the_system_chose() -> None:
     with Server("tcp://127.0.0.1:0", {}) as first, Server("tcp://127.0.0.1:0", {}) as second:
         assert first.endpoint != second.endpoint
         assert int(first.endpoint.rpartition(":")[2]) > 0
+
+
+def test_as_many_clients_may_connect_at_the_same_moment_as_the_server_is_made_for() -> None:
+    with (
+        Server("tcp://127.0.0.1:0", {}) as usual,
+        Server("tcp://127.0.0.1:0", {}, backlog=120) as (large),
+    ):
+        assert [_backlog(server.listener) for server in (usual, large)] == [BACKLOG, 120]
+
+
+def _backlog(listener: int) -> int:
+    """As the kernel reports it of a listening socket, in ``tcpi_sacked``."""
+    with socket.socket(fileno=os.dup(listener)) as listening:
+        info = listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
+    return int(struct.unpack_from("I", info, 28)[0])
 
 
 def test_a_port_in_use_is_an_input_error_with_a_remedy() -> None:

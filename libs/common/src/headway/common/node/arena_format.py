@@ -17,12 +17,15 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
 import xxhash
 from headway.common.errors import CorruptError
 from headway.common.node.segment import LINE_BYTES, PAGE_BYTES, WORD_BYTES, Segment, round_up
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 MAGIC = b"HWARENA\0"
 VERSION = 3

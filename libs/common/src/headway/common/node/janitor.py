@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 from headway.common.errors import HeadwayError
 from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import (
@@ -188,13 +187,15 @@ def _remove_tree(folder: Path) -> str:
 
 def _scan() -> Iterator[RunProcess]:
     uid = os.getuid()
-    for pid in psutil.pids():
+    for pid in (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()):
         found = _look_at(pid, uid)
         if found is not None:
             yield found
 
 
 def _look_at(pid: int, uid: int) -> RunProcess | None:
+    import psutil  # takes long to import, and most who import this module never look
+
     try:
         process = psutil.Process(pid)
         env = process.environ()

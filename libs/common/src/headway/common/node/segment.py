@@ -23,11 +23,12 @@ import stat
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
 from headway.common.errors import CorruptError, InputError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 WORD_BYTES = 8
 LINE_BYTES = 64
@@ -198,6 +199,8 @@ class Segment:
     def array(self, dtype: npt.DTypeLike, offset: int, count: int) -> npt.NDArray[Any]:
         """``count`` items of ``dtype`` from byte ``offset``, a view;
         read-only if the segment is."""
+        import numpy as np  # a quarter of the time in which a driver starts, which needs no array
+
         return np.frombuffer(self.buffer, dtype, count, offset)
 
     def back(self, start: int, nbytes: int) -> None:

@@ -14,15 +14,15 @@ import resource
 import socket
 import struct
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 
 import structlog
 from headway.common.log import complain
 from headway.common.wire.server import Server
 
-RESERVED = 256
-"""More than the connections that two listeners have already queued: 100 each (libzmq's backlog),
-which are taken although the door is shut."""
+FOR_FILES = 64
+"""So many are held back besides one for each connection that waits in a backlog: those are taken
+although the door is shut."""
 SHUT_S = 4.0
 """Longer than ``HANDSHAKE_S``, after which strangers are disconnected."""
 SPARE = 512
@@ -53,12 +53,13 @@ class Doorkeeper:
             is logged.
     """
 
-    def __init__(self, servers: Iterable[Server], clients: int) -> None:
+    def __init__(self, servers: Collection[Server], clients: int) -> None:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         if limit < clients + SPARE:
             fields = {"limit": limit, "needed": clients + SPARE, "remedy": _REMEDY}
             complain(_log.warning, "too few open files are allowed for all clients", **fields)
         self._listeners = [server.listener for server in servers]
+        self._reserved = FOR_FILES + sum(server.backlog for server in servers)
         self._kept: list[int] = []
         self._shut_at: float | None = None
         self._keep()
@@ -94,10 +95,10 @@ class Doorkeeper:
         self._let_go()
 
     def _keep(self) -> None:
-        """Half of what is free, at most ``RESERVED``: others that connect need some, too."""
+        """At most half of what is free: others that connect need some, too."""
         free: list[int] = []
         with contextlib.suppress(OSError):
-            while len(free) < 2 * RESERVED:
+            while len(free) < 2 * self._reserved:
                 free.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
         self._kept = free[: len(free) // 2]
         for one in free[len(self._kept) :]:

@@ -25,6 +25,7 @@ Handler = Callable[
 ]  # the message, of the type it is registered for, and the peer identity
 Admits = Callable[[bytes], bool]  # whether the client with this public key may connect
 
+BACKLOG = 100
 MAX_FRAMES_A_TURN = 64  # then the loop serves its timers and other sockets
 MAX_CACHED_REPLIES = 1024
 MAX_CACHED_BYTES = 8 << 20
@@ -49,7 +50,8 @@ class Server:
 
     ``allowed``: public keys of the clients that may connect, or a function that says of a key
     whether it may, called on a thread of its own; None admits every client that knows the server's
-    key. ``counts`` counts what was received and refused, by kind.
+    key. ``backlog``: clients that may connect at the same moment; to any beyond, their kernel
+    answers only after a second or more. ``counts`` counts what was received and refused, by kind.
 
     Raises:
         InputError: the endpoint cannot be bound, or is reachable from other
@@ -64,9 +66,11 @@ class Server:
         allowed: Collection[bytes] | Admits | None = None,
         *,
         high_water_mark: int = HIGH_WATER_MARK,
+        backlog: int = BACKLOG,
     ) -> None:
         check_endpoint(endpoint, keys)
         self.counts: Counter[str] = Counter()
+        self.backlog = backlog
         self._types: dict[str, type[Message]] = {}
         self._handlers: dict[str, Handler] = {}
         self.add_handlers(handlers)
@@ -79,6 +83,7 @@ class Server:
         try:
             self._secure(keys, allowed)
             set_options(self.socket, endpoint, high_water_mark)
+            self.socket.setsockopt(zmq.BACKLOG, backlog)
             # an unroutable send fails instead of vanishing
             self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
             # a client that reconnects takes its identity with it

@@ -27,7 +27,8 @@ def begin(
     """The start of the driver with number ``epoch``, on a cluster of ``nodes`` nodes, which join
     it one by one if ``is_joined``; ``former`` as in ``Start``."""
     placement = Placement(config.parallel.grid, config.launch.ranks_per_node)
-    planned = {rank: placement.node_of(rank) for rank in range(config.parallel.world_size)}
+    carriers = range(placement.num_nodes)
+    planned = {rank: node for node in carriers for rank in placement.ranks_of(node)}
     generation, rank_nodes = journal.last_generation() or (-1, planned)
     if not is_of_plan(rank_nodes, planned) or max(rank_nodes.values()) >= nodes:
         rank_nodes = planned

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from headway.ckpt_store.client import mark_generation
+from headway.ckpt_store import mark_generation
 from headway.common.config import load
 from headway.common.log import get_logger
 from headway.common.node.failpoints import configure
@@ -35,9 +35,9 @@ from headway.common.wire.messages.driver import (
 )
 from headway.common.wire.messages.executor import StopRun
 from headway.common.wire.messages.health import Verdict, VerdictTaken
-from headway.common.wire.server import Server
+from headway.common.wire.server import BACKLOG, Server
 from headway.common.wire.service import Service
-from headway.health.client import response
+from headway.health import response
 from headway.launch.cluster import ClusterFolder
 from headway.launch.engine import NodeLost
 from headway.launch.engines import engine_of
@@ -161,6 +161,7 @@ class Driver:
             },
             keys=keys,
             allowed=admission,
+            backlog=max(BACKLOG, cluster.nodes),  # a new driver is found by all within 0.25 s
         )
         self._gate = Gate.of(self.run_dir, cluster, node, keys, members, admission, self._journal)
         if self._gate is not None:
@@ -184,11 +185,10 @@ class Driver:
         self._service = Service("driver", self._server, gather_s=gather_s)
         for thread in (self._journal, self._background):
             self._service.watch(thread.done_fd, thread.run_callbacks)
-        servers = [self._server]
-        if self._gate is not None:
-            servers.append(self._gate.server)
-            self._service.watch(self._gate.server.socket, self._gate.server.handle_ready)
-        self._service.every(TICK_S, Doorkeeper(servers, clients=cluster.nodes).look)
+        gates = [self._gate.server] if self._gate is not None else []
+        for gate in gates:
+            self._service.watch(gate.socket, gate.handle_ready)
+        self._service.every(TICK_S, Doorkeeper([self._server, *gates], clients=cluster.nodes).look)
         self._leadership.note, self._leadership.stop = self.note, self._service.stop
         self._service.every(RENEW_S, self._leadership.renew)
         self._service.every(TICK_S, self.tick)

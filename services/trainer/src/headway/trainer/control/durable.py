@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from headway.ckpt_store import complete, has_mark, newest
-from headway.ckpt_store.client import verify
 from headway.common.errors import CorruptError
 from headway.trainer.control.background import Background
 from headway.trainer.control.decisions.events import (
@@ -114,6 +113,8 @@ def problem_of(checkpoints: Path, world_size: int, step: int) -> str:
     for info in found:
         if info.world_size != world_size:
             return f"checkpoint {info.path} is of {info.world_size} ranks, not {world_size}"
+        from headway.ckpt_store.client import verify  # a driver starts sooner without its numpy
+
         problems = verify(info)
         return f"{problems[0].path} is damaged: {problems[0].message}" if problems else ""
     return f"there is no complete checkpoint of step {step}"

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from headway.common.errors import HeadwayError, InputError
-from headway.common.node.arena import Arena
 from headway.common.node.process import ProcessId
 from headway.common.polling import wait_until
 from headway.trainer.control import cgroups
@@ -193,6 +192,8 @@ def damage_header(arena: Path) -> str:
 
 def flip_bits(arena: Path) -> str:
     """One bit of the data of every sealed snapshot flips."""
+    from headway.common.node.arena import Arena  # needs numpy, which takes long to import
+
     with Arena.open(arena) as opened:
         slots = opened.sealed()
         for info in slots:
