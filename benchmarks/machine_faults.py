@@ -110,6 +110,10 @@ class Faults:
         services = self.status()["services"]
         return self._node(next(int(k) for k, names in services.items() if "driver" in names))
 
+    def _has_ranks(self, node: Node) -> bool:
+        """A spare may have the driver: a node that was given up for its fabric keeps it."""
+        return self._nodes()[node.index] == "active"
+
     def _trains(self) -> Node:
         driver = self.driver().index
         active = [n for n, state in self._nodes().items() if state == "active" and n != driver]
@@ -120,8 +124,9 @@ class Faults:
 
     # ---- power, disks, planned ends -----------------------------------------------------------
     def _power(self, node: Node) -> dict[str, Any]:
+        has_ranks = self._has_ranks(node)
         node.kill()
-        return {"machine": node.name, "undo": node.boot, "begins_anew": True}
+        return {"machine": node.name, "undo": node.boot, "begins_anew": has_ranks}
 
     def _reboot(self) -> dict[str, Any]:
         node = self._trains()
@@ -152,13 +157,10 @@ class Faults:
 
     # ---- the network --------------------------------------------------------------------------
     def _partition(self, node: Node) -> dict[str, Any]:
-        self.machines.partition(node.index)
-        return self._cut_off(node)
+        return self._cut_off(node, self.machines.partition)
 
     def _cut_control_of_driver(self) -> dict[str, Any]:
-        node = self.driver()
-        self.machines.cut_control(node.index)
-        return self._cut_off(node)
+        return self._cut_off(self.driver(), self.machines.cut_control)
 
     def _cut_control(self) -> dict[str, Any]:
         """Its ranks reach the others and the others have the driver: all of them train on, which
@@ -173,11 +175,13 @@ class Faults:
         self.machines.heal()
         return {"machine": node.name, "trains_on": trains_on}
 
-    def _cut_off(self, node: Node) -> dict[str, Any]:
+    def _cut_off(self, node: Node, cut: Callable[[int], None]) -> dict[str, Any]:
+        has_ranks = self._has_ranks(node)
+        cut(node.index)
         return {
             "machine": node.name,
             "undo": self.machines.heal,
-            "begins_anew": True,
+            "begins_anew": has_ranks,
             "loser": node,
         }
 
