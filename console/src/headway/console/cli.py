@@ -15,12 +15,13 @@ import typer
 from headway.common.cli import fail, group, run
 from headway.common.help_pages import PageGroup, epilog
 from headway.console.commands import (
+    clusters,
     configuration,
     exporting,
     inspecting,
     launching,
-    machines,
     models,
+    nodes,
     remote,
     steering,
     watching,
@@ -143,7 +144,8 @@ MODULES = (
     exporting,
     configuration,
     steering,
-    machines,
+    clusters,
+    nodes,
     remote,
 )
 for module in MODULES:

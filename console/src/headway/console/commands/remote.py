@@ -58,12 +58,12 @@ def gateway(
     if not runs_dir.is_dir():
         raise InputError(f"{runs_dir} does not exist", remedy="give --runs-dir")
     own = key_file.with_name(f"{key_file.name}.server")
-    if not own.exists():
-        KeyPair.generate().save(own)
-    keys = KeyPair.load(own)
+    keys = KeyPair.load(own) if own.exists() else KeyPair.generate()
     known = Access.load(key_file).keys if key_file.exists() else KeyPair.generate()
     setup("gateway")
     served = Gateway(listen, runs_dir.resolve(), keys, known.public)
+    if not own.exists():  # only now, since an address that is not free must leave no file
+        keys.save(own)
     Access.new(served.endpoint, keys.public, known).save(key_file)
     typer.echo(f"the gateway listens on {served.endpoint}")
     typer.echo(f"copy {key_file} to the other machine; there: headway attach {key_file.name}")

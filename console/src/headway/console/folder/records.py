@@ -70,7 +70,10 @@ class RunRecords:
 
     @property
     def peak(self) -> Peak | None:
-        """The peak of what it computes on, None if never measured on this machine."""
+        """The peak of what it computes on; None if it was never measured, or it computes on other
+        machines, whose peak is not known here."""
+        if self.is_elsewhere or self.folder.bundle.exists():
+            return None
         return cached_peak(self.config.train.device)
 
     @property

@@ -24,11 +24,14 @@ from headway.console.folder.claim import check_name, check_resumable, claimed, k
 from headway.console.gateway.remote_run import open_run
 from headway.console.hints import refuse_elsewhere
 from headway.console.lifecycle.machines import (
+    check_machines,
     fit_for_machines,
     machines_of,
     nodes_started,
     prepare,
+    removed_if_new,
     resolve_on_machines,
+    shared_folder,
     slurm_defaults,
 )
 from headway.console.live.progress import full_rate
@@ -84,7 +87,8 @@ def launch(
     if machines is None:
         config, line = resolve_auto(own_corpus_folder(config), ranks=config.parallel.world_size)
     else:
-        config, line = resolve_on_machines(own_corpus_folder(config))
+        check_machines(machines, config)
+        config, line = resolve_on_machines(own_corpus_folder(config), machines)
         config = fit_for_machines(config, machines)
     report(line)
     check_sinks(config.launch.sinks)
@@ -101,7 +105,7 @@ def launch(
             check_resumable(run, config)
         elif config.train.init_from:
             check_first_weights(config)
-        if measure:
+        if measure and machines is None:
             measure_peak(config.train.device, report)
         report(f"{'resuming' if resumed else 'starting'} run {run.name}")
         end_run(
@@ -117,6 +121,8 @@ def launch(
             report(line)
         config_origins.keep(run, origins, asked, config)
         cluster = _cluster_for(run, folder, config.launch.nodes + config.launch.spares)
+        if machines is None:  # of other machines the peak is not known
+            _keep_full_rate(run)
         if machines is None:
             start(run, cluster, config.launch, report)
         else:
@@ -185,6 +191,13 @@ def measure_peak(device: str, report: Callable[[str], None]) -> None:
             )
 
 
+def _keep_full_rate(run: Run) -> None:
+    """Keep the rate at which MFU would be 1, for the metrics that the driver exports."""
+    record = json.loads(run.folder.run_json.read_text())
+    record["full_tokens_per_s"] = full_rate(run.config, run.peak)
+    replace_json(run.folder.run_json, record)
+
+
 # ---- 3. the processes ---------------------------------------------------------------------
 def _cluster_for(run: Run, folder: Path | None, nodes: int) -> ClusterFolder:
     """The given cluster, or a new one of the run's own; the run remembers which."""
@@ -205,7 +218,6 @@ def _cluster_for(run: Run, folder: Path | None, nodes: int) -> ClusterFolder:
         )
     record = json.loads(run.folder.run_json.read_text())
     record["cluster"] = str(cluster.path)
-    record["full_tokens_per_s"] = full_rate(run.config, run.peak)
     replace_json(run.folder.run_json, record)
     return cluster
 
@@ -242,9 +254,10 @@ def start_on_machines(
         HeadwayError: a machine or the driver did not start; those that were tried are ended again.
     """
     cluster.note(run.folder.run_id, run.path)
-    bundle = prepare(run, cluster, machines, report)
-    with nodes_started(bundle, run.folder, report) as engine:
-        _wait_for_driver(run, lambda: _last_words(engine))
+    with removed_if_new(shared_folder(run, machines)):
+        bundle = prepare(run, cluster, machines, report)
+        with nodes_started(bundle, run.folder, report) as engine:
+            _wait_for_driver(run, lambda: _last_words(engine))
 
 
 def _last_words(engine: MachinesEngine) -> str:

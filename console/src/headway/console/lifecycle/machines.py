@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import secrets
 import shutil
 import sys
@@ -17,15 +18,28 @@ from headway.common.node.run_dir import RunDir
 from headway.console.lifecycle.pods import needs_of
 from headway.console.run import Run
 from headway.launch.cluster import ClusterFolder
-from headway.launch.engines import MachinesConfig, config_of, facts_of, of_bundle, provide
-from headway.launch.joining import tokens
+from headway.launch.engines import (
+    Hardware,
+    MachinesConfig,
+    check_number,
+    config_of,
+    facts_of,
+    hardware_of,
+    of_bundle,
+    provide,
+)
+from headway.launch.joining import records, tokens
 from headway.launch.joining.bundle import Bundle
 from headway.launch.joining.corpus import listing_digest
+from headway.launch.lease import FileLease
 from headway.launch.leases import lease_of
 from headway.launch.machines.engine import MachinesEngine
 from headway.launch.slurm.config import SlurmConfig, SlurmRun
 from headway.trainer.client import resolve_auto
 from headway.trainer.config import RunConfig
+
+LINKED = ("control", "checkpoints")
+"""Folders of a run that all machines see."""
 
 
 def machines_of(folder: Path | None) -> MachinesConfig | None:
@@ -39,15 +53,33 @@ def slurm_defaults(runs_dir: Path) -> SlurmConfig:
     return SlurmConfig(shared=str(runs_dir.resolve() / ".shared"), python=sys.executable)
 
 
-def resolve_on_machines(config: RunConfig) -> tuple[RunConfig, str]:
-    """``resolve_auto`` where this machine carries no rank: ``auto`` takes GPUs if this machine has
-    enough of them for one node; what a configuration asks for, each machine checks when it joins.
+def resolve_on_machines(config: RunConfig, machines: MachinesConfig) -> tuple[RunConfig, str]:
+    """``resolve_auto`` where this machine carries no rank: ``auto`` is decided by the hardware of
+    the machines; what a configuration asks for, each machine checks when it joins.
 
     Raises:
-        InputError: as ``resolve_auto``.
+        InputError: as ``resolve_auto``. HeadwayError: as ``hardware_of``.
     """
-    ranks = config.launch.ranks_per_node
-    return resolve_auto(config, ranks=ranks, gpus=ranks if config.train.device == "gpu" else None)
+    ranks, train = config.launch.ranks_per_node, config.train
+    if "auto" in (train.device, train.dtype):
+        there = hardware_of(machines, ranks)
+    else:
+        there = Hardware(0)
+    gpus = ranks if train.device == "gpu" else there.gpus
+    return resolve_auto(config, ranks=ranks, gpus=gpus, cpuinfo=there.cpuinfo)
+
+
+def check_machines(machines: MachinesConfig, config: RunConfig) -> None:
+    """What can be known of them before anything is prepared for the run.
+
+    Raises:
+        InputError: there are too few, or the shared folder cannot be made.
+    """
+    check_number(machines, config.launch.nodes + config.launch.spares)
+    shared = Path(machines.shared)
+    there = next(path for path in (shared, *shared.parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise _unusable_shared(shared, "is not a folder" if not there.is_dir() else "no permission")
 
 
 def fit_for_machines(config: RunConfig, machines: MachinesConfig) -> RunConfig:
@@ -78,17 +110,16 @@ def prepare(
         HeadwayError: the machines cannot be had.
     """
     folder, config = run.folder, run.config
-    shared = Path(machines.shared) / f"{run.name}-{folder.run_id}"
-    shutil.rmtree(shared / "records", ignore_errors=True)  # of the run's last machines
-    for name in ("control", "checkpoints"):
+    shared = shared_folder(run, machines)
+    for name in LINKED:
+        _check_link(folder.path / name, shared / name)
+    for name in LINKED:
         try:
             make_private_folder(shared / name)
         except OSError as error:
-            raise InputError(
-                f"cannot make {shared / name}: {error.strerror}",
-                remedy="`shared` in the cluster's file must be a folder that this machine sees too",
-            ) from error
+            raise _unusable_shared(shared / name, error.strerror) from error
         _link(folder.path / name, shared / name)
+    _take_records(shared / "records", run, report)
     forget_driver(folder)  # the run is not live, so it has ended
     nodes = config.launch.nodes + config.launch.spares
     former = Bundle.load(folder.bundle) if folder.bundle.exists() else None
@@ -142,18 +173,62 @@ def forget_driver(folder: RunDir) -> None:
     (folder.control / "driver.json").unlink(missing_ok=True)
 
 
-def _link(link: Path, target: Path) -> None:
-    if link.is_symlink():
-        return
-    if link.exists():
+def shared_folder(run: Run, machines: MachinesConfig) -> Path:
+    """The folder of this run that all machines see."""
+    return Path(machines.shared) / f"{run.name}-{run.folder.run_id}"
+
+
+def _unusable_shared(path: Path, why: str | None) -> InputError:
+    return InputError(
+        f"cannot make {path}: {why}",
+        remedy="`shared` in the cluster's file must be a folder that this machine sees too",
+    )
+
+
+def _take_records(kept: Path, run: Run, report: Callable[[str], None]) -> None:
+    """Move the logs that nodes kept at their end into the run's folder: the next nodes keep
+    theirs at the same place."""
+    for file in sorted(kept.glob("n*.txt")):
         try:
-            link.rmdir()
-        except OSError:
+            records.unpack(file.read_text(), run.path)
+        except (HeadwayError, OSError) as error:
+            report(f"the logs in {file} are lost: {error}")
+    shutil.rmtree(kept, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def removed_if_new(shared: Path) -> Iterator[None]:
+    """Remove a run's shared folder if the body, which makes it, fails, by Ctrl-C too. What a driver
+    has written is kept."""
+    is_new = not shared.exists()
+    try:
+        yield
+    except BaseException:
+        if is_new and FileLease(shared / "control").look().holder is None:
+            shutil.rmtree(shared, ignore_errors=True)
+        raise
+
+
+def _check_link(link: Path, target: Path) -> None:
+    """Raises InputError where the run has files of its own, or those of another shared folder."""
+    if link.is_symlink():
+        if (there := link.readlink()) != target:
             raise InputError(
-                f"the run began on one machine, not on several ({link} holds files)",
-                remedy="start a new run, or fork this one",
-            ) from None
-    link.symlink_to(target)
+                f"the folder {link.name} of the run is {there}, not {target}",
+                remedy="resume it with the `shared` folder that it began with",
+            )
+    elif link.exists() and any(link.iterdir()):
+        raise InputError(
+            f"the run began on one machine, not on several ({link} holds files)",
+            remedy="start a new run, or fork this one",
+        )
+
+
+def _link(link: Path, target: Path) -> None:
+    if not link.is_symlink():
+        if link.exists():
+            link.rmdir()
+        link.symlink_to(target)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from typing import Annotated, Any
 
@@ -11,6 +12,11 @@ from headway.common.help_pages import PageGroup
 from headway.common.log_stream import tolerate_stderr
 
 INTERRUPTED = 130
+_OF_THE_MACHINE = frozenset(
+    (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE,
+     errno.ENOTCONN, errno.EHOSTDOWN, errno.ETIMEDOUT)
+)  # fmt: skip
+"""Errors of a file or mount that a user can fix; any other is a defect and shows a traceback."""
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
@@ -46,6 +52,11 @@ def run(app: typer.Typer, prog: str, arguments: list[str] | None = None) -> int:
     except BrokenPipeError:  # `headway logs | head`
         sys.stderr.close()
         return 0
+    except OSError as error:
+        if error.errno not in _OF_THE_MACHINE:
+            raise
+        where = f"{error.filename}: " if error.filename is not None else ""
+        return fail(f"{where}{error.strerror}; check the disk and its rights", 1)
     except Exception as error:
         text = getattr(error, "format_message", None)  # usage errors of the parser inside typer
         if text is None or not hasattr(error, "exit_code"):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import re
 import tomllib
 import types
 import typing
@@ -115,7 +116,9 @@ def _hints(cls: Any) -> dict[str, Any]:
 def _build(cls: Any, data: Any, path: str, base: Any) -> Any:
     """A ``cls`` from ``data``; absent keys come from ``base``, or without one from the class."""
     if not isinstance(data, Mapping):
-        remedy = f"write it as [{path}] with keys below"
+        table, is_item = re.subn(r"\[\d+\]$", "", path)
+        header = f"[[{table}]]" if is_item else f"[{path}]"
+        remedy = f"write it as {header} with keys below"
         raise ConfigError(f"{path} = {data!r} is not a table", remedy=remedy)
     hints, prefix = _hints(cls), f"{path}." if path else ""
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}

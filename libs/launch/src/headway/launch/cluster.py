@@ -160,6 +160,14 @@ class ClusterFolder:
         facts = self._facts().get("engine", {})
         return dict(facts) if isinstance(facts, dict) else {}
 
+    def check_emulated(self) -> None:
+        """Raises InputError if the folder holds no cluster, or one whose nodes are machines."""
+        if self.engine:
+            raise InputError(
+                f"the nodes of {self.path} are machines, which join when a run starts",
+                remedy="name the run: `headway node start --run RUN --node NODE`",
+            )
+
     @property
     def network(self) -> Network:
         """Where its executors listen.

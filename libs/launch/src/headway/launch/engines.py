@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +25,7 @@ from headway.launch.slurm.config import SlurmConfig, SlurmRun
 from headway.launch.slurm.machines import SlurmMachines, allocate
 
 MachinesConfig = HostsConfig | SlurmConfig | KubernetesConfig
+DESCRIBE_LIMIT_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,8 @@ def provide(
     control: Path,
     report: Callable[[str], None],
 ) -> MachinesConfig:
-    """The machines of one run; returns what its bundle keeps of them.
+    """The machines of one run, which ``check_number`` has admitted; returns what its bundle keeps
+    of them.
 
     Args:
         config: the cluster's.
@@ -86,21 +90,58 @@ def provide(
         report: called with a line of progress while waiting for them.
 
     Raises:
-        InputError: there are too few. HeadwayError: they cannot be allocated.
+        HeadwayError: they cannot be allocated.
     """
     if isinstance(config, SlurmConfig):
         return allocate(config, run_id, str(control), nodes, report)
+    assert isinstance(config, HostsConfig)
+    return config.first(nodes)
+
+
+def check_number(config: MachinesConfig, nodes: int) -> None:
+    """Whether a run of so many nodes can have machines, as far as is known without asking for any.
+
+    Raises:
+        InputError: it cannot.
+    """
     if isinstance(config, KubernetesConfig):
         raise InputError(
             "`headway run` cannot start pods",
             remedy="apply the output of `headway cluster render kubernetes`",
         )
-    if nodes > (there := len(config.hosts)):
+    if isinstance(config, SlurmConfig):
+        if shutil.which("sbatch") is None:
+            raise InputError(
+                "there is no sbatch on this machine's PATH",
+                remedy="start the run where Slurm's commands are installed",
+            )
+    elif nodes > (there := len(config.hosts)):
         raise InputError(
             f"the run needs {nodes} nodes, hosts.toml lists {there}",
             remedy="add machines, or set launch.nodes and launch.spares",
         )
-    return config.first(nodes)
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What a machine of a cluster has, as far as is known before it joins a run."""
+
+    gpus: int
+    cpuinfo: str | None = None
+    """The flags of its processor; None: not known."""
+
+
+def hardware_of(config: MachinesConfig, ranks: int) -> Hardware:
+    """Of the first host, which is asked. Slurm's machines have a GPU for each of a node's ``ranks``
+    if the job asks for GPUs.
+
+    Raises:
+        HeadwayError: the host is not reached, or Headway is not installed on it.
+    """
+    if isinstance(config, HostsConfig):
+        found = json.loads(HostMachines(config).call(0, "describe", "", limit_s=DESCRIBE_LIMIT_S))
+        return Hardware(int(found["gpus"]), str(found["cpu_flags"]))
+    return Hardware(ranks if isinstance(config, SlurmConfig) and config.asks_for_gpus else 0)
 
 
 def config_of(facts: Mapping[str, Any]) -> MachinesConfig:

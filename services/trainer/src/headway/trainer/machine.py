@@ -23,14 +23,14 @@ COUNT_LIMIT_S = 60.0
 
 
 def resolve_auto(
-    config: RunConfig, *, ranks: int, gpus: int | None = None
+    config: RunConfig, *, ranks: int, gpus: int | None = None, cpuinfo: str | None = None
 ) -> tuple[RunConfig, str]:
     """The configuration with ``auto`` and the paths of its folders resolved, and a line
     that reports the choice.
 
     Args:
-        ranks: number of the run's ranks on this machine. gpus: number of GPUs that torch sees;
-            counted if not given.
+        ranks: number of the run's ranks on one machine. gpus: number of GPUs that torch sees;
+            counted if not given. cpuinfo: flags of the processor; this machine's if not given.
 
     Raises:
         InputError: ``train.device = "gpu"`` and there are fewer GPUs than ranks, or
@@ -49,7 +49,7 @@ def resolve_auto(
         train = dataclasses.replace(train, device=device)
         said.append(f"device auto: {device} ({why})")
     if train.dtype == "auto":
-        dtype, why = machine_dtype(has_gpu=train.device == "gpu")
+        dtype, why = machine_dtype(cpuinfo, has_gpu=train.device == "gpu")
         train = dataclasses.replace(train, dtype=dtype)
         said.append(f"dtype auto: {dtype} ({why})")
     compiler = os.environ.get("CXX", "g++")  # what torch's compiler starts

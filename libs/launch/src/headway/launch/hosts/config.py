@@ -15,10 +15,10 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from headway.common.config import load
 from headway.common.errors import ConfigError
 from headway.launch.joining.scratch import DEFAULT
 from headway.launch.machines import hooks
+from headway.launch.machines.config_file import check_absolute, read_config
 
 SSH = (
     "ssh",
@@ -76,12 +76,7 @@ class HostsConfig:
                 f"hosts: {', '.join(sorted(twice))} is listed twice",
                 remedy="list each machine once",
             )
-        for key in ("shared", "scratch"):
-            if not Path(getattr(self, key)).is_absolute():
-                raise ConfigError(
-                    f"{key}={getattr(self, key)!r} is not an absolute path",
-                    remedy="write one that starts with /",
-                )
+        check_absolute(shared=self.shared, scratch=self.scratch)
         if not self.python or self.python.startswith("~"):
             raise ConfigError(
                 f"python={self.python!r} cannot be used",
@@ -94,9 +89,9 @@ class HostsConfig:
     def read(cls, path: Path) -> HostsConfig:
         """
         Raises:
-            ConfigError: a key is unknown, missing or wrong. InputError: the file cannot be read.
+            ConfigError: as ``read_config``.
         """
-        return load(cls, files=[path])
+        return read_config(cls, path)
 
     def first(self, count: int) -> HostsConfig:
         """The same with the first machines only."""

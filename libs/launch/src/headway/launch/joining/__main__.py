@@ -10,6 +10,7 @@ fence      kill a former driver on the machine, and nothing else
 log        print the ends of the node's logs
 records    print its newest logs and records of steps, see ``records.pack``
 pod BUNDLE like init, in a pod of an indexed Job, with a ticket made from the bundle
+describe   print what the machine has, as JSON, see ``needs.describe``; needs no ticket
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from headway.launch.leases import lease_of
 from headway.launch.local import LocalEngine
 from headway.launch.nodes import wait_for_node
 
-VERBS = ("start", "restart", "init", "end", "fence", "log", "records", "pod")
+VERBS = ("start", "restart", "init", "end", "fence", "log", "records", "pod", "describe")
 LOG_BYTES = 8192
 END_S = 5.0
 NO_DRIVER_S = 45.0
@@ -47,7 +48,11 @@ NO_DRIVER_S = 45.0
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code; an error is one line on standard error."""
-    parser = argparse.ArgumentParser(prog="python -m headway.launch.joining", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m headway.launch.joining",
+        description=__doc__.replace("``", "`"),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("verb", choices=VERBS)
     parser.add_argument("bundle", nargs="?", type=Path, help="for `pod`: path of the bundle")
     parser.add_argument("--fence", action="store_true", help="kill an executor that hangs")
@@ -67,6 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if options.verb == "pod":
             return be_pod(options.bundle)
+        if options.verb == "describe":
+            print(needs.describe())
+            return 0
         ticket = Ticket.from_json(sys.stdin.read())
         folder = NodeFolder(ticket.folder)
         scratch.check(folder.path)

@@ -1,7 +1,8 @@
-"""Whether a machine has the GPUs and the shared memory that a node of the run needs."""
+"""What a machine has, and whether that is enough for a node of the run: GPUs, shared memory."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -10,11 +11,19 @@ from headway.launch.joining.bundle import Bundle
 
 SHM = "/dev/shm"
 GPUS = Path("/proc/driver/nvidia/gpus")
+CPUINFO = Path("/proc/cpuinfo")
 
 
 def num_gpus() -> int:
     """GPUs that the NVIDIA driver of this machine reports."""
     return len(list(GPUS.iterdir())) if GPUS.is_dir() else 0
+
+
+def describe() -> str:
+    """``gpus``: number of GPUs. ``cpu_flags``: the processor's, as in ``/proc/cpuinfo``; JSON."""
+    lines = CPUINFO.read_text().splitlines()
+    flags = next((one for one in lines if one.startswith(("flags", "Features"))), "")
+    return json.dumps({"gpus": num_gpus(), "cpu_flags": flags})
 
 
 def check(bundle: Bundle) -> None:

@@ -7,13 +7,15 @@ options = ["--partition=train", "--gpus-per-node=8", "--time=24:00:00"]
 
 from __future__ import annotations
 
+import os
+import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from headway.common.config import load
 from headway.common.errors import ConfigError
 from headway.launch.joining.scratch import DEFAULT
 from headway.launch.machines import hooks
+from headway.launch.machines.config_file import check_absolute, read_config
 
 OURS = (
     "--nodes", "--job-name", "--signal", "--output", "--parsable", "--wrap", "--ntasks",
@@ -22,8 +24,13 @@ OURS = (
 """Options of sbatch that the engine sets itself, or that would change what a job is."""
 OUR_LETTERS = "NJonaW"
 """The same as single letters."""
-
-
+_GPU_VARIABLES = (
+    "SBATCH_GPUS", "SBATCH_GPUS_PER_NODE", "SBATCH_GPUS_PER_TASK", "SBATCH_GRES",
+)  # fmt: skip
+_GPU_OPTION = re.compile(
+    r"--gpus(-per-(node|task|socket))?=.|-G.|--gres=(.*,)?gpu\b"
+    r"|SBATCH_GPUS(_PER_NODE|_PER_TASK)?=.|SBATCH_GRES=(.*,)?gpu\b"
+)
 MOST_NOTICE_S = 65535
 """Of sbatch --signal."""
 
@@ -54,12 +61,7 @@ class SlurmConfig:
     operator; it is run once."""
 
     def __post_init__(self) -> None:
-        for key in ("shared", "scratch"):
-            if not Path(getattr(self, key)).is_absolute():
-                raise ConfigError(
-                    f"{key}={getattr(self, key)!r} is not an absolute path",
-                    remedy="write one that starts with /",
-                )
+        check_absolute(shared=self.shared, scratch=self.scratch)
         for option in self.options:
             if not _may_be_given(option):
                 raise ConfigError(
@@ -79,9 +81,15 @@ class SlurmConfig:
     def read(cls, path: Path) -> SlurmConfig:
         """
         Raises:
-            ConfigError: a key is unknown, missing or wrong. InputError: the file cannot be read.
+            ConfigError: as ``read_config``.
         """
-        return load(cls, files=[path])
+        return read_config(cls, path)
+
+    @property
+    def asks_for_gpus(self) -> bool:
+        """Whether its options, or sbatch's variables, ask Slurm for GPUs."""
+        words = [*self.options, *(f"{key}={os.environ.get(key, '')}" for key in _GPU_VARIABLES)]
+        return any(_GPU_OPTION.match(word) for word in words)
 
 
 def _may_be_given(option: str) -> bool:

@@ -1,0 +1,271 @@
+"""A start on machines that is refused, and what it leaves."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from headway.common.errors import ConfigError, HeadwayError, InputError
+from headway.common.node.run_dir import RunDir
+from headway.console.cli import main
+from headway.console.cluster import Cluster
+from headway.console.folder.claim import keep_config
+from headway.console.lifecycle import launch, machines
+from headway.console.run import Run
+from headway.console.testing import SMALL
+from headway.launch.cluster import ClusterFolder
+from headway.launch.engines import facts_of
+from headway.launch.hosts.config import Host, HostsConfig
+from headway.launch.joining import records
+from headway.launch.slurm.config import SlurmConfig
+from headway.trainer.config import RunConfig
+
+LOCALLY = """\
+#!/bin/sh
+shift
+exec "$@"
+"""
+
+
+@pytest.fixture
+def reach(own_roots: Path) -> tuple[str, str]:
+    """A command that runs its words on this machine."""
+    script = own_roots / "reach"
+    script.write_text(LOCALLY)
+    script.chmod(0o700)
+    return (str(script), "{name}")
+
+
+@pytest.fixture
+def hosts(own_roots: Path, reach: tuple[str, str]) -> HostsConfig:
+    two = (Host("a"), Host("b"))
+    return HostsConfig(str(own_roots / "shared"), two, python=sys.executable, reach=reach)
+
+
+def _config(corpus: Path, **launch: object) -> RunConfig:
+    facts: dict[str, object] = {"ranks_per_node": 1, "interface": "127.0.0.0/8", **launch}
+    return dataclasses.replace(
+        SMALL,
+        data=dataclasses.replace(SMALL.data, path=str(corpus)),
+        launch=dataclasses.replace(SMALL.launch, nodes=2, **facts),  # type: ignore[arg-type]
+    )
+
+
+def _start(folder: Path, hosts: HostsConfig, config: RunConfig) -> Cluster:
+    cluster = folder / "cluster"
+    if not cluster.exists():
+        ClusterFolder.create(cluster, nodes=2, engine=facts_of(hosts))
+    known = Cluster(folder / "runs", folder=cluster)
+    known.launch(config, name="new")
+    return known
+
+
+def test_too_few_machines_are_reported_before_a_corpus_is_prepared(
+    own_roots: Path, hosts: HostsConfig
+) -> None:
+    config = _config(own_roots / "not-there", spares=1)
+    with pytest.raises(InputError, match=r"the run needs 3 nodes, hosts\.toml lists 2"):
+        _start(own_roots, hosts, config)
+    assert not (own_roots / "shared").exists() and not (own_roots / "runs").exists()
+
+
+def test_a_shared_folder_that_cannot_be_made_is_reported_first(
+    own_roots: Path, hosts: HostsConfig
+) -> None:
+    (own_roots / "file").touch()
+    hosts = dataclasses.replace(hosts, shared=str(own_roots / "file" / "shared"))
+    with pytest.raises(InputError, match=r"cannot make \S*/file/shared: is not a folder"):
+        _start(own_roots, hosts, _config(own_roots / "not-there"))
+
+
+def test_slurm_without_its_commands_is_reported_first(
+    own_roots: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    config = _config(own_roots / "not-there")
+    with pytest.raises(InputError, match="there is no sbatch on this machine's PATH"):
+        machines.check_machines(SlurmConfig(str(own_roots)), config)
+
+
+def _prepared(folder: Path, config: RunConfig) -> tuple[Run, ClusterFolder]:
+    (folder / "corpus").mkdir(exist_ok=True)
+    run = RunDir.create(folder / "runs" / "new", run_id="abcd1234")
+    keep_config(Run(run.path), config)
+    return Run(run.path), ClusterFolder.create(folder / "cluster", nodes=2)
+
+
+def test_a_failed_start_leaves_nothing_in_the_shared_folder(
+    own_roots: Path, hosts: HostsConfig
+) -> None:
+    run, cluster = _prepared(own_roots, _config(own_roots / "corpus"))
+    hosts = dataclasses.replace(hosts, reach=("false", "{name}"))
+    with pytest.raises(HeadwayError):
+        launch.start_on_machines(run, cluster, hosts, print)
+    assert list((own_roots / "shared").iterdir()) == []
+
+
+def test_what_a_run_already_had_in_the_shared_folder_survives_a_failed_start(
+    own_roots: Path, hosts: HostsConfig
+) -> None:
+    run, cluster = _prepared(own_roots, _config(own_roots / "corpus"))
+    kept = machines.shared_folder(run, hosts) / "checkpoints" / "step-1"
+    kept.mkdir(parents=True)
+    hosts = dataclasses.replace(hosts, reach=("false", "{name}"))
+    with pytest.raises(HeadwayError):
+        launch.start_on_machines(run, cluster, hosts, print)
+    assert kept.exists()
+
+
+def test_a_run_is_not_resumed_with_another_shared_folder(
+    own_roots: Path, hosts: HostsConfig
+) -> None:
+    run, cluster = _prepared(own_roots, _config(own_roots / "corpus"))
+    machines.prepare(run, cluster, hosts, print)
+    other = dataclasses.replace(hosts, shared=str(own_roots / "other"))
+    with pytest.raises(
+        InputError, match=r"folder control of the run is .*/shared/.*, not .*/other/"
+    ):
+        machines.prepare(run, cluster, other, print)
+    assert not (own_roots / "other").exists()
+
+
+def test_logs_that_nodes_kept_at_their_end_are_taken_before_the_next_start(
+    own_roots: Path, hosts: HostsConfig
+) -> None:
+    run, cluster = _prepared(own_roots, _config(own_roots / "corpus"))
+    bundle = machines.prepare(run, cluster, hosts, print)
+    node = own_roots / "node"
+    (node / "logs").mkdir(parents=True)
+    (node / "logs" / "n1-rank0.log").write_text("the last words\n")
+    kept = bundle.records_of(1)
+    kept.parent.mkdir()
+    kept.write_text(records.pack(node))
+    bundle.records_of(0).write_text("no archive")
+    lines: list[str] = []
+    machines.prepare(run, cluster, hosts, lines.append)
+    assert (run.path / "logs" / "n1-rank0.log").read_text() == "the last words\n"
+    assert not kept.parent.exists()
+    assert [line for line in lines if "n0.txt are lost" in line] == lines != []
+
+
+# ---- auto: what the machines have, not the console's ---------------------------------------------
+def test_auto_is_decided_by_the_first_host(own_roots: Path, reach: tuple[str, str]) -> None:
+    answer = own_roots / "python"
+    answer.write_text('#!/bin/sh\necho \'{"gpus": 2, "cpu_flags": "flags : fpu"}\'\n')
+    answer.chmod(0o700)
+    hosts = HostsConfig(str(own_roots), (Host("a"),), python=str(answer), reach=reach)
+    train = dataclasses.replace(SMALL.train, device="auto", dtype="auto")
+    config = dataclasses.replace(_config(own_roots), train=train)
+    resolved, line = machines.resolve_on_machines(config, hosts)
+    assert (resolved.train.device, resolved.train.dtype) == ("gpu", "bf16")
+    assert "GPUs: 2, ranks: 1" in line
+    answer.write_text(answer.read_text().replace("2", "0"))
+    resolved, _ = machines.resolve_on_machines(config, hosts)
+    assert (resolved.train.device, resolved.train.dtype) == ("cpu", "fp32")
+
+
+def test_a_real_host_describes_itself(hosts: HostsConfig, own_roots: Path) -> None:
+    train = dataclasses.replace(SMALL.train, device="auto", dtype="auto")
+    config = dataclasses.replace(_config(own_roots), train=train)
+    resolved, _ = machines.resolve_on_machines(config, hosts)
+    assert resolved.train.device in ("cpu", "gpu") and resolved.train.dtype in ("bf16", "fp32")
+
+
+@pytest.mark.parametrize(
+    ("options", "device"),
+    [
+        (("--gpus-per-node=8",), "gpu"),
+        (("--gres=gpu:8",), "gpu"),
+        (("--gres=license:1,gpu:a100:2",), "gpu"),
+        (("-G8",), "gpu"),
+        (("--partition=gpu",), "cpu"),
+        (("--gres=lustre:1",), "cpu"),
+        ((), "cpu"),
+    ],
+)
+def test_auto_in_slurm_means_what_the_job_asks_for(
+    options: tuple[str, ...], device: str, own_roots: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith("SBATCH_")]:
+        monkeypatch.delenv(name)
+    train = dataclasses.replace(SMALL.train, device="auto", dtype="fp32")
+    config = dataclasses.replace(_config(own_roots), train=train)
+    slurm = SlurmConfig(str(own_roots), options=options)
+    assert machines.resolve_on_machines(config, slurm)[0].train.device == device
+    monkeypatch.setenv("SBATCH_GPUS_PER_NODE", "8")
+    assert machines.resolve_on_machines(config, slurm)[0].train.device == "gpu"
+
+
+def test_the_peak_of_other_machines_is_not_known(own_roots: Path, hosts: HostsConfig) -> None:
+    run, cluster = _prepared(own_roots, _config(own_roots / "corpus"))
+    machines.prepare(run, cluster, hosts, print)
+    assert run.peak is None
+
+
+# ---- words that were mistyped -------------------------------------------------------------------
+@pytest.mark.parametrize("verb", ["start", "stop", "init"])
+def test_a_node_of_a_cluster_of_machines_is_not_emulated_here(
+    verb: str, own_roots: Path, hosts: HostsConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(own_roots / "cluster")
+    ClusterFolder.create(Path(folder), nodes=2, engine=facts_of(hosts))
+    assert main(["node", verb, "--cluster", folder, "--node", "0"]) == 2
+    assert "are machines, which join when a run starts" in capsys.readouterr().err
+    assert main(["cluster", "create", folder, "--nodes", "3"]) == 2
+
+
+def test_a_cluster_that_is_not_there(own_roots: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = str(own_roots / "typo")
+    assert main(["cluster", "drain", folder]) == 2
+    assert "holds no cluster" in capsys.readouterr().err
+    assert main(["cluster", "remove", folder]) == 0
+    assert "there was no cluster to remove" in capsys.readouterr().out
+
+
+def test_errors_in_the_file_of_hosts_name_it(own_roots: Path) -> None:
+    file = own_roots / "my-hosts.toml"
+    with pytest.raises(ConfigError, match=r"there is no file \S*/my-hosts.toml"):
+        HostsConfig.read(file)
+    file.write_text('shared = "/s"\npyhton = "x"\n[[hosts]]\nname = "a"\n')
+    with pytest.raises(ConfigError, match=r"my-hosts.toml: unknown .*'pyhton'") as caught:
+        HostsConfig.read(file)
+    assert caught.value.remedy == "did you mean python?"
+    file.write_text('shared = "/s"\nhosts = ["a"]\n')
+    with pytest.raises(ConfigError) as caught:
+        HostsConfig.read(file)
+    assert caught.value.remedy == "write it as [[hosts]] with keys below"
+
+
+def test_a_folder_that_cannot_be_read_is_one_line(
+    own_roots: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", "/mnt/shared/control")
+
+    monkeypatch.setattr("headway.console.commands.options.open_run", fail, raising=False)
+    monkeypatch.setattr("headway.console.cluster.Cluster.run", fail)
+    assert main(["status", "new", "--runs-dir", str(own_roots)]) == 1
+    line = "error: /mnt/shared/control: Permission denied; check the disk and its rights\n"
+    assert capsys.readouterr().err == line
+
+
+def test_a_gateway_that_cannot_listen_leaves_no_file(
+    own_roots: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = own_roots / "gateway.key"
+    (own_roots / "runs").mkdir()
+    words = ["--key-file", str(key), "--runs-dir", str(own_roots / "runs")]
+    assert main(["gateway", "--listen", "tcp://192.0.2.1:7070", *words]) != 0
+    assert capsys.readouterr().err.startswith("error: ")
+    assert list(own_roots.glob("gateway.key*")) == []
+
+
+def test_the_description_of_a_host_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+    from headway.launch.joining.__main__ import main as join
+
+    assert join(["describe"]) == 0
+    assert json.loads(capsys.readouterr().out).keys() == {"gpus", "cpu_flags"}
