@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -111,6 +113,32 @@ def test_process_1_reaps_orphans(bed: Bed) -> None:
     node = bed.node(0)
     node.run(["sh", "-c", "for i in 1 2 3; do (sleep 0.0$i &) ; done"])
     wait_until(lambda: node.processes() == [], what="no zombies")
+
+
+def test_commands_do_not_reach_a_node_that_is_still_starting(bed: Bed) -> None:
+    """Their answers would be taken for the first process's own."""
+    node = bed.node(4)
+    node.kill()
+    ended, ran = threading.Event(), []
+
+    def knock() -> None:
+        while not ended.is_set():
+            with contextlib.suppress(ValueError):
+                ran.append(node.run(["true"], check=False).returncode)
+
+    thread = threading.Thread(target=knock)
+    thread.start()
+    try:
+        node.power_on()
+        with pytest.raises(ValueError, match="node-4 is down, or still starting"):
+            node.start(["true"])
+        assert node.has_power and not node.is_up
+        node.finish_boot()
+        wait_until(lambda: ran, what="a command after the boot")
+    finally:
+        ended.set()
+        thread.join()
+    assert set(ran) == {0} and node.boot_id
 
 
 def test_power_loss_ends_everything_and_a_boot_begins_anew(bed: Bed) -> None:

@@ -90,7 +90,7 @@ class Bed:
     def close(self) -> None:
         """Power off all nodes; returns once nothing of them is left but their disks."""
         for node in self.nodes:
-            if node.is_up:
+            if node.has_power:
                 node.kill()
         if self._groups:
             freezer.remove(self._groups[1])

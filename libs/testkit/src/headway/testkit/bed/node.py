@@ -53,6 +53,7 @@ class Node:
         """Output of processes that have no log of their own."""
         self._view, self._files, self._network, self._groups = view, dict(files), network, groups
         self._boot: Boot | None = None
+        self._is_up = False
         self._group: Group | None = None
         self._is_frozen = False
         self._clock_offset_ns: int | None = None
@@ -84,8 +85,9 @@ class Node:
     def finish_boot(self) -> None:
         """Wait until it is up and connected."""
         try:
-            self._up.finish()
-            self._network.plug(self.index, self.pid)
+            self._powered.finish()
+            self._network.plug(self.index, self._powered.pid)
+            self._is_up = True
         except BaseException:
             self.kill()
             raise
@@ -96,9 +98,9 @@ class Node:
         Peers get no FIN and no RST. Afterwards their connects fail with "no route to host" once
         they have forgotten the hardware address, as in a subnet of machines.
         """
-        boot = self._up
+        boot = self._powered
         self._network.pull(self.index)
-        self._boot = None
+        self._boot, self._is_up = None, False
         boot.kill()
         if self._is_frozen:
             for one in boot.processes():  # before process 1 gets to it, so that none resumes
@@ -112,14 +114,26 @@ class Node:
             self._group = None
 
     @property
-    def is_up(self) -> bool:
+    def has_power(self) -> bool:
+        """Whether ``kill`` has something to end: it is up or starting."""
         return self._boot is not None
 
     @property
-    def _up(self) -> Boot:
+    def is_up(self) -> bool:
+        """Whether its boot is complete: only then it is connected and runs what it is asked to."""
+        return self._is_up
+
+    @property
+    def _powered(self) -> Boot:
         if self._boot is None:
             raise ValueError(f"{self.name} is down; boot() starts it")
         return self._boot
+
+    @property
+    def _up(self) -> Boot:
+        if not self._is_up:
+            raise ValueError(f"{self.name} is down, or still starting; boot() starts it")
+        return self._powered
 
     @property
     def pid(self) -> int:
