@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -216,6 +217,37 @@ def test_a_node_of_a_cluster_of_machines_is_not_emulated_here(
     assert main(["node", verb, "--cluster", folder, "--node", "0"]) == 2
     assert "are machines, which join when a run starts" in capsys.readouterr().err
     assert main(["cluster", "create", folder, "--nodes", "3"]) == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("--node", "0"),
+        ("--cluster", "mine"),
+        ("--ticket", "t", "--cluster", "c", "--node", "0"),
+    ],
+    ids=str,
+)
+def test_half_of_a_node_has_no_init(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["node", "init", *words]) == 2
+    assert "either --ticket, or --cluster and --node are needed" in capsys.readouterr().err
+
+
+def test_a_ticket_that_is_none_is_refused(own_roots: Path) -> None:
+    ticket = own_roots / "ticket.json"
+    command = [sys.executable, "-m", "headway.console", "node", "init", "--ticket", str(ticket)]
+    for text, line in (
+        (None, f"error: cannot read {ticket}: No such file or directory; "),
+        ("{}", "error: standard input is not a valid ticket: configuration key 'run_id' is mis"),
+    ):
+        if text is not None:
+            ticket.write_text(text)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 2 and done.stderr.startswith(line)
+        assert len(done.stderr.splitlines()) == 1
 
 
 def test_a_cluster_that_is_not_there(own_roots: Path, capsys: pytest.CaptureFixture[str]) -> None:

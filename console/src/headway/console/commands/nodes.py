@@ -53,7 +53,13 @@ def register(app: typer.Typer) -> None:
         examples=("headway node stop --cluster clusters/mine --node 0",),
         json="one object: cluster, node, stopped",
     )(stop)
-    page(node, examples=("headway node init --cluster clusters/mine --node 0",))(init)
+    page(
+        node,
+        examples=(
+            "headway node init --ticket ticket.json",
+            "headway node init --cluster clusters/mine --node 0",
+        ),
+    )(init)
     page(node, examples=("headway node ticket --run tiny --node 2 > ticket.json",))(ticket)
 
 
@@ -174,19 +180,50 @@ def stop(cluster: ClusterOption, node: Node, yes: Yes = False, as_json: AsJson =
     emit(done, as_json, [f"node {node} is stopped"])
 
 
-def init(cluster: ClusterOption, node: Node) -> None:
+def init(
+    ticket: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Join a run with this output of `headway node ticket`."),
+    ] = None,
+    cluster: Annotated[
+        Path | None,
+        typer.Option("--cluster", metavar="DIR", help="A cluster of nodes on this machine."),
+    ] = None,
+    node: Annotated[
+        int | None, typer.Option("--node", metavar="NODE", help="Its node, from 0.", min=0)
+    ] = None,
+) -> None:
     """Supervise a node in the foreground.
 
-    `headway node start` does this in the background; this command is for systemd, srun, ssh, or the
-    first process of a container. It starts the node's executor and restarts it when it fails or
-    hangs. SIGTERM and Ctrl-C are passed on to the executor, and init exits after it. If init is
-    killed, the executor keeps running, and the next init adopts it.
+    For systemd, srun, or the first process of a container. It starts the node's executor and
+    restarts it when it fails or hangs.
+
+    With --ticket, this machine joins a run. On SIGTERM the node hands over to a spare and leaves.
+
+    With --cluster and --node it is the init of an emulated node, which `headway node start` runs in
+    the background. SIGTERM and Ctrl-C are passed on to the executor, and init exits after it. If
+    init is killed, the executor keeps running, and the next init adopts it.
     """
     import os
     import sys
 
     from headway.launch.cluster import ClusterFolder
 
-    ClusterFolder(cluster).check_emulated()
-    words = ["--cluster", str(cluster), "--node", str(node)]
-    os.execv(sys.executable, [sys.executable, "-m", "headway.launch.init", *words])
+    if (cluster is None) != (node is None) or (cluster is None) == (ticket is None):
+        raise InputError(
+            "either --ticket, or --cluster and --node are needed",
+            remedy="use --ticket to join a run, --cluster for a node on this machine",
+        )
+    if ticket is not None:
+        words = ["-m", "headway.launch.joining", "init"]
+        try:
+            os.dup2(os.open(ticket, os.O_RDONLY), sys.stdin.fileno())
+        except OSError as error:
+            raise InputError(
+                f"cannot read {ticket}: {error.strerror}", remedy="`headway node ticket` prints one"
+            ) from error
+    else:
+        assert cluster is not None
+        ClusterFolder(cluster).check_emulated()
+        words = ["-m", "headway.launch.init", "--cluster", str(cluster), "--node", str(node)]
+    os.execv(sys.executable, [sys.executable, *words])

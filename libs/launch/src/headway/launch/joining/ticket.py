@@ -57,8 +57,9 @@ class Ticket:
         try:
             return from_dict(cls, json.loads(text))
         except (ConfigError, ValueError, TypeError, AttributeError) as error:
+            why = error.message if isinstance(error, ConfigError) else error
             raise InputError(
-                f"standard input is not a valid ticket: {error}",
+                f"standard input is not a valid ticket: {why}",
                 remedy="`headway node ticket` prints one",
             ) from error
 

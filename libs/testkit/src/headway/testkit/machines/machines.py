@@ -187,8 +187,8 @@ class Machines:
         node = self.bed.node(index)
         ticket = self.headway("node", "ticket", "--run", name, "--node", str(index)).stdout
         (node.root / "ticket.json").write_text(ticket)
-        words = f"exec {sys.executable} -m headway.launch.joining init < ticket.json"
-        return node.start(["sh", "-c", words], cwd=self.bed.disk)
+        words = [sys.executable, "-m", "headway.console", "node", "init", "--ticket", "ticket.json"]
+        return node.start(words, cwd=self.bed.disk)
 
     # ---- faults -------------------------------------------------------------------------------
     def partition(self, index: int) -> None:
