@@ -18,7 +18,7 @@ from headway.common.errors import ConfigError, InputError
 from headway.common.wire.addresses import Network
 from headway.common.wire.keys import KeyPair
 from headway.launch.engine import NodeLost
-from headway.launch.engines import facts_of, of_bundle, provide
+from headway.launch.engines import check_number, facts_of, of_bundle
 from headway.launch.joining import __main__ as joining
 from headway.launch.joining import tokens
 from headway.launch.joining.bundle import Bundle
@@ -231,9 +231,9 @@ def test_nothing_is_known_of_a_pod_from_outside(tmp_path: Path) -> None:
         engine.start_node(3)
 
 
-def test_pods_are_not_had_by_headway_run(tmp_path: Path) -> None:
+def test_pods_are_not_had_by_headway_run() -> None:
     with pytest.raises(InputError, match="cannot start pods"):
-        provide(_config(), 3, run_id="0123abcd", control=tmp_path, report=print)
+        check_number(_config(), 3)
 
 
 # ---- the start of a pod -------------------------------------------------------------------------
