@@ -273,9 +273,13 @@ class Faults:
 
     # ---- processes ----------------------------------------------------------------------------
     def _freeze(self, node: Node) -> dict[str, Any]:
+        """A new driver may have the former one's machine powered off meanwhile, see ``fence``."""
         node.freeze()
         time.sleep(20.0)
-        node.thaw()
+        if node.is_up:
+            node.thaw()
+        else:
+            node.boot()
         return {"machine": node.name, "loser": node}
 
     def _signal_worker(self, number: signal.Signals) -> dict[str, Any]:
