@@ -5,8 +5,8 @@ train with pp 2 x dp 2, and a sixth for the console. They share the checkpoints 
 else. Faults follow a seeded plan; each is injected while all ranks are stepping. Then all of them
 must step again without help, and a lost machine must return as a spare. ``standstill_s`` is the
 longest time without a completed step in the journal; ``stepping_s`` lasts from the choice of a
-machine, which queries the driver up to three times, to the second new step. The digest of the final parameters
-is compared with that of an undisturbed run.
+machine, which queries the driver up to three times, to the second new step. The digest of the final
+parameters is compared with that of an undisturbed run.
 """
 
 from __future__ import annotations

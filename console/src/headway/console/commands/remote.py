@@ -45,7 +45,7 @@ def gateway(
     ],
     runs_dir: RunsDir = RUNS,
 ) -> None:
-    """Let consoles elsewhere watch and steer the runs here.
+    """Let other machines watch and steer the runs of this one.
 
     Runs in the foreground until Ctrl-C. Anyone who has FILE can watch and steer the runs. The
     gateway's own key is in FILE.server. Both files are reused at the next start.
@@ -78,7 +78,7 @@ def attach(
     runs_dir: RunsDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
-    """Show runs of another machine here, by way of its gateway.
+    """Attach runs of another machine, through its gateway.
 
     Each run gets a folder here. Afterwards status, watch, logs, trace, stop and the steering
     commands work as on the run's own machine.

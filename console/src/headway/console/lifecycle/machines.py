@@ -146,7 +146,7 @@ def prepare(
     try:
         if lease_of(folder.control).look().holder is not None:
             raise InputError(
-                f"a driver leads run {run.name} again, since machines were asked for",
+                f"another driver took over run {run.name} while machines were being allocated",
                 remedy=f"see {run.hint('status')}",
             )
         bundle.save(folder.bundle)

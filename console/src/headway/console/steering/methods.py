@@ -230,11 +230,11 @@ class Steering:
         notice_s: Annotated[
             float,
             Word(
-                "How long it may wait for the checkpoint; 300 by default.", "SECONDS", ("--notice",)
+                "Longest wait for the checkpoint; 300 by default.", "SECONDS", ("--notice",)
             ),
         ] = 300.0,
     ) -> int:
-        """Remove a node that is about to end: a checkpoint, then a spare."""
+        """Remove a node after a checkpoint, as before maintenance; a spare takes over its ranks."""
         return self.command("drain", node=node, duration_s=notice_s)
 
     @operation(

@@ -42,7 +42,8 @@ class Engine(Protocol):
         """End the init, then the executor and everything else that runs on the node."""
 
     def lose_node(self, node: int) -> None:
-        """Give the machine up: kill what runs there; ``start_node`` raises from now on."""
+        """Give the node up: kill what runs there. ``start_node`` of an emulated node then raises; a
+        machine may be started again."""
 
     def report_bad(self, node: int, reason: str) -> None:
         """Take a machine that a verdict has condemned out of service, if the engine can.

@@ -1,16 +1,16 @@
 """``python -m headway.launch.joining VERB < TICKET``: the commands that engines run on a machine.
 
-start      join the run unless the machine has joined; start the node's init and wait for it
-           (--fence: kill an executor that hangs)
+start      join the run, unless this machine has; start the node's init and wait until it is up
+           (--fence: kill an executor that hangs first)
 restart    kill an executor that hangs, so that its init restarts it; exit code 4 if no init runs,
            as after a reboot
-init       like start, then stay in the foreground until the node has ended, see ``stay``
+init       like start, then stay in the foreground until the node has ended
 end        kill all processes of the node; exit code 0 once none is left
 fence      kill a former driver on the machine, and nothing else
-log        print the ends of the node's logs
-records    print its newest logs and records of steps, see ``records.pack``
+log        print the last 8 KiB of each log of the node
+records    print its newest logs and records of steps, as a compressed archive in base64
 pod BUNDLE like init, in a pod of an indexed Job, with a ticket made from the bundle
-describe   print what the machine has, as JSON, see ``needs.describe``; needs no ticket
+describe   print the machine's GPUs and processor flags as JSON; needs no ticket
 """
 
 from __future__ import annotations
@@ -57,13 +57,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("bundle", nargs="?", type=Path, help="for `pod`: path of the bundle")
     parser.add_argument("--fence", action="store_true", help="kill an executor that hangs")
     parser.add_argument(
-        "--at-end", choices=("drain", "stop"), default="drain", help="what to request on SIGTERM"
+        "--at-end",
+        choices=("drain", "stop"),
+        default="drain",
+        help="what to request on SIGTERM; %(default)s by default",
     )
     parser.add_argument(
         "--notice",
         type=float,
         default=TERM_S,
-        help="seconds between SIGUSR1 and the end of the machine",
+        help="seconds from SIGUSR1 until the machine goes away; %(default)g by default",
     )
     parser.add_argument("--limit", type=float, default=60.0, help="seconds to wait for a driver")
     options = parser.parse_args(argv)

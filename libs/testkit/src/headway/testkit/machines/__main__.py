@@ -27,7 +27,11 @@ LOOK_S = 0.5
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code of ``headway run``; 2 if machines cannot be had here."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m headway.testkit.machines",
+        description=__doc__.replace("``", "`"),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("config", type=Path)
     parser.add_argument("--count", type=int, default=5, help="machines, one of them a spare")
     parser.add_argument("--slurm", action="store_true", help="use steps of a Slurm job")

@@ -19,7 +19,7 @@ class LaunchConfig:
     """Where the ranks run, and where their metrics go."""
 
     nodes: int = 1
-    """Nodes that train, emulated on this machine."""
+    """Nodes that train: emulated on this machine, or machines of ``--cluster`` or Slurm."""
     ranks_per_node: int = 1
     """Worker processes on each node."""
     spares: int = 0

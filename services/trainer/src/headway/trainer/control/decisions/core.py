@@ -315,8 +315,8 @@ class Core:
                 actions.append(Log("node_replaced", fields))
             elif not self.fleet.can_wait_for(number):
                 detail = (
-                    f"node {number} is lost and no spare node is left; start it again "
-                    "(`headway node start`) or raise launch.spares, then `headway run` again"
+                    f"node {number} is lost and no spare node is left; repair its machine, or "
+                    "lower launch.nodes or raise launch.spares, then `headway run` again"
                 )
                 return [*actions, *self.finish("failed", detail)]
         return actions
