@@ -13,7 +13,7 @@ from headway.common.errors import HeadwayError, InputError
 from headway.common.node.run_dir import RunDir
 from headway.console.cli import main
 from headway.console.folder import presence
-from headway.console.folder.claim import claimed, keep_config
+from headway.console.folder.claim import StillRunningError, claimed, keep_config
 from headway.console.lifecycle import launch, machines
 from headway.console.run import Run
 from headway.console.testing import SMALL
@@ -220,9 +220,11 @@ def test_a_driver_that_does_not_start_is_quoted_from_its_machine(
     fleet.die("a")
     monkeypatch.setattr(MachinesEngine, "start_first", lambda _: None)
     monkeypatch.setattr(MachinesEngine, "start_all", lambda *_: None)
-    with pytest.raises(HeadwayError) as caught:
+    with pytest.raises(StillRunningError) as caught:
         fleet.start()
-    assert caught.value.remedy == "its log is on a: a cannot be reached: No route to host"
+    cause = caught.value.__cause__
+    assert isinstance(cause, HeadwayError)
+    assert cause.remedy == "its log is on a: a cannot be reached: No route to host"
 
 
 @pytest.mark.parametrize("failure", [OSError(122, "Disk quota exceeded"), KeyboardInterrupt()])
@@ -251,7 +253,7 @@ def test_a_run_that_came_back_while_machines_were_waited_for_is_left_alone(
         return provide(*words, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(machines, "provide", slowly)
-    with pytest.raises(InputError, match="a driver leads run big again"):
+    with pytest.raises(InputError, match="another driver took over run big while"):
         fleet.start()
     assert fleet.calls == [] and fleet.lease.look().holder is not None
 

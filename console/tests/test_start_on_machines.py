@@ -14,14 +14,17 @@ from headway.common.errors import ConfigError, HeadwayError, InputError
 from headway.common.node.run_dir import RunDir
 from headway.console.cli import main
 from headway.console.cluster import Cluster
-from headway.console.folder.claim import keep_config
+from headway.console.folder.claim import StillRunningError, claimed, keep_config
 from headway.console.lifecycle import launch, machines
+from headway.console.lifecycle.shared_folder import shared_folder
 from headway.console.run import Run
 from headway.console.testing import SMALL
 from headway.launch.cluster import ClusterFolder
-from headway.launch.engines import facts_of
+from headway.launch.engines import facts_of, hardware_of
 from headway.launch.hosts.config import Host, HostsConfig
 from headway.launch.joining import records
+from headway.launch.joining.bundle import Bundle
+from headway.launch.lease import FileLease, Holder
 from headway.launch.slurm.config import SlurmConfig
 from headway.trainer.config import RunConfig
 
@@ -109,11 +112,63 @@ def test_a_failed_start_leaves_nothing_in_the_shared_folder(
     assert list((own_roots / "shared").iterdir()) == []
 
 
+class Unreached:
+    """Machines of which the first one leads the run, before none of them is reached any more."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self._control = bundle.control
+
+    def name_of(self, node: int) -> str:
+        return "abc"[node]
+
+    def start_first(self) -> None:
+        FileLease(self._control).publish(Holder(1, 0, 1, 1, "tcp://127.0.0.1:1", space="there"))
+
+    def start_all(self, _: object) -> None:
+        raise HeadwayError("c cannot be reached")
+
+    def stop(self, _: object) -> list[str]:
+        return ["node 0 on a: a cannot be reached"]
+
+
+def test_a_failed_start_keeps_the_run_that_it_could_not_end(
+    own_roots: Path, hosts: HostsConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (own_roots / "corpus").mkdir()
+    monkeypatch.setattr(machines, "of_bundle", Unreached)
+    monkeypatch.setattr(launch, "prepare_corpus", lambda *_: None)
+    with pytest.raises(StillRunningError, match="node 0 on a: a cannot be reached") as caught:
+        _start(own_roots, hosts, _config(own_roots / "corpus"))
+    assert "headway stop new --now" in caught.value.remedy
+    run = Run(own_roots / "runs" / "new")
+    assert run.folder.bundle.exists() and FileLease(run.folder.control).look().holder is not None
+
+
+def test_a_run_on_machines_is_resumed_on_them(own_roots: Path, hosts: HostsConfig) -> None:
+    run, cluster = _prepared(own_roots, _config(own_roots / "corpus"))
+    assert machines.began_on(run.path) == (None, "") == machines.began_on(own_roots / "absent")
+    machines.prepare(run, cluster, hosts, print)
+    record = json.loads(run.folder.run_json.read_text())
+    run.folder.run_json.write_text(json.dumps({**record, "cluster": str(cluster.path)}))
+    assert machines.began_on(run.path) == (cluster.path, "")
+    own = str(run.path / "cluster")  # as with --engine slurm
+    run.folder.run_json.write_text(json.dumps({**record, "cluster": own}))
+    assert machines.began_on(run.path) == (None, "slurm")
+
+
+def test_files_of_sinks_would_be_lost_with_the_disk_of_a_machine(
+    own_roots: Path, hosts: HostsConfig
+) -> None:
+    config = _config(own_roots / "corpus", sinks=("tensorboard",))
+    with pytest.raises(InputError, match="removed at the end of the run"):
+        machines.check_machines(hosts, config)
+
+
 def test_what_a_run_already_had_in_the_shared_folder_survives_a_failed_start(
     own_roots: Path, hosts: HostsConfig
 ) -> None:
     run, cluster = _prepared(own_roots, _config(own_roots / "corpus"))
-    kept = machines.shared_folder(run, hosts) / "checkpoints" / "step-1"
+    kept = shared_folder(run, hosts) / "checkpoints" / "step-1"
     kept.mkdir(parents=True)
     hosts = dataclasses.replace(hosts, reach=("false", "{name}"))
     with pytest.raises(HeadwayError):
@@ -149,8 +204,9 @@ def test_logs_that_nodes_kept_at_their_end_are_taken_before_the_next_start(
     lines: list[str] = []
     machines.prepare(run, cluster, hosts, lines.append)
     assert (run.path / "logs" / "n1-rank0.log").read_text() == "the last words\n"
-    assert not kept.parent.exists()
-    assert [line for line in lines if "n0.txt are lost" in line] == lines != []
+    [aside] = kept.parent.iterdir()
+    assert aside.read_text() == "no archive" and aside != bundle.records_of(0)
+    assert [line for line in lines if f"the logs in {aside} could not be" in line] == lines != []
 
 
 # ---- auto: what the machines have, not the console's ---------------------------------------------
@@ -167,6 +223,17 @@ def test_auto_is_decided_by_the_first_host(own_roots: Path, reach: tuple[str, st
     answer.write_text(answer.read_text().replace("2", "0"))
     resolved, _ = machines.resolve_on_machines(config, hosts)
     assert (resolved.train.device, resolved.train.dtype) == ("cpu", "fp32")
+
+
+def test_a_host_that_prints_a_greeting(own_roots: Path, reach: tuple[str, str]) -> None:
+    answer = own_roots / "python"
+    answer.write_text('#!/bin/sh\necho Welcome\necho \'{"gpus": 1, "cpu_flags": ""}\'\n')
+    answer.chmod(0o700)
+    hosts = HostsConfig(str(own_roots), (Host("a"),), python=str(answer), reach=reach)
+    assert hardware_of(hosts, 1).gpus == 1
+    answer.write_text("#!/bin/sh\necho Welcome\n")
+    with pytest.raises(HeadwayError, match=r"a printed 'Welcome\\n' and not what it has"):
+        hardware_of(hosts, 1)
 
 
 def test_a_real_host_describes_itself(hosts: HostsConfig, own_roots: Path) -> None:
@@ -248,6 +315,34 @@ def test_a_ticket_that_is_none_is_refused(own_roots: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 2 and done.stderr.startswith(line)
         assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_folder_is_not_a_ticket(own_roots: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["node", "init", "--ticket", str(own_roots)]) == 2
+    assert f"cannot read {own_roots}: Is a directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [("--interface", "lo"), ("--ports", "7000-7009")], ids=str)
+def test_a_network_of_machines_is_not_set_where_they_are_listed(
+    words: tuple[str, ...], own_roots: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, file = own_roots / "cluster", own_roots / "hosts.toml"
+    assert main(["cluster", "create", str(folder), "--hosts", str(file), *words]) == 2
+    assert "set launch.interface and launch.ports" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["drain", "remove"])
+def test_a_run_that_is_being_started_keeps_its_cluster(
+    verb: str, own_roots: Path, hosts: HostsConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, cluster = _prepared(own_roots, _config(own_roots / "corpus"))
+    cluster.note(run.folder.run_id, run.path)
+    machines.prepare(run, cluster, hosts, print)
+    with claimed(run.path, print):
+        assert main(["cluster", verb, str(cluster.path)]) == 2
+    assert f"run new is being started (process {os.getpid()} on" in capsys.readouterr().err
+    assert main(["cluster", "drain", str(cluster.path)]) == 0
+    assert cluster.noted() == {run.folder.run_id: run.path}, "it is not over"
 
 
 def test_a_cluster_that_is_not_there(own_roots: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -60,7 +60,8 @@ def run(parts: list[str]) -> int:
     unknown = [part for part in parts if part not in (*PARTS, BENCH)]
     if unknown or not parts:
         known = ", ".join((*PARTS, BENCH))
-        print(f"headway: unknown part {unknown}; use PART= one of {known}", file=sys.stderr)
+        what = f"unknown part {unknown[0]!r}" if unknown else "no part given"
+        print(f"headway: {what}; use PART= one of {known}", file=sys.stderr)
         return 2
     if not _install():
         return 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -67,6 +68,28 @@ def test_a_node_whose_folder_was_removed_is_ended_all_the_same(
     wait_until(lambda: verbs.role_of(_id(worker)) == "zygote", what="the process")
     assert verbs.end(NodeFolder(tmp_path / "absent"), _ticket(tmp_path)) == 0
     assert worker.wait(20.0) == -9
+
+
+def test_a_node_whose_disk_has_become_read_only_is_ended_all_the_same(
+    tmp_path: Path,
+    process: Callable[..., subprocess.Popen[bytes]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = NodeFolder(tmp_path / "node")
+    folder.cluster.path.mkdir(parents=True)
+    folder.cluster.describe(RUN, 2)
+    (folder.path / "joined.json").touch()
+    worker = process("zygote")
+    wait_until(lambda: verbs.role_of(_id(worker)) == "zygote", what="the process")
+
+    def refuse(path: Path, **_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert verbs.end(folder, _ticket(tmp_path)) == 0
+    assert worker.wait(20.0) == -9
+    assert "the node's secrets stay on this machine" in capsys.readouterr().err
 
 
 def test_what_an_earlier_start_left_is_ended_before_the_machine_joins_the_next_one(

@@ -319,3 +319,22 @@ def test_a_refusal_stays_one(allocated: Callable[..., None]) -> None:
     allocated("srun", text="cat > /dev/null; echo 'error: wrong' >&2; exit 2")
     with pytest.raises(InputError, match="node-1: wrong"):
         _machines().call(1, "start", "", limit_s=20.0)
+
+
+def test_a_machine_is_cut_off_if_slurm_stops_answering_between_two_questions(
+    slurm: Callable[..., None], tmp_path: Path
+) -> None:
+    asks = f"case \"$*\" in *--steps*) echo '{NO_CONTROLLER}' >&2; exit 1;; *) "
+    slurm("squeue", text=asks + f"echo '{ALLOCATION}';; esac")
+    mark = tmp_path / "off"
+    hosts = ("node-0", "node-1", "node-2")
+    fence = ("touch", f"{mark}-{{name}}")
+    config = SlurmRun("/x", sys.executable, job="7", hosts=hosts, fence=fence)
+    machines = _machines(config)
+    with pytest.raises(UnreachableError):
+        machines.call(1, "end", "", limit_s=5.0)
+    assert not machines.cut_off(1, limit_s=5.0), "nothing is known of its place"
+    slurm("squeue", text=_squeue(ALLOCATION))
+    slurm("scontrol", "node-0\nnode-1\nnode-2")
+    slurm("scancel")
+    assert machines.cut_off(1, limit_s=5.0) and Path(f"{mark}-node-1").exists()

@@ -36,7 +36,11 @@ def register(app: typer.Typer) -> None:
     )
     page(
         cluster,
-        examples=("headway cluster create clusters/mine --nodes 3",),
+        examples=(
+            "headway cluster create clusters/mine --nodes 3",
+            "headway cluster create clusters/gpus --hosts hosts.toml",
+            "headway cluster create clusters/slurm --slurm slurm.toml",
+        ),
         json="one object: cluster, id, nodes",
     )(create)
     page(cluster, examples=("headway cluster drain clusters/mine",), json="list: run, outcome")(
@@ -84,6 +88,11 @@ def create(
         raise InputError(
             "exactly one of --nodes, --hosts and --slurm is needed",
             remedy="--nodes N emulates nodes on this machine; the others use real machines",
+        )
+    if nodes is None and (interface or ports):
+        raise InputError(
+            "--interface and --ports are for nodes on this machine",
+            remedy="set launch.interface and launch.ports of the run",
         )
     cluster, line = ClusterFolder(folder), ""
     if nodes is None:
@@ -148,7 +157,9 @@ def drain(
     carried = {Path(str(run["run_dir"])) for run in cluster.runs().values()}
     ended = []
     runs = [Run(path) for path in sorted(carried) if (path / "run.json").exists()]
-    runs += _living_on_machines(cluster)
+    noted = _noted(cluster)
+    _refuse_starting(noted)
+    runs += [run for run in noted if run.live]
     if runs:
         confirm(f"stop {', '.join(run.name for run in runs)} on {folder}?", yes)
     for run in runs:
@@ -176,7 +187,9 @@ def remove(folder: Folder, yes: Yes = False, as_json: AsJson = False) -> None:
     def report(line: str) -> None:
         typer.echo(line, err=as_json)
 
-    if live := [run.name for run in _living_on_machines(cluster) if run.settle(report)]:
+    noted = _noted(cluster)
+    _refuse_starting(noted)
+    if live := [run.name for run in noted if run.settle(report)]:
         raise InputError(
             f"{folder} has the keys of {', '.join(live)}, live on other machines",
             remedy=f"stop what runs there first: `headway cluster drain {folder}`",
@@ -188,16 +201,29 @@ def remove(folder: Folder, yes: Yes = False, as_json: AsJson = False) -> None:
     emit({"cluster": str(folder), "removed": True}, as_json, [f"{folder}: {line}"])
 
 
-def _living_on_machines(cluster: ClusterFolder) -> list[Run]:
-    """The runs on other machines that were started by this cluster; those that have ended are
-    forgotten."""
+def _noted(cluster: ClusterFolder) -> list[Run]:
+    """The runs on other machines that were started by this cluster and may be live; those that are
+    over are forgotten."""
     from headway.console.run import Run
 
     found = []
     for run_id, path in cluster.noted().items():
-        is_there = (path / "run.json").exists()
-        if is_there and (run := Run(path)).folder.run_id == run_id and run.live:
+        run = Run(path) if (path / "run.json").exists() else None
+        is_known = run is not None and run.folder.run_id == run_id
+        if run is not None and is_known and (run.live or not run.outcome):
             found.append(run)
         else:
             cluster.remove(f"started/{run_id}.json")
     return found
+
+
+def _refuse_starting(runs: list[Run]) -> None:
+    """Raises InputError while one of them is being started: it has no driver yet."""
+    from headway.console.folder.claim import STARTING, starter_of
+
+    for run in runs:
+        if (starter := starter_of(run.path)) is not None:
+            raise InputError(
+                f"run {run.name} is being started ({starter})",
+                remedy=f"wait for it; if that process has ended, remove {run.path / STARTING}",
+            )

@@ -33,6 +33,7 @@ def register(app: typer.Typer) -> None:
             "headway run examples/tiny.toml",
             "headway run examples/tiny.toml --set train.steps=50 --set optim.lr=1e-3",
             "headway run my.toml --set data.source=./texts --name novels",
+            "headway run my.toml --cluster clusters/gpus --set launch.interface=10.0.0.0/16",
         ),
         json="one object per line, as `watch`; the last one is the summary",
     )(run)

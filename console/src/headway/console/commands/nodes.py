@@ -43,8 +43,8 @@ def register(app: typer.Typer) -> None:
     page(
         node,
         examples=(
-            "headway node start --cluster clusters/mine --node 0",
             "headway node start --run tiny --node 1",
+            "headway node start --cluster clusters/mine --node 0",
         ),
         json="one object: cluster, node, pid, endpoint",
     )(start)
@@ -131,8 +131,10 @@ def _bundle_of(run: Run) -> Bundle:
     Raises:
         InputError: the run is not on several machines, or has ended.
     """
+    from headway.console.hints import refuse_elsewhere
     from headway.launch.joining.bundle import Bundle
 
+    refuse_elsewhere(run.path)
     if not run.folder.bundle.exists():
         raise InputError(
             f"run {run.name} is not on several machines",
@@ -217,7 +219,8 @@ def init(
     if ticket is not None:
         words = ["-m", "headway.launch.joining", "init"]
         try:
-            os.dup2(os.open(ticket, os.O_RDONLY), sys.stdin.fileno())
+            with ticket.open("rb") as file:
+                os.dup2(file.fileno(), sys.stdin.fileno())
         except OSError as error:
             raise InputError(
                 f"cannot read {ticket}: {error.strerror}", remedy="`headway node ticket` prints one"

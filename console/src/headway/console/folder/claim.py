@@ -25,6 +25,7 @@ from headway.common.node.run_dir import RunDir, new_run_id
 from headway.console.folder.records import RunRecords
 from headway.console.folder.run_list import age
 from headway.console.hints import hint, refuse_elsewhere
+from headway.launch.leases import lease_of
 from headway.trainer.config import RunConfig
 
 KEPT_ON_RESUME = (
@@ -55,12 +56,16 @@ def check_name(name: str) -> None:
         )
 
 
+class StillRunningError(HeadwayError):
+    """A start failed, and what it has started could not be ended: the run's folder is needed."""
+
+
 @contextlib.contextmanager
 def claimed(path: Path, report: Callable[[str], None]) -> Iterator[tuple[RunRecords, bool]]:
     """The run at ``path``, claimed against a second start, and whether it existed before.
 
     A run on machines that nobody leads now is watched first, since another driver may take over. A
-    new run's folder is removed when the body fails, by Ctrl-C too.
+    new run's folder is removed when the body fails, by Ctrl-C too, unless something still runs.
 
     Raises:
         InputError: the run is live, is being started or has finished, or ``path`` is not a run.
@@ -85,9 +90,18 @@ def claimed(path: Path, report: Callable[[str], None]) -> Iterator[tuple[RunReco
             )
         try:
             yield RunRecords(RunDir.create(path, run_id=new_run_id()).path), False
-        except BaseException:
-            shutil.rmtree(path, ignore_errors=True)
+        except StillRunningError:
             raise
+        except BaseException:
+            if not _has_led(path):  # as after a second Ctrl-C, while nodes were being ended
+                shutil.rmtree(path, ignore_errors=True)
+            raise
+
+
+def _has_led(path: Path) -> bool:
+    """Whether a run on machines has had a driver, which may still lead it."""
+    run = RunDir(path)
+    return run.bundle.exists() and lease_of(run.control).look().holder is not None
 
 
 @contextlib.contextmanager
@@ -137,6 +151,14 @@ def _marked(path: Path) -> Iterator[None]:
     finally:
         if _mark_of(mark) in (None, json.loads(record)):  # else another machine's
             mark.unlink(missing_ok=True)
+
+
+def starter_of(path: Path) -> str | None:
+    """Who is starting the run at ``path`` now, if someone is."""
+    if not (path / STARTING).exists():
+        return None
+    known = _mark_of(path / STARTING) or {}
+    return f"process {known.get('pid', 'unknown')} on {known.get('host', 'another machine')}"
 
 
 def _mark_of(mark: Path) -> dict[str, object] | None:

@@ -41,6 +41,7 @@ from headway.common.wire.messages.gateway import (
 )
 from headway.common.wire.server import Server
 from headway.common.wire.service import Service
+from headway.console.folder.claim import check_name
 from headway.console.folder.outputs import newest_checkpoint
 from headway.console.run import Run
 
@@ -103,8 +104,8 @@ class Gateway:
     def _run_of(self, name: str) -> Run:
         """Raises InputError if there is no such run."""
         path = self._runs_dir / name
-        is_name = re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", name)
-        if not is_name or not (path / "run.json").exists():
+        check_name(name)
+        if not (path / "run.json").exists():
             raise InputError(
                 f"the gateway has no run {name!r}", remedy="`headway attach` lists them"
             )

@@ -24,16 +24,16 @@ from headway.console.folder.claim import check_name, check_resumable, claimed, k
 from headway.console.gateway.remote_run import open_run
 from headway.console.hints import refuse_elsewhere
 from headway.console.lifecycle.machines import (
+    began_on,
     check_machines,
     fit_for_machines,
     machines_of,
     nodes_started,
     prepare,
-    removed_if_new,
     resolve_on_machines,
-    shared_folder,
     slurm_defaults,
 )
+from headway.console.lifecycle.shared_folder import removed_if_new, shared_folder
 from headway.console.live.progress import full_rate
 from headway.console.machine.memory import memory_warnings
 from headway.console.machine.peak import cached_peak, machine_peak
@@ -74,7 +74,8 @@ def launch(
 ) -> Run:
     """Start a run below ``runs_dir``, or resume one; ``Cluster.launch`` explains the arguments.
 
-    ``origins``: where the settings that are not defaults come from, for ``headway config show``.
+    A run that began on machines is resumed on them. ``origins``: where the settings that are not
+    defaults come from, for ``headway config show``.
 
     Raises:
         InputError: anything wrong that can be found before step 0. A new run then leaves no folder.
@@ -82,6 +83,8 @@ def launch(
     check_torch()
     if name is not None:  # before anything is prepared for it
         refuse_elsewhere(_choose(runs_dir, base, name))
+    if folder is None and engine != "slurm":
+        folder, engine = began_on(_choose(runs_dir, base, name))
     asked = config
     machines = slurm_defaults(runs_dir) if engine == "slurm" else machines_of(folder)
     if machines is None:
@@ -89,7 +92,7 @@ def launch(
     else:
         check_machines(machines, config)
         config, line = resolve_on_machines(own_corpus_folder(config), machines)
-        config = fit_for_machines(config, machines)
+        config = fit_for_machines(config)
     report(line)
     check_sinks(config.launch.sinks)
     check_own_block(config)

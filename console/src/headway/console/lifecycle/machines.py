@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import secrets
-import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from headway.common.config import to_toml
 from headway.common.errors import HeadwayError, InputError
-from headway.common.node.files import make_private_folder
 from headway.common.node.run_dir import RunDir
+from headway.console.folder.claim import StillRunningError
 from headway.console.lifecycle.pods import needs_of
+from headway.console.lifecycle.shared_folder import check_possible, make_shared, shared_folder
 from headway.console.run import Run
 from headway.launch.cluster import ClusterFolder
 from headway.launch.engines import (
@@ -28,24 +27,30 @@ from headway.launch.engines import (
     of_bundle,
     provide,
 )
-from headway.launch.joining import records, tokens
+from headway.launch.joining import tokens
 from headway.launch.joining.bundle import Bundle
 from headway.launch.joining.corpus import listing_digest
-from headway.launch.lease import FileLease
 from headway.launch.leases import lease_of
 from headway.launch.machines.engine import MachinesEngine
 from headway.launch.slurm.config import SlurmConfig, SlurmRun
 from headway.trainer.client import resolve_auto
 from headway.trainer.config import RunConfig
 
-LINKED = ("control", "checkpoints")
-"""Folders of a run that all machines see."""
-
 
 def machines_of(folder: Path | None) -> MachinesConfig | None:
     """The machines of a cluster's folder; None where its nodes are emulated here."""
     facts = ClusterFolder(folder).engine if folder is not None else {}
     return config_of(facts) if facts else None
+
+
+def began_on(path: Path) -> tuple[Path | None, str]:
+    """Folder of the cluster and engine of a run on machines, as ``launch`` takes them; of any other
+    run, or where there is none, no folder and no engine."""
+    run = RunDir(path)
+    if not run.bundle.exists():
+        return None, ""
+    cluster = Run(path).cluster_folder
+    return (None, "slurm") if path.resolve() in cluster.resolve().parents else (cluster, "")
 
 
 def slurm_defaults(runs_dir: Path) -> SlurmConfig:
@@ -73,26 +78,26 @@ def check_machines(machines: MachinesConfig, config: RunConfig) -> None:
     """What can be known of them before anything is prepared for the run.
 
     Raises:
-        InputError: there are too few, or the shared folder cannot be made.
+        InputError: there are too few, they could not reach each other, or the shared folder cannot
+            be made.
     """
     check_number(machines, config.launch.nodes + config.launch.spares)
-    shared = Path(machines.shared)
-    there = next(path for path in (shared, *shared.parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise _unusable_shared(shared, "is not a folder" if not there.is_dir() else "no permission")
-
-
-def fit_for_machines(config: RunConfig, machines: MachinesConfig) -> RunConfig:
-    """The configuration as every machine can read it: the corpus by its whole path.
-
-    Raises:
-        InputError: they could not reach each other.
-    """
     if not config.launch.interface and not isinstance(machines, SlurmConfig):
         raise InputError(
             "launch.interface is not set, so machines cannot reach each other",
             remedy='name an interface or network, such as launch.interface="10.0.0.0/16"',
         )
+    if config.launch.sinks:
+        raise InputError(
+            f"launch.sinks={list(config.launch.sinks)}: files would be written on the disk of the "
+            "driver's machine, and removed at the end of the run",
+            remedy="leave it out and use `headway export`",
+        )
+    check_possible(Path(machines.shared))
+
+
+def fit_for_machines(config: RunConfig) -> RunConfig:
+    """The configuration as every machine can read it: the corpus by its whole path."""
     path = str(Path(config.data.path).resolve())
     return dataclasses.replace(config, data=dataclasses.replace(config.data, path=path))
 
@@ -111,15 +116,7 @@ def prepare(
     """
     folder, config = run.folder, run.config
     shared = shared_folder(run, machines)
-    for name in LINKED:
-        _check_link(folder.path / name, shared / name)
-    for name in LINKED:
-        try:
-            make_private_folder(shared / name)
-        except OSError as error:
-            raise _unusable_shared(shared / name, error.strerror) from error
-        _link(folder.path / name, shared / name)
-    _take_records(shared / "records", run, report)
+    make_shared(shared, run, report)
     forget_driver(folder)  # the run is not live, so it has ended
     nodes = config.launch.nodes + config.launch.spares
     former = Bundle.load(folder.bundle) if folder.bundle.exists() else None
@@ -173,64 +170,6 @@ def forget_driver(folder: RunDir) -> None:
     (folder.control / "driver.json").unlink(missing_ok=True)
 
 
-def shared_folder(run: Run, machines: MachinesConfig) -> Path:
-    """The folder of this run that all machines see."""
-    return Path(machines.shared) / f"{run.name}-{run.folder.run_id}"
-
-
-def _unusable_shared(path: Path, why: str | None) -> InputError:
-    return InputError(
-        f"cannot make {path}: {why}",
-        remedy="`shared` in the cluster's file must be a folder that this machine sees too",
-    )
-
-
-def _take_records(kept: Path, run: Run, report: Callable[[str], None]) -> None:
-    """Move the logs that nodes kept at their end into the run's folder: the next nodes keep
-    theirs at the same place."""
-    for file in sorted(kept.glob("n*.txt")):
-        try:
-            records.unpack(file.read_text(), run.path)
-        except (HeadwayError, OSError) as error:
-            report(f"the logs in {file} are lost: {error}")
-    shutil.rmtree(kept, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def removed_if_new(shared: Path) -> Iterator[None]:
-    """Remove a run's shared folder if the body, which makes it, fails, by Ctrl-C too. What a driver
-    has written is kept."""
-    is_new = not shared.exists()
-    try:
-        yield
-    except BaseException:
-        if is_new and FileLease(shared / "control").look().holder is None:
-            shutil.rmtree(shared, ignore_errors=True)
-        raise
-
-
-def _check_link(link: Path, target: Path) -> None:
-    """Raises InputError where the run has files of its own, or those of another shared folder."""
-    if link.is_symlink():
-        if (there := link.readlink()) != target:
-            raise InputError(
-                f"the folder {link.name} of the run is {there}, not {target}",
-                remedy="resume it with the `shared` folder that it began with",
-            )
-    elif link.exists() and any(link.iterdir()):
-        raise InputError(
-            f"the run began on one machine, not on several ({link} holds files)",
-            remedy="start a new run, or fork this one",
-        )
-
-
-def _link(link: Path, target: Path) -> None:
-    if not link.is_symlink():
-        if link.exists():
-            link.rmdir()
-        link.symlink_to(target)
-
-
 @contextlib.contextmanager
 def nodes_started(
     bundle: Bundle, folder: RunDir, report: Callable[[str], None]
@@ -239,26 +178,36 @@ def nodes_started(
     fails, the nodes whose start was tried are ended again, and no others.
 
     Raises:
+        StillRunningError: node 0 had started, and a node may still run.
         HeadwayError: one did not start.
     """
-    engine, tried = of_bundle(bundle), range(0)
+    engine, tried, may_be_led = of_bundle(bundle), range(0), False
     try:
         report(f"starting {bundle.nodes} machines, {engine.name_of(0)} first")
         tried = range(1)
         engine.start_first()
+        may_be_led = True
         tried = range(bundle.nodes)
         engine.start_all(tried[1:])
         yield engine
-    except BaseException:  # Ctrl-C too
-        _report_trouble(lambda: _end_tried(engine, folder, tried, report), report)
+    except BaseException as error:  # Ctrl-C too
+        left = _end_tried(engine, folder, tried)
+        if left and may_be_led:
+            why = error.message if isinstance(error, HeadwayError) else "it was interrupted"
+            raise StillRunningError(
+                f"the start failed ({why}), and not everything has ended: {'; '.join(left)}",
+                remedy=f"end it later with `headway stop {folder.name} --now`",
+            ) from error
+        for line in left:
+            report(f"not everything has ended: {line}")
         raise
 
 
-def _end_tried(
-    engine: MachinesEngine, folder: RunDir, nodes: Iterable[int], report: Callable[[str], None]
-) -> None:
-    for line in end_nodes(engine, folder, nodes):
-        report(f"not everything has ended: {line}")
+def _end_tried(engine: MachinesEngine, folder: RunDir, nodes: Iterable[int]) -> list[str]:
+    try:
+        return end_nodes(engine, folder, nodes)
+    except HeadwayError as error:
+        return [error.message]
 
 
 def end_nodes(

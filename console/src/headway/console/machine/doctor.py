@@ -19,6 +19,7 @@ from headway.common.node.janitor import processes_of
 from headway.common.node.run_dir import RUN_ID, RunLock, shm_root, sock_root
 from headway.common.node.segment import check_processor
 from headway.console.machine.preflight import INSTALL_TORCH, MIN_FREE_BYTES, SHM
+from headway.launch.joining.needs import num_gpus
 
 PYTHONS = ((3, 11), (3, 13))
 MIN_SHM_BYTES = 1 << 30
@@ -234,10 +235,9 @@ def terraform() -> Diagnosis:
 
 def gpus() -> Diagnosis:
     """NVIDIA GPUs, as the kernel's driver lists them."""
-    found = sorted(Path("/proc/driver/nvidia/gpus").glob("*"))
-    if found:
+    if found := num_gpus():
         return Diagnosis(
-            "gpus", "ok", f"{len(found)} NVIDIA: runs of at most as many ranks use them and NCCL"
+            "gpus", "ok", f"{found} NVIDIA: runs of at most as many ranks use them and NCCL"
         )
     return Diagnosis("gpus", "ok", "none: workers compute on the processor and use gloo")
 

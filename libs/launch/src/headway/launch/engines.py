@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.common.config import from_dict, to_dict
-from headway.common.errors import InputError
+from headway.common.errors import HeadwayError, InputError
 from headway.common.node.run_dir import RunDir
 from headway.launch.cluster import ClusterFolder
 from headway.launch.engine import Engine
@@ -20,6 +20,7 @@ from headway.launch.joining.bundle import Bundle
 from headway.launch.kubernetes.config import KubernetesConfig
 from headway.launch.kubernetes.machines import KubernetesMachines
 from headway.launch.local import LocalEngine
+from headway.launch.machines import reach
 from headway.launch.machines.engine import Machines, MachinesEngine
 from headway.launch.slurm.config import SlurmConfig, SlurmRun
 from headway.launch.slurm.machines import SlurmMachines, allocate
@@ -139,8 +140,15 @@ def hardware_of(config: MachinesConfig, ranks: int) -> Hardware:
         HeadwayError: the host is not reached, or Headway is not installed on it.
     """
     if isinstance(config, HostsConfig):
-        found = json.loads(HostMachines(config).call(0, "describe", "", limit_s=DESCRIBE_LIMIT_S))
-        return Hardware(int(found["gpus"]), str(found["cpu_flags"]))
+        text = HostMachines(config).call(0, "describe", "", limit_s=DESCRIBE_LIMIT_S)
+        try:
+            found = json.loads(reach.last_line(text))
+            return Hardware(int(found["gpus"]), str(found["cpu_flags"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise HeadwayError(
+                f"{config.hosts[0].name} printed {text[-80:]!r} and not what it has",
+                remedy="the start-up files of its shell must print nothing for a command",
+            ) from error
     return Hardware(ranks if isinstance(config, SlurmConfig) and config.asks_for_gpus else 0)
 
 

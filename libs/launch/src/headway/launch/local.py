@@ -3,6 +3,7 @@ and sockets of their own."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -113,12 +114,16 @@ class LocalEngine:
         """End every process of the node and remove its sockets and shared memory."""
         ids = self._ids(node)
         # first, so that a driver does not mistake this for a failure
-        self.cluster.remove(f"nodes/{node}.json")
+        self._forget(f"nodes/{node}.json")
         if (init := self._init(node)) is not None:  # so that it starts nothing again
             self._end(node, init)
         for run_id in ids:
             end_node(run_id, node)
-        self.cluster.remove(f"nodes/{node}.run")
+        self._forget(f"nodes/{node}.run")
+
+    def _forget(self, name: str) -> None:
+        with contextlib.suppress(OSError):  # a read-only disk must not keep processes alive
+            self.cluster.remove(name)
 
     def stop(self) -> list[str]:
         """End every node, then what the nodes shared: run lock, crash points.

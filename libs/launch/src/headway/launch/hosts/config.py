@@ -18,7 +18,7 @@ from pathlib import Path
 from headway.common.errors import ConfigError
 from headway.launch.joining.scratch import DEFAULT
 from headway.launch.machines import hooks
-from headway.launch.machines.config_file import check_absolute, read_config
+from headway.launch.machines.config_file import check_absolute, check_python, read_config
 
 SSH = (
     "ssh",
@@ -77,11 +77,7 @@ class HostsConfig:
                 remedy="list each machine once",
             )
         check_absolute(shared=self.shared, scratch=self.scratch)
-        if not self.python or self.python.startswith("~"):
-            raise ConfigError(
-                f"python={self.python!r} cannot be used",
-                remedy="write its absolute path, or a name that is on the PATH of each machine",
-            )
+        check_python(self.python)
         for key in ("reach", "fence", "drain"):
             hooks.check(key, getattr(self, key))
 

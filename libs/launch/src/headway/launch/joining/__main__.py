@@ -176,18 +176,23 @@ def is_led_or_over(control: Path) -> bool:
 
 
 def end(folder: NodeFolder, ticket: Ticket) -> int:
-    """End the node; 0 once none of its processes is left."""
-    folder.leave()
-    if folder.cluster.exists:
-        LocalEngine(folder.cluster).stop_node(ticket.node)
+    """End the node; 0 once none of its processes is left, even if its disk has become read-only."""
+    with contextlib.suppress(OSError):
+        folder.leave()
+    with contextlib.suppress(OSError):
+        if folder.cluster.exists:
+            LocalEngine(folder.cluster).stop_node(ticket.node)
     if processes_of(ticket.run_id, ticket.node):  # as where the node's folder was removed
         end_node(ticket.run_id, ticket.node)
     left = [str(one.pid) for one in processes_of(ticket.run_id, ticket.node)]
     if left:
         print(f"error: still running: {', '.join(left)}", file=sys.stderr)
-    else:
+        return 1
+    try:
         remove_secrets(folder.path)
-    return int(bool(left))
+    except OSError as error:
+        print(f"the node's secrets stay on this machine: {error}", file=sys.stderr)
+    return 0
 
 
 def fence(ticket: Ticket) -> None:

@@ -36,3 +36,12 @@ def check_absolute(**paths: str) -> None:
             raise ConfigError(
                 f"{key}={path!r} is not an absolute path", remedy="write one that starts with /"
             )
+
+
+def check_python(python: str) -> None:
+    """Raises ConfigError if it cannot be run: no shell on the machines expands ``~``."""
+    if not python or python.startswith("~"):
+        raise ConfigError(
+            f"{python=} cannot be used",
+            remedy="write its absolute path, or a name that is on the PATH of each machine",
+        )

@@ -14,7 +14,7 @@ from headway.launch.engine import NodeLost
 from headway.launch.joining import records
 from headway.launch.joining.bundle import Bundle
 from headway.launch.joining.ticket import Ticket
-from headway.launch.machines.reach import UnreachableError
+from headway.launch.machines.reach import UnreachableError, last_line
 
 END_LIMIT_S = 30.0
 FENCE_LIMIT_S = 8.0
@@ -186,7 +186,7 @@ class MachinesEngine:
             try:
                 kept = self._bundle.records_of(node)
                 text = kept.read_text() if kept.exists() else self._call(node, "records")
-                records.unpack(text, run)
+                records.unpack(last_line(text), run)  # a shell may print a greeting before it
             except (HeadwayError, OSError) as error:
                 troubles.append(f"no records of node {node}: {error}")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from headway.common.errors import ConfigError
 from headway.launch.joining.scratch import DEFAULT
 from headway.launch.machines import hooks
-from headway.launch.machines.config_file import check_absolute, read_config
+from headway.launch.machines.config_file import check_absolute, check_python, read_config
 
 OURS = (
     "--nodes", "--job-name", "--signal", "--output", "--parsable", "--wrap", "--ntasks",
@@ -62,6 +62,7 @@ class SlurmConfig:
 
     def __post_init__(self) -> None:
         check_absolute(shared=self.shared, scratch=self.scratch)
+        check_python(self.python)
         for option in self.options:
             if not _may_be_given(option):
                 raise ConfigError(

@@ -92,10 +92,12 @@ class SlurmMachines:
         names = [self._job_name(node) for node in range(len(self._config.hosts))]
         found = commands.jobs([job_name(self._run_id), *names])
         # another allocation of this name is that of the same run, stopped and resumed
-        self._jobs = [job for job in found if job.name in names or job.id == self._config.job]
-        running = [job for job in self._jobs if job.state == "RUNNING"]
-        self._steps = {job.id: commands.steps(job.id) for job in running}
-        self._hosts = {job.id: commands.hosts_of(job.nodes) for job in running}
+        jobs = [job for job in found if job.name in names or job.id == self._config.job]
+        running = [job for job in jobs if job.state == "RUNNING"]
+        steps = {job.id: commands.steps(job.id) for job in running}
+        hosts = {job.id: commands.hosts_of(job.nodes) for job in running}
+        # together, since Slurm may stop answering between two of the questions
+        self._jobs, self._steps, self._hosts = jobs, steps, hosts
         self._looked_s = time.monotonic()
 
     def _forget(self) -> None:
