@@ -81,7 +81,7 @@ def test_a_failure_is_its_last_line(tmp_path: Path) -> None:
 def test_a_refusal_stays_one(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="a: wrong"):
         HostMachines(_config(_program(tmp_path, "echo 'error: wrong' >&2; exit 2"))).start(
-            0, "", fence=False
+            0, "", kill_hung=False
         )
 
 
@@ -138,9 +138,9 @@ def test_a_secret_is_not_in_what_is_logged_or_in_arguments(tmp_path: Path) -> No
     ticket = Ticket("0123abcd", 0, "the-token", "/c", "/s", bundle.to_json())
     assert "the-token" not in repr(ticket) and bundle.secret not in repr(ticket)
     echo = _program(tmp_path, 'echo "$@" >> "$0.words"; cat > /dev/null')
-    of_bundle(_bundle(tmp_path, _config(echo))).start_node(1, fence=True)
+    of_bundle(_bundle(tmp_path, _config(echo))).start_node(1, kill_hung=True)
     words = (tmp_path / "reach.words").read_text()
-    assert "start --fence" in words and "token" not in words
+    assert "start --kill-hung" in words and "token" not in words
 
 
 def test_stopping_names_machines_that_are_not_reached(tmp_path: Path) -> None:

@@ -214,7 +214,7 @@ def test_nothing_is_known_of_a_pod_from_outside(tmp_path: Path) -> None:
     engine = of_bundle(Bundle.from_json(_bundle(tmp_path).to_json(), source="it"))
     asks: list[Callable[[], object]] = [
         engine.start_first,
-        lambda: engine.start_node(1, fence=True),
+        lambda: engine.start_node(1, kill_hung=True),
         lambda: engine.logs(1),
     ]
     for ask in asks:

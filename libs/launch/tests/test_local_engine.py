@@ -122,7 +122,7 @@ def test_a_killed_init_is_replaced_and_the_executor_stays(engine: LocalEngine) -
     assert not engine.has_ended(0)
     init.kill()
     wait_until(lambda: engine.has_ended(0), what="it is known")
-    engine.start_node(0, fence=True)
+    engine.start_node(0, kill_hung=True)
     wait_until(lambda: init_of(engine, 0) != init, what="another init")
     assert not engine.has_ended(0) and executor.alive()
     assert announced(engine, 0) == executor
@@ -135,7 +135,7 @@ def test_an_init_and_an_executor_that_are_both_gone_are_replaced(engine: LocalEn
     executor.kill()
     wait_until(lambda: not executor.alive(), what="its end")
     assert engine.has_ended(0)
-    engine.start_node(0, fence=True)
+    engine.start_node(0, kill_hung=True)
     assert announced(engine, 0, other_than=executor) != executor
 
 
@@ -144,7 +144,7 @@ def test_an_init_and_an_executor_that_are_both_stopped_are_replaced(engine: Loca
     for process in both:
         process.kill(signal.SIGSTOP)
     wait_until(lambda: {p.state() for p in both} == {"T"}, what="state T")
-    engine.start_node(0, fence=True)
+    engine.start_node(0, kill_hung=True)
     assert init.is_doomed()
     wait_until(executor.is_doomed, what="the end of the executor")
     assert announced(engine, 0, other_than=executor) != executor
@@ -157,7 +157,7 @@ def test_both_in_a_frozen_group_are_replaced(engine: LocalEngine) -> None:
             stack.enter_context(frozen(init.pid, executor.pid))
         except PermissionError as error:
             pytest.skip(str(error))
-        engine.start_node(0, fence=True)
+        engine.start_node(0, kill_hung=True)
         assert init.is_doomed()
         assert announced(engine, 0, other_than=executor) != executor
         assert executor.is_doomed()
@@ -248,7 +248,7 @@ def test_an_executor_that_hangs_is_ended_when_it_is_to_be_fenced(
     old, init = started(engine, 1), init_of(engine, 1)
     engine.start_node(1)
     assert old.alive() and processes(engine, 1) >= {old.pid}
-    engine.start_node(1, fence=True)
+    engine.start_node(1, kill_hung=True)
     assert old.is_doomed()
     assert announced(engine, 1, other_than=old) != old and init_of(engine, 1) == init
 
@@ -260,17 +260,17 @@ def test_an_init_that_hangs_and_keeps_no_executor_is_replaced_when_fenced(
         process = ProcessId.of(stuck.pid)
         assert process is not None
         claim(engine.cluster.path / "nodes" / "0.init", process)
-        engine.start_node(0, fence=True)
+        engine.start_node(0, kill_hung=True)
         assert process.alive() and engine.cluster.living(0) is None, "it is young"
         monkeypatch.setattr(local, "YOUNG_S", 0.0)
         engine.start_node(0)
         assert process.alive(), "nobody said that it hangs"
-        engine.start_node(0, fence=True)
+        engine.start_node(0, kill_hung=True)
         assert process.is_doomed()
         assert announced(engine, 0).alive() and init_of(engine, 0) != process
 
 
 def test_one_that_was_started_a_moment_ago_is_not_fenced(engine: LocalEngine) -> None:
     young = started(engine, 1)
-    engine.start_node(1, fence=True)
+    engine.start_node(1, kill_hung=True)
     assert young.alive() and announced(engine, 1) == young

@@ -60,8 +60,8 @@ class Executors:
 
         return handle
 
-    def start_node(self, node: int, *, fence: bool = False) -> None:
-        del fence
+    def start_node(self, node: int, *, kill_hung: bool = False) -> None:
+        del kill_hung
         self.calls.append(f"start {node}")
 
     def has_ended(self, node: int) -> bool:

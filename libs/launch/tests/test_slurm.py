@@ -143,9 +143,9 @@ def test_a_rebooted_machine_gets_a_step_again(
 ) -> None:
     """Slurm still shows the step that died with the machine."""
     allocated("srun", text='case "$*" in *restart*) exit 4;; *) cat; echo up; sleep 600;; esac')
-    _machines().start(1, "ticket", fence=False)
+    _machines().start(1, "ticket", kill_hung=False)
     assert not [line for line in _asked(tmp_path) if line.startswith("srun")], "it has one"
-    _machines().start(1, "ticket", fence=True)
+    _machines().start(1, "ticket", kill_hung=True)
     [_, started] = [line for line in _asked(tmp_path) if line.startswith("srun")]
     assert "--no-kill" in started.split() and "init" in started.split()
 
@@ -161,14 +161,14 @@ def test_each_try_to_restart_a_node_may_take_longer_until_one_answers(
     while True:
         tries += 1
         try:
-            machines.start(1, "ticket", fence=True)
+            machines.start(1, "ticket", kill_hung=True)
             break
         except UnreachableError as error:
             assert "did not respond within" in error.message
             assert tries < 5
     assert tries > 1
     with pytest.raises(UnreachableError, match="within 0 s"):
-        machines.start(1, "ticket", fence=True)
+        machines.start(1, "ticket", kill_hung=True)
 
 
 def test_a_node_whose_machine_left_the_allocation_gets_a_job_of_its_own(
@@ -177,14 +177,14 @@ def test_a_node_whose_machine_left_the_allocation_gets_a_job_of_its_own(
     slurm("squeue", text=_squeue(f"7|headway-{RUN}|RUNNING|node-[0,2]|None"))
     slurm("scontrol", "node-0\nnode-2")
     with pytest.raises(UnreachableError, match="node 1 is waiting for a machine: job 8 is queued"):
-        _machines().start(1, "ticket", fence=True)
+        _machines().start(1, "ticket", kill_hung=True)
     [submitted] = [line for line in _asked(tmp_path) if line.startswith("sbatch")]
     assert f"--job-name=headway-{RUN}-7-n1" in submitted and "--no-kill" not in submitted
     assert submitted.endswith("/x/control --further")
     queued = f"7|headway-{RUN}|RUNNING|node-[0,2]|None\n8|headway-{RUN}-7-n1|PENDING||Priority"
     slurm("squeue", text=_squeue(queued))
     with pytest.raises(UnreachableError, match="job 8, Priority"):
-        _machines().start(1, "ticket", fence=True)
+        _machines().start(1, "ticket", kill_hung=True)
     assert len([line for line in _asked(tmp_path) if line.startswith("sbatch")]) == 1
 
 

@@ -155,7 +155,7 @@ def test_an_executor_that_hangs_is_replaced_and_its_predecessors_services_stay(
 ) -> None:
     dataloader, old, before = bench.pid("dataloader"), bench.executor, bench.newest()
     old.kill(signal.SIGSTOP)
-    bench.engine.start_node(NODE, fence=True)
+    bench.engine.start_node(NODE, kill_hung=True)
     wait_until(lambda: bench.newest().incarnation > before.incarnation, what="a successor")
     assert old.is_doomed() and (bench.newest().services or {})["dataloader"] == dataloader.pid
 

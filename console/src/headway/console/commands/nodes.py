@@ -107,7 +107,7 @@ def _start_on_machine(node: int, run: str | None, runs_dir: Path, as_json: bool)
     machine = engine.name_of(node)
     deadline = time.monotonic() + REPORT_LIMIT_S
     while True:  # the end of a node that was given up may be on its way to the machine
-        engine.start_node(node, fence=True)
+        engine.start_node(node, kill_hung=True)
         if wait_until(lambda: _reports(found, node), REPORT_S):
             break
         if time.monotonic() > deadline:

@@ -232,7 +232,7 @@ class Steering:
             Word("Longest wait for the checkpoint; 300 by default.", "SECONDS", ("--notice",)),
         ] = 300.0,
     ) -> int:
-        """Remove a node after a checkpoint, as before maintenance; a spare takes over its ranks."""
+        """Remove a node after a checkpoint; a spare takes over."""
         return self.command("drain", node=node, duration_s=notice_s)
 
     @operation(

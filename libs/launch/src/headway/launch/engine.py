@@ -17,10 +17,10 @@ class Engine(Protocol):
     Every call is idempotent and may be repeated by another process.
     """
 
-    def start_node(self, node: int, *, fence: bool = False) -> None:
+    def start_node(self, node: int, *, kill_hung: bool = False) -> None:
         """Make sure that the node's init is running; the init keeps an executor running.
 
-        A stopped init or executor (state T) is killed first. ``fence`` says that the executor
+        A stopped init or executor (state T) is killed first. ``kill_hung`` says that the executor
         hangs: then it is killed too, unless it or its init has only just been started, and an init
         that has had no executor for long is replaced.
 

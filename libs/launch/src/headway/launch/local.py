@@ -18,8 +18,8 @@ from headway.launch.engine import NodeLost
 from headway.launch.init.executor import place_of
 
 YOUNG_S = 10.0
-"""A younger executor is not fenced: it may not have reported to the driver yet. It waits up to 5 s
-for its workers first."""
+"""A younger executor is not killed as hung: it may not have reported to the driver yet. It waits up
+to 5 s for its workers first."""
 END_LIMIT_S = 5.0
 
 
@@ -34,11 +34,11 @@ class LocalEngine:
         self.cluster = cluster
         self._started: dict[int, ProcessId] = {}
 
-    def start_node(self, node: int, *, fence: bool = False) -> None:
+    def start_node(self, node: int, *, kill_hung: bool = False) -> None:
         """Start the init unless it is alive; it starts the executor, or keeps a living one.
 
         An init or executor that is stopped (state T) is ended and replaced, and so is an init in a
-        frozen control group. With ``fence`` an executor that has announced itself is ended too,
+        frozen control group. With ``kill_hung`` an executor that has announced itself is ended too,
         unless it is younger than ``YOUNG_S``, and so is an init of that age that has none. A frozen
         process counts as ended once SIGKILL is pending.
 
@@ -49,12 +49,12 @@ class LocalEngine:
         if self.cluster.lost(node):
             raise NodeLost(f"node {node} of {self.cluster.path} is gone", remedy="use a spare node")
         init = self._init(node)
-        if init is not None and self._hangs(node, init, fence=fence):
+        if init is not None and self._hangs(node, init, kill_hung=kill_hung):
             self._end(node, init)
             init = None
         # An executor that has lost its init may be well. If not, the new init notices, or the
-        # next call with ``fence`` ends it.
-        self._end_hanging(node, fence=fence and init is not None)
+        # next call with ``kill_hung`` ends it.
+        self._end_hanging(node, kill_hung=kill_hung and init is not None)
         if init is not None:
             return
         self._started[node] = spawn(
@@ -79,20 +79,20 @@ class LocalEngine:
                 return process
         return None
 
-    def _hangs(self, node: int, init: ProcessId, *, fence: bool) -> bool:
+    def _hangs(self, node: int, init: ProcessId, *, kill_hung: bool) -> bool:
         """Whether the init can do nothing, or, as the caller says, does not start an executor: it
         may wait in the kernel for a disk, while its log is on it."""
         if init.state() == "T" or is_frozen(init.pid):
             return True
-        return fence and init.age_s() >= YOUNG_S and self.cluster.living(node) is None
+        return kill_hung and init.age_s() >= YOUNG_S and self.cluster.living(node) is None
 
-    def _end_hanging(self, node: int, *, fence: bool) -> None:
+    def _end_hanging(self, node: int, *, kill_hung: bool) -> None:
         """End the executor if it is stopped, or hangs as the caller says; its init, not we, starts
         the next one, so that there are never two."""
         executor = self.cluster.living(node)
         if executor is None:
             return
-        if executor.state() == "T" or (fence and executor.age_s() >= YOUNG_S):
+        if executor.state() == "T" or (kill_hung and executor.age_s() >= YOUNG_S):
             self._end(node, executor)
 
     def _end(self, node: int, process: ProcessId) -> None:

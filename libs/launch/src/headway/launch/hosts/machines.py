@@ -29,9 +29,9 @@ class HostMachines:
             )
         return self._config.hosts[node].name
 
-    def start(self, node: int, ticket: str, *, fence: bool) -> None:
+    def start(self, node: int, ticket: str, *, kill_hung: bool) -> None:
         """See ``Machines``."""
-        words = ["start", *(["--fence"] if fence else [])]
+        words = ["start", *(["--kill-hung"] if kill_hung else [])]
         self._run(node, words, ticket, START_LIMIT_S)
 
     def call(self, node: int, verb: str, ticket: str, *, limit_s: float) -> str:

@@ -1,7 +1,7 @@
 """``python -m headway.launch.joining VERB < TICKET``: the commands that engines run on a machine.
 
 start      join the run, unless this machine has; start the node's init and wait until it is up
-           (--fence: kill an executor that hangs first)
+           (--kill-hung: kill an executor that hangs first)
 restart    kill an executor that hangs, so that its init restarts it; exit code 4 if no init runs,
            as after a reboot
 init       like start, then stay in the foreground until the node has ended
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("verb", choices=VERBS)
     parser.add_argument("bundle", nargs="?", type=Path, help="for `pod`: path of the bundle")
-    parser.add_argument("--fence", action="store_true", help="kill an executor that hangs")
+    parser.add_argument("--kill-hung", action="store_true", help="kill an executor that hangs")
     parser.add_argument(
         "--at-end",
         choices=("drain", "stop"),
@@ -84,13 +84,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         match options.verb:
             case "start":
                 take_part(folder, ticket, options.limit)
-                LocalEngine(folder.cluster).start_node(ticket.node, fence=options.fence)
+                LocalEngine(folder.cluster).start_node(ticket.node, kill_hung=options.kill_hung)
                 print(wait_for_node(folder.cluster, ticket.node).endpoint)
             case "restart":
                 has_joined = folder.has_joined(ticket.node, ticket.start)
                 if not has_joined or not folder.has_init(ticket.node):
                     return NO_INIT
-                LocalEngine(folder.cluster).start_node(ticket.node, fence=True)
+                LocalEngine(folder.cluster).start_node(ticket.node, kill_hung=True)
                 print(DONE)
             case "init":
                 return stay(folder, ticket, options.at_end, options.notice)

@@ -28,9 +28,9 @@ class KubernetesMachines:
             )
         return f"{self._name}-{node}"
 
-    def start(self, node: int, ticket: str, *, fence: bool) -> None:
+    def start(self, node: int, ticket: str, *, kill_hung: bool) -> None:
         """See ``Machines``. Raises UnreachableError in any case."""
-        del ticket, fence
+        del ticket, kill_hung
         raise self._unreachable(node, "only Kubernetes can start it")
 
     def call(self, node: int, verb: str, ticket: str, *, limit_s: float) -> str:

@@ -34,13 +34,13 @@ class Machines(Protocol):
     def name_of(self, node: int) -> str:
         """The machine of a node. Raises NodeLost if it has none."""
 
-    def start(self, node: int, ticket: str, *, fence: bool) -> None:
+    def start(self, node: int, ticket: str, *, kill_hung: bool) -> None:
         """Make the machine join the run unless it has joined, and keep the node's init running.
 
         Args:
             node: number of the node.
             ticket: for the machine, on standard input.
-            fence: end an executor that hangs.
+            kill_hung: kill an executor that hangs.
 
         Raises:
             NodeLost: there is no such machine.
@@ -76,9 +76,9 @@ class MachinesEngine:
         Raises:
             HeadwayError: it did not start.
         """
-        self._machines.start(0, self._ticket(0, is_first=True), fence=False)
+        self._machines.start(0, self._ticket(0, is_first=True), kill_hung=False)
 
-    def start_node(self, node: int, *, fence: bool = False) -> None:
+    def start_node(self, node: int, *, kill_hung: bool = False) -> None:
         """Have the machine join the run, unless it has, and start its init.
 
         Raises:
@@ -86,7 +86,7 @@ class MachinesEngine:
             UnreachableError: nothing is known of it.
             HeadwayError: it was refused, or did not start.
         """
-        self._machines.start(node, self._ticket(node), fence=fence)
+        self._machines.start(node, self._ticket(node), kill_hung=kill_hung)
 
     def start_all(self, nodes: Iterable[int]) -> None:
         """Start several at once.

@@ -109,12 +109,12 @@ class SlurmMachines:
         return f"{job_name(self._run_id)}-{self._config.job}-n{node}"
 
     # ---- Machines -----------------------------------------------------------------------------
-    def start(self, node: int, ticket: str, *, fence: bool) -> None:
+    def start(self, node: int, ticket: str, *, kill_hung: bool) -> None:
         """See ``Machines``. A step keeps the node; without a machine a job for one is queued."""
         place = self._place(node)
         if place is None:
             raise self._waiting(node)
-        if not place.step or (fence and not self._restart(place, node, ticket)):
+        if not place.step or (kill_hung and not self._restart(place, node, ticket)):
             self._forget()
             self._begin(place, node, ticket)
 

@@ -308,8 +308,8 @@ class Driver:
                 self._copies.check(action)
             case AwaitCheckpoint():
                 self._copies.await_newer(action)
-            case RestartNode():
-                self._ask_engine(action, lambda: self.engine.start_node(action.node, fence=True))
+            case RestartNode(node):
+                self._ask_engine(action, lambda: self.engine.start_node(node, kill_hung=True))
             case ReleaseNode():
                 if self._gate is not None:
                     self._gate.revoke(action.node)
