@@ -36,6 +36,7 @@ class Cluster:
         self.cut: dict[int, set[int]] = {}
         """Node -> peers that do not acknowledge what it sends."""
         self.reached: dict[int, set[int]] = {}
+        self.num_asked = 3
         self.shared: set[int] = set()
         """Nodes that report the address of node 0."""
         self.silent: set[int] = set()
@@ -57,7 +58,7 @@ class Cluster:
                 for peer in peers
             ),
             reached=tuple(_address(peer) for peer in sorted(self.reached.get(node, ()))),
-            num_asked=3 if node in self.reached else 0,
+            num_asked=self.num_asked if node in self.reached else 0,
         )
 
     def play(self, start_s: float, until_s: float) -> list[tuple[float, Verdict]]:
@@ -101,14 +102,28 @@ def test_the_node_that_reaches_nobody_is_named_whoever_waits_for_it(alone: int) 
         assert verdict.node == alone
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_a_node_that_has_not_asked_yet_is_waited_for_and_then_suspected(late: bool) -> None:
+    """Of two peers the other node reaches one, which proves little by itself."""
+    cluster = Cluster()
+    cluster.num_asked = 2
+    cluster.cut, cluster.reached = {3: {1}}, {3: {2}}
+    early = cluster.play(0.0, CUT_S + 1.5 * HealthConfig().fabric_silence_s + 1.0)
+    assert early == [], "node 1 has not asked anybody"
+    if not late:
+        cluster.reached[1] = set()
+    [(_, verdict)] = cluster.play(CUT_S + 1.5 * HealthConfig().fabric_silence_s + 1.0, 40.0)
+    assert verdict.node == 1
+
+
 def test_without_answers_the_node_of_which_several_were_cut_off_is_named() -> None:
     cluster = Cluster(own_node=3)
     cluster.cut = {1: {2}}
-    assert [one.node for _, one in cluster.play(0.0, 25.0)] == [2], "either one may be to blame"
+    assert [one.node for _, one in cluster.play(0.0, 28.0)] == [2], "either one may be to blame"
     for timeline in cluster.timelines:
-        timeline.now_s = 30.0
+        timeline.now_s = 33.0
     cluster.cut = {1: {0}}  # the spare that took over
-    assert [one.node for _, one in cluster.play(25.0, 40.0) if one.is_open] == [1]
+    assert [one.node for _, one in cluster.play(28.0, 48.0) if one.is_open] == [1]
 
 
 def test_a_node_of_few_peers_is_not_named_for_reaching_fewer() -> None:

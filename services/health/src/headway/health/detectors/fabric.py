@@ -26,6 +26,12 @@ SPLIT: Final = "fabric_split"
 GROWTH: Final = 2
 """Repetitions that must fail while the beats of both nodes arrive: after a cut of everything
 has healed, a connection is silent until its next repetition, which succeeds."""
+UNASKED: Final = 2
+"""So many times longer a pair must be silent while one of its nodes has asked nobody, as where its
+agent is late."""
+UNKNOWN: Final = 0.75
+"""The silent share of the peers of such a node: it counts as reaching fewer than one that reaches
+half of them, and more than one that reaches none."""
 KEEP_S: Final = 600.0
 """So long a pair that was found counts against its nodes."""
 MAX_NAMED: Final = 4
@@ -83,7 +89,10 @@ class Fabric:
                 if peer.num_repeats < first:  # acknowledged meanwhile, and silent again
                     first, since_s = peer.num_repeats, clock_s
                 seen[node, other] = (first, since_s)
-                is_over = clock_s - since_s >= self._config.fabric_silence_s
+                silent_s = clock_s - since_s
+                # which of the two is to blame shows once both have asked others
+                wait = 1 if beat.num_asked and beats[other].num_asked else UNASKED
+                is_over = silent_s >= wait * self._config.fabric_silence_s
                 if is_over and peer.num_repeats - first >= GROWTH:
                     confirmed.add((node, other))
         self._first = seen
@@ -102,7 +111,7 @@ class Fabric:
         def guilt(node: int) -> tuple[int, int, float, bool, bool, int]:
             is_named = self._episodes.get(fabric_key(node)) is not None
             beat, is_own = beats[node], node == self._own_node
-            silent = 1 - len(beat.reached) / beat.num_asked if beat.num_asked else 0.5
+            silent = 1 - len(beat.reached) / beat.num_asked if beat.num_asked else UNKNOWN
             return now[node], lately[node], silent, is_named, not is_own, node
 
         return max({node for pair in pairs for node in pair}, key=guilt)
