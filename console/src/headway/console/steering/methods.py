@@ -229,9 +229,7 @@ class Steering:
         *,
         notice_s: Annotated[
             float,
-            Word(
-                "Longest wait for the checkpoint; 300 by default.", "SECONDS", ("--notice",)
-            ),
+            Word("Longest wait for the checkpoint; 300 by default.", "SECONDS", ("--notice",)),
         ] = 300.0,
     ) -> int:
         """Remove a node after a checkpoint, as before maintenance; a spare takes over its ranks."""
