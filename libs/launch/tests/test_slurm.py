@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from headway.common.errors import ConfigError, DeadlineError, HeadwayError, InputError
+from headway.common.node.testing import many_open_files
 from headway.common.wire.addresses import Network
 from headway.launch.engine import NodeLost
 from headway.launch.engines import config_of, facts_of, of_bundle
@@ -238,6 +239,12 @@ def test_a_step_goes_on_when_its_srun_is_ended(slurm: Callable[..., None], tmp_p
     assert step.start(["srun"], name="a", stdin="", limit_s=20.0) == "up"
     time.sleep(0.2)
     assert not (tmp_path / "ended").exists()
+
+
+def test_a_driver_with_many_connections_starts_a_step(slurm: Callable[..., None]) -> None:
+    slurm("srun", "up")
+    with many_open_files():
+        assert step.start(["srun"], name="a", stdin="", limit_s=20.0) == "up"
 
 
 def test_a_step_that_says_nothing_is_unknown(slurm: Callable[..., None]) -> None:

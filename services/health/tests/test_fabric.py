@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
 import sys
 from pathlib import Path
 
 import msgspec
 import pytest
-from headway.common.node.testing import wait_until
+from headway.common.node.testing import many_open_files, wait_until
 from headway.common.wire.messages.health import AgentBeat, SilentPeer, Verdict
 from headway.health.config import HealthConfig
 from headway.health.sources.connections import _parse
@@ -233,6 +235,18 @@ def test_a_probe_counts_answers_only_and_leaves_nothing_open() -> None:
     probes.close()
     assert probes.ask([]) == Asked()
     assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_process_with_many_open_files_can_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    with many_open_files(), contextlib.ExitStack() as held:
+        silent = held.enter_context(socket.create_server((LOCAL, 0), backlog=0))
+        for _ in range(4):  # more than it lets wait
+            waiting = held.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(silent.getsockname())
+        monkeypatch.setattr("headway.health.sources.probes.PORT", silent.getsockname()[1])
+        probes = held.enter_context(contextlib.closing(Probes(LOCAL)))
+        assert probes.ask([LOCAL]) == probes.ask([LOCAL]) == Asked()
 
 
 def test_more_peers_than_can_be_tried_at_once_take_turns_and_silent_ones_come_first() -> None:

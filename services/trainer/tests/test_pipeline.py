@@ -82,7 +82,7 @@ def test_tags_fit_in_31_bits_and_differ_between_messages_that_can_be_under_way_t
 
 
 def test_gloo_takes_the_tags_of_a_pass_with_more_than_32768_micro_batches() -> None:
-    server = StoreServer("127.0.0.1")
+    server = StoreServer("127.0.0.1", world_size=2, timeout_s=20.0)
     received: dict[int, float] = {}
 
     def member(rank: int) -> None:
@@ -177,7 +177,7 @@ def test_an_error_of_the_store_or_of_an_operation_is_a_lost_peer_and_any_other_i
     with pytest.raises(RuntimeError, match="No such file") as caught:
         channels.open("a").call(fail).wait()
     assert not isinstance(caught.value, PeerLost)
-    server = StoreServer("127.0.0.1")
+    server = StoreServer("127.0.0.1", world_size=2, timeout_s=20.0)
     client = StoreClient(server.endpoint, 20.0)
     server.close()
     with pytest.raises(PeerLost, match="store is gone"):

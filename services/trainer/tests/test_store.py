@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import random
 import select
 import socket
+import struct
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import pytest
 from headway.common.errors import InputError
 from headway.common.node.testing import wait_until
+from headway.common.wire import endpoint
+from headway.common.wire.endpoint import reconnect
 from headway.common.wire.keys import KeyPair
 from headway.trainer.comm import store
 from headway.trainer.comm.interface import PeerLost
@@ -24,9 +32,13 @@ from headway.trainer.comm.store import (
 HOST = "127.0.0.1"
 
 
+def _server(ports: str = "", world_size: int = 2000) -> StoreServer:
+    return StoreServer(HOST, ports, world_size=world_size, timeout_s=20.0)
+
+
 @pytest.fixture
 def server() -> Iterator[StoreServer]:
-    started = StoreServer(HOST)
+    started = _server()
     yield started
     started.close()
     started._thread.join(20)
@@ -85,10 +97,10 @@ def test_a_port_of_the_range_that_is_in_use_is_passed_over() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = other.getsockname()[1]
         with pytest.raises(InputError, match=f"the ports {taken}-{taken} are all in use"):
-            StoreServer("127.0.0.1", f"{taken}-{taken}")
+            _server(f"{taken}-{taken}")
         low = min(taken, 65530)
         for _ in range(8):  # which one is tried first is chance
-            server = StoreServer("127.0.0.1", f"{low}-{low + 5}")
+            server = _server(f"{low}-{low + 5}")
             assert server.endpoint.port != taken
             server.close()
 
@@ -97,7 +109,7 @@ def test_a_missing_store_is_one_clear_error() -> None:
     with socket.create_server((HOST, 0)) as listener:
         port = listener.getsockname()[1]
     with pytest.raises(RuntimeError, match=f"no store answers at {HOST}:{port}"):
-        StoreClient(StoreEndpoint(HOST, port, KeyPair.generate().public.decode()), 60.0)
+        StoreClient(StoreEndpoint(HOST, port, KeyPair.generate().public.decode()), 0.5)
 
 
 def test_garbage_of_strangers_harms_nobody(server: StoreServer, client: StoreClient) -> None:
@@ -160,16 +172,70 @@ def test_nothing_crosses_in_plain(server: StoreServer) -> None:
         assert text not in seen
 
 
-class Relay:
-    """Keeps everything that one client and the server send each other."""
+def test_a_client_tries_until_the_server_can_be_reached(
+    server: StoreServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts: list[str] = []
 
-    def __init__(self, port: int) -> None:
-        self._listener = socket.create_server((HOST, 0))
+    def count(opened: Any, address: str) -> None:
+        attempts.append(address)
+        reconnect(opened, address)
+
+    monkeypatch.setattr(store, "reconnect", count)
+    relay = Relay(server.endpoint.port)
+    through = StoreEndpoint(HOST, relay.port, server.endpoint.secret)
+    with ThreadPoolExecutor(1) as pool:
+        connecting = pool.submit(StoreClient, through, 20.0)
+        wait_until(lambda: len(attempts) > 2 or connecting.done(), what="failed attempts")
+        with relay:
+            client = connecting.result(20)
+            client.set("k", b"v")
+            client.close()
+
+
+def test_a_handshake_may_take_as_long_as_the_time_of_the_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rank 0 may pause, and thousands of handshakes take its one I/O thread seconds."""
+    monkeypatch.setattr(endpoint, "HANDSHAKE_S", 0.1)
+    server = _server()
+    with Relay(server.endpoint.port, pause_s=0.5) as relay:
+        client = StoreClient(StoreEndpoint(HOST, relay.port, server.endpoint.secret), 20.0)
+        client.set("k", b"v")
+        client.close()
+    server.close()
+
+
+def test_as_many_ranks_as_there_are_may_connect_in_the_same_moment() -> None:
+    most = int(Path("/proc/sys/net/core/somaxconn").read_text())
+    for world_size in (2, 3000):
+        server = _server(world_size=world_size)
+        with socket.socket(fileno=os.dup(server.listener)) as listening:
+            info = listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
+        (backlog,) = struct.unpack_from("I", info, 28)  # ``tcpi_sacked``
+        assert backlog == min(most, max(1024, world_size))
+        server.close()
+
+
+class Relay:
+    """Keeps everything that one client and the server send each other.
+
+    Args:
+        port: of the server.
+        pause_s: between the connection and the first byte that it passes on.
+    """
+
+    def __init__(self, port: int, pause_s: float = 0.0) -> None:
+        self._listener = socket.socket()
+        self._listener.settimeout(20.0)
+        self._listener.bind((HOST, 0))
         self.port, self._target = self._listener.getsockname()[1], port
+        self._pause_s = pause_s
         self.seen = bytearray()
         self._thread = threading.Thread(target=self._run)
 
     def __enter__(self) -> Relay:
+        self._listener.listen()
         self._thread.start()
         return self
 
@@ -183,6 +249,7 @@ class Relay:
             self._listener.accept()[0] as client,
             socket.create_connection(address) as server,
         ):
+            time.sleep(self._pause_s)
             ways = {client: server, server: client}
             while True:
                 for source in select.select([*ways], [], [])[0]:
@@ -221,6 +288,6 @@ def test_a_waiter_that_is_gone_does_not_end_the_server(
 
 def test_a_server_that_is_cut_off_is_an_error_after_the_time_of_the_connection() -> None:
     with socket.create_server((HOST, 0)) as silent:
-        endpoint = StoreEndpoint(HOST, silent.getsockname()[1], KeyPair.generate().public.decode())
+        secret = KeyPair.generate().public.decode()
         with pytest.raises(PeerLost, match=r"no answer within 0\.2 s"):
-            StoreClient(endpoint, 0.2)
+            StoreClient(StoreEndpoint(HOST, silent.getsockname()[1], secret), 0.2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -63,6 +64,20 @@ def _runs_under(*roots: Path) -> set[str]:
 def child_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """This process's environment with its import path, so that a child finds the same packages."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), **(extra or {})}
+
+
+@contextlib.contextmanager
+def many_open_files() -> Iterator[None]:
+    """So many that each further descriptor has a number for which ``select.select`` fails."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(2048, limits[0]), limits[1]))
+    try:
+        with contextlib.ExitStack() as held:
+            while held.enter_context(Path(os.devnull).open()).fileno() < 1024:
+                pass
+            yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 @contextlib.contextmanager

@@ -80,8 +80,10 @@ class Stay:
         with _signals() as source:
             self._start()
             self._bundle = bundle_of(self._folder.path)
+            arrived = select.poll()
+            arrived.register(source, select.POLLIN)
             while self._is_there():
-                if select.select([source], [], [], LOOK_S)[0]:
+                if arrived.poll(LOOK_S * 1000):
                     self._take(source.recv(64))
                 _reap()
                 if self._until is not None:

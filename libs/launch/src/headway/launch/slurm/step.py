@@ -84,9 +84,11 @@ def _first_line(srun: subprocess.Popen[bytes], stdin: bytes, limit_s: float) -> 
     with contextlib.suppress(OSError):  # it has ended: its output says why
         srun.stdin.write(stdin)
         srun.stdin.close()
+    output = select.poll()
+    output.register(srun.stdout, select.POLLIN)
     deadline, found = time.monotonic() + limit_s, b""
     while time.monotonic() < deadline and not found.endswith(b"\n"):
-        if select.select([srun.stdout], [], [], LOOK_S)[0]:
+        if output.poll(LOOK_S * 1000):
             piece = os.read(srun.stdout.fileno(), 4096)
             if not piece:
                 with contextlib.suppress(subprocess.TimeoutExpired):

@@ -88,7 +88,9 @@ class Probes:
 
     def _look(self, address: str, now_s: float) -> None:
         probe, since_s = self._open[address]
-        if select.select([], [probe], [], 0)[1]:
+        answer = select.poll()
+        answer.register(probe, select.POLLOUT)
+        if answer.poll(0):
             self._note(address, probe.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR), now_s)
         elif now_s - since_s > LIMIT_S:
             self._note(address, errno.ETIMEDOUT, now_s)

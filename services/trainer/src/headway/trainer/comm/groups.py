@@ -195,7 +195,12 @@ class _Builder:
 
     def _open_store(self, announce: Announce, lookup: Lookup) -> StoreClient:
         if self._rank == 0:
-            server = StoreServer(self._host, self._ports)
+            server = StoreServer(
+                self._host,
+                self._ports,
+                world_size=self._grid.world_size,
+                timeout_s=self._timeout_s,
+            )
             self._groups._held.append(_Closing(server))
             endpoint = server.endpoint
             announce(endpoint)

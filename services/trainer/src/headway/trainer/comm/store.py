@@ -14,6 +14,7 @@ is answered once the keys exist.
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import threading
 import time
@@ -29,6 +30,7 @@ from headway.common.errors import HeadwayError
 from headway.common.wire.endpoint import (
     HIGH_WATER_MARK,
     bind,
+    reconnect,
     set_client_keys,
     set_options,
     set_server_keys,
@@ -37,6 +39,8 @@ from headway.common.wire.keys import KeyPair
 from headway.trainer.comm.interface import PeerLost
 from zmq.utils.monitor import recv_monitor_message
 
+BACKLOG = 1024  # at least; the kernel limits it to net.core.somaxconn
+RETRY_S = 0.1  # pause before the next attempt to connect
 MAX_FRAME_BYTES = 1 << 20
 MAX_STORED_BYTES = 1 << 30
 _ENDS = (
@@ -83,11 +87,15 @@ _decode_reply = msgspec.msgpack.Decoder(_Reply).decode
 class StoreServer:
     """Serves on a free port of ``host`` until ``close``; of ``ports``, ``LOW-HIGH``, if given.
 
+    All ``world_size`` ranks connect in the same moment, and their handshakes share one thread, at
+    0.5 ms each: each may take ``timeout_s``, as for the clients. For that long a stranger, too, can
+    keep a connection, and with it one of rank 0's descriptors.
+
     Raises:
         InputError: they are all in use, or this machine does not have that address.
     """
 
-    def __init__(self, host: str, ports: str = "") -> None:
+    def __init__(self, host: str, ports: str = "", *, world_size: int, timeout_s: float) -> None:
         keys, wanted = KeyPair.generate(), _address(host, ports or "0")
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
@@ -95,10 +103,13 @@ class StoreServer:
             set_server_keys(self._socket, keys)
             set_options(self._socket, wanted, HIGH_WATER_MARK)
             self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-            port = int(bind(self._socket, wanted)[0].rpartition(":")[2])
+            self._socket.setsockopt(zmq.BACKLOG, max(BACKLOG, world_size))
+            self._socket.setsockopt(zmq.HANDSHAKE_IVL, math.ceil(1000 * timeout_s))
+            bound, self.listener = bind(self._socket, wanted)
         except BaseException:
             self._context.destroy(linger=0)
             raise
+        port = int(bound.rpartition(":")[2])
         self.endpoint = StoreEndpoint(host, port, keys.public.decode())
         self._values: dict[str, bytes] = {}
         self._num_bytes = 0
@@ -194,6 +205,8 @@ class StoreServer:
 class StoreClient(_dist.Store):  # type: ignore[misc]  # torch's stubs export no Store
     """One rank's connection, as process groups need it; blocks, so for build threads only.
 
+    It tries to connect for ``timeout_s``; after that, each call may take as long.
+
     Raises:
         PeerLost: from every call once the server is gone, the connection broken or the time is up;
             at once if the secret is wrong.
@@ -205,14 +218,16 @@ class StoreClient(_dist.Store):  # type: ignore[misc]  # torch's stubs export no
         self._lock = threading.Lock()
         self.is_lost = False
         """Whether a call has failed; NCCL wraps that in an error that hides it."""
+        self._address = str(endpoint)
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         self._monitor = self._socket.get_monitor_socket(_ENDS | zmq.EVENT_HANDSHAKE_SUCCEEDED)
         try:
             set_client_keys(self._socket, None, endpoint.secret.encode())
-            set_options(self._socket, str(endpoint), HIGH_WATER_MARK)
+            set_options(self._socket, self._address, HIGH_WATER_MARK)
+            self._socket.setsockopt(zmq.HANDSHAKE_IVL, 0)  # ``timeout_s`` limits it
             self._socket.setsockopt(zmq.RECONNECT_IVL, -1)  # a store that is gone stays gone
-            self._socket.connect(str(endpoint))
+            self._socket.connect(self._address)
             self._await(self._monitor)
         except (HeadwayError, OSError, zmq.ZMQError) as error:
             self.close()
@@ -272,7 +287,8 @@ class StoreClient(_dist.Store):  # type: ignore[misc]  # torch's stubs export no
             return reply
 
     def _await(self, source: zmq.Socket[bytes]) -> None:
-        """Until the reply is there, or the handshake is complete.
+        """Until the reply is there, or the handshake is complete, which may take several attempts
+        to connect.
 
         Raises:
             OSError: the connection has ended, or the time is up.
@@ -287,6 +303,10 @@ class StoreClient(_dist.Store):  # type: ignore[misc]  # torch's stubs export no
                 return
             if self._monitor in ready:
                 event = recv_monitor_message(self._monitor)["event"]
+                if event == zmq.EVENT_CLOSED and source is self._monitor:
+                    time.sleep(RETRY_S)
+                    reconnect(self._socket, self._address)
+                    continue
                 if event & _ENDS:
                     raise ConnectionError("the connection has ended")
                 if source is self._monitor:
