@@ -4,13 +4,20 @@ anything within moments."""
 from __future__ import annotations
 
 import signal
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from headway.common.plan.grid import Grid
+from headway.common.wire.keys import KeyPair
 from headway.testkit.trainer.pool import WorkerPool
+from headway.trainer.comm.channel import Channels
+from headway.trainer.comm.groups import build
+from headway.trainer.comm.interface import PeerLost
+from headway.trainer.comm.store import StoreEndpoint
 
 JOBS = "headway.testkit.trainer.jobs"
 GRIDS = [{"tp": 2, "pp": 2, "dp": 1}, {"tp": 1, "pp": 2, "dp": 2}, {"tp": 1, "pp": 4, "dp": 1}]
@@ -125,6 +132,24 @@ def test_ranks_leave_a_generation_whose_last_member_never_comes(
     assert [pool.result(index)["why"] for index in range(3)] == ["aborted"] * 3
     reports = pool.run(f"{JOBS}:exchange", _args(GRIDS[1], tmp_path, generations()))
     assert [report["world"] for report in reports] == [6.0] * 4
+
+
+def test_a_rank_that_reaches_no_store_reports_where_it_should_be() -> None:
+    """And not that somebody has aborted it."""
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        port = one.getsockname()[1]
+    nowhere = StoreEndpoint("127.0.0.1", port, KeyPair.generate().public.decode())
+    with pytest.raises(PeerLost, match=f"no store answers at 127.0.0.1:{port}"):
+        build(
+            0,
+            Grid(tp=1, pp=1, dp=2),
+            1,
+            host="127.0.0.1",
+            announce=lambda _: None,
+            lookup=lambda: nowhere,
+            channels=Channels(),
+            timeout_s=0.5,
+        )
 
 
 def test_a_generation_that_was_fenced_before_it_was_entered_is_left_at_once(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import select
@@ -191,6 +192,46 @@ def test_a_client_tries_until_the_server_can_be_reached(
             client = connecting.result(20)
             client.set("k", b"v")
             client.close()
+
+
+def test_an_attempt_without_an_answer_is_one_connection_that_shows_its_repetitions() -> None:
+    """As over a cable that carries nothing: by these the agents recognise the cut."""
+    with contextlib.ExitStack() as held:
+        full = held.enter_context(socket.create_server((HOST, 0), backlog=0))
+        for _ in range(4):  # more than it lets wait
+            waiting = held.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        port = full.getsockname()[1]
+        wanted = StoreEndpoint(HOST, port, KeyPair.generate().public.decode())
+        before = _attempts(port)
+
+        def connect() -> None:
+            with contextlib.suppress(PeerLost):
+                StoreClient(wanted, 6.0)
+
+        thread = threading.Thread(target=connect)
+        thread.start()
+        repeats = [0]
+
+        def look() -> bool:
+            found = _attempts(port).items() - before.items()
+            own = {inode: number for inode, number in found if inode not in before}
+            repeats.extend(own.values())
+            return len(own) == 1 and max(repeats) >= 2
+
+        wait_until(look, what="two repetitions of one attempt")
+        thread.join()
+
+
+def _attempts(port: int) -> dict[str, int]:
+    """By inode: how often connections to the port that are not answered have repeated."""
+    rows = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
+    return {
+        row[9]: int(row[6], 16)
+        for row in rows
+        if row[2].endswith(f":{port:04X}") and row[3] == "02"
+    }
 
 
 def test_a_handshake_may_take_as_long_as_the_time_of_the_connection(

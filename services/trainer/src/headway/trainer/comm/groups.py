@@ -123,7 +123,10 @@ def build(
     )
     try:
         return channels.open("build").call(lambda: builder.run(announce, lookup)).result()
-    except Aborted:
+    except BaseException as error:
+        builder.abandon()
+        if not isinstance(error, Aborted):
+            raise
         # gloo's thread ends by itself, since the fence cuts its connections
         if backend == "nccl" and not builder.ended.wait(STUCK_LIMIT_S):
             raise StuckTransport(
@@ -155,34 +158,41 @@ class _Builder:
         self._timeout_s, self._backend, self._device = timeout_s, backend, device
         self._groups = Groups(generation, channels)
         self.ended = threading.Event()
+        self._is_abandoned = False
+        self._turn = threading.Lock()
 
     def run(self, announce: Announce, lookup: Lookup) -> Groups:
         """Store, then tp, pp, dp: the same order on all ranks, so that none wait for each other."""
         try:
             return self._build(announce, lookup)
         finally:
-            self.ended.set()
+            with self._turn:
+                self.ended.set()
+                if self._is_abandoned:
+                    self._groups.release()
+
+    def abandon(self) -> None:
+        """Nobody will use the groups: free them now, or once the build thread has left them. A
+        thread that fails does not do so itself: its error would no longer reach the caller."""
+        with self._turn:
+            self._is_abandoned = True
+            if self.ended.is_set():
+                self._groups.release()
 
     def _build(self, announce: Announce, lookup: Lookup) -> Groups:
         groups, grid, rank = self._groups, self._grid, self._rank
-        try:
-            store = self._open_store(announce, lookup)
-            make = self._factory(store)
-            groups._held.insert(0, make)
-            prefix = f"g{self._generation}"
-            groups.comms["tp"] = make.comm(f"{prefix}/tp", grid.group("tp", rank), rank)
-            failpoint("worker.mid_rendezvous", generation=self._generation)
-            groups.comms["pp"], groups.pipe = make.pipe(
-                f"{prefix}/pp", grid.group("pp", rank), rank
-            )
-            groups.comms["dp"] = make.comm(f"{prefix}/dp", grid.group("dp", rank), rank)
-            in_order = [groups.comms[axis] for axis in AXES]
-            groups.every_rank = EveryRank(in_order, rank, grid.world_size)
-            groups._store = store
-            groups.channels.check()
-        except BaseException:
-            groups.release()
-            raise
+        store = self._open_store(announce, lookup)
+        make = self._factory(store)
+        groups._held.insert(0, make)
+        prefix = f"g{self._generation}"
+        groups.comms["tp"] = make.comm(f"{prefix}/tp", grid.group("tp", rank), rank)
+        failpoint("worker.mid_rendezvous", generation=self._generation)
+        groups.comms["pp"], groups.pipe = make.pipe(f"{prefix}/pp", grid.group("pp", rank), rank)
+        groups.comms["dp"] = make.comm(f"{prefix}/dp", grid.group("dp", rank), rank)
+        in_order = [groups.comms[axis] for axis in AXES]
+        groups.every_rank = EveryRank(in_order, rank, grid.world_size)
+        groups._store = store
+        groups.channels.check()
         return groups
 
     def _factory(self, store: StoreClient) -> Factory:

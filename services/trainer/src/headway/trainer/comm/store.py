@@ -225,7 +225,10 @@ class StoreClient(_dist.Store):  # type: ignore[misc]  # torch's stubs export no
         try:
             set_client_keys(self._socket, None, endpoint.secret.encode())
             set_options(self._socket, self._address, HIGH_WATER_MARK)
-            self._socket.setsockopt(zmq.HANDSHAKE_IVL, 0)  # ``timeout_s`` limits it
+            # ``timeout_s`` limits both. One attempt to connect repeats its first packet: by that a
+            # cut of the network is recognised, see headway.health.sources.connections
+            self._socket.setsockopt(zmq.HANDSHAKE_IVL, 0)
+            self._socket.setsockopt(zmq.CONNECT_TIMEOUT, 0)
             self._socket.setsockopt(zmq.RECONNECT_IVL, -1)  # a store that is gone stays gone
             self._socket.connect(self._address)
             self._await(self._monitor)
