@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import math
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import structlog
+import zmq
 from headway.common.errors import BusyError, RemoteError
+from headway.common.node.testing import wait_until
 from headway.common.wire.addresses import Network
 from headway.common.wire.admission import Admission
 from headway.common.wire.client import Client
@@ -54,9 +56,15 @@ class Door:
         self._thread.start()
 
     def _serve(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self.gate.server.socket, zmq.POLLIN)
+        poller.register(self.writer.done_fd, zmq.POLLIN)
         while self._is_open:
-            if self.gate.server.socket.poll(20):
+            ready = dict(poller.poll(20))
+            if self.gate.server.socket in ready:
                 self.gate.server.handle_ready()
+            if self.writer.done_fd in ready:
+                self.writer.run_callbacks()
 
     def close(self) -> None:
         self._is_open = False
@@ -273,35 +281,95 @@ def test_a_number_belongs_to_the_machine_that_reports(tmp_path: Path) -> None:
 def test_nobody_is_admitted_whom_a_next_driver_would_not_know(
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gates, "WRITE_LIMIT_S", 0.2)
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError("the disk is full")
+
     keys = KeyPair.generate()
-    door.ask(node=2)
-    with contextlib.closing(sqlite3.connect(door.path, isolation_level=None)) as other:
-        other.execute("BEGIN EXCLUSIVE")
-        with pytest.raises(BusyError, match="cannot be recorded"):
-            door.ask(keys=keys)
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "set_facts", fail)
+        for _ in range(2):
+            with pytest.raises(BusyError, match="cannot be recorded: OSError: the disk is full"):
+                door.ask(keys=keys)
         assert not door.admission(keys.public)
-        other.execute("ROLLBACK")
-    monkeypatch.setattr(gates, "WRITE_LIMIT_S", 20.0)
     assert door.ask(keys=keys).node == 1
+    door.writer.trouble = "the disk is full again"
+    with pytest.raises(BusyError, match="cannot be recorded: the disk is full again"):
+        door.ask(node=2)
 
 
-def test_a_journal_in_trouble_does_not_hold_up_the_driver(
+class SlowJournal:
+    """Each write of the members waits until it may end."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.num_begun, self._may_end = 0, threading.Event()
+        self._write = Journal.set_facts
+        monkeypatch.setattr(Journal, "set_facts", lambda *one, **facts: self._set(*one, **facts))
+
+    def _set(self, journal: Journal, **facts: str) -> None:
+        self.num_begun += 1
+        assert self._may_end.wait(20)
+        self._write(journal, **facts)
+
+    @contextlib.contextmanager
+    def asked(self, door: Door, *asks: dict[str, Any]) -> Iterator[list[Future[Joined]]]:
+        """Several ask in turn, while the write for the first is open; afterwards it ends."""
+        with ThreadPoolExecutor(len(asks)) as pool:
+            asked = []
+            try:
+                for ask in asks:
+                    asked.append(pool.submit(door.ask, **ask))
+                    wait_until(lambda: len(door.gate._pending) == len(asked), what="the request")
+                wait_until(lambda: self.num_begun == 1, what="a write")
+                yield asked
+            finally:
+                self._may_end.set()
+
+
+def test_a_slow_journal_holds_up_neither_the_driver_nor_a_node(
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its loop would wait for what cannot come, and another driver would take over."""
-    monkeypatch.setattr(gates, "WRITE_LIMIT_S", 1000.0)
-    door.writer.trouble = "the disk is full"
-    with pytest.raises(BusyError, match="cannot be recorded: the disk is full"):
-        door.ask()
+    keys, other = KeyPair.generate(), KeyPair.generate()
+    with SlowJournal(monkeypatch).asked(door, {"keys": keys}) as (first,):
+        for asking in (keys, other):
+            with pytest.raises(BusyError, match="the journal has not recorded it yet"):
+                door.ask(keys=asking)
+        with pytest.raises(RemoteError, match="there is no node 4"):
+            door.ask(node=4)
+        assert not door.admission(keys.public) and not first.done()
+    assert first.result(20).node == 1, "it need not ask again"
+    assert door.admission(keys.public)
+    assert door.ask(keys=other, boot_id="next").node == 1
+    assert not door.admission(keys.public)
 
-    def fail(*_: Any, **__: Any) -> None:
-        raise OSError("it has just become full")
 
-    door.writer.trouble = ""
-    monkeypatch.setattr(Journal, "set_facts", fail)
-    with pytest.raises(BusyError, match="cannot be recorded"):
-        door.ask()
+def test_nodes_that_join_during_a_write_share_the_next_one(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, keys = SlowJournal(monkeypatch), KeyPair.generate()
+    asks = [{"node": 1, "uid": "m", "boot_id": "b"}, {"node": 2, "keys": keys}]
+    with slow.asked(door, *asks) as asked:
+        with pytest.raises(BusyError, match="has the machine id of"):
+            door.ask(node=3, uid="m", boot_id="b")
+        with pytest.raises(RemoteError, match="sent the public key of another node"):
+            door.ask(node=3, keys=keys)
+    assert [one.result(20).node for one in asked] == [1, 2]
+    assert slow.num_begun == 2
+    assert set(door.known) == {0, 1, 2}
+
+
+def test_a_node_that_is_evicted_while_it_joins_does_not_join(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = KeyPair.generate()
+    with contextlib.closing(Door(tmp_path)) as door:
+        with SlowJournal(monkeypatch).asked(door, {"keys": keys}, {"node": 2}) as asked:
+            door.gate.revoke(1)
+            with pytest.raises(BusyError, match="was evicted"):
+                asked[0].result(20)
+        assert asked[1].result(20).node == 2
+        assert not door.admission(keys.public)
+    with contextlib.closing(Door(tmp_path)) as second:
+        assert set(second.known) == {0, 2}
 
 
 def test_members_that_cannot_be_read_join_again(tmp_path: Path) -> None:

@@ -15,14 +15,14 @@ from pathlib import Path
 import msgpack
 import pytest
 import zmq
-from headway.common.errors import InputError
+from headway.common.errors import BusyError, InputError
 from headway.common.node.testing import wait_until
 from headway.common.wire import codec
 from headway.common.wire import server as server_module
 from headway.common.wire.client import Client
 from headway.common.wire.message import Message
 from headway.common.wire.messages.service import Done, Ping
-from headway.common.wire.server import BACKLOG, Server
+from headway.common.wire.server import BACKLOG, Later, Server
 from headway.testkit.wire import serving
 
 
@@ -222,6 +222,31 @@ def test_a_failing_handler_is_answered_and_runs_once_too() -> None:
             assert msgpack.unpackb(body)["code"] == "internal"
         assert server.counts["internal_errors"] == 1
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_a_reply_may_come_later_and_then_answers_every_retry(is_refused: bool) -> None:
+    deferred: list[Later] = []
+
+    def defer(_message: Count, _peer: bytes) -> Later:
+        deferred.append(Later())
+        return deferred[-1]
+
+    request = codec.encode_frame("req", 9, codec.encode(Count()))
+    with Server("tcp://127.0.0.1:0", {Count: defer}) as server, dealer(server.endpoint) as raw:
+        for _ in range(2):
+            raw.send(request)
+        wait_until(lambda: server.handle_ready() >= 0 and server.counts["repeated"] == 1)
+        assert not raw.poll(0)
+        (later,) = deferred
+        later.answer(BusyError("not now", remedy="later") if is_refused else Counted(total=1))
+        replies = [raw.recv()]
+        raw.send(request)
+        wait_until(lambda: server.handle_ready() == 1)
+        replies.append(raw.recv())
+        assert replies[0] == replies[1]
+        assert msgpack.unpackb(replies[0])[1:3] == ["err" if is_refused else "rep", 9]
+    assert len(deferred) == 1
 
 
 def test_the_longest_handler_is_named_once() -> None:

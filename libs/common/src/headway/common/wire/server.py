@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping
@@ -21,8 +22,9 @@ from headway.common.wire.messages.service import Done, Failure
 from zmq.auth.thread import ThreadAuthenticator
 
 Handler = Callable[
-    [Any, bytes], Message | None
+    [Any, bytes], "Message | Later | None"
 ]  # the message, of the type it is registered for, and the peer identity
+_Key = tuple[bytes, int, int]  # of a request: peer, id, hash of the body
 Admits = Callable[[bytes], bool]  # whether the client with this public key may connect
 
 BACKLOG = 100
@@ -31,6 +33,14 @@ MAX_CACHED_REPLIES = 1024
 MAX_CACHED_BYTES = 8 << 20
 
 _log = structlog.get_logger(__name__)
+
+
+class Later:
+    """What a handler returns for a request whose reply it does not have yet."""
+
+    answer: Callable[[Message | HeadwayError], None]
+    """Sends the reply, or the error reply. Call it once, on the server's thread, after the handler
+    has returned; raises WireError as ``Server.send`` does."""
 
 
 class Server:
@@ -44,9 +54,9 @@ class Server:
 
     A handler gets (message, peer identity). For a request, its return value is the reply (None is
     sent as ``Done``); a ``HeadwayError`` becomes an error reply with code, message and remedy, any
-    other exception becomes "internal" with a logged traceback. A request that is repeated under its
-    id (a retry) gets the first answer without running again; the newest 1,024 answers (8 MiB) are
-    kept for that. For a note, the return value is ignored.
+    other exception becomes "internal" with a logged traceback. ``Later`` defers the reply. A
+    request that is repeated under its id (a retry) gets the first answer without running again; the
+    newest 1,024 answers (8 MiB) are kept for that. For a note, the return value is ignored.
 
     ``allowed``: public keys of the clients that may connect, or a function that says of a key
     whether it may, called on a thread of its own; None admits every client that knows the server's
@@ -75,6 +85,7 @@ class Server:
         self._handlers: dict[str, Handler] = {}
         self.add_handlers(handlers)
         self._replies = _ReplyCache()
+        self._deferred: set[_Key] = set()
         self._throttle = Throttle()
         self._slowest = ("", 0.0)
         self._context = zmq.Context()
@@ -208,16 +219,34 @@ class Server:
 
     def _answer(self, peer: bytes, envelope: codec.Envelope) -> None:
         key = (peer, envelope.id, hash(envelope.body))
-        reply = self._replies.get(key)
+        if key in self._deferred:
+            self.counts["repeated"] += 1
+            return
+        reply: bytes | Later | None = self._replies.get(key)
         if reply is not None:
             self.counts["repeated"] += 1
         else:
             reply, was_run = self._run(peer, envelope)
+            if isinstance(reply, Later):
+                self._deferred.add(key)
+                reply.answer = functools.partial(self._answer_later, key)
+                return
             if was_run:
                 self._replies.put(key, reply)
         self._send(peer, reply)
 
-    def _run(self, peer: bytes, envelope: codec.Envelope) -> tuple[bytes, bool]:
+    def _answer_later(self, key: _Key, outcome: Message | HeadwayError) -> None:
+        peer, request_id, _ = key
+        if isinstance(outcome, HeadwayError):
+            self.counts["failures"] += 1
+            reply = _failure_frame(request_id, outcome)
+        else:
+            reply = codec.encode_frame("rep", request_id, codec.encode(outcome))
+        self._deferred.remove(key)
+        self._replies.put(key, reply)
+        self._send(peer, reply)
+
+    def _run(self, peer: bytes, envelope: codec.Envelope) -> tuple[bytes | Later, bool]:
         """(reply frame, whether a handler ran); only answers of handlers need to be kept."""
         try:
             message = codec.decode(envelope.body, self._types)
@@ -227,6 +256,8 @@ class Server:
         self.counts["requests"] += 1
         try:
             reply = self._call_handler(message, peer)
+            if isinstance(reply, Later):
+                return reply, True
             return codec.encode_frame("rep", envelope.id, codec.encode(reply or Done())), True
         except HeadwayError as error:
             self.counts["failures"] += 1
@@ -249,7 +280,7 @@ class Server:
             self._log_handler_error(message)
         return None
 
-    def _call_handler(self, message: Message, peer: bytes) -> Message | None:
+    def _call_handler(self, message: Message, peer: bytes) -> Message | Later | None:
         tag = tag_of(type(message))
         start_s = time.monotonic()
         try:
@@ -288,13 +319,13 @@ class _ReplyCache:
     """The newest replies by (peer, request id, hash of the body), bounded in number and bytes."""
 
     def __init__(self) -> None:
-        self._replies: OrderedDict[tuple[bytes, int, int], bytes] = OrderedDict()
+        self._replies: OrderedDict[_Key, bytes] = OrderedDict()
         self._num_bytes = 0
 
-    def get(self, key: tuple[bytes, int, int]) -> bytes | None:
+    def get(self, key: _Key) -> bytes | None:
         return self._replies.get(key)
 
-    def put(self, key: tuple[bytes, int, int], reply: bytes) -> None:
+    def put(self, key: _Key, reply: bytes) -> None:
         self._replies[key] = reply
         self._num_bytes += len(reply)
         while len(self._replies) > MAX_CACHED_REPLIES or self._num_bytes > MAX_CACHED_BYTES:

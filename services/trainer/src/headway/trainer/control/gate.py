@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -17,7 +16,7 @@ from headway.common.wire.admission import Admission, KeyFile
 from headway.common.wire.keys import KeyPair
 from headway.common.wire.loop import Throttle
 from headway.common.wire.messages.driver import Join, Joined
-from headway.common.wire.server import Server
+from headway.common.wire.server import Later, Server
 from headway.launch.cluster import ClusterFolder
 from headway.launch.joining import tokens
 from headway.launch.joining.bundle import Bundle
@@ -26,8 +25,6 @@ from headway.trainer.control.introduction import check_installation, check_intro
 from headway.trainer.control.journal import Journal
 from headway.trainer.control.writer import JournalWriter
 
-WRITE_LIMIT_S = 0.5
-"""How long the driver's loop waits for the journal before the machine has to retry."""
 CLOCK_LIMIT_S = 300.0
 """A machine whose clock is further off is refused, because tokens, logs and checkpoints carry
 wall-clock times."""
@@ -59,6 +56,14 @@ class Member:
     memory_bytes: int = 0
     shm_bytes: int = 0
     address: str = ""
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """A machine that is admitted and answered once the journal has it."""
+
+    member: Member
+    reply: Later
 
 
 def members_of(journal: Journal) -> dict[int, Member]:
@@ -110,6 +115,8 @@ class Gate:
     ) -> None:
         self._bundle, self._members, self._admission = bundle, members, admission
         self._journal = journal
+        self._pending: dict[int, _Pending] = {}
+        self._is_writing = False
         self._throttle = Throttle()
         self._agents = KeyFile(cluster.path / "keys" / AGENTS)
         self._own = this_machine(node, *cluster.public_of("executor"))
@@ -129,12 +136,16 @@ class Gate:
 
     def revoke(self, node: int) -> None:
         """Stop admitting the node's key."""
-        if member := self._members.pop(node, None):
+        member, pending = self._members.pop(node, None), self._pending.pop(node, None)
+        if pending is not None:
+            pending.reply.answer(_evicted(node))
+        if member is not None:
             self._admission.revoke(member.public_key.encode())
             self._list_agents()
+        if member is not None or pending is not None:
             self._journal.submit(self._writing())
 
-    def _join(self, message: Join, peer: bytes) -> Joined:
+    def _join(self, message: Join, peer: bytes) -> Joined | Later:
         del peer
         node = message.node
         try:
@@ -143,17 +154,35 @@ class Gate:
             self._complain(message, error.message)
             raise
         member = _member(message)
-        former = self._members.get(node)
-        if former != member:
-            self._keep(node, member)
+        if self._members.get(node) == member:
+            self._list_agents()  # which may have failed before
+            return self._joined(node)
+        if self._journal.trouble:
+            raise _unrecorded(self._journal.trouble)
+        self._awaited[node] = time.monotonic() + START_S
+        self._pending[node] = _Pending(member, Later())
+        self._record()
+        return self._pending[node].reply
+
+    def _joined(self, node: int) -> Joined:
+        return Joined(node=node, epoch=self.epoch, bundle=self._bundle.to_json())
+
+    def _admit(self, joined: dict[int, _Pending]) -> None:
+        rebooted = []
+        for node, one in joined.items():
+            member, former = one.member, self._members.get(node)
+            self._members[node] = member
             if former is not None:
                 self._admission.revoke(former.public_key.encode())
                 if former.boot_id != member.boot_id:
-                    self.rebooted(node)
+                    rebooted.append(node)
+            self._admission.admit(member.public_key.encode())
             log.info("a node has joined", node=node, host=member.host, address=member.address)
-        self._admission.admit(message.public_key.encode())
         self._list_agents()
-        return Joined(node=node, epoch=self.epoch, bundle=self._bundle.to_json())
+        for node in rebooted:
+            self.rebooted(node)
+        for node, one in joined.items():
+            one.reply.answer(self._joined(node))
 
     def _complain(self, message: Join, reason: str) -> None:
         """Log a refusal; any client with the driver's public key can cause thousands a second."""
@@ -179,9 +208,11 @@ class Gate:
                 remedy="start it with more nodes or spares",
             )
         if self.is_leaving(node):
+            raise _evicted(node)
+        if node in self._pending:
             raise BusyError(
-                f"node {node} was evicted, and its processes have not all ended yet",
-                remedy="start it again later; `headway logs` shows what is left",
+                f"node {node} has asked to join, and the journal has not recorded it yet",
+                remedy="it will retry",
             )
         if not abs(off_s := message.unix_s - time.time()) <= CLOCK_LIMIT_S:  # nor may it be NaN
             raise InputError(
@@ -190,8 +221,11 @@ class Gate:
             )
         self._check_identity(message)
         former, key = self._members.get(node), message.public_key
+        is_known = self._admission(key.encode()) or any(
+            one.member.public_key == key for one in self._pending.values()
+        )
         # Otherwise evicting one of them, which revokes its key, would lock out the other.
-        if (former is None or former.public_key != key) and self._admission(key.encode()):
+        if (former is None or former.public_key != key) and is_known:
             raise InputError(
                 f"{message.host} sent the public key of another node or service of the run, {key}",
                 remedy="its folder is a copy: remove it there, then start the node again",
@@ -219,7 +253,7 @@ class Gate:
                     f"{node}",
                     remedy=OWN_ID,
                 )
-        for other, member in self._members.items():
+        for other, member in self._known().items():
             if other == node or member.uid != message.uid:
                 continue
             is_alive = self.is_alive(other)
@@ -235,42 +269,36 @@ class Gate:
                 )
 
     # ---- journal and monitor ------------------------------------------------------------------
-    def _keep(self, node: int, member: Member) -> None:
-        """Record the new member. It gets a reply only once the next driver would know it too.
+    def _record(self) -> None:
+        """Write the pending members. Each is admitted once the next driver would know it, too.
 
-        Raises:
-            BusyError: the journal cannot be written now.
+        One write at a time: what joins meanwhile is in the next one, so that a rack that returns
+        takes a few of them.
         """
-        if self._journal.trouble:
-            raise BusyError(
-                f"the node cannot be recorded: {self._journal.trouble}", remedy="it will retry"
-            )
-        has_ended, former = threading.Event(), self._members.get(node)
-        self._members[node] = member
-        self._awaited[node] = time.monotonic() + START_S
-        work, is_there = self._writing(), False
+        if self._is_writing or not self._pending:
+            return
+        written, self._is_writing = dict(self._pending), True
 
-        def write(journal: Journal) -> None:
-            nonlocal is_there
-            try:
-                work(journal)
-                is_there = True
-            finally:
-                has_ended.set()
+        def then(_result: object, error: str) -> None:
+            self._is_writing = False
+            # without those that were evicted meanwhile
+            ended = {node: one for node, one in written.items() if self._pending.get(node) is one}
+            for node, one in ended.items():
+                del self._pending[node]
+                if error:
+                    one.reply.answer(_unrecorded(error))
+            if not error:
+                self._admit(ended)
+            self._record()
 
-        self._journal.submit(write)
-        has_ended.wait(WRITE_LIMIT_S)
-        if not is_there:
-            if former is None:
-                del self._members[node]
-            else:
-                self._members[node] = former
-            why = self._journal.trouble or "the journal does not answer"
-            raise BusyError(f"the node cannot be recorded: {why}", remedy="it will retry")
+        self._journal.submit(self._writing(), then)
+
+    def _known(self) -> dict[int, Member]:
+        return self._members | {node: one.member for node, one in self._pending.items()}
 
     def _writing(self) -> Callable[[Journal], None]:
         """Writes the members of now, on the journal's thread."""
-        rows = {str(node): asdict(member) for node, member in self._members.items()}
+        rows = {str(node): asdict(member) for node, member in self._known().items()}
         return lambda journal: journal.set_facts(**{FACT: json.dumps(rows)})
 
     def _list_agents(self) -> None:
@@ -295,6 +323,17 @@ def _member(message: Join) -> Member:
         shm_bytes=message.shm_bytes,
         address=message.address,
     )
+
+
+def _evicted(node: int) -> BusyError:
+    return BusyError(
+        f"node {node} was evicted, and its processes have not all ended yet",
+        remedy="start it again later; `headway logs` shows what is left",
+    )
+
+
+def _unrecorded(why: str) -> BusyError:
+    return BusyError(f"the node cannot be recorded: {why}", remedy="it will retry")
 
 
 def _check_token(message: Join, bundle: Bundle) -> None:
