@@ -222,15 +222,16 @@ class Server:
         if key in self._deferred:
             self.counts["repeated"] += 1
             return
-        reply: bytes | Later | None = self._replies.get(key)
+        reply = self._replies.get(key)
         if reply is not None:
             self.counts["repeated"] += 1
         else:
-            reply, was_run = self._run(peer, envelope)
-            if isinstance(reply, Later):
+            outcome, was_run = self._run(peer, envelope)
+            if isinstance(outcome, Later):
                 self._deferred.add(key)
-                reply.answer = functools.partial(self._answer_later, key)
+                outcome.answer = functools.partial(self._answer_later, key)
                 return
+            reply = outcome
             if was_run:
                 self._replies.put(key, reply)
         self._send(peer, reply)
