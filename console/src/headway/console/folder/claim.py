@@ -99,9 +99,12 @@ def claimed(path: Path, report: Callable[[str], None]) -> Iterator[tuple[RunReco
 
 
 def _has_led(path: Path) -> bool:
-    """Whether a run on machines has had a driver, which may still lead it."""
+    """Whether a run on machines has, or may have, had a driver, which may still lead it."""
     run = RunDir(path)
-    return run.bundle.exists() and lease_of(run.control).look().holder is not None
+    try:
+        return run.bundle.exists() and lease_of(run.control).look().holder is not None
+    except (OSError, HeadwayError):
+        return True
 
 
 @contextlib.contextmanager
