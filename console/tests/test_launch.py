@@ -40,21 +40,28 @@ def test_a_start_that_fails_or_is_interrupted_detaches_the_run(
     assert detached == [fake.folder.run_id]
 
 
-def test_make_down_drains_the_cluster_before_it_destroys_anything(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_there", [True, False])
+def test_make_down_drains_the_cluster_before_it_destroys_anything(
+    is_there: bool, tmp_path: Path
+) -> None:
     for name in ("terraform", "headway"):
         tool = tmp_path / name
         tool.write_text(f'#!/bin/sh\necho {name} "$@" >> {tmp_path}/calls\n')
         tool.chmod(0o755)
     cluster = tmp_path / "cluster"
+    if is_there:
+        cluster.mkdir()
+        (cluster / "cluster.json").touch()
     env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "CLUSTER_DIR": str(cluster)}
     done = subprocess.run(
         [str(DOWN), "local"], env=env, cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     calls = (tmp_path / "calls").read_text().splitlines()
-    drained = calls.index(f"headway cluster drain {cluster}")
+    drained = [number for number, call in enumerate(calls) if call.startswith("headway")]
+    assert [calls[number] for number in drained] == is_there * [f"headway cluster drain {cluster}"]
     destroyed = [number for number, call in enumerate(calls) if " destroy " in call]
-    assert destroyed and drained < destroyed[0]
+    assert destroyed and all(number < destroyed[0] for number in drained)
 
 
 def test_earlier_configurations_stay_and_the_difference_is_told(fake: FakeRun) -> None:
