@@ -183,7 +183,7 @@ def test_a_machine_that_is_gone_is_lost_at_once_and_without_a_spare_the_run_says
     hand.leave()
     actions = hand.wait(1.0)
     assert hand.state.outcome == "failed"
-    assert hand.state.detail.startswith("node 1 is lost and no spare node is left; repair its machine")
+    assert hand.state.detail.startswith("node 1 is lost and no spare node is left; repair")
 
 
 def test_beats_of_an_executor_that_has_ended_change_nothing() -> None:

@@ -62,7 +62,7 @@ def test_a_lost_node_without_a_spare_ends_the_run_with_a_reason() -> None:
     cluster.run(200)
     finish = cluster.finished
     assert finish is not None and finish.outcome == "failed"
-    assert finish.detail.startswith("node 1 is lost and no spare node is left; repair its machine")
+    assert finish.detail.startswith("node 1 is lost and no spare node is left; repair")
 
 
 def test_a_restarted_driver_takes_a_healthy_run_as_it_finds_it() -> None:
