@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
+import threading
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from headway.common.config import from_dict, load
 from headway.common.node.testing import wait_until
 from headway.console.cli import app
 from headway.console.testing import FakeRun
+from headway.console.widgets.watcher import RunWatcher
 from headway.trainer.config import RunConfig
 from headway.trainer.control.decisions import phases
 from headway.trainer.control.faults import FAULTS
@@ -139,6 +141,7 @@ def test_every_python_example_runs_on_a_live_run(
     with contextlib.ExitStack() as stack:
         made = FakeRun(tmp_path / "runs", name="tiny")
         stack.callback(made.close)
+        _close_watchers(stack, monkeypatch)
         made.advance(3)
         for code in examples:
             where = "notebooks" if '"../runs"' in code else "."
@@ -149,6 +152,18 @@ def test_every_python_example_runs_on_a_live_run(
             names: dict[str, Any] = {}
             exec(compile(code, page.name, "exec"), names)
             assert names["Cluster"]
+    assert not [one for one in threading.enumerate() if one.name.startswith("console-")]
+
+
+def _close_watchers(stack: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the end: their threads open files of the run again and again."""
+    start = RunWatcher.start
+
+    def begin(watcher: RunWatcher) -> RunWatcher:
+        stack.callback(watcher.close)
+        return start(watcher)
+
+    monkeypatch.setattr(RunWatcher, "start", begin)
 
 
 def _open_gateway(runs: Path, elsewhere: Path, stack: contextlib.ExitStack) -> None:
