@@ -81,6 +81,17 @@ def test_a_node_that_was_started_late_has_time_to_report_before_it_is_given_up()
     assert "node_lost" in events(hand.wait(1.0))
 
 
+def test_a_second_attempt_to_start_a_node_is_not_waited_for() -> None:
+    """Each may take longer than the one before, as with Slurm."""
+    hand = Hand().run()
+    hand.silent.add(1)
+    restart = only(hand.wait(LIMITS.node_silent_s + 0.2), RestartNode)
+    again = hand.send(Failed(restart, "it did not respond within 4 s")) + hand.wait(1.0)
+    assert only(again, RestartNode) == restart
+    assert "node_lost" not in events(hand.wait(LIMITS.node_lost_s - LIMITS.node_silent_s - 2.0))
+    assert "node_lost" in events(hand.wait(1.5))
+
+
 def test_a_node_that_has_not_reported_is_not_given_up_for_having_no_worker() -> None:
     hand = Hand()
     hand.silent.add(1)

@@ -69,12 +69,13 @@ def _is_beyond_help(core: Core, node: Node) -> bool:
     silent_s = now - node.beat_at + node.silent_before_s
     if node.status == "lost" or silent_s < core.limits.node_lost_s:
         return False
-    tried_at = core.effects.tried_at(RestartNode, node.number)
-    if tried_at is None or _is_kept(core, node):
+    if _is_kept(core, node):
         return False
+    if core.effects.error(RestartNode, node.number):  # a further attempt is not waited for
+        return True
     # one that was started anew reports within that time
-    is_in_vain = bool(core.effects.error(RestartNode, node.number))
-    return is_in_vain or now - tried_at >= core.limits.node_silent_s
+    tried_at = core.effects.tried_at(RestartNode, node.number)
+    return tried_at is not None and now - tried_at >= core.limits.node_silent_s
 
 
 def _is_kept(core: Core, node: Node) -> bool:
