@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,10 +56,18 @@ def link(pid: object, kind: str) -> str:
     return str(Path(f"/proc/{pid}/ns/{kind}").readlink())
 
 
-def namespaces(pid: int) -> set[str]:
-    """The kinds of which a node has its own."""
-    here = {link("self", kind) for kind in KINDS}
-    return {link(pid, kind) for kind in KINDS} - here
+@contextlib.contextmanager
+def namespaces(pids: Iterable[int]) -> Iterator[set[str]]:
+    """The nodes' own ones. They are held open, without a process: the kernel gives the number of
+    one that is gone to the next, which may be that of a test that runs at the same time."""
+    names, here = set(), {link("self", kind) for kind in KINDS}
+    with contextlib.ExitStack() as held:
+        for pid in pids:
+            for kind in KINDS:
+                if (name := link(pid, kind)) not in here:
+                    names.add(name)
+                    held.enter_context(Path(f"/proc/{pid}/ns/{kind}").open("rb"))
+        yield names
 
 
 def in_use(names: set[str]) -> set[str]:
@@ -94,9 +102,9 @@ def owner(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Owner]:
         pids = json.loads(read_line(child))
         first, others = (identities(pids[key]) for key in ("first", "others"))
         assert (len(first), len(others)) == (3, 9)
-        inside = {name for pid in pids["first"] for name in namespaces(pid)}
-        assert len(inside) >= 3 * 5 and in_use(inside) == inside
-        yield Owner(child, first, others, inside)
+        with namespaces(pids["first"]) as inside:
+            assert len(inside) >= 3 * 5 and in_use(inside) == inside
+            yield Owner(child, first, others, inside)
 
 
 def identities(pids: list[int]) -> list[ProcessId]:
@@ -105,19 +113,20 @@ def identities(pids: list[int]) -> list[ProcessId]:
 
 def test_a_closed_bed_leaves_nothing(tmp_path: Path) -> None:
     before = on_the_host()
-    with Bed(tmp_path, nodes=3) as bed:
-        for node in bed.nodes:
-            node.start(["sleep", "1000"])
-        inside = {name for node in bed.nodes for name in namespaces(node.pid)}
-        everything = [one for node in bed.nodes for one in node.processes()]
-        assert len(everything) == 3
-        bed.node(0).freeze()
-        bed.node(1).kill()
-        bed.cut(0, 2)
-        assert on_the_host()["devices"] == before["devices"]
-        assert on_the_host()["mounts"] == before["mounts"]
-    assert not any(one.alive() for one in everything)
-    assert in_use(inside) == set()
+    with contextlib.ExitStack() as held:
+        with Bed(tmp_path, nodes=3) as bed:
+            for node in bed.nodes:
+                node.start(["sleep", "1000"])
+            inside = held.enter_context(namespaces(node.pid for node in bed.nodes))
+            everything = [one for node in bed.nodes for one in node.processes()]
+            assert len(everything) == 3
+            bed.node(0).freeze()
+            bed.node(1).kill()
+            bed.cut(0, 2)
+            assert on_the_host()["devices"] == before["devices"]
+            assert on_the_host()["mounts"] == before["mounts"]
+        assert not any(one.alive() for one in everything)
+        assert in_use(inside) == set()
     assert groups_of(os.getpid()) == []
     assert on_the_host() == before
     left = sorted(path.name for path in tmp_path.iterdir())
