@@ -144,6 +144,8 @@ def test_a_resumed_offline_run_keeps_its_id_and_repeats_no_step(fake: FakeRun) -
             fake.advance(1)
     files = list(out.glob("wandb/offline-run-*/*.wandb"))
     assert [path.name for path in files] == 2 * [f"run-{fake.folder.run_id}.wandb"]
+    # wandb's own process may write the end of a file a moment after the session has ended
+    wait_until(lambda: len([row for row in rows_of(out) if LOSS in row]) >= 5, 20.0)
     rows = rows_of(out)
     assert [row["step"] for row in rows if LOSS in row] == [1, 2, 3, 3, 4]
     assert [row["step"] for row in rows if "run/rewound_to" in row] == [3]

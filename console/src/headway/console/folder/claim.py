@@ -93,16 +93,17 @@ def claimed(path: Path, report: Callable[[str], None]) -> Iterator[tuple[RunReco
         except StillRunningError:
             raise
         except BaseException:
-            if not _has_led(path):  # as after a second Ctrl-C, while nodes were being ended
+            run = RunDir(path)
+            # as after a second Ctrl-C, while nodes were being ended
+            if not run.bundle.exists() or not has_led(run.control):
                 shutil.rmtree(path, ignore_errors=True)
             raise
 
 
-def _has_led(path: Path) -> bool:
+def has_led(control: Path) -> bool:
     """Whether a run on machines has, or may have, had a driver, which may still lead it."""
-    run = RunDir(path)
     try:
-        return run.bundle.exists() and lease_of(run.control).look().holder is not None
+        return lease_of(control).look().holder is not None
     except (OSError, HeadwayError):
         return True
 

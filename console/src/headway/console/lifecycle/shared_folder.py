@@ -11,11 +11,10 @@ from pathlib import Path
 
 from headway.common.errors import HeadwayError, InputError
 from headway.common.node.files import make_private_folder
-from headway.console.folder.claim import StillRunningError
+from headway.console.folder.claim import StillRunningError, has_led
 from headway.console.run import Run
 from headway.launch.engines import MachinesConfig
 from headway.launch.joining import records
-from headway.launch.lease import FileLease
 
 LINKED = ("control", "checkpoints")
 """Folders of a run that all machines see."""
@@ -60,7 +59,7 @@ def removed_if_new(shared: Path) -> Iterator[None]:
     except StillRunningError:
         raise
     except BaseException:
-        if is_new and FileLease(shared / "control").look().holder is None:
+        if is_new and not has_led(shared / "control"):
             shutil.rmtree(shared, ignore_errors=True)
         raise
 
