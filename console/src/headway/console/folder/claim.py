@@ -93,9 +93,9 @@ def claimed(path: Path, report: Callable[[str], None]) -> Iterator[tuple[RunReco
         except StillRunningError:
             raise
         except BaseException:
-            run = RunDir(path)
+            folder = RunDir(path)
             # as after a second Ctrl-C, while nodes were being ended
-            if not run.bundle.exists() or not has_led(run.control):
+            if not folder.bundle.exists() or not has_led(folder.control):
                 shutil.rmtree(path, ignore_errors=True)
             raise
 
