@@ -71,7 +71,7 @@ class Cases:
         found = self._measured(machine.kill)
         self._await("a spare again", lambda: "spare" in self._states().values())
         found["spare_again_s"] = round(time.time() - found.pop("at"), 1)
-        self.machines.boot(machine.index, is_emptied=True)
+        self.machines.boot(machine.index)
         return found
 
     def _reboot(self) -> dict[str, Any]:
@@ -111,7 +111,7 @@ class Cases:
             again.append(round(time.time() - found["at"], 1))
         jobs = len(self.slurm.queue())
         for machine in lost:
-            self.machines.boot(machine.index, is_emptied=True)
+            self.machines.boot(machine.index)
         return {"jobs": jobs, "stepping_s": max(took), "each_s": took, "spare_again_s": again}
 
     def _time_limit(self) -> dict[str, Any]:

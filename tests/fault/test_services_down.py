@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -166,3 +167,21 @@ def test_no_step_was_done_twice_through_all_of_it(live: Live) -> None:
     )
     assert [row[0] for row in rows] == [0]
     assert rows[0][1] == rows[0][2]
+
+
+@pytest.mark.timeout(240)
+def test_a_step_is_reported_though_the_rank_that_reports_dies_before(live: Live) -> None:
+    """Its snapshot is sealed, so nobody repeats the step."""
+    before, failpoints = live.healthy(), NodePaths(live.run.folder.run_id, 0).failpoints
+    key = arm(failpoints, "worker.before_report", "sleep:30", {"rank": 0})
+    live.machine.wait_until(lambda: key in fired(failpoints), "a step that is not reported")
+    at = live.run.status().step
+    time.sleep(1.0)  # by then it is sealed, and rank 1 waits
+    _end(live.workers(before)[0][1], signal.SIGKILL)
+    after = live.healthy(beyond_step=at + 3)
+    assert after.generation == before.generation + 1
+    steps_of = "SELECT step FROM metrics WHERE generation = ? ORDER BY step"
+    live.machine.wait_until(lambda: live.run.query(steps_of, (after.generation,)), "its steps")
+    (last,) = live.run.query(steps_of, (before.generation,))[-1]
+    (first,) = live.run.query(steps_of, (after.generation,))[0]
+    assert last == first - 1, "no step was repeated or lost"

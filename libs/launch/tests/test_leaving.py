@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from headway.launch.joining import __main__ as verbs
 from headway.launch.joining import leaving, records
 from headway.launch.joining.bundle import Bundle
 from headway.launch.joining.folder import NodeFolder
+from headway.launch.joining.sweep import sweep
 from headway.launch.joining.ticket import Ticket
 from headway.launch.lease import FileLease, Holder
 
@@ -60,10 +63,7 @@ def test_a_node_leaves_its_records_and_nothing_else(
 def test_a_node_of_a_run_that_is_not_over_keeps_its_folder(
     node: NodeFolder, bundle: Bundle
 ) -> None:
-    lease = FileLease(bundle.control)
-    holder = lease.look().holder
-    assert holder is not None
-    lease.publish(dataclasses.replace(holder, is_over=False))
+    _lead(bundle)
     leaving.leave(node.path, bundle, 1)
     assert node.has_joined(1, "")
 
@@ -100,3 +100,50 @@ def test_what_was_ended_by_force_keeps_its_logs_and_no_secret(
     node.install(bundle, 1, is_first=False)
     assert node.has_joined(1, "") and node.key() != key, "it joins again as a new one"
     assert node.cluster.key_of("executor") == node.key()
+
+
+# ---- machines that were down at the end ----------------------------------------------------------
+@pytest.mark.usefixtures("node")
+def test_what_a_run_has_left_is_removed_later(tmp_path: Path, bundle: Bundle) -> None:
+    sweep(tmp_path / "scratch", tmp_path)
+    assert not list((tmp_path / "scratch").iterdir())
+    assert records.unpack(bundle.records_of(1).read_text(), tmp_path / "here") == 1
+
+
+def test_the_records_of_a_node_that_has_moved_are_those_of_its_last_machine(
+    tmp_path: Path, node: NodeFolder, bundle: Bundle
+) -> None:
+    bundle.records_of(1).parent.mkdir()
+    bundle.records_of(1).write_text("of the other machine")
+    sweep(tmp_path / "scratch", tmp_path)
+    assert not node.path.exists()
+    assert bundle.records_of(1).read_text() == "of the other machine"
+
+
+def _lead(bundle: Bundle) -> None:
+    lease = FileLease(bundle.control)
+    holder = lease.look().holder
+    assert holder is not None
+    lease.publish(dataclasses.replace(holder, is_over=False))
+
+
+def test_what_may_still_be_needed_stays(tmp_path: Path, node: NodeFolder, bundle: Bundle) -> None:
+    sweep(tmp_path / "scratch", tmp_path / "another")
+    assert node.has_joined(1, ""), "a run whose shared folder may not respond"
+    words = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    env = {"HEADWAY_RUN_ID": RUN, "HEADWAY_NODE": "1", "HEADWAY_ROLE": "agent"}
+    with subprocess.Popen(words, stdin=subprocess.PIPE, env=env) as running:
+        sweep(tmp_path / "scratch", tmp_path)
+        assert node.has_joined(1, ""), "a node that runs"
+        assert running.stdin is not None
+        running.stdin.close()
+    _lead(bundle)
+    sweep(tmp_path / "scratch", tmp_path)
+    assert node.has_joined(1, ""), "a run that is led"
+
+
+def test_a_folder_that_cannot_be_read_keeps_no_other_one(tmp_path: Path, node: NodeFolder) -> None:
+    (tmp_path / "scratch" / "00000000-n0").mkdir()
+    (tmp_path / "scratch" / "11111111-n0").write_text("a file")
+    sweep(tmp_path / "scratch", tmp_path)
+    assert not node.path.exists()

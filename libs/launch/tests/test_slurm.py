@@ -259,6 +259,26 @@ def test_at_the_end_every_job_of_the_run_is_cancelled(
     allocated("squeue", text=_squeue(f"{ALLOCATION}\n8|headway-{RUN}-7-n1|PENDING||Priority"))
     _machines().release()
     assert {"scancel 7", "scancel 8"} <= set(_asked(tmp_path))
+    assert not [line for line in _asked(tmp_path) if line.startswith("sbatch")]
+
+
+def test_machines_that_left_the_allocation_are_cleaned_by_jobs_that_do_not_wait_long(
+    slurm: Callable[..., None], tmp_path: Path
+) -> None:
+    slurm("squeue", text=_squeue(f"7|headway-{RUN}|RUNNING|node-[0,2]|None", "7.0|n0|node-0"))
+    slurm("scontrol", "node-0\nnode-2")
+    hosts = ("node-0", "node-1", "node-2")
+    options = ("--account=a", "--time=24:00:00")
+    config = SlurmRun("/x", "/py", options=options, scratch="/s p", job="7", hosts=hosts)
+    SlurmMachines(RUN, f"/x/a-{RUN}/control", config).release()
+    [line] = [line for line in _asked(tmp_path) if line.startswith("sbatch")]
+    given = "--account=a --time=24:00:00 --nodelist=node-1 --time=1 --deadline=now+11minutes"
+    assert f"--job-name=headway-{RUN}-sweep" in line and given in line
+    assert line.endswith("--wrap=exec /py -m headway.launch.joining.sweep '/s p' /x")
+    assert _asked(tmp_path).index(line) < _asked(tmp_path).index("scancel 7"), "it may end us"
+    slurm("sbatch", err="sbatch: error: nothing today", code=1)
+    SlurmMachines(RUN, f"/x/a-{RUN}/control", config).release()
+    assert _asked(tmp_path)[-1] == "scancel 7"
 
 
 @pytest.mark.usefixtures("allocated")

@@ -250,8 +250,14 @@ beat = lambda: WorkerBeat(worker="n1w7", pid=me.pid, start_ticks=me.start_ticks,
                           generation=0, rank=0)
 link = Link(sys.argv[1], "n1w7", beat, print, lambda _: None)
 for line in sys.stdin:
-    link.send(StepMetrics(generation=0, step=int(line), loss=1.0, grad_norm=1.0, lr=0.1, tokens=1,
-                          duration_s=0.1, unix_s=1.0))
+    word, number = line.split()
+    if word == "count":
+        print(len(link._kept), flush=True)
+    elif word == "report":
+        link.report_kept(int(number))
+    else:
+        getattr(link, word)(StepMetrics(generation=0, step=int(number), loss=1.0, grad_norm=1.0,
+                                        lr=0.1, tokens=1, duration_s=0.1, unix_s=1.0))
 """
 
 
@@ -266,7 +272,7 @@ def test_metrics_survive_executor_and_driver(bench: Bench) -> None:
         assert worker.stdin is not None
 
         def send(first: int, last: int) -> None:
-            worker.stdin.write("".join(f"{step}\n" for step in range(first, last)))
+            worker.stdin.write("".join(f"send {step}\n" for step in range(first, last)))
             worker.stdin.flush()
 
         send(0, 10)
@@ -289,6 +295,32 @@ def test_metrics_survive_executor_and_driver(bench: Bench) -> None:
         assert [r.sequence for r in rows][:1] == [1]
         send(20, 30)
         wait_until(lambda: steps(bench.driver) >= set(range(10, 30)), what="the last steps")
+
+
+def test_metrics_that_another_rank_reports_are_kept_until_they_are_stored(bench: Bench) -> None:
+    with python_child(WORKER, bench.paths.endpoint("executor")) as worker:
+        assert worker.stdin is not None and worker.stdout is not None
+
+        def tell(*lines: str) -> None:
+            worker.stdin.write("".join(f"{line}\n" for line in lines))
+            worker.stdin.flush()
+
+        def kept() -> int:
+            tell("count 0")
+            return int(worker.stdout.readline())
+
+        tell(*(f"keep {step}" for step in range(10)))
+        bench.driver.measured = (0, 4)
+        wait_until(lambda: kept() == 5, what="what is stored is dropped")
+        bench.driver.reports.clear()
+        tell("report 8")
+
+        def steps() -> list[int]:
+            found = [r.metrics for rs in bench.driver.reports.values() for r in rs]
+            return [one.step for one in found if one is not None]
+
+        wait_until(lambda: steps() == [5, 6, 7], what="what is not, without what is repeated")
+        assert kept() == 0
 
 
 def test_two_executors_of_one_node_started_at_once_become_one(bench: Bench) -> None:

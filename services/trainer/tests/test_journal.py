@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from headway.common.polling import wait_until
 from headway.common.wire.messages.driver import Report
@@ -168,6 +169,34 @@ def test_reports_count_the_skipped_steps_of_the_present_course(writer: JournalWr
     assert reports.skipped == {2}
     take(_metrics(32, NAN, generation=2))
     assert reports.skipped == {2, 32}
+
+
+def test_metrics_of_a_second_rank_fill_gaps_and_change_nothing(
+    path: Path, writer: JournalWriter
+) -> None:
+    reports, numbers = Reports(writer), {0: itertools.count(1), 1: itertools.count(1)}
+
+    def take(node: int, step: int, duration_s: float, loss: float = 1.0) -> None:
+        metrics = msgspec.structs.replace(_metrics(step, loss, generation=1), duration_s=duration_s)
+        reports.take(Report(node=node, sequence=next(numbers[node]), oldest=1, metrics=metrics))
+
+    def stored() -> None:
+        reports.flush()
+        _until(writer, lambda: not reports._waiting)
+
+    take(0, 7, 0.1), stored()
+    assert reports.measured == (1, 7)
+    take(1, 7, 0.5), take(1, 8, 0.5, NAN), stored()
+    assert reports.measured == (1, 8) and reports.skipped == {8}
+    assert [(one.step, one.duration_s) for one in reports.newest] == [(7, 0.1), (8, 0.5)]
+    rows = _rows(path, "SELECT step, duration_s FROM metrics ORDER BY step")
+    assert rows == [(7, 0.1), (8, 0.5)]
+    reports.take(
+        Report(node=0, sequence=next(numbers[0]), oldest=1, metrics=_metrics(12, generation=2))
+    )
+    take(1, 9, 0.5, NAN), stored()  # of before, and not repeated
+    take(1, 12, 0.5, NAN), stored()  # of before, and repeated
+    assert reports.measured == (2, 12) and reports.skipped == {8, 9}
 
 
 def test_a_locked_journal_holds_nobody_up_and_loses_nothing(

@@ -86,6 +86,9 @@ def test_skipped_steps_are_reported_and_logged_with_their_reason_and_not_one_by_
         def send(self, message: Any) -> None:
             self.sent.append(message)
 
+        def keep(self, message: Any) -> None:
+            raise AssertionError(f"rank 0 reports itself: {message}")
+
         def beat_now(self) -> None:
             """No executor listens."""
 

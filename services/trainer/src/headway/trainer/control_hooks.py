@@ -10,6 +10,7 @@ from typing import Protocol
 from headway.ckpt_store.client import keep, newest
 from headway.common.errors import HeadwayError
 from headway.common.log import get_logger
+from headway.common.node.failpoints import failpoint
 from headway.common.node.run_dir import NodePaths, RunDir
 from headway.common.wire.messages.executor import Evaluation, Sample, StepMetrics
 from headway.common.wire.messages.worker import Steer
@@ -19,7 +20,10 @@ from headway.trainer.config import RunConfig
 from headway.trainer.hooks import Directive, StepHooks, StepResult
 from headway.trainer.link import Link, WorkerStatus
 
-REPORTING_RANK = 0  # all ranks have the same numbers; one reports them
+REPORTING_RANK = 0
+"""All ranks have the same numbers; one reports them."""
+WITNESS_NODES = 8
+"""The last rank of each of the first nodes reports what that one could not, see ``Link``."""
 
 log = get_logger("rank")
 
@@ -52,7 +56,10 @@ class ControlHooks(StepHooks):
     ) -> None:
         self._context, self._generation, self._answered = context, generation, answered
         self._after_step = after_step
-        self._reports = context.view.rank == REPORTING_RANK
+        rank, per_node = context.view.rank, context.config.launch.ranks_per_node
+        self._reports = rank == REPORTING_RANK
+        node, place = divmod(rank, per_node)
+        self._is_witness = node < WITNESS_NODES and place == per_node - 1
         self._num_skipped = 0
 
     def command_seq(self) -> int:
@@ -110,22 +117,22 @@ class ControlHooks(StepHooks):
         if context.view.status != "running":
             context.view.status = "running"
             context.link.beat_now()
-        if self._reports:
-            if result.skipped:
-                self._log_skipped(result)
-            context.link.send(
-                StepMetrics(
-                    generation=self._generation,
-                    step=result.step,
-                    loss=result.loss,
-                    grad_norm=result.grad_norm,
-                    lr=result.lr,
-                    tokens=result.num_tokens,
-                    duration_s=result.duration_s,
-                    unix_s=time.time(),
-                    skipped=result.skipped,
-                )
+        failpoint("worker.before_report", step=result.step)
+        if self._reports and result.skipped:
+            self._log_skipped(result)
+        if self._reports or self._is_witness:
+            metrics = StepMetrics(
+                generation=self._generation,
+                step=result.step,
+                loss=result.loss,
+                grad_norm=result.grad_norm,
+                lr=result.lr,
+                tokens=result.num_tokens,
+                duration_s=result.duration_s,
+                unix_s=time.time(),
+                skipped=result.skipped,
             )
+            context.link.send(metrics) if self._reports else context.link.keep(metrics)
 
     def _log_skipped(self, result: StepResult) -> None:
         """Log skipped steps 1 to 10, 20, 30 ... 100, 200 ... of this generation."""

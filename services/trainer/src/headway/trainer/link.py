@@ -26,6 +26,8 @@ from headway.common.wire.messages.worker import (
 BEAT_S = 0.5
 MAX_UNSTORED = 20_000
 """About 10 MB; the oldest are dropped first."""
+MAX_KEPT = 1024
+"""The same of metrics that another rank reports."""
 
 
 @dataclass
@@ -51,6 +53,11 @@ class Link:
     sent meanwhile are dropped, since the next one replaces them; everything else is queued here, at
     most 4,096 notes, dropping the oldest. What the driver stores is kept until it has done so, and
     sent again to a restarted executor.
+
+    The rank that reports the run's metrics may die after its last step was sealed: then nobody
+    repeats that step, and its metrics are lost, as are older ones on a machine that was cut off.
+    So other ranks ``keep`` theirs until the driver has stored them, and report them once the next
+    generation has its state.
     """
 
     def __init__(
@@ -66,6 +73,8 @@ class Link:
         self._outbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._unsent: deque[Message] = deque(maxlen=4096)
         self._unstored: deque[StepMetrics | Evaluation | Sample] = deque(maxlen=MAX_UNSTORED)
+        self._kept: deque[StepMetrics] = deque(maxlen=MAX_KEPT)
+        self._kept_lock = threading.Lock()
         self._executor = 0
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closed = threading.Event()
@@ -76,6 +85,20 @@ class Link:
         """Queue a note to the executor."""
         self._outbox.put(message)
         os.eventfd_write(self._wake, 1)
+
+    def keep(self, metrics: StepMetrics) -> None:
+        """Keep what another rank reports, until the driver has stored it."""
+        with self._kept_lock:
+            self._kept.append(metrics)
+
+    def report_kept(self, step: int) -> None:
+        """Report what is still kept of the steps before ``step``; later ones are repeated."""
+        with self._kept_lock:
+            kept = list(self._kept)
+            self._kept.clear()
+        for metrics in kept:
+            if metrics.step < step:
+                self.send(metrics)
 
     def beat_now(self) -> None:
         """Send a beat at once because something changed."""
@@ -120,9 +143,12 @@ class Link:
 
     def _acknowledged(self, message: Acknowledged) -> None:
         """Discard what is stored; a new executor gets again what the previous one had received."""
+        with self._kept_lock:
+            while self._kept and _number(self._kept[0]) <= message.measured:
+                self._kept.popleft()
         newest = -1
         for index, kept in enumerate(self._unstored):
-            if isinstance(kept, StepMetrics) and (kept.generation, kept.step) <= message.stored:
+            if isinstance(kept, StepMetrics) and _number(kept) <= message.stored:
                 newest = index
         for _ in range(newest + 1):
             self._unstored.popleft()
@@ -141,3 +167,7 @@ class Link:
             if not client.notify(self._unsent[0]) and not isinstance(self._unsent[0], WorkerBeat):
                 return  # no executor is connected: tried again with the next beat
             self._unsent.popleft()
+
+
+def _number(metrics: StepMetrics) -> tuple[int, int]:
+    return (metrics.generation, metrics.step)

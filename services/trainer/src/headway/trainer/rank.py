@@ -153,6 +153,7 @@ class Rank:
                 )
             )
             self._restore(assign)
+            context.link.report_kept(self._session.step)
             context.view.status = "restored"
             context.link.beat_now()
             try:

@@ -33,6 +33,7 @@ from headway.launch.joining.client import join
 from headway.launch.joining.folder import NodeFolder
 from headway.launch.joining.leaving import remove_secrets
 from headway.launch.joining.stay import TERM_S, AtEnd, Stay
+from headway.launch.joining.sweep import sweep
 from headway.launch.joining.ticket import Ticket
 from headway.launch.kubernetes import pod
 from headway.launch.lease import is_led
@@ -153,6 +154,7 @@ def take_part(folder: NodeFolder, ticket: Ticket, limit_s: float) -> None:
             f"what an earlier start of run {ticket.run_id} left on this machine does not end",
             remedy="restart the machine",
         )
+    sweep(folder.path.parent, Path(ticket.control).parent.parent)
     scratch.make(folder.path)
     # The first node's ticket may be used again, as after a reboot: then a driver can be asked,
     # unless all nodes of the run were down at once.

@@ -25,15 +25,23 @@ def bundle_of(folder: Path) -> Bundle:
     return Bundle.load(_run_of(folder) / "bundle.json")
 
 
-def leave(folder: Path, bundle: Bundle, node: int) -> None:
+def leave(folder: Path, bundle: Bundle, node: int, *, has_moved: bool = False) -> None:
     """Keep the records of a node that has ended in the run's shared folder and remove its own, if
-    the run is over. Who looks for records finds them in one of the two at any time."""
+    the run is over. Who looks for records finds them in one of the two at any time.
+
+    Args:
+        folder: of the node on this machine.
+        bundle: what the run is.
+        node: its number.
+        has_moved: the node went on to another machine, whose records are kept instead.
+    """
     if not folder.exists() or not _is_over(bundle):
         return
     try:
-        kept = bundle.records_of(node)
-        make_private_folder(kept.parent)
-        replace_file(kept, records.pack(_run_of(folder)))
+        if not has_moved:
+            kept = bundle.records_of(node)
+            make_private_folder(kept.parent)
+            replace_file(kept, records.pack(_run_of(folder)))
         if not _is_over(bundle):  # it was resumed meanwhile, and the node may be back
             return
         apart = folder.with_name(f".{folder.name}.{os.getpid()}")

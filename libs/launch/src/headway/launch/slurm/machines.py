@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from headway.common.errors import DeadlineError, HeadwayError
 from headway.launch.engine import NodeLost
@@ -32,6 +33,8 @@ itself waits 12 s for a machine that has no power."""
 LOOK_S = 1.0
 """How long Slurm's answers are reused, since many nodes start at the same time."""
 POLL_S = 2.0
+SWEEP_MIN, SWEEP_WAIT_MIN = 1, 10
+"""Minutes: time limit of a job that removes what a node has left, and how long it may be queued."""
 _LIVING = ("RUNNING", "PENDING", "CONFIGURING")
 
 
@@ -206,12 +209,30 @@ class SlurmMachines:
             hooks.drain(self._config.drain, place.host, reason, limit_s=limit_s)
 
     def release(self) -> None:
-        """End every job of the run, queued ones too."""
+        """End every job of the run, queued ones too. Machines that have left the allocation keep
+        what their nodes have left there: a job of a few seconds removes it, see ``sweep``."""
         self._forget()
         with self._lock:
             self._look()
+        for host in self._lost_hosts():
+            with contextlib.suppress(HeadwayError):
+                self._sweep(host)
         for job in self._jobs:
             commands.cancel(job.id)
+
+    def _lost_hosts(self) -> list[str]:
+        """Machines of the allocation that it no longer has."""
+        kept = self._hosts.get(self._config.job)
+        return [] if kept is None else [host for host in self._config.hosts if host not in kept]
+
+    def _sweep(self, host: str) -> None:
+        """Queue a job for it, which Slurm removes if the machine does not become free in time."""
+        limits = [f"--time={SWEEP_MIN}", f"--deadline=now+{SWEEP_WAIT_MIN + SWEEP_MIN}minutes"]
+        shared = str(Path(self._control).parent.parent)
+        script = [self._config.python, "-m", "headway.launch.joining.sweep", self.scratch, shared]
+        options = [*self._config.options, f"--nodelist={host}", *limits]
+        name = f"{job_name(self._run_id)}-sweep"
+        commands.submit(name, 1, options, [shlex.quote(word) for word in script])
 
 
 # ---- an allocation for a new run ---------------------------------------------------------------

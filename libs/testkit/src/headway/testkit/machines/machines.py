@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -167,14 +166,8 @@ class Machines:
         takes_runs = flat[0] not in ("cluster", "data")
         return [sys.executable, "-m", "headway.console", *flat, *(runs if takes_runs else [])]
 
-    def boot(self, index: int, *, is_emptied: bool = False) -> None:
-        """Power on a machine that is off; what it kept of runs may be removed before.
-
-        A machine without power keeps the folder of its node, until it is that node again when the
-        run ends.
-        """
-        if is_emptied:
-            shutil.rmtree(self.bed.node(index).root / self.scratch.name, ignore_errors=True)
+    def boot(self, index: int) -> None:
+        """Power on a machine that is off, with the disk that it had."""
         self.bed.node(index).boot()
         if self.ssh is not None:
             self.ssh.start(self.bed.node(index))

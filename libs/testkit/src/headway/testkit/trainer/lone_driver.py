@@ -28,6 +28,7 @@ class LoneDriver:
         self.notes: list[Message] = []
         self.answers = True
         self.stores = True
+        self.measured = (-1, -1)
         self.ahead_ns = 0
         """How far the run's clock is ahead of this machine's."""
         self.run_id, self._node = run_id, node
@@ -107,6 +108,7 @@ class LoneDriver:
             run_id=self.run_id,
             echo_ns=beat.sent_ns,
             run_ns=time.monotonic_ns() + self.ahead_ns,
+            measured=self.measured,
         )
         self._server.send(peer, answer)
 

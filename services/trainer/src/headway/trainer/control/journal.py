@@ -328,7 +328,7 @@ class Journal:
             case StepMetrics():
                 db.execute(_TAKE_BACK_SKIPPED, (one.step, one.generation))
                 db.execute(
-                    "INSERT OR REPLACE INTO metrics (generation, step, loss, grad_norm, lr, "
+                    "INSERT OR IGNORE INTO metrics (generation, step, loss, grad_norm, lr, "
                     "tokens, duration_s, unix_s, skipped) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     (one.generation, one.step, one.loss, one.grad_norm, one.lr,
                      one.tokens, one.duration_s, one.unix_s, int(one.skipped)),

@@ -122,6 +122,7 @@ class Lines:
             known_version=self._state.known_version(node),
             echo_ns=echo_ns,
             run_ns=self._clock.now_ns() if echo_ns else 0,
+            measured=self._reports.measured,
         )
 
     def send(self, node: int, message: Message) -> bool:

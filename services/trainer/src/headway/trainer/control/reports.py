@@ -40,6 +40,10 @@ class Reports:
         recovery took back."""
         self.newest: deque[StepMetrics] = deque(maxlen=RATE_STEPS)
         """The newest steps of the newest generation that has reported any."""
+        self.measured = (-1, -1)
+        """(generation, step) of the newest metrics that this driver has stored."""
+        self._begins_at = 0
+        """The first step of that generation that was reported."""
         self._lines: dict[int, _Line] = {}
         self._waiting: list[tuple[int, Report]] = []
         self._is_writing = False
@@ -62,14 +66,15 @@ class Reports:
                 self._note(report.metrics)
 
     def _note(self, done: StepMetrics) -> None:
-        newest = self.newest[-1].generation if self.newest else -1
-        if done.generation < newest:
-            return
-        if done.generation > newest:  # from this step on a recovery took back what was
+        newest = (self.newest[-1].generation, self.newest[-1].step) if self.newest else (-1, -1)
+        if done.generation > newest[0]:  # from this step on a recovery took back what was
             self.newest.clear()
             self.skipped = {step for step in self.skipped if step < done.step}
-        self.newest.append(done)
-        if done.skipped:
+            self._begins_at = done.step
+        if (done.generation, done.step) > newest:  # else it is late, or of a second rank
+            self.newest.append(done)
+        is_taken_back = done.generation < newest[0] and done.step >= self._begins_at
+        if done.skipped and not is_taken_back:
             self.skipped.add(done.step)
 
     def acknowledged(self, node: int, incarnation: int) -> int:
@@ -93,6 +98,8 @@ class Reports:
                 line = self._lines[node]
                 if line.incarnation == report.incarnation:
                     line.stored = report.sequence
+                if (done := report.metrics) is not None:
+                    self.measured = max(self.measured, (done.generation, done.step))
 
         self._writer.submit(lambda journal: journal.store(measured), written)
 

@@ -106,7 +106,8 @@ class StepMetrics(Message, tag="executor.step_metrics/1"):
         kind="note",
         transport="ipc, then tcp",
         rate="one per step, by the reporting rank",
-        on_loss="a gap in the curves; the executor keeps it while no driver answers",
+        on_loss="a gap in the curves; the executor keeps it while no driver answers, other ranks "
+        "until it is stored",
     )
 
     generation: int
@@ -201,6 +202,8 @@ class DriverBeat(Message, tag="executor.driver_beat/1"):
     """``NodeBeat.sent_ns`` of the beat that this one answers; 0 if it answers none."""
     run_ns: int = 0
     """The run's clock when it was answered, in ns."""
+    measured: tuple[int, int] = (-1, -1)
+    """(generation, step) of the run's newest step whose metrics the driver has stored."""
 
 
 class ToWorker(Message, tag="executor.to_worker/1"):

@@ -140,3 +140,5 @@ class Acknowledged(Message, tag="worker.acknowledged/1"):
     sent again to another executor."""
     incarnation: int = 0
     """Number of the executor process; a new one has not received what the earlier one did."""
+    measured: tuple[int, int] = (-1, -1)
+    """See ``DriverBeat``; a worker keeps the metrics of newer steps that another rank reports."""

@@ -281,6 +281,7 @@ class Executor:
             case DriverBeat():
                 run.compare_clock(message)
                 run.outbox.acknowledge(message.acknowledged)
+                run.outbox.measured = message.measured
                 if not len(run.outbox):
                     run.handle(NodeTrouble("metrics", ""))
                 run.handle(DriverReported(message))
@@ -330,8 +331,9 @@ class Executor:
         assert self._run is not None
         self._run.handle(WorkerReported(message))
         self._run.peers[message.worker] = peer
-        stored = self._run.outbox.stored(message.worker)
-        self._send(peer, Acknowledged(stored=stored, incarnation=self._run.incarnation))
+        stored, measured = self._run.outbox.stored(message.worker), self._run.outbox.measured
+        answer = Acknowledged(stored=stored, incarnation=self._run.incarnation, measured=measured)
+        self._send(peer, answer)
         self._report_change()
 
     def _service_beat(self, message: ServiceBeat, peer: bytes) -> None:

@@ -37,6 +37,8 @@ class Outbox:
         self.num_lost = 0
         """Reports that fell out before a driver had stored them."""
         self._stored: dict[str, tuple[int, int]] = {}
+        self.measured = (-1, -1)
+        """(generation, step) of the newest metrics of the run that the driver has stored."""
 
     def __len__(self) -> int:
         return len(self._kept)
