@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 
 from headway.launch.engine import NodeLost
 from headway.launch.hosts.config import HostsConfig
@@ -61,6 +62,10 @@ class HostMachines:
     def report_bad(self, node: int, reason: str, *, limit_s: float) -> None:
         """See ``Machines``."""
         hooks.drain(self._config.drain, self.name_of(node), reason, limit_s=limit_s)
+
+    def sweep(self, has_left: Callable[[int], bool]) -> None:
+        """Machines that are down are swept at their next start of a node."""
+        del has_left
 
     def release(self) -> None:
         """The machines stay as they are."""

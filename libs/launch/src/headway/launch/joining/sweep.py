@@ -2,7 +2,7 @@
 
 A machine that is down, or no longer the run's, when the run ends keeps its node's folder. It is
 removed at the next start of a node on that machine, or by a job of one machine, see
-``SlurmMachines.release``.
+``SlurmMachines.sweep``.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from headway.launch.engine import NodeLost
 from headway.launch.machines.reach import UnreachableError
 
@@ -53,6 +55,10 @@ class KubernetesMachines:
     def report_bad(self, node: int, reason: str, *, limit_s: float) -> None:
         """Kubernetes has health checks of its own for its machines."""
         del node, reason, limit_s
+
+    def sweep(self, has_left: Callable[[int], bool]) -> None:
+        """A pod leaves nothing behind."""
+        del has_left
 
     def release(self) -> None:
         """The Job ends by itself once its pods have."""

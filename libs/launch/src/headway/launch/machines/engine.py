@@ -60,6 +60,10 @@ class Machines(Protocol):
     def report_bad(self, node: int, reason: str, *, limit_s: float) -> None:
         """Have the machine taken out of service. Raises HeadwayError if that fails."""
 
+    def sweep(self, has_left: Callable[[int], bool]) -> None:
+        """The run is over: have what is left of it removed from machines that are down, or no
+        longer the run's. ``has_left``: whether a node has left its machine."""
+
     def release(self) -> None:
         """Give back what was taken for this run only."""
 
@@ -171,6 +175,8 @@ class MachinesEngine:
         Raises:
             HeadwayError: that failed.
         """
+        with contextlib.suppress(HeadwayError):
+            self._machines.sweep(lambda node: self._bundle.records_of(node).exists())
         self._machines.release()
 
     def logs(self, node: int) -> str:

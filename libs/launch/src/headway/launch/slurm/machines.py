@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headway.common.errors import DeadlineError, HeadwayError
+from headway.common.polling import wait_until
 from headway.launch.engine import NodeLost
 from headway.launch.joining.answers import NO_INIT
 from headway.launch.machines import hooks, reach
@@ -33,6 +34,8 @@ itself waits 12 s for a machine that has no power."""
 LOOK_S = 1.0
 """How long Slurm's answers are reused, since many nodes start at the same time."""
 POLL_S = 2.0
+LEAVE_S = 10.0
+"""How long nodes may take to leave their machines after the end of the run."""
 SWEEP_MIN, SWEEP_WAIT_MIN = 1, 10
 """Minutes: time limit of a job that removes what a node has left, and how long it may be queued."""
 _LIVING = ("RUNNING", "PENDING", "CONFIGURING")
@@ -208,22 +211,20 @@ class SlurmMachines:
         if (place := self._place_at_last(node)) is not None:
             hooks.drain(self._config.drain, place.host, reason, limit_s=limit_s)
 
-    def release(self) -> None:
-        """End every job of the run, queued ones too. Machines that have left the allocation keep
-        what their nodes have left there: a job of a few seconds removes it, see ``sweep``."""
-        self._forget()
+    def sweep(self, has_left: Callable[[int], bool]) -> None:
+        """See ``Machines``. Each of these machines gets a job of a few seconds."""
+        nodes = range(len(self._config.hosts))
+        wait_until(lambda: all(map(has_left, nodes)), LEAVE_S, every_s=0.2)
         with self._lock:
             self._look()
-        for host in self._lost_hosts():
-            with contextlib.suppress(HeadwayError):
-                self._sweep(host)
-        for job in self._jobs:
-            commands.cancel(job.id)
-
-    def _lost_hosts(self) -> list[str]:
-        """Machines of the allocation that it no longer has."""
-        kept = self._hosts.get(self._config.job)
-        return [] if kept is None else [host for host in self._config.hosts if host not in kept]
+        kept = self._hosts.get(self._config.job, self._config.hosts)
+        hosts = {host for host in self._config.hosts if host not in kept}
+        for node in nodes:
+            place = self._known_place(node)
+            if place is not None and not has_left(node):
+                hosts.add(place.host)
+        for host in sorted(hosts):
+            self._sweep(host)
 
     def _sweep(self, host: str) -> None:
         """Queue a job for it, which Slurm removes if the machine does not become free in time."""
@@ -233,6 +234,14 @@ class SlurmMachines:
         options = [*self._config.options, f"--nodelist={host}", *limits]
         name = f"{job_name(self._run_id)}-sweep"
         commands.submit(name, 1, options, [shlex.quote(word) for word in script])
+
+    def release(self) -> None:
+        """End every job of the run, queued ones too."""
+        self._forget()
+        with self._lock:
+            self._look()
+        for job in self._jobs:
+            commands.cancel(job.id)
 
 
 # ---- an allocation for a new run ---------------------------------------------------------------
