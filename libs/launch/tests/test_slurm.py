@@ -6,7 +6,6 @@ Programs of these names on the PATH print what the real ones did and note what t
 from __future__ import annotations
 
 import os
-import re
 import sys
 import time
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from headway.launch.joining.bundle import Bundle
 from headway.launch.machines.reach import UnreachableError
 from headway.launch.slurm import commands, step
 from headway.launch.slurm.config import SlurmConfig, SlurmRun
-from headway.launch.slurm.machines import SlurmMachines
+from headway.launch.slurm.machines import Place, SlurmMachines
 
 NO_CONTROLLER = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
 RUN = "0123abcd"
@@ -263,39 +262,26 @@ def test_at_the_end_every_job_of_the_run_is_cancelled(
     assert not [line for line in _asked(tmp_path) if line.startswith("sbatch")]
 
 
-@pytest.fixture
-def swept(
+def test_machines_that_no_node_has_left_are_cleaned_by_jobs_that_do_not_wait_long(
     slurm: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[Callable[[int], bool]], list[str]]:
-    """Sweeps a run whose node 1 has moved to another machine; returns the jobs that were queued."""
+) -> None:
     monkeypatch.setattr("headway.launch.slurm.machines.LEAVE_S", 0.1)
-    further = f"8|headway-{RUN}-7-n1|RUNNING|node-4|None"
-    slurm("squeue", text=_squeue(f"7|headway-{RUN}|RUNNING|node-[0,2]|None\n{further}"))
-    slurm("scontrol", text="case $3 in node-4) echo node-4;; *) echo node-0; echo node-2;; esac")
+    slurm("srun", "up")
     hosts, options = ("node-0", "node-1", "node-2"), ("--account=a", "--time=24:00:00")
     config = SlurmRun("/x", "/py", options=options, scratch="/s p", job="7", hosts=hosts)
-
-    def sweep(has_left: Callable[[int], bool]) -> list[str]:
-        SlurmMachines(RUN, f"/x/a-{RUN}/control", config).sweep(has_left)
-        return [line for line in _asked(tmp_path) if line.startswith("sbatch")]
-
-    return sweep
-
-
-def test_machines_that_left_the_allocation_are_cleaned_by_jobs_that_do_not_wait_long(
-    swept: Callable[[Callable[[int], bool]], list[str]],
-) -> None:
-    [line] = swept(lambda _: True)
-    given = "--account=a --time=24:00:00 --nodelist=node-1 --time=1 --deadline=now+11minutes"
-    assert f"--job-name=headway-{RUN}-sweep" in line and given in line
-    assert line.endswith("--wrap=exec /py -m headway.launch.joining.sweep '/s p' /x")
-
-
-def test_so_are_those_whose_node_has_not_left_although_slurm_still_counts_on_them(
-    swept: Callable[[Callable[[int], bool]], list[str]],
-) -> None:
-    hosts = [re.findall(r"--nodelist=(\S+)", line)[0] for line in swept(lambda node: node == 0)]
-    assert hosts == ["node-1", "node-2", "node-4"]
+    machines = SlurmMachines(RUN, f"{tmp_path}/shared/a-{RUN}/control", config)
+    for node, host in enumerate((*hosts, "node-4")):
+        machines._begin(Place("7", host), node % 3, "")
+    marks = [Path(line.split("--mark ")[1]) for line in _asked(tmp_path)]
+    assert all(mark.exists() for mark in marks)
+    marks[0].unlink(), marks[2].unlink()  # as nodes do that leave their machine
+    machines.sweep()
+    lines = [line for line in _asked(tmp_path) if line.startswith("sbatch")]
+    for line, host in zip(lines, ("node-1", "node-4"), strict=True):
+        given = f"--account=a --time=24:00:00 --nodelist={host} --time=1 --deadline=now+11minutes"
+        assert f"--job-name=headway-{RUN}-sweep" in line and given in line
+        module = "/py -m headway.launch.joining.sweep"
+        assert line.endswith(f"--wrap=exec {module} '/s p' {tmp_path}/shared")
 
 
 @pytest.mark.usefixtures("allocated")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
 
 from headway.launch.engine import NodeLost
 from headway.launch.hosts.config import HostsConfig
@@ -63,9 +62,8 @@ class HostMachines:
         """See ``Machines``."""
         hooks.drain(self._config.drain, self.name_of(node), reason, limit_s=limit_s)
 
-    def sweep(self, has_left: Callable[[int], bool]) -> None:
+    def sweep(self) -> None:
         """Machines that are down are swept at their next start of a node."""
-        del has_left
 
     def release(self) -> None:
         """The machines stay as they are."""

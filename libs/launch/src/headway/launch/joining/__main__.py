@@ -69,6 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         default=TERM_S,
         help="seconds from SIGUSR1 until the machine goes away; %(default)g by default",
     )
+    parser.add_argument("--mark", type=Path, help="file to remove once the node left the machine")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds to wait for a driver")
     options = parser.parse_args(argv)
     if (options.verb == "pod") != (options.bundle is not None):
@@ -94,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 LocalEngine(folder.cluster).start_node(ticket.node, kill_hung=True)
                 print(DONE)
             case "init":
-                return stay(folder, ticket, options.at_end, options.notice)
+                return stay(folder, ticket, options.at_end, options.notice, options.mark)
             case "end":
                 if code := end(folder, ticket):
                     return code
@@ -116,13 +117,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def stay(folder: NodeFolder, ticket: Ticket, at_end: AtEnd, notice_s: float) -> int:
+def stay(
+    folder: NodeFolder, ticket: Ticket, at_end: AtEnd, notice_s: float, mark: Path | None = None
+) -> int:
     """Be a node in the foreground until it has ended; returns the exit code."""
     return Stay(
         folder,
         ticket,
         at_end=at_end,
         notice_s=notice_s,
+        mark=mark,
         end=lambda: end(folder, ticket),
         release=lambda bundle: of_bundle(bundle).release(),
     ).run()

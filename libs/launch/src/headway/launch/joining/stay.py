@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Literal
 
 from headway.common.errors import DeadlineError, RemoteError
@@ -27,6 +28,7 @@ from headway.common.wire.messages.driver import Accepted, Command
 from headway.launch.joining.bundle import Bundle
 from headway.launch.joining.folder import NodeFolder
 from headway.launch.joining.leaving import bundle_of, leave
+from headway.launch.joining.sweep import sweep
 from headway.launch.joining.ticket import Ticket
 from headway.launch.lease import Holder
 from headway.launch.leases import lease_of
@@ -53,6 +55,7 @@ class Stay:
         at_end: what to ask of the driver when the machine will be taken away: that this node leaves
             the run, or, where all nodes end together, that the run stops with a checkpoint.
         notice_s: time from SIGUSR1 until everything must have ended; ``TERM_S`` from the others.
+        mark: a file to remove once the run is over and nothing of it is left on this machine.
         end: ends all processes of the node; returns the exit code.
         release: gives back what was taken for the run, once it is over.
     """
@@ -64,11 +67,12 @@ class Stay:
         *,
         at_end: AtEnd,
         notice_s: float,
+        mark: Path | None = None,
         end: Callable[[], int],
         release: Callable[[Bundle], None],
     ) -> None:
         self._folder, self._ticket = folder, ticket
-        self._at_end, self._notice_s = at_end, notice_s
+        self._at_end, self._notice_s, self._mark = at_end, notice_s, mark
         self._end, self._release = end, release
         self._request = secrets.token_hex(4)
         self._until: float | None = None
@@ -161,6 +165,10 @@ class Stay:
         """Leave nothing behind, as where the init was killed, and give back what was taken, if this
         was the node of the run's driver."""
         leave(self._folder.path, self._bundle, self._ticket.node)
+        # another node of the run may have begun here, and gone on to another machine
+        sweep(self._folder.path.parent, self._bundle.control.parent.parent)
+        if self._mark is not None and not self._folder.path.exists():
+            self._mark.unlink(missing_ok=True)
         holder = self._holder()
         if holder is not None and holder.is_over and holder.node == self._ticket.node:
             self._release(self._bundle)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from headway.launch.engine import NodeLost
 from headway.launch.machines.reach import UnreachableError
 
@@ -56,9 +54,8 @@ class KubernetesMachines:
         """Kubernetes has health checks of its own for its machines."""
         del node, reason, limit_s
 
-    def sweep(self, has_left: Callable[[int], bool]) -> None:
+    def sweep(self) -> None:
         """A pod leaves nothing behind."""
-        del has_left
 
     def release(self) -> None:
         """The Job ends by itself once its pods have."""

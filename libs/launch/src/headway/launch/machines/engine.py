@@ -60,9 +60,9 @@ class Machines(Protocol):
     def report_bad(self, node: int, reason: str, *, limit_s: float) -> None:
         """Have the machine taken out of service. Raises HeadwayError if that fails."""
 
-    def sweep(self, has_left: Callable[[int], bool]) -> None:
-        """The run is over: have what is left of it removed from machines that are down, or no
-        longer the run's. ``has_left``: whether a node has left its machine."""
+    def sweep(self) -> None:
+        """The run is over: have what it has left behind removed from machines that are down, or no
+        longer the run's."""
 
     def release(self) -> None:
         """Give back what was taken for this run only."""
@@ -176,7 +176,7 @@ class MachinesEngine:
             HeadwayError: that failed.
         """
         with contextlib.suppress(HeadwayError):
-            self._machines.sweep(lambda node: self._bundle.records_of(node).exists())
+            self._machines.sweep()
         self._machines.release()
 
     def logs(self, node: int) -> str:

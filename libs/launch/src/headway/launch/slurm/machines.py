@@ -57,6 +57,7 @@ class SlurmMachines:
     def __init__(self, run_id: str, control: str, config: SlurmRun) -> None:
         self._run_id, self._control, self._config = run_id, control, config
         self.scratch = config.scratch
+        self._marks = Path(control).parent / "machines" / config.job
         self._lock = threading.Lock()
         self._jobs: list[commands.Job] = []
         self._steps: dict[str, dict[str, commands.Step]] = {}
@@ -129,6 +130,10 @@ class SlurmMachines:
         at_end = "stop" if place.job == self._config.job else "drain"
         notice = ["--notice", str(self._config.notice_s)]
         words = [self._config.python, *reach.MODULE, "init", "--at-end", at_end, *notice]
+        with contextlib.suppress(OSError):
+            self._marks.mkdir(parents=True, exist_ok=True)
+            (self._marks / place.host).touch()
+            words += ["--mark", str(self._marks / place.host)]
         started = [*step.on(place.job, place.host, f"n{node}"), "--no-kill", *words]
         step.start(started, name=place.host, stdin=ticket, limit_s=START_LIMIT_S)
 
@@ -211,20 +216,17 @@ class SlurmMachines:
         if (place := self._place_at_last(node)) is not None:
             hooks.drain(self._config.drain, place.host, reason, limit_s=limit_s)
 
-    def sweep(self, has_left: Callable[[int], bool]) -> None:
+    def sweep(self) -> None:
         """See ``Machines``. Each of these machines gets a job of a few seconds."""
-        nodes = range(len(self._config.hosts))
-        wait_until(lambda: all(map(has_left, nodes)), LEAVE_S, every_s=0.2)
-        with self._lock:
-            self._look()
-        kept = self._hosts.get(self._config.job, self._config.hosts)
-        hosts = {host for host in self._config.hosts if host not in kept}
-        for node in nodes:
-            place = self._known_place(node)
-            if place is not None and not has_left(node):
-                hosts.add(place.host)
-        for host in sorted(hosts):
+        wait_until(lambda: not self._marked(), LEAVE_S, every_s=0.2)
+        for host in self._marked():
             self._sweep(host)
+
+    def _marked(self) -> list[str]:
+        """Machines on which a node has begun, and which none has left since the run is over."""
+        with contextlib.suppress(OSError):
+            return sorted(path.name for path in self._marks.iterdir())
+        return []
 
     def _sweep(self, host: str) -> None:
         """Queue a job for it, which Slurm removes if the machine does not become free in time."""
