@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -110,14 +112,26 @@ def test_what_a_run_has_left_is_removed_later(tmp_path: Path, bundle: Bundle) ->
     assert records.unpack(bundle.records_of(1).read_text(), tmp_path / "here") == 1
 
 
-def test_the_records_of_a_node_that_has_moved_are_those_of_its_last_machine(
+def test_of_a_node_that_has_moved_the_records_of_its_last_machine_are_kept(
     tmp_path: Path, node: NodeFolder, bundle: Bundle
 ) -> None:
-    bundle.records_of(1).parent.mkdir()
-    bundle.records_of(1).write_text("of the other machine")
-    sweep(tmp_path / "scratch", tmp_path)
-    assert not node.path.exists()
-    assert bundle.records_of(1).read_text() == "of the other machine"
+    """Whichever is swept first."""
+    log = node.path / "runs" / "a" / "logs" / "n1-agent.log"
+    before = tmp_path / "before" / node.path.name
+    shutil.copytree(node.path, before, symlinks=True)
+    (before / "runs" / "a" / "logs" / "n1-agent.log").write_text("an old line\n")
+    os.utime(before / "runs" / "a" / "logs" / "n1-agent.log", (1e9, 1e9))
+    newer, older = tmp_path / "scratch", tmp_path / "before"
+    for order in ((older, newer), (newer, older)):
+        for number, folder in enumerate(order):
+            shutil.copytree(folder, tmp_path / f"disk{number}", symlinks=True)
+            sweep(tmp_path / f"disk{number}", tmp_path)
+            assert not list((tmp_path / f"disk{number}").iterdir())
+            (tmp_path / f"disk{number}").rmdir()
+        records.unpack(bundle.records_of(1).read_text(), tmp_path / "here")
+        assert (tmp_path / "here" / "logs" / "n1-agent.log").read_text() == "a line\n"
+        bundle.records_of(1).unlink()
+    assert log.exists(), "copies were swept"
 
 
 def _lead(bundle: Bundle) -> None:
@@ -143,7 +157,47 @@ def test_what_may_still_be_needed_stays(tmp_path: Path, node: NodeFolder, bundle
 
 
 def test_a_folder_that_cannot_be_read_keeps_no_other_one(tmp_path: Path, node: NodeFolder) -> None:
-    (tmp_path / "scratch" / "00000000-n0").mkdir()
-    (tmp_path / "scratch" / "11111111-n0").write_text("a file")
+    scratch = tmp_path / "scratch"
+    (scratch / "00000000-n0").mkdir()
+    (scratch / "11111111-n0").write_text("a file")
+    shutil.copytree(node.path, scratch / "22222222-n0", symlinks=True)
+    (scratch / "22222222-n0" / "runs" / "a" / "bundle.json").write_bytes(b"\xff\xfe")
+    sweep(scratch, tmp_path)
+    assert not node.path.exists()
+    assert len(list(scratch.iterdir())) == 3
+
+
+def test_a_folder_that_is_not_a_nodes_stays_although_it_looks_like_one(
+    tmp_path: Path, node: NodeFolder
+) -> None:
+    for name in ("my-project-n1", f"old-{RUN}-n1", "0123abce-n1"):
+        shutil.copytree(node.path, tmp_path / "scratch" / name, symlinks=True)
     sweep(tmp_path / "scratch", tmp_path)
     assert not node.path.exists()
+    assert len(list((tmp_path / "scratch").iterdir())) == 3
+
+
+def test_what_was_removed_in_part_is_removed(tmp_path: Path, node: NodeFolder) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    for pid in (ended.pid, os.getppid()):
+        shutil.copytree(node.path, tmp_path / "scratch" / f".{RUN}-n1.{pid}", symlinks=True)
+    sweep(tmp_path / "scratch", tmp_path)
+    [left] = (tmp_path / "scratch").iterdir()
+    assert left.name == f".{RUN}-n1.{os.getppid()}", "it is still being removed"
+
+
+def test_a_removal_that_fails_half_way_leaves_no_secret(
+    tmp_path: Path, node: NodeFolder, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove = shutil.rmtree
+
+    def fail(path: Path, *, ignore_errors: bool = False) -> None:
+        if not ignore_errors:
+            raise OSError(f"{path} is damaged")
+        remove(path, ignore_errors=True)
+
+    monkeypatch.setattr(shutil, "rmtree", fail)
+    leaving.leave(node.path, bundle, 1)
+    [left] = (tmp_path / "scratch").iterdir()
+    assert not _holds_a_secret(left)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from headway.common.config import from_dict
 from headway.common.errors import InputError
+from headway.common.wire.messages.executor import StepMetrics
 from headway.common.wire.messages.worker import Steer
 from headway.testkit.trainer.layouts import small_run
 from headway.testkit.trainer.sessions import arena_at
@@ -30,6 +31,9 @@ class _Link:
 
     def send(self, message: object) -> None:
         self.sent.append(message)
+
+    def keep(self, message: object) -> None:
+        self.sent.append(("kept", message))
 
     def beat_now(self) -> None:
         """No executor listens."""
@@ -213,3 +217,27 @@ def test_a_run_that_was_extended_after_its_last_step_trains_on() -> None:
     session.run(again)
     session.leave()
     assert again.steps() == [10, 11]
+
+
+def test_one_rank_reports_and_the_last_of_each_of_eight_nodes_keeps_the_same() -> None:
+    def sent(rank: int, ranks_per_node: int) -> object:
+        settings = small_run("fp32", world_size=40)
+        settings["parallel"] = {"dp": 40}
+        settings["train"] |= {"global_batch_size": 80}
+        settings["launch"] = {"nodes": 40 // ranks_per_node, "ranks_per_node": ranks_per_node}
+        context = _Context(from_dict(RunConfig, settings))
+        context.view.rank = rank
+        hooks = ControlHooks(context, 3, after_step=lambda _: None)  # type: ignore[arg-type]
+        hooks.on_step(StepResult(7, 2.5, 1.0, 1e-3, 8, False, 0, 0.1))
+        for message in context.link.sent:
+            match message:
+                case StepMetrics(generation=3, step=7):
+                    return "reports"
+                case ("kept", StepMetrics(generation=3, step=7)):
+                    return "keeps"
+        return "neither"
+
+    who = {rank: sent(rank, 4) for rank in range(40)}
+    assert [rank for rank, what in who.items() if what == "reports"] == [0]
+    assert [rank for rank, what in who.items() if what == "keeps"] == list(range(3, 32, 4))
+    assert [sent(rank, 1) for rank in range(3)] == ["reports", "keeps", "keeps"]

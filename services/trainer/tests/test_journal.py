@@ -197,6 +197,14 @@ def test_metrics_of_a_second_rank_fill_gaps_and_change_nothing(
     take(1, 9, 0.5, NAN), stored()  # of before, and not repeated
     take(1, 12, 0.5, NAN), stored()  # of before, and repeated
     assert reports.measured == (2, 12) and reports.skipped == {8, 9}
+    reports.take(
+        Report(node=0, sequence=next(numbers[0]), oldest=1, metrics=_metrics(20, generation=3))
+    )
+    take(1, 13, 0.5, NAN)  # repeated by the generation between
+    take(1, 2**63, 0.5), stored()
+    assert reports.measured == (3, 20) and reports.skipped == {8, 9}
+    skipped = _rows(path, "SELECT step FROM metrics WHERE skipped = 1 ORDER BY step")
+    assert skipped == [(8,), (9,)]
 
 
 def test_a_locked_journal_holds_nobody_up_and_loses_nothing(

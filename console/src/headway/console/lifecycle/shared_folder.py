@@ -93,9 +93,10 @@ def _take_records(kept: Path, run: Run, report: Callable[[str], None]) -> None:
         try:
             records.unpack(file.read_text(), run.path)
             file.unlink()
-        except (HeadwayError, OSError) as error:
+        except (HeadwayError, OSError, UnicodeDecodeError) as error:
             aside = file.with_suffix(f".{secrets.token_hex(2)}.txt")
-            file.rename(aside)
+            with contextlib.suppress(OSError):
+                file.rename(aside)
             report(f"the logs in {aside} could not be copied: {error}")
 
 

@@ -23,7 +23,8 @@ from headway.trainer.link import Link, WorkerStatus
 REPORTING_RANK = 0
 """All ranks have the same numbers; one reports them."""
 WITNESS_NODES = 8
-"""The last rank of each of the first nodes reports what that one could not, see ``Link``."""
+"""The last rank of each of the first nodes' worth of ranks reports what that one could not, see
+``Link``."""
 
 log = get_logger("rank")
 

@@ -27,7 +27,7 @@ BEAT_S = 0.5
 MAX_UNSTORED = 20_000
 """About 10 MB; the oldest are dropped first."""
 MAX_KEPT = 1024
-"""The same of metrics that another rank reports."""
+"""Steps that are kept of what another rank reports; the oldest are dropped first."""
 
 
 @dataclass

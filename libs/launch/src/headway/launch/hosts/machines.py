@@ -63,7 +63,7 @@ class HostMachines:
         hooks.drain(self._config.drain, self.name_of(node), reason, limit_s=limit_s)
 
     def sweep(self) -> None:
-        """Machines that are down are swept at their next start of a node."""
+        """A machine that is down is swept when a node next starts on it."""
 
     def release(self) -> None:
         """The machines stay as they are."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -128,8 +129,19 @@ def stay(
         notice_s=notice_s,
         mark=mark,
         end=lambda: end(folder, ticket),
-        release=lambda bundle: of_bundle(bundle).release(),
+        release=give_back,
     ).run()
+
+
+def give_back(bundle: Bundle) -> None:
+    """At the end of a run: have it leave no machine uncleaned, and give back what was taken for it.
+
+    Raises:
+        HeadwayError: that failed.
+    """
+    engine = of_bundle(bundle)
+    engine.sweep()
+    engine.release()
 
 
 def be_pod(path: Path) -> int:
@@ -159,6 +171,16 @@ def take_part(folder: NodeFolder, ticket: Ticket, limit_s: float) -> None:
             remedy="restart the machine",
         )
     sweep(folder.path.parent, Path(ticket.control).parent.parent)
+    is_new = not folder.path.exists()
+    try:
+        _join(folder, ticket, limit_s)
+    except BaseException:  # Ctrl-C too
+        if is_new and not folder.has_joined(ticket.node, ticket.start):
+            shutil.rmtree(folder.path, ignore_errors=True)  # it has a key, and no log yet
+        raise
+
+
+def _join(folder: NodeFolder, ticket: Ticket, limit_s: float) -> None:
     scratch.make(folder.path)
     # The first node's ticket may be used again, as after a reboot: then a driver can be asked,
     # unless all nodes of the run were down at once.

@@ -84,8 +84,8 @@ class Bundle:
         """
         try:
             text = path.read_text()
-        except OSError as error:
+        except (OSError, UnicodeDecodeError) as error:
             raise InputError(
-                f"cannot read {path}: {error.strerror}", remedy="start the run again"
+                f"cannot read {path}: {error}", remedy="start the run again"
             ) from error
         return cls.from_json(text, source=str(path))

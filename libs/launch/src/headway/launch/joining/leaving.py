@@ -25,31 +25,35 @@ def bundle_of(folder: Path) -> Bundle:
     return Bundle.load(_run_of(folder) / "bundle.json")
 
 
-def leave(folder: Path, bundle: Bundle, node: int, *, has_moved: bool = False) -> None:
+def leave(folder: Path, bundle: Bundle, node: int) -> None:
     """Keep the records of a node that has ended in the run's shared folder and remove its own, if
-    the run is over. Who looks for records finds them in one of the two at any time.
-
-    Args:
-        folder: of the node on this machine.
-        bundle: what the run is.
-        node: its number.
-        has_moved: the node went on to another machine, whose records are kept instead.
-    """
+    the run is over. Who looks for records finds them in one of the two at any time."""
     if not folder.exists() or not _is_over(bundle):
         return
     try:
-        if not has_moved:
-            kept = bundle.records_of(node)
-            make_private_folder(kept.parent)
-            replace_file(kept, records.pack(_run_of(folder)))
+        has_kept = _keep_records(_run_of(folder), bundle.records_of(node))
         if not _is_over(bundle):  # it was resumed meanwhile, and the node may be back
+            if has_kept:
+                bundle.records_of(node).unlink(missing_ok=True)
             return
         apart = folder.with_name(f".{folder.name}.{os.getpid()}")
         folder.rename(apart)  # at once: a node that begins from now on has a new folder
+        remove_secrets(apart)  # first, in case the rest is not removed
         shutil.rmtree(apart)
     except OSError as error:
         remove_secrets(folder)
         log.warning("not all of the node is removed", path=str(folder), error=str(error))
+
+
+def _keep_records(run: Path, kept: Path) -> bool:
+    """Whether they are the newest: a node that has moved leaves some on each of its machines."""
+    newest_s = max((path.stat().st_mtime for path in run.glob("logs/*")), default=0.0)
+    if kept.exists() and kept.stat().st_mtime >= newest_s:
+        return False
+    make_private_folder(kept.parent)
+    replace_file(kept, records.pack(run))
+    os.utime(kept, (newest_s, newest_s))
+    return True
 
 
 def _is_over(bundle: Bundle) -> bool:

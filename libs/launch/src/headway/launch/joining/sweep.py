@@ -8,6 +8,8 @@ removed at the next start of a node on that machine, or by a job of one machine,
 from __future__ import annotations
 
 import contextlib
+import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -15,6 +17,11 @@ from headway.common.errors import HeadwayError
 from headway.common.node.janitor import processes_of
 from headway.launch.joining import scratch
 from headway.launch.joining.leaving import bundle_of, leave
+
+_NODE = re.compile(r"(?P<run>[0-9a-f]+)-n(?P<node>\d+)")
+"""The folder of a node, see ``Ticket.folder``."""
+_REMOVED_IN_PART = re.compile(r"\.[0-9a-f]+-n\d+\.(?P<pid>\d+)")
+"""The same while ``leave`` removes it."""
 
 
 def main() -> int:
@@ -24,22 +31,34 @@ def main() -> int:
 
 
 def sweep(folder: Path, shared: Path) -> None:
-    """Let nodes leave that have ended and whose run is over.
+    """Let nodes leave that have ended and whose run is over. What cannot be read stays.
 
     Args:
         folder: the scratch of this machine.
         shared: the cluster's shared folder, which responds; runs in another one are passed over.
     """
-    for path in folder.glob("*-n*"):
-        node = path.name.rpartition("-n")[2]
-        # one of another user, without its bundle, gone meanwhile, or on a disk that is read-only
-        with contextlib.suppress(HeadwayError, OSError):
-            scratch.check(path)
-            bundle = bundle_of(path)
-            is_known = node.isdecimal() and bundle.control.parent.parent == shared
-            if is_known and not processes_of(bundle.run_id, int(node)):
-                has_moved = bundle.records_of(int(node)).exists()
-                leave(path, bundle, int(node), has_moved=has_moved)
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            with contextlib.suppress(HeadwayError, OSError):
+                if found := _NODE.fullmatch(path.name):
+                    scratch.check(path)
+                    _leave(path, found["run"], int(found["node"]), shared)
+                elif found := _REMOVED_IN_PART.fullmatch(path.name):
+                    scratch.check(path)
+                    _remove_the_rest(path, int(found["pid"]))
+
+
+def _leave(path: Path, run_id: str, node: int, shared: Path) -> None:
+    bundle = bundle_of(path)
+    is_known = bundle.run_id == run_id and bundle.control.parent.parent == shared
+    if is_known and not processes_of(run_id, node):
+        leave(path, bundle, node)
+
+
+def _remove_the_rest(path: Path, pid: int) -> None:
+    """Of a folder whose remover was killed."""
+    if not Path(f"/proc/{pid}").exists():
+        shutil.rmtree(path)
 
 
 if __name__ == "__main__":

@@ -169,14 +169,17 @@ class MachinesEngine:
             self._machines.release()
         return sorted(left)
 
+    def sweep(self) -> None:
+        """The run is over: have what it has left behind removed from machines that are down, or no
+        longer the run's. What cannot be removed stays."""
+        self._machines.sweep()
+
     def release(self) -> None:
         """The run is over and its nodes have ended: give back what was taken for it.
 
         Raises:
             HeadwayError: that failed.
         """
-        with contextlib.suppress(HeadwayError):
-            self._machines.sweep()
         self._machines.release()
 
     def logs(self, node: int) -> str:
@@ -193,7 +196,7 @@ class MachinesEngine:
                 kept = self._bundle.records_of(node)
                 text = kept.read_text() if kept.exists() else self._call(node, "records")
                 records.unpack(last_line(text), run)  # a shell may print a greeting before it
-            except (HeadwayError, OSError) as error:
+            except (HeadwayError, OSError, UnicodeDecodeError) as error:
                 troubles.append(f"no records of node {node}: {error}")
 
         _each(fetch, range(self._bundle.nodes))

@@ -19,8 +19,8 @@ from headway.launch.lease import FileLease, LeaseWatch
 NO_DRIVER_S = 600.0
 RESUME_S = 120.0
 """The same while the lease is that of the run before it was stopped."""
-OVER_S = 10.0
-"""How long nodes may take to end once the run is over."""
+OVER_S = 30.0
+"""How long nodes may take to end, and to have machines swept, once the run is over."""
 LOOK_S = 5.0
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headway.common.errors import DeadlineError, HeadwayError
+from headway.common.log import get_logger
 from headway.common.polling import wait_until
 from headway.launch.engine import NodeLost
 from headway.launch.joining.answers import NO_INIT
@@ -34,11 +35,15 @@ itself waits 12 s for a machine that has no power."""
 LOOK_S = 1.0
 """How long Slurm's answers are reused, since many nodes start at the same time."""
 POLL_S = 2.0
-LEAVE_S = 10.0
+LEAVE_S = 4.0
 """How long nodes may take to leave their machines after the end of the run."""
+MAX_SWEEPS = 32
+"""Machines for which jobs are queued at the end of a run; the others wait for their next node."""
 SWEEP_MIN, SWEEP_WAIT_MIN = 1, 10
 """Minutes: time limit of a job that removes what a node has left, and how long it may be queued."""
 _LIVING = ("RUNNING", "PENDING", "CONFIGURING")
+
+log = get_logger("slurm")
 
 
 @dataclass(frozen=True)
@@ -219,8 +224,11 @@ class SlurmMachines:
     def sweep(self) -> None:
         """See ``Machines``. Each of these machines gets a job of a few seconds."""
         wait_until(lambda: not self._marked(), LEAVE_S, every_s=0.2)
-        for host in self._marked():
-            self._sweep(host)
+        for host in self._marked()[:MAX_SWEEPS]:
+            try:
+                self._sweep(host)
+            except HeadwayError as error:  # it may be another reason than that of the next one
+                log.warning("a machine is not swept", host=host, error=str(error))
 
     def _marked(self) -> list[str]:
         """Machines on which a node has begun, and which none has left since the run is over."""

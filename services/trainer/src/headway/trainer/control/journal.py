@@ -63,6 +63,10 @@ _TAKE_BACK_SKIPPED = (  # ``skipped`` names the index's condition, ``+`` keeps t
     "UPDATE metrics SET skipped = 2 WHERE skipped AND skipped = 1 AND step >= ? AND +generation < ?"
 )
 """A recovery took these steps back: they count no longer among the run's skipped steps."""
+_TAKE_BACK_LATE = (
+    "UPDATE metrics SET skipped = 2 WHERE generation = ?1 AND step = ?2 AND EXISTS "
+    "(SELECT 1 FROM metrics WHERE generation > ?1 AND step <= ?2)"
+)
 SPENT_ON_RESUME = ("stop", "pause", "checkpoint", "rollback")
 """Commands that have had their effect when an ended run is resumed;
 a rate that was set still holds."""
@@ -333,6 +337,8 @@ class Journal:
                     (one.generation, one.step, one.loss, one.grad_norm, one.lr,
                      one.tokens, one.duration_s, one.unix_s, int(one.skipped)),
                 )  # fmt: skip
+                if one.skipped:  # a late report may be of a step that was repeated since
+                    db.execute(_TAKE_BACK_LATE, (one.generation, one.step))
             case Evaluation():
                 db.execute(
                     "INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?, ?)",

@@ -42,8 +42,8 @@ class Reports:
         """The newest steps of the newest generation that has reported any."""
         self.measured = (-1, -1)
         """(generation, step) of the newest metrics that this driver has stored."""
-        self._begins_at = 0
-        """The first step of that generation that was reported."""
+        self._begins: dict[int, int] = {}
+        """Generation -> its first step that was reported."""
         self._lines: dict[int, _Line] = {}
         self._waiting: list[tuple[int, Report]] = []
         self._is_writing = False
@@ -70,11 +70,11 @@ class Reports:
         if done.generation > newest[0]:  # from this step on a recovery took back what was
             self.newest.clear()
             self.skipped = {step for step in self.skipped if step < done.step}
-            self._begins_at = done.step
+            self._begins[done.generation] = done.step
         if (done.generation, done.step) > newest:  # else it is late, or of a second rank
             self.newest.append(done)
-        is_taken_back = done.generation < newest[0] and done.step >= self._begins_at
-        if done.skipped and not is_taken_back:
+        later = [step for one, step in self._begins.items() if one > done.generation]
+        if done.skipped and all(step > done.step for step in later):
             self.skipped.add(done.step)
 
     def acknowledged(self, node: int, incarnation: int) -> int:
@@ -94,12 +94,12 @@ class Reports:
             if error:
                 return  # they stay, and are written with the next batch
             del self._waiting[: len(batch)]
+            steps = [one for one in measured if isinstance(one, StepMetrics)]
+            self.measured = max([self.measured, *((one.generation, one.step) for one in steps)])
             for node, report in batch:
                 line = self._lines[node]
                 if line.incarnation == report.incarnation:
                     line.stored = report.sequence
-                if (done := report.metrics) is not None:
-                    self.measured = max(self.measured, (done.generation, done.step))
 
         self._writer.submit(lambda journal: journal.store(measured), written)
 
