@@ -22,6 +22,11 @@ from headway.testkit.machines.fencing import EVENTS, writes_after_fencing
 
 STEP_LIMIT_S = 180.0
 RETURN_LIMIT_S = 120.0
+OF_PROCESSES = (
+    "kill an executor", "stop an executor", "kill an init", "kill init and executor",
+    "kill the driver",
+)  # fmt: skip
+"""Kinds that end no worker: the generation goes on."""
 FLAP_S = 3.0
 """Equal to ``health.fabric_silence_s``, which starts once an agent has noticed the silence."""
 CUT_S = 15.0
@@ -31,7 +36,8 @@ DELAY_MS, LIMIT_MBIT, SLOW_S = 100.0, 5.0, 10.0
 
 class Faults:
     """The faults for run ``name``. Each chooses a machine, injects the fault and returns what it
-    did: ``begins_anew`` if a new generation must follow, ``undo`` to repair the damage."""
+    did: ``begins_anew`` if a new generation must follow, ``undo`` to repair the damage, ``loser``,
+    once that is repaired, for the machine that must not have written any more."""
 
     def __init__(self, machines: Machines, name: str, seed: int) -> None:
         self.machines, self.name, self._random = machines, name, random.Random(seed)
@@ -102,8 +108,7 @@ class Faults:
 
     def _num_drivers(self) -> int:
         up = [node for node in self.machines.bed.nodes if node.is_up]
-        return sum(_command(p.pid)[1:3] == ["headway.trainer", "driver"]
-                   for node in up for p in node.processes())  # fmt: skip
+        return sum(_drivers(node) for node in up)
 
     def driver(self) -> Node:
         """The machine of the driver."""
@@ -145,7 +150,9 @@ class Faults:
         return {"machine": node.name, "undo": replace, "begins_anew": True}
 
     def _drain(self) -> dict[str, Any]:
-        """With a deadline; the machine comes back by itself afterwards, as under systemd."""
+        """With a deadline; the machine comes back by itself afterwards, as under systemd.
+
+        There is no ``loser``: what a drained node writes until it has ended is as it should be."""
         node = self._trains()
         self.machines.headway("drain", self.name, str(node.index), "--notice", "60")
 
@@ -202,13 +209,18 @@ class Faults:
         return ranks[first], ranks[first ^ self._random.choice([1, 2])]
 
     def _cut_pairs(self, node: Node, pairs: list[tuple[int, int]]) -> dict[str, Any]:
-        """A person repairs the network and starts the node that the verdict has given up."""
+        """A person repairs the network and starts the node that the verdict has given up.
+
+        That one is the ``loser``, unless it has the driver, which keeps leading and writing."""
         began = time.time()
+        found: dict[str, Any] = {"machine": node.name, "begins_anew": True}
 
         def repair() -> None:
             self.machines.heal()
             until(lambda: "lost" in self._nodes().values(), RETURN_LIMIT_S, "no node is lost")
             for index in [node for node, state in self._nodes().items() if state == "lost"]:
+                if not _drivers(self._node(index)):
+                    found["loser"] = self._node(index)
                 words = ("node", "start", "--run", self.name, "--node", str(index))
                 self.machines.headway(*words)
 
@@ -219,13 +231,9 @@ class Faults:
             return any(_names(row, a, b) or _names(row, b, a) for row in rows for a, b in pairs)
 
         blamed = [{*pair} for pair in pairs]
-        return {
-            "machine": node.name,
-            "to_blame": sorted(blamed[0].intersection(*blamed)),  # one, or either one of a pair
-            "pair_is_named": named,
-            "undo": repair,
-            "begins_anew": True,
-        }
+        found["to_blame"] = sorted(blamed[0].intersection(*blamed))  # one, or either one of a pair
+        found |= {"pair_is_named": named, "undo": repair}
+        return found  # itself: repairing adds to it
 
     def _flap(self) -> dict[str, Any]:
         """Too short to distinguish from packet loss: it may cost a pause, but no machine."""
@@ -318,6 +326,12 @@ def until(
         if time.monotonic() > deadline:
             raise TimeoutError(f"{what} within {limit_s:g} s")
         time.sleep(every_s)
+
+
+def _drivers(node: Node) -> int:
+    """How many drivers the machine has."""
+    commands = [_command(one.pid) for one in node.processes()]
+    return sum(words[1:3] == ["headway.trainer", "driver"] for words in commands)
 
 
 def _names(evidence: str, node: int, other: int) -> bool:

@@ -28,7 +28,7 @@ from headway.testkit.machines import Machines
 
 from benchmarks.digest import final_digest
 from benchmarks.hardware import hardware
-from benchmarks.machine_faults import STEP_LIMIT_S, Faults, until
+from benchmarks.machine_faults import OF_PROCESSES, STEP_LIMIT_S, Faults, until
 
 SETTINGS = (
     "model.hidden=64", "model.heads=4", "model.layers=2", "model.seq_len=128", "train.dtype=fp32",
@@ -86,6 +86,11 @@ def judge(run: Run, rows: Sequence[dict[str, Any]], steps: int) -> list[str]:
         for row in rows
         if not _is_blamed(row["given_up_for_cuts"], row["to_blame"])
     ]
+    wrong += [
+        f"{row['fault']}: generation {row['generations'][1]} began, which it must not"
+        for row in rows
+        if row["fault"] in OF_PROCESSES and row["generations"][0] != row["generations"][1]
+    ]
     for table in ("events", "inputs"):
         epochs = [epoch for (epoch,) in run.query(f"SELECT epoch FROM {table} ORDER BY id")]
         if epochs != sorted(epochs):
@@ -110,7 +115,7 @@ def drill(machines: Machines, options: argparse.Namespace, steps: int, corpus: P
     faults = Faults(machines, "drilled", options.seed)
     order = random.Random(options.seed)
     kinds = list(faults.kinds) * (options.faults // len(faults.kinds) + 1)
-    # each kind as often as any other one, in a random order
+    # in a random order; how often two kinds are struck differs by one at most
     plan = order.sample(kinds[: options.faults], options.faults)
     rows = []
     for kind in plan if not options.only else [options.only] * options.faults:

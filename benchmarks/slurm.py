@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import sqlite3
 import sys
 import tempfile
@@ -21,6 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from headway.ckpt_store.client import CheckpointInfo, newest
 from headway.testkit.bed.node import Node
 from headway.testkit.machines import Machines
 from headway.testkit.machines.slurm import Slurm
@@ -43,6 +45,10 @@ SETTLE_S = 10.0
 NODES = 3
 """Of each run, one of them a spare."""
 TEARDOWNS = 10
+TIME_LIMIT_MIN = 3
+EARLY_S = 15.0
+"""How long before the time limit a run must have stopped; Slurm gives notice 45 s before it. At the
+limit itself Slurm sends SIGTERM, which stops the run, too."""
 
 
 class Cases:
@@ -115,12 +121,14 @@ class Cases:
         return {"jobs": jobs, "stepping_s": max(took), "each_s": took, "spare_again_s": again}
 
     def _time_limit(self) -> dict[str, Any]:
-        self.machines.env["SBATCH_TIMELIMIT"] = "3"
+        self.machines.env["SBATCH_TIMELIMIT"] = str(TIME_LIMIT_MIN)
         began = time.time()
         self._begin("limited")
         del self.machines.env["SBATCH_TIMELIMIT"]
         self._await("its end", lambda: self._phase() == "stopped")
-        return {"stopped_after_s": round(time.time() - began, 1), **self._left("limited")}
+        found = {"time_limit_s": 60.0 * TIME_LIMIT_MIN}
+        found["stopped_after_s"] = round(time.time() - began, 1)
+        return {**found, **self._left("limited")}
 
     def _cancel(self) -> dict[str, Any]:
         self._begin("cancelled")
@@ -150,12 +158,15 @@ class Cases:
         self._left(name)
 
     def _left(self, name: str) -> dict[str, Any]:
-        """Wait until only the shared folder is left of the run; returns its newest checkpoint."""
+        """Wait until only the shared folder is left of the run; returns its newest checkpoint,
+        which must be of its last step."""
         self.slurm.wait_for_empty_queue(LIMIT_S)
         self._await("an end of all", lambda: not self._remains())
-        steps = [path.name for path in self._shared(name).glob("checkpoints/step-*")]
-        assert steps, "there is no checkpoint"
-        return {"checkpoint": max(steps)}
+        shared = self._shared(name)
+        self._await("checkpoint of the last step", lambda: last_checkpoint(shared) is not None)
+        found = last_checkpoint(shared)
+        assert found is not None
+        return {"checkpoint": found.path.name}
 
     def _measured(self, strike: Callable[[], None]) -> dict[str, Any]:
         """Seconds from the fault to the first step of all ranks in a later generation."""
@@ -174,10 +185,8 @@ class Cases:
 
     def _stepping(self, generation: int) -> list[float]:
         """When each later generation stepped first."""
-        journal = self._shared(self.name) / "control" / "run.sqlite"
         query = "SELECT unix_s, fields FROM events WHERE name = 'stepping' ORDER BY id"
-        with contextlib.closing(sqlite3.connect(f"file:{journal}?mode=ro", uri=True)) as opened:
-            rows = opened.execute(query).fetchall()
+        rows = rows_of(self._shared(self.name), query)
         return [unix_s for unix_s, text in rows if json.loads(text)["generation"] > generation]
 
     def _shared(self, name: str) -> Path:
@@ -222,6 +231,21 @@ class Cases:
         return [logs, *printed, *self._remains()]
 
 
+def rows_of(shared: Path, query: str) -> list[tuple[Any, ...]]:
+    """Of the journal in a run's shared folder."""
+    journal = shared / "control" / "run.sqlite"
+    with contextlib.closing(sqlite3.connect(f"file:{journal}?mode=ro", uri=True)) as opened:
+        return opened.execute(query).fetchall()
+
+
+def last_checkpoint(shared: Path) -> CheckpointInfo | None:
+    """The newest complete checkpoint, if nothing was trained after it."""
+    [(step,)] = rows_of(shared, "SELECT MAX(step) FROM metrics")
+    found = newest(shared / "checkpoints")
+    is_last = found is not None and step is not None and found.step == step + 1
+    return found if is_last else None
+
+
 def processes_on(node: Node) -> list[str]:
     """Those of runs on the node."""
     found = []
@@ -238,6 +262,9 @@ def faults_of(found: dict[str, Any]) -> list[str]:
     wrong = []
     if (took := found.get("stepping_s", 0.0)) > AGAIN_LIMIT_S:
         wrong.append(f"stepping again after {took} s, not {AGAIN_LIMIT_S:.0f}")
+    latest_s = found.get("time_limit_s", math.inf) - EARLY_S
+    if (stopped_s := found.get("stopped_after_s", 0.0)) > latest_s:
+        wrong.append(f"stopped after {stopped_s} s, not {latest_s:.0f}: without notice")
     # the allocation, and one for each node at most
     if "jobs" in found and not 1 < found["jobs"] <= NODES + 1:
         wrong.append(f"{found['jobs']} jobs, not 2 to {NODES + 1}")

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-import pytest
+import contextlib
+import sqlite3
+from pathlib import Path
 
-from benchmarks.slurm import AGAIN_LIMIT_S, NODES, faults_of
+import numpy as np
+import pytest
+from headway.ckpt_store.client import CheckpointClient
+
+from benchmarks.slurm import AGAIN_LIMIT_S, NODES, faults_of, last_checkpoint
 
 FURTHER = {"jobs": 3, "stepping_s": 11.0, "each_s": [11.0, 9.0], "spare_again_s": [40.0, 41.0]}
+LIMITED = {"time_limit_s": 180.0, "stopped_after_s": 139.3, "checkpoint": "step-00001357.g0"}
 WRONG = {
     "too late": ({**FURTHER, "stepping_s": AGAIN_LIMIT_S + 1}, "16.0 s, not 15"),
     "no further job": ({**FURTHER, "jobs": 1}, "1 jobs, not 2 to 4"),
     "a job too many": ({**FURTHER, "jobs": NODES + 2}, "5 jobs, not 2 to 4"),
+    "only at the time limit": ({**LIMITED, "stopped_after_s": 182.5}, "182.5 s, not 165"),
+    "a little before it": ({**LIMITED, "stopped_after_s": 165.1}, "165.1 s, not 165"),
 }
 
 
@@ -22,3 +31,41 @@ def test_a_case_that_ends_in_another_way_is_wrong(found: dict[str, object], expe
 
 def test_a_case_without_these_measurements_is_right() -> None:
     assert faults_of(FURTHER) == faults_of({"checkpoint": "step-00000005.g0"}) == []
+
+
+def test_a_run_that_stops_well_before_its_time_limit_is_right() -> None:
+    assert faults_of(LIMITED) == []
+
+
+def _shared(folder: Path, *, checkpoints: list[int], steps: int) -> Path:
+    """What a run with checkpoints of these steps leaves after so many steps."""
+    for step in checkpoints:
+        CheckpointClient(folder / "checkpoints").save(step, {"w": np.zeros(2)})
+    (folder / "control").mkdir()
+    with contextlib.closing(sqlite3.connect(folder / "control" / "run.sqlite")) as journal:
+        journal.execute("CREATE TABLE metrics (step INTEGER)")
+        journal.executemany("INSERT INTO metrics VALUES (?)", [(step,) for step in range(steps)])
+        journal.commit()
+    return folder
+
+
+def test_the_last_checkpoint_holds_all_steps(tmp_path: Path) -> None:
+    found = last_checkpoint(_shared(tmp_path, checkpoints=[5, 7], steps=7))
+    assert found is not None and found.path.name == "step-00000007.g0"
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "steps"),
+    [([5], 7), ([5, 6], 7), ([5, 8], 7), ([], 7), ([5], 0)],
+    ids=["periodic", "a step is missing", "ahead of the journal", "none", "no step"],
+)
+def test_a_checkpoint_of_another_step_is_not_the_last(
+    tmp_path: Path, checkpoints: list[int], steps: int
+) -> None:
+    assert last_checkpoint(_shared(tmp_path, checkpoints=checkpoints, steps=steps)) is None
+
+
+def test_a_checkpoint_without_its_manifest_is_not_the_last(tmp_path: Path) -> None:
+    shared = _shared(tmp_path, checkpoints=[5], steps=7)
+    (shared / "checkpoints" / "step-00000007.g0").mkdir()
+    assert last_checkpoint(shared) is None

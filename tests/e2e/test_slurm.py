@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from headway.ckpt_store.client import newest
+from headway.common.node.testing import wait_until
+from headway.console.run import Run
 from headway.testkit.bed.node import Node
 from headway.testkit.machines import Machines
 from headway.testkit.machines.slurm import Slurm
@@ -109,3 +112,11 @@ def test_a_cancelled_job_stops_with_a_checkpoint(machines: Machines, corpus: Pat
     machines.slurm.wait_for_empty_queue(30.0)
     status = machines.status("c")
     assert status["phase"] == "stopped", status
+    run = Run(machines.runs / "c")
+
+    def has_all_steps() -> bool:
+        [(step,)] = run.query("SELECT MAX(step) FROM metrics")
+        found = newest(run.folder.checkpoints)
+        return found is not None and found.step == step + 1
+
+    wait_until(has_all_steps, what="a checkpoint of the last step", timeout_s=10.0)
