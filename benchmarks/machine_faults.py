@@ -26,7 +26,7 @@ OF_PROCESSES = (
     "kill an executor", "stop an executor", "kill an init", "kill init and executor",
     "kill the driver",
 )  # fmt: skip
-"""Kinds that end no worker: the generation goes on."""
+"""Kinds that end no worker: the generation continues."""
 FLAP_S = 3.0
 """Equal to ``health.fabric_silence_s``, which starts once an agent has noticed the silence."""
 CUT_S = 15.0
