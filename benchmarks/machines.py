@@ -2,11 +2,11 @@
 
 Five separate machines on this host (namespaces, see ``headway.testkit.machines``), four of which
 train with pp 2 x dp 2, and a sixth for the console. They share one folder, for checkpoints, journal
-and lease, and nothing else. Faults follow a seeded plan; each is injected while all ranks are stepping. Then all of them
-must step again without help, and a lost machine must return as a spare. ``standstill_s`` is the
-longest time without a completed step in the journal; ``stepping_s`` lasts from the choice of a
-machine, which queries the driver up to three times, to the second new step. The digest of the final
-parameters is compared with that of an undisturbed run.
+and lease, and nothing else. Faults follow a seeded plan; each is injected while all ranks are
+stepping. Then all of them must step again without help, and a lost machine must return as a spare.
+``standstill_s`` is the longest time without a completed step in the journal; ``stepping_s`` lasts
+from the choice of a machine, which queries the driver up to three times, to the second new step.
+The digest of the final parameters is compared with that of an undisturbed run.
 """
 
 from __future__ import annotations
