@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import signal
 import sys
 import time
@@ -124,11 +125,25 @@ AS_A_NOTEBOOK = """\
 import sys
 from headway.console import Cluster
 from headway.console.analysis import load_journal, load_metrics
+from headway.console.widgets import RunWatcher
 run = Cluster(sys.argv[1]).run("d")
-run.wait_applied(run.pause())
-run.wait_applied(run.set(lr=5e-4))
-run.wait_applied(run.resume())
+with RunWatcher(run) as watch:
+    run.wait_applied(run.pause())
+    watch.wait_for(lambda now: now.progress.paused)
+    run.wait_applied(run.set(lr=5e-4))
+    watch.submit("resume").result(60)
+    steered = watch.wait_for(lambda now: now.progress.lr == 5e-4)
+assert steered.points and len(steered.progress.status.ranks) == 2 and not watch.error
 print(len(run.ranks()), load_metrics(run).height > 0, load_journal(run) is not None)
+"""
+BY_A_GATEWAY = """\
+from headway.console import Cluster
+from headway.console.widgets import RunWatcher
+run = Cluster.connect("gateway.key", "connected").run("d")
+with RunWatcher(run) as watch:
+    first = watch.wait_for(lambda now: now.progress.step > 0)
+    watch.wait_for(lambda now: now.progress.step > first.progress.step)
+print(run.metrics().height > 0)
 """
 
 
@@ -138,6 +153,7 @@ def _steer_without_torch(machines: Machines) -> None:
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(NO_TORCH)
     (folder / "notebook.py").write_text(AS_A_NOTEBOOK)
+    (folder / "by_a_gateway.py").write_text(BY_A_GATEWAY)
     head, path = machines.head, machines.head.environment["PYTHONPATH"]
     env = {**machines.env, "PYTHONPATH": f"{folder}:{path}"}
 
@@ -181,17 +197,46 @@ def _steer_by_a_gateway(machines: Machines) -> None:
     (node.root / "gateway.key").touch(mode=0o600)
     (node.root / "gateway.key").write_text(key.read_text())
 
-    def headway(*words: str) -> str:
-        command = [*python, "headway.console", *words, "--runs-dir", "seen"]
-        return node.run(command, cwd=machines.bed.disk, timeout_s=LIMIT_S).stdout
+    folder = machines.shared / "no-torch"
+    env = {**machines.env, "PYTHONPATH": f"{folder}:{node.environment['PYTHONPATH']}"}
+    there = {"env": env, "cwd": machines.bed.disk}
+
+    def headway(*words: str) -> str:  # which copies the run to ./runs
+        command = [*python, "headway.console", *words]
+        return node.run(command, **there, timeout_s=LIMIT_S).stdout
+
+    def rate() -> float:
+        last = "SELECT lr FROM metrics ORDER BY generation DESC, step DESC LIMIT 1"
+        return float(Run(machines.runs / "d").query(last)[0][0])
 
     assert "d is live" in headway("attach", "gateway.key", "d")
     assert json.loads(headway("status", "d", "--json"))["status"]["phase"] == "running"
     headway("pause", "d", "--wait")
     assert _status(machines, "d")["paused"]
     headway("resume", "d")
+    assert headway("set", "d", "lr=3e-4", "--wait") == "set lr=0.0003: applied to d\n"
+    wait_until(lambda: rate() == 3e-4, what="the new rate", timeout_s=LIMIT_S)
+    assert headway("unset", "d", "lr", "--wait") == "unset lr: applied to d\n"
+    wait_until(lambda: rate() != 3e-4, what="the schedule's rate", timeout_s=LIMIT_S)
     assert " n1-" in headway("logs", "d", "--tail", "200"), "of another machine"
-    assert {"n0", "n1"} <= {path.name[:2] for path in (node.root / "seen" / "d").glob("logs/*")}
+    copied = node.root / "runs" / "d"
+    assert {"n0", "n1"} <= {path.name[:2] for path in copied.glob("logs/*")}
+    log = node.root / "watch.log"
+    words = ["headway.console", "watch", "d", "--every", "0.5"]
+    watching = node.start([*python, *words], **there, log=log)
+
+    def seen() -> set[str]:
+        return set(re.findall(r"^step (\d+)/100000  loss ", log.read_text(), re.MULTILINE))
+
+    wait_until(lambda: len(seen()) > 1, what="two lines of watch", timeout_s=LIMIT_S)
+    watching.kill()
+    done = json.loads(headway("trace", "d", "--out", "trace.json", "--json"))
+    trace = json.loads((node.root / "trace.json").read_text())["traceEvents"]
+    drawn = [one for one in trace if one["ph"] != "M"]  # the others are names of tracks
+    assert done["slices"] == len(drawn) > 100
+    assert len({one["pid"] for one in drawn if one["ph"] == "X"}) >= 2, "of both ranks"
+    notebook = node.run([sys.executable, folder / "by_a_gateway.py"], **there, timeout_s=LIMIT_S)
+    assert notebook.stdout == "True\n"
     gateway.kill()
 
 
@@ -313,20 +358,55 @@ def _has_one_clock(run: Path) -> None:
     assert first * 1e9 < steps["start_ns"].min() < journal["monotonic_s"].max() * 1e9
 
 
+NOT_YET = pytest.mark.xfail(
+    reason="the line names the firewall, and node 0 keeps failpoints.bin and run.lock", strict=True
+)
 BAD = [
-    (["launch.interface="], "launch.interface is not set"),
-    (["launch.spares=9"], "the run needs 11 nodes, hosts.toml lists 3"),
-    (["launch.interface=eth7"], "no interface or address 'eth7'"),
+    pytest.param(["launch.interface="], 2, "launch.interface is not set", id="no interface"),
+    pytest.param(["launch.spares=9"], 2, "the run needs 11 nodes, hosts.toml lists 3", id="few"),
+    pytest.param(["launch.interface=eth7"], 2, "no interface or address 'eth7'", id="unknown"),
+    # one port holds the executor, but not the driver and the monitor
+    pytest.param(
+        ["launch.ports=20007-20007"],
+        1,
+        "ports 20007-20007 are all in use",
+        id="ports",
+        marks=NOT_YET,
+    ),
 ]
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("settings", "expected"), BAD, ids=[text for _, text in BAD])
+@pytest.mark.parametrize(("settings", "code", "expected"), BAD)
 def test_what_cannot_work_is_one_line_and_leaves_nothing(
-    machines: Machines, corpus: Path, settings: list[str], expected: str
+    machines: Machines, corpus: Path, settings: list[str], code: int, expected: str
 ) -> None:
+    shared, files = set(machines.shared.iterdir()), _files(machines)
     options = machines.options((*MODEL, f"data.path={corpus}", *settings))
     done = machines.headway("run", TINY, "--name", "c", *options, check=False)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert expected in done.stderr.strip().splitlines()[-1]
+    assert done.returncode == code, done.stdout + done.stderr
+    [line] = done.stderr.splitlines()
+    assert line.startswith("error: ") and expected in line and "; " in line
+    assert not (machines.runs / "c").exists()
+    assert set(machines.shared.iterdir()) == shared
     assert not {node.name: node.processes() for node in machines.bed.nodes if node.processes()}
+    assert _files(machines) <= files, "beside what `stop --now` of the other tests has left"
+
+
+def _files(machines: Machines) -> set[str]:
+    """What runs have on the machines. The folder of a node that ended in another way than with its
+    run may stay, with its logs and without what admits to the run."""
+    found, scratch = set[str](), f"{machines.scratch}/"
+    for node in machines.bed.nodes:
+        files = machines.files_of_runs(node)
+        logged = {_of_node(one, scratch) for one in files if one.endswith(".log")}
+        for one in files:
+            is_secret = one.endswith((".key", "bundle.json", "joined.json"))
+            if not one.startswith(scratch) or _of_node(one, scratch) not in logged or is_secret:
+                found.add(f"{node.name}: {one}")
+    return found
+
+
+def _of_node(path: str, scratch: str) -> str:
+    """The name of the folder of a node in which the file is."""
+    return path.removeprefix(scratch).partition("/")[0]

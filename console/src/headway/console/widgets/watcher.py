@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.common.errors import DeadlineError, HeadwayError
+from headway.console.gateway.remote_run import open_run
 from headway.console.run import Run
 from headway.console.steering.methods import OPERATIONS
 from headway.console.widgets.picture import Picture
@@ -131,7 +132,7 @@ class RunWatcher:
 
     # ---- the pump thread ----------------------------------------------------------------------
     def _pump(self) -> None:
-        run, reader = Run(self.path), None
+        run, reader = open_run(self.path), None  # a connection of this thread's own
         while not self._is_closed:
             began_s = time.monotonic()
             try:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from headway.common.config import to_toml
+from headway.common.errors import HeadwayError
+from headway.common.node.run_dir import shm_root, sock_root
 from headway.launch.hosts.config import Host, HostsConfig
+from headway.launch.joining import scratch
 from headway.launch.slurm.config import SlurmConfig
 from headway.testkit.bed import Bed, Process
 from headway.testkit.bed.node import Node
@@ -21,16 +27,22 @@ from headway.testkit.machines.ssh import Ssh
 
 Way = Literal["bed", "ssh", "slurm"]
 """How commands reach the machines: by the bed's own way, by ssh, or as steps of Slurm."""
+_FIND = """\
+for root; do
+    [ ! -d "$root" ] || find "$root" -mindepth 1 -ignore_readdir_race
+done
+"""
 
 
 class Machines:
     """``with Machines(folder, count=5) as machines: machines.headway("run", ...)``.
 
-    The machines see one folder in common, ``folder/shared``; the console writes runs to
-    ``folder/runs``, which the host sees too. The bed cuts the power of one that does not answer.
+    The machines see one folder in common, ``folder/shared``. The console writes runs to ``runs`` on
+    its own disk, at the same path as on the host. The bed cuts the power of a machine that does not
+    answer.
 
     Args:
-        folder: on the host, must exist.
+        folder: on the host, must exist. What runs have left in it can be resumed.
         count: how many, spares included.
         visible: what else they may read, such as a corpus.
         way: how commands reach them.
@@ -40,16 +52,15 @@ class Machines:
         self, folder: Path, *, count: int, visible: Iterable[Path] = (), way: Way = "bed"
     ) -> None:
         self.folder = folder.resolve()
-        self.shared, self.runs = self.folder / "shared", self.folder / "runs"
-        for path in (self.shared, self.runs, self.folder / "disks"):
-            path.mkdir(exist_ok=True)
+        disks, self.shared = self.folder / "disks", self.folder / "shared"
+        self.runs = disks / f"node-{count}" / "runs"
+        in_common = [self.shared]
+        if way == "slurm":  # the shared folder of `--engine slurm` where no file names one
+            in_common.append(self.runs / ".shared")
+        for path in (self.runs, *in_common):
+            path.mkdir(parents=True, exist_ok=True)
         self.count = count
-        self.bed = Bed(
-            self.folder / "disks",
-            nodes=count + 1,
-            shared=[self.shared, self.runs],
-            visible=visible,
-        )
+        self.bed = Bed(disks, nodes=count + 1, shared=in_common, visible=visible)
         self.remote: Remote
         self.ssh: Ssh | None = None
         self.slurm: Slurm | None = None
@@ -63,9 +74,11 @@ class Machines:
         return Bed.missing()
 
     def __enter__(self) -> Machines:
-        self.bed.__enter__()
-        try:
-            self.remote = Remote(self.bed, self.shared / "bed.sock")
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_sole_user(self.folder))
+            self._forget_former()
+            stack.enter_context(self.bed)
+            self.remote = stack.enter_context(Remote(self.bed, self.shared / "bed.sock"))
             if self._way == "ssh":
                 self.ssh = Ssh(self.shared / "ssh", self.bed.nodes)
             if self._way == "slurm":
@@ -74,14 +87,18 @@ class Machines:
             self.file.write_text(to_toml(self._config()))
             kind = "--slurm" if self.slurm is not None else "--hosts"
             self.headway("cluster", "create", self.cluster, kind, self.file)
-        except BaseException:
-            self.bed.close()
-            raise
+            self._open = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.remote.__exit__()
-        self.bed.close()
+        self._open.close()
+
+    def _forget_former(self) -> None:
+        """Remove what machines in the same folder have left that must be new each time."""
+        (self.shared / "bed.sock").unlink(missing_ok=True)
+        for folder in (self.cluster, self.shared / "ssh", self.shared / "slurm"):
+            if folder.exists():
+                shutil.rmtree(folder)
 
     @property
     def file(self) -> Path:
@@ -109,9 +126,12 @@ class Machines:
         return self.bed.disk / "headway"
 
     def files_of_runs(self, node: Node) -> list[str]:
-        """What runs have on a machine that is up, beside what all machines share."""
-        done = node.run(["find", "/dev/shm", self.scratch, "-type", "f"], check=False)
-        return done.stdout.split()
+        """What runs have on a machine that is up, beside what all machines share: files, folders
+        and sockets, also where a run without ``scratch`` has them. The folders that hold those of
+        all runs may stay, empty."""
+        roots = [sock_root({}), scratch.folder_of(scratch.DEFAULT, ""), self.scratch]
+        found = node.run(["sh", "-euc", _FIND, "sh", "/dev/shm", *roots]).stdout.splitlines()
+        return [path for path in found if path != str(shm_root({}))]
 
     def _config(self) -> HostsConfig | SlurmConfig:
         shared, scratch = str(self.shared), str(self.scratch)
@@ -208,3 +228,23 @@ class Machines:
         """End every fault of the network."""
         self.bed.heal()
         self.remote.cut_off = set()
+
+
+@contextlib.contextmanager
+def _sole_user(folder: Path) -> Iterator[None]:
+    """Refuse a folder in which other machines are up. However its user ends, the lock ends, too.
+
+    Raises:
+        HeadwayError: they are.
+    """
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise HeadwayError(
+                f"machines in {folder} are up", remedy="stop them, or use another folder"
+            ) from error
+        yield
+    finally:
+        os.close(fd)

@@ -75,6 +75,9 @@ class Slurm:
     def __init__(self, folder: Path, head: Node, nodes: Sequence[Node], disk: Path) -> None:
         self.folder, self.head, self._nodes = folder, head, nodes
         folder.mkdir(mode=0o700)
+        for node in (head, *nodes):  # jobs of a former controller would be started again
+            for name in ("slurmctld", "slurmd"):
+                shutil.rmtree(node.root / name, ignore_errors=True)
         names = ",".join(node.name for node in nodes)
         (folder / "slurm.conf").write_text(_CONFIG.format(head=head.name, names=names, disk=disk))
         (folder / "cgroup.conf").write_text(_CGROUP)

@@ -73,6 +73,7 @@ class Ssh:
 
     def _host_key(self, node: Node) -> str:
         path = node.root / "host_key"
+        path.unlink(missing_ok=True)  # of machines that were in the same folder
         _make_key(path)
         return path.with_suffix(".pub").read_text().strip()
 
