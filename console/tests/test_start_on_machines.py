@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from headway.common.errors import ConfigError, HeadwayError, InputError
+from headway.common.errors import HeadwayError, InputError
 from headway.common.node.run_dir import RunDir
 from headway.console.cli import main
 from headway.console.cluster import Cluster
@@ -142,6 +141,42 @@ def test_a_failed_start_keeps_the_run_that_it_could_not_end(
     assert "headway stop new --now" in caught.value.remedy
     run = Run(own_roots / "runs" / "new")
     assert run.folder.bundle.exists() and FileLease(run.folder.control).look().holder is not None
+
+
+def test_a_second_interruption_keeps_the_run_that_it_did_not_end(
+    own_roots: Path, hosts: HostsConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its driver may live although it has not written the lease yet."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    (own_roots / "corpus").mkdir()
+    monkeypatch.setattr(machines, "of_bundle", Unreached)
+    monkeypatch.setattr(launch, "prepare_corpus", lambda *_: None)
+    for name in ("start_all", "stop"):
+        monkeypatch.setattr(Unreached, name, interrupt)
+    monkeypatch.setattr(Unreached, "start_first", lambda _: None)
+    with pytest.raises(StillRunningError, match="ending it was interrupted"):
+        _start(own_roots, hosts, _config(own_roots / "corpus"))
+    assert Run(own_roots / "runs" / "new").folder.bundle.exists()
+
+
+def test_a_driver_that_cannot_start_is_the_cause_where_others_cannot_join(
+    own_roots: Path, hosts: HostsConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "error: cannot listen on tcp://10.0.0.5: the ports 7000-7000 are all in use"
+    (own_roots / "corpus").mkdir()
+    monkeypatch.setattr(machines, "of_bundle", Unreached)
+    monkeypatch.setattr(launch, "prepare_corpus", lambda *_: None)
+    monkeypatch.setattr(Unreached, "start_first", lambda _: None)
+    monkeypatch.setattr(Unreached, "stop", lambda *_: [])
+    for log, expected in ((said, said), ("up", "c cannot be reached")):
+        logs = f"==> n0-driver.log <==\n{log}\n"
+        monkeypatch.setattr(Unreached, "logs", lambda *_, logs=logs: logs, raising=False)
+        with pytest.raises(HeadwayError) as caught:
+            _start(own_roots, hosts, _config(own_roots / "corpus"))
+        assert expected in str(caught.value)
 
 
 def test_a_run_on_machines_is_resumed_on_them(own_roots: Path, hosts: HostsConfig) -> None:
@@ -303,34 +338,6 @@ def test_half_of_a_node_has_no_init(
     assert "either --ticket, or --cluster and --node are needed" in capsys.readouterr().err
 
 
-def test_a_ticket_that_is_none_is_refused(own_roots: Path) -> None:
-    ticket = own_roots / "ticket.json"
-    command = [sys.executable, "-m", "headway.console", "node", "init", "--ticket", str(ticket)]
-    for text, line in (
-        (None, f"error: cannot read {ticket}: No such file or directory; "),
-        ("{}", "error: standard input is not a valid ticket: configuration key 'run_id' is mis"),
-    ):
-        if text is not None:
-            ticket.write_text(text)
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 2 and done.stderr.startswith(line)
-        assert len(done.stderr.splitlines()) == 1
-
-
-def test_a_folder_is_not_a_ticket(own_roots: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["node", "init", "--ticket", str(own_roots)]) == 2
-    assert f"cannot read {own_roots}: Is a directory" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("words", [("--interface", "lo"), ("--ports", "7000-7009")], ids=str)
-def test_a_network_of_machines_is_not_set_where_they_are_listed(
-    words: tuple[str, ...], own_roots: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder, file = own_roots / "cluster", own_roots / "hosts.toml"
-    assert main(["cluster", "create", str(folder), "--hosts", str(file), *words]) == 2
-    assert "set launch.interface and launch.ports" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("verb", ["drain", "remove"])
 def test_a_run_that_is_being_started_keeps_its_cluster(
     verb: str, own_roots: Path, hosts: HostsConfig, capsys: pytest.CaptureFixture[str]
@@ -343,56 +350,3 @@ def test_a_run_that_is_being_started_keeps_its_cluster(
     assert f"run new is being started (process {os.getpid()} on" in capsys.readouterr().err
     assert main(["cluster", "drain", str(cluster.path)]) == 0
     assert cluster.noted() == {run.folder.run_id: run.path}, "it is not over"
-
-
-def test_a_cluster_that_is_not_there(own_roots: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = str(own_roots / "typo")
-    assert main(["cluster", "drain", folder]) == 2
-    assert "holds no cluster" in capsys.readouterr().err
-    assert main(["cluster", "remove", folder]) == 0
-    assert "there was no cluster to remove" in capsys.readouterr().out
-
-
-def test_errors_in_the_file_of_hosts_name_it(own_roots: Path) -> None:
-    file = own_roots / "my-hosts.toml"
-    with pytest.raises(ConfigError, match=r"there is no file \S*/my-hosts.toml"):
-        HostsConfig.read(file)
-    file.write_text('shared = "/s"\npyhton = "x"\n[[hosts]]\nname = "a"\n')
-    with pytest.raises(ConfigError, match=r"my-hosts.toml: unknown .*'pyhton'") as caught:
-        HostsConfig.read(file)
-    assert caught.value.remedy == "did you mean python?"
-    file.write_text('shared = "/s"\nhosts = ["a"]\n')
-    with pytest.raises(ConfigError) as caught:
-        HostsConfig.read(file)
-    assert caught.value.remedy == "write it as [[hosts]] with keys below"
-
-
-def test_a_folder_that_cannot_be_read_is_one_line(
-    own_roots: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail(*_: object) -> None:
-        raise PermissionError(13, "Permission denied", "/mnt/shared/control")
-
-    monkeypatch.setattr("headway.console.commands.options.open_run", fail, raising=False)
-    monkeypatch.setattr("headway.console.cluster.Cluster.run", fail)
-    assert main(["status", "new", "--runs-dir", str(own_roots)]) == 1
-    line = "error: /mnt/shared/control: Permission denied; check the disk and its rights\n"
-    assert capsys.readouterr().err == line
-
-
-def test_a_gateway_that_cannot_listen_leaves_no_file(own_roots: Path) -> None:
-    key = own_roots / "gateway.key"
-    (own_roots / "runs").mkdir()
-    words = ["--key-file", str(key), "--runs-dir", str(own_roots / "runs")]
-    command = [sys.executable, "-m", "headway.console", "gateway", *words]
-    elsewhere = ["--listen", "tcp://192.0.2.1:7070"]
-    done = subprocess.run([*command, *elsewhere], capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and "error: " in done.stderr.splitlines()[-1]
-    assert list(own_roots.glob("gateway.key*")) == []
-
-
-def test_the_description_of_a_host_is_json(capsys: pytest.CaptureFixture[str]) -> None:
-    from headway.launch.joining.__main__ import main as join
-
-    assert join(["describe"]) == 0
-    assert json.loads(capsys.readouterr().out).keys() == {"gpus", "cpu_flags"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import shutil
 import signal
 import sys
 import time
@@ -116,44 +117,14 @@ def _takes_sigterm(process: Process) -> bool:
     return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
 
 
-NO_TORCH = """\
-from importlib.machinery import PathFinder
-find = PathFinder.find_spec
-PathFinder.find_spec = lambda name, *more: None if name == "torch" else find(name, *more)
-"""
-AS_A_NOTEBOOK = """\
-import sys
-from headway.console import Cluster
-from headway.console.analysis import load_journal, load_metrics
-from headway.console.widgets import RunWatcher
-run = Cluster(sys.argv[1]).run("d")
-with RunWatcher(run) as watch:
-    run.wait_applied(run.pause())
-    watch.wait_for(lambda now: now.progress.paused)
-    run.wait_applied(run.set(lr=5e-4))
-    watch.submit("resume").result(60)
-    steered = watch.wait_for(lambda now: now.progress.lr == 5e-4)
-assert steered.points and len(steered.progress.status.ranks) == 2 and not watch.error
-print(len(run.ranks()), load_metrics(run).height > 0, load_journal(run) is not None)
-"""
-BY_A_GATEWAY = """\
-from headway.console import Cluster
-from headway.console.widgets import RunWatcher
-run = Cluster.connect("gateway.key", "connected").run("d")
-with RunWatcher(run) as watch:
-    first = watch.wait_for(lambda now: now.progress.step > 0)
-    watch.wait_for(lambda now: now.progress.step > first.progress.step)
-print(run.metrics().height > 0)
-"""
+CONSOLES = Path(__file__).with_name("consoles")
+"""What runs on a machine without torch."""
 
 
 def _steer_without_torch(machines: Machines) -> None:
     """What the console offers, on a machine that has the console and no torch."""
     folder = machines.shared / "no-torch"
-    folder.mkdir()
-    (folder / "sitecustomize.py").write_text(NO_TORCH)
-    (folder / "notebook.py").write_text(AS_A_NOTEBOOK)
-    (folder / "by_a_gateway.py").write_text(BY_A_GATEWAY)
+    shutil.copytree(CONSOLES, folder)
     head, path = machines.head, machines.head.environment["PYTHONPATH"]
     env = {**machines.env, "PYTHONPATH": f"{folder}:{path}"}
 
@@ -358,21 +329,12 @@ def _has_one_clock(run: Path) -> None:
     assert first * 1e9 < steps["start_ns"].min() < journal["monotonic_s"].max() * 1e9
 
 
-NOT_YET = pytest.mark.xfail(
-    reason="the line names the firewall, and node 0 keeps failpoints.bin and run.lock", strict=True
-)
 BAD = [
     pytest.param(["launch.interface="], 2, "launch.interface is not set", id="no interface"),
     pytest.param(["launch.spares=9"], 2, "the run needs 11 nodes, hosts.toml lists 3", id="few"),
     pytest.param(["launch.interface=eth7"], 2, "no interface or address 'eth7'", id="unknown"),
     # one port holds the executor, but not the driver and the monitor
-    pytest.param(
-        ["launch.ports=20007-20007"],
-        1,
-        "ports 20007-20007 are all in use",
-        id="ports",
-        marks=NOT_YET,
-    ),
+    pytest.param(["launch.ports=20007-20007"], 1, "ports 20007-20007 are all in use", id="ports"),
 ]
 
 

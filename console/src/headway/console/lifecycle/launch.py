@@ -24,8 +24,10 @@ from headway.console.folder.claim import check_name, check_resumable, claimed, k
 from headway.console.gateway.remote_run import open_run
 from headway.console.hints import refuse_elsewhere
 from headway.console.lifecycle.machines import (
+    DRIVER_LOG,
     began_on,
     check_machines,
+    driver_words,
     fit_for_machines,
     machines_of,
     nodes_started,
@@ -52,12 +54,9 @@ from headway.launch.cluster import ClusterFolder
 from headway.launch.engine import Engine
 from headway.launch.engines import MachinesConfig
 from headway.launch.local import LocalEngine
-from headway.launch.machines.engine import MachinesEngine
-from headway.launch.nodes import START_LIMIT_S, attach, detach, last_line, last_line_in
+from headway.launch.nodes import START_LIMIT_S, attach, detach, last_line
 from headway.trainer.client import check_first_weights, reopen, resolve_auto
 from headway.trainer.config import LaunchConfig, RunConfig
-
-DRIVER_LOG = "n0-driver.log"
 
 
 def launch(
@@ -260,15 +259,7 @@ def start_on_machines(
     with removed_if_new(shared_folder(run, machines)):
         bundle = prepare(run, cluster, machines, report)
         with nodes_started(bundle, run.folder, report) as engine:
-            _wait_for_driver(run, lambda: _last_words(engine))
-
-
-def _last_words(engine: MachinesEngine) -> str:
-    """What the driver that did not start has written, on its machine."""
-    try:
-        return last_line_in(engine.logs(0), DRIVER_LOG)
-    except HeadwayError as error:
-        return f"its log is on {engine.name_of(0)}: {error.message}"
+            _wait_for_driver(run, lambda: driver_words(engine))
 
 
 def _wait_for_driver(run: Run, last_words: Callable[[], str]) -> None:

@@ -21,6 +21,7 @@ from headway.launch.engines import (
     Hardware,
     MachinesConfig,
     check_number,
+    check_reached,
     config_of,
     facts_of,
     hardware_of,
@@ -32,9 +33,13 @@ from headway.launch.joining.bundle import Bundle
 from headway.launch.joining.corpus import listing_digest
 from headway.launch.leases import lease_of
 from headway.launch.machines.engine import MachinesEngine
+from headway.launch.nodes import last_line_in
 from headway.launch.slurm.config import SlurmConfig, SlurmRun
 from headway.trainer.client import resolve_auto
 from headway.trainer.config import RunConfig
+
+DRIVER_LOG = "n0-driver.log"
+"""Of a run's first driver."""
 
 
 def machines_of(folder: Path | None) -> MachinesConfig | None:
@@ -79,9 +84,10 @@ def check_machines(machines: MachinesConfig, config: RunConfig) -> None:
 
     Raises:
         InputError: there are too few, they could not reach each other, or the shared folder cannot
-            be made.
+            be made. HeadwayError: one is not reached.
     """
-    check_number(machines, config.launch.nodes + config.launch.spares)
+    nodes = config.launch.nodes + config.launch.spares
+    check_number(machines, nodes)
     if not config.launch.interface and not isinstance(machines, SlurmConfig):
         raise InputError(
             "launch.interface is not set, so machines cannot reach each other",
@@ -94,6 +100,7 @@ def check_machines(machines: MachinesConfig, config: RunConfig) -> None:
             remedy="leave it out and use `headway export`",
         )
     check_possible(Path(machines.shared))
+    check_reached(machines, nodes)
 
 
 def fit_for_machines(config: RunConfig) -> RunConfig:
@@ -188,7 +195,8 @@ def nodes_started(
         engine.start_first()
         may_be_led = True
         tried = range(bundle.nodes)
-        engine.start_all(tried[1:])
+        with _explained(engine, folder):
+            engine.start_all(tried[1:])
         yield engine
     except BaseException as error:  # Ctrl-C too
         left = _end_tried(engine, folder, tried)
@@ -203,11 +211,34 @@ def nodes_started(
         raise
 
 
+@contextlib.contextmanager
+def _explained(engine: MachinesEngine, folder: RunDir) -> Iterator[None]:
+    """Where the others cannot join since the driver does not start, its error is the cause."""
+    try:
+        yield
+    except HeadwayError as error:
+        has_driver = lease_of(folder.control).look().holder is not None
+        words = "" if has_driver else driver_words(engine)
+        if "ends with: error: " not in words:
+            raise
+        raise HeadwayError(f"the driver of {folder.name} did not start", remedy=words) from error
+
+
+def driver_words(engine: MachinesEngine) -> str:
+    """The last line that the first driver has written, on its machine."""
+    try:
+        return last_line_in(engine.logs(0), DRIVER_LOG)
+    except HeadwayError as error:
+        return f"its log is on {engine.name_of(0)}: {error.message}"
+
+
 def _end_tried(engine: MachinesEngine, folder: RunDir, nodes: Iterable[int]) -> list[str]:
     try:
         return end_nodes(engine, folder, nodes)
     except HeadwayError as error:
         return [error.message]
+    except KeyboardInterrupt:
+        return ["ending it was interrupted"]
 
 
 def end_nodes(

@@ -123,6 +123,16 @@ def check_number(config: MachinesConfig, nodes: int) -> None:
         )
 
 
+def check_reached(config: MachinesConfig, nodes: int) -> None:
+    """Whether listed machines let us in, so that a start does not fail after half of them.
+
+    Raises:
+        UnreachableError: one does not.
+    """
+    if isinstance(config, HostsConfig):
+        HostMachines(config).check_reached(nodes)
+
+
 @dataclass(frozen=True)
 class Hardware:
     """What a machine of a cluster has, as far as is known before it joins a run."""

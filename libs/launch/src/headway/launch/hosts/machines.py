@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import shlex
+from concurrent.futures import ThreadPoolExecutor
 
 from headway.launch.engine import NodeLost
 from headway.launch.hosts.config import HostsConfig
 from headway.launch.machines import hooks, reach
+from headway.launch.machines.engine import AT_ONCE
 from headway.launch.machines.reach import UnreachableError
 
 START_LIMIT_S = 90.0
+REACH_LIMIT_S = 20.0
 SSH_FAILED = 255
 """Exit code of ssh(1) where it could not connect."""
 
@@ -34,15 +37,24 @@ class HostMachines:
         words = ["start", *(["--kill-hung"] if kill_hung else [])]
         self._run(node, words, ticket, START_LIMIT_S)
 
+    def check_reached(self, nodes: int) -> None:
+        """Raises UnreachableError for the first of so many machines that is not reached."""
+        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="machines") as pool:
+            asked = [pool.submit(self._ask, n, ["true"], "", REACH_LIMIT_S) for n in range(nodes)]
+        for one in asked:
+            one.result()
+
     def call(self, node: int, verb: str, ticket: str, *, limit_s: float) -> str:
         """See ``Machines``."""
         return self._run(node, [verb], ticket, limit_s)
 
     def _run(self, node: int, words: list[str], stdin: str, limit_s: float) -> str:
+        return self._ask(node, [self._config.python, *reach.MODULE, *words], stdin, limit_s)
+
+    def _ask(self, node: int, words: list[str], stdin: str, limit_s: float) -> str:
         """ssh hands its words to a shell on the machine, so they are quoted."""
         name = self.name_of(node)
-        command = map(shlex.quote, [self._config.python, *reach.MODULE, *words])
-        asked = [*hooks.named(self._config.reach, name), *command]
+        asked = [*hooks.named(self._config.reach, name), *map(shlex.quote, words)]
         found = reach.run(asked, name=name, stdin=stdin, limit_s=limit_s)
         if found.returncode == SSH_FAILED:
             line = reach.last_line(found.stderr) or "no output"

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from headway.common.errors import HeadwayError
-from headway.common.node.janitor import end_node, processes_of, role_of
+from headway.common.node.janitor import end_node, leave_run, processes_of, role_of
 from headway.common.node.process import ProcessId
 from headway.common.polling import wait_until
 from headway.launch.engines import config_of, of_bundle
@@ -216,6 +216,8 @@ def end(folder: NodeFolder, ticket: Ticket) -> int:
     if left:
         print(f"error: still running: {', '.join(left)}", file=sys.stderr)
         return 1
+    with contextlib.suppress(OSError, HeadwayError):
+        leave_run(ticket.run_id)
     try:
         remove_secrets(folder.path)
     except OSError as error:
