@@ -267,7 +267,8 @@ class Faults:
 
     def writes_after_fencing(self, writes: Writes, node: Node, since_id: int) -> list[str]:
         """What a machine that has lost the run changed in the shared folder until its return."""
-        return writes_after_fencing(self.run.query(EVENTS, (since_id,)), writes, node)
+        events, drained = self.run.query(EVENTS, (since_id,)), self.machines.drained
+        return writes_after_fencing(events, writes, node, apart_from=drained)
 
     def standstill_s(self, since_unix_s: float) -> float:
         """The longest time since then between two completed steps that still count."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,6 +29,20 @@ def test_a_lost_machine_is_fenced_until_it_returns() -> None:
     found = _found((4.0, 2, "node_lost", '{"node": 0}'), (6.0, 2, "node_returned", '{"node": 0}'))
     driver, store = "headway.trainer driver", "headway.ckpt_store serve"
     assert found == [f"/s/3.0 by {driver}", f"/s/5.0 by {driver}", f"/s/5.0 by {store}"]
+
+
+def test_a_save_that_is_under_way_may_end_before_the_next_generation_is_recorded() -> None:
+    lost, next_one = (4.0, 2, "node_lost", '{"node": 0}'), (6.0, 2, "generation", "{}")
+    found = _found((3.5, 2, "generation", "{}"), lost, next_one)
+    driver, store = "headway.trainer driver", "headway.ckpt_store serve"
+    assert found == [*(f"/s/{at} by {driver}" for at in (3.0, 5.0, 7.0)), f"/s/7.0 by {store}"]
+
+
+def test_what_a_command_of_the_operator_writes_does_not_count() -> None:
+    node: Any = SimpleNamespace(index=0)
+    writes: Any = SimpleNamespace(of=lambda _: [Write(3.0, "/s/drained", 0, "")])
+    assert writes_after_fencing(ANEW, writes, node) == ["1.00 s: /s/drained by it ended"]
+    assert writes_after_fencing(ANEW, writes, node, apart_from=Path("/s/drained")) == []
 
 
 def test_the_loss_of_another_machine_does_not_count() -> None:

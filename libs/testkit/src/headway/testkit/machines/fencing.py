@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 from headway.testkit.bed.node import Node
 from headway.testkit.bed.writes import Write, Writes
@@ -15,11 +16,23 @@ OF_DRIVER = ("-m headway.trainer driver", "-m headway.health monitor")
 
 
 def writes_after_fencing(
-    events: Sequence[tuple[float, int, str, str]], writes: Writes, node: Node
+    events: Sequence[tuple[float, int, str, str]],
+    writes: Writes,
+    node: Node,
+    *,
+    apart_from: Path | None = None,
 ) -> list[str]:
-    """Writes of the machine's driver after another one led, and of any of its processes between the
-    machine's loss and its return, according to the journal. If only the driver was replaced, as in
-    a cut of the control network, the machine's ranks still take part and may write.
+    """Writes of the machine's driver after another one led, and of any of its processes from its
+    fencing to its return, according to the journal. What fences a lost machine with ranks is the
+    record of the next generation in the checkpoints folder, which is there before the journal's
+    event. If only the driver was replaced, as in a cut of the control network, the machine's ranks
+    still take part and may write.
+
+    Args:
+        events: of the journal since the fault, by ``EVENTS``.
+        writes: of all machines.
+        node: the machine.
+        apart_from: a file that commands of the cluster's operator write.
 
     Raises:
         HeadwayError: not all writes are known.
@@ -31,15 +44,18 @@ def writes_after_fencing(
     }
     led_anew = min((at for at, epoch, *_ in events if epoch > events[0][1]), default=math.inf)
     lost, back = times.get("node_lost", math.inf), times.get("node_returned", math.inf)
+    fenced = min(
+        (at for at, _, name, _ in events if name == "generation" and at > lost), default=lost
+    )
 
     def since(one: Write) -> float:
         is_driver = any(words in one.command for words in OF_DRIVER)
-        return min(lost, led_anew) if is_driver or not one.command else lost
+        return min(fenced, led_anew) if is_driver or not one.command else fenced
 
     return [
         f"{one.unix_s - since(one):.2f} s: {one.path} by {_program(one)}"
         for one in writes.of(node)
-        if since(one) < one.unix_s < back
+        if since(one) < one.unix_s < back and one.path != str(apart_from)
     ]
 
 
