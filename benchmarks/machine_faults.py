@@ -152,7 +152,7 @@ class Faults:
     def _drain(self) -> dict[str, Any]:
         """With a deadline; the machine comes back by itself afterwards, as under systemd.
 
-        There is no ``loser``: what a drained node writes until it has ended is as it should be."""
+        A drained machine is not a ``loser``: it may write until its node has ended."""
         node = self._trains()
         self.machines.headway("drain", self.name, str(node.index), "--notice", "60")
 

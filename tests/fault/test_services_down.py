@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from headway.ckpt_store.client import newest
+from headway.common.node.arena import Arena
 from headway.common.node.failpoints import arm, fired
 from headway.common.node.process import ProcessId
 from headway.common.node.run_dir import NodePaths
@@ -172,11 +172,15 @@ def test_no_step_was_done_twice_through_all_of_it(live: Live) -> None:
 @pytest.mark.timeout(240)
 def test_a_step_is_reported_though_the_rank_that_reports_dies_before(live: Live) -> None:
     """Its snapshot is sealed, so nobody repeats the step."""
-    before, failpoints = live.healthy(), NodePaths(live.run.folder.run_id, 0).failpoints
-    key = arm(failpoints, "worker.before_report", "sleep:30", {"rank": 0})
-    live.machine.wait_until(lambda: key in fired(failpoints), "a step that is not reported")
-    at = live.run.status().step
-    time.sleep(1.0)  # by then it is sealed, and rank 1 waits
+    before, paths = live.healthy(), NodePaths(live.run.folder.run_id, 0)
+    at = before.step + 50
+    arm(paths.failpoints, "worker.before_report", "sleep:60", {"rank": 0, "step": at})
+
+    def is_sealed(rank: int) -> bool:
+        with Arena.open(paths.segment("arena", rank), writable=False) as arena:
+            return at + 1 in {info.step for info in arena.sealed()}
+
+    live.machine.wait_until(lambda: is_sealed(0) and is_sealed(1), "a step that is not reported")
     _end(live.workers(before)[0][1], signal.SIGKILL)
     after = live.healthy(beyond_step=at + 3)
     assert after.generation == before.generation + 1
@@ -184,4 +188,4 @@ def test_a_step_is_reported_though_the_rank_that_reports_dies_before(live: Live)
     live.machine.wait_until(lambda: live.run.query(steps_of, (after.generation,)), "its steps")
     (last,) = live.run.query(steps_of, (before.generation,))[-1]
     (first,) = live.run.query(steps_of, (after.generation,))[0]
-    assert last == first - 1, "no step was repeated or lost"
+    assert (last, first) == (at, at + 1), "no step was repeated or lost"

@@ -301,19 +301,19 @@ def test_metrics_that_another_rank_reports_are_kept_until_they_are_stored(bench:
     with python_child(WORKER, bench.paths.endpoint("executor")) as worker:
         assert worker.stdin is not None and worker.stdout is not None
 
-        def tell(*lines: str) -> None:
+        def write(*lines: str) -> None:
             worker.stdin.write("".join(f"{line}\n" for line in lines))
             worker.stdin.flush()
 
         def kept() -> int:
-            tell("count 0")
+            write("count 0")
             return int(worker.stdout.readline())
 
-        tell(*(f"keep {step}" for step in range(10)))
+        write(*(f"keep {step}" for step in range(10)))
         bench.driver.measured = (0, 4)
         wait_until(lambda: kept() == 5, what="what is stored is dropped")
         bench.driver.reports.clear()
-        tell("report 8")
+        write("report 8")
 
         def steps() -> list[int]:
             found = [r.metrics for rs in bench.driver.reports.values() for r in rs]

@@ -12,7 +12,7 @@ from pathlib import Path
 from headway.common.config import to_toml
 from headway.common.errors import HeadwayError, InputError
 from headway.common.node.run_dir import RunDir
-from headway.console.folder.claim import StillRunningError
+from headway.console.folder.claim import StillRunningError, has_led
 from headway.console.lifecycle.pods import needs_of
 from headway.console.lifecycle.shared_folder import check_possible, make_shared, shared_folder
 from headway.console.run import Run
@@ -217,8 +217,7 @@ def _explained(engine: MachinesEngine, folder: RunDir) -> Iterator[None]:
     try:
         yield
     except HeadwayError as error:
-        has_driver = lease_of(folder.control).look().holder is not None
-        words = "" if has_driver else driver_words(engine)
+        words = "" if has_led(folder.control) else driver_words(engine)
         if "ends with: error: " not in words:
             raise
         raise HeadwayError(f"the driver of {folder.name} did not start", remedy=words) from error
