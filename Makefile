@@ -12,6 +12,9 @@ JOBS ?= 2
 SRC := $(wildcard libs/*/src services/*/src console/src)
 INSTALL := VENV="$(VENV)" PYTHON="$(PYTHON)" TORCH="$(TORCH)" infra/setup/setup.sh
 export OMP_NUM_THREADS ?= 1
+# Images of containers often set this. Without a cache of its bytecode, each process compiles torch
+# again (2 s of CPU) and Headway's own modules.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup setup-lab setup-test run slurm-bed bed-packages lab test check lint types fmt lock lock-check docs screenshots matrix \
         drill mutations mutants down-time bench-train fuzz gpu gpu-wheels up down clean

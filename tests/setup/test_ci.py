@@ -87,3 +87,14 @@ def test_a_checker_that_complains_ends_it_before_any_test(project: Path) -> None
     (project / ".venv/bin/mypy").write_text("#!/bin/sh\nexit 1\n")
     done = ci(project)
     assert done.returncode == 2 and "passed" not in done.stdout
+
+
+def test_what_make_starts_keeps_its_bytecode(project: Path) -> None:
+    program = project / ".venv/bin/headway"
+    program.write_text("#!/bin/sh\nenv\n")
+    program.chmod(0o755)
+    env = os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "INHERITED": "1"}
+    done = subprocess.run(
+        ["make", "run"], cwd=project, env=env, capture_output=True, text=True, check=True
+    )
+    assert "INHERITED=1" in done.stdout and "PYTHONDONTWRITEBYTECODE" not in done.stdout
