@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import polars as pl
 import pytest
 from headway.common.errors import HeadwayError
@@ -33,7 +34,9 @@ from headway.testkit.machines.fencing import EVENTS, writes_after_fencing
 from headway.testkit.machines.waits import is_stepping, until, until_recovered
 from headway.testkit.wire import all_messages
 
-TINY = Path(__file__).resolve().parents[2] / "examples" / "tiny.toml"
+REPOSITORY = Path(__file__).resolve().parents[2]
+TINY = REPOSITORY / "examples" / "tiny.toml"
+NOTEBOOK = REPOSITORY / "notebooks" / "01_launch_and_steer.ipynb"
 MODEL = (
     "model.layers=2", "model.hidden=64", "model.heads=4", "model.seq_len=64",
     "train.eval_batches=1", "train.eval_every=0", "train.sample_tokens=0", "train.dtype=fp32",
@@ -154,7 +157,30 @@ def _steer_without_torch(machines: Machines) -> None:
     watching = head.start([sys.executable, *watch], env=env, cwd=machines.runs, log=log)
     wait_until(lambda: '"step"' in log.read_text(), what="a line of watch", timeout_s=LIMIT_S)
     watching.kill()
-    assert run(folder / "notebook.py", machines.runs) == "2 True True\n"
+
+
+def _execute_notebook_without_torch(machines: Machines, name: str) -> None:
+    """Notebook 01 with its own line that attaches: it steers, kills a worker and stops the run."""
+    head, folder = machines.head, machines.shared / "no-torch"
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    launch = re.compile(r"^run = cluster\.launch.*\n# or attach to .*: (run = .*)$", re.MULTILINE)
+    cell = notebook.cells[1]
+    cell.source, found = launch.subn(r"\1", cell.source)
+    assert found == 1
+    for old, new in (("../runs", str(machines.runs)), ('run("tiny")', f'run("{name}")')):
+        assert old in cell.source
+        cell.source = cell.source.replace(old, new)
+    nbformat.write(notebook, folder / "attach.ipynb")
+    env = {**machines.env, "PYTHONPATH": f"{folder}:{head.environment['PYTHONPATH']}"}
+    env |= {"IPYTHONDIR": str(folder / "ipython"), "JUPYTER_RUNTIME_DIR": str(folder / "jupyter")}
+    words = ["from nbclient.cli import main; main()", "attach.ipynb", "--inplace"]
+    options = [f"--timeout={LIMIT_S:.0f}", "--KernelManager.transport=ipc"]
+    head.run([sys.executable, "-c", *words, *options], env=env, cwd=folder, timeout_s=2 * LIMIT_S)
+    shown = str(nbformat.read(folder / "attach.ipynb", as_version=4).cells)
+    for part in ("RunConsole", "'replaced'", "'same process'", "checkpoint       step"):
+        assert part in shown, part
+    run = Run(machines.runs / name)
+    assert run.outcome == "stopped" and (run.path / "trace.json.gz").exists()
 
 
 def _steer_by_a_gateway(machines: Machines) -> None:
@@ -235,8 +261,8 @@ def test_a_machine_that_will_be_taken_away_hands_over_and_may_come_back(
     assert "node_silent" not in events, "it was planned"
     again = machines.keep("d", 1)
     until(machines, "d", lambda s: s["nodes"].get("1") == "spare", "it does not come back")
-    machines.headway("stop", "d")
-    assert again.wait(LIMIT_S) == 0
+    _execute_notebook_without_torch(machines, "d")
+    assert again.wait(LIMIT_S) == 0, "the notebook has stopped the run"
     _await_empty(machines)
 
 
