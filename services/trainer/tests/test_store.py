@@ -94,6 +94,27 @@ def test_its_end_is_an_error_for_whoever_waits(server: StoreServer, client: Stor
     assert errors and "store is gone" in errors[0]
 
 
+def test_closing_a_connection_ends_the_call_that_waits_on_another_thread(
+    server: StoreServer,
+) -> None:
+    """libzmq crashes the process where a socket is closed under a thread that uses it."""
+    for number in range(1, 31):
+        client = StoreClient(server.endpoint, 20.0)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(client.get, "never")
+            wait_until(lambda n=number: len(server._waiting) == n, what="the request")
+            client.close()
+            with pytest.raises(PeerLost, match="this rank has closed its connection"):
+                waiting.result(20)
+        client.close()
+        with pytest.raises(PeerLost, match="an earlier request failed"):
+            client.num_keys()
+    unused = StoreClient(server.endpoint, 20.0)
+    unused.close()
+    with pytest.raises(PeerLost, match="this rank has closed its connection"):
+        unused.num_keys()
+
+
 def test_a_port_of_the_range_that_is_in_use_is_passed_over() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = other.getsockname()[1]

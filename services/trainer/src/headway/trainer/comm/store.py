@@ -219,6 +219,7 @@ class StoreClient(_dist.Store):  # type: ignore[misc]  # torch's stubs export no
         self.is_lost = False
         """Whether a call has failed; NCCL wraps that in an error that hides it."""
         self._address = str(endpoint)
+        self._wake, self._waker = socket.socketpair()
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         self._monitor = self._socket.get_monitor_socket(_ENDS | zmq.EVENT_HANDSHAKE_SUCCEEDED)
@@ -269,16 +270,21 @@ class StoreClient(_dist.Store):  # type: ignore[misc]  # torch's stubs export no
         return self._ask(_Request("count")).number
 
     def close(self) -> None:
-        """Disconnect."""
-        with contextlib.suppress(zmq.ZMQError):
-            self._socket.disable_monitor()
-        self._context.destroy(linger=0)
+        """Disconnect, and end a call that waits on another thread; may be repeated."""
+        self._waker.close()
+        with self._lock:  # libzmq crashes if a socket is closed while a thread uses it
+            with contextlib.suppress(zmq.ZMQError):
+                self._socket.disable_monitor()
+            self._context.destroy(linger=0)
+            self._wake.close()
 
     def _ask(self, request: _Request) -> _Reply:
         with self._lock:
             try:
                 if self.is_lost:  # what arrives now may answer an earlier request
                     raise ConnectionError("an earlier request failed")
+                if self._socket.closed:
+                    raise ConnectionError("this rank has closed its connection")
                 self._socket.send(_encode(request), zmq.NOBLOCK)
                 self._await(self._socket)
                 reply = _decode_reply(self._socket.recv(zmq.NOBLOCK))
@@ -298,10 +304,12 @@ class StoreClient(_dist.Store):  # type: ignore[misc]  # torch's stubs export no
         """
         deadline = time.monotonic() + self._timeout_s
         poller = zmq.Poller()
-        for one in {self._socket, self._monitor}:
+        for one in {self._socket, self._monitor, self._wake}:
             poller.register(one, zmq.POLLIN)
         while True:
             ready = dict(poller.poll(max(0, round(1000 * (deadline - time.monotonic())))))
+            if self._wake.fileno() in ready:
+                raise ConnectionError("this rank has closed its connection")
             if source is self._socket and source in ready:
                 return
             if self._monitor in ready:
