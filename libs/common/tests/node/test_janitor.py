@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -364,3 +365,25 @@ def test_a_run_that_is_started_again_keeps_its_snapshots_and_nothing_else(
     assert left == {NodePaths(run_id, node).segment("arena", node) for node in (0, 1)}
     janitor.end_run(run_id)
     assert [path for root in roots for path in root.rglob("*")] == []
+
+
+def test_leaving_a_run_waits_for_the_lock_of_a_process_that_is_no_longer_found(
+    roots: tuple[Path, Path],
+) -> None:
+    run_id = new_run_id()
+    furnish(run_id)
+    exiting = RunLock.hold(run_id)  # as by a process that has lost its environment already
+    release = threading.Timer(0.3, exiting.release)
+    release.start()
+    assert len(janitor.leave_run(run_id)) == 2
+    assert not any((root / run_id).exists() for root in roots)
+    release.join()
+
+
+def test_a_run_that_another_process_holds_is_not_waited_for(roots: tuple[Path, Path]) -> None:
+    run_id = new_run_id()
+    furnish(run_id)
+    with member(run_id, code=EXECUTOR), pytest.MonkeyPatch.context() as patched:
+        patched.setattr(janitor, "_RELEASE_S", 3600.0)
+        assert janitor.leave_run(run_id) == []
+        assert all((root / run_id).exists() for root in roots)

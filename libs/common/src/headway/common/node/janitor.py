@@ -25,8 +25,10 @@ from headway.common.node.run_dir import (
     shm_root,
     sock_root,
 )
+from headway.common.polling import wait_until
 
 _END_TIMEOUT_S = 10.0
+_RELEASE_S = 2.0
 _RECOVERING = ("init", "executor", "driver")
 
 
@@ -95,9 +97,18 @@ def leave_run(run_id: str) -> list[str]:
     """Final clean-up by the last executor of an ended run: shared files and leftover processes.
 
     Nothing happens while another process holds the run. Inits, executors and drivers are left to
-    exit.
+    exit. A process that exits loses its environment, by which it is found, before its locks: a lock
+    that no process explains is waited for.
     """
-    lock = RunLock.try_exclusive(check_run_id(run_id), sock_root())
+    check_run_id(run_id)
+    found: list[RunLock | None] = []
+
+    def is_answered() -> bool:
+        found.append(RunLock.try_exclusive(run_id, sock_root()))
+        return found[-1] is not None or any(p.pid != os.getpid() for p in processes_of(run_id))
+
+    wait_until(is_answered, _RELEASE_S)
+    lock = found[-1]
     if lock is None:
         return []
     with lock:
