@@ -81,7 +81,7 @@ def test_a_restored_run_with_every_option_continues_bit_for_bit(
         "micro_batch_size": 1,
         "batch_ramp": [4, 4, 120],
         "on_spike": "skip",
-        "spike_factor": 1.8,
+        "spike_factor": 1.5,  # the spoiled step has 1.77 or more, depending on the CPU
         "spike_window": 5,
     }
     spoiled = (56, 64)  # step 12; steps have 4 sequences at first, 8 from step 10 on
