@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -282,6 +283,44 @@ def test_a_run_of_this_machine_is_not_replaced(console: Console) -> None:
         attach(Access.load(console.key), console.folder)
     with pytest.raises(InputError, match="has no run 'absent'"):
         attach(Access.load(console.key), console.folder, "absent")
+
+
+def test_a_command_names_the_cluster_instead_of_attaching_first(
+    fake: FakeRun, console: Console, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.advance(12)
+    for words in (["status", "fake"], ["status"], ["runs"], ["pause"]):
+        assert console.headway("--cluster", str(console.key), *words) == 0, words
+        assert ("12/40" in capsys.readouterr().out) == (words != ["pause"])
+    assert fake.paused
+    assert console.headway("status", "fake") == 0, "it is attached"
+    assert console.headway("--cluster", str(console.key), "status", "absent") == 2
+    assert "has no run 'absent'" in capsys.readouterr().err
+    console.stop()
+    shutil.rmtree(console.folder / "fake")
+    assert console.headway("status", "fake") == 2, "the option is not remembered"
+
+
+@pytest.mark.parametrize("command", ["run", "attach", "doctor", "cluster", "data"])
+def test_a_command_about_this_machine_takes_no_cluster(
+    command: str, console: Console, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--cluster", str(console.key), command, "x"]) == 2
+    assert capsys.readouterr().err == (
+        f"error: headway {command} does not use a gateway; leave `--cluster FILE` out before it\n"
+    )
+
+
+def test_a_cluster_without_runs_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    console = Console(tmp_path, tmp_path / "empty")
+    try:
+        assert console.headway("--cluster", str(console.key), "status") == 2
+        assert f"the gateway of {console.key} has no runs; start one" in capsys.readouterr().err
+        assert console.headway("--cluster", str(console.key), "runs") == 0
+        assert "no run" in capsys.readouterr().out
+    finally:
+        console.stop()
 
 
 WITHOUT_TORCH = """

@@ -1,4 +1,4 @@
-"""What a machine makes of the bundle, and whether it has the corpus."""
+"""What a machine makes of the bundle, and whether it can take part."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import pytest
 from headway.common.errors import InputError
 from headway.common.node.run_dir import RunDir
 from headway.common.wire.addresses import Network
-from headway.launch.joining import corpus, folder, needs
+from headway.launch.joining import folder, needs
 from headway.launch.joining.__main__ import take_part
 from headway.launch.joining.bundle import Bundle
+from headway.launch.joining.corpus import Corpus
 from headway.launch.joining.folder import NodeFolder
 from headway.launch.joining.ticket import Ticket
 from headway.launch.lease import FileLease
@@ -102,21 +103,6 @@ def test_damage_is_named(bundle: Bundle) -> None:
         Bundle.load(Path("/no/such/bundle.json"))
 
 
-def test_another_corpus_or_none_is_refused(tmp_path: Path, bundle: Bundle) -> None:
-    data = tmp_path / "data"
-    wanted = dataclasses.replace(bundle, corpus=str(data), fingerprint="0" * 64)
-    with pytest.raises(InputError, match="has no corpus in"):
-        corpus.check(wanted)
-    (data / "train").mkdir(parents=True)
-    (data / "train" / "tokens.bin").write_bytes(b"abc")
-    wanted = dataclasses.replace(wanted, fingerprint=corpus.listing_digest(data))
-    corpus.check(wanted)
-    (data / "train" / "tokens.bin").write_bytes(b"abcd")
-    with pytest.raises(InputError, match="differs from the run's corpus"):
-        corpus.check(wanted)
-    corpus.check(dataclasses.replace(wanted, fingerprint=""))
-
-
 def test_a_machine_without_the_gpus_or_the_shared_memory_is_refused(
     tmp_path: Path, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,7 +119,7 @@ def test_a_machine_without_the_gpus_or_the_shared_memory_is_refused(
 @pytest.mark.parametrize(
     ("changes", "refusal"),
     [
-        ({"corpus": "/no/such/corpus", "fingerprint": "0" * 64}, "has no corpus in"),
+        ({"corpus": Corpus("/no/such/corpus", "0" * 64)}, "has no corpus in"),
         ({"gpus": 1 << 20}, "a node of the run needs 1048576"),
         ({"shm_bytes": 1 << 60}, "MiB free, the snapshots of a node need"),
         ({"network": Network(interface="eth77")}, "eth77"),

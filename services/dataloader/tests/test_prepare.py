@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from headway.common.errors import CorruptError, InputError
 from headway.common.node.testing import child_environment
+from headway.dataloader.cli import main
 from headway.dataloader.config import DataConfig
 from headway.dataloader.dataset import Dataset, verify
 from headway.dataloader.prepare import prepare, split_documents, unigram_nats
@@ -53,6 +54,20 @@ def test_preparing_again_elsewhere_gives_equal_bytes(
 ) -> None:
     again = prepare(_config(tmp_path / "again", text_folder)).path
     assert _bytes(again) == _bytes(corpus)
+
+
+def test_what_a_folder_says_of_itself_makes_it_again(
+    corpus: Path, text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["prepare", *Dataset(corpus).recipe, "--out", str(tmp_path / "again")]
+    assert main(words) == 0
+    assert _bytes(tmp_path / "again") == _bytes(corpus)
+    monkeypatch.chdir(text_folder.parent)
+    relative = prepare(_config(tmp_path / "relative", text_folder.name)).path
+    assert Dataset(relative).recipe == (), "another machine may have another folder of this name"
+    tokenizer = str(corpus / "tokenizer.json")
+    given = prepare(_config(tmp_path / "given", text_folder, tokenizer=tokenizer)).path
+    assert Dataset(given).recipe == () == Dataset(corpus / "train").recipe
 
 
 def test_the_second_run_says_that_it_does_nothing(text_folder: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 from headway.common.cli import fail, group, run
+from headway.common.errors import InputError
 from headway.common.help_pages import PageGroup, epilog
 from headway.console.commands import (
     clusters,
@@ -26,8 +27,8 @@ from headway.console.commands import (
     steering,
     watching,
 )
-from headway.console.commands.options import RUNS, run_names
-from headway.console.commands.pages import HEADINGS, SERVICES
+from headway.console.commands.options import GATEWAY, RUNS, run_names
+from headway.console.commands.pages import HEADINGS, LOOK, SERVICES, STEER
 
 GROUP = "headway.commands"
 SERVICE_HELP = {
@@ -53,7 +54,7 @@ class LazyGroup(PageGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Without typer's own options where a command follows: to convert them loads pydantic."""
         if args and not args[0].startswith("-"):
-            self.params = [p for p in self.params if not str(p.name).endswith("_completion")]
+            self.params = [p for p in self.params if p.name == "version"]
         return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -117,14 +118,35 @@ def _print_version(wanted: bool) -> None:
 
 
 def _root(
+    ctx: typer.Context,
     version: Annotated[
         bool,
         typer.Option(
             "--version", callback=_print_version, is_eager=True, help="Print the version."
         ),
     ] = False,
+    cluster: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Look at or steer the runs of another machine, by its gateway's key file.",
+        ),
+    ] = None,
 ) -> None:
     del version
+    GATEWAY.set(cluster)
+    if cluster is not None:
+        _refuse_local(ctx)
+
+
+def _refuse_local(ctx: typer.Context) -> None:
+    """Only commands about an existing run take another machine's."""
+    name = str(ctx.invoked_subcommand)
+    root: Any = ctx.command
+    if root.described(ctx, name)[0] not in (LOOK, STEER) or name == "attach":
+        raise InputError(
+            f"headway {name} does not use a gateway", remedy="leave `--cluster FILE` out before it"
+        )
 
 
 app = group(

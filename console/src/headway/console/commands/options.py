@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import sys
 import tomllib
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from headway.common.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from headway.console.run import Run
 
 RUNS = Path("runs")
 RUN_HELP = "Name of the run; the newest by default."
+GATEWAY: ContextVar[Path | None] = ContextVar("GATEWAY", default=None)
+"""The key file of ``headway --cluster FILE``, whose runs the command means."""
 
 
 def run_names(runs_dir: Path) -> list[str]:
@@ -108,8 +114,32 @@ def confirm(question: str, yes: bool) -> None:
         raise typer.Exit(1)
 
 
+def known_runs(runs_dir: Path, name: str | None = None) -> Sequence[Run]:
+    """Runs of a folder, or of a gateway, which are attached to the folder first; the newest last.
+
+    Args:
+        runs_dir: the folder.
+        name: of a gateway attach only this run.
+    """
+    gateway = GATEWAY.get()
+    if gateway is None:
+        from headway.console.cluster import Cluster
+
+        return Cluster(runs_dir).runs()
+    from headway.console.gateway.access import Access
+    from headway.console.gateway.remote_run import attach
+
+    return attach(Access.load(gateway), runs_dir, name)
+
+
 def find_run(name: str | None, runs_dir: Path) -> Run:
     """A run by name; without one the newest. Raises InputError when there is none."""
-    from headway.console.cluster import Cluster
+    gateway = GATEWAY.get()
+    if gateway is None:
+        from headway.console.cluster import Cluster
 
-    return Cluster(runs_dir).run(name)
+        return Cluster(runs_dir).run(name)
+    found = known_runs(runs_dir, name)
+    if not found:
+        raise InputError(f"the gateway of {gateway} has no runs", remedy="start one there")
+    return found[-1]

@@ -19,6 +19,7 @@ from headway.console.commands.options import (
     complete_logs,
     complete_ranks,
     find_run,
+    known_runs,
 )
 from headway.console.commands.pages import LOOK
 
@@ -75,10 +76,9 @@ def runs(runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
     an outcome, as in a power cut. A run on machines is unreachable while no driver leads it:
     another one may take over.
     """
-    from headway.console.cluster import Cluster
     from headway.console.folder import run_list
 
-    found = run_list.entries(Cluster(runs_dir).runs())
+    found = run_list.entries(known_runs(runs_dir))
     lines: list[str | Table] = [f"no run in {runs_dir}; start one with `headway run`"]
     if found:
         lines = [Table(run_list.rows(found), run_list.HEADER)]

@@ -16,6 +16,7 @@ from headway.console.folder.claim import StillRunningError, has_led
 from headway.console.lifecycle.pods import needs_of
 from headway.console.lifecycle.shared_folder import check_possible, make_shared, shared_folder
 from headway.console.run import Run
+from headway.dataloader import Dataset
 from headway.launch.cluster import ClusterFolder
 from headway.launch.engines import (
     Hardware,
@@ -30,7 +31,7 @@ from headway.launch.engines import (
 )
 from headway.launch.joining import tokens
 from headway.launch.joining.bundle import Bundle
-from headway.launch.joining.corpus import listing_digest
+from headway.launch.joining.corpus import Corpus, listing_digest
 from headway.launch.leases import lease_of
 from headway.launch.machines.engine import MachinesEngine
 from headway.launch.nodes import last_line_in
@@ -127,7 +128,7 @@ def prepare(
     forget_driver(folder)  # the run is not live, so it has ended
     nodes = config.launch.nodes + config.launch.spares
     former = Bundle.load(folder.bundle) if folder.bundle.exists() else None
-    fingerprint = listing_digest(Path(config.data.path))
+    corpus = _corpus_at(Path(config.data.path))
     control, needs = shared / "control", needs_of(config)
     bundle = Bundle(
         run_id=folder.run_id,
@@ -140,8 +141,7 @@ def prepare(
         shared=str(shared),
         secret=former.secret if former is not None else tokens.new_secret(),
         console_key=cluster.key_of("console").public.decode(),
-        corpus=config.data.path,
-        fingerprint=fingerprint,
+        corpus=corpus,
         gpus=needs.gpus,
         shm_bytes=needs.shm_bytes,
     )
@@ -158,6 +158,10 @@ def prepare(
         _report_trouble(of_bundle(bundle).release, report)
         raise
     return bundle
+
+
+def _corpus_at(path: Path) -> Corpus:
+    return Corpus(str(path), listing_digest(path), Dataset(path).recipe)
 
 
 def _with_machines(bundle: Bundle, config: RunConfig, provided: MachinesConfig) -> Bundle:

@@ -50,7 +50,6 @@ def manifests(config: RunConfig, pods: KubernetesConfig, name: str) -> list[dict
         shared=f"{pods.shared}/{name}-{run_id}",
         secret=tokens.new_secret(),
         console_key=key.public.decode(),
-        corpus=config.data.path,
         gpus=needs.gpus,
         shm_bytes=needs.shm_bytes,
     )

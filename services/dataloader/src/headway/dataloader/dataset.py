@@ -26,6 +26,7 @@ from headway.dataloader.config import SPLITS
 from headway.dataloader.digests import BlockHasher, digests_path
 from headway.dataloader.document_keys import read_keys
 from headway.dataloader.formats import TokenFile, bin_path, idx_path
+from headway.dataloader.sources import DEBIAN_DOCS, STDLIB
 from headway.dataloader.tokenizer import Tokenizer
 
 META_VERSION = 1
@@ -122,6 +123,25 @@ class Dataset:
     def vocab_size(self) -> int | None:
         """Number of token ids, None for a bare ``.bin``/``.idx`` pair."""
         return None if self.meta is None else self.meta.vocab_size
+
+    @property
+    def recipe(self) -> tuple[str, ...]:
+        """Arguments of ``headway data prepare`` that make the same folder on another machine.
+
+        Empty for a bare pair, for a source that is named by a relative path, and where a tokenizer
+        was given.
+        """
+        meta = self.meta
+        if meta is None or not meta.asked_vocab_size:
+            return ()
+        if meta.source not in (STDLIB, DEBIAN_DOCS) and not Path(meta.source).is_absolute():
+            return ()
+        options = {
+            "--source": meta.source,
+            "--vocab-size": meta.asked_vocab_size,
+            "--validation-fraction": meta.validation_fraction,
+        }
+        return tuple(str(word) for option in options.items() for word in option)
 
     @property
     def tokenizer(self) -> Tokenizer:

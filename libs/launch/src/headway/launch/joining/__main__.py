@@ -161,7 +161,7 @@ def take_part(folder: NodeFolder, ticket: Ticket, limit_s: float) -> None:
     earlier start of the run, with the settings of then, is ended before.
 
     Raises:
-        HeadwayError: the driver refuses it, or none answers; or the corpus is not here.
+        HeadwayError: the driver refuses it, or none answers; or this machine lacks something.
     """
     if folder.has_joined(ticket.node, ticket.start):
         return
@@ -181,6 +181,7 @@ def take_part(folder: NodeFolder, ticket: Ticket, limit_s: float) -> None:
 
 
 def _join(folder: NodeFolder, ticket: Ticket, limit_s: float) -> None:
+    corpus.provide(ticket.corpus)
     scratch.make(folder.path)
     # The first node's ticket may be used again, as after a reboot: then a driver can be asked,
     # unless all nodes of the run were down at once.
@@ -189,7 +190,6 @@ def _join(folder: NodeFolder, ticket: Ticket, limit_s: float) -> None:
         bundle = Bundle.from_json(ticket.bundle, source="the ticket")
     else:
         bundle = join(ticket, folder.key(), limit_s=limit_s)
-    corpus.check(bundle)
     needs.check(bundle)
     _ = bundle.network.endpoint, bundle.network.fabric_address  # this machine has them
     folder.install(bundle, ticket.node, is_first=is_first)

@@ -11,6 +11,7 @@ from headway.common.config import from_dict
 from headway.common.errors import ConfigError, InputError
 from headway.common.node.files import replace_file
 from headway.common.wire.addresses import Network
+from headway.launch.joining.corpus import Corpus
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,7 @@ class Bundle:
     secret: str = field(repr=False)
     console_key: str = ""
     """Public key of the console."""
-    corpus: str = ""
-    """Folder of the corpus on each machine."""
-    fingerprint: str = ""
-    """Of the corpus; empty: not checked."""
+    corpus: Corpus = field(default_factory=Corpus)
     gpus: int = 0
     """GPUs that a node needs."""
     shm_bytes: int = 0

@@ -11,6 +11,7 @@ from headway.common.config import from_dict
 from headway.common.errors import ConfigError, InputError
 from headway.launch.joining import tokens
 from headway.launch.joining.bundle import Bundle
+from headway.launch.joining.corpus import Corpus
 from headway.launch.joining.scratch import folder_of
 
 
@@ -31,6 +32,8 @@ class Ticket:
     """Of `fence`: drivers of earlier epochs are ended."""
     start: str = ""
     """Of the bundle: what an earlier start of the run has left on the machine is ended."""
+    corpus: Corpus = field(default_factory=Corpus)
+    """The machine sees to it before it joins: a node that has joined must report soon."""
 
     @classmethod
     def of(cls, bundle: Bundle, node: int, scratch: str, *, is_first: bool = False) -> Ticket:
@@ -43,6 +46,7 @@ class Ticket:
             scratch=scratch,
             bundle=bundle.to_json() if is_first else "",
             start=bundle.start,
+            corpus=bundle.corpus,
         )
 
     def to_json(self) -> str:

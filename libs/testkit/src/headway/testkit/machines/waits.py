@@ -45,3 +45,16 @@ def until_recovered(machines: Machines, name: str, before: Mapping[str, Any]) ->
         lambda s: s.get("generation", 0) > before["generation"] and is_stepping(s, 0),
         "no recovery",
     )
+
+
+def until_empty(machines: Machines) -> None:
+    """Returns once no node runs any process.
+
+    Raises:
+        TimeoutError: the processes that are left.
+    """
+    deadline = time.monotonic() + LIMIT_S
+    while left := {node.name: node.processes() for node in machines.bed.nodes if node.processes()}:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"still running after {LIMIT_S:g} s: {left}")
+        time.sleep(EVERY_S)
