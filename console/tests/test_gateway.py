@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -289,16 +290,35 @@ def test_a_command_names_the_cluster_instead_of_attaching_first(
     fake: FakeRun, console: Console, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake.advance(12)
+    older = fake.folder.path.with_name("older")
+    shutil.copytree(fake.folder.path, older, symlinks=True)
+    os.utime(older / "run.json", (0, 0))
+    gateway = ("--cluster", str(console.key))
     for words in (["status", "fake"], ["status"], ["runs"], ["pause"]):
-        assert console.headway("--cluster", str(console.key), *words) == 0, words
+        shutil.rmtree(console.folder)
+        assert console.headway(*gateway, *words) == 0, words
+        attached = {path.name for path in console.folder.iterdir()}
+        assert attached == ({"fake", "older"} if words == ["runs"] else {"fake"}), words
         assert ("12/40" in capsys.readouterr().out) == (words != ["pause"])
     assert fake.paused
     assert console.headway("status", "fake") == 0, "it is attached"
-    assert console.headway("--cluster", str(console.key), "status", "absent") == 2
+    assert console.headway(*gateway, "status", "absent") == 2
     assert "has no run 'absent'" in capsys.readouterr().err
     console.stop()
     shutil.rmtree(console.folder / "fake")
     assert console.headway("status", "fake") == 2, "the option is not remembered"
+
+
+def test_a_run_of_the_same_name_behind_another_gateway_is_not_mistaken_for_it(
+    fake: FakeRun, console: Console
+) -> None:
+    attach(Access.load(console.key), console.folder, "fake")
+    record = json.loads(fake.folder.run_json.read_text())
+    fake.folder.run_json.write_text(json.dumps(record | {"run_id": "0123abcd"}))
+    before = (console.folder / "fake" / "run.json").read_text()
+    with pytest.raises(InputError, match="fake holds another run of that name"):
+        attach(Access.load(console.key), console.folder)
+    assert (console.folder / "fake" / "run.json").read_text() == before
 
 
 @pytest.mark.parametrize("command", ["run", "attach", "doctor", "cluster", "data"])
@@ -316,7 +336,7 @@ def test_a_cluster_without_runs_says_so(tmp_path: Path, capsys: pytest.CaptureFi
     console = Console(tmp_path, tmp_path / "empty")
     try:
         assert console.headway("--cluster", str(console.key), "status") == 2
-        assert f"the gateway of {console.key} has no runs; start one" in capsys.readouterr().err
+        assert "there are no runs at the gateway tcp://" in capsys.readouterr().err
         assert console.headway("--cluster", str(console.key), "runs") == 0
         assert "no run" in capsys.readouterr().out
     finally:

@@ -16,7 +16,7 @@ from headway.console.folder import presence
 from headway.console.folder.claim import StillRunningError, claimed, keep_config
 from headway.console.lifecycle import launch, machines
 from headway.console.run import Run
-from headway.console.testing import SMALL
+from headway.console.testing import SMALL, touch_corpus
 from headway.launch.cluster import ClusterFolder
 from headway.launch.engines import facts_of
 from headway.launch.hosts.config import Host, HostsConfig
@@ -48,7 +48,7 @@ class Fleet:
         self.cluster = ClusterFolder.create(
             folder / "cluster", nodes=3, engine=facts_of(self.hosts)
         )
-        (folder / "corpus").mkdir()
+        touch_corpus(folder / "corpus")
         self.config = dataclasses.replace(
             SMALL,
             data=dataclasses.replace(SMALL.data, path=str(folder / "corpus")),

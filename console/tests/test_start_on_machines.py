@@ -17,7 +17,7 @@ from headway.console.folder.claim import StillRunningError, claimed, keep_config
 from headway.console.lifecycle import launch, machines
 from headway.console.lifecycle.shared_folder import shared_folder
 from headway.console.run import Run
-from headway.console.testing import SMALL
+from headway.console.testing import SMALL, touch_corpus
 from headway.launch.cluster import ClusterFolder
 from headway.launch.engines import facts_of, hardware_of
 from headway.launch.hosts.config import Host, HostsConfig
@@ -95,7 +95,7 @@ def test_slurm_without_its_commands_is_reported_first(
 
 
 def _prepared(folder: Path, config: RunConfig) -> tuple[Run, ClusterFolder]:
-    (folder / "corpus").mkdir(exist_ok=True)
+    touch_corpus(folder / "corpus")
     run = RunDir.create(folder / "runs" / "new", run_id="abcd1234")
     keep_config(Run(run.path), config)
     return Run(run.path), ClusterFolder.create(folder / "cluster", nodes=2)
@@ -120,6 +120,9 @@ class Unreached:
     def name_of(self, node: int) -> str:
         return "abc"[node]
 
+    def prepare_all(self) -> None:
+        pass
+
     def start_first(self) -> None:
         FileLease(self._control).publish(Holder(1, 0, 1, 1, "tcp://127.0.0.1:1", space="there"))
 
@@ -133,7 +136,7 @@ class Unreached:
 def test_a_failed_start_keeps_the_run_that_it_could_not_end(
     own_roots: Path, hosts: HostsConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (own_roots / "corpus").mkdir()
+    touch_corpus(own_roots / "corpus")
     monkeypatch.setattr(machines, "of_bundle", Unreached)
     monkeypatch.setattr(launch, "prepare_corpus", lambda *_: None)
     with pytest.raises(StillRunningError, match="node 0 on a: a cannot be reached") as caught:
@@ -151,7 +154,7 @@ def test_a_second_interruption_keeps_the_run_that_it_did_not_end(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    (own_roots / "corpus").mkdir()
+    touch_corpus(own_roots / "corpus")
     monkeypatch.setattr(machines, "of_bundle", Unreached)
     monkeypatch.setattr(launch, "prepare_corpus", lambda *_: None)
     for name in ("start_all", "stop"):
@@ -166,7 +169,7 @@ def test_a_driver_that_cannot_start_is_the_cause_where_others_cannot_join(
     own_roots: Path, hosts: HostsConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = "error: cannot listen on tcp://10.0.0.5: the ports 7000-7000 are all in use"
-    (own_roots / "corpus").mkdir()
+    touch_corpus(own_roots / "corpus")
     monkeypatch.setattr(machines, "of_bundle", Unreached)
     monkeypatch.setattr(launch, "prepare_corpus", lambda *_: None)
     monkeypatch.setattr(Unreached, "start_first", lambda _: None)

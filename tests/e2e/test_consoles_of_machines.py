@@ -72,14 +72,19 @@ def _execute_notebook(machines: Machines, name: str) -> None:
     for old, new in (("../runs", str(machines.runs)), ('run("tiny")', f'run("{name}")')):
         assert old in cell.source
         cell.source = cell.source.replace(old, new)
+    last = "import importlib.util\nprint('torch is', importlib.util.find_spec('torch'))"
+    notebook.cells.append(nbformat.v4.new_code_cell(last))
     nbformat.write(notebook, folder / "attach.ipynb")
     env = {**machines.env, "PYTHONPATH": f"{folder}:{head.environment['PYTHONPATH']}"}
     env |= {"IPYTHONDIR": str(folder / "ipython"), "JUPYTER_RUNTIME_DIR": str(folder / "jupyter")}
     words = ["from nbclient.cli import main; main()", "attach.ipynb", "--inplace"]
     options = [f"--timeout={LIMIT_S:.0f}", "--KernelManager.transport=ipc"]
     head.run([sys.executable, "-c", *words, *options], env=env, cwd=folder, timeout_s=2 * LIMIT_S)
-    shown = str(nbformat.read(folder / "attach.ipynb", as_version=4).cells)
-    for part in ("RunConsole", "'replaced'", "'same process'", "checkpoint       step"):
+    cells = nbformat.read(folder / "attach.ipynb", as_version=4).cells
+    shown = str([cell.get("outputs") for cell in cells])
+    for part in (
+        "RunConsole", "'replaced'", "'same process'", "checkpoint       step", "torch is None",
+    ):  # fmt: skip
         assert part in shown, part
     run = Run(machines.runs / name)
     assert run.outcome == "stopped" and (run.path / "trace.json.gz").exists()
@@ -108,6 +113,8 @@ def _steer_by_a_gateway(machines: Machines) -> None:
         last = "SELECT lr FROM metrics ORDER BY generation DESC, step DESC LIMIT 1"
         return float(Run(machines.runs / "d").query(last)[0][0])
 
+    found = headway("--cluster", "gateway.key", "status", "d", "--json")
+    assert json.loads(found)["status"]["phase"] == "running"
     assert "d is live" in headway("attach", "gateway.key", "d")
     assert json.loads(headway("status", "d", "--json"))["status"]["phase"] == "running"
     headway("pause", "d", "--wait")

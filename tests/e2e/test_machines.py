@@ -42,6 +42,7 @@ def test_a_run_outlives_the_machine_of_its_driver_and_sends_nothing_in_plain(
         before = until(machines, "a", lambda s: is_stepping(s, 6), "the run does not step")
         assert before["nodes"] == {"0": "active", "1": "active", "2": "spare"}
         nodes, listening = machines.bed.nodes, machines.bed.listening()
+        assert listening
         assert {one.address for one in listening} <= {
             address for node in nodes for address in (node.address, node.fabric_address)
         }

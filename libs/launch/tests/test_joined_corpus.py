@@ -92,3 +92,10 @@ def test_a_machine_that_cannot_prepare_says_why(wanted: Corpus, text: Path) -> N
     with pytest.raises(InputError, match=r"and cannot prepare it: .*nowhere.*copy it there"):
         provide(gone)
     assert not Path(wanted.path).exists()
+
+
+def test_a_preparation_that_takes_too_long_is_ended_and_leaves_nothing(wanted: Corpus) -> None:
+    with pytest.raises(InputError, match=r"cannot prepare it: it takes more than 0.01 s; copy"):
+        provide(wanted, limit_s=0.01)
+    assert not list(Path(wanted.path).parent.glob("*"))
+    provide(wanted)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import stat
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,12 @@ def test_it_has_joined_until_the_machine_starts_anew_or_the_run_ends(
     node.leave()  # before its processes end: a start in between must ask the driver
     assert not node.has_joined(1, "")
     node.leave()
+
+
+def test_a_bundle_of_a_version_that_prepared_no_corpus_is_read(bundle: Bundle) -> None:
+    old = json.loads(bundle.to_json()) | {"corpus": "/data", "fingerprint": "ab"}
+    found = Bundle.from_json(json.dumps(old), source="the file")
+    assert found == dataclasses.replace(bundle, corpus=Corpus("/data", "ab"))
 
 
 def test_damage_is_named(bundle: Bundle) -> None:

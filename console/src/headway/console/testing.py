@@ -68,6 +68,12 @@ def events_of(rank: int, *rows: Row, generation: int = 0, **fields: int) -> pl.D
     return frame(0, rank, made).drop("launched_ns")
 
 
+def touch_corpus(prefix: Path) -> None:
+    """Make an empty Megatron pair, as the corpus of a run that trains nothing."""
+    for ending in (".bin", ".idx"):
+        prefix.with_name(prefix.name + ending).touch()
+
+
 class FakeRun:
     """``FakeRun(runs_dir)`` is live until ``finish`` or ``close``; only ``advance`` makes steps.
 

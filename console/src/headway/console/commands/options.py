@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from headway.common.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -114,13 +113,8 @@ def confirm(question: str, yes: bool) -> None:
         raise typer.Exit(1)
 
 
-def known_runs(runs_dir: Path, name: str | None = None) -> Sequence[Run]:
-    """Runs of a folder, or of a gateway, which are attached to the folder first; the newest last.
-
-    Args:
-        runs_dir: the folder.
-        name: of a gateway attach only this run.
-    """
+def known_runs(runs_dir: Path) -> Sequence[Run]:
+    """Runs of a folder, or all of a gateway, which are attached to the folder; the newest last."""
     gateway = GATEWAY.get()
     if gateway is None:
         from headway.console.cluster import Cluster
@@ -129,7 +123,7 @@ def known_runs(runs_dir: Path, name: str | None = None) -> Sequence[Run]:
     from headway.console.gateway.access import Access
     from headway.console.gateway.remote_run import attach
 
-    return attach(Access.load(gateway), runs_dir, name)
+    return attach(Access.load(gateway), runs_dir)
 
 
 def find_run(name: str | None, runs_dir: Path) -> Run:
@@ -139,7 +133,9 @@ def find_run(name: str | None, runs_dir: Path) -> Run:
         from headway.console.cluster import Cluster
 
         return Cluster(runs_dir).run(name)
-    found = known_runs(runs_dir, name)
-    if not found:
-        raise InputError(f"the gateway of {gateway} has no runs", remedy="start one there")
-    return found[-1]
+    from headway.console.gateway.access import Access
+    from headway.console.gateway.remote_run import attach, newest_name
+
+    access = Access.load(gateway)
+    [found] = attach(access, runs_dir, name or newest_name(access))
+    return found

@@ -201,20 +201,51 @@ def attach(access: Access, runs_dir: Path, only: str | None = None) -> list[Remo
                     remedy="attach into another folder with --runs-dir",
                 )
             facts = gateway.call(DescribeRun(run=name), RunFacts, timeout_s=CALL_S)
+            _refuse_another(path, facts)
             make_private_folder(path)
             access.save(path / ELSEWHERE)
             _keep_description(path, facts)
     return [RemoteRun(runs_dir / name) for name in names]
 
 
-def _keep_description(path: Path, facts: RunFacts) -> None:
+def newest_name(access: Access) -> str:
+    """The run of the gateway that was started last.
+
+    Raises:
+        InputError: there is none. DeadlineError: the gateway does not answer.
+    """
+    with access.client() as gateway:
+        names = gateway.call(ListRuns(), RunNames, timeout_s=CALL_S).names
+    if not names:
+        raise InputError(f"there are no runs at the gateway {access.address}", remedy="start one")
+    return names[-1]
+
+
+def _refuse_another(path: Path, facts: RunFacts) -> None:
+    """Commands for a run must not reach another one of its name, as behind a second gateway."""
     try:
-        record = dict(json.loads(facts.record))
+        known = json.loads((path / "run.json").read_text())
+    except FileNotFoundError:
+        return
+    if known.get("run_id") != _record(path.name, facts).get("run_id"):
+        raise InputError(
+            f"{path} holds another run of that name",
+            remedy="attach into another folder with --runs-dir, or remove this one",
+        )
+
+
+def _record(name: str, facts: RunFacts) -> dict[str, Any]:
+    try:
+        return dict(json.loads(facts.record))
     except (ValueError, TypeError) as error:
         raise CorruptError(
-            f"the gateway sent no valid record of run {path.name}: {error}",
+            f"the gateway sent no valid record of run {name}: {error}",
             remedy="use the same version of Headway on both machines",
         ) from error
+
+
+def _keep_description(path: Path, facts: RunFacts) -> None:
+    record = _record(path.name, facts)
     record.pop("cluster", None)  # a folder of the other machine
     if not (path / "run.json").exists() or json.loads((path / "run.json").read_text()) != record:
         replace_json(path / "run.json", record)

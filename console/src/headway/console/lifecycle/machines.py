@@ -194,6 +194,9 @@ def nodes_started(
     """
     engine, tried, may_be_led = of_bundle(bundle), range(0), False
     try:
+        if bundle.corpus.recipe:  # once a driver runs, a machine must start soon or is given up
+            report("looking for the corpus on the machines; one that lacks it prepares it")
+            engine.prepare_all()
         report(f"starting {bundle.nodes} machines, {engine.name_of(0)} first")
         tried = range(1)
         engine.start_first()

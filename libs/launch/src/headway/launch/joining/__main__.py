@@ -1,5 +1,6 @@
 """``python -m headway.launch.joining VERB < TICKET``: the commands that engines run on a machine.
 
+prepare    prepare the run's corpus if it is absent; so that no start takes long
 start      join the run, unless this machine has; start the node's init and wait until it is up
            (--kill-hung: kill an executor that hangs first)
 restart    kill an executor that hangs, so that its init restarts it; exit code 4 if no init runs,
@@ -42,10 +43,12 @@ from headway.launch.leases import lease_of
 from headway.launch.local import LocalEngine
 from headway.launch.nodes import wait_for_node
 
-VERBS = ("start", "restart", "init", "end", "fence", "log", "records", "pod", "describe")
+VERBS = ("prepare", "start", "restart", "init", "end", "fence", "log", "records", "pod", "describe")
 LOG_BYTES = 8192
 END_S = 5.0
 NO_DRIVER_S = 45.0
+PREPARE_LIMIT_S = 3600.0
+"""As for a downloaded source of gigabytes; the console can be interrupted."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -85,6 +88,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         folder = NodeFolder(ticket.folder)
         scratch.check(folder.path)
         match options.verb:
+            case "prepare":
+                corpus.provide(ticket.corpus, PREPARE_LIMIT_S)
+                print(DONE)
             case "start":
                 take_part(folder, ticket, options.limit)
                 LocalEngine(folder.cluster).start_node(ticket.node, kill_hung=options.kill_hung)

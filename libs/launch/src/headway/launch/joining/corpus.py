@@ -13,6 +13,8 @@ from headway.common.errors import InputError
 from headway.common.node.files import files_below
 
 COPY = "copy it there, or set data.path to a folder that all machines see"
+START_LIMIT_S = 45.0
+"""Of a preparation while a node starts, as of one that lost its disk: less than engines wait."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +48,12 @@ def listing_digest(path: Path) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def provide(corpus: Corpus) -> None:
+def provide(corpus: Corpus, limit_s: float = START_LIMIT_S) -> None:
     """Prepare the corpus if it is absent and the run says how, and compare it with the run's.
 
     Raises:
-        InputError: it is absent and cannot be prepared, or its files differ from the run's.
+        InputError: it is absent and cannot be prepared within ``limit_s``, or its files differ from
+            the run's.
         OSError: it cannot be read.
     """
     if not corpus.digest:
@@ -58,7 +61,7 @@ def provide(corpus: Corpus) -> None:
     path = Path(corpus.path)
     is_new = bool(corpus.recipe) and not path.exists()
     if is_new:
-        _prepare(path, corpus.recipe)
+        _prepare(path, corpus.recipe, limit_s)
     if listing_digest(path) == corpus.digest:
         return
     if is_new:
@@ -82,16 +85,27 @@ def _files(path: Path) -> list[Path]:
     return pair if all(file.exists() for file in pair) else []
 
 
-def _prepare(path: Path, recipe: tuple[str, ...]) -> None:
+def _prepare(path: Path, recipe: tuple[str, ...], limit_s: float) -> None:
     """Several nodes that share a disk may do this at once: then one works and the others wait."""
     print(f"preparing the corpus {path}", file=sys.stderr, flush=True)
     command = [sys.executable, "-m", "headway.dataloader", "prepare", *recipe, "--out", str(path)]
-    done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        lines = (done.stderr or done.stdout).strip().splitlines()
-        reason = lines[-1].removeprefix("error: ") if lines else f"exit code {done.returncode}"
+    reason = ""
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=limit_s,
+        )
+    except subprocess.TimeoutExpired:
+        reason = f"it takes more than {limit_s:g} s"
+    else:
+        if done.returncode:
+            lines = (done.stderr or done.stdout).strip().splitlines()
+            reason = lines[-1].removeprefix("error: ") if lines else f"exit code {done.returncode}"
+    if reason:
         raise InputError(
             f"this machine has no corpus in {path} and cannot prepare it: {reason}", remedy=COPY
         )

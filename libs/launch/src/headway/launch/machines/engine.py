@@ -18,6 +18,7 @@ from headway.launch.machines.reach import UnreachableError, last_line
 
 END_LIMIT_S = 30.0
 FENCE_LIMIT_S = 8.0
+PREPARE_LIMIT_S = 3660.0
 AT_ONCE = 32
 """Number of machines that are contacted at the same time."""
 
@@ -73,6 +74,18 @@ class MachinesEngine:
 
     def __init__(self, bundle: Bundle, machines: Machines) -> None:
         self._bundle, self._machines = bundle, machines
+
+    def prepare_all(self) -> None:
+        """Have every machine that lacks the corpus prepare it, all at once.
+
+        Raises:
+            HeadwayError: the first that cannot; the others were tried all the same.
+        """
+
+        def prepare(node: int) -> None:
+            self._call(node, "prepare", limit_s=PREPARE_LIMIT_S)
+
+        _each(prepare, range(self._bundle.nodes))
 
     def start_first(self) -> None:
         """Start node 0, which hosts the run's first driver.
