@@ -117,6 +117,14 @@ def test_an_evaluation_and_a_sample_are_printed_unless_nobody_waits(shell: Shell
     assert shell("evaluate", "--no-wait")[1] == "evaluate: sent to fake\n"
 
 
+def test_a_live_run_in_the_default_folder_is_asked_for_its_sample(
+    fake: FakeRun, own_roots: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(own_roots)
+    assert main(["sample", "--prompt", "def", "--tokens", "2"]) == 0
+    assert [one.operation for one in fake.commands] == ["sample"]
+
+
 def test_an_extension_shows_in_the_status_and_after_the_end(fake: FakeRun, shell: Shell) -> None:
     shell("extend", "20")
     shell("extend", "5")

@@ -94,6 +94,16 @@ def test_it_has_joined_until_the_machine_starts_anew_or_the_run_ends(
     node.leave()
 
 
+def test_a_machine_without_the_shared_folder_writes_nothing(tmp_path: Path, bundle: Bundle) -> None:
+    (tmp_path / "shared").rename(tmp_path / "elsewhere")
+    data = tmp_path / "shared" / "data"
+    wanted = dataclasses.replace(bundle, corpus=Corpus(str(data), "0" * 64, ("--source", "stdlib")))
+    ticket = Ticket.of(wanted, 0, str(tmp_path / "scratch"), is_first=True)
+    with pytest.raises(InputError, match=r"does not see .*/control; check that the shared"):
+        take_part(NodeFolder(ticket.folder), ticket, 5.0)
+    assert not (tmp_path / "shared").exists() and not Path(ticket.folder).exists()
+
+
 def test_a_bundle_of_a_version_that_prepared_no_corpus_is_read(bundle: Bundle) -> None:
     old = json.loads(bundle.to_json()) | {"corpus": "/data", "fingerprint": "ab"}
     found = Bundle.from_json(json.dumps(old), source="the file")

@@ -104,9 +104,10 @@ def model_folder(model: str, runs_dir: Path) -> Path:
     Raises:
         InputError: there is neither.
     """
-    from headway.console.commands.options import find_run
+    from headway.console.commands.options import GATEWAY, find_run
 
-    if not (runs_dir / model / "run.json").exists() and Path(model).is_dir():
+    is_run = GATEWAY.get() is not None or (runs_dir / model / "run.json").exists()
+    if not is_run and Path(model).is_dir():
         return Path(model)
     return find_run(model, runs_dir).path
 

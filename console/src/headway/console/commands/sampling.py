@@ -73,7 +73,7 @@ def sample_command(send: Callable[..., None]) -> Callable[..., None]:
         asked = {"prompt": prompt, "tokens": tokens, "temperature": temperature}
         own = {"top_p": top_p, "count": count, "seed": seed, "dtype": dtype, "step": step}
         folder = find_run(None, runs_dir).path if model is None else model_folder(model, runs_dir)
-        run = find_run(folder.name, runs_dir) if folder.parent == runs_dir else None
+        run = find_run(folder.name, runs_dir) if folder.parent == runs_dir.resolve() else None
         if run is not None and run.state == "live":
             _refuse_own(own, run.name)
             send(run.name, asked, runs_dir, wait=wait, as_json=as_json)

@@ -25,6 +25,9 @@ from headway.trainer.config import RunConfig
 TERMINAL_OUTCOMES = frozenset({"finished", "stopped", "failed"})
 """Outcomes of a run that has ended."""
 
+BEGUN = "SELECT 1 FROM events LIMIT 1"
+"""Whether a driver has led a run."""
+
 
 class RunRecords:
     """What analysis needs of a run; ``Run`` adds the driver's answers and its commands.
@@ -126,7 +129,7 @@ class RunRecords:
     @property
     def has_begun(self) -> bool:
         """Whether a driver has led it yet; a fork waits for its start."""
-        return bool(self.query("SELECT 1 FROM events LIMIT 1"))
+        return bool(self.query(BEGUN))
 
     @property
     def outcome(self) -> str:

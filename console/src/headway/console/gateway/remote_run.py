@@ -36,6 +36,7 @@ from headway.common.wire.messages.gateway import (
 )
 from headway.console.folder.claim import check_name
 from headway.console.folder.presence import Presence
+from headway.console.folder.records import BEGUN
 from headway.console.gateway.access import Access
 from headway.console.gateway.server import FILE, head_of
 from headway.console.hints import ELSEWHERE
@@ -209,15 +210,21 @@ def attach(access: Access, runs_dir: Path, only: str | None = None) -> list[Remo
 
 
 def newest_name(access: Access) -> str:
-    """The run of the gateway that was started last.
+    """The run of the gateway that has begun last; as ``Cluster.run`` on the gateway's machine.
 
     Raises:
         InputError: there is none. DeadlineError: the gateway does not answer.
     """
     with access.client() as gateway:
         names = gateway.call(ListRuns(), RunNames, timeout_s=CALL_S).names
-    if not names:
-        raise InputError(f"there are no runs at the gateway {access.address}", remedy="start one")
+        if not names:
+            raise InputError(
+                f"there are no runs at the gateway {access.address}", remedy="start one"
+            )
+        for name in reversed(names):
+            question = QueryJournal(run=name, sql=BEGUN)
+            if gateway.call(question, Rows, timeout_s=CALL_S).rows:
+                return name
     return names[-1]
 
 

@@ -31,7 +31,7 @@ from headway.launch.engines import (
 )
 from headway.launch.joining import tokens
 from headway.launch.joining.bundle import Bundle
-from headway.launch.joining.corpus import Corpus, listing_digest
+from headway.launch.joining.corpus import Corpus, digest_of
 from headway.launch.leases import lease_of
 from headway.launch.machines.engine import MachinesEngine
 from headway.launch.nodes import last_line_in
@@ -161,7 +161,7 @@ def prepare(
 
 
 def _corpus_at(path: Path) -> Corpus:
-    return Corpus(str(path), listing_digest(path), Dataset(path).recipe)
+    return Corpus(str(path), digest_of(path), Dataset(path).recipe)
 
 
 def _with_machines(bundle: Bundle, config: RunConfig, provided: MachinesConfig) -> Bundle:

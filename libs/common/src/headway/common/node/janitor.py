@@ -28,7 +28,6 @@ from headway.common.node.run_dir import (
 from headway.common.polling import wait_until
 
 _END_TIMEOUT_S = 10.0
-_RELEASE_S = 2.0
 _RECOVERING = ("init", "executor", "driver")
 
 
@@ -93,21 +92,27 @@ def end_node(run_id: str, node: int, *, spare: ProcessId | None = None) -> list[
     return done + _remove(run_id, [shm_root() / run_id / folder, sock_root() / run_id / folder])
 
 
-def leave_run(run_id: str) -> list[str]:
+def leave_run(run_id: str, *, wait_s: float = 0.0) -> list[str]:
     """Final clean-up by the last executor of an ended run: shared files and leftover processes.
 
     Nothing happens while another process holds the run. Inits, executors and drivers are left to
-    exit. A process that exits loses its environment, by which it is found, before its locks: a lock
-    that no process explains is waited for.
+    exit.
+
+    Args:
+        run_id: 8 hex characters.
+        wait_s: for a lock that no process explains: one that exits loses its environment, by which
+            it is found, before its locks.
     """
     check_run_id(run_id)
     found: list[RunLock | None] = []
 
     def is_answered() -> bool:
         found.append(RunLock.try_exclusive(run_id, sock_root()))
-        return found[-1] is not None or any(p.pid != os.getpid() for p in processes_of(run_id))
+        if found[-1] is not None or not wait_s:
+            return True
+        return any(p.pid != os.getpid() for p in processes_of(run_id))
 
-    wait_until(is_answered, _RELEASE_S)
+    wait_until(is_answered, wait_s)
     lock = found[-1]
     if lock is None:
         return []

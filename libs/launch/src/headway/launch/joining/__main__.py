@@ -23,7 +23,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from headway.common.errors import HeadwayError
+from headway.common.errors import HeadwayError, InputError
 from headway.common.node.janitor import end_node, leave_run, processes_of, role_of
 from headway.common.node.process import ProcessId
 from headway.common.polling import wait_until
@@ -47,6 +47,7 @@ VERBS = ("prepare", "start", "restart", "init", "end", "fence", "log", "records"
 LOG_BYTES = 8192
 END_S = 5.0
 NO_DRIVER_S = 45.0
+RELEASE_S = 2.0
 PREPARE_LIMIT_S = 3600.0
 """As for a downloaded source of gigabytes; the console can be interrupted."""
 
@@ -89,7 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         scratch.check(folder.path)
         match options.verb:
             case "prepare":
-                corpus.provide(ticket.corpus, PREPARE_LIMIT_S)
+                see_shared(ticket)
+                corpus.provide(ticket.corpus, ticket.run_id, ticket.node, PREPARE_LIMIT_S)
                 print(DONE)
             case "start":
                 take_part(folder, ticket, options.limit)
@@ -171,6 +173,10 @@ def take_part(folder: NodeFolder, ticket: Ticket, limit_s: float) -> None:
     """
     if folder.has_joined(ticket.node, ticket.start):
         return
+    see_shared(ticket)
+    corpus.provide(ticket.corpus, ticket.run_id, ticket.node)
+    if folder.has_joined(ticket.node, ticket.start):  # by another command meanwhile
+        return
     if folder.has_joined_another(ticket.node, ticket.start) and end(folder, ticket):
         raise HeadwayError(
             f"what an earlier start of run {ticket.run_id} left on this machine does not end",
@@ -186,8 +192,16 @@ def take_part(folder: NodeFolder, ticket: Ticket, limit_s: float) -> None:
         raise
 
 
+def see_shared(ticket: Ticket) -> None:
+    """Raises InputError where the shared folder is not here, before anything is written below."""
+    if not Path(ticket.control).is_dir():
+        raise InputError(
+            f"this machine does not see {ticket.control}",
+            remedy="check that the shared folder is mounted",
+        )
+
+
 def _join(folder: NodeFolder, ticket: Ticket, limit_s: float) -> None:
-    corpus.provide(ticket.corpus)
     scratch.make(folder.path)
     # The first node's ticket may be used again, as after a reboot: then a driver can be asked,
     # unless all nodes of the run were down at once.
@@ -222,12 +236,12 @@ def end(folder: NodeFolder, ticket: Ticket) -> int:
     if left:
         print(f"error: still running: {', '.join(left)}", file=sys.stderr)
         return 1
-    with contextlib.suppress(OSError, HeadwayError):
-        leave_run(ticket.run_id)
     try:
-        remove_secrets(folder.path)
+        remove_secrets(folder.path)  # before anything that waits: a new start makes others
     except OSError as error:
         print(f"the node's secrets stay on this machine: {error}", file=sys.stderr)
+    with contextlib.suppress(OSError, HeadwayError):
+        leave_run(ticket.run_id, wait_s=RELEASE_S)
     return 0
 
 

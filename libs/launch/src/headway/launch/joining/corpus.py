@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 import shutil
 import subprocess
 import sys
@@ -11,8 +13,11 @@ from pathlib import Path
 
 from headway.common.errors import InputError
 from headway.common.node.files import files_below
+from headway.common.node.run_dir import ENV_NODE, ENV_RUN_ID
 
 COPY = "copy it there, or set data.path to a folder that all machines see"
+_READ = (".bin", ".idx")
+_IDENTIFYING = ("corpus_sha256", "tokenizer_sha256", "splits")
 START_LIMIT_S = 45.0
 """Of a preparation while a node starts, as of one that lost its disk: less than engines wait."""
 
@@ -24,13 +29,14 @@ class Corpus:
     path: str = ""
     """Of the prepared folder on each machine, or prefix of a Megatron ``.bin``/``.idx`` pair."""
     digest: str = ""
-    """See ``listing_digest``; empty: not checked."""
+    """See ``digest_of``; empty: not checked."""
     recipe: tuple[str, ...] = ()
     """Arguments of ``headway data prepare`` that make it; empty: a machine cannot prepare it."""
 
 
-def listing_digest(path: Path) -> str:
-    """SHA-256 over names and sizes of a corpus's files.
+def digest_of(path: Path) -> str:
+    """SHA-256 over what tells one corpus from another: the digests in its ``meta.json``, and names
+    and sizes of the files that ranks read.
 
     Cheap at any size. The ranks compare the content's own fingerprint when they open it.
 
@@ -38,61 +44,87 @@ def listing_digest(path: Path) -> str:
         path: as ``Corpus.path``.
 
     Raises:
-        InputError: there is none. OSError: it cannot be read.
+        InputError: there is none, or its description is damaged. OSError: it cannot be read.
     """
     files = _files(path)
     if not files:
         raise InputError(f"this machine has no corpus in {path}", remedy=COPY)
     root = path if path.is_dir() else path.parent
-    lines = [f"{file.relative_to(root)} {file.stat().st_size}\n" for file in sorted(files)]
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
+    lines = [f"{file.relative_to(root)} {file.stat().st_size}" for file in sorted(files)]
+    meta = path / "meta.json"
+    if meta.exists():
+        try:
+            facts = json.loads(meta.read_text())
+            lines += [json.dumps(facts[name], sort_keys=True) for name in _IDENTIFYING]
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{meta} is damaged: {error}", remedy="copy it again") from error
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def provide(corpus: Corpus, limit_s: float = START_LIMIT_S) -> None:
+def provide(corpus: Corpus, run_id: str, node: int, limit_s: float = START_LIMIT_S) -> None:
     """Prepare the corpus if it is absent and the run says how, and compare it with the run's.
 
+    Args:
+        corpus: what the run has.
+        run_id: ends the preparation if it ends the node.
+        node: likewise.
+        limit_s: of a preparation.
+
     Raises:
-        InputError: it is absent and cannot be prepared within ``limit_s``, or its files differ from
-            the run's.
+        InputError: it is absent and cannot be prepared within ``limit_s``, or it differs from the
+            run's.
         OSError: it cannot be read.
     """
+    path = Path(corpus.path)
     if not corpus.digest:
         return
-    path = Path(corpus.path)
-    is_new = bool(corpus.recipe) and not path.exists()
-    if is_new:
-        _prepare(path, corpus.recipe, limit_s)
-    if listing_digest(path) == corpus.digest:
-        return
-    if is_new:
-        shutil.rmtree(path, ignore_errors=True)
+    if corpus.recipe and not os.path.lexists(path):  # a link may lead to what is not mounted
+        _prepare(corpus, path, {ENV_RUN_ID: run_id, ENV_NODE: str(node)}, limit_s)
+    if digest_of(path) != corpus.digest:
         raise InputError(
-            f"what this machine prepares as {path} differs from the run's corpus",
-            remedy="use the same texts and, for stdlib, the same Python on all machines, or copy "
-            "the prepared folder there",
+            f"{path} on this machine differs from the run's corpus",
+            remedy="copy the same prepared corpus to each machine, or use a shared folder",
         )
-    raise InputError(
-        f"{path} on this machine differs from the run's corpus",
-        remedy="copy the same prepared corpus to each machine, or use a shared folder",
-    )
 
 
 def _files(path: Path) -> list[Path]:
     if path.is_dir():
-        return files_below(path)
+        return [file for file in files_below(path) if file.suffix in _READ]
     prefix = path.with_suffix("") if path.suffix in (".bin", ".idx") else path
     pair = [prefix.with_name(prefix.name + ending) for ending in (".bin", ".idx")]
     return pair if all(file.exists() for file in pair) else []
 
 
-def _prepare(path: Path, recipe: tuple[str, ...], limit_s: float) -> None:
-    """Several nodes that share a disk may do this at once: then one works and the others wait."""
+def _prepare(corpus: Corpus, path: Path, owner: dict[str, str], limit_s: float) -> None:
+    """Beside the path, whose place is taken only if it is still free. Several nodes that share a
+    disk may do this at once: then one works and the others wait."""
     print(f"preparing the corpus {path}", file=sys.stderr, flush=True)
-    command = [sys.executable, "-m", "headway.dataloader", "prepare", *recipe, "--out", str(path)]
-    reason = ""
+    draft = path.with_name(f".{path.name}.preparing")
+    words = ["-m", "headway.dataloader", "prepare", *corpus.recipe, "--out", str(draft)]
+    if reason := _failure_of([sys.executable, *words], owner, limit_s):
+        raise InputError(
+            f"this machine has no corpus in {path} and cannot prepare it: {reason}", remedy=COPY
+        )
+    if draft.exists() and digest_of(draft) != corpus.digest:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise InputError(
+            f"what this machine prepares as {path} differs from the run's corpus",
+            remedy="use the same texts and, for stdlib, the same Python on all machines, or copy "
+            "the prepared folder there",
+        )
+    try:
+        draft.rename(path)
+    except OSError:  # another node was faster, or a person has copied it
+        if not os.path.lexists(path):
+            raise
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _failure_of(command: list[str], owner: dict[str, str], limit_s: float) -> str:
     try:
         done = subprocess.run(
             command,
+            env=os.environ | owner,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -100,12 +132,8 @@ def _prepare(path: Path, recipe: tuple[str, ...], limit_s: float) -> None:
             timeout=limit_s,
         )
     except subprocess.TimeoutExpired:
-        reason = f"it takes more than {limit_s:g} s"
-    else:
-        if done.returncode:
-            lines = (done.stderr or done.stdout).strip().splitlines()
-            reason = lines[-1].removeprefix("error: ") if lines else f"exit code {done.returncode}"
-    if reason:
-        raise InputError(
-            f"this machine has no corpus in {path} and cannot prepare it: {reason}", remedy=COPY
-        )
+        return f"it takes more than {limit_s:g} s"
+    if done.returncode < 0:
+        return f"it was killed by signal {-done.returncode}"
+    lines = done.stderr.strip().splitlines() or [f"error: exit code {done.returncode}"]
+    return lines[-1].removeprefix("error: ") if done.returncode else ""
