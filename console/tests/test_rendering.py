@@ -55,7 +55,7 @@ def test_what_is_printed_is_valid_and_describes_the_run(capsys: pytest.CaptureFi
     assert carried["train"]["steps"] == config.train.steps
     assert carried["launch"]["interface"] == bundle.network.interface == "eth0"
     assert carried["train"]["dtype"] == "fp32", "auto would differ between machines"
-    assert carried["data"]["path"] == bundle.corpus == "/shared/data/stdlib"
+    assert carried["data"]["path"] == bundle.corpus.path == "/shared/data/stdlib"
     assert bundle.shared == f"/shared/tiny-{bundle.run_id}"
     pods = KubernetesConfig("h:1", "data", "train", node_selector=("zone=a",))
     assert config_of(bundle.engine) == pods
@@ -85,7 +85,7 @@ def test_settings_and_what_they_need(capsys: pytest.CaptureFixture[str]) -> None
     words = [word for one in given for word in ("--set", one)]
     secret, *_, job = json.loads(_printed(capsys, "--json", *words))
     bundle = _bundle(secret)
-    assert (bundle.network.interface, bundle.corpus) == ("net1", "/mnt/corpus")
+    assert (bundle.network.interface, bundle.corpus.path) == ("net1", "/mnt/corpus")
     assert tomllib.loads(bundle.config)["train"]["dtype"] == "bf16"
     [container] = job["spec"]["template"]["spec"]["containers"]
     assert container["resources"]["limits"] == {"nvidia.com/gpu": "2"}, "a GPU for each rank"

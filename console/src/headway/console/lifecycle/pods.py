@@ -18,6 +18,7 @@ from headway.console.machine.preflight import SHM_BESIDES_BYTES, shared_bytes
 from headway.launch.engines import facts_of
 from headway.launch.joining import tokens
 from headway.launch.joining.bundle import Bundle
+from headway.launch.joining.corpus import Corpus
 from headway.launch.kubernetes.config import KubernetesConfig
 from headway.launch.kubernetes.render import Needs, render
 from headway.trainer.config import RunConfig
@@ -50,6 +51,7 @@ def manifests(config: RunConfig, pods: KubernetesConfig, name: str) -> list[dict
         shared=f"{pods.shared}/{name}-{run_id}",
         secret=tokens.new_secret(),
         console_key=key.public.decode(),
+        corpus=Corpus(config.data.path),
         gpus=needs.gpus,
         shm_bytes=needs.shm_bytes,
     )
