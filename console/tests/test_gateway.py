@@ -319,6 +319,9 @@ def test_a_run_of_the_same_name_behind_another_gateway_is_not_mistaken_for_it(
     with pytest.raises(InputError, match="fake holds another run of that name"):
         attach(Access.load(console.key), console.folder)
     assert (console.folder / "fake" / "run.json").read_text() == before
+    (console.folder / "fake" / "run.json").write_text("damaged")
+    with pytest.raises(InputError, match=r"another run of that name; .* or remove this one"):
+        attach(Access.load(console.key), console.folder)
 
 
 @pytest.mark.parametrize("command", ["run", "attach", "doctor", "cluster", "data"])

@@ -6,6 +6,7 @@ import dataclasses
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,15 @@ def test_a_corpus_that_a_person_copies_meanwhile_stays(
             supply(wanted)
         assert (path / "train.bin").read_bytes() == b"other"
     assert [one.name for one in path.parent.iterdir()] == [path.name]
+
+
+def test_nodes_that_share_a_disk_may_prepare_at_once(wanted: Corpus) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        done = [pool.submit(provide, wanted, RUN, node, 60.0) for node in range(4)]
+        for one in done:
+            one.result()
+    assert digest_of(Path(wanted.path)) == wanted.digest
+    assert [one.name for one in Path(wanted.path).parent.iterdir()] == [Path(wanted.path).name]
 
 
 def test_a_link_to_what_is_not_mounted_is_not_replaced(wanted: Corpus, tmp_path: Path) -> None:

@@ -52,7 +52,8 @@ class LazyGroup(PageGroup):
     headings = HEADINGS
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Without typer's own options where a command follows: to convert them loads pydantic."""
+        """Without options that are not given where a command follows: converting them loads
+        pydantic."""
         if args and not args[0].startswith("-"):
             self.params = [p for p in self.params if p.name == "version"]
         return super().parse_args(ctx, args)

@@ -231,9 +231,11 @@ def newest_name(access: Access) -> str:
 def _refuse_another(path: Path, facts: RunFacts) -> None:
     """Commands for a run must not reach another one of its name, as behind a second gateway."""
     try:
-        known = json.loads((path / "run.json").read_text())
+        known = dict(json.loads((path / "run.json").read_text()))
     except FileNotFoundError:
         return
+    except (ValueError, TypeError):  # damaged: it may be any run's
+        known = {}
     if known.get("run_id") != _record(path.name, facts).get("run_id"):
         raise InputError(
             f"{path} holds another run of that name",

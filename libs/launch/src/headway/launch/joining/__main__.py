@@ -23,7 +23,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from headway.common.errors import HeadwayError, InputError
+from headway.common.errors import HeadwayError
 from headway.common.node.janitor import end_node, leave_run, processes_of, role_of
 from headway.common.node.process import ProcessId
 from headway.common.polling import wait_until
@@ -32,7 +32,7 @@ from headway.launch.joining import corpus, needs, records, scratch
 from headway.launch.joining.answers import DONE, NO_INIT
 from headway.launch.joining.bundle import Bundle
 from headway.launch.joining.client import join
-from headway.launch.joining.folder import NodeFolder
+from headway.launch.joining.folder import NodeFolder, check_seen
 from headway.launch.joining.leaving import remove_secrets
 from headway.launch.joining.stay import TERM_S, AtEnd, Stay
 from headway.launch.joining.sweep import sweep
@@ -48,8 +48,7 @@ LOG_BYTES = 8192
 END_S = 5.0
 NO_DRIVER_S = 45.0
 RELEASE_S = 2.0
-PREPARE_LIMIT_S = 3600.0
-"""As for a downloaded source of gigabytes; the console can be interrupted."""
+PREPARE_LIMIT_S = 600.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -90,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         scratch.check(folder.path)
         match options.verb:
             case "prepare":
-                see_shared(ticket)
+                check_seen(Path(ticket.control))
                 corpus.provide(ticket.corpus, ticket.run_id, ticket.node, PREPARE_LIMIT_S)
                 print(DONE)
             case "start":
@@ -173,7 +172,7 @@ def take_part(folder: NodeFolder, ticket: Ticket, limit_s: float) -> None:
     """
     if folder.has_joined(ticket.node, ticket.start):
         return
-    see_shared(ticket)
+    check_seen(Path(ticket.control))  # before anything is written below a missing mount
     corpus.provide(ticket.corpus, ticket.run_id, ticket.node)
     if folder.has_joined(ticket.node, ticket.start):  # by another command meanwhile
         return
@@ -190,15 +189,6 @@ def take_part(folder: NodeFolder, ticket: Ticket, limit_s: float) -> None:
         if is_new and not folder.has_joined(ticket.node, ticket.start):
             shutil.rmtree(folder.path, ignore_errors=True)  # it has a key, and no log yet
         raise
-
-
-def see_shared(ticket: Ticket) -> None:
-    """Raises InputError where the shared folder is not here, before anything is written below."""
-    if not Path(ticket.control).is_dir():
-        raise InputError(
-            f"this machine does not see {ticket.control}",
-            remedy="check that the shared folder is mounted",
-        )
 
 
 def _join(folder: NodeFolder, ticket: Ticket, limit_s: float) -> None:

@@ -35,8 +35,8 @@ class Corpus:
 
 
 def digest_of(path: Path) -> str:
-    """SHA-256 over what tells one corpus from another: the digests in its ``meta.json``, and names
-    and sizes of the files that ranks read.
+    """SHA-256 over what identifies a corpus: the digests in its ``meta.json``, and names and sizes
+    of the files that ranks read.
 
     Cheap at any size. The ranks compare the content's own fingerprint when they open it.
 
@@ -66,8 +66,8 @@ def provide(corpus: Corpus, run_id: str, node: int, limit_s: float = START_LIMIT
 
     Args:
         corpus: what the run has.
-        run_id: ends the preparation if it ends the node.
-        node: likewise.
+        run_id: with ``node``: a preparation is a process of this node, and ends with it.
+        node: of the run.
         limit_s: of a preparation.
 
     Raises:
@@ -96,25 +96,28 @@ def _files(path: Path) -> list[Path]:
 
 
 def _prepare(corpus: Corpus, path: Path, owner: dict[str, str], limit_s: float) -> None:
-    """Beside the path, whose place is taken only if it is still free. Several nodes that share a
-    disk may do this at once: then one works and the others wait."""
+    """Beside the path, whose place is taken only if it is still free. If another node that shares
+    the disk, or a person, takes it meanwhile, nothing else matters.
+
+    Raises: as ``provide``.
+    """
     print(f"preparing the corpus {path}", file=sys.stderr, flush=True)
     draft = path.with_name(f".{path.name}.preparing")
     words = ["-m", "headway.dataloader", "prepare", *corpus.recipe, "--out", str(draft)]
-    if reason := _failure_of([sys.executable, *words], owner, limit_s):
-        raise InputError(
-            f"this machine has no corpus in {path} and cannot prepare it: {reason}", remedy=COPY
-        )
-    if draft.exists() and digest_of(draft) != corpus.digest:
-        shutil.rmtree(draft, ignore_errors=True)
-        raise InputError(
-            f"what this machine prepares as {path} differs from the run's corpus",
-            remedy="use the same texts and, for stdlib, the same Python on all machines, or copy "
-            "the prepared folder there",
-        )
     try:
+        if reason := _failure_of([sys.executable, *words], owner, limit_s):
+            raise InputError(
+                f"this machine has no corpus in {path} and cannot prepare it: {reason}", remedy=COPY
+            )
+        if digest_of(draft) != corpus.digest:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise InputError(
+                f"what this machine prepares as {path} differs from the run's corpus",
+                remedy="use the same texts and, for stdlib, the same Python on all machines, or "
+                "copy the prepared folder there",
+            )
         draft.rename(path)
-    except OSError:  # another node was faster, or a person has copied it
+    except (InputError, OSError):
         if not os.path.lexists(path):
             raise
         shutil.rmtree(draft, ignore_errors=True)

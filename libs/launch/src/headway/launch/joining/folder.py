@@ -28,6 +28,15 @@ ROLES_OF_NODE = ("executor", "agent")
 other node needs to know in advance."""
 
 
+def check_seen(shared: Path) -> None:
+    """Raises InputError where a folder that all machines see is not here."""
+    if not shared.is_dir():
+        raise InputError(
+            f"this machine does not see {shared}",
+            remedy="check that the shared folder is mounted",
+        )
+
+
 class NodeFolder:
     """One node of one run on this machine."""
 
@@ -88,11 +97,7 @@ class NodeFolder:
         run = self.path / "runs" / bundle.name
         make_private_folder(run)
         for name, target in (("control", bundle.control), ("checkpoints", bundle.checkpoints)):
-            if not target.is_dir():
-                raise InputError(
-                    f"this machine does not see {target}",
-                    remedy="check that the shared folder is mounted",
-                )
+            check_seen(target)
             with contextlib.suppress(FileExistsError):
                 (run / name).symlink_to(target)
         replace_file(run / "config.toml", bundle.config)

@@ -18,7 +18,7 @@ from headway.launch.machines.reach import UnreachableError, last_line
 
 END_LIMIT_S = 30.0
 FENCE_LIMIT_S = 8.0
-PREPARE_LIMIT_S = 3660.0
+PREPARE_LIMIT_S = 660.0
 AT_ONCE = 32
 """Number of machines that are contacted at the same time."""
 
