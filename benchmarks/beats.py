@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import select
 import subprocess
 import sys
 import tempfile
@@ -50,14 +51,43 @@ LIMIT_CORES = 0.2
 ORDERS = (DriverBeat, ToWorker, KillWorker, ReadSeals, StopRun)
 
 
+class Inbox:
+    """Which of many nodes may have something to read.
+
+    One process plays them all: asking each for its messages would take more of the processor than
+    the driver. Sending to a node's driver may hide what has arrived, so the node then looks itself.
+    """
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._nodes: dict[int, Node] = {}
+
+    def add(self, node: Node) -> None:
+        """Watch the node's connection."""
+        descriptor = node.client.socket.getsockopt(zmq.FD)
+        self._nodes[descriptor] = node
+        self._epoll.register(descriptor, select.EPOLLIN)
+
+    def remove(self, node: Node) -> None:
+        """Watch it no more; before it is closed."""
+        self._epoll.unregister(node.client.socket.getsockopt(zmq.FD))
+
+    def ready(self) -> list[Node]:
+        """Never blocks."""
+        found = self._epoll.poll(0, max(1, len(self._nodes)))
+        return [self._nodes[descriptor] for descriptor, _ in found]
+
+
 class Node:
     """One executor and its ranks."""
 
     clock: ClockOffset | None = None
     """Of a node on a machine of its own."""
 
-    def __init__(self, number: int, run_id: str, holder: Holder, keys: KeyPair) -> None:
-        self.number, self.run_id = number, run_id
+    def __init__(
+        self, number: int, run_id: str, holder: Holder, keys: KeyPair, inbox: Inbox
+    ) -> None:
+        self.number, self.run_id, self._inbox = number, run_id, inbox
         self.generation, self.status, self.version, self.known, self.step = -1, "idle", 1, -1, 0
         self.beaten_at = 0.0
         self.follow(holder, keys)
@@ -72,6 +102,12 @@ class Node:
             identity=f"n{self.number}-1".encode(),
             accept=ORDERS,
         )
+        self._inbox.add(self)
+
+    def leave(self) -> None:
+        """Close the connection to the driver."""
+        self._inbox.remove(self)
+        self.client.close()
 
     def beat(self) -> None:
         """Full if the driver does not hold the newest version, else only that the node lives."""
@@ -110,12 +146,13 @@ class Node:
 
     def answer(self) -> None:
         """Do what the driver asks for."""
-        before = self.status
-        for message in self.client.receive():
-            self._take(message)
-        if self.status != before:
-            self.version += 1
-            self.beat()
+        while messages := self.client.receive():
+            before = self.status
+            for message in messages:
+                self._take(message)
+            if self.status != before:
+                self.version += 1
+                self.beat()
 
     def _take(self, message: Message) -> None:
         match message:
@@ -172,9 +209,10 @@ def measure(folder: Path, nodes: int, seconds: float) -> dict[str, float | int]:
         assert holder is not None
         zmq.Context.instance().set(zmq.MAX_SOCKETS, 16384)
         keys = cluster.key_of("executor")
-        executors = [Node(number, run.run_id, holder, keys) for number in range(nodes)]
+        inbox = Inbox()
+        executors = [Node(number, run.run_id, holder, keys, inbox) for number in range(nodes)]
         start_s = time.monotonic()
-        until_running(executors, holder, cluster)
+        until_running(executors, inbox, holder, cluster)
         started_s = time.monotonic() - start_s
         used = cores(psutil.Process(driver.pid), executors, seconds)
     finally:
@@ -183,27 +221,33 @@ def measure(folder: Path, nodes: int, seconds: float) -> dict[str, float | int]:
     return {"nodes": nodes, "ranks": nodes * RANKS, "cores": used, "until_running_s": started_s}
 
 
-def until_running(executors: list[Node], holder: Holder, cluster: ClusterFolder) -> None:
+def until_running(
+    executors: Sequence[Node], inbox: Inbox, holder: Holder, cluster: ClusterFolder
+) -> None:
     """Play the executors until every rank runs."""
     keys = cluster.key_of("console")
     with Client(holder.endpoint, keys=keys, server_key=holder.server_key.encode()) as console:
 
         def is_running() -> bool:
-            _turn(executors)
+            turn(executors, inbox)
             status = console.call(GetStatus(num_ranks=0), Status, timeout_s=60.0)
             return status.phase == "running"
 
         assert wait_until(is_running, 300.0, every_s=0.01), "the run does not begin"
 
 
-def _turn(executors: list[Node]) -> None:
+def turn(executors: Sequence[Node], inbox: Inbox) -> None:
+    """Read what has arrived, and send the beats that are due."""
+    for node in inbox.ready():
+        node.answer()
+    due_s = time.monotonic() - 1.0
     for executor in executors:
-        executor.answer()
-        if time.monotonic() - executor.beaten_at > 1.0:
+        if executor.beaten_at < due_s:
             executor.beat()
+            executor.answer()
 
 
-def cores(driver: psutil.Process, executors: list[Node], seconds: float) -> float:
+def cores(driver: psutil.Process, executors: Sequence[Node], seconds: float) -> float:
     """Cores of the driver; beats are spread over each second, as those of real nodes are."""
     begin_s, before, sent = time.monotonic(), driver.cpu_times(), 0
     while (elapsed := time.monotonic() - begin_s) < seconds:

@@ -42,7 +42,7 @@ from headway.trainer.control.node.leading import Leading
 from headway.trainer.control.node.node_run import CALM_S
 from headway.trainer.control.node.node_services import NodeServices
 
-from benchmarks.beats import Node, configuration, cores, until_running
+from benchmarks.beats import Inbox, Node, configuration, cores, turn, until_running
 from benchmarks.hardware import hardware
 
 JOIN_LIMIT_S, LIMIT_CORES, HEAL_LIMIT_S = 30.0, 0.3, 5.0
@@ -99,7 +99,7 @@ class Rig:
 class Executor(Node):
     """One that finds the driver by the lease, and may lead."""
 
-    def __init__(self, number: int, rig: Rig, holder: Holder, keys: KeyPair) -> None:
+    def __init__(self, number: int, rig: Rig, holder: Holder, keys: KeyPair, inbox: Inbox) -> None:
         self.keys, self._rig = keys, rig
         self.heard_at, self.epoch = time.monotonic(), 0
         """When a driver has answered last, and which."""
@@ -107,7 +107,7 @@ class Executor(Node):
         self._looked_at, self._due_at = 0.0, time.monotonic() + LEASE_LOOK_S * (number % 100) / 100
         silent_s = rig.config.recovery.driver_silent_s
         self.leading = Leading(number, silent_s)
-        super().__init__(number, rig.place.run.run_id, holder, keys)
+        super().__init__(number, rig.place.run.run_id, holder, keys, inbox)
         self.clock = ClockOffset()
 
     def _take(self, message: Message) -> None:
@@ -130,7 +130,7 @@ class Executor(Node):
         self.leading.see(view, now)
         if view.holder is not None and view.holder.endpoint and view.holder.epoch > self._follows:
             self._follows = view.holder.epoch
-            self.client.close()
+            self.leave()
             self.follow(view.holder, self.keys)
             self.clock = ClockOffset()
             self.beat()
@@ -147,8 +147,10 @@ class Healing:
     listens; every node has found that; every node got an answer; the run is ``running`` again.
     """
 
-    def __init__(self, rig: Rig, executors: Sequence[Executor], holder: Holder) -> None:
-        self._rig, self._executors, self._former = rig, executors, holder
+    def __init__(
+        self, rig: Rig, executors: Sequence[Executor], inbox: Inbox, holder: Holder
+    ) -> None:
+        self._rig, self._executors, self._inbox, self._former = rig, executors, inbox, holder
         self._begin_s = 0.0
         self.driver: ProcessId | None = None
         self.driver_cpu_s = 0.0
@@ -195,10 +197,8 @@ class Healing:
             self.seconds[name] = time.monotonic() - self._begin_s
 
     def _turn(self) -> None:
+        turn(self._executors, self._inbox)
         for executor in self._executors:
-            executor.answer()
-            if time.monotonic() - executor.beaten_at > 1.0:
-                executor.beat()
             after = executor.look()
             if after is not None and executor.number:
                 claimed = self._rig.claim(executor.number, after)
@@ -221,11 +221,12 @@ def measure(folder: Path, nodes: int, seconds: float) -> dict[str, float | int]:
             join = rig.place.join
             list(pool.map(lambda node: join(node, keys[node], holder), range(1, nodes)))
         joined_s = time.monotonic() - begin_s
-        executors = [Executor(number, rig, holder, own) for number, own in enumerate(keys)]
-        until_running(executors, holder, rig.place.cluster)
+        inbox = Inbox()
+        executors = [Executor(number, rig, holder, own, inbox) for number, own in enumerate(keys)]
+        until_running(executors, inbox, holder, rig.place.cluster)
         running_s = time.monotonic() - begin_s
         used = cores(psutil.Process(drivers[0].pid), executors, seconds)
-        healing = Healing(rig, executors, holder)
+        healing = Healing(rig, executors, inbox, holder)
         try:
             healing.run(drivers[0])
         finally:

@@ -209,9 +209,8 @@ class Faults:
         return ranks[first], ranks[first ^ self._random.choice([1, 2])]
 
     def _cut_pairs(self, node: Node, pairs: list[tuple[int, int]]) -> dict[str, Any]:
-        """A person repairs the network and starts the node that the verdict has given up.
-
-        That one is the ``loser``, unless it has the driver, which keeps leading and writing."""
+        """A person repairs the network and starts the node that the verdict has given up: the
+        ``loser``. If it has the driver, that one continues to lead, and to write."""
         began = time.time()
         found: dict[str, Any] = {"machine": node.name, "begins_anew": True}
 
@@ -219,8 +218,7 @@ class Faults:
             self.machines.heal()
             until(lambda: "lost" in self._nodes().values(), RETURN_LIMIT_S, "no node is lost")
             for index in [node for node, state in self._nodes().items() if state == "lost"]:
-                if not _drivers(self._node(index)):
-                    found["loser"] = self._node(index)
+                found["loser"] = self._node(index)
                 words = ("node", "start", "--run", self.name, "--node", str(index))
                 self.machines.headway(*words)
 

@@ -15,10 +15,12 @@ SEEN = [Write(at, f"/s/{at}", 7, program) for at in (1.0, 3.0, 5.0, 7.0)
 ANEW = [(0.0, 1, "stepping", "{}"), (2.0, 2, "driver_started", '{"node": 1}')]
 
 
-def _found(*events: tuple[float, int, str, str]) -> list[str]:
+def _found(
+    *events: tuple[float, int, str, str], begin: list[tuple[float, int, str, str]] = ANEW
+) -> list[str]:
     node: Any = SimpleNamespace(index=0)
     writes: Any = SimpleNamespace(of=lambda _: SEEN)
-    return [line.split(": ")[1] for line in writes_after_fencing([*ANEW, *events], writes, node)]
+    return [line.split(": ")[1] for line in writes_after_fencing([*begin, *events], writes, node)]
 
 
 def test_only_the_former_driver_is_fenced_while_its_machine_takes_part() -> None:
@@ -29,6 +31,12 @@ def test_a_lost_machine_is_fenced_until_it_returns() -> None:
     found = _found((4.0, 2, "node_lost", '{"node": 0}'), (6.0, 2, "node_returned", '{"node": 0}'))
     driver, store = "headway.trainer driver", "headway.ckpt_store serve"
     assert found == [f"/s/3.0 by {driver}", f"/s/5.0 by {driver}", f"/s/5.0 by {store}"]
+
+
+def test_a_driver_leads_on_a_machine_that_was_given_up_but_its_store_is_fenced() -> None:
+    lost, next_one = (2.0, 1, "node_lost", '{"node": 0}'), (4.0, 1, "generation", "{}")
+    found = _found(lost, next_one, begin=ANEW[:1])
+    assert found == [f"/s/{at} by headway.ckpt_store serve" for at in (5.0, 7.0)]
 
 
 def test_a_save_that_is_under_way_may_end_before_the_next_generation_is_recorded() -> None:

@@ -3,30 +3,42 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 from headway.common.errors import HeadwayError
 from headway.common.node.testing import wait_until
 from headway.testkit.bed import Bed
+from headway.testkit.bed.node import Node
 from headway.testkit.bed.writes import Writes
+
+CHANGES = """
+import pathlib, sys, time
+folder = pathlib.Path(sys.argv[1])
+folder.mkdir()
+(folder / "new").write_text("1")
+(folder / "new").rename(folder / "moved")
+(folder / "moved").unlink()
+time.sleep(1)  # neither a folder that is gone nor a process that has ended can be looked up
+folder.rmdir()
+"""
 
 
 def test_new_written_moved_and_removed_files_are_told_by_machine(bed: Bed, shared: Path) -> None:
     first, second = bed.node(0), bed.node(1)
+
+    def of(node: Node) -> set[str]:
+        return {one.path for one in writes.of(node) if one.machine}
+
     with Writes(shared) as writes:
         folder = shared / "a folder"
-        words = "mkdir '{0}'; echo 1 > '{0}/new'; mv '{0}/new' '{0}/moved'; rm -r '{0}'; sleep 1"
-        first.run(["sh", "-c", words.format(folder)])
-        second.run(["sh", "-c", f"echo 1 > {shared}/second; echo 1 > $HOME/own; cat {shared}/*"])
-
-        def of_first() -> set[str]:
-            return {one.path for one in writes.of(first) if one.machine}
-
-        expected = {str(folder), f"{folder}/new", f"{folder}/moved"}
-        wait_until(lambda: of_first() >= expected, what="the files of the first machine")
-        assert of_first() == expected
-        assert {one.path for one in writes.of(second) if one.machine} == {f"{shared}/second"}
+        first.run([sys.executable, "-c", CHANGES, folder])
+        own = f"echo 1 > {shared}/second; echo 1 > $HOME/own; cat {shared}/*; sleep 1"
+        second.run(["sh", "-c", own])
+        wait_until(lambda: of(second), what="the file of the second machine")
+        assert of(first) == {str(folder), f"{folder}/new", f"{folder}/moved"}
+        assert of(second) == {f"{shared}/second"}
         assert any("echo 1 >" in one.command for one in writes.of(second))
 
 

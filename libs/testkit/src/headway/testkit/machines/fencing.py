@@ -22,11 +22,12 @@ def writes_after_fencing(
     *,
     apart_from: Path | None = None,
 ) -> list[str]:
-    """Writes of the machine's driver after another one led, and of any of its processes from its
+    """Writes of the machine's driver after another one led, and of its other processes from its
     fencing to its return, according to the journal. What fences a lost machine with ranks is the
     record of the next generation in the checkpoints folder, which is there before the journal's
     event. If only the driver was replaced, as in a cut of the control network, the machine's ranks
-    still take part and may write.
+    still take part and may write. A driver continues to lead from a machine that was given up for
+    its fabric.
 
     Args:
         events: of the journal since the fault, by ``EVENTS``.
@@ -49,8 +50,9 @@ def writes_after_fencing(
     )
 
     def since(one: Write) -> float:
-        is_driver = any(words in one.command for words in OF_DRIVER)
-        return min(fenced, led_anew) if is_driver or not one.command else fenced
+        if not one.command:
+            return min(fenced, led_anew)
+        return led_anew if any(words in one.command for words in OF_DRIVER) else fenced
 
     return [
         f"{one.unix_s - since(one):.2f} s: {one.path} by {_program(one)}"

@@ -114,6 +114,7 @@ class Gate:
         journal: JournalWriter,
     ) -> None:
         self._bundle, self._members, self._admission = bundle, members, admission
+        self._answer = bundle.to_json()  # once: it names all machines, and all of them ask for it
         self._journal = journal
         self._pending: dict[int, _Pending] = {}
         self._is_writing = False
@@ -165,7 +166,7 @@ class Gate:
         return self._pending[node].reply
 
     def _joined(self, node: int) -> Joined:
-        return Joined(node=node, epoch=self.epoch, bundle=self._bundle.to_json())
+        return Joined(node=node, epoch=self.epoch, bundle=self._answer)
 
     def _admit(self, joined: dict[int, _Pending]) -> None:
         rebooted = []

@@ -305,7 +305,7 @@ class Core:
         """Move the ranks of lost nodes to spares;
         fail only when no node is left that could become one."""
         actions: list[Action] = []
-        for number in [n for n in self.fleet.unreachable if self.fleet.nodes[n].status == "lost"]:
+        for number in list(self.fleet.lost_carriers):
             spare = self.fleet.spare_for(number)
             if spare is not None:
                 ranks = self.fleet.move_ranks(number, spare)
@@ -323,7 +323,7 @@ class Core:
 
     def lost_carriers(self) -> list[int]:
         """Numbers of the lost nodes that carry ranks, sorted."""
-        return sorted(n for n in self.fleet.unreachable if self.fleet.nodes[n].status == "lost")
+        return sorted(self.fleet.lost_carriers)
 
     # ---- memory ---------------------------------------------------------------------------------
     def memory(self) -> Memory:

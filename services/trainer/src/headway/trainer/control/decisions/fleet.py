@@ -93,6 +93,8 @@ class Fleet:
         """Nodes that carry no rank and have reported."""
         self.unreachable: dict[int, None] = {}
         """Nodes that carry ranks and are silent or lost."""
+        self.lost_carriers: dict[int, None] = {}
+        """Of those, the lost ones."""
         self.barred: dict[int, None] = {}
         """Lost nodes that do not return at their next beat."""
         self.newest = -1
@@ -316,7 +318,9 @@ class Fleet:
     def _set_status(self, node: Node, status: str) -> None:
         node.status = status
         _keep(self.spares, node.number, None, status == "spare")
-        _keep(self.unreachable, node.number, None, bool(node.ranks) and status != "active")
+        has_ranks = bool(node.ranks)
+        _keep(self.unreachable, node.number, None, has_ranks and status != "active")
+        _keep(self.lost_carriers, node.number, None, has_ranks and status == "lost")
 
 
 def _keep(table: dict[Any, Any], key: object, value: object, is_in: bool) -> None:

@@ -38,6 +38,8 @@ def _check_nodes(fleet: Fleet) -> None:
         assert (number in fleet.unreachable) == is_unreachable, (
             f"node {number}: unreachable is wrong"
         )
+        is_lost = bool(ranks) and node.status == "lost"
+        assert (number in fleet.lost_carriers) == is_lost, f"node {number}: lost_carriers is wrong"
         assert (number in fleet.barred) == bool(node.bar), f"node {number}: barred is wrong"
         assert not node.bar or node.status == "lost", f"node {number} is barred and {node.status}"
 
