@@ -189,5 +189,5 @@ def _names(option: Any, ctx: Any) -> str:
     names = ", ".join((*short_first, *option.secondary_opts))
     if option.is_flag or option.count:
         return names
-    kind = option.display_type(ctx).strip("<>").removesuffix(" range").upper()
+    kind = option.make_metavar(ctx).strip("<>").removesuffix(" range").upper()
     return f"{names} {option.metavar or KINDS.get(kind, kind)}"
