@@ -70,7 +70,9 @@ class Inbox:
 
     def remove(self, node: Node) -> None:
         """Watch it no more; before it is closed."""
-        self._epoll.unregister(node.client.socket.getsockopt(zmq.FD))
+        descriptor = node.client.socket.getsockopt(zmq.FD)
+        self._epoll.unregister(descriptor)
+        del self._nodes[descriptor]
 
     def ready(self) -> list[Node]:
         """Never blocks."""
@@ -201,6 +203,7 @@ def measure(folder: Path, nodes: int, seconds: float) -> dict[str, float | int]:
     assert lease.claim(0) == 1
     command = [sys.executable, "-m", "headway.trainer", "driver", "--run", str(run.path)]
     command += ["--cluster", str(cluster.path), "--node", "0", "--epoch", "1"]
+    executors: list[Node] = []
     with (folder / "driver.log").open("wb") as log:
         driver = subprocess.Popen(command, stdout=log, stderr=log)
     try:
@@ -210,7 +213,7 @@ def measure(folder: Path, nodes: int, seconds: float) -> dict[str, float | int]:
         zmq.Context.instance().set(zmq.MAX_SOCKETS, 16384)
         keys = cluster.key_of("executor")
         inbox = Inbox()
-        executors = [Node(number, run.run_id, holder, keys, inbox) for number in range(nodes)]
+        executors += [Node(number, run.run_id, holder, keys, inbox) for number in range(nodes)]
         start_s = time.monotonic()
         until_running(executors, inbox, holder, cluster)
         started_s = time.monotonic() - start_s
@@ -218,6 +221,8 @@ def measure(folder: Path, nodes: int, seconds: float) -> dict[str, float | int]:
     finally:
         driver.kill()
         driver.wait()
+        for node in executors:
+            node.leave()
     return {"nodes": nodes, "ranks": nodes * RANKS, "cores": used, "until_running_s": started_s}
 
 

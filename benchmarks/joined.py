@@ -134,6 +134,7 @@ class Executor(Node):
             self.follow(view.holder, self.keys)
             self.clock = ClockOffset()
             self.beat()
+            self.answer()
         standing = self.leading.next(
             now, own="", failures=0, silent_s=now - self.heard_at, is_readable=True
         )

@@ -37,7 +37,8 @@ DELAY_MS, LIMIT_MBIT, SLOW_S = 100.0, 5.0, 10.0
 class Faults:
     """The faults for run ``name``. Each chooses a machine, injects the fault and returns what it
     did: ``begins_anew`` if a new generation must follow, ``undo`` to repair the damage, ``loser``,
-    once that is repaired, for the machine that must not have written any more."""
+    once that is repaired, for the machine that must not have written any more, but for its driver
+    if it ``leads``."""
 
     def __init__(self, machines: Machines, name: str, seed: int) -> None:
         self.machines, self.name, self._random = machines, name, random.Random(seed)
@@ -210,7 +211,7 @@ class Faults:
 
     def _cut_pairs(self, node: Node, pairs: list[tuple[int, int]]) -> dict[str, Any]:
         """A person repairs the network and starts the node that the verdict has given up: the
-        ``loser``. If it has the driver, that one continues to lead, and to write."""
+        ``loser``. If it ``leads``, its driver may write."""
         began = time.time()
         found: dict[str, Any] = {"machine": node.name, "begins_anew": True}
 
@@ -218,7 +219,8 @@ class Faults:
             self.machines.heal()
             until(lambda: "lost" in self._nodes().values(), RETURN_LIMIT_S, "no node is lost")
             for index in [node for node, state in self._nodes().items() if state == "lost"]:
-                found["loser"] = self._node(index)
+                found["loser"] = node = self._node(index)
+                found["leads"] = bool(_drivers(node))
                 words = ("node", "start", "--run", self.name, "--node", str(index))
                 self.machines.headway(*words)
 
@@ -263,10 +265,12 @@ class Faults:
         found = [json.loads(fields) for (fields,) in self.run.query(sql, (since_id,))]
         return [one["node"] for one in found if "fabric" in one["reason"]]
 
-    def writes_after_fencing(self, writes: Writes, node: Node, since_id: int) -> list[str]:
+    def writes_after_fencing(
+        self, writes: Writes, node: Node, since_id: int, *, leads: bool
+    ) -> list[str]:
         """What a machine that has lost the run changed in the shared folder until its return."""
         events, drained = self.run.query(EVENTS, (since_id,)), self.machines.drained
-        return writes_after_fencing(events, writes, node, apart_from=drained)
+        return writes_after_fencing(events, writes, node, leads=leads, apart_from=drained)
 
     def standstill_s(self, since_unix_s: float) -> float:
         """The longest time since then between two completed steps that still count."""

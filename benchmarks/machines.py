@@ -63,7 +63,8 @@ def _strike(faults: Faults, kind: str, writes: Writes) -> dict[str, Any]:
     found.get("undo", lambda: None)()
     faults.await_whole()
     if (loser := found.get("loser")) is not None:
-        row["writes_after_fencing"] = faults.writes_after_fencing(writes, loser, event)
+        leads = found.get("leads", False)
+        row["writes_after_fencing"] = faults.writes_after_fencing(writes, loser, event, leads=leads)
     row["given_up_for_cuts"] = faults.given_up_for_cuts(event)
     row["to_blame"] = found.get("to_blame", [])
     row["standstill_s"] = faults.standstill_s(began_unix_s)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -28,8 +27,7 @@ def test_another_node_leads_with_a_monitor_of_its_own(machine: Any) -> None:
         return str(machine.headway(*words, "--runs-dir", machine.runs))
 
     def status() -> dict[str, Any]:
-        """Empty while no driver answers."""
-        return dict(json.loads(headway("status", NAME, "--json"))["status"] or {})
+        return dict(machine.status(NAME))
 
     headway("run", "examples/tiny.toml", "--name", NAME, "--detach", *machine.settings(SHAPE))
     machine.wait_until(lambda: status().get("step", 0) > 0, "the first step")

@@ -32,7 +32,7 @@ def test_a_rank_that_raises_goes_on_and_one_that_raises_at_every_try_ends_the_ru
         return max((int(row[0]) for row in run.query("SELECT step FROM metrics")), default=-1)
 
     machine.wait_until(lambda: steps() > 2, "it trains")
-    before = machine.status("tiny")["status"]
+    before = machine.wait_until(lambda: machine.status("tiny"), "the driver answers")
     points = machine.shm_root / run.folder.run_id / "failpoints.bin"
     arm(points, "worker.in_forward", "raise", {"rank": 1})
     machine.wait_until(
@@ -41,7 +41,7 @@ def test_a_rank_that_raises_goes_on_and_one_that_raises_at_every_try_ends_the_ru
     (recovery,) = recovery_rows(run)
     assert recovery["reason"].startswith("rank 1 failed: FailpointError"), recovery
     assert recovery["repeated"] <= 1
-    after = machine.status("tiny")["status"]
+    after = machine.wait_until(lambda: machine.status("tiny"), "the driver answers")
     assert after["generation"] == 1
     assert [row["pid"] for row in after["ranks"]] == [row["pid"] for row in before["ranks"]], (
         "nobody had to be replaced"

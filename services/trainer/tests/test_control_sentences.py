@@ -173,6 +173,10 @@ def _unreachable(core: Core) -> None:
     core.fleet.unreachable[0] = None
 
 
+def _lost_carriers(core: Core) -> None:
+    core.fleet.lost_carriers[0] = None
+
+
 def _barred(core: Core) -> None:
     core.fleet.barred[2] = None
 
@@ -205,6 +209,7 @@ def _ranks(core: Core) -> None:
         _inside,
         _doomed,
         _unreachable,
+        _lost_carriers,
         _barred,
         _counted,
         _paused,

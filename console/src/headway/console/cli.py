@@ -51,13 +51,6 @@ class LazyGroup(PageGroup):
 
     headings = HEADINGS
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Without options that are not given where a command follows: converting them loads
-        pydantic."""
-        if args and not args[0].startswith("-"):
-            self.params = [p for p in self.params if p.name == "version"]
-        return super().parse_args(ctx, args)
-
     def list_commands(self, ctx: Any) -> list[str]:
         """Own commands in their order, then the services'."""
         return [*super().list_commands(ctx), *sorted(_services())]

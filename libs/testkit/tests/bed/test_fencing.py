@@ -16,11 +16,14 @@ ANEW = [(0.0, 1, "stepping", "{}"), (2.0, 2, "driver_started", '{"node": 1}')]
 
 
 def _found(
-    *events: tuple[float, int, str, str], begin: list[tuple[float, int, str, str]] = ANEW
+    *events: tuple[float, int, str, str],
+    begin: list[tuple[float, int, str, str]] = ANEW,
+    leads: bool = False,
 ) -> list[str]:
     node: Any = SimpleNamespace(index=0)
     writes: Any = SimpleNamespace(of=lambda _: SEEN)
-    return [line.split(": ")[1] for line in writes_after_fencing([*begin, *events], writes, node)]
+    found = writes_after_fencing([*begin, *events], writes, node, leads=leads)
+    return [line.split(": ")[1] for line in found]
 
 
 def test_only_the_former_driver_is_fenced_while_its_machine_takes_part() -> None:
@@ -33,10 +36,13 @@ def test_a_lost_machine_is_fenced_until_it_returns() -> None:
     assert found == [f"/s/3.0 by {driver}", f"/s/5.0 by {driver}", f"/s/5.0 by {store}"]
 
 
-def test_a_driver_leads_on_a_machine_that_was_given_up_but_its_store_is_fenced() -> None:
-    lost, next_one = (2.0, 1, "node_lost", '{"node": 0}'), (4.0, 1, "generation", "{}")
-    found = _found(lost, next_one, begin=ANEW[:1])
-    assert found == [f"/s/{at} by headway.ckpt_store serve" for at in (5.0, 7.0)]
+def test_a_driver_may_write_on_a_machine_that_was_given_up_only_if_it_still_leads() -> None:
+    events = ((2.0, 1, "node_lost", '{"node": 0}'), (4.0, 1, "generation", "{}"))
+    driver, store = "headway.trainer driver", "headway.ckpt_store serve"
+    of_store = [f"/s/{at} by {store}" for at in (5.0, 7.0)]
+    assert _found(*events, begin=ANEW[:1], leads=True) == of_store
+    of_both = [f"/s/{at} by {program}" for at in (5.0, 7.0) for program in (driver, store)]
+    assert _found(*events, begin=ANEW[:1]) == of_both
 
 
 def test_a_save_that_is_under_way_may_end_before_the_next_generation_is_recorded() -> None:

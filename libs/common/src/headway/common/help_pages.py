@@ -69,21 +69,7 @@ def epilog(examples: Sequence[str], json: str = "") -> str:
     return "\n\n".join("\n".join(block) for block in blocks)
 
 
-class _QuickHelp:
-    """Of commands and groups: ``--help`` costs no conversion where it was not given.
-
-    typer converts an option without a value by pydantic, whose import takes 0.2 s.
-    """
-
-    def get_help_option(self, ctx: Any) -> Any:
-        """The option, with a value in any case."""
-        option = super().get_help_option(ctx)  # type: ignore[misc]
-        if option is not None:
-            option.default = False
-        return option
-
-
-class Page(_QuickHelp, TyperCommand):
+class Page(TyperCommand):
     """A command whose help shows words as they are typed, without types in brackets."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
@@ -102,7 +88,7 @@ class Page(_QuickHelp, TyperCommand):
         write_epilog(self, ctx, formatter)
 
 
-class PageGroup(_QuickHelp, TyperGroup):
+class PageGroup(TyperGroup):
     """A group whose commands are listed by heading."""
 
     headings: Sequence[str] = ()

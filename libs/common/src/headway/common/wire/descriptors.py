@@ -98,8 +98,9 @@ class Doorkeeper:
         """At most half of what is free: others that connect need some, too."""
         free: list[int] = []
         with contextlib.suppress(OSError):
+            free.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
             while len(free) < 2 * self._reserved:
-                free.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+                free.append(os.dup(free[0]))  # cheaper than opening: there may be thousands
         self._kept = free[: len(free) // 2]
         for one in free[len(self._kept) :]:
             os.close(one)

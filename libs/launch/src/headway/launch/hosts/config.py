@@ -12,6 +12,7 @@ name = "gpu-02"
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -71,7 +72,7 @@ class HostsConfig:
                 raise ConfigError(
                     f"hosts: {name!r} is not a valid host name", remedy="write a host name"
                 )
-        if twice := {name for name in names if names.count(name) > 1}:
+        if twice := {name for name, number in Counter(names).items() if number > 1}:
             raise ConfigError(
                 f"hosts: {', '.join(sorted(twice))} is listed twice",
                 remedy="list each machine once",

@@ -20,19 +20,21 @@ def writes_after_fencing(
     writes: Writes,
     node: Node,
     *,
+    leads: bool = False,
     apart_from: Path | None = None,
 ) -> list[str]:
-    """Writes of the machine's driver after another one led, and of its other processes from its
+    """Writes of the machine's driver after another one led, and of any of its processes from its
     fencing to its return, according to the journal. What fences a lost machine with ranks is the
     record of the next generation in the checkpoints folder, which is there before the journal's
     event. If only the driver was replaced, as in a cut of the control network, the machine's ranks
-    still take part and may write. A driver continues to lead from a machine that was given up for
-    its fabric.
+    still take part and may write.
 
     Args:
         events: of the journal since the fault, by ``EVENTS``.
         writes: of all machines.
         node: the machine.
+        leads: it has the driver, which continues to lead and may write, as on a machine that was
+            given up for its fabric.
         apart_from: a file that commands of the cluster's operator write.
 
     Raises:
@@ -50,9 +52,10 @@ def writes_after_fencing(
     )
 
     def since(one: Write) -> float:
-        if not one.command:
-            return min(fenced, led_anew)
-        return led_anew if any(words in one.command for words in OF_DRIVER) else fenced
+        is_driver = any(words in one.command for words in OF_DRIVER)
+        if is_driver and leads:
+            return led_anew
+        return min(fenced, led_anew) if is_driver or not one.command else fenced
 
     return [
         f"{one.unix_s - since(one):.2f} s: {one.path} by {_program(one)}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import shutil
 import subprocess
@@ -24,6 +23,7 @@ from headway.testkit.bed.node import Node
 from headway.testkit.bed.remote import Remote
 from headway.testkit.machines.slurm import Slurm
 from headway.testkit.machines.ssh import Ssh
+from headway.testkit.machines.statuses import Statuses
 
 Way = Literal["bed", "ssh", "slurm"]
 """How commands reach the machines: by the bed's own way, by ssh, or as steps of Slurm."""
@@ -84,6 +84,7 @@ class Machines:
             if self._way == "slurm":
                 nodes = self.bed.nodes[: self.count]
                 self.slurm = Slurm(self.shared / "slurm", self.head, nodes, self.bed.disk)
+            self._statuses = stack.enter_context(Statuses(self.head, self.runs))
             self.file.write_text(to_toml(self._config()))
             kind = "--slurm" if self.slurm is not None else "--hosts"
             self.headway("cluster", "create", self.cluster, kind, self.file)
@@ -173,12 +174,8 @@ class Machines:
         )
 
     def status(self, name: str) -> dict[str, Any]:
-        """``headway status --json``, with phase "unknown" where no driver answers."""
-        done = self.headway("status", name, "--json", check=False)
-        try:
-            return dict(json.loads(done.stdout))
-        except ValueError:
-            return {"phase": "unknown", "detail": done.stdout + done.stderr}
+        """What ``headway status --json`` prints, with phase "unknown" where there is no run."""
+        return self._statuses.of(name)
 
     def _command(self, words: Iterable[str | Path]) -> list[str]:
         runs = ["--runs-dir", str(self.runs)]

@@ -53,7 +53,7 @@ def is_of_plan(rank_nodes: Mapping[int, int], planned: Mapping[int, int]) -> boo
     Ranks of a node share one data stream, so another ``launch.ranks_per_node`` needs a new
     placement.
     """
-    return _groups(rank_nodes) == _groups(planned)
+    return rank_nodes == planned or _groups(rank_nodes) == _groups(planned)
 
 
 def _groups(rank_nodes: Mapping[int, int]) -> set[frozenset[int]]:

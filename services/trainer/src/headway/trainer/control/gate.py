@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from collections.abc import Callable
@@ -114,7 +115,6 @@ class Gate:
         journal: JournalWriter,
     ) -> None:
         self._bundle, self._members, self._admission = bundle, members, admission
-        self._answer = bundle.to_json()  # once: it names all machines, and all of them ask for it
         self._journal = journal
         self._pending: dict[int, _Pending] = {}
         self._is_writing = False
@@ -164,6 +164,11 @@ class Gate:
         self._pending[node] = _Pending(member, Later())
         self._record()
         return self._pending[node].reply
+
+    @functools.cached_property
+    def _answer(self) -> str:
+        """Made once: it names all machines, and each of them asks for it."""
+        return self._bundle.to_json()
 
     def _joined(self, node: int) -> Joined:
         return Joined(node=node, epoch=self.epoch, bundle=self._answer)

@@ -40,7 +40,9 @@ class Members:
 
     def put(self, rank: int, view: WorkerBeat) -> None:
         """Give the rank to a worker."""
-        self.drop(rank)
+        former = self.workers.get(rank)
+        if former is not None:
+            del self.rank_of[former]
         self.workers[rank] = view.worker
         self.rank_of[view.worker] = rank
         self.update(rank, view)
