@@ -14,7 +14,7 @@ from headway.launch.engine import NodeLost
 from headway.launch.engines import facts_of, of_bundle
 from headway.launch.hosts.config import SSH, Host, HostsConfig
 from headway.launch.hosts.machines import HostMachines
-from headway.launch.joining import tokens
+from headway.launch.joining import records, tokens
 from headway.launch.joining.bundle import Bundle
 from headway.launch.joining.ticket import Ticket
 from headway.launch.machines.reach import UnreachableError
@@ -183,3 +183,22 @@ def test_nothing_runs_as_a_machine_without_a_ticket(capfd: pytest.CaptureFixture
     os.close(null)
     assert os.waitstatus_to_exitcode(status) == 2
     assert "not a valid ticket" in capfd.readouterr().err
+
+
+def test_records_of_a_node_that_ends_while_they_are_asked_for(tmp_path: Path) -> None:
+    """It saves them in the shared folder and removes its own, before or while the command runs."""
+    log = tmp_path / "node" / "logs" / "n0.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("a line\n")
+    (tmp_path / "records").mkdir()
+    (tmp_path / "packed").write_text(records.pack(tmp_path / "node"))
+    reach = _program(
+        tmp_path,
+        f'cat > /dev/null; test "$1" = a && number=0 || number=1; '
+        f"cp {tmp_path}/packed {tmp_path}/records/n$number.txt; exit $number",
+    )
+    engine = of_bundle(_bundle(tmp_path, _config(reach)))
+    assert engine.fetch_records(tmp_path / "here") == []
+    assert (tmp_path / "here" / "logs" / "n0.log").read_text() == "a line\n"
+    gone = of_bundle(_bundle(tmp_path / "other", _config(_program(tmp_path, "exit 1"))))
+    assert len(gone.fetch_records(tmp_path / "there")) == 2, "nothing is kept, and none answers"

@@ -1,4 +1,4 @@
-"""The process that tells where runs stand."""
+"""The process that reports where runs stand."""
 
 from __future__ import annotations
 

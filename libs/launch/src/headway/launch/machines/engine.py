@@ -206,14 +206,26 @@ class MachinesEngine:
 
         def fetch(node: int) -> None:
             try:
-                kept = self._bundle.records_of(node)
-                text = kept.read_text() if kept.exists() else self._call(node, "records")
-                records.unpack(last_line(text), run)  # a shell may print a greeting before it
+                records.unpack(self._records(node), run)
             except (HeadwayError, OSError, UnicodeDecodeError) as error:
                 troubles.append(f"no records of node {node}: {error}")
 
         _each(fetch, range(self._bundle.nodes))
         return sorted(troubles)
+
+    def _records(self, node: int) -> str:
+        """What the node saved at its end, else what its machine answers. A node that ends meanwhile
+        saves all of it, and then removes it from its machine."""
+        kept, text = self._bundle.records_of(node), ""
+        if not kept.exists():
+            try:
+                text = self._call(node, "records")
+            except HeadwayError:
+                if not kept.exists():
+                    raise
+        if kept.exists():
+            text = kept.read_text()
+        return last_line(text)  # a shell may print a greeting before it
 
     def name_of(self, node: int) -> str:
         """The machine of a node. Raises NodeLost if it has none."""

@@ -174,7 +174,7 @@ class Machines:
         )
 
     def status(self, name: str) -> dict[str, Any]:
-        """What ``headway status --json`` prints, with phase "unknown" where there is no run."""
+        """What ``headway status --json`` prints; phase "unknown" if the run does not exist."""
         return self._statuses.of(name)
 
     def _command(self, words: Iterable[str | Path]) -> list[str]:
